@@ -1,0 +1,39 @@
+"""The errors surefoot raises: each says what was met, where, and what to do about it."""
+
+from __future__ import annotations
+
+
+class SurefootError(Exception):
+    """Base class of every error that surefoot raises on purpose."""
+
+
+class CaptureError(SurefootError, ValueError):
+    """The model or its input cannot be read as a graph of real-valued operations.
+
+    Args:
+        what: what was met.
+        where: the module path, ``""`` for the model itself or ``None`` when it has no place.
+        remedy: what to do next.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, remedy: str) -> None:
+        self.what, self.where, self.remedy = what, where, remedy
+        place = "" if where is None else f" in {describe(where)}"
+        super().__init__(f"{what}{place}. {remedy}")
+
+
+class ChainError(SurefootError, ValueError):
+    """The graph has no reading as a chain of computations, or a chain was asked for what it has not."""
+
+
+class UnsupportedOperation(SurefootError, NotImplementedError):
+    """An operation has no rule, and a guess would be worse than no answer."""
+
+
+def describe(path: str) -> str:
+    """A module path as it reads in a sentence.
+
+    >>> describe("features.0"), describe("")
+    ("module 'features.0'", 'the model itself')
+    """
+    return f"module '{path}'" if path else "the model itself"
