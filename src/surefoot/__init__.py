@@ -1,3 +1,68 @@
 """Learning rates with a proof: smoothness certificates and exact optimization oracles for PyTorch models."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0.dev0"
+
+# Public names and where they live. They are loaded on first use, so that what does not compute starts at once.
+_NAMES = {
+    "Ball": "surefoot.domains",
+    "Certificate": "surefoot.certificate",
+    "Chain": "surefoot.chain",
+    "Magnitude": "surefoot.magnitude",
+    "ProductBall": "surefoot.domains",
+    "certify": "surefoot.calculus.certify",
+    "cost": "surefoot.cost",
+    "estimate": "surefoot.lower",
+    "register_rule": "surefoot.rules",
+    "smooth": "surefoot.smoothing",
+}
+_MODULES = ("errors", "graph", "oracles", "rules", "zoo")
+
+if TYPE_CHECKING:
+    from surefoot import errors, graph, oracles, rules, zoo
+    from surefoot.calculus.certify import certify
+    from surefoot.certificate import Certificate
+    from surefoot.chain import Chain
+    from surefoot.cost import cost
+    from surefoot.domains import Ball, ProductBall
+    from surefoot.lower import estimate
+    from surefoot.magnitude import Magnitude
+    from surefoot.rules import register_rule
+    from surefoot.smoothing import smooth
+
+__all__ = [
+    "Ball",
+    "Certificate",
+    "Chain",
+    "Magnitude",
+    "ProductBall",
+    "certify",
+    "cost",
+    "errors",
+    "estimate",
+    "graph",
+    "oracles",
+    "register_rule",
+    "rules",
+    "smooth",
+    "zoo",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        value = getattr(import_module(_NAMES[name]), name)
+    elif name in _MODULES:
+        value = import_module(f"surefoot.{name}")
+    else:
+        raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -14,12 +14,15 @@ class CaptureError(SurefootError, ValueError):
         what: what was met.
         where: the module path, ``""`` for the model itself or ``None`` when it has no place.
         remedy: what to do next.
+
+    >>> print(CaptureError("dropout is random", where="encoder.1", remedy="Call model.eval()."))
+    In module 'encoder.1': dropout is random. Call model.eval().
     """
 
     def __init__(self, what: str, *, where: str | None = None, remedy: str) -> None:
         self.what, self.where, self.remedy = what, where, remedy
-        place = "" if where is None else f" in {describe(where)}"
-        super().__init__(f"{what}{place}. {remedy}")
+        place = f"{what[:1].upper()}{what[1:]}" if where is None else f"In {describe(where)}: {what}"
+        super().__init__(f"{place}. {remedy}")
 
 
 class ChainError(SurefootError, ValueError):

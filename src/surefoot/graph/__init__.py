@@ -1,10 +1,12 @@
 """The graph of a model.
 
-* ``capture``: from a module and an example input to a graph, through ``torch.export``.
-* ``structure``: leaves, nodes, parameter blocks, live sets.
-* ``canonical``: normalisations split from their scale and shift.
-* ``checks``, ``outputs``, ``refusals``: what is accepted, and the errors for what is not.
-* ``preserve``, ``fingerprint``: the user's model stays as it was; equal models share a capture.
+* ``capture``: from a module and an example input to a graph, once per model and shape.
+* ``structure``, ``nodes``, ``assemble``: the graph; its leaves, operations and blocks; how it is put together.
+* ``trace``, ``translate``: ``torch.export``, and what goes wrong in it, in the user's terms.
+* ``read``, ``owned``, ``naming``, ``canonical``: from an exported program to a graph.
+* ``checks``, ``outputs``, ``severed``, ``stateful``, ``refusals``: what is accepted, and errors for the rest.
+* ``survey``, ``identity``, ``preserve``, ``held``: the model stays as it was, and equal models share a capture.
+* ``compose``: cutting a graph in parts and putting two graphs one behind the other.
 """
 
 from surefoot.graph.capture import capture

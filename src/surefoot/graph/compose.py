@@ -2,114 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from surefoot.errors import ChainError
-from surefoot.graph.structure import Block, Graph, Leaf, Node, Ref, Source, Spec, ordered
+from surefoot.graph.assemble import assemble
+from surefoot.graph.naming import fresh
+from surefoot.graph.nodes import Leaf, Node, Source, Spec, renamed
+from surefoot.graph.structure import Graph
+
+_OWNED = (Source.PARAMETER, Source.FROZEN)
 
 
 def restrict(graph: Graph, before: Sequence[str], nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
     """The part of a graph that computes ``outputs`` from ``before``, which become its inputs."""
-    inputs = {name: _as_input(graph, name) for name in before}
+    inputs = {name: Leaf(name, name, Source.INPUT, _one(graph, name)) for name in before}
+    others = {name: leaf for name, leaf in graph.leaves.items() if leaf.source is not Source.INPUT}
     constants = [node for node in graph.nodes if node.name in graph.constant_names]
-    kept = [*constants, *nodes]
-    read = {name for node in kept for name in node.inputs} | set(outputs)
-    leaves = inputs | {
-        name: leaf for name, leaf in graph.leaves.items() if name in read and leaf.source is not Source.INPUT
-    }
-    return _rebuild(graph, leaves, kept, tuple(outputs))
+    return assemble(inputs | others, [*constants, *nodes], tuple(outputs), graph.held, graph.aliases)
 
 
-def compose(
-    first: Graph, second: Graph, first_path: Callable[[str], str], second_path: Mapping[str, str]
-) -> Graph:
-    """The graph of ``second`` after ``first``; parameters get the given paths, equal paths become one leaf.
+@dataclass(frozen=True)
+class Naming:
+    """What the parameters and modules of a graph are called in a composition.
+
+    Attributes:
+        parameter: from the path of a parameter in its own graph to its path in the composition.
+        module: the same for modules.
+    """
+
+    parameter: Callable[[str], str]
+    module: Callable[[str], str]
+
+
+def compose(first: Graph, second: Graph, naming: Naming, second_naming: Naming) -> Graph:
+    """The graph of ``second`` after ``first``; parameters that get equal paths become one leaf.
 
     Raises:
         ChainError: if what the first returns is not what the second reads.
     """
-    returned = [first.spec(name) for name in first.outputs]
+    returned = [_one(first, name) for name in first.outputs]
     wanted = [leaf.spec for leaf in second.inputs]
     if returned != wanted:
         raise ChainError(
-            f"the first chain returns {_shapes(returned)}, the second reads {_shapes(wanted)}: "
+            f"the first chain returns {_described(returned)}, the second reads {_described(wanted)}: "
             "build the second on the output of the first"
         )
-    leaves = {
-        name: replace(leaf, path=first_path(leaf.path)) if leaf.source is Source.PARAMETER else leaf
-        for name, leaf in first.leaves.items()
-    }
-    names = {leaf.name: name for leaf, name in zip(second.inputs, first.outputs, strict=True)}
+    leaves = {name: _moved(leaf, naming) for name, leaf in first.leaves.items()}
+    nodes = [replace(node, module=naming.module(node.module)) for node in first.nodes]
     taken = {*leaves, *first.by_name}
-    known = {leaf.path: leaf.name for leaf in leaves.values() if leaf.source is Source.PARAMETER}
+    known = {leaf.path: leaf.name for leaf in leaves.values() if leaf.source in _OWNED}
+    names = {leaf.name: name for leaf, name in zip(second.inputs, first.outputs, strict=True)}
     for leaf in second.leaves.values():
+        moved = _moved(leaf, second_naming)
         if leaf.source is Source.INPUT:
             continue
-        path = second_path[leaf.path] if leaf.source is Source.PARAMETER else leaf.path
-        if leaf.source is Source.PARAMETER and path in known:
-            names[leaf.name] = known[path]
-            continue
-        names[leaf.name] = _fresh(leaf.name, taken)
-        leaves[names[leaf.name]] = replace(leaf, name=names[leaf.name], path=path)
-    nodes = list(first.nodes)
+        if leaf.source in _OWNED and moved.path in known:
+            names[leaf.name] = known[moved.path]
+        else:
+            names[leaf.name] = fresh(leaf.name, taken)
+            leaves[names[leaf.name]] = replace(moved, name=names[leaf.name])
     for node in second.nodes:
-        names[node.name] = _fresh(node.name, taken)
+        names[node.name] = fresh(node.name, taken)
         nodes.append(
             replace(
                 node,
                 name=names[node.name],
-                args=tuple(_rename(a, names) for a in node.args),
-                kwargs={key: _rename(a, names) for key, a in node.kwargs.items()},
+                args=tuple(renamed(argument, names) for argument in node.args),
+                kwargs={key: renamed(argument, names) for key, argument in node.kwargs.items()},
+                module=second_naming.module(node.module),
             )
         )
     held = {**first.held, **{names[name]: value for name, value in second.held.items()}}
-    return _rebuild(replace(first, held=held), leaves, nodes, tuple(names[name] for name in second.outputs))
+    aliases = {naming.parameter(path): naming.parameter(name) for path, name in first.aliases.items()}
+    aliases |= {second_naming.parameter(path): second_naming.parameter(n) for path, n in second.aliases.items()}
+    return assemble(leaves, nodes, tuple(names[name] for name in second.outputs), held, aliases)
 
 
-def blocks_of(nodes: Sequence[Node], leaves: Mapping[str, Leaf]) -> dict[str, Block]:
-    """Parameter blocks by the path of the owning module, in order of first use."""
-    owners: dict[str, list[str]] = {}
-    for name in dict.fromkeys(name for node in nodes for name in node.inputs):
-        if name in leaves and leaves[name].source is Source.PARAMETER:
-            owners.setdefault(leaves[name].path.rpartition(".")[0], []).append(name)
-    return {path: Block(path, tuple(names)) for path, names in owners.items()}
+def _moved(leaf: Leaf, naming: Naming) -> Leaf:
+    return replace(leaf, path=naming.parameter(leaf.path)) if leaf.source in _OWNED else leaf
 
 
-def _rebuild(graph: Graph, leaves: dict[str, Leaf], nodes: Sequence[Node], outputs: tuple[str, ...]) -> Graph:
-    arranged = ordered(nodes, leaves)
-    return Graph(
-        leaves=leaves,
-        nodes=tuple(arranged),
-        outputs=outputs,
-        blocks=blocks_of(arranged, leaves),
-        held={name: value for name, value in graph.held.items() if name in leaves},
-    )
-
-
-def _as_input(graph: Graph, name: str) -> Leaf:
+def _one(graph: Graph, name: str) -> Spec:
     spec = graph.spec(name)
     if not isinstance(spec, Spec):
-        raise ChainError(f"the state at this cut holds the pieces of '{name}', which are not one tensor")
-    return Leaf(name, name, Source.INPUT, spec)
+        raise ChainError(f"'{name}' is several tensors: a state is made of single ones")
+    return spec
 
 
-def _fresh(name: str, taken: set[str]) -> str:
-    candidate, k = name, 1
-    while candidate in taken:
-        candidate, k = f"{name}_{k}", k + 1
-    taken.add(candidate)
-    return candidate
-
-
-def _rename(argument: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(argument, Ref):
-        return Ref(names[argument.name])
-    if isinstance(argument, list | tuple):
-        return type(argument)(_rename(item, names) for item in argument)
-    return argument
-
-
-def _shapes(specs: Sequence[Spec | tuple[Spec, ...]]) -> str:
-    return ", ".join(str(spec.shape if isinstance(spec, Spec) else [s.shape for s in spec]) for spec in specs)
+def _described(specs: Sequence[Spec]) -> str:
+    return ", ".join(f"{tuple(spec.shape)} {spec.dtype}" for spec in specs)

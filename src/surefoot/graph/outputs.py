@@ -15,43 +15,66 @@ _OBVIOUS = ("logits", "last_hidden_state", "output", "out", "prediction", "predi
 def select_outputs(result: Any) -> tuple[Tensor, ...]:
     """The floating-point tensors a model returns.
 
-    A tensor is itself. A tuple or list of tensors is several outputs. A mapping or an output object with one
-    tensor, or with one that goes by an obvious name (``logits``, ``last_hidden_state``, …), stands for that.
+    A tensor is itself. A tuple or list of tensors is several outputs. Anything else (a mapping, a named tuple, an
+    output object, a tuple of this and that) stands for the one tensor in it that goes by an obvious name
+    (``logits``, ``last_hidden_state``, …), or for the only one there is, at any depth.
 
     Raises:
         CaptureError: if there is no tensor, or no obvious one.
     """
     if isinstance(result, Tensor):
-        return _real({"output": result})
-    if isinstance(result, tuple | list) and not hasattr(result, "_fields"):
-        if result and all(isinstance(item, Tensor) for item in result):
-            return _real({str(k): item for k, item in enumerate(result)})
-        entries: Mapping[str, Any] = {str(k): item for k, item in enumerate(result)}
-    elif isinstance(result, Mapping):
-        entries = result
-    elif hasattr(result, "_asdict"):
-        entries = result._asdict()
-    else:
-        entries = getattr(result, "__dict__", {})
-    tensors = {str(k): v for k, v in entries.items() if isinstance(v, Tensor) and v.is_floating_point()}
+        return _real({"the output": result})
+    plain = isinstance(result, tuple | list) and not hasattr(result, "_fields")
+    if plain and result and all(isinstance(item, Tensor) for item in result):
+        return _real({f"output {k}": item for k, item in enumerate(result)})
+    entries = _entries(result)
+    tensors = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
     for name in _OBVIOUS:
         if name in tensors:
-            return (tensors[name],)
-    if len(tensors) == 1:
-        return tuple(tensors.values())
-    found = f"tensors {', '.join(map(repr, tensors))}" if tensors else "no floating-point tensor"
+            return _real({f"output '{name}'": tensors[name]})
+    candidates = _real_tensors(result, "")
+    if len(candidates) == 1:
+        return tuple(candidates.values())
+    names = ", ".join(f"'{name}'" for name in candidates)
+    found = f"several tensors: {names}" if candidates else "no floating-point tensor"
     raise CaptureError(
         f"the model returns a {type(result).__name__} with {found}",
         where="",
-        remedy="Wrap it in a module whose forward returns the one tensor you mean.",
+        remedy="Wrap it in a module whose forward returns the tensor you mean, or a tuple of tensors for several.",
     )
+
+
+def _entries(result: Any) -> dict[str, Any]:
+    if isinstance(result, Mapping):
+        return {str(key): value for key, value in result.items()}
+    if hasattr(result, "_asdict"):
+        return dict(result._asdict())
+    if isinstance(result, tuple | list):
+        return {str(k): item for k, item in enumerate(result)}
+    return dict(getattr(result, "__dict__", {}))
+
+
+def _real_tensors(result: Any, label: str, depth: int = 4) -> dict[str, Tensor]:
+    if isinstance(result, Tensor):
+        return {label: result} if result.is_floating_point() else {}
+    found: dict[str, Tensor] = {}
+    if depth and not isinstance(result, type):
+        for key, value in _entries(result).items():
+            found |= _real_tensors(value, f"{label}.{key}" if label else key, depth - 1)
+    return found
 
 
 def _real(tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     for name, value in tensors.items():
+        if value.is_complex():
+            raise CaptureError(
+                f"{name} is complex",
+                where="",
+                remedy="Return its real and imaginary parts, or its absolute value.",
+            )
         if not value.is_floating_point():
             raise CaptureError(
-                f"output {name!r} has type {value.dtype}, not a real number",
+                f"{name} is made of {value.dtype}, not of real numbers",
                 where="",
                 remedy="Return scores rather than decisions: there is no derivative through integers.",
             )

@@ -2,57 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import array
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from surefoot.graph.survey import Survey
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that is not as it was.
+
+    Attributes:
+        label: where: ``encoder.history``.
+        of_model: whether it belongs to the model, and not only to a closure.
+        holds_tensor: whether a tensor was put there.
+    """
+
+    label: str
+    of_model: bool
+    holds_tensor: bool
+
+
+class Watch:
+    """The content of all attributes and containers that a model refers to, at one moment."""
+
+    def __init__(self, survey: Survey) -> None:
+        self._holders = [(holder, _copy(holder.value)) for holder in survey.holders]
+
+    def changes(self, own: Iterable[Tensor] = ()) -> list[Change]:
+        """What is not as it was; tensors that are the model's own may be moved about."""
+        found = []
+        known = {id(value) for value in own}
+        for holder, saved in self._holders:
+            for key, value in _differences(holder.value, saved):
+                label = ".".join(part for part in (holder.label, key) if part)
+                holds_tensor = any(id(tensor) not in known for tensor in _tensors_in(value))
+                found.append(Change(label, holder.of_model, holds_tensor))
+        return found
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for holder, saved in self._holders:
+            _restore(holder.value, saved)
+
+
+class Snapshot:
+    """The state of a model that is not in the values of its parameters and buffers, and of random generators."""
+
+    def __init__(self, model: nn.Module, survey: Survey) -> None:
+        self._watch = Watch(survey)
+        known = {label: value for label, value in survey.tensors.items() if _has_values(value)}
+        self._tensors = {label: (value, value.detach().clone()) for label, value in known.items()}
+        self._versions = {label: value._version for label, value in known.items()}
+        self._gradients = [(value, value.requires_grad, value.grad) for value in model.parameters()]
+        self._python, self._numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        self._torch = torch.random.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def drawn_from(self) -> list[str]:
+        """The generators outside of PyTorch that random numbers were drawn from."""
+        drawn = []
+        if random.getstate() != self._python:
+            drawn.append("random")
+        before, after = self._numpy, np.random.get_state()  # noqa: NPY002
+        if any(not np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
+            drawn.append("numpy.random")
+        return drawn
+
+    def written_to(self) -> list[str]:
+        """The tensors, other than parameters and buffers in their tables, whose entries are not what they were."""
+        return [label for label, (value, saved) in self._tensors.items() if not _equal(value, saved)]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self._watch.restore()
+        for label, (value, saved) in self._tensors.items():
+            if not _equal(value, saved):
+                value.data.copy_(saved)
+            # Autograd counts writes. A pending backward pass may go on: the values are what they were.
+            torch._C._autograd._unsafe_set_version_counter((value,), (self._versions[label],))
+        for parameter, requires_grad, grad in self._gradients:
+            if parameter.requires_grad != requires_grad:
+                parameter.requires_grad_(requires_grad)
+            if parameter.grad is not grad:
+                parameter.grad = grad
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        torch.random.set_rng_state(self._torch)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
 
 
 @contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
-    """Restore the model's attributes, mode, gradient flags and the random state on leaving.
+def preserved(model: nn.Module, survey: Survey | None = None) -> Iterator[Snapshot]:
+    """Restore the model and the random state on leaving.
 
-    What is restored is the shallow content of every module: its attributes, parameters, buffers, children
-    and hooks, and the gradient flag and ``.grad`` of every parameter. Values of tensors are not copied:
-    nothing that runs inside may write to them.
+    What is restored is every attribute, table, hook and container that the model refers to, at any depth, the
+    values of tensors that are neither parameters nor buffers, the gradient flag and ``.grad`` of every parameter,
+    and the state of the random generators. Values of parameters and buffers are not copied: nothing that runs
+    inside may write to them.
     """
-    modules = list(model.modules())
-    attributes = [_snapshot(module) for module in modules]
-    gradients = [(p, p.requires_grad, p.grad) for p in model.parameters()]
-    cpu_state = torch.random.get_rng_state()
-    gpu_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    fast_attention = torch.backends.mha.get_fastpath_enabled()
+    snapshot = Snapshot(model, Survey(model) if survey is None else survey)
     try:
-        yield
+        yield snapshot
     finally:
-        for module, snapshot in zip(modules, attributes, strict=True):
-            _restore(module, snapshot)
-        for parameter, requires_grad, grad in gradients:
-            parameter.requires_grad_(requires_grad)
-            parameter.grad = grad
-        torch.random.set_rng_state(cpu_state)
-        if gpu_states:
-            torch.cuda.set_rng_state_all(gpu_states)
-        torch.backends.mha.set_fastpath_enabled(fast_attention)
+        snapshot.restore()
 
 
-def _snapshot(module: nn.Module) -> dict[str, Any]:
-    """A module's attributes, with its tables (parameters, buffers, children, hooks) copied one level deep."""
-    return {key: value.copy() if isinstance(value, dict) else value for key, value in vars(module).items()}
+def _copy(value: Any) -> dict[Any, Any] | set[Any] | list[Any]:
+    if isinstance(value, dict):
+        return dict(value)
+    return set(value) if isinstance(value, set) else list(value)
 
 
-def _restore(module: nn.Module, snapshot: dict[str, Any]) -> None:
-    """Put the attributes back; tables are refilled in place, as others may hold a reference to them."""
-    current = vars(module)
-    for key in set(current) - set(snapshot):
-        del current[key]
-    for key, saved in snapshot.items():
-        table = current.get(key)
-        if isinstance(saved, dict) and isinstance(table, dict):
-            if table != saved or list(table) != list(saved):
-                table.clear()
-                table.update(saved)
-        elif table is not saved:
-            current[key] = saved
+def _restore(value: Any, saved: Any) -> None:
+    """Refill a container in place, as others may hold a reference to it."""
+    in_order = not isinstance(value, dict) or list(value) == list(saved)
+    if in_order and not any(_differences(value, saved)):
+        return
+    if isinstance(value, dict | set):
+        value.clear()
+        value.update(saved)
+    elif isinstance(value, deque):
+        value.clear()
+        value.extend(saved)
+    else:
+        value[:] = array.array(value.typecode, saved) if isinstance(value, array.array) else saved
+
+
+def _differences(value: Any, saved: Any) -> Iterator[tuple[str, Any]]:
+    """What a container holds now and did not before, or no longer holds; by key where there are keys."""
+    if isinstance(value, dict):
+        for key in [*value, *(key for key in saved if key not in value)]:
+            if not (key in value and key in saved and _same(value[key], saved[key])):
+                yield str(key), value.get(key)
+    elif isinstance(value, set):
+        if value != saved:
+            yield "", value - saved
+    elif len(value) != len(saved) or not all(map(_same, value, saved)):
+        known = {id(item) for item in saved}
+        yield "", [item for item in value if id(item) not in known]
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, int | float | str | bytes) and a == b)
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, list | tuple | set | deque):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+def _equal(value: Tensor, saved: Tensor) -> bool:
+    return torch.equal(torch.nan_to_num(value.detach()), torch.nan_to_num(saved))
+
+
+def _has_values(value: Tensor) -> bool:
+    return value.device.type != "meta" and value.layout is torch.strided and not value.is_inference()

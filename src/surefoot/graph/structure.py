@@ -2,159 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, Flag, auto
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Ref:
-    """A tensor of the graph, by name, in the arguments of a node."""
-
-    name: str
+from surefoot.graph.held import HeldCopies
+from surefoot.graph.nodes import Block, Leaf, Node, Ref, Role, Source, Spec
 
 
-@dataclass(frozen=True)
-class Spec:
-    """Shape and element type of a tensor."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def numel(self) -> int:
-        """How many numbers it holds."""
-        return int(torch.Size(self.shape).numel())
-
-
-class Source(Enum):
-    """Where the value of a leaf comes from."""
-
-    INPUT = "input"
-    PARAMETER = "parameter"
-    BUFFER = "buffer"
-    CONSTANT = "constant"
-
-
-class Role(Flag):
-    """What the value of a tensor depends on: nothing, the parameters, the input, or both."""
-
-    CONSTANT = 0
-    PARAMETERS = auto()
-    INPUT = auto()
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A tensor that comes from outside: an input, a parameter, a buffer or a constant.
-
-    Attributes:
-        name: its name in the graph.
-        path: its name in the model: ``features.0.weight``.
-        source: where it comes from.
-        spec: its shape and type.
-        trainable: whether a parameter asks for gradients.
-    """
-
-    name: str
-    path: str
-    source: Source
-    spec: Spec
-    trainable: bool = False
-
-
-@dataclass(frozen=True)
-class Node:
-    """One operation.
-
-    Attributes:
-        name: the name of its result.
-        op: the operation without its overload: ``aten.conv2d``.
-        target: the function that computes it.
-        args: positional arguments, with :class:`Ref` in place of tensors.
-        kwargs: keyword arguments, likewise.
-        module: path of the module that called it; ``""`` is the model itself.
-        spec: shape and type of the result, a tuple of them if there are several.
-    """
-
-    name: str
-    op: str
-    target: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    module: str
-    spec: Spec | tuple[Spec, ...]
-
-    @cached_property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the tensors it reads, each once, in order of appearance."""
-        names = [ref.name for ref in _refs((self.args, dict(self.kwargs)))]
-        return tuple(dict.fromkeys(names))
-
-    @cached_property
-    def arguments(self) -> dict[str, Any]:
-        """All arguments by the name the operation's signature gives them, defaults filled in."""
-        schema = getattr(self.target, "_schema", None)
-        if schema is None:
-            return {**dict(zip(_parameter_names(self.target), self.args, strict=False)), **self.kwargs}
-        bound: dict[str, Any] = {}
-        for position, argument in enumerate(schema.arguments):
-            if position < len(self.args):
-                bound[argument.name] = self.args[position]
-            elif argument.name in self.kwargs:
-                bound[argument.name] = self.kwargs[argument.name]
-            else:
-                bound[argument.name] = argument.default_value if argument.has_default_value() else None
-        return bound
-
-    @property
-    def specs(self) -> tuple[Spec, ...]:
-        """The specs of its results, one or several."""
-        return self.spec if isinstance(self.spec, tuple) else (self.spec,)
-
-    @property
-    def numel(self) -> int:
-        """How many numbers the result holds."""
-        return sum(spec.numel for spec in self.specs)
-
-    def run(self, values: Mapping[str, Any]) -> Any:
-        """Compute it from the values of its inputs."""
-        args = [_fill(argument, values) for argument in self.args]
-        kwargs = {key: _fill(argument, values) for key, argument in self.kwargs.items()}
-        return self.target(*args, **kwargs)
-
-
-@dataclass(frozen=True)
-class Block:
-    """What one module directly owns: weight and bias together, the paper's :math:`u_t`.
-
-    Attributes:
-        path: path of the owning module.
-        parameters: names of its leaves in the graph.
-    """
-
-    path: str
-    parameters: tuple[str, ...]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """A model as a list of operations on named tensors.
 
-    The graph depends on shapes, not on values: parameters are passed when it is run. Buffers and constants
-    come along by reference.
+    The graph depends on shapes, not on values: parameters are passed when it is run. Buffers, constants and
+    frozen parameters come along by reference.
 
     Attributes:
-        leaves: inputs, parameters, buffers and constants that the output depends on, by name.
+        leaves: inputs, and the parameters, buffers and constants that the output depends on, by name.
         nodes: the operations, in an order in which they can be computed.
         outputs: names of the tensors the model returns.
         blocks: parameter blocks, by module path, in order of first use.
-        held: values of buffers and constants, by leaf name.
+        held: values of buffers, constants and frozen parameters, by leaf name.
         aliases: for tied weights, every further path to the path under which the graph knows it.
     """
 
@@ -171,19 +42,40 @@ class Graph:
         return {node.name: node for node in self.nodes}
 
     @cached_property
+    def position(self) -> dict[str, int]:
+        """Where each node stands in the order."""
+        return {node.name: k for k, node in enumerate(self.nodes)}
+
+    @cached_property
     def inputs(self) -> tuple[Leaf, ...]:
         """The leaves that are the model's input."""
         return tuple(leaf for leaf in self.leaves.values() if leaf.source is Source.INPUT)
 
     @cached_property
     def parameters(self) -> tuple[Leaf, ...]:
-        """The leaves that are parameters."""
+        """The leaves that are parameters and vary; frozen ones do not."""
         return tuple(leaf for leaf in self.leaves.values() if leaf.source is Source.PARAMETER)
+
+    @cached_property
+    def frozen(self) -> tuple[Leaf, ...]:
+        """The leaves that are parameters and do not vary."""
+        return tuple(leaf for leaf in self.leaves.values() if leaf.source is Source.FROZEN)
 
     @cached_property
     def roles(self) -> dict[str, Role]:
         """What each tensor depends on."""
-        return _roles(self.nodes, self.leaves)
+        roles = {name: leaf.role for name, leaf in self.leaves.items()}
+        for node in self.nodes:
+            role = Role.CONSTANT
+            for name in node.inputs:
+                role |= roles[name]
+            roles[node.name] = role
+        return roles
+
+    @cached_property
+    def owners(self) -> dict[str, str]:
+        """The path of the block that each parameter leaf belongs to."""
+        return {name: path for path, block in self.blocks.items() for name in block.parameters}
 
     @cached_property
     def blocks_read(self) -> dict[str, frozenset[str]]:
@@ -191,7 +83,7 @@ class Graph:
 
         A tensor computed from parameters alone belongs to the nodes that read it.
         """
-        owner = {name: frozenset([path]) for path, block in self.blocks.items() for name in block.parameters}
+        owner = {name: frozenset([path]) for name, path in self.owners.items()}
         read: dict[str, frozenset[str]] = {}
         for node in self.nodes:
             sources = (owner[name] for name in node.inputs if name in owner)
@@ -207,14 +99,34 @@ class Graph:
         """Names of the nodes that depend neither on the input nor on the parameters."""
         return frozenset(node.name for node in self.nodes if self.roles[node.name] == Role.CONSTANT)
 
-    @cached_property
+    @property
     def constants(self) -> dict[str, Any]:
-        """Values of buffers, constants and what is computed from them alone."""
-        values: dict[str, Any] = dict(self.held)
+        """Values of buffers, constants and frozen parameters, and of what is computed from them alone.
+
+        They are the present values: what was computed from a buffer is computed anew when the buffer changed.
+        """
+        copies, computed = self._computed
+        if copies.outdated(self.held):
+            del vars(self)["_computed"]
+            copies, computed = self._computed
+        return {**self.held, **computed}
+
+    @cached_property
+    def constant_sources(self) -> frozenset[str]:
+        """The buffers, constants and frozen parameters that other constants are computed from."""
+        read = {name for node in self.nodes if node.name in self.constant_names for name in node.inputs}
+        return frozenset(read & self.held.keys())
+
+    @cached_property
+    def _computed(self) -> tuple[HeldCopies, dict[str, Any]]:
+        return HeldCopies(self.held, self.constant_sources), self._compute(self.held)
+
+    def _compute(self, held: Mapping[str, Any]) -> dict[str, Any]:
+        values = dict(held)
         for node in self.nodes:
             if node.name in self.constant_names:
                 values[node.name] = node.run(values)
-        return values
+        return {name: values[name] for name in self.constant_names}
 
     @cached_property
     def consumers(self) -> dict[str, tuple[Node, ...]]:
@@ -233,20 +145,16 @@ class Graph:
         So it is :math:`x_t` for a plain network, and the paper's augmented state
         :math:`(x_{t-1}; x_t)` or :math:`(x_0; …; x_t)` for residual and dense ones.
         """
-        born = {leaf.name: 0 for leaf in self.inputs}
-        born |= {node.name: k + 1 for k, node in enumerate(self.nodes) if Role.INPUT in self.roles[node.name]}
-        last = dict.fromkeys(born, -1)
+        last = {name: k for k, node in enumerate(self.nodes) for name in node.inputs}
+        last |= dict.fromkeys(self.outputs, len(self.nodes))
+        alive = [leaf.name for leaf in self.inputs if leaf.name in last]
+        cuts = [tuple(alive)]
         for k, node in enumerate(self.nodes):
-            for name in node.inputs:
-                if name in last:
-                    last[name] = k
-        for name in self.outputs:
-            if name in last:
-                last[name] = len(self.nodes)
-        return tuple(
-            tuple(name for name in born if born[name] <= cut <= last[name])
-            for cut in range(len(self.nodes) + 1)
-        )
+            alive = [name for name in alive if last[name] > k]
+            if Role.INPUT in self.roles[node.name] and node.name in last:
+                alive.append(node.name)
+            cuts.append(tuple(alive))
+        return tuple(cuts)
 
     def spec(self, name: str) -> Spec | tuple[Spec, ...]:
         """Shape and type of a tensor."""
@@ -278,13 +186,15 @@ class Graph:
     def bind(self, parameters: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> dict[str, Any]:
         """Values of all leaves and constants, by name.
 
+        A frozen parameter has the model's value unless another one is given.
+
         Raises:
             KeyError: if a parameter is missing.
             ValueError: if the number of inputs is not the graph's.
         """
         if len(inputs) != len(self.inputs):
             raise ValueError(f"the graph reads {len(self.inputs)} inputs, got {len(inputs)}")
-        values: dict[str, Any] = dict(self.constants)
+        values = self.constants_at(parameters)
         values |= {leaf.name: value for leaf, value in zip(self.inputs, inputs, strict=True)}
         for leaf in self.parameters:
             if leaf.path not in parameters:
@@ -292,76 +202,28 @@ class Graph:
             values[leaf.name] = parameters[leaf.path]
         return values
 
+    def constants_at(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The constants, where frozen parameters (by path) may have other values than the model's."""
+        given = {leaf.name: parameters[leaf.path] for leaf in self.frozen if leaf.path in parameters}
+        if all(value is self.held[name] for name, value in given.items()):
+            return dict(self.constants)
+        held = {**self.held, **given}
+        return {**held, **self._compute(held)}
+
     def __str__(self) -> str:
-        rows = [f"{node.name:<28} {node.op:<34} {_shape(node):<20} {node.module}" for node in self.nodes]
-        counts = f"{len(self.nodes)} operations, {len(self.blocks)} parameter blocks"
-        return "\n".join([f"Graph: {counts}, returns {', '.join(self.outputs)}", *rows])
-
-
-def _roles(nodes: Iterable[Node], leaves: Mapping[str, Leaf]) -> dict[str, Role]:
-    roles = {name: _ROLE_OF.get(leaf.source, Role.CONSTANT) for name, leaf in leaves.items()}
-    for node in nodes:
-        role = Role.CONSTANT
-        for name in node.inputs:
-            role |= roles[name]
-        roles[node.name] = role
-    return roles
-
-
-_ROLE_OF = {Source.INPUT: Role.INPUT, Source.PARAMETER: Role.PARAMETERS}
-
-
-def ordered(nodes: Sequence[Node], leaves: Mapping[str, Leaf]) -> list[Node]:
-    """Nodes in reading order: constants first, functions of parameters right before their first reader.
-
-    So what depends on parameters alone is never part of a state of the chain.
-    """
-    roles = _roles(nodes, leaves)
-    by_name = {node.name: node for node in nodes}
-    placed: dict[str, Node] = {}
-
-    def place(node: Node) -> None:
-        for name in node.inputs:
-            if name in by_name and name not in placed:
-                place(by_name[name])
-        placed[node.name] = node
-
-    constants = [node for node in nodes if roles[node.name] == Role.CONSTANT]
-    data = [node for node in nodes if Role.INPUT in roles[node.name]]
-    for node in (*constants, *data, *nodes):  # last, outputs that depend on parameters alone
-        if node.name not in placed:
-            place(node)
-    return list(placed.values())
+        rows = [(node.name, node.op, _shape(node), node.module) for node in self.nodes]
+        widths = [max((len(row[k]) for row in rows), default=0) for k in range(3)]
+        lines = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
+        counts = f"{_count(len(rows), 'operation')}, {_count(len(self.blocks), 'parameter block')}"
+        return "\n".join([f"Graph: {counts}, returns {', '.join(self.outputs)}", *lines])
 
 
 def _shape(node: Node) -> str:
     return " ".join("×".join(map(str, spec.shape)) or "scalar" for spec in node.specs)
 
 
-def _refs(argument: Any) -> Iterator[Ref]:
-    if isinstance(argument, Ref):
-        yield argument
-    elif isinstance(argument, Mapping):
-        for item in argument.values():
-            yield from _refs(item)
-    elif isinstance(argument, list | tuple):
-        for item in argument:
-            yield from _refs(item)
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _fill(argument: Any, values: Mapping[str, Any]) -> Any:
-    """The argument with references replaced by values."""
-    if isinstance(argument, Ref):
-        return values[argument.name]
-    if isinstance(argument, list | tuple):
-        return type(argument)(_fill(item, values) for item in argument)
-    return argument
-
-
-def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    import inspect
-
-    try:
-        return tuple(inspect.signature(function).parameters)
-    except ValueError:  # builtins such as operator.getitem
-        return ("self", "index")
+__all__ = ["Block", "Graph", "Leaf", "Node", "Ref", "Role", "Source", "Spec"]

@@ -21,35 +21,53 @@ from surefoot.graph import Graph
 class Autodiff:
     """The value of a chain at a point, and its derivative as a linear operator.
 
+    Args:
+        graph: the function.
+        inputs: what it reads.
+        parameters: where, by path: all trainable parameters that the graph reads. Frozen ones among them are
+            constants; the derivative in any other is zero.
+
     Attributes:
         value: the output, detached; a tuple of tensors if the model returns several.
         calls: how many pull-backs and push-forwards were made so far.
+
+    >>> from torch import nn
+    >>> from surefoot.graph import capture
+    >>> model, x = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0]])
+    >>> oracle = Autodiff(capture(model, x), [x], dict(model.named_parameters()))
+    >>> oracle.pullback(torch.ones(1, 1))["weight"]
+    tensor([[3., 4.]])
+    >>> oracle.pushforward({"weight": torch.ones(1, 2)}), oracle.calls
+    (tensor([[7.]]), 2)
     """
 
     def __init__(self, graph: Graph, inputs: Sequence[Any], parameters: Mapping[str, Tensor]) -> None:
-        self._leaves = {path: value.detach().requires_grad_() for path, value in parameters.items()}
-        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-            self._outputs = graph.run(self._leaves, inputs)
-        self._linear: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
+        frozen = {leaf.path for leaf in graph.frozen}
+        with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
+            values = {path: _usable(value) for path, value in parameters.items()}
+            self._leaves = {path: v.requires_grad_() for path, v in values.items() if path not in frozen}
+            self._outputs = graph.run(values, [_usable(value) for value in inputs])
+        self._linear: tuple[tuple[Tensor, ...], dict[str, Tensor]] | None = None
         self.calls = 0
-        detached = tuple(output.detach() for output in self._outputs)
-        self.value: Any = detached[0] if len(detached) == 1 else detached
+        self.value = _one_or_all(tuple(output.detach() for output in self._outputs))
 
     def pullback(self, slope: Tensor | Sequence[Tensor]) -> dict[str, Tensor]:
         r"""The gradient-vector product :math:`\nabla\psi(u)\mu`, by parameter path.
 
         Args:
-            slope: :math:`\mu`, of the shape of the value.
+            slope: :math:`\mu`, of the shape of the value; a sequence of them if there are several outputs.
+
+        Raises:
+            ChainError: if the slope is not of the shape and type of the value.
         """
-        slopes = self._matched(slope)
+        slopes = (slope,) if isinstance(slope, Tensor) else tuple(slope)
+        if len(slopes) != len(self._outputs):
+            raise ChainError(f"the chain returns {len(self._outputs)} tensors, got {len(slopes)} slopes")
+        for given, output in zip(slopes, self._outputs, strict=True):
+            _check_like("the slope", given, "the value", output)
         self.calls += 1
-        gradients = torch.autograd.grad(
-            self._outputs, list(self._leaves.values()), slopes, retain_graph=True, allow_unused=True
-        )
-        return {
-            path: torch.zeros_like(leaf) if gradient is None else gradient
-            for (path, leaf), gradient in zip(self._leaves.items(), gradients, strict=True)
-        }
+        found = self._gradients(slopes, create_graph=False)
+        return {path: found.get(path, torch.zeros_like(leaf)) for path, leaf in self._detached()}
 
     def pushforward(self, direction: Mapping[str, Tensor]) -> Any:
         r"""The Jacobian-vector product :math:`\nabla\psi(u)^\top v`, of the shape of the value.
@@ -58,46 +76,77 @@ class Autodiff:
 
         Args:
             direction: :math:`v`, by parameter path; a missing path means zero.
+
+        Raises:
+            ChainError: if a path is unknown, or a direction is not of the shape and type of its parameter.
         """
-        unknown = [path for path in direction if path not in self._leaves]
-        if unknown:
-            raise ChainError(f"the chain has no parameter {', '.join(map(repr, unknown))}")
-        slopes, gradients = self._linear or self._linearize()
+        for path, given in direction.items():
+            if path not in self._leaves:
+                raise ChainError(f"the chain has no trainable parameter '{path}'")
+            _check_like(f"the direction of '{path}'", given, "the parameter", self._leaves[path])
+        if self._linear is None:
+            self._linear = self._linearize()
+        slopes, gradients = self._linear
         self.calls += 1
-        pairs = [
-            (gradient, direction[path])
-            for path, gradient in zip(self._leaves, gradients, strict=True)
-            if path in direction and gradient.requires_grad
-        ]
-        if not pairs:
-            tangents: tuple[Tensor | None, ...] = (None,) * len(slopes)
-        else:
+        paths = [path for path in direction if path in gradients and gradients[path].requires_grad]
+        tangents: tuple[Tensor | None, ...] = (None,) * len(slopes)
+        if paths:
             tangents = torch.autograd.grad(
-                [g for g, _ in pairs], slopes, [v for _, v in pairs], retain_graph=True, allow_unused=True
+                [gradients[path] for path in paths],
+                slopes,
+                [direction[path] for path in paths],
+                retain_graph=True,
+                allow_unused=True,
             )
-        filled = tuple(
-            torch.zeros_like(slope) if tangent is None else tangent
+        filled = [
+            torch.zeros_like(slope) if tangent is None else tangent.detach()
             for slope, tangent in zip(slopes, tangents, strict=True)
-        )
-        return filled[0] if len(filled) == 1 else filled
+        ]
+        return _one_or_all(tuple(value.detach() for value in filled))
 
-    def _linearize(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def _linearize(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """The pull-back at a symbolic slope, kept for all later push-forwards."""
-        slopes = tuple(torch.zeros_like(output).requires_grad_() for output in self._outputs)
-        with sdpa_kernel(SDPBackend.MATH):
-            found = torch.autograd.grad(
-                self._outputs, list(self._leaves.values()), slopes, create_graph=True, allow_unused=True
-            )
-        gradients = tuple(
-            torch.zeros_like(leaf) if gradient is None else gradient
-            for leaf, gradient in zip(self._leaves.values(), found, strict=True)
-        )
-        self._linear = slopes, gradients
-        return self._linear
+        with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
+            slopes = tuple(torch.zeros_like(output).requires_grad_() for output in self._outputs)
+            return slopes, self._gradients(slopes, create_graph=True)
 
-    def _matched(self, slope: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
-        slopes = (slope,) if isinstance(slope, Tensor) else tuple(slope)
-        expected = [tuple(output.shape) for output in self._outputs]
-        if [tuple(s.shape) for s in slopes] != expected:
-            raise ChainError(f"the value has shape {expected}, the slope {[tuple(s.shape) for s in slopes]}")
-        return slopes
+    def _gradients(self, slopes: Sequence[Tensor], create_graph: bool) -> dict[str, Tensor]:
+        """The gradients that are not zero by structure."""
+        outputs = [
+            (output, slope) for output, slope in zip(self._outputs, slopes, strict=True) if output.requires_grad
+        ]
+        if not outputs or not self._leaves:
+            return {}
+        found = torch.autograd.grad(
+            [output for output, _ in outputs],
+            list(self._leaves.values()),
+            [slope for _, slope in outputs],
+            retain_graph=True,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+        return {path: value for path, value in zip(self._leaves, found, strict=True) if value is not None}
+
+    def _detached(self) -> list[tuple[str, Tensor]]:
+        return [(path, leaf.detach()) for path, leaf in self._leaves.items()]
+
+
+def _usable(value: Any) -> Any:
+    """A tensor that shares its memory with the given one, and takes part in a new derivative."""
+    return value.clone() if value.is_inference() else value.detach()
+
+
+def _differentiable_attention() -> Any:
+    return sdpa_kernel(SDPBackend.MATH)  # the fused kernels have no second derivative
+
+
+def _one_or_all(values: tuple[Tensor, ...]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def _check_like(what: str, given: Tensor, other: str, expected: Tensor) -> None:
+    for name in ("shape", "dtype", "device"):
+        a, b = getattr(given, name), getattr(expected, name)
+        if a != b:
+            a, b = (tuple(a), tuple(b)) if name == "shape" else (a, b)
+            raise ChainError(f"{what} has {name} {a}, {other} has {name} {b}")

@@ -63,8 +63,14 @@ def _largest(a: int | None, b: int | None) -> int | None:
 
 def form_of(node: Node) -> Form:
     """The form of an operation; :attr:`Form.OTHER` for one that is not known."""
-    if node.op in ("aten.batch_norm", "aten.instance_norm"):
-        return Form.LINEAR if node.arguments["running_mean"] is not None else Form.OTHER
+    arguments = node.arguments
+    if node.op in _STATISTICS:
+        return Form.LINEAR if arguments["running_mean"] is not None else Form.OTHER
+    if node.op == "aten.embedding_bag":
+        weighted, largest = arguments["per_sample_weights"] is not None, arguments["mode"] == 2
+        return Form.OTHER if weighted or largest else Form.LINEAR
+    if arguments.get("rounding_mode") is not None or arguments.get("reduce") is not None:
+        return Form.OTHER
     return _FORMS.get(node.op, Form.OTHER)
 
 
@@ -73,12 +79,19 @@ def degree_of(node: Node, degrees: dict[str, Degree]) -> Degree:
     known = {name: degrees.get(name, Degree()) for name in node.inputs}
     if all(degree.is_constant for degree in known.values()):
         return Degree()
+    if node.op in _CASTS and not all(spec.is_real for spec in node.specs):
+        return NOT_POLYNOMIAL  # rounding to integers
     match form_of(node):
         case Form.LAYOUT | Form.LINEAR:
-            chosen = [known[n] for n in node.inputs if n not in _selectors(node)]
-            if any(not known[n].is_constant for n in _selectors(node)) and node.op not in _LOOKUPS:
+            selectors = _selectors(node)
+            if any(None in (known[n].state, known[n].parameters) for n in selectors):
+                return NOT_POLYNOMIAL  # decided by real numbers; ids and masks of the data are not
+            fixed = [_argument_degree(node.arguments[key], known) for key in _STATISTICS.get(node.op, ())]
+            if not all(degree.is_constant for degree in fixed):
                 return NOT_POLYNOMIAL
-            return _union(chosen)
+            ignored = _SHAPE_ONLY.get(node.op)
+            values = [value for key, value in node.arguments.items() if key != ignored and key not in _SELECTORS]
+            return _argument_degree(values, known)
         case Form.PRODUCT:
             factors = _FACTORS.get(node.op, ("self", "other"))
             product = Degree()
@@ -115,9 +128,8 @@ def _argument_degree(argument: Any, known: dict[str, Degree]) -> Degree:
 
 def _selectors(node: Node) -> set[str]:
     """Arguments that choose entries (ids, conditions, masks) rather than contribute numbers."""
-    keys = ("indices", "index", "condition", "mask")
     found: set[str] = set()
-    for key in keys:
+    for key in _SELECTORS:
         argument = node.arguments.get(key)
         items = argument if isinstance(argument, list | tuple) else [argument]
         found.update(item.name for item in items if isinstance(item, Ref))
@@ -128,7 +140,16 @@ def _table(form: Form, names: str) -> dict[str, Form]:
     return {f"aten.{name}": form for name in names.split()}
 
 
-_LOOKUPS = {"aten.embedding", "aten.index", "aten.index_select", "aten.gather"}
+_SELECTORS = ("indices", "index", "condition", "mask", "offsets", "repeats")
+_STATISTICS = dict.fromkeys(("aten.batch_norm", "aten.instance_norm"), ("running_mean", "running_var"))
+_CASTS = {"aten.to", "aten._to_copy", "aten.type_as"}
+_SHAPE_ONLY = {
+    "aten.expand_as": "other",
+    "aten.view_as": "other",
+    "aten.reshape_as": "other",
+    "aten.type_as": "other",
+    "aten.copy": "self",
+}
 _FACTORS = {
     "aten.linear": ("input", "weight"),
     "aten.conv1d": ("input", "weight"),
@@ -146,6 +167,9 @@ _FACTORS = {
     "aten.baddbmm": ("batch1", "batch2"),
     "aten.mv": ("self", "vec"),
     "aten.dot": ("self", "tensor"),
+    "aten.vdot": ("self", "other"),
+    "aten.inner": ("self", "other"),
+    "aten.addcmul": ("tensor1", "tensor2"),
     "aten.outer": ("self", "vec2"),
     "surefoot.scale_shift": ("x", "weight"),
 }
@@ -153,12 +177,13 @@ _FORMS: dict[str, Form] = {
     **_table(
         Form.LAYOUT,
         "view reshape _unsafe_view flatten unflatten permute transpose t numpy_T movedim squeeze unsqueeze "
-        "expand expand_as broadcast_to contiguous clone alias view_as type_as to _to_copy dropout "
+        "expand expand_as broadcast_to contiguous clone alias view_as reshape_as type_as to _to_copy copy dropout "
         "feature_dropout alpha_dropout narrow slice select split split_with_sizes chunk unbind tensor_split "
         "cat stack concat hstack vstack pad constant_pad_nd index index_select gather flip roll repeat "
         "repeat_interleave tile unfold im2col col2im pixel_shuffle pixel_unshuffle channel_shuffle diagonal "
-        "tril triu swapaxes mT embedding where masked_fill lift_fresh_copy reflection_pad1d reflection_pad2d "
-        "replication_pad1d replication_pad2d zeros_like ones_like full_like",
+        "tril triu swapaxes mT mH adjoint embedding where masked_fill lift_fresh_copy reflection_pad1d "
+        "reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d select_scatter "
+        "slice_scatter diagonal_scatter index_put index_copy scatter real imag view_as_real",
     ),
     "getitem": Form.LAYOUT,
     **_table(
@@ -166,7 +191,8 @@ _FORMS: dict[str, Form] = {
         "add sub rsub neg sum mean cumsum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
         "adaptive_avg_pool2d adaptive_avg_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d "
         "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d "
-        "_upsample_nearest_exact1d _upsample_nearest_exact2d fft_fft fft_ifft embedding_bag",
+        "_upsample_nearest_exact1d _upsample_nearest_exact2d fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 "
+        "fft_ifft2 index_add scatter_add",
     ),
     **_table(Form.PRODUCT, "mul multiply matmul"),
     **dict.fromkeys(_FACTORS, Form.PRODUCT),

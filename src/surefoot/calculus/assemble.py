@@ -1,0 +1,107 @@
+r"""From the forward pass to the smoothness: a matrix over pairs of variables.
+
+The recursion :math:`L_z = \sum_i J_i L_{x_i} + \sum_{ij} C_{ij}\,\ell_{x_i}\ell_{x_j}^\top` is linear in the
+:math:`L`, so the one of the output is a sum over operations,
+
+.. math:: H = \sum_z w_z \sum_{ij} C_{ij}\,\ell_{x_i}\ell_{x_j}^\top, \qquad
+    w_{\mathrm{out}} = 1, \quad w_{x_i} = \sum_{\text{readers } z} w_z J_i,
+
+with weights from one backward pass over *numbers*. No matrix per tensor is ever formed, and each operation's share
+of the smoothness is known. Then :math:`\|D^2 z[v, v]\| \le \sum_{ss'} H_{ss'}\|v_s\|\|v_{s'}\|`, hence
+:math:`\|D^2 z\| \le \|H\|_2`, the spectral norm of a non-negative matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from surefoot.calculus.forward import Pass, Step
+from surefoot.magnitude import Magnitude
+from surefoot.norms import nonnegative_norm
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand of H: weight · (ℓ_left ℓ_rightᵀ, made symmetric)."""
+
+    step: Step
+    weight: Magnitude
+    left: Magnitude
+    right: Magnitude
+
+
+def weights(result: Pass) -> dict[str, Magnitude]:
+    """How much a second derivative of each tensor counts at the output."""
+    total: dict[str, Magnitude] = {}
+    for name in result.outputs:
+        total[name] = total.get(name, Magnitude.zero()) + 1.0
+    for step in reversed(result.steps):
+        weight = total.get(step.node.name)
+        if weight is None:
+            continue
+        for slot, name in step.names.items():
+            total[name] = total.get(name, Magnitude.zero()) + weight * step.bounds.jacobian[slot]
+    return total
+
+
+def terms(result: Pass, weight: Mapping[str, Magnitude]) -> list[Term]:
+    """The summands of H that are not zero."""
+    found: list[Term] = []
+    for step in result.steps:
+        share = weight.get(step.node.name)
+        if share is None:
+            continue
+        for (first, second), curvature in step.bounds.curvature.items():
+            if first not in step.names or second not in step.names:
+                continue  # a constant argument has no derivative
+            left = result.enclosures[step.names[first]].lipschitz
+            right = result.enclosures[step.names[second]].lipschitz
+            amount = share * curvature * (1.0 if first == second else 2.0)
+            if not (amount.is_zero or left.is_zero or right.is_zero):
+                found.append(Term(step, amount, left, right))
+    return found
+
+
+def assemble(summands: list[Term], variables: int) -> Magnitude:
+    r"""The matrix H, entry by entry an upper bound.
+
+    Row :math:`s` is scaled by :math:`2^{r_s}`, the largest finite factor met there, so the sum is one product of
+    matrices of ordinary doubles in [0, 1]. What underflows in it is below :math:`2^{-1020}` per summand relative
+    to :math:`2^{r_s + r_{s'}}` and is added back; round-off of the product is at most a relative
+    :math:`(K + 8) 2^{-52}`. Infinite summands only mark the entries they reach.
+    """
+    if not summands:
+        return Magnitude.zero((variables, variables))
+    half = np.array([0.5 * term.weight.log2 for term in summands])[:, None]
+    left = _weighted(np.stack([np.asarray(term.left.log2) for term in summands]), half)
+    right = _weighted(np.stack([np.asarray(term.right.log2) for term in summands]), half)
+    infinite = _reached(np.isposinf(left), right > -np.inf) | _reached(left > -np.inf, np.isposinf(right))
+    left, right = (np.where(np.isposinf(side), -np.inf, side) for side in (left, right))
+    scale = np.maximum(left.max(axis=0), right.max(axis=0))
+    safe = np.where(np.isfinite(scale), scale, 0.0)
+    product = np.exp2(left - safe).T @ np.exp2(right - safe)
+    count = len(summands)
+    product = 0.5 * (product + product.T) * (1 + (count + 16) * 2.0**-51) + count * 2.0**-1000
+    log2 = np.log2(product) + safe[:, None] + safe[None, :]
+    present = np.isfinite(scale)[:, None] & np.isfinite(scale)[None, :]
+    log2 = np.where(present, log2 + (np.abs(log2) + 2.0) * 2.0**-49, -np.inf)
+    return Magnitude(np.where(infinite | infinite.T, np.inf, log2))
+
+
+def _weighted(log2: np.ndarray, half: np.ndarray) -> np.ndarray:
+    """log2 + half, with zero times infinity equal to zero."""
+    with np.errstate(invalid="ignore"):
+        return np.where(log2 == -np.inf, -np.inf, log2 + half)
+
+
+def _reached(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Which pairs occur together in some summand."""
+    return (left.astype(np.float32).T @ right.astype(np.float32)) > 0
+
+
+def smoothness(matrix: Magnitude) -> Magnitude:
+    """The spectral norm of H, as an upper bound."""
+    return nonnegative_norm(matrix)

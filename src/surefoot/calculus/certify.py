@@ -1,0 +1,180 @@
+"""From a model and a domain to a certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import surefoot.rules.families  # noqa: F401  registers the rules
+from surefoot.calculus.assemble import assemble, smoothness, terms, weights
+from surefoot.calculus.enclosure import Enclosure, constant, measure, unknown_constant
+from surefoot.calculus.forward import Pass, forward
+from surefoot.calculus.prepare import prepared
+from surefoot.certificate import Certificate, summarise
+from surefoot.domains import Domain, DomainError, ProductBall, Region
+from surefoot.graph import Graph, Leaf, Source, capture
+from surefoot.graph.checks import as_inputs
+from surefoot.magnitude import Magnitude, stack
+
+Wrt = Literal["params", "input"]
+
+
+def certify(
+    model: nn.Module,
+    x: Any,
+    *,
+    domain: Domain | None = None,
+    wrt: Wrt = "params",
+    input_norm: float | None = None,
+    constants: Literal["certified", "paper"] = "certified",
+) -> Certificate:
+    r"""Bound, Lipschitz constant and smoothness of a model's output over a domain, proved.
+
+    Args:
+        model: any module that can be captured; on the ``meta`` device nothing is allocated.
+        x: a batch; the certificate speaks of the stacked outputs of this batch.
+        domain: where the variables may be; by default every parameter block within 1 of the origin, or with
+            ``wrt="input"`` the input within 1 of the origin.
+        wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
+        input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``.
+        constants: ``"certified"``, or ``"paper"`` for Algorithm 4 as printed, with the paper's constants.
+
+    Returns:
+        The certificate; its smoothness may be infinite, and then it says which operation is to blame.
+
+    Raises:
+        CaptureError: if the model cannot be read.
+        UnsupportedOperation: if an operation has no rule.
+        DomainError: if the domain does not fit.
+    """
+    domain = ProductBall(1.0) if domain is None else domain
+    if wrt not in ("params", "input"):
+        raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")
+    if constants == "paper":
+        from surefoot.calculus.paper.reader import certify_as_printed
+
+        return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
+    graph = capture(model, x)
+    args, kwargs = as_inputs(x)
+    inputs = dict(zip((leaf.name for leaf in graph.inputs), (*args, *kwargs.values()), strict=True))
+    leaves, region = enclose_leaves(graph, dict(model.named_parameters()), inputs, domain, wrt, input_norm)
+    return certificate_of(forward(prepared(graph), leaves, region), graph, domain, wrt)
+
+
+def certificate_of(result: Pass, graph: Graph, domain: Domain, wrt: str) -> Certificate:
+    """What a forward pass says about the outputs."""
+    ends = [result.enclosures[name] for name in result.outputs]
+    lipschitz = ends[0].lipschitz if len(ends) == 1 else stack([e.lipschitz for e in ends]).norm(axis=0)
+    summands = terms(result, weights(result))
+    matrix = assemble(summands, len(result.region.variables))
+    bound = ends[0].bound if len(ends) == 1 else stack([e.bound for e in ends]).norm()
+    return summarise(
+        result=result,
+        graph=graph,
+        domain=domain,
+        wrt=wrt,
+        bound=bound,
+        lipschitz=lipschitz,
+        matrix=matrix,
+        smoothness=smoothness(matrix),
+        summands=summands,
+    )
+
+
+def enclose_leaves(
+    graph: Graph,
+    parameters: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    domain: Domain,
+    wrt: Wrt,
+    input_norm: float | None,
+) -> tuple[dict[str, Enclosure], Region]:
+    """Enclosures of inputs, parameters, buffers and constants over the domain."""
+    blocks = _variable_blocks(graph, wrt)
+    region = Region.of(domain, blocks)
+    count = len(region.variables)
+    enclosures: dict[str, Enclosure] = {}
+    for leaf in graph.leaves.values():
+        value = _present(graph, leaf, parameters, inputs)
+        if leaf.name in region.variables:
+            enclosures[leaf.name] = _variable(leaf, value, domain, region)
+        elif leaf.source is Source.INPUT and value.is_floating_point():
+            enclosures[leaf.name] = _fixed_input(leaf, value, count, input_norm)
+        elif value.device.type == "meta":
+            enclosures[leaf.name] = unknown_constant(leaf.spec, count)
+        else:
+            enclosures[leaf.name] = constant(value.detach(), count)
+    return enclosures, region
+
+
+def _variable_blocks(graph: Graph, wrt: Wrt) -> dict[str, tuple[str, ...]]:
+    if wrt == "input":
+        names = tuple(leaf.name for leaf in graph.inputs if leaf.spec.dtype.is_floating_point)
+        if not names:
+            raise DomainError("the input is made of integers: there is no derivative with respect to it")
+        return {"input": names}
+    trainable = {leaf.name for leaf in graph.parameters if leaf.trainable}
+    blocks = {
+        path: tuple(name for name in block.parameters if name in trainable) for path, block in graph.blocks.items()
+    }
+    blocks = {path: names for path, names in blocks.items() if names}
+    if not blocks:
+        raise DomainError("no parameter asks for gradients: nothing varies. Call model.requires_grad_(True)")
+    return blocks
+
+
+def _present(graph: Graph, leaf: Leaf, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+    match leaf.source:
+        case Source.INPUT:
+            return inputs[leaf.name]
+        case Source.PARAMETER:
+            return parameters[leaf.path]
+        case _:
+            return graph.held[leaf.name]
+
+
+def _variable(leaf: Leaf, present: Tensor, domain: Domain, region: Region) -> Enclosure:
+    """A variable: within its radius of its centre, with derivative one with respect to itself."""
+    radius = Magnitude.of(region.radius(leaf.name))
+    unit = Magnitude.of(np.array([float(name == leaf.name) for name in region.variables]))
+    center = domain.center
+    if present.device.type == "meta":
+        if center != "origin":
+            raise DomainError(
+                f"'{leaf.path}' is on the meta device and has no value to be the centre: use "
+                "ProductBall(radius), whose centre is the origin"
+            )
+        infinite = Magnitude.infinity()
+        return Enclosure(leaf.spec, None, radius, radius, infinite, None, infinite, unit)
+    value = _centre(leaf, present, center)
+    zero = Magnitude.zero()
+    size, peak = measure(value)
+    return Enclosure(leaf.spec, value, size + radius, peak + radius, radius, None, zero, unit)
+
+
+def _centre(leaf: Leaf, present: Tensor, center: Any) -> Tensor:
+    if center == "origin":
+        return torch.zeros_like(present, dtype=torch.float64)
+    if center == "present":
+        return present.detach().to(torch.float64)
+    if leaf.path not in center:
+        raise DomainError(f"the centre has no entry for '{leaf.path}'")
+    value = center[leaf.path]
+    if tuple(value.shape) != leaf.spec.shape:
+        raise DomainError(f"the centre of '{leaf.path}' has shape {tuple(value.shape)}, not {leaf.spec.shape}")
+    return value.detach().to(present.device, torch.float64)
+
+
+def _fixed_input(leaf: Leaf, value: Tensor, count: int, input_norm: float | None) -> Enclosure:
+    if input_norm is not None:
+        return unknown_constant(leaf.spec, count, Magnitude.of(float(input_norm)))
+    if value.device.type == "meta":
+        raise DomainError(
+            "the input is on the meta device and has no norm: pass input_norm, a bound on the norm of the "
+            "stacked batch"
+        )
+    return constant(value.detach(), count)

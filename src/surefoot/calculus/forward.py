@@ -1,0 +1,215 @@
+r"""The forward pass: from enclosures of the leaves to an enclosure of every tensor.
+
+With :math:`J_i` and :math:`C_{ij}` the rule's Jacobian and curvature bounds of :math:`z = f(x_1, …, x_k)`,
+
+.. math::
+    \ell_z = \sum_i J_i\,\ell_{x_i}, \qquad
+    s_z \le \min\Big(\sum_i J_i s_{x_i} + \epsilon,\ \mathrm{reach}(\ell_z) + e_z\Big), \qquad
+    m_z = \min(\text{rule},\ \|\hat z\| + s_z)
+
+(:math:`\ell` a vector over the variables). The first is the chain rule; the second the mean-value inequality,
+from the arguments or from the variables. :math:`\epsilon` is the round-off of computing this one operation at
+the centre in double precision: a kernel returns :math:`f(x + \delta) + \delta'` with relative perturbations of
+at most :math:`(k + 16)^2 u`, where :math:`k` numbers are added up for one entry and :math:`u = 2^{-53}`
+(Higham, Accuracy and Stability of Numerical Algorithms, ch. 3; the square covers :math:`\||A||x|\| \le k
+\|A\|\|x\|`), so :math:`\epsilon \le (k+16)^2 u\,(\|\hat z\| + \sum_i J_i \|x_i\|)`; errors of earlier
+operations arrive through the spreads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.calculus.enclosure import Enclosure, constant, measure, unknown_constant
+from surefoot.domains import Region
+from surefoot.graph.structure import Graph, Node, Spec
+from surefoot.magnitude import Magnitude, minimum, stack
+from surefoot.rules.registry import Bounds, Call, Slot, rule_for
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of the pass: what its rule claimed, and which tensor sits in which slot."""
+
+    node: Node
+    bounds: Bounds
+    names: Mapping[Slot, str]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The outcome of a forward pass: the enclosures (without centre values) and the steps, in order."""
+
+    region: Region
+    enclosures: Mapping[str, Enclosure]
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
+
+
+def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region) -> Pass:
+    """Run the rules over the graph.
+
+    Centre values are dropped as soon as no later operation reads them.
+
+    Raises:
+        UnsupportedOperation: if an operation that varies has no rule.
+    """
+    enclosures = dict(leaves)
+    steps: list[Step] = []
+    last_reader = {name: node for node in graph.nodes for name in node.inputs}
+    for node in graph.nodes:
+        call = Call(node, enclosures)
+        value = _value(node, enclosures)
+        if all(enclosures[name].is_constant for name in node.inputs):
+            enclosures[node.name] = _constant(graph, call, value, region)
+        else:
+            bounds = rule_for(node, graph)(call)
+            names = {slot: name for slot, name in call.names.items() if slot in call.varying}
+            steps.append(Step(node, bounds, names))
+            enclosures[node.name] = _enclose(call, bounds, value, region)
+        for name in node.inputs:
+            if last_reader[name] is node and name not in graph.outputs:
+                enclosures[name] = replace(enclosures[name], value=None)
+    return Pass(region, enclosures, tuple(steps), graph.outputs)
+
+
+def _enclose(call: Call, bounds: Bounds, value: Any, region: Region) -> Enclosure:
+    """The enclosure of a result, around its centre where that is known and finite."""
+    joined = stack([e.lipschitz * bounds.jacobian[slot] for slot, e in call.varying.items()])
+    lipschitz = joined.norm(axis=0) if bounds.orthogonal else joined.sum(axis=0)
+    if value is not None:
+        size, peak = measure(value)
+        if size.is_finite:
+            return _around_centre(call, bounds, value, size, peak, lipschitz, region)
+    infinite = Magnitude.infinity()
+    bound, peak = _sizes(call, _from_zero(call, bounds), bounds.peak)
+    return Enclosure(call.node.spec, None, bound, peak, infinite, None, infinite, lipschitz)
+
+
+def _around_centre(
+    call: Call,
+    bounds: Bounds,
+    value: Any,
+    size: Magnitude,
+    peak: Magnitude,
+    lipschitz: Magnitude,
+    region: Region,
+) -> Enclosure:
+    roundoff = _roundoff(call, bounds, size)
+    varying = call.varying
+    local = _combine([bounds.jacobian[slot] * e.spread for slot, e in varying.items()], bounds.orthogonal)
+    if bounds.spread is not None:
+        local = minimum(local, bounds.spread)
+    error = _combine([bounds.jacobian[slot] * e.error for slot, e in varying.items()], bounds.orthogonal)
+    error = error + roundoff
+    spread = minimum(local + roundoff, region.reach(lipschitz) + error)
+    rows = _rows(call, bounds, roundoff)
+    move = spread
+    if rows is not None:
+        spread = minimum(spread, rows.norm())
+        move = minimum(rows.max(), spread)
+    bound = size + spread if bounds.bound is None else minimum(bounds.bound, size + spread)
+    reach = peak + move if bounds.peak is None else minimum(bounds.peak, peak + move)
+    bound, reach = _sizes(call, bound, reach)
+    return Enclosure(call.node.spec, value, bound, reach, spread, rows, error, lipschitz)
+
+
+def _sizes(call: Call, bound: Magnitude, peak: Magnitude | None) -> tuple[Magnitude, Magnitude]:
+    """Norm and largest entry, each sharpened by the other: ‖z‖∞ ≤ ‖z‖₂ ≤ √n ‖z‖∞."""
+    peak = bound if peak is None else minimum(peak, bound)
+    return minimum(bound, peak * Magnitude.of(call.numel).sqrt()), peak
+
+
+def _combine(terms: list[Magnitude], orthogonal: bool) -> Magnitude:
+    total = Magnitude(np.array([term.log2 for term in terms]))
+    return total.norm() if orthogonal else total.sum()
+
+
+def _rows(call: Call, bounds: Bounds, roundoff: Magnitude) -> Magnitude | None:
+    """Row spreads: the rule's own, or for a row-wise operation those of the arguments times the Jacobians."""
+    if not call.shape or (isinstance(call.node.spec, tuple) and not bounds.rowwise):
+        return None
+    count = call.shape[0]
+    if bounds.rows is not None:
+        return bounds.rows + roundoff if bounds.rows.shape == (count,) else None
+    if not bounds.rowwise:
+        return None
+    terms = [e.row_spread(count) * bounds.jacobian[slot] for slot, e in call.varying.items()]
+    return stack(terms).sum(axis=0) + roundoff
+
+
+def _roundoff(call: Call, bounds: Bounds, size: Magnitude) -> Magnitude:
+    factor = (bounds.reduction + 16.0) ** 2 * 2.0**-53
+    total = size
+    for slot, jacobian in bounds.jacobian.items():
+        total = total + jacobian * call.slots[slot].centre_norm
+    return total * factor
+
+
+def _from_zero(call: Call, bounds: Bounds) -> Magnitude:
+    """A bound that needs no centre: the rule's own, or from the value at zero and the Jacobians."""
+    best = Magnitude.infinity() if bounds.bound is None else bounds.bound
+    if bounds.offset is None:
+        return best
+    moves = [bounds.jacobian[slot] * e.bound for slot, e in call.slots.items() if slot in bounds.jacobian]
+    total = _combine(moves, bounds.orthogonal) if moves else Magnitude.zero()
+    return minimum(best, bounds.offset + total)
+
+
+def _constant(graph: Graph, call: Call, value: Any, region: Region) -> Enclosure:
+    """A tensor that does not vary: its value if known, otherwise what the rule says of its size."""
+    variables = len(region.variables)
+    if isinstance(value, Tensor):
+        return constant(value, variables)
+    if value is not None:
+        size, peak = measure(value)
+        first = constant(value[0], variables)
+        return replace(first, spec=call.node.spec, value=value, bound=size, peak=peak)
+    unknown = unknown_constant(call.node.spec, variables)
+    if call.node.op not in _known_rules() or not call.slots or not _real(call.node):
+        return unknown
+    bounds = rule_for(call.node, graph)(call)
+    bound, peak = _sizes(call, _from_zero(call, bounds), bounds.peak)
+    return replace(unknown, bound=bound, peak=peak)
+
+
+def _known_rules() -> dict[str, Any]:
+    from surefoot.rules.registry import rules
+
+    return rules()
+
+
+def _real(node: Node) -> bool:
+    return all(isinstance(spec, Spec) and spec.dtype.is_floating_point for spec in node.specs)
+
+
+def _value(node: Node, enclosures: Mapping[str, Enclosure]) -> Any:
+    """The operation at the centre, in double precision; ``None`` if an argument is not known there."""
+    inputs = {name: enclosures[name].value for name in node.inputs}
+    if any(value is None for value in inputs.values()):
+        return None
+    args = [_in_double(a) for a in node.args]
+    kwargs = {key: _in_double(a, key) for key, a in node.kwargs.items()}
+    with torch.no_grad():
+        value = replace(node, args=tuple(args), kwargs=kwargs).run(inputs)
+    if isinstance(value, Tensor):
+        return value.to(torch.float64) if value.is_floating_point() else value
+    return tuple(v.to(torch.float64) if v.is_floating_point() else v for v in value)
+
+
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _in_double(argument: Any, key: str = "") -> Any:
+    """Casts to a narrower type are the identity in real arithmetic; constants are computed where they can be."""
+    if isinstance(argument, torch.dtype) and argument in _NARROW:
+        return torch.float64
+    if key == "device" and argument is not None and torch.device(argument).type == "meta":
+        return torch.device("cpu")
+    return argument

@@ -1,0 +1,199 @@
+r"""Records of the constants the paper attaches to functions, bi-affine maps, layers and results.
+
+Section 4 writes :math:`\mathcal{C}_{m,\ell,L}` for functions with :math:`\sup\|f\| = m`, Lipschitz constant
+:math:`\ell` and smoothness :math:`L`, any of which may be infinite, and
+:math:`\mathcal{B}_{L,l^u,l^x}` for bi-affine maps
+:math:`b(x,u) = \beta(x,u) + \beta^u(u) + \beta^x(x) + \beta^0`. The records below hold those constants as
+magnitudes, next to the two values at the origin that the paper's restricted constants need.
+
+Each record carries ``unsound``: one sentence for every constant in it that the paper prints but that is not
+an upper bound. Statements hand these sentences on to the ``flags`` of their result, so a number built on an
+invalid constant cannot be shown without saying so. ``ERRATA n`` in a sentence is the number in the list of
+errata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from surefoot.magnitude import Magnitude, Number
+
+
+def merge_flags(*groups: Iterable[str]) -> tuple[str, ...]:
+    """Several groups of flags as one, in order of first appearance, each sentence once.
+
+    >>> merge_flags(("a", "b"), ("b", "c"))
+    ('a', 'b', 'c')
+    """
+    return tuple(dict.fromkeys(flag for group in groups for flag in group))
+
+
+@dataclass(frozen=True)
+class Smooth:
+    r"""A function :math:`a \in \mathcal{C}_{m,\ell,L}` with its values at zero.
+
+    Attributes:
+        bound: :math:`m_a \ge \sup\|a\|`, infinite if unbounded or not printed.
+        lipschitz: :math:`\ell_a`, infinite if :math:`a` is not Lipschitz-continuous.
+        smoothness: :math:`L_a`, infinite where the paper says "not defined".
+        value_at_zero: :math:`\|a(0)\|_2`.
+        jacobian_at_zero: :math:`\|\nabla a(0)\|_{2,2}`.
+        unsound: one sentence per constant that is printed but is not an upper bound.
+    """
+
+    bound: Magnitude
+    lipschitz: Magnitude
+    smoothness: Magnitude
+    value_at_zero: Magnitude
+    jacobian_at_zero: Magnitude
+    unsound: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        bound: Number = float("inf"),
+        lipschitz: Number = float("inf"),
+        smoothness: Number = float("inf"),
+        value_at_zero: Number = float("inf"),
+        jacobian_at_zero: Number = float("inf"),
+        unsound: tuple[str, ...] = (),
+    ) -> Smooth:
+        """The record of plain numbers; what is left out is infinite, which is always a valid bound.
+
+        >>> print(Smooth.of(lipschitz=1, smoothness=0.25).smoothness)
+        2.500e-01
+        """
+        return cls(
+            Magnitude.of(bound),
+            Magnitude.of(lipschitz),
+            Magnitude.of(smoothness),
+            Magnitude.of(value_at_zero),
+            Magnitude.of(jacobian_at_zero),
+            unsound,
+        )
+
+
+@dataclass(frozen=True)
+class Biaffine:
+    r"""A bi-affine map :math:`b \in \mathcal{B}_{L,l^u,l^x}`.
+
+    Attributes:
+        smoothness: :math:`L_b = \sup\|\beta(x,u)\| / (\|x\|\|u\|)`, the smoothness of the bilinear part.
+        lipschitz_parameters: :math:`l^u = \|\nabla_u b(0,0)\|`, the norm of :math:`\beta^u`.
+        lipschitz_state: :math:`l^x = \|\nabla_x b(0,0)\|`, the norm of :math:`\beta^x`.
+        value_at_zero: :math:`\|b(0,0)\|_2`, the norm of :math:`\beta^0`.
+        unsound: one sentence per constant that is printed but is not an upper bound.
+    """
+
+    smoothness: Magnitude
+    lipschitz_parameters: Magnitude
+    lipschitz_state: Magnitude
+    value_at_zero: Magnitude
+    unsound: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        smoothness: Number,
+        lipschitz_parameters: Number = 0.0,
+        lipschitz_state: Number = 0.0,
+        value_at_zero: Number = 0.0,
+        unsound: tuple[str, ...] = (),
+    ) -> Biaffine:
+        """The record of plain numbers; a part that is left out is absent from the map."""
+        return cls(
+            Magnitude.of(smoothness),
+            Magnitude.of(lipschitz_parameters),
+            Magnitude.of(lipschitz_state),
+            Magnitude.of(value_at_zero),
+            unsound,
+        )
+
+
+@dataclass(frozen=True)
+class Bivariate:
+    r"""A function :math:`\varphi(x,u)` with one constant per argument, as in Lemma smooth_gen.
+
+    Attributes:
+        bound: :math:`m_\varphi`.
+        lipschitz_parameters: :math:`\ell^u_\varphi \ge \sup\|\nabla_u\varphi\|`.
+        lipschitz_state: :math:`\ell^x_\varphi \ge \sup\|\nabla_x\varphi\|`.
+        smoothness_parameters: :math:`L^{uu}_\varphi`.
+        smoothness_mixed: :math:`L^{xu}_\varphi = L^{ux}_\varphi` (equal: second derivatives commute).
+        smoothness_state: :math:`L^{xx}_\varphi`.
+        value_at_zero: :math:`\|\varphi(0,0)\|`.
+        jacobian_parameters_at_zero: :math:`\|\nabla_u\varphi(0,0)\|`.
+        jacobian_state_at_zero: :math:`\|\nabla_x\varphi(0,0)\|`.
+        unsound: one sentence per constant that is not an upper bound.
+    """
+
+    bound: Magnitude
+    lipschitz_parameters: Magnitude
+    lipschitz_state: Magnitude
+    smoothness_parameters: Magnitude
+    smoothness_mixed: Magnitude
+    smoothness_state: Magnitude
+    value_at_zero: Magnitude
+    jacobian_parameters_at_zero: Magnitude
+    jacobian_state_at_zero: Magnitude
+    unsound: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Computation:
+    r"""A layer :math:`\varphi_t(x,u) = a_{t,k}\circ\dots\circ a_{t,1}(b_t(x,u))`.
+
+    Attributes:
+        biaffine: the constants of :math:`b_t`.
+        nonlinear: the constants of :math:`a_{t,1}, \dots, a_{t,k}`, first applied first; may be empty.
+        name: what a table calls the layer.
+    """
+
+    biaffine: Biaffine
+    nonlinear: tuple[Smooth, ...] = ()
+    name: str = ""
+
+    @property
+    def unsound(self) -> tuple[str, ...]:
+        """The flags of the bi-affine map and of every non-linear function."""
+        return merge_flags(self.biaffine.unsound, *(part.unsound for part in self.nonlinear))
+
+
+@dataclass(frozen=True)
+class Result:
+    """Bound m, Lipschitz constant ℓ and smoothness L that a statement of the paper gives.
+
+    Attributes:
+        bound: m, infinite where the statement gives none.
+        lipschitz: ℓ.
+        smoothness: L.
+        flags: why the numbers are not proved upper bounds; empty if they are.
+    """
+
+    bound: Magnitude
+    lipschitz: Magnitude
+    smoothness: Magnitude
+    flags: tuple[str, ...] = ()
+
+
+def radii_of(radii: Number | Sequence[Number], count: int) -> tuple[Magnitude, ...]:
+    """One radius R_t per computation, from one number for all, or a sequence or array of them.
+
+    Raises:
+        ValueError: if a sequence has another length than the chain.
+    """
+    if isinstance(radii, Sequence):
+        values = [Magnitude.of(radius) for radius in radii]
+    else:
+        array = Magnitude.of(radii)
+        if not array.shape:
+            return (array,) * count
+        values = [array[index] for index in range(len(array))]
+    if len(values) != count:
+        raise ValueError(
+            f"got {len(values)} radii for a chain of {count} computations; "
+            "give one radius per computation, or a single number for all of them"
+        )
+    return tuple(values)

@@ -1,0 +1,137 @@
+r"""Where the variables may be: the sets a certificate speaks of.
+
+* :class:`ProductBall`: every block in a ball of its own, the paper's
+  :math:`C = \bigotimes_t B_{R_t}(\mathbb{R}^{p_t})` (Prop. smoothdeep), around the origin or around a point
+  (Corollary smoothball).
+* :class:`Ball`: all variables together in one ball.
+
+A variable is a parameter tensor, or with ``wrt="input"`` an input tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from surefoot.errors import SurefootError
+from surefoot.magnitude import Magnitude
+
+Center = Literal["origin", "present"] | Mapping[str, Tensor]
+
+
+class DomainError(SurefootError, ValueError):
+    """The domain does not fit the model."""
+
+
+@dataclass(frozen=True)
+class ProductBall:
+    r"""Every block :math:`s` within :math:`R_s` of its centre: :math:`\|u_s - u_s^*\|_2 \le R_s`.
+
+    Args:
+        radius: one for all blocks, or one per block, by module path.
+        center: ``"origin"`` (the default: no weights needed), ``"present"`` for the model's weights, or
+            a mapping from parameter paths to tensors.
+    """
+
+    radius: float | Mapping[str, float]
+    center: Center = "origin"
+
+    def __post_init__(self) -> None:
+        radii = self.radius.values() if isinstance(self.radius, Mapping) else [self.radius]
+        for radius in radii:
+            _check_radius(radius)
+
+    def groups(self, blocks: Mapping[str, tuple[str, ...]]) -> list[tuple[tuple[str, ...], float]]:
+        """The variables that share a radius, with that radius."""
+        if not isinstance(self.radius, Mapping):
+            return [(variables, float(self.radius)) for variables in blocks.values()]
+        if self.radius.keys() != blocks.keys():
+            missing = sorted(blocks.keys() - self.radius.keys()) + sorted(self.radius.keys() - blocks.keys())
+            raise DomainError(
+                f"the radii do not name exactly the blocks of the model: check {', '.join(map(repr, missing))}"
+            )
+        return [(variables, float(self.radius[path])) for path, variables in blocks.items()]
+
+    def __str__(self) -> str:
+        where = "" if self.center == "origin" else " of its centre"
+        if isinstance(self.radius, Mapping):
+            return f"each block within its own radius{where or ' of the origin'}"
+        return f"each block within {self.radius:g}{where or ' of the origin'}"
+
+
+@dataclass(frozen=True)
+class Ball:
+    r"""All variables together within :math:`r` of the centre: :math:`\|u - u^*\|_2 \le r`.
+
+    Args:
+        radius: :math:`r`; zero is the point itself.
+        center: ``"present"`` (the default), ``"origin"``, or a mapping from parameter paths to tensors.
+    """
+
+    radius: float
+    center: Center = "present"
+
+    def __post_init__(self) -> None:
+        _check_radius(self.radius)
+
+    def groups(self, blocks: Mapping[str, tuple[str, ...]]) -> list[tuple[tuple[str, ...], float]]:
+        """The variables that share a radius, with that radius."""
+        return [(tuple(name for variables in blocks.values() for name in variables), float(self.radius))]
+
+    def __str__(self) -> str:
+        where = "the origin" if self.center == "origin" else "the centre"
+        return f"all variables together within {self.radius:g} of {where}"
+
+
+Domain = ProductBall | Ball
+
+
+def _check_radius(radius: Any) -> None:
+    try:
+        valid = 0 <= float(radius) < float("inf")
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise DomainError(f"a radius is a finite number ≥ 0, got {radius!r}")
+
+
+@dataclass(frozen=True)
+class Region:
+    r"""A domain read on a list of variables.
+
+    Attributes:
+        variables: names of the variable tensors; positions in this tuple index every Lipschitz vector.
+        groups: positions that share a radius, with that radius.
+        blocks: positions by block path, for reports.
+    """
+
+    variables: tuple[str, ...]
+    groups: tuple[tuple[tuple[int, ...], float], ...]
+    blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, domain: Domain, blocks: Mapping[str, tuple[str, ...]]) -> Region:
+        """Read a domain on the blocks of variables."""
+        variables = tuple(name for names in blocks.values() for name in names)
+        position = {name: k for k, name in enumerate(variables)}
+        groups = tuple((tuple(position[n] for n in names), radius) for names, radius in domain.groups(blocks))
+        return cls(variables, groups, {path: tuple(position[n] for n in names) for path, names in blocks.items()})
+
+    def radius(self, variable: str) -> float:
+        """How far one variable may be from its centre."""
+        position = self.variables.index(variable)
+        return next(radius for members, radius in self.groups if position in members)
+
+    def reach(self, lipschitz: Magnitude) -> Magnitude:
+        r"""How far a function with these Lipschitz constants may move on the domain.
+
+        By the mean-value inequality along the segment from the centre (the domain is convex)
+        :math:`\|z(u) - z(u^*)\| \le \sum_s \ell_s\|u_s - u_s^*\|`, and by Cauchy-Schwarz the supremum over a
+        group of variables with joint radius :math:`r` is :math:`r (\sum_s \ell_s^2)^{1/2}`.
+        """
+        terms = [lipschitz[list(members)].norm() * radius for members, radius in self.groups]
+        return Magnitude(np.array([term.log2 for term in terms])).sum()

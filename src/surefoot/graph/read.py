@@ -1,0 +1,180 @@
+"""From an exported program to a graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+
+from surefoot.errors import CaptureError
+from surefoot.graph.assemble import assemble
+from surefoot.graph.canonical import canonical, filled
+from surefoot.graph.naming import PREFIX, fresh, module_path, operation
+from surefoot.graph.nodes import Leaf, Node, Ref, Source, Spec
+from surefoot.graph.owned import Owned
+from surefoot.graph.structure import Graph
+
+UNKNOWN = -1  # a size that only the data decides
+
+
+def read(program: ExportedProgram, model: nn.Module) -> Graph:
+    """The graph of a traced model.
+
+    Raises:
+        CaptureError: if the program holds control flow, or writes into what the output is computed from.
+    """
+    owned = Owned(model)
+    leaves: dict[str, Leaf] = {}
+    held: dict[str, Tensor] = {}
+    values: dict[fx.Node, Any] = {}
+    first: dict[tuple[Source, str], str] = {}
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    for placeholder in program.graph.find_nodes(op="placeholder"):
+        leaf, value = _leaf(placeholder, specs[placeholder.name], program, owned)
+        name = first.setdefault((leaf.source, leaf.path), leaf.name)
+        values[placeholder] = Ref(name)
+        if name == leaf.name:
+            leaves[name] = leaf
+            if value is not None:
+                held[name] = value
+    nodes = list(_nodes(program.graph_module, values, set(leaves)))
+    (returned,) = program.graph.find_nodes(op="output")
+    outputs = [
+        values[node].name
+        for node, spec in zip(returned.args[0], program.graph_signature.output_specs, strict=True)
+        if spec.kind is OutputKind.USER_OUTPUT
+    ]
+    graph = assemble(leaves, canonical(nodes), tuple(outputs), held, owned.aliases)
+    _refuse_written(program, graph)
+    return graph
+
+
+def _leaf(
+    placeholder: fx.Node, spec: InputSpec, program: ExportedProgram, owned: Owned
+) -> tuple[Leaf, Tensor | None]:
+    """A leaf, and its value if the graph holds it."""
+    value = placeholder.meta["val"]
+    path = (spec.target or placeholder.name).removeprefix(f"{PREFIX}.")
+    source, held = Source.INPUT, None
+    match spec.kind:
+        case InputKind.PARAMETER | InputKind.BUFFER:
+            source, path, held = owned.find(path)
+        case InputKind.CONSTANT_TENSOR:
+            source, path, held = owned.identify(path, program.constants[spec.target or ""])
+    if not isinstance(value, Tensor):
+        raise CaptureError(
+            f"the model reads '{placeholder.name}', which is no tensor", remedy="Pass tensors only."
+        )
+    return Leaf(placeholder.name, path, source, _spec(value)), held
+
+
+def _nodes(module: fx.GraphModule, values: dict[fx.Node, Any], taken: set[str]) -> Iterator[Node]:
+    """The operations of a graph module; bodies of ``no_grad`` and ``autocast`` regions are read in place."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            values[node] = getattr(module, str(node.target))
+        elif node.op == "call_function":
+            if isinstance(node.target, torch._ops.HigherOrderOperator):
+                yield from _region(node, values, taken)
+                continue
+            result = node.meta.get("val")
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
+            if result is None:  # assertions
+                continue
+            if isinstance(result, int | float | bool):
+                values[node] = result
+            elif node.target is operator.getitem and isinstance(args[0], tuple | list):
+                values[node] = args[0][args[1]]
+            else:
+                values[node] = Ref(fresh(node.name, taken))
+                yield _node(node, values[node].name, args, kwargs)
+
+
+def _node(node: fx.Node, name: str, args: Any, kwargs: Mapping[str, Any]) -> Node:
+    result = node.meta["val"]
+    read_ = Node(
+        name=name,
+        op=operation(node.target),
+        target=node.target,  # type: ignore[arg-type]
+        args=tuple(_plain(argument) for argument in args),
+        kwargs={key: _plain(argument) for key, argument in kwargs.items()},
+        module=module_path(node),
+        spec=_specs(result),
+    )
+    return filled(read_, result.device) if isinstance(result, Tensor) else read_
+
+
+def _region(node: fx.Node, values: dict[fx.Node, Any], taken: set[str]) -> Iterator[Node]:
+    """The body of a higher-order operation that only says how gradients or element types are handled."""
+    name = str(node.target)
+    bodies = [a for a in node.args if isinstance(a, fx.Node) and isinstance(values.get(a), fx.GraphModule)]
+    if name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast") or len(bodies) != 1:
+        raise CaptureError(
+            f"the model contains the control flow operation '{name}'",
+            where=module_path(node),
+            remedy="A certificate covers one function: unroll the loop or fix the branch.",
+        )
+    if name == "wrap_with_autocast" and node.args[2]:
+        raise CaptureError(
+            "the forward pass switches to a lower precision (torch.autocast)",
+            where=module_path(node),
+            remedy="A certificate speaks of real numbers: leave the choice of precision to the training loop.",
+        )
+    body: fx.GraphModule = values[bodies[0]]
+    operands = node.args[node.args.index(bodies[0]) + 1 :]
+    inner: dict[fx.Node, Any] = {}
+    for placeholder, operand in zip(body.graph.find_nodes(op="placeholder"), operands, strict=True):
+        inner[placeholder] = fx.map_arg(operand, lambda n: values[n])
+    yield from _nodes(body, inner, taken)
+    (output,) = body.graph.find_nodes(op="output")
+    values[node] = fx.map_arg(output.args[0], lambda n: inner[n])
+
+
+def _refuse_written(program: ExportedProgram, graph: Graph) -> None:
+    """Refuse a program that changes what its next run would compute.
+
+    Running statistics are written to as well, but what a batch normalisation returns while it trains does not
+    depend on them: they are no leaves of the graph.
+    """
+    read_ = {leaf.path for leaf in graph.leaves.values()}
+    for spec in program.graph_signature.output_specs:
+        path = (spec.target or "").removeprefix(f"{PREFIX}.")
+        owner, _, name = path.rpartition(".")
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
+            what, where = "the forward pass writes into its input", ""
+        elif spec.kind is OutputKind.PARAMETER_MUTATION:
+            what, where = f"the forward pass writes into the parameter '{name}'", owner
+        elif spec.kind is OutputKind.BUFFER_MUTATION and path in read_:
+            what, where = f"the forward pass reads the buffer '{name}' and writes into it", owner
+        else:
+            continue
+        remedy = (
+            "Make forward a pure function: work on a copy (x = x.clone()), or call model.eval() if that stops it."
+        )
+        raise CaptureError(what, where=where, remedy=remedy)
+
+
+def _plain(argument: Any) -> Any:
+    """Immutable fx containers as ordinary ones."""
+    if type(argument) is tuple:
+        return tuple(map(_plain, argument))
+    if isinstance(argument, list | tuple) and not isinstance(argument, torch.Size):
+        return list(map(_plain, argument))
+    return argument
+
+
+def _specs(value: Any) -> Spec | tuple[Spec, ...]:
+    """One spec or several; none at all for a number that was taken out of a tensor."""
+    if isinstance(value, Tensor):
+        return _spec(value)
+    items = value if isinstance(value, tuple | list) else ()
+    return tuple(_spec(item) for item in items if isinstance(item, Tensor))
+
+
+def _spec(value: Tensor) -> Spec:
+    return Spec(tuple(n if type(n) is int else UNKNOWN for n in value.shape), value.dtype)

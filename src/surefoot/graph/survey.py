@@ -1,0 +1,247 @@
+"""Everything a forward pass may read besides the values of parameters and buffers.
+
+A capture may be used again only if all of that is the same, and it must be put back if tracing changes it. So
+one walk over a model finds both: a description that two equal models share, and the mutable objects on the way.
+
+The walk goes through attributes, containers and plain objects, and through the code that a user wrote: methods,
+closures, default arguments, and the global names they mention. Installed packages are taken as they are: a
+function of theirs counts by its identity, and their own global variables are not followed.
+"""
+
+from __future__ import annotations
+
+import array
+import enum
+import functools
+import logging
+import re
+import threading
+import types
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from surefoot.graph.identity import Same, closure_of, digest, globals_read, is_library, slots_of, tensor_digest
+
+_LIMIT = 200_000  # objects; beyond, describing the model costs more than capturing it again
+_LARGEST_COMPARED = 1 << 20  # entries of a tensor that is compared by value
+_VALUES = {int, bool, str, bytes, complex, type(None), type(...)}
+_IMMUTABLE = (
+    slice | range | int | str | bytes | complex | torch.dtype | torch.device | torch.layout | torch.memory_format
+)
+_CONTAINERS = {dict, OrderedDict, list, set}
+_MAPPINGS = dict | types.MappingProxyType
+_FIXED = tuple | frozenset | types.MappingProxyType
+_OPAQUE = (
+    types.ModuleType, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
+    types.MemberDescriptorType, types.CodeType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+    logging.Logger, re.Pattern, type(threading.Lock()), type(threading.RLock()), torch.Generator,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A mutable object found on the way.
+
+    Attributes:
+        label: where it was found, in the user's terms: ``encoder.history``.
+        value: the object; for one with attributes, the table of its attributes.
+        of_model: whether it belongs to the model, and not only to a closure.
+    """
+
+    label: str
+    value: Any
+    of_model: bool
+
+
+class Survey:
+    """One walk over a model.
+
+    Attributes:
+        holders: every mutable container that the model or its code refers to, in order of discovery.
+        tensors: the tensors on the way that are not only parameters or buffers, by where they were found.
+        description: a hashable description of all that was found; ``None`` if something cannot be described.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.holders: list[Holder] = []
+        self.tensors: dict[str, Tensor] = {}
+        self.description: Hashable | None = None
+        self._registered = {id(value) for value in (*model.parameters(), *model.buffers())}
+        self._numbers: dict[int, int] = {}
+        self._met: list[Any] = []  # keeps what was met alive, so that no identity is used twice
+        self._later: list[tuple[types.FunctionType | type, str, bool]] = []
+        self._of_model, self._recorded, self._comparable = True, True, True
+        with suppress(RecursionError):
+            own = [self._walk(model, ""), self._walk(_global_hooks(), "global hooks"), _environment()]
+            # Code comes last, so that what is the model's own is known as such wherever code refers to it too.
+            while self._later:
+                own.append(self._code(*self._later.pop()))
+            self.description = tuple(own) if self._comparable else None
+
+    def _walk(self, value: Any, label: str) -> Hashable:
+        kind = type(value)
+        if kind in _VALUES:
+            return kind, value
+        if kind in _CONTAINERS and not value:
+            self._hold(label, value)
+            return (kind,)
+        if isinstance(value, float):
+            return kind, float(value).hex()
+        if isinstance(value, _IMMUTABLE):
+            return kind, repr(value)
+        if isinstance(value, enum.Enum):
+            return self._same(kind), value.name
+        number = self._numbers.get(id(value))
+        if number is not None:
+            if isinstance(value, Tensor):
+                self.tensors[label] = value  # a parameter that is also kept elsewhere may be written to there
+            return "again", number
+        self._numbers[id(value)] = len(self._numbers)
+        self._met.append(value)
+        return self._describe(value, label) if len(self._met) < _LIMIT else self._incomparable()
+
+    def _describe(self, value: Any, label: str) -> Hashable:
+        match value:
+            case Tensor():
+                return self._tensor(value, label)
+            case types.FunctionType() if is_library(value.__module__ or ""):
+                return self._same(value)
+            case type() | types.FunctionType():
+                self._later.append((value, label, self._recorded))
+                return "code"
+            case types.MethodType():
+                return "method", self._walk(value.__func__, label), self._walk(value.__self__, label)
+            case functools.partial():
+                return "partial", *(self._walk(v, label) for v in (value.func, value.args, value.keywords))
+            case staticmethod() | classmethod():
+                return type(value), self._walk(value.__func__, label)
+            case property():
+                return "property", self._walk(value.fget, label)
+            case functools.cached_property():
+                return "property", self._walk(value.func, label)
+            case np.ndarray() | np.generic() if not value.dtype.hasobject:
+                return "array", value.shape, str(value.dtype), digest(value.tobytes())
+            case bytearray() | array.array():
+                self._hold(label, value)
+                return type(value), bytes(value)
+            case weakref.ref():
+                return "weak reference", self._same(value if value() is None else value())
+            case dict() | types.MappingProxyType() | list() | tuple() | set() | frozenset() | deque():
+                return self._container(value, label)
+            case _:
+                return self._same(value) if isinstance(value, _OPAQUE) else self._object(value, label)
+
+    def _container(self, value: Any, label: str) -> Hashable:
+        if not isinstance(value, _FIXED):
+            self._hold(label, value)
+        attributes = self._attributes(vars(value), label) if hasattr(value, "__dict__") else ()
+        items: tuple[Hashable, ...]
+        if isinstance(value, _MAPPINGS):
+            items = tuple((self._walk(k, label), self._walk(v, _join(label, k))) for k, v in value.items())
+        else:
+            items = tuple(self._walk(item, f"{label}[{k}]") for k, item in enumerate(value))
+        return self._same(type(value)), items, attributes
+
+    def _object(self, value: Any, label: str) -> Hashable:
+        """An object is its class and its attributes."""
+        table, slots = getattr(value, "__dict__", None), slots_of(value)
+        if not isinstance(table, dict) and not slots:
+            return self._incomparable()
+        if isinstance(table, dict):
+            self._hold(label, table)
+        described = self._attributes({**(table or {}), **slots}, label)
+        return self._walk(type(value), label), described
+
+    def _attributes(self, table: Mapping[str, Any], label: str) -> Hashable:
+        described = []
+        for key, item in table.items():
+            # The tables of a module hold its children and tensors under their own names.
+            inner = label if key in ("_modules", "_parameters", "_buffers") else _join(label, key)
+            described.append((key, self._walk(item, inner)))
+        return tuple(described)
+
+    def _tensor(self, value: Tensor, label: str) -> Hashable:
+        """Parameters and buffers by kind, since a graph refers to them; others with their values."""
+        kind = (tuple(value.shape), value.dtype, value.device, value.layout, value.requires_grad)
+        if id(value) in self._registered:
+            return kind
+        self.tensors[label] = value
+        if value.device.type == "meta":
+            return self._same(value), kind
+        if value.is_inference() or type(value) not in (Tensor, nn.Parameter):
+            return self._incomparable()
+        small = value.numel() <= _LARGEST_COMPARED and value.layout is torch.strided
+        return self._same(value), value._version, kind, tensor_digest(value) if small else None
+
+    def _code(self, value: types.FunctionType | type, label: str, recorded: bool) -> Hashable:
+        with self._outside(recorded=recorded):
+            return self._class(value) if isinstance(value, type) else self._function(value, label)
+
+    def _class(self, value: type) -> Hashable:
+        """A class is itself with its methods and, if a user wrote it, its attributes."""
+        own: list[Hashable] = []
+        for base in value.__mro__[:-1]:
+            library = is_library(base.__module__)
+            table = {
+                key: item
+                for key, item in vars(base).items()
+                if isinstance(item, types.FunctionType) or not (library or key.startswith(("__", "_abc_")))
+            }
+            with self._outside():
+                own.append((self._same(base), self._attributes(table, base.__name__)))
+        return tuple(own)
+
+    def _function(self, value: types.FunctionType, label: str) -> Hashable:
+        """A function is its code and what the code refers to."""
+        bound = tuple(self._walk(v, label) for v in (value.__defaults__, value.__kwdefaults__, vars(value)))
+        closure = tuple((k, self._walk(v, f"{k} of {value.__name__}")) for k, v in closure_of(value).items())
+        with self._outside():
+            used = tuple((key, self._walk(item, key)) for key, item in globals_read(value))
+        return self._same(value.__code__), bound, closure, used
+
+    def _same(self, value: Any) -> Hashable:
+        try:
+            return Same(value)
+        except TypeError:  # it cannot be referred to without keeping it alive
+            return self._incomparable()
+
+    def _incomparable(self) -> Hashable:
+        """Something was met that cannot be compared with its later self: there will be no description."""
+        self._comparable = False
+        return None
+
+    def _hold(self, label: str, value: Any) -> None:
+        if self._recorded:
+            self.holders.append(Holder(label, value, self._of_model))
+
+    @contextmanager
+    def _outside(self, recorded: bool = False) -> Iterator[None]:
+        """What is met from here on is not the model's own; what is global is not even put back."""
+        before = self._of_model, self._recorded
+        self._of_model, self._recorded = False, self._recorded and recorded
+        try:
+            yield
+        finally:
+            self._of_model, self._recorded = before
+
+
+def _environment() -> Hashable:
+    """What else decides how a forward pass is traced."""
+    return str(torch.get_default_dtype()), str(torch.get_default_device())
+
+
+def _global_hooks() -> dict[str, Any]:
+    return {key: value for key, value in vars(nn.modules.module).items() if key.startswith("_global_")}
+
+
+def _join(label: str, key: Any) -> str:
+    return f"{label}.{key}" if label else str(key)

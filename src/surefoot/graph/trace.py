@@ -1,0 +1,155 @@
+"""Tracing a model with ``torch.export``: quietly, without writing to it, in functional form."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+
+from surefoot.errors import CaptureError, SurefootError
+from surefoot.graph.outputs import select_outputs
+from surefoot.graph.preserve import Change, Watch
+from surefoot.graph.survey import Survey
+from surefoot.graph.translate import translated
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced forward pass.
+
+    Attributes:
+        program: its operations, none of which writes into its arguments.
+        original: the same as it was traced, where one sees which operations ran without gradients.
+        changes: what the forward pass changed among the attributes of the model.
+    """
+
+    program: ExportedProgram
+    original: ExportedProgram
+    changes: tuple[Change, ...]
+
+
+def trace(
+    model: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], survey: Survey, calls: int = 1
+) -> Traced:
+    """Trace a forward pass: the last one of so many calls in a row.
+
+    Raises:
+        CaptureError: if the forward pass fails or cannot be traced.
+    """
+    changes: list[Change] = []
+    selected = _Selected(model, survey, calls, changes)
+    try:
+        with quiet(), _as_if_alone(model):
+            named = {key: _usable(value) for key, value in kwargs.items()}
+            original = torch.export.export(selected, tuple(map(_usable, args)), named, strict=False)
+            buffers = set(original.graph_signature.inputs_to_buffers)
+            writes = _writes(original.graph_module, buffers)
+            program = original.run_decompositions({}) if writes else original
+        return Traced(program, original, tuple(changes))
+    except SurefootError:
+        raise
+    except Exception as error:  # torch.export raises many types; all mean the same to the user
+        # The traceback of the tracing machinery says nothing to the user: the message says it all.
+        raise translated(error, model, (*args, *kwargs.values())) from None
+
+
+class _Selected(nn.Module):
+    """The model with its output reduced to tensors, while it is being traced.
+
+    What a call changes is looked at here: ``torch.export`` exchanges tensors before, and puts some back after.
+    """
+
+    def __init__(self, model: nn.Module, survey: Survey, calls: int, changes: list[Change]) -> None:
+        super().__init__()
+        self.model = model
+        self._survey, self._calls, self._changes = survey, calls, changes
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        tables, watch = _tables(self.model), Watch(self._survey)
+        for _ in range(self._calls):
+            result = self.model(*args, **kwargs)
+        after = _tables(self.model)
+        for label in {**tables, **after}:
+            if tables.get(label) is not after.get(label):
+                path, _, name = label.rpartition(".")
+                raise CaptureError(
+                    f"the forward pass assigns another value to the parameter or buffer '{name}'",
+                    where=path,
+                    remedy="Make forward a pure function: return new tensors and keep no results on self.",
+                )
+        self._changes.extend(watch.changes(own=tables.values()))
+        return select_outputs(result)
+
+
+def _usable(value: Tensor) -> Tensor:
+    return value.clone() if value.is_inference() else value
+
+
+def _tables(model: nn.Module) -> dict[str, Tensor]:
+    return dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
+
+
+@contextlib.contextmanager
+def _as_if_alone(model: nn.Module) -> Iterator[None]:
+    """Trace the function and not its surroundings: with gradients, in the model's own precision.
+
+    The fused kernel of ``nn.MultiheadAttention`` has no derivative: it computes the same function. And the
+    momentum of a batch normalisation enters its running statistics only, which a graph does not update.
+    """
+    fast_attention = torch.backends.mha.get_fastpath_enabled()
+    averaging = [
+        m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.momentum is None
+    ]
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        for module in averaging:
+            module.momentum = 0.0
+        with contextlib.ExitStack() as stack:
+            for device in ("cpu", "cuda"):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_attention)
+        for module in averaging:
+            module.momentum = None
+
+
+def _writes(module: fx.GraphModule, buffers: set[str]) -> bool:
+    """Whether an operation writes into a tensor, other than into a buffer that nothing reads.
+
+    That is the counter of batches in a batch normalisation: rewriting the program for its sake is not worth it.
+    """
+    for node in module.graph.nodes:
+        body = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(body, fx.GraphModule) and _writes(body, set()):
+            return True
+        schema = getattr(node.target, "_schema", None)
+        if node.op == "call_function" and schema is not None and schema.is_mutable:
+            written = node.args[0] if node.args else None
+            unread = isinstance(written, fx.Node) and written.name in buffers and len(written.users) == 1
+            if node.users or not unread:
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what ``torch.export`` says to its own developers; errors still come through."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,106 @@
+r"""Maximising :math:`\|f\|`, :math:`\|Df\|` and :math:`\|D^2f\|` over a domain, from one starting point.
+
+For fixed :math:`u` the norm of the Jacobian is found by power iteration, :math:`v \propto Df^\top w`,
+:math:`w \propto Df\,v`; that of the second derivative by the same idea for a tensor,
+:math:`v \propto D^2\langle w, f\rangle v`, :math:`w \propto D^2f[v, v]` (maximising in one factor at a time). For
+fixed directions, :math:`u` takes projected gradient steps, shortened until the value grows. Only improvements are
+kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from surefoot.lower.function import Expansion, Function
+from surefoot.lower.space import Space, unit
+
+_LONGEST, _GROWTH, _SHRINKAGE, _SHORTEST = 2.0, 1.5, 0.25, 1e-3
+
+
+@dataclass(frozen=True)
+class Found:
+    r"""A value at a point, how it grows there, and the directions it was found with.
+
+    Attributes:
+        value: attained.
+        point: where.
+        uphill: the gradient of the value in the point.
+        left: :math:`w`.
+        right: :math:`v`.
+    """
+
+    value: float
+    point: Tensor
+    uphill: Tensor
+    left: Tensor
+    right: Tensor
+
+
+_Score = Callable[[Expansion, Tensor, Tensor, Tensor], Found]
+
+
+def climb(function: Function, space: Space, score: _Score, start: Found, steps: int) -> Iterator[Found]:
+    """Projected ascent: the starting point and every improvement."""
+    best = score(function.at(start.point), start.point, start.left, start.right)
+    yield best
+    length = _LONGEST
+    for _ in range(steps):
+        point = space.ascend(best.point, best.uphill, length)
+        found = score(function.at(point), point, best.left, best.right)
+        if best.value < found.value < math.inf:
+            best, length = found, min(_LONGEST, length * _GROWTH)
+            yield best
+        else:
+            length *= _SHRINKAGE
+            if length < _SHORTEST:
+                return
+
+
+def size(expansion: Expansion, point: Tensor, left: Tensor, right: Tensor) -> Found:
+    r""":math:`\|f(u)\|`, which grows along :math:`Df^\top f/\|f\|`."""
+    outward = unit(expansion.value)
+    value = float(torch.linalg.vector_norm(expansion.value))
+    return Found(value, point, expansion.pull(outward), outward, right)
+
+
+def slope(iterations: int) -> _Score:
+    r""":math:`\|Df(u)^\top w\|` after some power iterations; it grows along :math:`D^2\langle w, f\rangle v`."""
+
+    def score(expansion: Expansion, point: Tensor, left: Tensor, right: Tensor) -> Found:
+        pulled = expansion.pull(left)
+        for _ in range(iterations):
+            pushed = unit(expansion.push(unit(pulled)))
+            if not bool(pushed.any()):
+                break
+            left, pulled = pushed, expansion.pull(pushed)
+        value, right = float(torch.linalg.vector_norm(pulled)), unit(pulled)
+        return Found(value, point, expansion.bend(left, right), left, right)
+
+    return score
+
+
+def curvature(iterations: int) -> _Score:
+    r""":math:`\|D^2\langle w, f\rangle(u)v\|` after some alternating steps; it grows along a third derivative."""
+
+    def score(expansion: Expansion, point: Tensor, left: Tensor, right: Tensor) -> Found:
+        bent, used = expansion.bend(left, right), right
+        for _ in range(iterations):
+            if not bool(bent.any()):
+                break
+            used = unit(bent)
+            turned = expansion.bend_twice(used)
+            left = unit(turned) if bool(turned.any()) else left
+            bent = expansion.bend(left, used)
+        value = float(torch.linalg.vector_norm(bent))
+        sign = 1.0 if float(bent @ used) >= 0 else -1.0
+        return Found(value, point, sign * expansion.twist(left, used), left, used)
+
+    return score
+
+
+__all__ = ["Found", "climb", "curvature", "size", "slope"]

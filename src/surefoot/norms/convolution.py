@@ -1,0 +1,247 @@
+r"""The operator norm of convolutions on finite images, and how often their patches overlap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.norms.matrix import affordable_norm, batched_spectral_norm, frobenius_norm, wide
+from surefoot.norms.rounding import exponent, gamma, scale, unscale, up
+from surefoot.norms.symbol import Axis, symbol_norm
+
+Sizes = int | Sequence[int]
+
+_BUDGET = 1.4e10
+_DENSE_SHARE = 64
+
+
+def convolution_norm(
+    weight: Tensor,
+    input_size: Sizes,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+    transposed: bool = False,
+    output_padding: Sizes = 0,
+    budget: float = _BUDGET,
+) -> float:
+    r"""An upper bound of the operator norm of ``x -> conv(x, weight)`` on one sample, zero padding.
+
+    The smallest of these bounds, each computed if the budget allows:
+
+    * the symbol of the convolution, see :mod:`~surefoot.norms.symbol`: sharp up to the effect of the
+      boundary (of relative order :math:`(k/n)^2`), or up to a stated factor when the budget allows fewer
+      frequencies than the image has;
+    * patches: :math:`\sqrt{c}\,\|W_{(A),(B,k)}\|_2`. The convolution extracts patches, multiplies each by
+      the matrix :math:`W_{(A),(B,k)}`; an input entry is copied to at most :math:`c` patches
+      (:func:`patch_overlap`), so the extraction has norm :math:`\sqrt c`;
+    * the adjoint the same way: :math:`\sqrt{c'}\,\|W_{(B),(A,k)}\|_2` with :math:`c'` the largest number of
+      taps of one output that meet no padding;
+    * the test of Schur: :math:`\|T\|_2^2 \le \|T\|_1\|T\|_\infty`, at most the product of the largest sums
+      of :math:`|W|` over :math:`(B,k)` and over :math:`(A,k)`: an input and a tap determine the output;
+    * the matrix of the map itself where that is small: sharp.
+
+    Groups are orthogonal blocks: the norm is the largest of theirs. A transposed convolution is the adjoint
+    of the convolution with the same parameters (restricted, when the output padding reaches the stride, to
+    the first outputs, which can only lower the norm); an adjoint has the same norm.
+
+    Args:
+        weight: as PyTorch stores it: (A, B/groups, kernel...), and for transposed convolutions A counts
+            their inputs.
+        input_size: the spatial size of the input; an integer stands for all dimensions.
+        stride: as in PyTorch.
+        padding: as in PyTorch, ``"same"`` and ``"valid"`` included.
+        dilation: as in PyTorch.
+        groups: as in PyTorch.
+        transposed: whether this is ``conv_transpose``.
+        output_padding: of a transposed convolution.
+        budget: multiplications to spend; the default is about one second on one core.
+
+    >>> convolution_norm(torch.ones(1, 1, 3), input_size=100, padding=1) < 3.0000001
+    True
+
+    Raises:
+        ValueError: for sizes that PyTorch would refuse, or weights that are not numbers.
+    """
+    axes = _axes(weight, input_size, stride, padding, dilation, transposed, output_padding)
+    if groups < 1 or weight.shape[0] % groups:
+        raise ValueError(f"{groups} groups do not divide the {weight.shape[0]} channels of the weight")
+    weight = weight.detach()
+    for dimension, axis in enumerate(axes):
+        live = torch.from_numpy(axis.live_taps()).to(weight.device)
+        weight = weight.index_select(2 + dimension, live)
+    if weight.numel() == 0:
+        return 0.0
+    weight = wide(weight)
+    top = float(weight.abs().max())
+    if math.isnan(top):
+        raise ValueError("the weight of the convolution has NaN entries")
+    if top in (0.0, math.inf):
+        return top
+    power = exponent(top)
+    weight = scale(weight, -power).unflatten(0, (groups, -1))  # (groups, A, B, taps...)
+    norm = _dense_norm(weight, axes, budget / _DENSE_SHARE)
+    if math.isinf(norm):
+        norm = symbol_norm(weight, axes, budget)
+        # without a symbol the patches may spend everything
+        patches = _patch_norm(weight, axes, budget / 8 if norm < math.inf else budget)
+        norm = min(norm, patches, _schur_norm(weight))
+    return unscale(norm, power)
+
+
+def patch_overlap(
+    input_size: Sizes,
+    kernel: Sizes,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    output_size: Sizes | None = None,
+) -> int:
+    r"""The largest number of patches that contain one input entry, counted exactly.
+
+    A patch contains an entry if it does in every dimension, so the count is a product over the dimensions
+    and its maximum is the product of the maxima. With dilation or few patches it is less than
+    :math:`\prod\lceil k/s\rceil`.
+
+    Args:
+        input_size: the spatial size of the input; an integer is one dimension.
+        kernel: taps in each dimension.
+        stride: as in PyTorch.
+        padding: as in PyTorch.
+        dilation: as in PyTorch.
+        output_size: number of patches in each dimension, where it is not the usual one (``ceil_mode``).
+
+    >>> patch_overlap((32, 32), 3, stride=2, padding=1)
+    4
+    >>> patch_overlap((32, 32), 3, stride=2, dilation=2)
+    9
+    """
+    dimensions = 1 if isinstance(input_size, int) else len(input_size)
+    parts = [_sizes(value, dimensions) for value in (input_size, kernel, stride, padding, dilation)]
+    axes = [_axis(n, k, s, p, p, d) for n, k, s, p, d in zip(*parts, strict=True)]
+    if output_size is not None:
+        counts = _sizes(output_size, dimensions)
+        axes = [
+            Axis(axis.inputs, count, axis.kernel, axis.stride, axis.before, axis.dilation)
+            for axis, count in zip(axes, counts, strict=True)
+        ]
+    return math.prod(_overlap(axis) for axis in axes)
+
+
+def _overlap(axis: Axis) -> int:
+    """The largest number of outputs that one input meets."""
+    return int(np.bincount(axis.positions()[axis.meetings()], minlength=1).max())
+
+
+def _patch_norm(weight: Tensor, axes: list[Axis], budget: float) -> float:
+    """The bound by the patches of the map or of its adjoint, whichever promises more."""
+    overlap = math.prod(_overlap(axis) for axis in axes)
+    adjoint = math.prod(int(axis.meetings().sum(axis=1).max()) for axis in axes)
+    # a matrix of a rows, b columns and independent entries has a norm near √a + √b
+    groups, rows, columns = weight.shape[:3]
+    taps = weight[0, 0, 0].numel()
+    forward = math.sqrt(overlap) * (math.sqrt(rows) + math.sqrt(columns * taps))
+    backward = math.sqrt(adjoint) * (math.sqrt(columns) + math.sqrt(rows * taps))
+    count, matrices = overlap, weight.flatten(2)
+    if backward < forward:
+        count, matrices = adjoint, weight.transpose(1, 2).flatten(2)
+    if groups == 1:
+        norm = affordable_norm(matrices[0], budget)
+    elif groups * min(matrices.shape[1:]) ** 2 * max(matrices.shape[1:]) <= budget:
+        norm = float(batched_spectral_norm(matrices).max())
+    else:
+        norm = max(frobenius_norm(matrix) for matrix in matrices)
+    return up(math.sqrt(count) * norm)
+
+
+def _schur_norm(weight: Tensor) -> float:
+    """The square root of the largest row sum times the largest column sum, per group."""
+    absolute = weight.abs().flatten(3)
+    rows, columns = absolute.sum((2, 3)).amax(1), absolute.sum((1, 3)).amax(1)
+    return up(float((rows * columns).max().sqrt()) * (1 + gamma(absolute[0].numel())), 8)
+
+
+def _dense_norm(weight: Tensor, axes: list[Axis], budget: float) -> float:
+    """The norm of the matrix of the map, one per group; infinite if it costs more than the budget."""
+    groups, rows, columns = weight.shape[:3]
+    rows *= math.prod(axis.outputs for axis in axes)
+    columns *= math.prod(axis.inputs for axis in axes)
+    if groups * min(rows, columns) ** 2 * max(rows, columns) > budget:
+        return math.inf
+    matrix = weight
+    for axis in axes:  # each step replaces the first kernel dimension by outputs and inputs at the end
+        live, positions = axis.live_taps(), axis.positions()
+        meets = np.arange(axis.inputs)[None, None, :] == positions[:, live, None]
+        selection = torch.from_numpy(meets.astype(np.float64)).to(weight.device)
+        matrix = torch.tensordot(matrix, selection, dims=([3], [1]))  # sums of one weight and zeros: exact
+    count = len(axes)
+    outputs, inputs = [3 + 2 * i for i in range(count)], [4 + 2 * i for i in range(count)]
+    matrix = matrix.permute(0, 1, *outputs, 2, *inputs).reshape(groups, rows, columns)
+    return float(batched_spectral_norm(matrix).max())
+
+
+def _axes(
+    weight: Tensor,
+    input_size: Sizes,
+    stride: Sizes,
+    padding: Sizes | str,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+) -> list[Axis]:
+    """The dimensions of a convolution from the arguments of PyTorch."""
+    dimensions = weight.ndim - 2
+    if dimensions < 1:
+        raise ValueError(f"a convolution's weight has shape (out, in, kernel...), got {tuple(weight.shape)}")
+    kernel = list(weight.shape[2:])
+    sizes, strides, dilations = (_sizes(value, dimensions) for value in (input_size, stride, dilation))
+    if padding == "same":
+        spare = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+        before, after = [total // 2 for total in spare], [total - total // 2 for total in spare]
+    else:
+        if isinstance(padding, str) and padding != "valid":
+            raise ValueError(f"padding is a number, 'same' or 'valid', got {padding!r}")
+        before = after = [0] * dimensions if isinstance(padding, str) else _sizes(padding, dimensions)
+    parts = zip(sizes, kernel, strides, before, after, dilations, strict=True)
+    if not transposed:
+        return [_axis(*part) for part in parts]
+    axes = []
+    for (n, k, s, p, _, d), extra in zip(parts, _sizes(output_padding, dimensions), strict=True):
+        inputs = (n - 1) * s - 2 * p + d * (k - 1) + extra + 1
+        if inputs < 1:
+            raise ValueError(f"the transposed convolution of {n} inputs has no output: padding {p} is too large")
+        axes.append(Axis(inputs, n, k, s, p, d))
+    return axes
+
+
+def _axis(n: int, k: int, s: int, before: int, after: int, d: int) -> Axis:
+    """One dimension of an ordinary convolution or pooling."""
+    if min(n, k, s, d) < 1 or min(before, after) < 0:
+        raise ValueError(
+            f"sizes, kernels, strides and dilations are positive and paddings non-negative, got input {n}, "
+            f"kernel {k}, stride {s}, padding {before}, dilation {d}"
+        )
+    outputs = (n + before + after - d * (k - 1) - 1) // s + 1
+    if outputs < 1:
+        raise ValueError(
+            f"a kernel of {k} taps with dilation {d} does not fit into {n} inputs padded by {before} and {after}"
+        )
+    return Axis(n, outputs, k, s, before, d)
+
+
+def _sizes(value: Sizes, dimensions: int) -> list[int]:
+    """One integer for each dimension."""
+    sizes = [value] * dimensions if isinstance(value, int) else [int(size) for size in value]
+    if len(sizes) == 1:
+        sizes = sizes * dimensions
+    if len(sizes) != dimensions:
+        raise ValueError(f"expected one number or {dimensions}, got {sizes}")
+    return sizes
+
+
+__all__ = ["convolution_norm", "patch_overlap"]

@@ -1,0 +1,4 @@
+"""What a person sees.
+
+* ``text``: a certificate as a table.
+"""

@@ -1,0 +1,18 @@
+"""Scalar functions and their constants: suprema of |a| and its first three derivatives.
+
+* ``function``: :class:`ScalarFunction`, an expression in one real variable.
+* ``activations``: the element-wise activations of torch.nn, each as such an expression.
+* ``primitives``: the elementary functions they are made of, on tensors, balls and half lines.
+* ``tails``: arithmetic on half lines, where quantities are enclosed together with their growth.
+* ``enclosure``: evaluation on power series of enclosures; kinks, and how smoothly pieces join.
+* ``cell``: enclosures of all derivatives on one interval.
+* ``bounds``: :func:`supremum` and :func:`value_range` over one interval, by branch and bound.
+* ``grid``: enclosures on cells that cover the real line.
+* ``table``: :func:`sup_on` and :func:`range_on` over as many intervals as a tensor has entries.
+"""
+
+from surefoot.scalar.bounds import supremum, value_range
+from surefoot.scalar.function import ScalarFunction
+from surefoot.scalar.table import range_on, sup_on
+
+__all__ = ["ScalarFunction", "range_on", "sup_on", "supremum", "value_range"]

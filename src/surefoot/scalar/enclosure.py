@@ -1,0 +1,197 @@
+r"""Evaluation of a scalar function on power series that enclose its argument, and how smooth it is.
+
+On a bounded cell the function is evaluated on a power series of balls (``flint.arb_series``) whose constant
+term contains the cell: coefficient k then encloses :math:`f^{(k)}/k!` at every point of the cell. On a half
+line the same is done with :class:`~surefoot.scalar.tails.TailSeries`.
+
+Kinks. The derivatives of a piecewise function are those of its pieces, except at the breaks. Call *smoothness*
+of f at a point the largest m such that :math:`f, f', …, f^{(m-1)}` are continuous there. For a bound of order
+k, the Lipschitz constant of :math:`f^{(k-1)}`, we need m ≥ k: then :math:`f^{(k-1)}` is continuous and
+piecewise continuously differentiable, so the supremum of the one-sided :math:`f^{(k)}` is right; for m < k
+there is none. m is found in two ways, both proofs, of which the better one counts:
+
+* a composition is as smooth as the least smooth of its piecewise steps, whose smoothness is known by comparing
+  the Taylor coefficients of the two pieces at the break, which must be exact and equal
+  (so CELU is continuously differentiable whatever its scale);
+* the same comparison for the whole function at the kink (so the square of a ReLU is).
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import lru_cache
+from typing import TypeAlias
+
+from flint import arb, arb_series, ctx
+
+from surefoot.scalar.function import ScalarFunction, Step
+from surefoot.scalar.primitives import PRIMITIVES, Series
+from surefoot.scalar.tails import LENGTH, Scale, TailSeries, hull
+
+Interval: TypeAlias = tuple[Fraction | float, Fraction | float]  # the ends are exact; they may be infinite
+
+EXACT = 2000  # bits: sums and products of a few doubles are exact
+_NEAR = Fraction(1, 2**1200)  # closer than any two doubles: stands for one side of a point
+
+
+def evaluate(function: ScalarFunction, x: Series, cell: Interval | None) -> tuple[Series, int]:
+    """The series of a function of a series, and its smoothness (``LENGTH`` if without kinks).
+
+    Args:
+        function: the function.
+        x: encloses the argument.
+        cell: an interval that contains the argument, if one is known exactly: it decides which pieces count.
+            Pieces that meet it in a single point do not.
+    """
+    values: list[Series] = []
+    smoothness = LENGTH
+    for step in function.steps:
+        arguments = [values[operand] for operand in step.operands]
+        if step.op == "variable":
+            value = x
+        elif step.op == "constant":
+            value = _constant(x, step.parameters[0])
+        elif step.op == "piecewise":
+            inner = _image(function, step.operands[0], cell)
+            value, order = _evaluate_piecewise(step, arguments[0], inner)
+            smoothness = min(smoothness, order)
+        else:
+            value = PRIMITIVES[step.op].enclose(*arguments, *step.parameters)
+        values.append(value)
+    return values[-1], smoothness
+
+
+def _constant(x: Series, value: float) -> Series:
+    return x.constant(value) if isinstance(x, TailSeries) else arb_series([arb(value)], prec=LENGTH)
+
+
+def _image(function: ScalarFunction, index: int, cell: Interval | None) -> Interval | None:
+    """The interval of an affine step, exactly."""
+    pair = function.affine[index]
+    if pair is None or cell is None:
+        return None
+    slope, intercept = pair
+    if slope == 1 and intercept == 0:
+        return cell
+    if slope == 0:
+        return intercept, intercept
+    low, high = (_affine(slope, intercept, end) for end in cell)
+    return (low, high) if slope > 0 else (high, low)
+
+
+def _affine(slope: Fraction, intercept: Fraction, x: Fraction | float) -> Fraction | float:
+    """slope * x + intercept, exactly; a double where it is one, since these are faster to compare."""
+    if not math.isfinite(x):
+        return x if slope > 0 else -x
+    exact = slope * Fraction(x) + intercept
+    double = float(exact)
+    return double if double == exact else exact
+
+
+def _evaluate_piecewise(step: Step, u: Series, cell: Interval | None) -> tuple[Series, int]:
+    """The pieces that the argument meets: one of them, or a hull of several."""
+    pieces = list(zip([-math.inf, *step.parameters], [*step.parameters, math.inf], step.pieces, strict=True))
+    if cell is not None:
+        low, high = cell
+        met = [p for p in pieces if (p[0] < high and low < p[1]) or (low == high and p[0] <= low <= p[1])]
+    else:
+        least, most = u[0].limits() if isinstance(u, TailSeries) else (u[0].lower(), u[0].upper())
+        met = [p for p in pieces if not (arb(p[0]) > most or arb(p[1]) < least)]
+    if len(met) == 1:
+        return evaluate(met[0][2], u, cell)
+    value, smoothness = None, LENGTH
+    for position, (left, right, piece) in enumerate(met):
+        inside = None if cell is None else (max(cell[0], left), min(cell[1], right))
+        series, order = evaluate(piece, _clip(u, left, right), inside)
+        smoothness = min(smoothness, order)
+        if position > 0:
+            smoothness = min(smoothness, _join(met[position - 1][2], piece, left))
+        value = series if value is None else _union(value, series)
+    return value, smoothness
+
+
+def _clip(u: Series, left: float, right: float) -> Series:
+    """The same series, its constant term limited to [left, right]; a half line is left as it is."""
+    if isinstance(u, TailSeries):
+        return u
+    value = u[0]
+    if math.isfinite(left):
+        value = value.max(arb(left))
+    if math.isfinite(right):
+        value = value.min(arb(right))
+    return arb_series([value, *u.coeffs()[1:]], prec=LENGTH)
+
+
+def _union(a: Series, b: Series) -> Series:
+    if isinstance(a, TailSeries):
+        pairs = zip(a.coefficients, b.coefficients, strict=True)
+        hulls = [hull(*first.limits()).union(hull(*second.limits())) for first, second in pairs]
+        return TailSeries(a.start, [Scale(a.start, ball) for ball in hulls])
+    return arb_series([a[order].union(b[order]) for order in range(LENGTH)], prec=LENGTH)
+
+
+@lru_cache(maxsize=4096)
+def _join(left: ScalarFunction, right: ScalarFunction, point: float) -> int:
+    """The smoothness of a function with these pieces at their break."""
+    with ctx.workprec(EXACT):
+        at = arb_series([arb(point), 1], prec=LENGTH)
+        first, _ = evaluate(left, at, before(point))
+        second, _ = evaluate(right, at, after(point))
+        return _agreement(first, second)
+
+
+def before(point: float) -> Interval:
+    """The side below a point."""
+    return Fraction(point) - _NEAR, Fraction(point)
+
+
+def after(point: float) -> Interval:
+    """The side above a point."""
+    return Fraction(point), Fraction(point) + _NEAR
+
+
+def _agreement(first: Series, second: Series) -> int:
+    """How many leading coefficients are exact and equal (balls that are not exact are not equal)."""
+    for order in range(LENGTH):
+        if not (first[order].is_finite() and first[order] == second[order]):
+            return order
+    return LENGTH
+
+
+@lru_cache(maxsize=4096)
+def kinks(function: ScalarFunction) -> tuple[Fraction, ...]:
+    """The exactly known points, in order, where pieces meet.
+
+    They are the breaks of piecewise steps whose argument is an affine function of x. Breaks that a nonlinear
+    argument reaches somewhere are not listed; a cell that may contain such a point is enclosed by a hull.
+    """
+    points: set[Fraction] = set()
+    for step in function.steps:
+        pair = function.affine[step.operands[0]] if step.op == "piecewise" else None
+        if pair is None or pair[0] == 0:
+            continue
+        met = {Fraction(point) for point in step.parameters}
+        ends = [-math.inf, *step.parameters, math.inf]
+        for left, piece, right in zip(ends, step.pieces, ends[1:], strict=False):
+            met |= {point for point in kinks(piece) if left < point < right}
+        points |= {(point - pair[1]) / pair[0] for point in met}
+    return tuple(sorted(points))
+
+
+def doubles_at(kink: Fraction) -> list[float]:
+    """The double that is the kink, or the two neighbouring doubles it is between."""
+    nearest = float(kink)
+    if nearest == kink:
+        return [nearest]
+    return sorted([nearest, math.nextafter(nearest, -math.inf if nearest > kink else math.inf)])
+
+
+@lru_cache(maxsize=4096)
+def sides_at(function: ScalarFunction, point: float) -> tuple[tuple[Series, Series], int]:
+    """The Taylor series of a function before and after a kink, and its smoothness there by comparing them."""
+    with ctx.workprec(EXACT):
+        at = arb_series([arb(point), 1], prec=LENGTH)
+        first, left = evaluate(function, at, before(point))
+        second, right = evaluate(function, at, after(point))
+        return (first, second), min(left, right, _agreement(first, second))

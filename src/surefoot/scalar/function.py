@@ -1,0 +1,286 @@
+r"""Scalar functions: expressions in one real variable.
+
+A :class:`ScalarFunction` is a list of steps, each an elementary function of earlier steps. It is hashable, it
+can be evaluated on tensors, and every bound of this package is computed from it. Build one by name, by
+operators, or step by step as a graph pass does:
+
+>>> x = ScalarFunction.variable()
+>>> silu = x * ScalarFunction.apply("sigmoid", x)
+>>> silu == ScalarFunction.named("silu")
+True
+>>> silu(torch.tensor([0.0, 1.0]))
+tensor([0.0000, 0.7311])
+
+Functions with kinks are *piecewise*: the pieces of a step are themselves scalar functions, of the argument of
+that step. How smoothly two pieces join is not stated but computed (:mod:`surefoot.scalar.enclosure`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeAlias
+
+import torch
+
+from surefoot.scalar.primitives import PRIMITIVES
+
+Affine: TypeAlias = "tuple[Fraction, Fraction] | None"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of an expression.
+
+    Attributes:
+        op: ``"variable"``, ``"constant"``, ``"piecewise"`` or a name of :data:`PRIMITIVES`.
+        operands: the indices of the earlier steps it is applied to.
+        parameters: the value of a constant, the exponent of a power, the breaks of a piecewise function.
+        pieces: the functions, one more than there are breaks, that a piecewise step is made of.
+    """
+
+    op: str
+    operands: tuple[int, ...] = ()
+    parameters: tuple[float, ...] = ()
+    pieces: tuple[ScalarFunction, ...] = ()
+
+
+@dataclass(frozen=True)
+class ScalarFunction:
+    """A function from the reals to the reals: its steps in order, the last one being the result."""
+
+    steps: tuple[Step, ...]
+
+    @staticmethod
+    def variable() -> ScalarFunction:
+        """The function x."""
+        return ScalarFunction((Step("variable"),))
+
+    @staticmethod
+    def constant(value: float) -> ScalarFunction:
+        """A constant function.
+
+        Raises:
+            ValueError: if the value is not finite.
+        """
+        if not math.isfinite(value):
+            raise ValueError(f"a constant of a scalar function is a finite number, got {value!r}")
+        return ScalarFunction((Step("constant", parameters=(float(value),)),))
+
+    @staticmethod
+    def apply(name: str, *operands: ScalarFunction | float) -> ScalarFunction:
+        """An elementary function or an activation applied to functions of the same variable or to numbers.
+
+        ``name`` is one of :data:`PRIMITIVES`, ``"maximum"``, ``"minimum"`` or an activation that needs no
+        parameters. The exponent of ``"pow"`` is a number.
+
+        Raises:
+            ValueError: if the function is not known or got the wrong number of arguments.
+        """
+        if name == "pow" and len(operands) == 2 and not isinstance(operands[1], ScalarFunction):
+            return _build("pow", [_lift(operands[0])], ScalarFunction.constant(operands[1]).steps[0].parameters)
+        functions = [_lift(operand) for operand in operands]
+        if name in ("maximum", "minimum") and len(functions) == 2:
+            return _extremum(name, *functions)
+        if name in PRIMITIVES and name != "pow" and len(functions) == PRIMITIVES[name].arity:
+            return _rewrite(name, functions) or _build(name, functions)
+        if name not in PRIMITIVES and len(functions) == 1:
+            return ScalarFunction.named(name).compose(functions[0])
+        raise ValueError(f"cannot apply {name!r} to {len(operands)} arguments as a scalar function")
+
+    @staticmethod
+    def named(name: str, **parameters: float | str | None) -> ScalarFunction:
+        """An activation of torch by its name, e.g. ``named("leaky_relu", negative_slope=0.2)``."""
+        from surefoot.scalar.activations import activation
+
+        return activation(name, **parameters)
+
+    @staticmethod
+    def piecewise(breaks: Sequence[float], pieces: Sequence[ScalarFunction | float]) -> ScalarFunction:
+        """The function equal to ``pieces[i]`` on ``(breaks[i-1], breaks[i]]``; breaks at infinity are dropped.
+
+        Raises:
+            ValueError: if the breaks do not increase or the numbers do not match.
+        """
+        functions = [_lift(piece) for piece in pieces]
+        if len(functions) != len(breaks) + 1 or any(not a < b for a, b in pairwise(breaks)):
+            raise ValueError(f"expected increasing breaks and one more piece, got {breaks}, {len(pieces)} pieces")
+        functions = [
+            piece
+            for piece, left, right in zip(functions, [-math.inf, *breaks], [*breaks, math.inf], strict=True)
+            if left < math.inf and right > -math.inf
+        ]
+        finite = tuple(float(point) for point in breaks if math.isfinite(point))
+        if not finite:
+            return functions[0]
+        return ScalarFunction((Step("variable"), Step("piecewise", (0,), finite, tuple(functions))))
+
+    def compose(self, inner: ScalarFunction) -> ScalarFunction:
+        """The function x -> self(inner(x))."""
+        steps: dict[Step, int] = {}
+        result = _include(steps, self, variable=_include(steps, inner))
+        return _part(tuple(steps), result)
+
+    def part(self, index: int) -> ScalarFunction:
+        """The function that the step of that index computes."""
+        return _part(self.steps, index)
+
+    @cached_property
+    def affine(self) -> tuple[Affine, ...]:
+        """For each step slope and intercept, exactly, if it is known to be an affine function of x."""
+        known: list[Affine] = []
+        for step in self.steps:
+            known.append(_affine(step, [known[index] for index in step.operands]))
+        return tuple(known)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.steps)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The values at the entries of a tensor, in its dtype."""
+        values: list[torch.Tensor] = []
+        for step in self.steps:
+            arguments = [values[index] for index in step.operands]
+            if step.op == "variable":
+                value = x
+            elif step.op == "constant":
+                value = torch.as_tensor(step.parameters[0], dtype=x.dtype, device=x.device)
+            elif step.op == "piecewise":
+                value = step.pieces[0](arguments[0])
+                for point, piece in zip(step.parameters, step.pieces[1:], strict=True):
+                    value = torch.where(arguments[0] > point, piece(arguments[0]), value)
+            else:
+                value = PRIMITIVES[step.op].tensor(*arguments, *step.parameters)
+            values.append(value)
+        return values[-1].expand(x.shape)
+
+    def __add__(self, other: ScalarFunction | float) -> ScalarFunction:
+        return ScalarFunction.apply("add", self, other)
+
+    def __sub__(self, other: ScalarFunction | float) -> ScalarFunction:
+        return ScalarFunction.apply("sub", self, other)
+
+    def __mul__(self, other: ScalarFunction | float) -> ScalarFunction:
+        return ScalarFunction.apply("mul", self, other)
+
+    def __truediv__(self, other: ScalarFunction | float) -> ScalarFunction:
+        return ScalarFunction.apply("div", self, other)
+
+    def __radd__(self, other: float) -> ScalarFunction:
+        return ScalarFunction.apply("add", other, self)
+
+    def __rsub__(self, other: float) -> ScalarFunction:
+        return ScalarFunction.apply("sub", other, self)
+
+    def __rmul__(self, other: float) -> ScalarFunction:
+        return ScalarFunction.apply("mul", other, self)
+
+    def __rtruediv__(self, other: float) -> ScalarFunction:
+        return ScalarFunction.apply("div", other, self)
+
+    def __neg__(self) -> ScalarFunction:
+        return ScalarFunction.apply("neg", self)
+
+    def __pow__(self, exponent: float) -> ScalarFunction:
+        return ScalarFunction.apply("pow", self, exponent)
+
+
+def _lift(operand: ScalarFunction | float) -> ScalarFunction:
+    return operand if isinstance(operand, ScalarFunction) else ScalarFunction.constant(operand)
+
+
+def _include(steps: dict[Step, int], function: ScalarFunction, variable: int | None = None) -> int:
+    """Add the steps of a function, each one once; its variable may be an earlier step. Returns its index."""
+    place: list[int] = []
+    for step in function.steps:
+        if step.op == "variable" and variable is not None:
+            place.append(variable)
+            continue
+        moved = replace(step, operands=tuple(place[index] for index in step.operands))
+        place.append(steps.setdefault(moved, len(steps)))
+    return place[-1]
+
+
+def _build(op: str, functions: Sequence[ScalarFunction], parameters: tuple[float, ...] = ()) -> ScalarFunction:
+    steps: dict[Step, int] = {}
+    operands = tuple(_include(steps, function) for function in functions)
+    return _part((*steps, Step(op, operands, parameters)), len(steps))
+
+
+def _part(steps: Sequence[Step], index: int) -> ScalarFunction:
+    """The steps that the one of that index needs, in an order that only depends on what it computes."""
+    place: dict[int, int] = {}
+    kept: list[Step] = []
+    waiting = [index]
+    while waiting:
+        step = steps[waiting[-1]]
+        missing = [operand for operand in reversed(step.operands) if operand not in place]
+        if missing:
+            waiting += missing
+            continue
+        done = waiting.pop()
+        if done not in place:
+            place[done] = len(kept)
+            kept.append(replace(step, operands=tuple(place[operand] for operand in step.operands)))
+    return ScalarFunction(tuple(kept))
+
+
+def _extremum(name: str, first: ScalarFunction, second: ScalarFunction) -> ScalarFunction:
+    """max(f, c) is piecewise in f; max(f, g) = g + max(f - g, 0), and likewise for the minimum."""
+    if first.steps[-1].op == "constant":
+        first, second = second, first
+    x, last = ScalarFunction.variable(), second.steps[-1]
+    if last.op != "constant":
+        return second + _extremum(name, first - second, ScalarFunction.constant(0.0))
+    pieces = [second, x] if name == "maximum" else [x, second]
+    return ScalarFunction.piecewise(last.parameters, pieces).compose(first)
+
+
+def _rewrite(op: str, functions: list[ScalarFunction]) -> ScalarFunction | None:
+    """1 * f = f, and forms without cancellation: 1 + tanh(v) = 2 sigmoid(2v) and 1 + erf(v) = erfc(-v).
+
+    The latter, parts of the GELU, keep the decay at minus infinity, which the sum of two balls forgets.
+    """
+    ones = [function.steps[-1] == Step("constant", parameters=(1.0,)) for function in functions]
+    if op not in ("add", "mul") or not any(ones):
+        return None
+    other = functions[0] if ones[1] else functions[1]
+    last = other.steps[-1]
+    if op == "mul":
+        return other
+    if last.op == "tanh":
+        return 2.0 * ScalarFunction.apply("sigmoid", 2.0 * other.part(last.operands[0]))
+    if last.op == "erf":
+        return ScalarFunction.apply("erfc", -other.part(last.operands[0]))
+    return None
+
+
+def _affine(step: Step, known: list[Affine]) -> Affine:
+    """Slope and intercept of a step from those of its operands, in exact arithmetic."""
+    if step.op == "variable":
+        return Fraction(1), Fraction(0)
+    if step.op == "constant":
+        return Fraction(0), Fraction(step.parameters[0])
+    (a, b), *rest = [pair or (None, None) for pair in known]
+    if a is None or b is None:
+        return None
+    if step.op == "neg":
+        return -a, -b
+    if not rest or rest[0][0] is None or rest[0][1] is None:
+        return None
+    c, d = rest[0]
+    if step.op in ("add", "sub"):
+        return (a + c, b + d) if step.op == "add" else (a - c, b - d)
+    if step.op == "mul" and a * c == 0:
+        return a * d + b * c, b * d
+    if step.op == "div" and c == 0 and d != 0:
+        return a / d, b / d
+    return None

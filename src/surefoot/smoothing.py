@@ -1,0 +1,268 @@
+r"""A smooth version of a network: every module with a kink replaced by a smooth counterpart, on a copy.
+
+=================================  =====================================================================
+module                             counterpart
+=================================  =====================================================================
+``ReLU``                           ``Softplus``, :math:`\log(1 + e^x)` (paper, "Smooth VGG")
+``MaxPool1d``, ``2d``, ``3d``      ``AvgPool`` with the same patches (paper, "Smooth VGG")
+``AdaptiveMaxPool``                ``AdaptiveAvgPool`` with the same outputs
+``LeakyReLU``, ``PReLU``           :math:`\alpha x + (1-\alpha)\log(1 + e^x)`, the same slopes at ±∞
+``Hardtanh``, ``ReLU6``            :math:`l + \log(1 + e^{x-l}) - \log(1 + e^{x-h})`, the same limits l and h
+``Hardswish``                      ``SiLU``, which it was made to approximate (Howard et al., 2019)
+``Hardsigmoid``                    ``Sigmoid``, likewise
+=================================  =====================================================================
+
+Each identity behind a counterpart: :math:`\max(x, 0)` becomes soft-plus in
+:math:`\max(x,0) + \alpha\min(x,0) = \alpha x + (1-\alpha)\max(x,0)` and in
+:math:`\min(\max(x,l),h) = l + \max(x-l,0) - \max(x-h,0)`. Soft-plus exceeds :math:`\max(x, 0)` by 0 to log 2, so
+these counterparts differ from the originals by at most :math:`|1-\alpha|\log 2` and log 2.
+
+What has a kink and no counterpart is refused: ``RReLU``, ``SELU``, ``ELU`` with α ≠ 1 (``CELU`` has a continuous
+derivative for every α), the shrinking functions, ``Threshold``, ``LPPool``, fractional and un-pooling. ``ELU``
+with α = 1, ``CELU`` and ``Softsign`` stay: their derivatives are Lipschitz-continuous.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from surefoot.errors import SurefootError, describe
+from surefoot.graph import Graph, Node, Role, capture
+
+
+class NotSmooth(SurefootError, ValueError):
+    """Something in the model has a kink and no smooth counterpart."""
+
+
+class LeakySoftplus(nn.Module):
+    r"""The smooth counterpart of ``LeakyReLU``: :math:`\alpha x + (1-\alpha)\log(1+e^x)`.
+
+    Its derivative :math:`\alpha + (1-\alpha)\sigma(x)` lies between :math:`\alpha` and 1.
+
+    Args:
+        negative_slope: α.
+    """
+
+    def __init__(self, negative_slope: float) -> None:
+        super().__init__()
+        self.negative_slope = float(negative_slope)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The function on every entry."""
+        return self.negative_slope * x + (1.0 - self.negative_slope) * F.softplus(x)
+
+    def extra_repr(self) -> str:
+        """The slope."""
+        return f"negative_slope={self.negative_slope:g}"
+
+
+class ParametricSoftplus(nn.Module):
+    """The smooth counterpart of ``PReLU``: :class:`LeakySoftplus` with learned slopes, one or one per channel.
+
+    Args:
+        weight: the slopes; the parameter itself is taken over, so a tied one stays tied.
+    """
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The function on every entry; channels are the second dimension."""
+        shape = () if self.weight.numel() == 1 else (-1, *[1] * (x.dim() - 2))
+        smooth = F.softplus(x)
+        return smooth + self.weight.reshape(shape) * (x - smooth)
+
+    def extra_repr(self) -> str:
+        """The number of slopes."""
+        return f"num_parameters={self.weight.numel()}"
+
+
+class SoftClamp(nn.Module):
+    r"""The smooth counterpart of ``Hardtanh`` and ``ReLU6``.
+
+    :math:`l + \log(1+e^{x-l}) - \log(1+e^{x-h})` increases from :math:`l` to :math:`h`, with derivative
+    :math:`\sigma(x-l) - \sigma(x-h) \in (0, 1)`.
+
+    Args:
+        low: l.
+        high: h.
+    """
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        self.low, self.high = float(low), float(high)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The function on every entry."""
+        return self.low + F.softplus(x - self.low) - F.softplus(x - self.high)
+
+    def extra_repr(self) -> str:
+        """The limits."""
+        return f"low={self.low:g}, high={self.high:g}"
+
+
+def smooth(model: nn.Module, x: Any = None) -> nn.Module:
+    """A deep copy of the model with smooth counterparts in place of modules that have kinks.
+
+    The original is untouched. A module used in several places stays one module; parameters, names and training
+    mode are the original's.
+
+    Args:
+        model: any module; on the ``meta`` device nothing is allocated.
+        x: an example input. With it, the result is captured, and operations with kinks that modules call as
+            functions (``F.relu``, ``torch.max``), which cannot be replaced, are found.
+
+    Returns:
+        The copy.
+
+    Raises:
+        NotSmooth: naming the modules that have a kink and no counterpart, or that call such a function.
+        CaptureError: if ``x`` is given and the model cannot be captured.
+
+    >>> smooth(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
+    Sequential(
+      (0): Linear(in_features=2, out_features=3, bias=True)
+      (1): Softplus(beta=1.0, threshold=20.0)
+    )
+    """
+    copied = copy.deepcopy(model)
+    made: dict[int, nn.Module] = {}
+    refused: list[str] = []
+    for path, module in copied.named_modules():
+        try:
+            counterpart = _counterpart(module)
+        except NotSmooth as error:
+            refused.append(f"{describe(path)}: {error}")
+            continue
+        if counterpart is not None:
+            made[id(module)] = counterpart.train(module.training)
+    _refuse("modules that have kinks and no smooth counterpart", refused)
+    for parent in list(copied.modules()):
+        for name, child in list(parent._modules.items()):  # named_children() skips a second name of one module
+            if id(child) in made:
+                parent._modules[name] = made[id(child)]
+    result = made.get(id(copied), copied)
+    if x is not None:
+        _refuse("operations with kinks that are called as functions", list(_kinks(capture(result, x))))
+    return result
+
+
+def _refuse(what: str, found: list[str]) -> None:
+    if found:
+        places = "".join(f"\n  {place}" for place in dict.fromkeys(found))
+        raise NotSmooth(f"the model has {what}; write modules with a smooth counterpart instead:{places}")
+
+
+def _kinks(graph: Graph) -> Iterator[str]:
+    """Every operation of a graph that has a kink, with its place."""
+    for node in graph.nodes:
+        if graph.roles[node.name] is not Role.CONSTANT and _has_kink(node):
+            yield f"{describe(node.module)}: {node.op.rpartition('.')[2]}"
+
+
+def _has_kink(node: Node) -> bool:
+    name = node.op.removeprefix("aten.")
+    if name == "elu":
+        return bool(node.arguments["alpha"] * node.arguments["input_scale"] != 1)
+    return name in _KINKED or "max_pool" in name
+
+
+def _counterpart(module: nn.Module) -> nn.Module | None:
+    """The smooth counterpart, or ``None`` for a module that stays.
+
+    A subclass counts as what it inherits from unless it has a forward pass of its own.
+    """
+    for kind, make in _COUNTERPARTS.items():
+        if isinstance(module, kind) and type(module).forward is kind.forward:
+            return make(module)
+    return None
+
+
+def _average(kind: type[nn.Module]) -> Callable[[Any], nn.Module]:
+    """How to make the average pooling of this kind from a max-pooling."""
+
+    def make(module: Any) -> nn.Module:
+        if module.return_indices:
+            raise NotSmooth("the indices of maxima that it returns have no counterpart")
+        if any(step != 1 for step in _several(module.dilation)):
+            raise NotSmooth(f"average pooling has no dilation, and here it is {module.dilation}")
+        options = {"stride": module.stride, "padding": module.padding, "ceil_mode": module.ceil_mode}
+        return kind(module.kernel_size, **options)
+
+    return make
+
+
+def _adaptive_average(kind: type[nn.Module]) -> Callable[[Any], nn.Module]:
+    """How to make the adaptive average pooling of this kind from an adaptive max-pooling."""
+
+    def make(module: Any) -> nn.Module:
+        if module.return_indices:
+            raise NotSmooth("the indices of maxima that it returns have no counterpart")
+        return kind(module.output_size)
+
+    return make
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _exponential(module: Any) -> nn.Module | None:
+    if module.alpha != 1:
+        raise NotSmooth(f"ELU with α = {module.alpha:g} has a kink at zero: use CELU, or α = 1")
+    return None
+
+
+def _without(why: str) -> Callable[[Any], nn.Module]:
+    """A module that is refused."""
+
+    def make(module: Any) -> nn.Module:
+        raise NotSmooth(f"{type(module).__name__} {why}")
+
+    return make
+
+
+_NO_DERIVATIVE = "has no derivative at zero: use AvgPool"
+_RANDOM_PATCHES = "draws random patches: use AvgPool"
+_INDICES = "needs the indices of maxima: use Upsample"
+_COUNTERPARTS: dict[type[nn.Module], Callable[[Any], nn.Module | None]] = {
+    nn.ReLU: lambda module: nn.Softplus(),
+    nn.LeakyReLU: lambda module: LeakySoftplus(module.negative_slope),
+    nn.PReLU: lambda module: ParametricSoftplus(module.weight),
+    nn.Hardtanh: lambda module: SoftClamp(module.min_val, module.max_val),
+    nn.Hardswish: lambda module: nn.SiLU(),
+    nn.Hardsigmoid: lambda module: nn.Sigmoid(),
+    nn.MaxPool1d: _average(nn.AvgPool1d),
+    nn.MaxPool2d: _average(nn.AvgPool2d),
+    nn.MaxPool3d: _average(nn.AvgPool3d),
+    nn.AdaptiveMaxPool1d: _adaptive_average(nn.AdaptiveAvgPool1d),
+    nn.AdaptiveMaxPool2d: _adaptive_average(nn.AdaptiveAvgPool2d),
+    nn.AdaptiveMaxPool3d: _adaptive_average(nn.AdaptiveAvgPool3d),
+    nn.ELU: _exponential,
+    nn.SELU: _without("has a kink at zero: use CELU"),
+    nn.RReLU: _without("draws random slopes: use LeakyReLU"),
+    nn.Hardshrink: _without("jumps: use Tanhshrink"),
+    nn.Softshrink: _without("has kinks: use Tanhshrink"),
+    nn.Threshold: _without("jumps: use Softplus"),
+    nn.LPPool1d: _without(_NO_DERIVATIVE),
+    nn.LPPool2d: _without(_NO_DERIVATIVE),
+    nn.LPPool3d: _without(_NO_DERIVATIVE),
+    nn.FractionalMaxPool2d: _without(_RANDOM_PATCHES),
+    nn.FractionalMaxPool3d: _without(_RANDOM_PATCHES),
+    nn.MaxUnpool1d: _without(_INDICES),
+    nn.MaxUnpool2d: _without(_INDICES),
+    nn.MaxUnpool3d: _without(_INDICES),
+}
+_KINKED = {
+    "relu", "relu6", "leaky_relu", "prelu", "_prelu_kernel", "rrelu", "selu", "hardtanh", "hardswish",
+    "hardsigmoid", "softshrink", "hardshrink", "threshold", "abs", "sign", "sgn", "floor", "ceil", "round",
+    "trunc", "frac", "heaviside", "clamp", "clamp_min", "clamp_max", "clip", "maximum", "minimum", "fmax", "fmin",
+    "max", "min", "amax", "amin", "aminmax", "median", "kthvalue", "sort", "topk", "cummax", "cummin", "norm",
+    "linalg_vector_norm", "dist", "cdist",
+}  # fmt: skip

@@ -1,0 +1,232 @@
+"""Models by name: register a builder, build it, and make an input it takes.
+
+A *builder* is a function whose arguments all have defaults and which returns an ``nn.Module``. A *variant*
+is the same builder with some options already chosen: ``"vgg16-smooth"`` is ``vgg16`` with soft-plus and
+average pooling. What a caller passes wins over what a variant chose.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from surefoot.zoo.naming import UnknownModel, ZooError, unknown
+from surefoot.zoo.samples import Sample
+
+Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
+
+_RESERVED = frozenset({"batch", "device", "dtype", "seed"})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name of the zoo.
+
+    Attributes:
+        name: the name.
+        builder: the function that builds the model.
+        example: what one input looks like, from the options that its arguments name.
+        base: the name of the model that this is a variant of; its own name if it is none.
+        preset: the options that make this variant; empty for the model itself.
+        small: options that make the model small enough for a test.
+    """
+
+    name: str
+    builder: Callable[..., nn.Module]
+    example: Callable[..., Sample]
+    base: str
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    small: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Every option of the builder with its value when nothing is passed."""
+        return _arguments(self.builder) | dict(self.preset)
+
+    @property
+    def summary(self) -> str:
+        """The first line of the builder's docstring, and what the variant chose."""
+        line = (inspect.getdoc(self.builder) or "").partition("\n")[0]
+        chosen = ", ".join(f"{option}={value!r}" for option, value in self.preset.items())
+        return f"{line} [{chosen}]" if chosen else line
+
+    def sample(self, options: Mapping[str, Any]) -> Sample:
+        """What one input looks like when the model is built with these options."""
+        wanted = _arguments(self.example)
+        values = self.defaults | dict(options)
+        return self.example(**{option: value for option, value in values.items() if option in wanted})
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(
+    name: str,
+    *,
+    example: Callable[..., Sample],
+    small: Mapping[str, Any] | None = None,
+    variants: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Callable[[Builder], Builder]:
+    """Decorate a builder: make it available by name, alone and in its variants.
+
+    Args:
+        name: the name of the model.
+        example: returns what one input looks like; its arguments are options of the builder. Arguments
+            that are not, and have a default, become options of :func:`example_input`.
+        small: options under which the model is small and fast; the tests use them.
+        variants: ``{"smooth": {...}}`` registers ``f"{name}-smooth"`` with these options.
+
+    Raises:
+        ZooError: an argument of the builder has no default or an unusable name, an option named here is not
+            one of the builder's, or another builder holds the name already.
+
+    >>> from surefoot.zoo.samples import vector
+    >>> @register("doctest-line", example=vector)
+    ... def line(features: int = 3) -> nn.Module:
+    ...     return nn.Linear(features, 1)
+    >>> build("doctest-line", features=5)
+    Linear(in_features=5, out_features=1, bias=True)
+    >>> example_input("doctest-line", batch=4).shape
+    torch.Size([4, 3])
+    >>> unregister("doctest-line")
+    """
+
+    def decorate(builder: Builder) -> Builder:
+        _check_builder(name, builder)
+        presets: dict[str, Mapping[str, Any]] = {name: {}}
+        presets |= {f"{name}-{suffix}": chosen for suffix, chosen in (variants or {}).items()}
+        entries = {}
+        for full, preset in presets.items():
+            # What makes a variant stays when it is made small.
+            shrunk = {option: value for option, value in (small or {}).items() if option not in preset}
+            entries[full] = Entry(full, builder, example, name, dict(preset), shrunk)
+            _check_entry(entries[full])
+        _ENTRIES.update(entries)
+        return builder
+
+    return decorate
+
+
+def unregister(name: str) -> None:
+    """Forget a model and its variants."""
+    base = entry(name).base
+    for other in [other.name for other in _ENTRIES.values() if other.base == base]:
+        del _ENTRIES[other]
+
+
+def names() -> tuple[str, ...]:
+    """All names of the zoo, variants included, in alphabetical order."""
+    return tuple(sorted(_ENTRIES))
+
+
+def entry(name: str) -> Entry:
+    """What is registered under a name.
+
+    Raises:
+        UnknownModel: the name is not in the zoo; the message gives the closest one and the list.
+    """
+    if name not in _ENTRIES:
+        raise UnknownModel(unknown("model", name, names()))
+    return _ENTRIES[name]
+
+
+def build(name: str, /, **options: Any) -> nn.Module:
+    """Build a model by name; under ``with torch.device("meta")`` without allocating its parameters.
+
+    Args:
+        name: one of :func:`names`.
+        options: the options of its builder.
+
+    Raises:
+        UnknownModel: there is no such name.
+        ZooError: there is no such option.
+    """
+    found = entry(name)
+    _check_options(name, options, found.defaults)
+    return found.builder(**{**found.preset, **options})
+
+
+def small_options(name: str) -> dict[str, Any]:
+    """Options under which ``build(name, **options)`` and its example input are small and fast."""
+    return dict(entry(name).small)
+
+
+def example_input(
+    name: str,
+    /,
+    batch: int = 2,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> torch.Tensor:
+    """A batch that ``build(name, **options)`` takes: standard normal numbers, or uniform ids.
+
+    The same seed gives the same numbers, and the global random state is left alone.
+
+    Args:
+        name: one of :func:`names`.
+        batch: the number of samples.
+        device: where; by default torch's default device. On ``"meta"`` there are shapes but no numbers.
+        dtype: of real inputs; by default torch's default dtype. Ids are always ``torch.int64``.
+        seed: of the random numbers.
+        options: the options the model is built with. Models that take inputs of any size have an option
+            for it here: ``image_size`` for ``resnet18``, ``length`` for ``gpt``.
+
+    >>> example_input("vgg16", batch=1, image_size=32).shape
+    torch.Size([1, 3, 32, 32])
+    >>> example_input("resnet18", image_size=64, device="meta").shape
+    torch.Size([2, 3, 64, 64])
+    """
+    found = entry(name)
+    _check_options(name, options, [*found.defaults, *(_arguments(found.example).keys() - found.defaults)])
+    return found.sample(options).batch(batch, device=device, dtype=dtype, seed=seed)
+
+
+def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of a function, with their defaults."""
+    return {argument.name: argument.default for argument in inspect.signature(function).parameters.values()}
+
+
+def _check_builder(name: str, builder: Callable[..., nn.Module]) -> None:
+    """Every option can be left out, and none is mistaken for an argument of :func:`example_input`."""
+    for argument, default in _arguments(builder).items():
+        if default is inspect.Parameter.empty:
+            raise ZooError(
+                f"builder of {name!r}: argument {argument!r} has no default, so the name alone would not "
+                "build a model; give it one"
+            )
+        if argument in _RESERVED:
+            raise ZooError(f"builder of {name!r}: {argument!r} is an argument of example_input; rename it")
+
+
+def _check_entry(new: Entry) -> None:
+    """All options it names exist, and nobody else has its name.
+
+    The same function defined again (a module reloaded, a notebook's cell run twice) replaces itself.
+    """
+    known = _arguments(new.builder)
+    required = [
+        option for option, default in _arguments(new.example).items() if default is inspect.Parameter.empty
+    ]
+    _check_options(new.name, (*new.preset, *new.small, *required), known)
+    old = _ENTRIES.get(new.name)
+    if old is not None and _origin(old.builder) != _origin(new.builder):
+        raise ZooError(f"the name {new.name!r} is taken by {_origin(old.builder)}; choose another")
+
+
+def _check_options(name: str, options: Iterable[str], known: Iterable[str]) -> None:
+    listed = list(known)
+    for option in options:
+        if option not in listed:
+            raise ZooError(f"{name}: {unknown('option', option, listed)}")
+
+
+def _origin(builder: Callable[..., nn.Module]) -> str:
+    return f"{builder.__module__}.{builder.__qualname__}"

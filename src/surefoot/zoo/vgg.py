@@ -1,0 +1,120 @@
+r"""The VGG network of the paper's application, and its smooth and batch-normalised variations.
+
+Layer :math:`t` is :math:`x_t = \nu_t \circ \pi_t \circ \alpha_t(b_t(x_{t-1}, u_t))`: convolution or matrix
+product, then activation, then pooling, then normalisation (paper, "Layer decomposition").
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from surefoot.zoo.naming import ZooError, unknown
+from surefoot.zoo.parts import Activation, check_image, make_activation, make_pooling, scaled
+from surefoot.zoo.registry import register
+from surefoot.zoo.samples import image
+
+# Channels and number of convolutions of each stage; a pooling ends it (paper, "Detailed network").
+_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+_HIDDEN = 4096
+_REDUCTION = 2 ** len(_STAGES)
+
+
+class VGG(nn.Module):
+    """Convolutions in ``features``, fully connected layers in ``classifier``; made by :func:`vgg16`."""
+
+    def __init__(
+        self, features: nn.Sequential, classifier: nn.Sequential, in_channels: int, image_size: int
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.image_size = in_channels, image_size
+        self.features = features
+        self.flatten = nn.Flatten()
+        self.classifier = classifier
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images ``(batch, in_channels, image_size, image_size)`` to ``(batch, num_classes)``."""
+        check_image(x, self.in_channels, self.image_size, "VGG")
+        return self.classifier(self.flatten(self.features(x)))
+
+
+@register(
+    "vgg16",
+    example=image,
+    small={"width": 1 / 16, "image_size": 32, "num_classes": 5},
+    variants={
+        "smooth": {"activation": "softplus", "pooling": "average"},
+        "batchnorm": {"activation": "softplus", "pooling": "average", "batch_norm": 1e-2},
+    },
+)
+def vgg16(
+    num_classes: int = 1000,
+    image_size: int = 224,
+    in_channels: int = 3,
+    activation: Activation = "relu",
+    pooling: str = "max",
+    batch_norm: float | None = None,
+    batch_norm_affine: bool = False,
+    batch_norm_position: str = "last",
+    softmax: bool = True,
+    width: float = 1.0,
+) -> VGG:
+    """VGG-16: 13 convolutions, 5 poolings, 3 fully connected layers, soft-max.
+
+    The list of layers is the paper's, appendix "Detailed network" (configuration D of Simonyan and
+    Zisserman, 2014). Variants, both of the paper's section "Variations of VGG": ``vgg16-smooth`` has
+    soft-plus and average pooling, ``vgg16-batchnorm`` besides a batch-normalisation at each convolutional
+    layer, with the smaller ε of the two which the paper compares; ``batch_norm=1e2`` is the other.
+
+    Args:
+        num_classes: the number of outputs.
+        image_size: height and width of the images, at least 32; the first matrix product is made for it.
+        in_channels: the channels of the images.
+        activation: by name or class.
+        pooling: ``"max"`` or ``"average"``, over disjoint 2×2 patches.
+        batch_norm: the ε of a batch-normalisation at each convolutional layer; ``None`` for no normalisation.
+        batch_norm_affine: whether the normalisation has a scale and a shift; the paper's has not.
+        batch_norm_position: ``"last"``, after activation and pooling, as the paper writes it; ``"first"``,
+            directly after the convolution, as is usual.
+        softmax: whether the outputs are probabilities, as in the paper, or logits.
+        width: multiplies all hidden channels and sizes.
+
+    Raises:
+        ZooError: an option has no meaning; the message says which do.
+    """
+    if image_size < _REDUCTION:
+        raise ZooError(
+            f"vgg16 halves its images {len(_STAGES)} times: image_size must be at least {_REDUCTION}, "
+            f"not {image_size}"
+        )
+    if batch_norm is not None and not batch_norm > 0:
+        raise ZooError(f"batch_norm is the ε of the normalisation and must be positive, not {batch_norm}")
+    if batch_norm_position not in ("first", "last"):
+        raise ZooError(unknown("batch_norm_position", batch_norm_position, ("first", "last")))
+
+    features: list[nn.Module] = []
+    inputs = in_channels
+    for stage_channels, convolutions in _STAGES:
+        channels = scaled(stage_channels, width)
+        for position in range(1, convolutions + 1):
+            features.append(nn.Conv2d(inputs, channels, kernel_size=3, padding=1))
+            after = [make_activation(activation)]
+            if position == convolutions:
+                after.append(make_pooling(pooling, 2))
+            if batch_norm is not None:
+                normalization = nn.BatchNorm2d(channels, eps=batch_norm, affine=batch_norm_affine)
+                after.insert(0 if batch_norm_position == "first" else len(after), normalization)
+            features += after
+            inputs = channels
+
+    hidden = scaled(_HIDDEN, width)
+    classifier: list[nn.Module] = [
+        nn.Linear(inputs * (image_size // _REDUCTION) ** 2, hidden),
+        make_activation(activation),
+        nn.Linear(hidden, hidden),
+        make_activation(activation),
+        nn.Linear(hidden, num_classes),
+    ]
+    if softmax:
+        classifier.append(nn.Softmax(dim=1))
+    return VGG(nn.Sequential(*features), nn.Sequential(*classifier), in_channels, image_size)
