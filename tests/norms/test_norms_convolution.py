@@ -138,7 +138,15 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def diagonal_wave(taps: int, angle: float) -> Tensor:
+    """A filter whose symbol peaks where the two frequencies have opposite signs."""
+    index = torch.arange(taps)
+    return torch.cos(angle * (index[:, None] - index[None, :]))[None, None]
+
+
 LARGER = [
+    Case(diagonal_wave(4, math.pi / 2), (20, 20), (1, 1), (1, 1), (1, 1), 1),
+    Case(diagonal_wave(4, 2.0), (20, 15), (1, 1), (1, 1), (1, 1), 1),
     Case(random(6, 3, 3, 3), (16, 17), (1, 1), (1, 1), (1, 1), 1),
     Case(random(3, 8, 5, 3), (15, 14), (2, 1), (2, 0), (1, 2), 1),
     Case(random(8, 1, 7, 7), (12, 12), (1, 1), (3, 3), (1, 1), 8),
@@ -176,6 +184,37 @@ def test_the_symbol_approaches_the_norm_of_long_signals() -> None:
     assert exact <= bound <= 3 * (1 + 1e-12)
     bound = convolution_norm(torch.ones(1, 1, 3, 3), (1000, 1000), padding=1)
     assert exact**2 <= bound <= 9 * (1 + 1e-12)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 12),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(0, 9),
+    st.integers(1, 4),
+    st.integers(0, 3),
+)
+def test_the_torus_has_no_wrap_around(
+    inputs: int, kernel: int, stride: int, before: int, dilation: int, unused: int
+) -> None:
+    """On the torus, as on the line, an output meets an input through the same taps."""
+    outputs = (inputs + 2 * before - dilation * (kernel - 1) - 1) // stride + 1 - unused
+    assume(outputs >= 1)
+    axis = symbol.Axis(inputs, outputs, kernel, stride, before, dilation)
+    live = axis.live_taps()
+    assume(len(live) > 0)
+    line = symbol._line(axis)
+    offset = dilation * live - before
+    first = int((offset // stride).min())
+    step = int((offset // stride - first).max()) // line.degree if line.degree else 1
+    for output in range(outputs):
+        for entry in range(inputs):
+            on_line = output * stride + offset == entry
+            distance = entry // stride - output - first
+            same = (distance % step == 0) & (line.phase == entry % stride)
+            on_torus = same & ((distance // step - line.shift) % line.torus == 0)
+            assert line.degree == 0 or np.array_equal(on_line, on_torus)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -244,6 +283,13 @@ def test_any_budget_gives_a_bound_and_more_is_not_worse(budget: float) -> None:
     exact = case.norm()
     assert exact * (1 - 1e-12) <= case.bound(budget=budget) <= 3 * float(case.weight.norm())
     assert case.bound(budget=1e12) <= case.bound(budget=budget) * (1 + 1e-9)
+
+
+def test_the_error_of_the_gram_matrices_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(random(3, 4, 3), (40,), (1,), (1,), (1,), 1)
+    plain = case.parts()["symbol 1.0"]
+    monkeypatch.setattr(symbol, "product_error", lambda inner, dtype: 0.01)
+    assert case.parts()["symbol 1.0"] >= 1.01 * plain
 
 
 def test_padding_by_name() -> None:

@@ -176,6 +176,34 @@ def test_excess_covers_the_residual_of_a_wrong_factor(monkeypatch: pytest.Monkey
     assert float(shift + hermitian.excess(gram, shift)) >= top
 
 
+def test_the_error_of_products_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a pretended relative error c of products, the bound covers ‖A‖² + c‖A‖_F²."""
+    a = random(30, 20)
+    expected = float(torch.linalg.svdvals(a)[0]) ** 2 + 0.01 * float(a.norm()) ** 2
+    monkeypatch.setattr(matrix, "product_error", lambda inner, dtype: 0.01)
+    assert expected * (1 - 1e-12) <= spectral_norm(a) ** 2 <= expected * 1.01
+    assert expected * (1 - 1e-12) <= float(batched_spectral_norm(a)) ** 2 <= expected * 1.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("size", [1, 10, 1000])
+def test_products_err_less_than_stated_but_not_never(dtype: torch.dtype, size: int) -> None:
+    """Small terms are lost next to a large one: the classical worst case, up to the order of summation."""
+    from surefoot.norms.rounding import gamma, product_error, unit_roundoff
+
+    roundoff = unit_roundoff(dtype)
+    assert roundoff == {4: 2.0**-24, 8: 2.0**-53}[torch.finfo(dtype).bits // 8]
+    assert size * roundoff <= gamma(size, dtype) <= 1.001 * size * roundoff
+    assert product_error(size, dtype) >= size * roundoff * (2**1.5 if dtype.is_complex else 1)
+    assert gamma(2**60) == math.inf
+    if dtype == torch.float32:
+        x = torch.full((size, 1), roundoff / 2)
+        x[0] = 1
+        exact = float(x.double().sum())
+        error = abs(float(x.T @ torch.ones(size, 1)) - exact)
+        assert error <= product_error(size, dtype) * exact
+
+
 def test_batches_of_complex_matrices() -> None:
     a = torch.complex(random(2, 3, 8, 5), random(2, 3, 8, 5, seed=1))
     a[0, 0] *= 1e200

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 import surefoot.rules.families  # noqa: F401  registers the rules
 from surefoot.calculus.assemble import assemble, smoothness, terms, weights
+from surefoot.calculus.breakdown import by_block, reasons, rows
 from surefoot.calculus.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.calculus.forward import Pass, forward
 from surefoot.calculus.prepare import prepared
-from surefoot.certificate import Certificate, summarise
+from surefoot.certificate import Certificate
 from surefoot.domains import Domain, DomainError, ProductBall, Region
 from surefoot.graph import Graph, Leaf, Source, capture
 from surefoot.graph.checks import as_inputs
@@ -62,26 +63,28 @@ def certify(
     args, kwargs = as_inputs(x)
     inputs = dict(zip((leaf.name for leaf in graph.inputs), (*args, *kwargs.values()), strict=True))
     leaves, region = enclose_leaves(graph, dict(model.named_parameters()), inputs, domain, wrt, input_norm)
-    return certificate_of(forward(prepared(graph), leaves, region), graph, domain, wrt)
+    return certificate_of(forward(prepared(graph), leaves, region), domain, wrt)
 
 
-def certificate_of(result: Pass, graph: Graph, domain: Domain, wrt: str) -> Certificate:
-    """What a forward pass says about the outputs."""
+def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
+    """What a forward pass says about the outputs, stacked."""
     ends = [result.enclosures[name] for name in result.outputs]
-    lipschitz = ends[0].lipschitz if len(ends) == 1 else stack([e.lipschitz for e in ends]).norm(axis=0)
+    lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
     summands = terms(result, weights(result))
     matrix = assemble(summands, len(result.region.variables))
-    bound = ends[0].bound if len(ends) == 1 else stack([e.bound for e in ends]).norm()
-    return summarise(
-        result=result,
-        graph=graph,
-        domain=domain,
+    smooth = smoothness(matrix)
+    blocks = result.region.blocks
+    return Certificate(
+        bound=stack([e.bound for e in ends]).norm(),
+        lipschitz=lipschitz.norm(),
+        smoothness=smooth,
+        block_lipschitz={path: lipschitz[list(members)].norm() for path, members in blocks.items()},
+        block_smoothness=by_block(matrix, list(blocks.values())),
+        reasons=tuple(reasons(summands)),
+        domain=str(domain),
         wrt=wrt,
-        bound=bound,
-        lipschitz=lipschitz,
-        matrix=matrix,
-        smoothness=smoothness(matrix),
-        summands=summands,
+        scalar=sum(e.numel for e in ends) == 1,
+        make_rows=lambda: rows(result, summands, smooth),
     )
 
 

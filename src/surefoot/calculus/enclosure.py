@@ -44,6 +44,8 @@ class Enclosure:
         rows: the same for each slice along the first dimension, or ``None``.
         error: on the distance between the exact and the computed centre.
         lipschitz: one entry per variable.
+        is_constant: whether no variable enters it. (Lipschitz constants that are zero do not say so: on a domain
+            that is a single point a product of two variables may be flat and yet curved.)
     """
 
     spec: Spec | tuple[Spec, ...]
@@ -54,11 +56,7 @@ class Enclosure:
     rows: Magnitude | None
     error: Magnitude
     lipschitz: Magnitude
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether it is the same everywhere on the domain."""
-        return self.lipschitz.is_zero
+    is_constant: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -131,7 +129,7 @@ def constant(value: Tensor, variables: int) -> Enclosure:
     spec = Spec(tuple(value.shape), value.dtype)
     number = value.to(torch.float64) if value.is_floating_point() else value
     size, peak = measure(number)
-    return Enclosure(spec, number, size, peak, zero, None, zero, Magnitude.zero((variables,)))
+    return Enclosure(spec, number, size, peak, zero, None, zero, Magnitude.zero((variables,)), is_constant=True)
 
 
 def unknown_constant(spec: Spec | tuple[Spec, ...], variables: int, bound: Magnitude | None = None) -> Enclosure:
@@ -140,7 +138,9 @@ def unknown_constant(spec: Spec | tuple[Spec, ...], variables: int, bound: Magni
     specs = spec if isinstance(spec, tuple) else (spec,)
     empty = not any(part.numel for part in specs)
     size = Magnitude.zero() if empty else infinite if bound is None else bound
-    return Enclosure(spec, None, size, size, infinite, None, infinite, Magnitude.zero((variables,)))
+    return Enclosure(
+        spec, None, size, size, infinite, None, infinite, Magnitude.zero((variables,)), is_constant=True
+    )
 
 
 def measure(value: Any) -> tuple[Magnitude, Magnitude]:

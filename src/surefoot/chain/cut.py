@@ -1,8 +1,8 @@
 r"""Where a graph is cut into computations.
 
-A new computation :math:`\phi_t` starts where parameters enter and the result would no longer be biaffine in the
-state and the parameters of the present one. Computations that share parameters are joined with all that stands
-between them, because a chain has each parameter in one computation.
+A computation :math:`\phi_t` ends where parameters enter and the result would no longer be biaffine in its state
+and its parameters. Computations that share parameters are joined with all that stands between them, because a
+chain has each parameter in one computation.
 """
 
 from __future__ import annotations
@@ -35,31 +35,51 @@ def initial_degrees(graph: Graph, state: Iterable[str]) -> dict[str, Degree]:
 
 def _pieces(graph: Graph) -> Iterator[list[Node]]:
     """The nodes between two cuts, for all cuts; functions of parameters go with their first reader."""
-    current: list[Node] = []
-    waiting: list[Node] = []
-    degrees = initial_degrees(graph, graph.live[0])
-    for k, node in enumerate(graph.nodes):
-        role = graph.roles[node.name]
-        if role == Role.CONSTANT:
+    nodes = [node for node in graph.nodes if graph.roles[node.name] != Role.CONSTANT]
+    start = 0
+    while start < len(nodes):
+        stop = _next_cut(graph, nodes, start)
+        yield nodes[start:stop]
+        start = stop
+
+
+def _next_cut(graph: Graph, nodes: Sequence[Node], start: int) -> int:
+    """Where the computation that starts at a node ends.
+
+    It must end where a block enters and the result would not be biaffine. It ends before, where the first block
+    entered behind something that is not affine, if a biaffine result of such a block is still waiting there to
+    be used. So a gate and what it gates are one computation, and a dense network has the paper's states: the map
+    of an old state is left to the layer that uses it.
+    """
+    degrees = initial_degrees(graph, graph.live[graph.position[nodes[start].name]])
+    late: set[str] = set()  # biaffine results of blocks that entered behind something that is not affine
+    first_late: int | None = None
+    reads, bends, entry = False, False, start
+    for k in range(start, len(nodes)):
+        node = nodes[k]
+        degrees[node.name] = degree_of(node, degrees)
+        if Role.INPUT not in graph.roles[node.name]:
             continue
-        degree = degree_of(node, degrees)
-        if Role.INPUT not in role:
-            degrees[node.name] = degree
-            waiting.append(node)
-            continue
-        if graph.blocks_read[node.name] and current and not degree.is_biaffine:
-            of_parameters = {n: d for n, d in degrees.items() if Role.INPUT not in graph.roles[n]}
-            anew = initial_degrees(graph, graph.live[k]) | of_parameters
-            # A cut before something that is not biaffine from there either helps only to part two blocks.
-            if degree_of(node, anew).is_biaffine or any(graph.blocks_read.get(n.name) for n in current):
-                yield current
-                current, degrees = [], anew
-                degree = degree_of(node, degrees)
-        degrees[node.name] = degree
-        current += [*waiting, node]
-        waiting = []
-    if current or waiting:
-        yield current + waiting
+        is_biaffine, enters = degrees[node.name].is_biaffine, bool(graph.blocks_read[node.name]) and entry > start
+        if enters and not is_biaffine and (reads or _is_biaffine_from(graph, nodes, entry, k)):
+            waiting = late.intersection(graph.live[graph.position[nodes[entry].name]])
+            return first_late if waiting and first_late is not None else entry
+        if enters and is_biaffine and bends and first_late is None:
+            first_late = entry
+        if is_biaffine and ((enters and bends) or late.intersection(node.inputs)):
+            late.add(node.name)
+        reads = reads or bool(graph.blocks_read[node.name])
+        bends = bends or not is_biaffine
+        entry = k + 1  # functions of parameters between here and the next node go with that one
+    return len(nodes)
+
+
+def _is_biaffine_from(graph: Graph, nodes: Sequence[Node], start: int, stop: int) -> bool:
+    """Whether a node would be biaffine in a computation that starts with the functions of parameters it reads."""
+    degrees = initial_degrees(graph, graph.live[graph.position[nodes[start].name]])
+    for node in nodes[start : stop + 1]:
+        degrees[node.name] = degree_of(node, degrees)
+    return degrees[nodes[stop].name].is_biaffine
 
 
 def _joined(graph: Graph, pieces: list[list[Node]]) -> Iterator[tuple[list[Node], tuple[str, ...]]]:

@@ -5,7 +5,8 @@
 * ``trace``, ``translate``: ``torch.export``, and what goes wrong in it, in the user's terms.
 * ``read``, ``owned``, ``naming``, ``canonical``: from an exported program to a graph.
 * ``checks``, ``outputs``, ``severed``, ``stateful``, ``refusals``: what is accepted, and errors for the rest.
-* ``survey``, ``identity``, ``preserve``, ``held``: the model stays as it was, and equal models share a capture.
+* ``survey``, ``identity``, ``generators``, ``preserve``, ``held``: the model stays as it was, and one that has not
+  changed is not captured again.
 * ``compose``: cutting a graph in parts and putting two graphs one behind the other.
 """
 

@@ -112,7 +112,7 @@ def _batch_norm_eval(node: Node) -> Iterator[Node]:
 
 def _batch_statistics(node: Node, a: dict[str, Any], training: bool) -> Iterator[Node]:
     """Batch statistics while training: running ones are not passed, so that running writes nothing."""
-    mean, var = (None, None) if training else (a["running_mean"], a["running_var"])
+    mean, var = (None, None) if training else (a.get("running_mean"), a.get("running_var"))
     training = training or mean is None
     core = _core(node, _aten.batch_norm.default, a["input"], None, None, mean, var, training, 0.0, a["eps"], False)
     yield from _affine(node, core, a["weight"], a["bias"], 1)
@@ -190,6 +190,7 @@ _SPLITS: dict[str, _Split] = {
     "aten.group_norm": _group_norm,
 }
 _TRIPLES: dict[str, _Split] = {
+    "aten._native_batch_norm_legit": _batch_norm,
     "aten._native_batch_norm_legit_functional": _batch_norm,
     "aten._native_batch_norm_legit_no_training": _batch_norm_eval,
 }

@@ -54,13 +54,13 @@ def capture(model: nn.Module, x: Any) -> Graph:
     check_model(model)
     args, kwargs = as_inputs(x)
     check_inputs(args, kwargs)
-    survey = Survey(model)
+    survey = Survey(model, record=False)
     shapes = tuple(map(_describe, args)), tuple((key, _describe(value)) for key, value in kwargs.items())
     key = None if survey.description is None else (survey.description, shapes)
     entries = _entries_of(model)
     entry = entries.get(key)
     if entry is None:
-        entry = _Entry(_capture(model, args, kwargs, survey))
+        entry = _Entry(_capture(model, args, kwargs))
     entry = entry.refreshed(model)
     if key is not None:
         entries[key] = entry
@@ -106,7 +106,8 @@ def _entries_of(model: nn.Module) -> OrderedDict[Hashable, _Entry]:
     return known[1]
 
 
-def _capture(model: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], survey: Survey) -> Graph:
+def _capture(model: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> Graph:
+    survey = Survey(model)
     with preserved(model, survey) as before:
         traced = trace(model, args, kwargs, survey)
         refuse_stored(traced.changes, model)
@@ -118,7 +119,7 @@ def _capture(model: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Te
         refuse_unfaithful(graph)
         if traced.changes:  # harmless, if a second call in a row computes the same
             again = read(trace(model, args, kwargs, survey, calls=2).program, model)
-            refuse_other(graph, again, traced.changes)
+            refuse_other(graph, again, traced.changes, model)
     return graph
 
 

@@ -29,13 +29,13 @@ def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         args = tuple(x)
     else:
         raise CaptureError(
-            f"the input is a {type(x).__name__}",
+            f"the input is of type {type(x).__name__}",
             remedy="Pass a tensor, a tuple of tensors, or a dict of keyword arguments that are tensors.",
         )
     for name, value in _labelled(args, kwargs):
         if not isinstance(value, Tensor):
             raise CaptureError(
-                f"{name} is a {type(value).__name__}, not a tensor",
+                f"{name} is of type {type(value).__name__}, not a tensor",
                 remedy="Pass tensors only; fix other arguments in a small module that wraps yours.",
             )
     return args, kwargs
@@ -73,9 +73,9 @@ def check_model(model: Any) -> None:
             NaN, infinite or complex, if parameters share memory, or if dropout is random.
     """
     if not isinstance(model, nn.Module):
-        kind = f"class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
         raise CaptureError(
-            f"expected a torch.nn.Module, got a {kind}",
+            f"expected a torch.nn.Module, got {kind}",
             remedy="Pass an instance of a module; wrap a function in a small module whose forward calls it.",
         )
     for path, module in model.named_modules():

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch._subclasses import FakeTensor
 
 
 class HeldCopies:
@@ -46,4 +47,4 @@ def _equal(present: Tensor, copy: Tensor) -> bool:
 
 def _has_values(value: Tensor) -> bool:
     """Whether there are entries to compare: on the meta device and in fake tensors there are none."""
-    return type(value) in (Tensor, nn.Parameter) and value.device.type != "meta"
+    return not isinstance(value, FakeTensor) and value.device.type != "meta"

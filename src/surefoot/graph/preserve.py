@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import array
-import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from surefoot.graph.generators import global_generators, same_state, set_state, state_of
 from surefoot.graph.survey import Survey
 
 
@@ -60,50 +59,42 @@ class Snapshot:
 
     def __init__(self, model: nn.Module, survey: Survey) -> None:
         self._watch = Watch(survey)
-        known = {label: value for label, value in survey.tensors.items() if _has_values(value)}
-        self._tensors = {label: (value, value.detach().clone()) for label, value in known.items()}
-        self._versions = {label: value._version for label, value in known.items()}
+        known = [(label, value) for label, value in survey.tensors if _has_values(value)]
+        self._tensors = [(label, value, value.detach().clone(), value._version) for label, value in known]
         self._gradients = [(value, value.requires_grad, value.grad) for value in model.parameters()]
-        self._python, self._numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-        self._torch = torch.random.get_rng_state()
+        generators = [*global_generators().items(), *((f"'{key}'", value) for key, value in survey.generators)]
+        self._generators = [(name, generator, state_of(generator)) for name, generator in generators]
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def drawn_from(self) -> list[str]:
-        """The generators outside of PyTorch that random numbers were drawn from."""
-        drawn = []
-        if random.getstate() != self._python:
-            drawn.append("random")
-        before, after = self._numpy, np.random.get_state()  # noqa: NPY002
-        if any(not np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
-            drawn.append("numpy.random")
-        return drawn
+        """The generators that random numbers were drawn from while tracing: they are baked into the graph."""
+        return [name for name, one, state in self._generators if not same_state(state_of(one), state)]
 
     def written_to(self) -> list[str]:
         """The tensors, other than parameters and buffers in their tables, whose entries are not what they were."""
-        return [label for label, (value, saved) in self._tensors.items() if not _equal(value, saved)]
+        return [label for label, value, saved, _ in self._tensors if not _equal(value, saved)]
 
     def restore(self) -> None:
         """Put everything back."""
         self._watch.restore()
-        for label, (value, saved) in self._tensors.items():
+        for _, value, saved, version in self._tensors:
             if not _equal(value, saved):
                 value.data.copy_(saved)
             # Autograd counts writes. A pending backward pass may go on: the values are what they were.
-            torch._C._autograd._unsafe_set_version_counter((value,), (self._versions[label],))
+            torch._C._autograd._unsafe_set_version_counter((value,), (version,))
         for parameter, requires_grad, grad in self._gradients:
             if parameter.requires_grad != requires_grad:
                 parameter.requires_grad_(requires_grad)
             if parameter.grad is not grad:
                 parameter.grad = grad
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)  # noqa: NPY002
-        torch.random.set_rng_state(self._torch)
+        for _, generator, state in self._generators:
+            set_state(generator, state)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
 @contextmanager
-def preserved(model: nn.Module, survey: Survey | None = None) -> Iterator[Snapshot]:
+def preserved(model: nn.Module, survey: Survey) -> Iterator[Snapshot]:
     """Restore the model and the random state on leaving.
 
     What is restored is every attribute, table, hook and container that the model refers to, at any depth, the
@@ -111,7 +102,7 @@ def preserved(model: nn.Module, survey: Survey | None = None) -> Iterator[Snapsh
     and the state of the random generators. Values of parameters and buffers are not copied: nothing that runs
     inside may write to them.
     """
-    snapshot = Snapshot(model, Survey(model) if survey is None else survey)
+    snapshot = Snapshot(model, survey)
     try:
         yield snapshot
     finally:

@@ -97,7 +97,7 @@ def _nodes(module: fx.GraphModule, values: dict[fx.Node, Any], taken: set[str]) 
 
 def _node(node: fx.Node, name: str, args: Any, kwargs: Mapping[str, Any]) -> Node:
     result = node.meta["val"]
-    read_ = Node(
+    found = Node(
         name=name,
         op=operation(node.target),
         target=node.target,  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def _node(node: fx.Node, name: str, args: Any, kwargs: Mapping[str, Any]) -> Nod
         module=module_path(node),
         spec=_specs(result),
     )
-    return filled(read_, result.device) if isinstance(result, Tensor) else read_
+    return filled(found, result.device) if isinstance(result, Tensor) else found
 
 
 def _region(node: fx.Node, values: dict[fx.Node, Any], taken: set[str]) -> Iterator[Node]:
@@ -141,7 +141,7 @@ def _refuse_written(program: ExportedProgram, graph: Graph) -> None:
     Running statistics are written to as well, but what a batch normalisation returns while it trains does not
     depend on them: they are no leaves of the graph.
     """
-    read_ = {leaf.path for leaf in graph.leaves.values()}
+    paths = {leaf.path for leaf in graph.leaves.values()}
     for spec in program.graph_signature.output_specs:
         path = (spec.target or "").removeprefix(f"{PREFIX}.")
         owner, _, name = path.rpartition(".")
@@ -149,7 +149,7 @@ def _refuse_written(program: ExportedProgram, graph: Graph) -> None:
             what, where = "the forward pass writes into its input", ""
         elif spec.kind is OutputKind.PARAMETER_MUTATION:
             what, where = f"the forward pass writes into the parameter '{name}'", owner
-        elif spec.kind is OutputKind.BUFFER_MUTATION and path in read_:
+        elif spec.kind is OutputKind.BUFFER_MUTATION and path in paths:
             what, where = f"the forward pass reads the buffer '{name}' and writes into it", owner
         else:
             continue

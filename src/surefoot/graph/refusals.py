@@ -36,9 +36,8 @@ def refuse_unfaithful(graph: Graph) -> None:
         _refuse_random(node)
         _refuse_unknown(node)
         _refuse_writing(node)
-        if graph.roles[node.name] is not Role.CONSTANT:
-            _refuse_integers(graph, node)
-            _refuse_mixed_types(graph, node)
+        _refuse_mixed_types(graph, node)
+    _refuse_integers(graph)
     if not any(Role.INPUT in graph.roles[name] for name in graph.outputs):
         raise CaptureError(
             "the output does not depend on the input",
@@ -125,18 +124,22 @@ def _refuse_writing(node: Node) -> None:
         )
 
 
-def _refuse_integers(graph: Graph, node: Node) -> None:
-    """Integers may choose (ids, masks, conditions); they may not be computed with."""
-    if node.op in _SELECTS or not all(spec.is_real for spec in node.specs):
-        return
-    for name in node.inputs:
-        spec = graph.spec(name)
-        if isinstance(spec, Spec) and Role.INPUT in graph.roles[name] and spec.dtype in _INTEGERS:
+def _refuse_integers(graph: Graph) -> None:
+    """Integers of the input may choose (ids, masks, conditions); they may not be computed with."""
+    given = {leaf.name for leaf in graph.inputs if leaf.spec.dtype in _INTEGERS}
+    for node in graph.nodes:
+        read = given.intersection(node.inputs)
+        if not read or node.op in _SELECTS:
+            continue
+        if any(spec.is_real for spec in node.specs):
+            dtype = next(spec.dtype for name in read if isinstance(spec := graph.spec(name), Spec))
             raise CaptureError(
-                f"'{node.op}' computes with integers ({spec.dtype}) that come from the input",
+                f"'{node.op}' computes with integers ({dtype}) that come from the input",
                 where=node.module,
                 remedy="Integer inputs can only be ids for an embedding, or masks: pass numbers as x.float().",
             )
+        if any(spec.dtype in _INTEGERS for spec in node.specs):
+            given.add(node.name)
 
 
 def _refuse_mixed_types(graph: Graph, node: Node) -> None:

@@ -21,12 +21,10 @@ def refuse_stored(changes: Sequence[Change], model: nn.Module) -> None:
     Raises:
         CaptureError: naming the module and the attribute.
     """
-    modules = dict(model.named_modules())
     for change in changes:
-        parts = change.label.split(".")
-        depth = max(k for k in range(len(parts) + 1) if ".".join(parts[:k]) in modules)
-        path, attribute = ".".join(parts[:depth]), ".".join(parts[depth:])
-        if change.of_model and change.holds_tensor and not _computed_by_hook(modules[path], attribute):
+        path, attribute = _split(change.label, model)
+        hooked = _computed_by_hook(model.get_submodule(path), attribute)
+        if change.of_model and change.holds_tensor and not hooked:
             raise CaptureError(
                 f"the forward pass stores a tensor on self, as '{attribute}'",
                 where=path,
@@ -49,30 +47,31 @@ def refuse_written(labels: Sequence[str]) -> None:
 
 
 def refuse_drawn(generators: Sequence[str]) -> None:
-    """Refuse a forward pass that draws random numbers outside of PyTorch.
+    """Refuse a forward pass that draws random numbers outside of the graph.
 
     Raises:
         CaptureError: naming the generators.
     """
     if generators:
         raise CaptureError(
-            f"the forward pass draws random numbers (from the module {' and '.join(generators)})",
+            f"the forward pass draws random numbers (from {' and '.join(generators)})",
             where="",
             remedy="Call model.eval() if that stops it, or pass the random numbers as an input: a certificate "
             "covers one function.",
         )
 
 
-def refuse_other(graph: Graph, again: Graph, changes: Sequence[Change]) -> None:
+def refuse_other(graph: Graph, again: Graph, changes: Sequence[Change], model: nn.Module) -> None:
     """Refuse a forward pass that changes something and computes another function the next time.
 
     Raises:
         CaptureError: naming what it changes.
     """
     if not same_function(graph, again):
+        path, attribute = _split(changes[0].label, model)
         raise CaptureError(
-            f"the forward pass changes '{changes[0].label}', and the next one computes something else",
-            where="",
+            f"the forward pass changes '{attribute}', and the next one computes something else",
+            where=path,
             remedy="Make forward a pure function: pass what changes from call to call as an input.",
         )
 
@@ -93,6 +92,13 @@ def same_function(a: Graph, b: Graph) -> bool:
         if (node.target, node.args, node.kwargs, node.spec) != (twin.target, args, kwargs, twin.spec):
             return False
     return a.outputs == tuple(names[name] for name in b.outputs)
+
+
+def _split(label: str, model: nn.Module) -> tuple[str, str]:
+    """The path of the module that something was found in, and what it is called there."""
+    modules, parts = dict(model.named_modules()), label.split(".")
+    depth = max(k for k in range(len(parts) + 1) if ".".join(parts[:k]) in modules)
+    return ".".join(parts[:depth]), ".".join(parts[depth:])
 
 
 def _same_leaf(a: Graph, leaf: Leaf, b: Graph, other: Leaf) -> bool:

@@ -5,7 +5,8 @@ one walk over a model finds both: a description that two equal models share, and
 
 The walk goes through attributes, containers and plain objects, and through the code that a user wrote: methods,
 closures, default arguments, and the global names they mention. Installed packages are taken as they are: a
-function of theirs counts by its identity, and their own global variables are not followed.
+function of theirs counts by its identity, and their own global variables are not followed. Tensors of more than a
+million entries that are neither parameters nor buffers count by PyTorch's own counter of writes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import array
 import enum
 import functools
 import logging
+import random
 import re
 import threading
 import types
@@ -21,21 +23,23 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from surefoot.graph.generators import Generator, state_of
 from surefoot.graph.identity import Same, closure_of, digest, globals_read, is_library, slots_of, tensor_digest
 
 _LIMIT = 200_000  # objects; beyond, describing the model costs more than capturing it again
-_LARGEST_COMPARED = 1 << 20  # entries of a tensor that is compared by value
+_LARGEST_COMPARED = 1_000_000  # entries of a tensor that is compared by value
+_NUMBERS = {int, float, bool}
 _VALUES = {int, bool, str, bytes, complex, type(None), type(...)}
 _IMMUTABLE = (
     slice | range | int | str | bytes | complex | torch.dtype | torch.device | torch.layout | torch.memory_format
 )
+_STANDARD = {key for key, item in vars(nn.Module()).items() if isinstance(item, dict | set)}
 _CONTAINERS = {dict, OrderedDict, list, set}
 _MAPPINGS = dict | types.MappingProxyType
 _FIXED = tuple | frozenset | types.MappingProxyType
@@ -43,12 +47,11 @@ _OPAQUE = (
     types.ModuleType, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType,
     types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
     types.MemberDescriptorType, types.CodeType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
-    logging.Logger, re.Pattern, type(threading.Lock()), type(threading.RLock()), torch.Generator,
+    logging.Logger, re.Pattern, type(threading.Lock()), type(threading.RLock()),
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """A mutable object found on the way.
 
     Attributes:
@@ -65,21 +68,27 @@ class Holder:
 class Survey:
     """One walk over a model.
 
+    Args:
+        model: the model.
+        record: whether to list what was found, besides describing it.
+
     Attributes:
         holders: every mutable container that the model or its code refers to, in order of discovery.
-        tensors: the tensors on the way that are not only parameters or buffers, by where they were found.
+        generators: the generators of random numbers on the way, each with where it was found.
+        tensors: the tensors on the way that are not only parameters or buffers, likewise.
         description: a hashable description of all that was found; ``None`` if something cannot be described.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, record: bool = True) -> None:
         self.holders: list[Holder] = []
-        self.tensors: dict[str, Tensor] = {}
+        self.generators: list[tuple[str, Generator]] = []
+        self.tensors: list[tuple[str, Tensor]] = []
         self.description: Hashable | None = None
         self._registered = {id(value) for value in (*model.parameters(), *model.buffers())}
         self._numbers: dict[int, int] = {}
         self._met: list[Any] = []  # keeps what was met alive, so that no identity is used twice
         self._later: list[tuple[types.FunctionType | type, str, bool]] = []
-        self._of_model, self._recorded, self._comparable = True, True, True
+        self._of_model, self._recorded, self._comparable = True, record, True
         with suppress(RecursionError):
             own = [self._walk(model, ""), self._walk(_global_hooks(), "global hooks"), _environment()]
             # Code comes last, so that what is the model's own is known as such wherever code refers to it too.
@@ -103,7 +112,7 @@ class Survey:
         number = self._numbers.get(id(value))
         if number is not None:
             if isinstance(value, Tensor):
-                self.tensors[label] = value  # a parameter that is also kept elsewhere may be written to there
+                self.tensors.append((label, value))  # a parameter that is kept elsewhere may be written to there
             return "again", number
         self._numbers[id(value)] = len(self._numbers)
         self._met.append(value)
@@ -113,7 +122,10 @@ class Survey:
         match value:
             case Tensor():
                 return self._tensor(value, label)
-            case types.FunctionType() if is_library(value.__module__ or ""):
+            case random.Random() | np.random.Generator() | np.random.RandomState() | torch.Generator():
+                self.generators.append((label, value))
+                return self._same(value), digest(repr(state_of(value)).encode())
+            case types.FunctionType() if is_library(value.__globals__.get("__name__", "")):
                 return self._same(value)
             case type() | types.FunctionType():
                 self._later.append((value, label, self._recorded))
@@ -134,7 +146,7 @@ class Survey:
                 self._hold(label, value)
                 return type(value), bytes(value)
             case weakref.ref():
-                return "weak reference", self._same(value if value() is None else value())
+                return "weak reference", self._walk(value(), label)
             case dict() | types.MappingProxyType() | list() | tuple() | set() | frozenset() | deque():
                 return self._container(value, label)
             case _:
@@ -162,11 +174,16 @@ class Survey:
         return self._walk(type(value), label), described
 
     def _attributes(self, table: Mapping[str, Any], label: str) -> Hashable:
-        described = []
+        described: list[Hashable] = []
         for key, item in table.items():
-            # The tables of a module hold its children and tensors under their own names.
-            inner = label if key in ("_modules", "_parameters", "_buffers") else _join(label, key)
-            described.append((key, self._walk(item, inner)))
+            if type(item) in _VALUES:
+                described.append((key, type(item), item))
+            elif key not in _STANDARD or item:
+                # The tables of a module hold its children and tensors under their own names.
+                inner = label if key in ("_modules", "_parameters", "_buffers") else _join(label, key)
+                described.append((key, self._walk(item, inner)))
+            else:
+                self._hold(_join(label, key), item)
         return tuple(described)
 
     def _tensor(self, value: Tensor, label: str) -> Hashable:
@@ -174,7 +191,7 @@ class Survey:
         kind = (tuple(value.shape), value.dtype, value.device, value.layout, value.requires_grad)
         if id(value) in self._registered:
             return kind
-        self.tensors[label] = value
+        self.tensors.append((label, value))
         if value.device.type == "meta":
             return self._same(value), kind
         if value.is_inference() or type(value) not in (Tensor, nn.Parameter):
@@ -187,14 +204,15 @@ class Survey:
             return self._class(value) if isinstance(value, type) else self._function(value, label)
 
     def _class(self, value: type) -> Hashable:
-        """A class is itself with its methods and, if a user wrote it, its attributes."""
+        """A class is itself with its methods and numbers and, if a user wrote it, all its attributes."""
         own: list[Hashable] = []
         for base in value.__mro__[:-1]:
             library = is_library(base.__module__)
             table = {
                 key: item
                 for key, item in vars(base).items()
-                if isinstance(item, types.FunctionType) or not (library or key.startswith(("__", "_abc_")))
+                if isinstance(item, types.FunctionType)
+                or not (key.startswith(("__", "_abc_")) or (library and type(item) not in _NUMBERS))
             }
             with self._outside():
                 own.append((self._same(base), self._attributes(table, base.__name__)))

@@ -6,19 +6,21 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 
 from surefoot.errors import CaptureError, SurefootError
+from surefoot.graph.naming import module_path
 from surefoot.graph.outputs import select_outputs
 from surefoot.graph.preserve import Change, Watch
 from surefoot.graph.survey import Survey
-from surefoot.graph.translate import translated
+from surefoot.graph.translate import LOST, LOST_REMEDY, translated
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ def trace(
         with quiet(), _as_if_alone(model):
             named = {key: _usable(value) for key, value in kwargs.items()}
             original = torch.export.export(selected, tuple(map(_usable, args)), named, strict=False)
+            _refuse_lost(original)
             buffers = set(original.graph_signature.inputs_to_buffers)
             writes = _writes(original.graph_module, buffers)
             program = original.run_decompositions({}) if writes else original
@@ -76,15 +79,7 @@ class _Selected(nn.Module):
         tables, watch = _tables(self.model), Watch(self._survey)
         for _ in range(self._calls):
             result = self.model(*args, **kwargs)
-        after = _tables(self.model)
-        for label in {**tables, **after}:
-            if tables.get(label) is not after.get(label):
-                path, _, name = label.rpartition(".")
-                raise CaptureError(
-                    f"the forward pass assigns another value to the parameter or buffer '{name}'",
-                    where=path,
-                    remedy="Make forward a pure function: return new tensors and keep no results on self.",
-                )
+        _refuse_assigned(tables, _tables(self.model))
         self._changes.extend(watch.changes(own=tables.values()))
         return select_outputs(result)
 
@@ -95,6 +90,33 @@ def _usable(value: Tensor) -> Tensor:
 
 def _tables(model: nn.Module) -> dict[str, Tensor]:
     return dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))
+
+
+def _refuse_assigned(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+    """Refuse parameters and buffers that are created, replaced or removed."""
+    for label in {**before, **after}:
+        if before.get(label) is not after.get(label):
+            path, _, name = label.rpartition(".")
+            if label not in before:
+                raise CaptureError(
+                    f"the forward pass creates the parameter or buffer '{name}'",
+                    where=path,
+                    remedy="Run model(x) once if that completes the model, or create it in __init__.",
+                )
+            raise CaptureError(
+                f"the forward pass assigns another value to the parameter or buffer '{name}'",
+                where=path,
+                remedy="Make forward a pure function: return new tensors and keep no results on self.",
+            )
+
+
+def _refuse_lost(program: ExportedProgram) -> None:
+    """Refuse constants that are none: they were computed in forward, by something that is not recorded."""
+    for spec in program.graph_signature.input_specs:
+        if isinstance(program.constants.get(spec.target or ""), FakeTensor):
+            (placeholder,) = (n for n in program.graph.find_nodes(op="placeholder") if n.name == spec.arg.name)
+            reader = next(iter(placeholder.users), placeholder)
+            raise CaptureError(LOST, where=module_path(reader), remedy=LOST_REMEDY)
 
 
 @contextlib.contextmanager
@@ -115,6 +137,8 @@ def _as_if_alone(model: nn.Module) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for device in ("cpu", "cuda"):
                 stack.enter_context(torch.autocast(device, enabled=False))
+            stack.enter_context(torch._export.config.patch(error_on_lifted_constant_tensors=False))
+            stack.enter_context(_global_hooks_within(model))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             yield
@@ -122,6 +146,26 @@ def _as_if_alone(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_attention)
         for module in averaging:
             module.momentum = None
+
+
+@contextlib.contextmanager
+def _global_hooks_within(model: nn.Module) -> Iterator[None]:
+    """Keep hooks on all modules from being called on the modules that tracing wraps around the user's."""
+    own = {id(module) for module in model.modules()}
+    tables = [nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks]
+    saved = [dict(table) for table in tables]
+    for table in tables:
+        for key, hook in table.items():
+            table[key] = _only_within(own, hook)
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, saved, strict=True):
+            table.update(hooks)
+
+
+def _only_within(own: set[int], hook: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda module, *args: hook(module, *args) if id(module) in own else None
 
 
 def _writes(module: fx.GraphModule, buffers: set[str]) -> bool:

@@ -14,14 +14,17 @@ from torch import Tensor, nn
 
 import surefoot
 from surefoot.errors import CaptureError
+from surefoot.graph.naming import PREFIX
 
 _MACHINERY = tuple(str(Path(package.__file__ or "").parent) for package in (torch, surefoot))
+LOST = "a tensor leaves the computation that can be followed"
+LOST_REMEDY = "Do without .data, .numpy(), torch.autograd.grad and torch.func inside forward."
 _TRACE = str(Path(__file__).with_name("trace.py"))
 _Frame = tuple[types.FrameType, int]
 _KNOWN = (
     (
         r"data.dependent|GuardOnDataDependent|Could not guard|_local_scalar_dense|unbacked",
-        "which operations run, or with which numbers, depends on the values of a tensor",
+        "control flow depends on the data: the values of a tensor decide a branch, a loop or a Python number",
         "A certificate covers one function: replace a branch by torch.where, a number taken out of a tensor "
         "(.item(), float(), int()) by the tensor itself, and fix the number of iterations of a loop.",
     ),
@@ -31,9 +34,9 @@ _KNOWN = (
         "Move the model and the input to one device, for example x = x.to(device).",
     ),
     (
-        r"fake tensor in the exported program|\.numpy\(\) is not supported|functorch tensor|__array__",
-        "a tensor leaves the computation that can be followed",
-        "Do without .data, .numpy(), torch.autograd.grad and torch.func inside forward.",
+        r"\.numpy\(\) is not supported|functorch tensor|__array__",
+        LOST,
+        LOST_REMEDY,
     ),
     (
         r"is mutated in the forward|assigned during export|in-?place operation|mutat",
@@ -55,6 +58,10 @@ def translated(error: Exception, model: nn.Module, inputs: Sequence[Tensor]) -> 
     path, module = owner or (None, None)
     at = f" ({line})" if line else ""
     text = f"{type(error).__name__}: {error}"
+    written = re.search(rf"Constant {PREFIX}\.(\S+) is mutated", text)
+    if written:
+        path, _, name = written[1].rpartition(".")
+        text, at = "mutated", f", '{name}'"
     for pattern, what, remedy in _KNOWN:
         if re.search(pattern, text, re.IGNORECASE):
             more = _devices(model, inputs) if "devices" in what else ""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surefoot.graph import Graph, Source
+from surefoot.graph import Graph, Node, Source
 from surefoot.lower.space import Space, flat
 
 Objective = Callable[[Any], Tensor]
@@ -60,14 +60,20 @@ class Function:
         return Expansion(self, point)
 
 
-def _in_double(node: Any) -> Any:
+def _in_double(node: Node) -> Node:
     """Casts to a narrower type are the identity in real arithmetic."""
+    if node.op == "aten.hardsigmoid":  # its backward kernel holds 1/6 in single precision
+        return replace(node, target=_hardsigmoid)
     args = tuple(_wide(argument) for argument in node.args)
     return replace(node, args=args, kwargs={key: _wide(argument) for key, argument in node.kwargs.items()})
 
 
 def _wide(argument: Any) -> Any:
     return torch.float64 if isinstance(argument, torch.dtype) and argument in _NARROW else argument
+
+
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return torch.nn.functional.relu6(x + 3) / 6
 
 
 class Expansion:

@@ -214,7 +214,7 @@ def _axes(
     for (n, k, s, p, _, d), extra in zip(parts, _sizes(output_padding, dimensions), strict=True):
         inputs = (n - 1) * s - 2 * p + d * (k - 1) + extra + 1
         if inputs < 1:
-            raise ValueError(f"the transposed convolution of {n} inputs has no output: padding {p} is too large")
+            raise ValueError(f"a transposed convolution of {n} inputs with padding {p} has no output")
         axes.append(Axis(inputs, n, k, s, p, d))
     return axes
 
@@ -229,7 +229,7 @@ def _axis(n: int, k: int, s: int, before: int, after: int, d: int) -> Axis:
     outputs = (n + before + after - d * (k - 1) - 1) // s + 1
     if outputs < 1:
         raise ValueError(
-            f"a kernel of {k} taps with dilation {d} does not fit into {n} inputs padded by {before} and {after}"
+            f"a kernel of {k} taps, dilation {d}, does not fit into {n} inputs padded by {before} and {after}"
         )
     return Axis(n, outputs, k, s, before, d)
 

@@ -176,7 +176,7 @@ def _gram(a: Tensor) -> tuple[Tensor, float]:
     for rows in a.split(_ROWS):  # in pieces, because an embedding in double precision may not fit
         piece = wide(rows)
         if piece.device.type == "cpu":
-            array = piece.resolve_conj().numpy()
+            array = piece.resolve_conj().resolve_neg().numpy()
             with np.errstate(over="ignore", invalid="ignore"):
                 # NumPy sees that both factors are the same matrix and does half the work
                 part = torch.from_numpy(array.conj().T @ array if a.is_complex() else array.T @ array)

@@ -46,7 +46,7 @@ _CHUNK = 2**16  # entries of symbols at a time: they should stay in the cache
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension of a convolution: output ``o`` and tap ``t`` meet input ``o*stride + dilation*t - before``.
+    """One dimension: output ``o`` and tap ``t`` meet input ``o * stride + dilation * t - before``.
 
     Attributes:
         inputs: number of input positions.
@@ -65,7 +65,7 @@ class Axis:
     dilation: int
 
     def positions(self) -> np.ndarray:
-        """The input position of each output and tap, outside [0, inputs) for padding; shape (outputs, kernel)."""
+        """The input of each output and tap, outside [0, inputs) for padding; shape (outputs, kernel)."""
         outputs = self.stride * np.arange(self.outputs)
         return outputs[:, None] + self.dilation * np.arange(self.kernel)[None, :] - self.before
 
@@ -94,7 +94,8 @@ class _Line:
 
     def grid(self, density: float) -> int:
         """Frequencies to visit for so many per oscillation: never more than the torus has."""
-        return min(self.torus, math.ceil(density * self.degree / 2)) if self.degree else 1
+        wanted = density * self.degree / 2 if self.degree else 1.0
+        return self.torus if wanted >= self.torus else math.ceil(wanted)
 
     def loss(self, grid: int) -> float:
         """The factor that the frequencies left out cost, rounded upwards."""
@@ -127,11 +128,12 @@ def symbol_norm(weight: Tensor, axes: list[Axis], budget: float) -> float:
 
     The computed symbol has an error of at most :math:`\kappa\sum_t|W_t|` in each entry, where
     :math:`\kappa` collects: cosines and sines of angles computed as a sum of at most three quotients
-    (an error of at most 256u in double precision), their conversion and that of the weights to the working
-    precision, and the inner products. So the norm is at most
+    (an error of at most 256u), the inner products, all in double precision, and the conversion to the
+    working precision. So the norm is at most
     :math:`\max\|\hat S\| + \kappa\|\sum_t|W_t|\|_F`. The largest :math:`\|\hat S\|^2` comes from Gram
     matrices, as in :func:`~surefoot.norms.matrix.spectral_norm`. Single precision is used where it allows
-    so many more frequencies that the bound improves; the round-off is accounted for in either case.
+    so many more frequencies that the bound improves; the round-off is accounted for in either case. (On the
+    CPU only: elsewhere products of single precision may be carried out in less.)
 
     Args:
         weight: shape (groups, A, B, taps...) with the live taps only, double precision, largest entry near 1.
@@ -150,23 +152,22 @@ def symbol_norm(weight: Tensor, axes: list[Axis], budget: float) -> float:
             return math.inf
         return spectral_norm(matrices[0]) if groups == 1 else float(batched_spectral_norm(matrices).max())
     small, large = sorted((rows, len(members) * columns))
-    plan = _plan(lines, groups, small, large, len(taps), budget)
+    plan = _plan(lines, groups, small, large, len(taps), budget, single=weight.device.type == "cpu")
     if plan is None:
         return math.inf
     grid, dtype = plan
     total, level = 0.0, 0.25  # some symbol has an entry of at least 1/2, by Parseval
     chunk = max(1, _CHUNK // (groups * small * large))
-    taps = taps.to(torch.float64 if dtype is torch.complex128 else torch.float32)
     error = product_error(large, dtype)
     for waves in _waves(lines, grid, chunk):
-        symbols = _symbols(torch.from_numpy(waves).to(weight.device, dtype), taps, members)
+        symbols = _symbols(torch.from_numpy(waves).to(weight.device), taps, members).to(dtype)
         symbols = symbols if symbols.shape[1] == small else symbols.mT
         gram = symbols @ symbols.mH
         trace = gram.diagonal(dim1=-2, dim2=-1).real.double().sum(-1)
         extra = trace * (error * (1 + 2 * (error + gamma(small))) * (1 + 2.0**-48))
         level, bound = raise_level(gram, extra, level)
         total = max(total, bound)
-    kappa = product_error(len(taps), dtype) + 256 * 2.0**-53 + 6 * unit_roundoff(dtype)
+    kappa = product_error(len(taps), torch.complex128) + 256 * 2.0**-53 + 2 * unit_roundoff(dtype)
     entries = torch.linalg.vector_norm(weight.abs().flatten(3).sum(-1), dim=(1, 2))
     slack = kappa * float(entries.max()) * (1 + gamma(len(taps) + rows * columns + 16))
     loss = math.prod(line.loss(size) for line, size in zip(lines, grid, strict=True))
@@ -174,15 +175,16 @@ def symbol_norm(weight: Tensor, axes: list[Axis], budget: float) -> float:
 
 
 def _plan(
-    lines: list[_Line], groups: int, small: int, large: int, taps: int, budget: float
+    lines: list[_Line], groups: int, small: int, large: int, taps: int, budget: float, single: bool = True
 ) -> tuple[list[int], torch.dtype] | None:
     """The grid and the precision that promise the smallest bound within the budget, if any is allowed."""
     best: tuple[float, list[int], torch.dtype] | None = None
-    for dtype, speed in ((torch.complex128, 1.0), (torch.complex64, 2.0)):
+    for dtype, speed in ((torch.complex128, 1.0), (torch.complex64, 2.0))[: 1 + single]:
         inflation = (product_error(large, dtype) / 4 + product_error(small, dtype)) * small / 2
         for density in itertools.chain([math.inf], np.geomspace(400.0, 2.5, 60)):
-            grid = [min(line.torus, line.grid(density)) if density < math.inf else line.torus for line in lines]
-            loss = math.prod(line.loss(size) for line, size in zip(lines, grid, strict=True)) * (1 + inflation)
+            grid = [line.grid(density) for line in lines]
+            loss = math.prod(line.loss(size) for line, size in zip(lines, grid, strict=True))
+            loss *= 1 + inflation
             if best is not None and loss >= best[0]:
                 break
             frequencies = math.prod(grid) / 2 + 1

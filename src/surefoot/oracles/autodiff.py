@@ -45,7 +45,8 @@ class Autodiff:
         frozen = {leaf.path for leaf in graph.frozen}
         with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
             values = {path: _usable(value) for path, value in parameters.items()}
-            self._leaves = {path: v.requires_grad_() for path, v in values.items() if path not in frozen}
+            varying = {path: v for path, v in values.items() if path not in frozen and v.is_floating_point()}
+            self._leaves = {path: v.requires_grad_() for path, v in varying.items()}
             self._outputs = graph.run(values, [_usable(value) for value in inputs])
         self._linear: tuple[tuple[Tensor, ...], dict[str, Tensor]] | None = None
         self.calls = 0

@@ -53,6 +53,6 @@ def _footer(certificate: Certificate) -> list[str]:
             lines.append(f"  and {more} more")
     elif certificate.flags:
         lines.append("no step size is guaranteed: the smoothness rests on constants that are not bounds")
-    elif certificate.step_size:
+    elif certificate.scalar and certificate.step_size:
         lines.append(f"guaranteed step size 1/L = {certificate.step_size:.3e}")
     return lines

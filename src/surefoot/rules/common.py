@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,12 +37,25 @@ def affine(
     """A map that is affine in all its arguments together: its Jacobians are constant, it has no curvature.
 
     Args:
-        norms: operator norm of the linear part, by slot.
+        call: the operation.
+        norms: operator norm of the linear part, by slot. Tensors of whole numbers do not vary: what they
+            contribute is part of the offset.
         offset: norm of the value at zero.
+        rowwise: see :class:`Bounds`, as for the rest.
+        rows: the spread of each row.
+        orthogonal: the arguments end up in orthogonal parts of the result.
+        peak: on the largest entry of the result.
+        reduction: how many numbers are added up for one entry.
     """
+    for slot, norm in norms.items():
+        if slot not in call.slots:
+            offset = offset + norm * call.tensors[slot].bound
+    jacobian = {slot: norm for slot, norm in norms.items() if slot in call.slots}
+    sizes = Magnitude(np.array([(norm * call.slots[slot].bound).log2 for slot, norm in jacobian.items()]))
     return Bounds(
-        jacobian={slot: norm for slot, norm in norms.items() if slot in call.slots},
+        jacobian=jacobian,
         offset=offset,
+        bound=offset + (sizes.norm() if orthogonal else sizes.sum()),  # the Jacobians hold everywhere
         rowwise=rowwise,
         rows=rows,
         orthogonal=orthogonal,
@@ -56,9 +69,16 @@ def same_norm(call: Call, norm: Magnitude = ONE) -> dict[Slot, Magnitude]:
     return dict.fromkeys(call.slots, norm)
 
 
-def largest_peak(call: Call) -> Magnitude:
-    """The largest entry of any argument: that of the result, if it only moves numbers."""
-    return maximum(ZERO, *(e.peak for e in call.slots.values()))
+def largest_peak(call: Call, slots: Iterable[Slot] | None = None) -> Magnitude:
+    """The largest entry of the given arguments, by default of the real ones: that of the result, if it only moves
+    numbers.
+    """
+    return maximum(ZERO, *(call.tensors[slot].peak for slot in (call.slots if slots is None else slots)))
+
+
+def size_of(number: Any) -> Magnitude:
+    """The absolute value of a plain number, or the largest entry of a tensor."""
+    return number.peak if isinstance(number, Enclosure) else Magnitude.of(abs(float(number)))
 
 
 def spatial(value: Any, dims: int) -> tuple[int, ...]:
@@ -72,14 +92,35 @@ def normalized_dim(dim: int, rank: int) -> int:
     return dim % rank if rank else 0
 
 
+def normalized_dims(dims: int | Sequence[int] | None, rank: int) -> list[int]:
+    """The dimensions a reduction runs over, counted from the front; none given, or an empty list, means all."""
+    if dims is None or dims == [] or rank == 0:
+        return list(range(rank))
+    return sorted({normalized_dim(d, rank) for d in ([dims] if isinstance(dims, int) else dims)})
+
+
 def broadcast_copies(shape: Sequence[int], result: Sequence[int]) -> int:
     """How many entries of the result each entry of a broadcast argument goes to."""
     return math.prod(result) // max(1, math.prod(shape))
 
 
-def keeps_rows(e: Enclosure, call: Call) -> bool:
-    """Whether an argument has as many rows as the result."""
-    return bool(isinstance(e.spec, tuple) or e.shape[:1] == call.shape[:1])
+def broadcast_dims(shape: Sequence[int], result: Sequence[int]) -> list[int]:
+    """The dimensions of the result along which an argument is repeated."""
+    padded = (1,) * (len(result) - len(shape)) + tuple(shape)
+    return [k for k, (mine, full) in enumerate(zip(padded, result, strict=True)) if mine == 1 and full != 1]
+
+
+def has_rows_of(e: Enclosure, call: Call) -> bool:
+    """Whether the rows of an argument are those of the result: the same first dimension, not broadcast."""
+    return bool(call.shape) and len(e.shape) == len(call.shape) and e.shape[0] == call.shape[0]
+
+
+def rows_meet(call: Call) -> bool:
+    """Whether every argument that varies either has the rows of the result or has no row spreads of its own.
+
+    The calculus takes a vector of row spreads that is as long as the result has rows for that of its rows.
+    """
+    return bool(call.shape) and all(e.rows is None or has_rows_of(e, call) for e in call.varying.values())
 
 
 def multiplicity(index: Tensor | None, otherwise: int) -> int:
@@ -91,6 +132,17 @@ def multiplicity(index: Tensor | None, otherwise: int) -> int:
     return int(torch.unique(index, return_counts=True)[1].max())
 
 
-def as_rows(values: Sequence[float] | np.ndarray) -> Magnitude:
-    """Per-row numbers as magnitudes."""
-    return Magnitude.of(np.asarray(values, dtype=np.float64))
+def row_multiplicities(index: Tensor) -> Tensor:
+    """For each slice along the first dimension, how often its most frequent entry occurs in it.
+
+    >>> row_multiplicities(torch.tensor([[1, 2, 1], [0, 1, 2]])).tolist()
+    [2.0, 1.0]
+    """
+    lines = index.reshape(index.shape[0], -1).sort(dim=1).values
+    if lines.shape[1] == 0:
+        return torch.zeros(index.shape[0], dtype=torch.float64)
+    place = torch.arange(lines.shape[1], device=lines.device).expand(lines.shape)
+    begins = torch.ones_like(lines, dtype=torch.bool)
+    begins[:, 1:] = lines[:, 1:] != lines[:, :-1]
+    start = torch.where(begins, place, 0).cummax(dim=1).values
+    return (place - start + 1).amax(dim=1).double()

@@ -10,24 +10,48 @@ real padding, stride and dilation. A bias entry is copied to every position of e
 n^p}` (the paper's :math:`\sqrt{m}\lceil k/s\rceil` is not a bound). The transposed convolution is the adjoint
 in x for fixed w, and :math:`|\langle y, \beta^\top(x, w)\rangle| = |\langle\beta(y, w), x\rangle|`, so it has
 the same constants as the convolution from its output to its input.
+
+The constant :math:`\sqrt c` is reached where patches do not overlap, c = 1. Where they do it is a limit: equal
+taps and n equal entries along each of p sides, with stride and dilation 1 and no padding, give
+:math:`\|\beta(x, w)\| = \sqrt c\,\|x\|\|w\|\,((n - k + 1)/n)^{p/2}`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from surefoot.calculus.enclosure import Enclosure, norm
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import convolution_norm, patch_overlap, spectral_norm
 from surefoot.rules.common import root, spatial
-from surefoot.rules.products import Partial, biaffine
+from surefoot.rules.products import Partial, added, biaffine
 from surefoot.rules.registry import Bounds, Call, register_rule
 
-_LARGEST_PATCH_GRAM = 1024
+_LARGEST_PATCH = 1024  # entries of a patch, for the Gram matrix of patches
+_LARGEST_MATRIX = 2**24  # entries of the matrix of patches
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a convolution walks over its input; padding before the first entry, after the last one as needed."""
+
+    size: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    outputs: tuple[int, ...] | None = None
+
+    @property
+    def overlap(self) -> int:
+        """The largest number of patches that contain one entry of the input."""
+        return patch_overlap(self.size, self.kernel, self.stride, self.padding, self.dilation, self.outputs)
 
 
 @register_rule("aten.conv1d", "aten.conv2d", "aten.conv3d")
@@ -36,81 +60,91 @@ def convolution(call: Call) -> Bounds:
 
     Over the domain :math:`\|\beta(\cdot, w)\| \le \|\beta(\cdot, \hat w)\| + \sqrt{c}\,\|w - \hat w\|`; without
     a centre it is at most :math:`\sqrt{c}\,\|w\|`.
+
+    ``padding="same"`` with an odd number of entries to pad puts one more behind the last. Mirrored, that is one
+    more before the first, and mirroring changes neither the count nor norms.
     """
     dims = int(call.node.op[-2])
-    x, w = call["input"], call["weight"]
-    if len(x.shape) != dims + 2:
-        raise call.refuse("an input without a batch dimension is not covered; add one with unsqueeze(0)")
-    size, kernel = x.shape[2:], w.shape[2:]
+    x, w, padding = call["input"], call["weight"], call["padding"]
+    size, kernel = x.shape[-dims:], w.shape[2:]
     stride, dilation = spatial(call["stride"], dims), spatial(call["dilation"], dims)
-    padding = _padding(call, dims, kernel, dilation)
-    constant = root(patch_overlap(size, kernel, stride, padding, dilation))
-    setting = {"stride": stride, "padding": padding, "dilation": dilation, "groups": call["groups"]}
-    norm_w = constant * w.bound
-    if isinstance(w.value, torch.Tensor) and not x.is_constant:
-        at_centre = Magnitude.of(convolution_norm(w.value, size, **setting))
-        norm_w = minimum(norm_w, at_centre + constant * w.spread)
-    centre_x = minimum(constant * _centre_bound(x), _patch_norm(x, kernel, setting))
-    norm_x = minimum(constant * x.bound, centre_x + constant * x.spread)
-    inner = math.prod(w.shape[1:])
-    copies = call.numel // max(1, w.shape[0])
-    partial = Partial(norm_w, norm_x, centre_x, constant)
-    return biaffine(call, ("input", "weight", "bias"), x, w, call["bias"], partial, copies, inner)
-
-
-def _padding(call: Call, dims: int, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
-    padding = call["padding"]
-    if padding == "valid":
-        return (0,) * dims
+    outputs = None
     if padding == "same":
-        total = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-        if any(t % 2 for t in total):
-            raise call.refuse("padding='same' with an even kernel pads one side more; pad explicitly before")
-        return tuple(t // 2 for t in total)
-    return spatial(padding, dims)
-
-
-def _centre_bound(x: Enclosure) -> Magnitude:
-    """The norm of x at its centre."""
-    return x.bound if x.value is None else norm(x.value)
-
-
-def _patch_norm(x: Enclosure, kernel: tuple[int, ...], setting: dict[str, Any]) -> Magnitude:
-    r"""The norm of :math:`w \mapsto \beta(\hat x, w)`: the spectral norm of the matrix of patches, per group.
-
-    Only for images whose patches are small enough that the Gram matrix costs little.
-    """
-    patch = x.shape[1] // setting["groups"] * math.prod(kernel)
-    if not isinstance(x.value, torch.Tensor) or len(kernel) != 2 or patch > _LARGEST_PATCH_GRAM:
-        return Magnitude.infinity()
-    columns = F.unfold(
-        x.value, kernel, dilation=setting["dilation"], padding=setting["padding"], stride=setting["stride"]
-    )
-    grouped = columns.reshape(x.shape[0], setting["groups"], patch, -1).permute(1, 2, 0, 3)
-    return Magnitude.of(max(spectral_norm(part.reshape(patch, -1)) for part in grouped))
+        spare = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        before, outputs = tuple(total - total // 2 for total in spare), size
+    else:
+        before = (0,) * dims if padding == "valid" else spatial(padding, dims)
+    setting = Setting(size, kernel, stride, before, dilation, call["groups"], outputs)
+    at_centre = Magnitude.infinity()
+    if isinstance(w.value, Tensor) and not x.is_constant:
+        norm_padding = "same" if padding == "same" else before
+        at_centre = Magnitude.of(convolution_norm(w.value, size, stride, norm_padding, dilation, setting.groups))
+    return _bounds(call, setting, at_centre, _patch_norm(call, x, setting), inner=math.prod(w.shape[1:]))
 
 
 @register_rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
 def transposed_convolution(call: Call) -> Bounds:
-    """The adjoint of the convolution with the same weights: the same constants, on the output's size."""
+    """The adjoint of the convolution with the same weights: the same constants, on the output's size.
+
+    An output padding that reaches the stride leaves that convolution with more patches than x has entries: the
+    map is a restriction of the adjoint, and its norms can only be smaller.
+    """
     dims = int(call.node.op[-2])
     x, w = call["input"], call["weight"]
-    if len(x.shape) != dims + 2:
-        raise call.refuse("an input without a batch dimension is not covered; add one with unsqueeze(0)")
-    stride, dilation = spatial(call["stride"], dims), spatial(call["dilation"], dims)
-    padding = spatial(call["padding"], dims)
-    setting = {"stride": stride, "padding": padding, "dilation": dilation, "groups": call["groups"]}
-    size = call.shape[2:]
-    constant = root(patch_overlap(size, w.shape[2:], stride, padding, dilation))
-    norm_w = constant * w.bound
-    if isinstance(w.value, torch.Tensor) and not x.is_constant:
-        at_centre = Magnitude.of(
-            convolution_norm(w.value, size, **setting)
-        )  # of the convolution it is the adjoint of
-        norm_w = minimum(norm_w, at_centre + constant * w.spread)
-    centre_x = constant * _centre_bound(x)
+    stride, padding, dilation = (spatial(call[key], dims) for key in ("stride", "padding", "dilation"))
+    setting = Setting(call.shape[-dims:], w.shape[2:], stride, padding, dilation, call["groups"], x.shape[-dims:])
+    at_centre = Magnitude.infinity()
+    if isinstance(w.value, Tensor) and not x.is_constant:
+        value = convolution_norm(w.value, setting.size, stride, padding, dilation, setting.groups)
+        at_centre = Magnitude.of(value)
+    inner = w.shape[0] // setting.groups * math.prod(setting.kernel)
+    return _bounds(call, setting, at_centre, _patch_norm(call, x, setting), inner)
+
+
+def _bounds(call: Call, setting: Setting, at_centre: Magnitude, patches: Magnitude, inner: int) -> Bounds:
+    """What both share.
+
+    Args:
+        call: the operation.
+        setting: how it walks.
+        at_centre: its norm in x at the centre of w.
+        patches: its norm in w at the centre of x.
+        inner: how many products are added up for one entry.
+    """
+    x, w, bias = call["input"], call["weight"], call["bias"]
+    dims = len(setting.size)
+    constant = root(setting.overlap)
+    norm_w = minimum(constant * w.bound, at_centre + constant * w.spread)
+    centre_x = minimum(constant * (x.bound if x.value is None else norm(x.value)), patches)
     norm_x = minimum(constant * x.bound, centre_x + constant * x.spread)
-    inner = w.shape[0] // call["groups"] * math.prod(w.shape[2:])
-    copies = call.numel // max(1, call.shape[1])
     partial = Partial(norm_w, norm_x, centre_x, constant)
-    return biaffine(call, ("input", "weight", "bias"), x, w, call["bias"], partial, copies, inner)
+    batched = len(x.shape) == dims + 2
+    shift = added(call, bias, shape=(*bias.shape, *(1,) * dims)) if isinstance(bias, Enclosure) else None
+    return biaffine(call, ("input", "weight", "bias"), x, w, shift, partial, inner=inner, rowwise=batched)
+
+
+def _patch_norm(call: Call, x: Enclosure, setting: Setting) -> Magnitude:
+    r"""The norm of :math:`w \mapsto \beta(\hat x, w)`: the spectral norm of the matrix of patches, per group.
+
+    One column per tap and channel, found by applying the operation to x with unit weights, one channel at a time;
+    each sum has one term, so the entries are exact. Only where the matrix costs little.
+    """
+    channels, taps = x.shape[-len(setting.size) - 1], math.prod(setting.kernel)
+    patch = channels // setting.groups * taps
+    positions = call.numel // max(1, call.shape[-len(setting.size) - 1])
+    small = patch <= _LARGEST_PATCH and patch * positions * setting.groups <= _LARGEST_MATRIX
+    if not isinstance(x.value, Tensor) or not small or not positions:
+        return Magnitude.infinity()
+    data = x.value if len(x.shape) == len(setting.size) + 2 else x.value.unsqueeze(0)
+    units = torch.eye(taps, dtype=torch.float64, device=data.device).reshape(taps, 1, *setting.kernel)
+    plain = "transpose" not in call.node.op
+    units = (
+        units.repeat(channels, *[1] * (units.dim() - 1))
+        if plain
+        else units.movedim(0, 1).repeat_interleave(channels, 0)
+    )
+    operation = getattr(F, call.node.op.removeprefix("aten."))
+    keys = ("stride", "padding", "dilation", *(() if plain else ("output_padding",)))
+    columns = operation(data, units, groups=channels, **{key: call[key] for key in keys})
+    grouped = columns.reshape(len(data), setting.groups, patch, -1).permute(1, 2, 0, 3).flatten(2)
+    return Magnitude.of(max(spectral_norm(part) for part in grouped))

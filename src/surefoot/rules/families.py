@@ -2,22 +2,30 @@
 
 from surefoot.rules import (
     arithmetic,
+    choices,
     convolution,
     elementwise,
     layout,
+    matmul,
+    maxima,
     normalisation,
     pooling,
     products,
     softmax,
+    statistics,
 )
 
 __all__ = [
     "arithmetic",
+    "choices",
     "convolution",
     "elementwise",
     "layout",
+    "matmul",
+    "maxima",
     "normalisation",
     "pooling",
     "products",
     "softmax",
+    "statistics",
 ]

@@ -18,9 +18,11 @@ t^2/(M\rho_\epsilon^2))`. It grows up to :math:`t^2 = M\rho_\epsilon^2/3`. So
 whose maximum, at :math:`\rho^2 = \epsilon/4`, is :math:`\kappa M^{-1/2}\epsilon^{-1}` with :math:`\kappa =
 \tfrac32(\tfrac45)^{5/2} \approx 0.8587`; from there on it decreases.
 
-Subtracting the mean is an orthogonal projection, which changes neither. Groups are separate, so the Jacobian
-and the tensor are block diagonal and their norms are the largest over the groups. Each group has norm below
-:math:`\sqrt M`.
+Subtracting the mean is an orthogonal projection, which can only lower either: it leaves both as they are where
+there are directions orthogonal to x left, so from three numbers per group on (two without the mean). Groups are
+separate, so the Jacobian and the tensor are block diagonal and their norms are the largest over the groups. Each
+group has norm below :math:`\sqrt M`, and its largest entry is below :math:`\sqrt{M - 1}` if the entries add up to
+zero: then :math:`x_i^2 = (\sum_{j \ne i} x_j)^2 \le (M-1)(\|x\|^2 - x_i^2)`.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ _KAPPA = 1.5 * 0.8**2.5 * (1 + 1e-15)
 
 @register_rule("aten.batch_norm", "aten.instance_norm")
 def batch_or_instance_norm(call: Call) -> Bounds:
-    """With running statistics an affine map, x ↦ (x - μ)/√(σ² + ε) per channel; otherwise channels are groups,
-    over the whole batch or over each sample.
+    """With running statistics an affine map, x ↦ (x - μ)/√(σ² + ε) per channel, of norm the largest 1/√(σ² + ε);
+    otherwise channels are groups, over the whole batch or over each sample.
     """
     x = call["input"]
     if call["running_mean"] is not None:
@@ -103,9 +105,8 @@ def normalise(
     smallest = _smallest_root_mean_square(x, groups, size, centred, rowwise)
     slope, curvature = _slope(smallest, eps), _curvature(smallest, eps, size)
     rows = None
-    if rowwise and groups is not None and call.shape and not x.is_constant:
-        per_row = slope.reshape(call.shape[0], -1).max(axis=1) if slope.size > 1 else slope
-        rows = x.row_spread(call.shape[0]) * Magnitude.of(per_row)
+    if rowwise and groups is not None and groups.numel():
+        rows = x.row_spread(call.shape[0]) * Magnitude.of(slope.reshape(call.shape[0], -1).max(axis=1))
     return Bounds(
         jacobian={"input": Magnitude.of(float(slope.max()))},
         curvature={("input", "input"): Magnitude.of(float(curvature.max()))},
@@ -122,7 +123,7 @@ def _smallest_root_mean_square(
     x: Enclosure, groups: Tensor | None, size: int, centred: bool, rowwise: bool
 ) -> np.ndarray:
     """A lower bound of ρ for each group over the domain: its centre minus how far it may move, over √M."""
-    if groups is None:
+    if groups is None or not groups.numel():
         return np.zeros(1)
     data = groups - groups.mean(dim=1, keepdim=True) if centred else groups
     centre = data.norm(dim=1).cpu().numpy()
@@ -137,11 +138,13 @@ def _smallest_root_mean_square(
 
 
 def _slope(rho: np.ndarray, eps: float) -> np.ndarray:
-    return 1.0 / np.sqrt(rho**2 + eps) * (1 + 1e-12)
+    return 1.0 / np.hypot(rho, math.sqrt(eps)) * (1 + 1e-12)
 
 
 def _curvature(rho: np.ndarray, eps: float, size: int) -> np.ndarray:
-    total = rho**2 + eps
-    low = np.where(rho**2 <= eps / 4, _KAPPA / eps, 3 * rho * eps / total**2.5)
-    high = 2 / math.sqrt(3) / total
-    return np.where(rho**2 <= eps / 2, low, high) / math.sqrt(size) * (1 + 1e-12)
+    """The three branches of the supremum over all larger ρ, with σ = ρ/√ε so that nothing overflows."""
+    sigma = rho / math.sqrt(eps)
+    total = 1 + sigma**2
+    near = np.where(sigma <= 0.5, _KAPPA, 3 * np.minimum(sigma, 1.0) / np.minimum(total, 2.0) ** 2.5)
+    far = 2 / math.sqrt(3) / total
+    return np.where(sigma**2 <= 0.5, near, far) / (eps * math.sqrt(max(1, size))) * (1 + 1e-12)

@@ -94,10 +94,14 @@ class Call:
         return slots
 
     @cached_property
+    def tensors(self) -> dict[Slot, Enclosure]:
+        """The slots that hold tensors of any type, with their enclosures: ids, masks and whole numbers too."""
+        return {slot: self._enclosures[name] for slot, name in self.names.items()}
+
+    @cached_property
     def slots(self) -> dict[Slot, Enclosure]:
         """The slots that hold real-valued tensors, with their enclosures."""
-        found = {slot: self._enclosures[name] for slot, name in self.names.items()}
-        return {slot: e for slot, e in found.items() if _is_real(e)}
+        return {slot: e for slot, e in self.tensors.items() if _is_real(e)}
 
     @property
     def varying(self) -> dict[Slot, Enclosure]:
@@ -132,8 +136,9 @@ def label(node: Node) -> str:
 
 
 def _is_real(enclosure: Enclosure) -> bool:
+    """Whether it holds real numbers; of several results, such as a maximum and its place, one is enough."""
     specs = enclosure.spec if isinstance(enclosure.spec, tuple) else (enclosure.spec,)
-    return all(spec.dtype.is_floating_point for spec in specs)
+    return any(spec.dtype.is_floating_point for spec in specs)
 
 
 Rule = Callable[[Call], Bounds]

@@ -588,7 +588,10 @@ class TestText:
         assert "guaranteed step size" not in text
 
     def test_not_flagged(self):
-        assert "guaranteed step size 1/L" in str(certify_as_printed(mlp(3, 4, 2), batch(5, 3), domain=UNIT))
+        assert "guaranteed step size 1/L" in str(certify_as_printed(mlp(3, 4, 1), batch(1, 3), domain=UNIT))
+
+    def test_no_step_size_for_vectors(self):
+        assert "step size" not in str(certify_as_printed(mlp(3, 4, 2), batch(5, 3), domain=UNIT))
 
     def test_kinks_are_named(self):
         text = str(certify_as_printed(mlp(3, 4, 2, activation=nn.ReLU), batch(5, 3), domain=UNIT))

@@ -14,7 +14,7 @@ from surefoot.calculus.paper.constants import Smooth
 from surefoot.magnitude import Magnitude, Number
 
 MANY_LABELS = (
-    "Not in ERRATA.md: the logistic loss of a label y ∈ {0,1}^q with r ones has ℓ = √(r+1) (a class is left "
+    "Also wrong in the paper: the logistic loss of a label y ∈ {0,1}^q with r ones has ℓ = √(r+1) (a class is left "
     "unmarked) or √(r-1) (all are marked), which exceeds 2 for r > 3 and r > 5."
 )
 TWO_CLUSTERED_POINTS = (

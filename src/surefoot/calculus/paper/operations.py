@@ -47,7 +47,7 @@ from surefoot.norms import patch_overlap
 from surefoot.rules.common import spatial
 
 UNEVEN_AVERAGE = (
-    "Not in ERRATA.md: an average pooling with overlapping patches whose divisor is smaller at the border "
+    "Also wrong in the paper: an average pooling with overlapping patches whose divisor is smaller at the border "
     "(padding or partial patches left out of the count), or with more patches than entries, has ℓ > 1."
 )
 

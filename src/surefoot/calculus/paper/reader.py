@@ -16,6 +16,7 @@ Parameters that ask for no gradients do not vary: a frozen weight :math:`w` make
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -262,12 +263,13 @@ def _certificate(
         smoothness=result.smoothness,
         block_lipschitz={},
         block_smoothness=Magnitude.zero((0, 0)),
-        rows=tuple(rows),
+        make_rows=lambda: rows,
         reasons=() if result.smoothness.is_finite else tuple(_reasons(layers)),
         domain=domain,
         wrt=wrt,
         constants="paper",
         flags=result.flags,
+        scalar=math.prod(layers[-1].shape) == 1,
     )
 
 

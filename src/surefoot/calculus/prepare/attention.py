@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.graph.structure import Graph, Node, Ref, Role, Spec
+from surefoot.graph.structure import Graph, Node, Ref, Spec
 
 _aten: Any = torch.ops.aten
 
@@ -24,6 +24,10 @@ def masked_softmax(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     """Soft-max along the last dimension over the allowed positions; the others get weight zero.
 
     The mask says which positions are allowed (boolean) or which are forbidden by -∞ (real).
+
+    >>> masked_softmax(torch.zeros(2, 2), None, True)
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]])
     """
     allowed = None
     if mask is not None:
@@ -56,7 +60,7 @@ def attention(graph: Graph) -> Graph:
 def _pieces(graph: Graph, node: Node) -> Iterator[Node]:
     a = node.arguments
     query, key, value = (_spec(graph, a[name]) for name in ("query", "key", "value"))
-    batch, rows, columns = query.shape[:-2], query.shape[-2], key.shape[-2]
+    rows, columns = query.shape[-2], key.shape[-2]
     scale = a["scale"] if a["scale"] is not None else 1.0 / math.sqrt(query.shape[-1])
 
     def make(suffix: str, op: str, target: Any, args: tuple[Any, ...], shape: tuple[int, ...]) -> Node:
@@ -64,47 +68,38 @@ def _pieces(graph: Graph, node: Node) -> Iterator[Node]:
         return Node(name, op, target, args, {}, node.module, Spec(shape, query.dtype))
 
     keys, values = a["key"], a["value"]
-    if a.get("enable_gqa"):
-        repeats = query.shape[-3] // key.shape[-3]
+    if a.get("enable_gqa"):  # a group of heads of the query shares one head of keys and values
+        heads = query.shape[-3]
         for label, ref, spec in (("keys", keys, key), ("values", values, value)):
-            shape = (*spec.shape[:-3], query.shape[-3], *spec.shape[-2:])
+            shape, repeats = (*spec.shape[:-3], heads, *spec.shape[-2:]), heads // spec.shape[-3]
             yield make(
                 label, "aten.repeat_interleave", _aten.repeat_interleave.self_int, (ref, repeats, -3), shape
             )
         keys, values = Ref(f"{node.name}_keys"), Ref(f"{node.name}_values")
+        key, value = (replace(spec, shape=(*spec.shape[:-3], heads, *spec.shape[-2:])) for spec in (key, value))
     turned = make(
-        "turned", "aten.transpose", _aten.transpose.int, (keys, -2, -1), (*batch, key.shape[-1], columns)
+        "turned", "aten.transpose", _aten.transpose.int, (keys, -2, -1), (*key.shape[:-2], key.shape[-1], columns)
     )
     yield turned
-    scores = make(
-        "products", "aten.matmul", _aten.matmul.default, (a["query"], Ref(turned.name)), (*batch, rows, columns)
-    )
+    shape = (*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), rows, columns)
+    scores = make("products", "aten.matmul", _aten.matmul.default, (a["query"], Ref(turned.name)), shape)
     yield scores
-    scores = make("scores", "aten.mul", _aten.mul.Tensor, (Ref(scores.name), scale), (*batch, rows, columns))
+    scores = make("scores", "aten.mul", _aten.mul.Tensor, (Ref(scores.name), scale), shape)
     yield scores
     mask = a["attn_mask"]
-    forbidden = mask
-    if isinstance(mask, Ref) and _spec(graph, mask).dtype.is_floating_point:
-        shape = _spec(graph, mask).shape
-        finite: Any = mask
-        if graph.roles[mask.name] is not Role.CONSTANT:
-            forbidden = None  # a mask that is trained is a bias: it forbids nothing
-        else:
-            yield make("bias", "surefoot.finite_part", finite_part, (mask,), shape)
-            finite = Ref(f"{node.name}_bias")
-        yield make("biased", "aten.add", _aten.add.Tensor, (Ref(scores.name), finite), (*batch, rows, columns))
-        scores = replace(scores, name=f"{node.name}_biased")
-    weights = make(
-        "weights",
-        "surefoot.masked_softmax",
-        masked_softmax,
-        (Ref(scores.name), forbidden, bool(a["is_causal"])),
-        (*batch, rows, columns),
-    )
+    if isinstance(mask, Ref):
+        spec = _spec(graph, mask)
+        shape = tuple(torch.broadcast_shapes(shape, spec.shape))
+        if spec.dtype.is_floating_point:
+            finite = make("bias", "surefoot.finite_part", finite_part, (mask,), spec.shape)
+            yield finite
+            scores = make("biased", "aten.add", _aten.add.Tensor, (Ref(scores.name), Ref(finite.name)), shape)
+            yield scores
+    masked = (Ref(scores.name), mask, bool(a["is_causal"]))
+    weights = make("weights", "surefoot.masked_softmax", masked_softmax, masked, shape)
     yield weights
-    yield make(
-        "", "aten.matmul", _aten.matmul.default, (Ref(weights.name), values), (*batch, rows, value.shape[-1])
-    )
+    shape = (*torch.broadcast_shapes(shape[:-2], value.shape[:-2]), rows, value.shape[-1])
+    yield make("", "aten.matmul", _aten.matmul.default, (Ref(weights.name), values), shape)
 
 
 def _spec(graph: Graph, ref: Ref) -> Spec:

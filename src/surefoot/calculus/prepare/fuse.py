@@ -7,13 +7,15 @@ tensors; as one scalar function its constants are exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from surefoot.graph.structure import Graph, Node, Ref, Spec
+from surefoot.graph.structure import Graph, Node, Ref, Role, Spec
 from surefoot.scalar import ScalarFunction
 
 OPERATION = "surefoot.scalar"
@@ -62,7 +64,7 @@ def _expression(graph: Graph, node: Node, known: dict[str, _Expression]) -> _Exp
             if number is not None:
                 operands[key] = number
                 continue
-            if graph.spec(argument.name) != node.spec and not _same_shape(graph, argument, node):
+            if not _same_shape(graph, argument, node):
                 return None
             found = known.get(argument.name, _Expression(argument.name, ScalarFunction.variable()))
             roots.add(found.root)
@@ -71,29 +73,59 @@ def _expression(graph: Graph, node: Node, known: dict[str, _Expression]) -> _Exp
             operands[key] = argument
     if len(roots) != 1:
         return None
+    infinite = {key for key, value in operands.items() if isinstance(value, float) and not math.isfinite(value)}
+    if infinite - {"min", "max"}:  # an infinite limit limits nothing
+        return None
     function = build(operands)
     return None if function is None else _Expression(roots.pop(), function)
 
 
 def _same_shape(graph: Graph, argument: Ref, node: Node) -> bool:
+    """Whether a tensor of real numbers meets the result entry by entry; whole numbers are not functions of x."""
     spec = graph.spec(argument.name)
-    return isinstance(spec, Spec) and isinstance(node.spec, Spec) and spec.shape == node.spec.shape
+    if not isinstance(spec, Spec) or not isinstance(node.spec, Spec) or not spec.dtype.is_floating_point:
+        return False
+    return spec.shape == node.spec.shape
 
 
 def _number(graph: Graph, argument: Ref) -> float | None:
-    """A constant tensor with one entry, as a number."""
-    value = graph.constants.get(argument.name) if argument.name in _constants(graph) else None
+    """A constant tensor with one entry, as a number.
+
+    A number that was computed from others counts if its value does not depend on the precision: otherwise it is a
+    rounded one, and not the number that the model defines.
+    """
+    if argument.name in graph.held:
+        return _finite(graph.held[argument.name])
+    spec = graph.spec(argument.name)
+    if graph.roles[argument.name] != Role.CONSTANT or not isinstance(spec, Spec) or spec.numel != 1:
+        return None
+    computed, precise = _finite(graph.constants[argument.name]), _finite(_in_double(graph)[argument.name])
+    return computed if computed == precise else None
+
+
+def _finite(value: Any) -> float | None:
     if not isinstance(value, Tensor) or value.numel() != 1 or value.device.type == "meta":
         return None
-    return float(value)
+    number = float(value)
+    return number if math.isfinite(number) else None
 
 
-def _constants(graph: Graph) -> set[str]:
-    cached: Any = graph.__dict__.get("_constant_set")
+def _in_double(graph: Graph) -> dict[str, Any]:
+    """The constants computed in double precision; computed once per graph."""
+    cached: Any = graph.__dict__.get("_in_double")
     if cached is None:
-        cached = {*graph.held, *graph.constant_names}
-        graph.__dict__["_constant_set"] = cached
+        cached = {n: v.double() if v.is_floating_point() else v for n, v in graph.held.items()}
+        for node in graph.nodes:
+            if node.name in graph.constant_names:
+                args = tuple(_widened(a) for a in node.args)
+                wide = replace(node, args=args, kwargs={key: _widened(a) for key, a in node.kwargs.items()})
+                cached[node.name] = wide.run(cached)
+        graph.__dict__["_in_double"] = cached
     return cached
+
+
+def _widened(argument: Any) -> Any:
+    return torch.float64 if argument in (torch.float32, torch.float16, torch.bfloat16) else argument
 
 
 _Builder = Callable[[dict[str, Any]], "ScalarFunction | None"]
@@ -130,7 +162,7 @@ def _named(name: str, *keys: str) -> _Builder:
     """An activation with the parameters that the operation's signature names alike."""
 
     def build(o: dict[str, Any]) -> ScalarFunction | None:
-        x = o.get("self", o.get("input"))
+        x: Any = o.get("self", o.get("input"))
         parameters = {key: o[key] for key in keys if o.get(key) is not None}
         if any(isinstance(value, ScalarFunction) for value in parameters.values()):
             return None
@@ -144,6 +176,12 @@ def _clamp(o: dict[str, Any]) -> ScalarFunction | None:
     if any(isinstance(value, ScalarFunction) for value in limits.values()):
         return None
     return ScalarFunction.named("clamp", **limits).compose(o["self"])
+
+
+def _rrelu(o: dict[str, Any]) -> ScalarFunction | None:
+    """Randomised slopes as they are evaluated, with their mean; while training they are refused before."""
+    mean = (float(o["lower"]) + float(o["upper"])) / 2
+    return ScalarFunction.named("leaky_relu", negative_slope=mean).compose(o["self"])
 
 
 def _extreme(name: str) -> _Builder:
@@ -169,6 +207,7 @@ _BUILDERS: dict[str, _Builder] = {
     "softplus": _named("softplus", "beta", "threshold"),
     "hardtanh": _named("hardtanh", "min_val", "max_val"),
     "threshold": _named("threshold", "threshold", "value"),
+    "rrelu": _rrelu,
     "softshrink": _named("softshrink", "lambd"),
     "hardshrink": _named("hardshrink", "lambd"),
     **{

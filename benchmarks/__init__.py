@@ -1,0 +1,8 @@
+"""Benchmarks: how long surefoot takes, as ratios to plain PyTorch in the same run.
+
+* ``timing``: measuring two functions side by side.
+* ``autodiff``: the automatic-differentiation oracle against ``torch.autograd.grad``.
+
+``python -m benchmarks`` runs all of them and writes ``docs/benchmarks.md``. A benchmark is a module of this folder
+with a function ``run() -> list[Measurement]``.
+"""

@@ -1,0 +1,68 @@
+"""Run every benchmark, print the table and write it to ``docs/benchmarks.md``."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import platform
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+import benchmarks
+from benchmarks.timing import Duration, Measurement
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+HEADER = """# Benchmarks
+
+How long surefoot takes compared with plain PyTorch: medians of ratios of processor times, of runs made in turn on
+one thread, with quartiles. Written by `make bench`.
+
+"""
+
+
+def main() -> None:
+    """Find the modules with a function ``run``, run them, report."""
+    found: list[Measurement | Duration] = []
+    for module in pkgutil.iter_modules(benchmarks.__path__):
+        if module.name in ("__main__", "timing"):
+            continue
+        for measurement in import_module(f"benchmarks.{module.name}").run():
+            print(_line(measurement), flush=True)
+            found.append(measurement)
+    PAGE.write_text(HEADER + _table(found) + "\n" + _machine(), encoding="utf-8")
+
+
+def _line(m: Measurement | Duration) -> str:
+    if isinstance(m, Duration):
+        return f"{m.subject}: {m.seconds:.2f} s, target {m.target:g} s; {m.note}"
+    spread = f"[{m.low:.2f}, {m.high:.2f}]"
+    return f"{m.subject} / {m.baseline}: {m.ratio:.3f} {spread}, target {m.target}, baseline {m.seconds:.3g} s"
+
+
+def _table(found: list[Measurement | Duration]) -> str:
+    rows = ["| what | compared with | ratio | quartiles | target |", "|---|---|---|---|---|"]
+    for m in found:
+        if isinstance(m, Measurement):
+            spread = f"{m.low:.2f} to {m.high:.2f}"
+            rows.append(f"| {m.subject} | {m.baseline} | **{m.ratio:.2f}** | {spread} | ≤ {m.target} |")
+    rows += ["", "| what | seconds | target | |", "|---|---|---|---|"]
+    rows += [
+        f"| {m.subject} | **{m.seconds:.2f}** | ≤ {m.target:g} | {m.note} |"
+        for m in found
+        if isinstance(m, Duration)
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _machine() -> str:
+    cores = os.cpu_count()
+    return (
+        f"Machine: {platform.machine()}, {cores} cores, {platform.system()}; "
+        f"Python {platform.python_version()}, PyTorch {torch.__version__}.\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

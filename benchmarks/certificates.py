@@ -1,0 +1,79 @@
+"""Certificates: how long they take, a-priori on the ``meta`` device and around the weights.
+
+Durations are of a fresh process per model, after import: capture and calculus together, with the memory the
+process holds at its peak. A certificate around the weights is compared with a gradient in the same run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+import surefoot as sf
+from benchmarks.timing import Duration, Measurement, compare
+
+_APRIORI = """
+import resource, time, warnings
+warnings.simplefilter("ignore")
+import torch
+import surefoot as sf
+from surefoot.calculus.certify import certify
+{imports}
+with torch.device("meta"):
+    model, x = {build}
+start = time.perf_counter()
+certificate = certify(model, x, domain=sf.ProductBall(1.0), input_norm=1.0)
+assert certificate.lipschitz.is_finite
+seconds = time.perf_counter() - start
+print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, certificate.lipschitz)
+"""
+_LLAMA = (
+    "LlamaForCausalLM(LlamaConfig(hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, "
+    "num_key_value_heads=8, intermediate_size=28672, vocab_size=128256)).eval(), "
+    "torch.zeros(1, 16, dtype=torch.long)"
+)
+_MODELS = (
+    ("VGG-16, 224×224, batch 128", "", "sf.zoo.vgg16(), torch.empty(128, 3, 224, 224)", 1.0),
+    ("VGG-16 smooth, 224×224, batch 128", "", "sf.zoo.build('vgg16-smooth'), torch.empty(128, 3, 224, 224)", 1.0),
+    ("ResNet-152, 224×224, batch 128", "", "sf.zoo.resnet152(), torch.empty(128, 3, 224, 224)", 5.0),
+    (
+        "Llama with 70 billion parameters, 16 tokens",
+        "from transformers import LlamaConfig, LlamaForCausalLM, logging; logging.set_verbosity_error()",
+        _LLAMA,
+        60.0,
+    ),
+)
+
+
+def run() -> Iterator[Measurement | Duration]:
+    """The large models without data, and a perceptron around its weights."""
+    for name, imports, build, target in _MODELS:
+        code = _APRIORI.format(imports=imports, build=build)
+        words = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+        seconds, gibibytes, lipschitz = words[-3:]
+        note = f"ℓ ≤ {lipschitz}, {float(gibibytes):.2f} GiB at the peak"
+        yield Duration(f"{name}: a-priori certificate on meta", float(seconds), target, note)
+    torch.manual_seed(0)
+    model = sf.zoo.mlp((784, 256, 128, 10), activation="tanh")
+    yield _local("MLP 784-256-128-10 tanh, batch 128", model, torch.randn(128, 784))
+
+
+def _local(name: str, model: nn.Module, x: torch.Tensor) -> Measurement:
+    parameters = list(model.parameters())
+    slope = torch.randn_like(model(x).detach())
+    domain = sf.Ball(0.01)
+    return compare(
+        f"{name}: certificate on a ball around the weights",
+        lambda: sf.certify(model, x, domain=domain),
+        "a gradient of the model",
+        lambda: torch.autograd.grad(model(x), parameters, slope),
+        target=10.0,
+        pairs=21,
+        calls=2,
+    )

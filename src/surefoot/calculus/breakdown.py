@@ -1,0 +1,132 @@
+"""Where the constants of a certificate come from: one row per operation, and reasons for infinite ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from surefoot.calculus.assemble import Term
+from surefoot.calculus.forward import Pass, Step
+from surefoot.certificate import Row
+from surefoot.magnitude import Magnitude
+from surefoot.norms import nonnegative_norm
+from surefoot.rules.registry import label
+
+_MOST_ENTRIES = 5e7  # of all matrices together; beyond that, numbers in place of matrices
+
+
+def rows(result: Pass, summands: Sequence[Term], smoothness: Magnitude) -> list[Row]:
+    """One row per operation that varies, with the constants of its result as a function of the variables."""
+    count = len(result.region.variables)
+    by_matrix = count**2 * len(result.steps) <= _MOST_ENTRIES
+    smooth = _smoothness_by_matrix(result) if by_matrix else _smoothness_by_number(result)
+    if len(result.outputs) == 1:
+        smooth[result.outputs[0]] = smoothness
+    share = shares(summands)
+    return [
+        Row(
+            module=step.node.module,
+            operation=label(step.node),
+            shape=step.node.specs[0].shape,
+            bound=result.enclosures[step.node.name].bound,
+            lipschitz=result.enclosures[step.node.name].lipschitz.norm(),
+            smoothness=smooth[step.node.name],
+            share=share.get(step.node.name, 0.0),
+        )
+        for step in result.steps
+    ]
+
+
+def _smoothness_by_matrix(result: Pass) -> dict[str, Magnitude]:
+    """The recursion of :mod:`surefoot.calculus.assemble` with a matrix per tensor, and the norms of those."""
+    count = len(result.region.variables)
+    zero = Magnitude.zero((count, count))
+    matrices: dict[str, Magnitude] = {}
+    last_reader = {name: step.node.name for step in result.steps for name in step.names.values()}
+    norms: dict[str, Magnitude] = {}
+    for step in result.steps:
+        total = zero
+        for slot, name in step.names.items():
+            if name in matrices:
+                total = total + matrices[name] * step.bounds.jacobian[slot]
+        for first, second, curvature in _curvatures(step):
+            left, right = (result.enclosures[step.names[slot]].lipschitz for slot in (first, second))
+            outer = Magnitude(np.asarray(left.log2)[:, None]) * Magnitude(np.asarray(right.log2)[None, :])
+            total = total + outer * curvature
+            if first != second:
+                total = total + Magnitude(outer.log2.T) * curvature
+        matrices[step.node.name] = total
+        norms[step.node.name] = nonnegative_norm(total)
+        for name in set(step.names.values()) & matrices.keys():
+            if last_reader[name] == step.node.name:
+                del matrices[name]
+    return norms
+
+
+def _smoothness_by_number(result: Pass) -> dict[str, Magnitude]:
+    """The same recursion on norms: larger, and cheap for any number of variables."""
+    smooth: dict[str, Magnitude] = {}
+    for step in result.steps:
+        total = Magnitude.zero()
+        for slot, name in step.names.items():
+            total = total + step.bounds.jacobian[slot] * smooth.get(name, Magnitude.zero())
+        for first, second, curvature in _curvatures(step):
+            sizes = [result.enclosures[step.names[slot]].lipschitz.norm() for slot in (first, second)]
+            total = total + curvature * sizes[0] * sizes[1] * (1.0 if first == second else 2.0)
+        smooth[step.node.name] = total
+    return smooth
+
+
+def _curvatures(step: Step) -> list[tuple[str, str, Magnitude]]:
+    """The curvatures between arguments that vary."""
+    return [
+        (first, second, curvature)
+        for (first, second), curvature in step.bounds.curvature.items()
+        if first in step.names and second in step.names and not curvature.is_zero
+    ]
+
+
+def shares(summands: Sequence[Term]) -> dict[str, float]:
+    """How much of the smoothness each operation contributes, by the norm of its summands."""
+    logs: dict[str, list[float]] = {}
+    for term in summands:
+        size = term.weight * term.left.norm() * term.right.norm()
+        logs.setdefault(term.step.node.name, []).append(float(size.log2))
+    if not logs:
+        return {}
+    top = max(max(values) for values in logs.values())
+    if math.isinf(top):
+        infinite = [name for name, values in logs.items() if max(values) == top]
+        return {name: 1.0 / len(infinite) for name in infinite}
+    sizes = {name: sum(2.0 ** (value - top) for value in values) for name, values in logs.items()}
+    total = sum(sizes.values())
+    return {name: size / total for name, size in sizes.items()}
+
+
+def reasons(summands: Sequence[Term]) -> list[str]:
+    """For every operation that makes the smoothness infinite: where it is and what to do."""
+    found: dict[str, None] = {}
+    for term in summands:
+        if not term.weight.is_finite or not term.left.is_finite or not term.right.is_finite:
+            node = term.step.node
+            why = term.step.bounds.reason or "its arguments are not bounded over the domain"
+            found[f"{node.module or 'model'} ({label(node)}): {why}"] = None
+    return list(found)
+
+
+def by_block(matrix: Magnitude, blocks: Sequence[Sequence[int]]) -> Magnitude:
+    """The matrix over pairs of blocks: the Frobenius norm of each part, a bound on its spectral norm."""
+    if not blocks:
+        return Magnitude.zero((0, 0))
+    starts = np.array([members[0] for members in blocks])  # variables are ordered by blocks
+    sizes = np.array([len(members) for members in blocks])
+    log2 = matrix.log2
+    top = np.maximum.reduceat(np.maximum.reduceat(log2, starts, axis=0), starts, axis=1)
+    scale = np.where(np.isfinite(top), top, 0.0)
+    spread_out = scale.repeat(sizes, axis=0).repeat(sizes, axis=1)
+    squares = np.exp2(2 * np.where(np.isposinf(log2), -np.inf, log2 - spread_out))
+    total = np.add.reduceat(np.add.reduceat(squares, starts, axis=0), starts, axis=1)
+    norm = 0.5 * np.log2(np.maximum(total, 2.0**-1000)) + scale
+    return Magnitude(np.where(np.isfinite(top), norm + (np.abs(norm) + 8.0) * 2.0**-48, top))

@@ -1,0 +1,1 @@
+"""The attack on certificates: random networks, random domains, and a search for values a certificate excludes."""

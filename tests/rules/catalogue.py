@@ -1,0 +1,45 @@
+"""All cases, by operation, and by how much some bounds are known not to be attained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from rules import (
+    cases_arithmetic,
+    cases_convolution,
+    cases_layout,
+    cases_nonlinear,
+    cases_pooling,
+    cases_products,
+)
+from rules.harness import SETTINGS, Case, Study, study
+
+_FAMILIES = (cases_arithmetic, cases_convolution, cases_layout, cases_nonlinear, cases_pooling, cases_products)
+
+CASES: dict[str, list[Callable[[], Case]]] = {
+    op: thunks for family in _FAMILIES for op, thunks in family.CASES.items()
+}
+
+# Where a docstring says that a bound is approached only: how near the cases come.
+GAPS = {
+    ("surefoot.scalar", "x"): 1e-4,  # the width of the tables
+    ("surefoot.scalar", "x,x"): 1e-3,
+}
+
+
+@cache
+def built(op: str, k: int) -> Case:
+    return CASES[op][k]()
+
+
+@cache
+def at_point(op: str, k: int) -> Study:
+    """What is found when nothing moves."""
+    return study(built(op, k), "point")
+
+
+def settings(k: int) -> list[str]:
+    """All settings for the first case of an operation; for further ones two that take turns."""
+    spread_out = list(SETTINGS[1:])
+    return spread_out if k == 0 else [spread_out[k % len(spread_out)], spread_out[(k + 2) % len(spread_out)]]
