@@ -1,7 +1,7 @@
 """Random layers by the shape of their input.
 
-Rows are (N, d), sequences (N, T, d), signals (N, C, L), images (N, C, H, W). Every entry of a table maps a way to
-draw and a shape to a module. Sequences and signals have the same rank; which of the two tables is used is drawn.
+Rows are (N, d), sequences (N, T, d), signals (N, C, L), images (N, C, H, W), volumes (N, C, D, H, W). Every entry of a
+table maps dice and a shape to a module. Sequences and signals have the same rank; which table is used is drawn.
 """
 
 from __future__ import annotations
@@ -10,303 +10,182 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
 from attack import parts
 from attack.activations import ACTIVATIONS
+from attack.dice import Dice
+from attack.moves import Shape, layout, product, reduction, scaling, softmax, turn
 from attack.parts import Apply
 
-Draw = Callable[[st.SearchStrategy[Any]], Any]
-Shape = tuple[int, ...]
-Layer = Callable[[Draw, Shape], nn.Module]
+Layer = Callable[[Dice, Shape], nn.Module]
 
 
-def _whole(draw: Draw, low: int, high: int) -> int:
-    return int(draw(st.integers(low, high)))
+def activation(dice: Dice, shape: Shape) -> nn.Module:
+    return dice.one_of(*ACTIVATIONS)()
 
 
-def _one_of(draw: Draw, *choices: Any) -> Any:
-    return draw(st.sampled_from(choices))
+def linear(dice: Dice, shape: Shape) -> nn.Module:
+    return nn.Linear(shape[-1], dice.whole(1, 5), bias=dice.chance(0.5))
 
 
-def _divisor(draw: Draw, number: int) -> int:
-    return int(_one_of(draw, *(k for k in range(1, number + 1) if number % k == 0)))
-
-
-def activation(draw: Draw, shape: Shape) -> nn.Module:
-    return draw(st.sampled_from(ACTIVATIONS))()
-
-
-def scaling(draw: Draw, shape: Shape) -> nn.Module:
-    return _one_of(
-        draw,
-        Apply("x·0.5", lambda x: x * 0.5),
-        Apply("-2x", lambda x: -2 * x),
-        Apply("x/3 + 1", lambda x: x / 3 + 1),
-        Apply("1 - x", lambda x: 1 - x),
-        Apply("x - row mean", lambda x: x - x.mean(-1, keepdim=True)),
-        Apply("x·(fixed vector)", lambda x: x * torch.linspace(-1, 2, x.shape[-1], dtype=x.dtype)),
-        Apply("x + 2x", lambda x: torch.add(x, x, alpha=2)),
-        Apply("identity", lambda x: x),
-    )
-
-
-def softmax(draw: Draw, shape: Shape) -> nn.Module:
-    dim = _one_of(draw, *range(len(shape)))
-    return _one_of(
-        draw,
-        Apply(f"softmax({dim})", lambda x: x.softmax(dim)),
-        Apply(f"log_softmax({dim})", lambda x: x.log_softmax(dim)),
-        Apply(f"softmax({dim}) of 3x", lambda x: (3 * x).softmax(dim)),
-    )
-
-
-def moving(draw: Draw, shape: Shape) -> nn.Module:
-    """Layout operations that any shape of rank two or more knows."""
-    last = shape[-1]
-    choices = [
-        Apply("flip", lambda x: x.flip(-1)),
-        Apply("roll", lambda x: x.roll(1, -1)),
-        Apply("cat with itself", lambda x: torch.cat([x, 2 * x], dim=-1)),
-        Apply("cat samples", lambda x: torch.cat([x, x], dim=0)),
-        Apply("pad", lambda x: F.pad(x, (1, 2), value=0.5)),
-        Apply("cumsum", lambda x: x.cumsum(-1)),
-        Apply("sum kept", lambda x: x.sum(-1, keepdim=True)),
-        Apply("mean kept", lambda x: x.mean(1, keepdim=True)),
-        Apply("mean of samples", lambda x: x.mean(0, keepdim=True)),
-        Apply("x ∘ row mean", lambda x: x * x.mean(-1, keepdim=True)),
-        Apply("x ∘ sample sum", lambda x: x * x.sum(0, keepdim=True)),
-        Apply("repeat", lambda x: x.repeat(*[1] * (x.dim() - 1), 2)),
-        Apply("repeat_interleave", lambda x: x.repeat_interleave(2, dim=-1)),
-        Apply("index", lambda x: x[..., torch.tensor([0, 0, x.shape[-1] - 1])]),
-        Apply("where", lambda x: torch.where(torch.arange(x.shape[-1]) % 2 == 0, x, 0.5 * x * x)),
-        Apply("masked_fill", lambda x: x.masked_fill(torch.arange(x.shape[-1]) == 0, 0.25)),
-        Apply("unbind and stack", lambda x: torch.stack(x.unbind(-1)[::-1], dim=-1)),
-        Apply("flatten", lambda x: x.flatten(1)),
-        Apply("transpose", lambda x: x.transpose(0, 1)),
-    ]
-    if last > 1:
-        choices += [
-            Apply("slice", lambda x: x[..., 1:]),
-            Apply("every other", lambda x: x[..., ::2]),
-            Apply("select", lambda x: x.select(-1, 0).unsqueeze(-1)),
-            Apply("split and multiply", lambda x: x.split([1, x.shape[-1] - 1], -1)[0] * x[..., 1:]),
-        ]
-    if last % 2 == 0:
-        choices += [
-            Apply("glu", lambda x: F.glu(x, dim=-1)),
-            Apply("chunks multiplied", lambda x: torch.mul(*x.chunk(2, dim=-1))),
-        ]
-    return draw(st.sampled_from(choices))
-
-
-def linear(draw: Draw, shape: Shape) -> nn.Module:
-    return nn.Linear(shape[-1], _whole(draw, 1, 5), bias=draw(st.booleans()))
-
-
-def square_linear(draw: Draw, shape: Shape) -> nn.Module:
-    return nn.Linear(shape[-1], shape[-1], bias=draw(st.booleans()))
-
-
-def last_norm(draw: Draw, shape: Shape) -> nn.Module:
+def last_norm(dice: Dice, shape: Shape) -> nn.Module:
     """Normalisations of the last dimension."""
-    dim, eps = shape[-1], _one_of(draw, 1e-5, 1e-2)
-    plain = draw(st.booleans())
-    return _one_of(
-        draw,
-        nn.LayerNorm(dim, eps=eps, elementwise_affine=plain),
-        nn.RMSNorm(dim, eps=_one_of(draw, None, 1e-2), elementwise_affine=plain),
+    dim, eps, affine = shape[-1], dice.one_of(1e-5, 1e-2), dice.chance(0.5)
+    return dice.one_of(
+        nn.LayerNorm(dim, eps=eps, elementwise_affine=affine),
+        nn.RMSNorm(dim, eps=dice.one_of(None, 1e-2), elementwise_affine=affine),
         parts.HandRMSNorm(dim, eps),
     )
 
 
-def channel_norm(draw: Draw, shape: Shape) -> nn.Module:
+def channel_norm(dice: Dice, shape: Shape) -> nn.Module:
     """Normalisations whose second dimension is the channels; batch statistics need more than one number."""
     channels, rest = shape[1], shape[0] * int(torch.Size(shape[2:]).numel())
-    affine, training = draw(st.booleans()), draw(st.booleans()) and rest > 1
-    batch = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)](
-        channels, eps=1e-2, affine=affine
-    )
-    _randomise_statistics(batch)
-    choices: list[nn.Module] = [batch.train(training)]
-    if rest // shape[0] > 1 or channels > 1:
-        choices.append(nn.GroupNorm(1, channels, eps=1e-2, affine=affine))
-    if len(shape) > 2 and rest // shape[0] > 1:
-        instance = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d}[len(shape)]
+    affine = dice.chance(0.5)
+    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[len(shape)]
+    batch = kind(channels, eps=1e-2, affine=affine)
+    batch.running_mean.copy_(torch.linspace(-1, 1, channels))
+    batch.running_var.copy_(torch.linspace(0.3, 2, channels))
+    choices: list[nn.Module] = [batch.train(dice.chance(0.7) and rest > 1)]
+    if rest // shape[0] > 1:
+        instance: Any = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}[len(shape)]
         choices += [
-            nn.GroupNorm(_divisor(draw, channels), channels, eps=1e-2, affine=affine),
+            nn.GroupNorm(dice.divisor(channels), channels, eps=1e-2, affine=affine),
             instance(channels, eps=1e-2, affine=affine),
             nn.LayerNorm(list(shape[1:]), eps=1e-2, elementwise_affine=affine),
         ]
-    return draw(st.sampled_from(choices))
+    elif channels > 1:
+        choices.append(nn.GroupNorm(1, channels, eps=1e-2, affine=affine))
+    return dice.one_of(*choices)
 
 
-def _randomise_statistics(batch: Any) -> None:
-    batch.running_mean.copy_(torch.linspace(-1, 1, batch.num_features))
-    batch.running_var.copy_(torch.linspace(0.3, 2, batch.num_features))
-
-
-def convolution(draw: Draw, shape: Shape) -> nn.Module:
-    """One- or two-dimensional convolutions with all their options, plain and transposed."""
-    dims, channels = len(shape) - 2, shape[1]
-    size = min(shape[2:])
-    groups = _divisor(draw, channels)
-    out = groups * _whole(draw, 1, 2)
-    kernel = _whole(draw, 1, min(3, size))
-    stride, bias = _whole(draw, 1, 3), draw(st.booleans())
-    if draw(st.integers(0, 2)) == 0:
-        kind: Any = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d}[dims]
-        padding = _whole(draw, 0, kernel - 1)
-        extra = _whole(draw, 0, stride - 1)
-        dilation = _whole(draw, 1, 2)
-        if (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + extra + 1 < 1:
-            padding = 0
-        return kind(
-            channels,
-            out,
-            kernel,
-            stride,
-            padding,
-            output_padding=extra,
-            groups=groups,
-            bias=bias,
-            dilation=dilation,
-        )
-    kind = {1: nn.Conv1d, 2: nn.Conv2d}[dims]
-    mode = _one_of(draw, "zeros", "zeros", "zeros", "circular", "reflect", "replicate")
-    padding = _whole(draw, 0, 2) if mode == "zeros" else _whole(draw, 0, size - 1)
-    dilation = _whole(draw, 1, 2) if 2 * (kernel - 1) + 1 <= size + 2 * padding else 1
+def convolution(dice: Dice, shape: Shape) -> nn.Module:
+    """Convolutions with all their options."""
+    dims, channels, size = len(shape) - 2, shape[1], min(shape[2:])
+    groups = dice.divisor(channels)
+    kind: Any = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[dims]
+    modes = ("zeros", "zeros", "zeros", "circular", "reflect", "replicate")
+    mode = dice.one_of(*modes) if dims < 3 else "zeros"
+    padding = dice.whole(0, 2 if mode == "zeros" else size - 1)
+    kernel = tuple(dice.whole(1, min(3, n + 2 * padding)) for n in shape[2:])
+    wide = all(2 * (k - 1) + 1 <= n + 2 * padding for k, n in zip(kernel, shape[2:], strict=True))
     return kind(
-        channels, out, kernel, stride, padding, groups=groups, bias=bias, dilation=dilation, padding_mode=mode
+        channels,
+        groups * dice.whole(1, 2),
+        kernel,
+        stride=tuple(dice.whole(1, 3) for _ in kernel),
+        padding=padding,
+        dilation=dice.whole(1, 2) if wide else 1,
+        groups=groups,
+        bias=dice.chance(0.5),
+        padding_mode=mode,
     )
 
 
-def pooling(draw: Draw, shape: Shape) -> nn.Module:
+def transposed_convolution(dice: Dice, shape: Shape) -> nn.Module:
+    dims, channels = len(shape) - 2, shape[1]
+    groups = dice.divisor(channels)
+    kind: Any = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}[dims]
+    kernel, stride, dilation = dice.whole(1, 3), dice.whole(1, 3), dice.whole(1, 2)
+    padding, extra = dice.whole(0, kernel // 2), dice.whole(0, max(stride, dilation) - 1)
+    out, bias = groups * dice.whole(1, 2), dice.chance(0.5)
+    return kind(channels, out, kernel, stride, padding, extra, groups, bias, dilation)
+
+
+def pooling(dice: Dice, shape: Shape) -> nn.Module:
     dims, size = len(shape) - 2, min(shape[2:])
-    kernel = _whole(draw, 1, min(3, size))
-    stride, padding = _whole(draw, 1, 3), _whole(draw, 0, kernel // 2)
-    ceil, include = draw(st.booleans()), draw(st.booleans())
-    target = _whole(draw, 1, 4)
-    maximum: Any = {1: nn.MaxPool1d, 2: nn.MaxPool2d}[dims]
+    kernel, stride = dice.whole(1, min(3, size)), dice.whole(1, 3)
+    padding = dice.whole(0, kernel // 2)
+    ceil, target = dice.chance(0.5), dice.whole(1, 4)
+    average: Any = {1: nn.AvgPool1d, 2: nn.AvgPool2d, 3: nn.AvgPool3d}[dims]
+    maximum: Any = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}[dims]
+    divisor = {"divisor_override": 2} if dims > 1 and dice.chance(0.3) else {}
+    dilation = 2 if 2 * (kernel - 1) + 1 <= size and dice.chance(0.5) else 1
+    return dice.one_of(
+        maximum(kernel, stride, padding, dilation=dilation, ceil_mode=ceil),
+        average(kernel, stride, padding, ceil_mode=ceil, count_include_pad=dice.chance(0.5), **divisor),
+        {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}[dims](target),
+        {1: nn.AdaptiveMaxPool1d, 2: nn.AdaptiveMaxPool2d, 3: nn.AdaptiveMaxPool3d}[dims](target),
+    )
+
+
+def resampling(dice: Dice, shape: Shape) -> nn.Module:
+    dims, size = len(shape) - 2, min(shape[2:])
+    corners, target = dice.chance(0.5), dice.whole(1, 5)
+    smooth = {1: "linear", 2: "bilinear", 3: "trilinear"}[dims]
     choices: list[nn.Module] = [
-        maximum(kernel, stride, padding, ceil_mode=ceil),
-        {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d}[dims](target),
-        {1: nn.AdaptiveMaxPool1d, 2: nn.AdaptiveMaxPool2d}[dims](target),
-        nn.Upsample(scale_factor=_one_of(draw, 2, 1.5), mode="nearest"),
-        nn.Upsample(size=target + 1, mode={1: "linear", 2: "bilinear"}[dims], align_corners=ceil),
+        nn.Upsample(scale_factor=dice.one_of(2, 1.5, 0.5), mode="nearest"),
+        nn.Upsample(size=target, mode="nearest-exact"),
+        nn.Upsample(size=target, mode=smooth, align_corners=corners),
+        nn.Upsample(scale_factor=1.7, mode=smooth, align_corners=False),
     ]
-    if dims == 1:
-        choices.append(nn.AvgPool1d(kernel, stride, padding, ceil_mode=ceil, count_include_pad=include))
-        return draw(st.sampled_from(choices))
-    divisor = _one_of(draw, None, None, 2)
-    choices += [
-        nn.AvgPool2d(kernel, stride, padding, ceil_mode=ceil, count_include_pad=include, divisor_override=divisor),
-        nn.Upsample(scale_factor=2, mode="bicubic", align_corners=ceil),
-        Apply("reflection pad", lambda x: F.pad(x, (1, 1, 1, 0), mode="reflect"))
-        if size > 1
-        else Apply("replication pad", lambda x: F.pad(x, (2, 1, 1, 0), mode="replicate")),
-    ]
-    if 2 * (kernel - 1) + 1 <= size:
-        choices.append(maximum(kernel, stride, padding, dilation=2))
-    if shape[1] % 4 == 0:
-        choices.append(nn.PixelShuffle(2))
-    if shape[2] % 2 == 0 and shape[3] % 2 == 0:
-        choices.append(nn.PixelUnshuffle(2))
-    return draw(st.sampled_from(choices))
+    if dims == 2:
+        choices += [
+            nn.Upsample(scale_factor=2, mode="bicubic", align_corners=corners),
+            Apply("replication pad", lambda x: F.pad(x, (2, 1, 1, 0), mode="replicate")),
+            Apply("unfold", lambda x: F.unfold(x, (2, 1), stride=(1, 2))),
+        ]
+        if size > 1:
+            choices.append(Apply("reflection pad", lambda x: F.pad(x, (1, 1, 1, 0), mode="reflect")))
+        if shape[1] % 4 == 0:
+            choices.append(nn.PixelShuffle(2))
+        if shape[2] % 2 == 0 and shape[3] % 2 == 0:
+            choices.append(nn.PixelUnshuffle(2))
+    return dice.one_of(*choices)
 
 
-def attention(draw: Draw, shape: Shape) -> nn.Module:
+def attention(dice: Dice, shape: Shape) -> nn.Module:
     dim = shape[-1]
-    heads = _whole(draw, 1, 2)
-    return _one_of(
-        draw,
-        parts.Attention(dim, heads, _one_of(draw, *parts.Attention.MODES)),
-        parts.HandAttention(dim, draw(st.booleans())),
-        parts.MultiHead(dim, _divisor(draw, dim), draw(st.booleans())),
+    return dice.one_of(
+        parts.Attention(dim, dice.whole(1, 2), dice.one_of(*parts.Attention.MODES)),
+        parts.Attention(dim, dice.whole(1, 2), dice.one_of(*parts.Attention.MODES)),
+        parts.HandAttention(dim, dice.chance(0.5)),
+        parts.MultiHead(dim, dice.divisor(dim), dice.chance(0.5)),
         parts.Gram(),
         parts.GatedUnit(dim, 3),
-        parts.Positions(*shape[1:], draw(st.booleans())),
-        _transformer(dim, _divisor(draw, dim)),
+        parts.Positions(*shape[1:], dice.chance(0.5)),
+        nn.TransformerEncoderLayer(dim, dice.divisor(dim), 3, 0.0, "gelu", 1e-2, batch_first=True),
     )
 
 
-def _transformer(dim: int, heads: int) -> nn.Module:
-    return nn.TransformerEncoderLayer(
-        dim, heads, 3, dropout=0.0, activation="gelu", layer_norm_eps=1e-2, batch_first=True
-    )
-
-
-def by_hand(draw: Draw, shape: Shape) -> nn.Module:
+def by_hand(dice: Dice, shape: Shape) -> nn.Module:
     dim = shape[-1]
     choices: list[nn.Module] = [
-        parts.HandLinear(dim, _whole(draw, 1, 4)),
-        parts.TiedPair(dim, _whole(draw, 1, 4)),
+        parts.HandLinear(dim, dice.whole(1, 4)),
+        parts.TiedPair(dim, dice.whole(1, 4)),
         parts.TiedModules(dim),
     ]
     if len(shape) == 2:
         choices += [
-            parts.SelfBilinear(dim, _whole(draw, 1, 3), draw(st.booleans())),
+            parts.SelfBilinear(dim, dice.whole(1, 3), dice.chance(0.5)),
             parts.Gram(),
             parts.Conditioned(*shape),
             parts.Mixed(*shape),
         ]
-    return draw(st.sampled_from(choices))
+    return dice.one_of(*choices)
 
 
-def turn(draw: Draw, shape: Shape) -> nn.Module:
-    """To another rank."""
-    if len(shape) == 2:
-        return _one_of(
-            draw,
-            Apply("as signal", lambda x: x.unsqueeze(1)),
-            Apply("as sequence", lambda x: x.unsqueeze(-1)),
-            Apply("outer product", lambda x: x.unsqueeze(-1) * x.unsqueeze(-2)),
-        )
-    return _one_of(
-        draw,
-        Apply("flatten", lambda x: x.flatten(1)),
-        Apply("mean of the rest", lambda x: x.mean(tuple(range(2, x.dim())))),
-        Apply("first position", lambda x: x[:, 0]),
-        Apply("channels last", lambda x: x.movedim(1, -1)),
-        Apply("largest dimensions joined", lambda x: x.reshape(x.shape[0] * x.shape[1], -1)),
-    )
-
-
-_ANY = (softmax, moving, scaling, turn)
+_ANY = (softmax, layout, layout, reduction, product, scaling, turn)
+_SPATIAL = (
+    convolution,
+    convolution,
+    transposed_convolution,
+    pooling,
+    pooling,
+    resampling,
+    activation,
+    channel_norm,
+)
 TABLES: dict[str, tuple[Layer, ...]] = {
-    "rows": (
-        linear,
-        linear,
-        activation,
-        activation,
-        last_norm,
-        channel_norm,
-        softmax,
-        moving,
-        scaling,
-        by_hand,
-        turn,
-    ),
-    "sequence": (linear, activation, last_norm, attention, attention, softmax, moving, scaling, by_hand, turn),
-    "signal": (convolution, convolution, pooling, activation, channel_norm, softmax, moving, scaling, turn),
-    "image": (
-        convolution,
-        convolution,
-        pooling,
-        pooling,
-        activation,
-        channel_norm,
-        softmax,
-        moving,
-        scaling,
-        turn,
-    ),
+    "rows": (linear, linear, activation, activation, activation, last_norm, channel_norm, by_hand, by_hand, *_ANY),
+    "sequence": (linear, activation, activation, last_norm, attention, attention, attention, by_hand, *_ANY),
+    "spatial": (*_SPATIAL, *_ANY),
 }
 
 
-def table_for(draw: Draw, shape: Shape) -> tuple[Layer, ...]:
-    if len(shape) == 3:
-        return TABLES[_one_of(draw, "sequence", "signal")]
-    return TABLES["rows" if len(shape) == 2 else "image"]
+def layer_for(dice: Dice, shape: Shape) -> nn.Module:
+    """A random layer that fits the shape."""
+    names = {2: ("rows",), 3: ("sequence", "spatial")}.get(len(shape), ("spatial",))
+    return dice.one_of(*TABLES[dice.one_of(*names)])(dice, shape)

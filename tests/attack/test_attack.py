@@ -6,10 +6,9 @@ from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 from attack.judge import Judge
-from attack.networks import cases, networks
+from attack.networks import Network, networks
 
 CASES_PER_NETWORK = 4
 
@@ -23,15 +22,14 @@ def explore(number: int, examples: int) -> Counter[str]:
         max_examples=examples,
         deadline=None,
         database=None,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate],  # a network follows from one number: a smaller one is not simpler
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.data())
-    def attack(data: st.DataObject) -> None:
-        network = data.draw(networks())
+    @given(networks())
+    def attack(network: Network) -> None:
         judge = Judge(network)
         for k in range(CASES_PER_NETWORK):
-            case = data.draw(cases(network))
+            case = network.case(k)
             verdict = judge.verdict(case, seed=k)
             assert not verdict.wrong, "\n".join([str(network), str(case), *verdict.wrong])
             count["cases"] += 1
@@ -47,7 +45,7 @@ def test_certificates_hold(number):
     count = explore(number, examples=32)
     assert count["cases"] >= 128
     assert count["finite"] >= count["cases"] // 2, count
-    assert count["within ten"] >= count["cases"] // 10, count
+    assert count["within ten"] >= count["cases"] // 4, count
 
 
 @pytest.mark.slow

@@ -45,6 +45,8 @@ CASES: dict[str, list[Thunk]] = {
         lambda: operation(aten.linear.default, Fixed(real(3, 2)), real(4, 2), real(4)),
         lambda: operation(aten.linear.default, real(3, 2), Fixed(real(4, 2)), Fixed(real(4))),
         lambda: _itself(aten.linear.default, real(3, 3)),
+        lambda: operation(aten.linear.default, real(0, 2), real(4, 2), real(4)),
+        lambda: operation(aten.linear.default, real(3, 0), real(2, 0), real(2)),
     ],
     "aten.addmm": [
         lambda: operation(aten.addmm.default, real(4), real(3, 2), real(2, 4)),
@@ -61,6 +63,7 @@ CASES: dict[str, list[Thunk]] = {
         lambda: _shifted(real(3, 2, 2), None, real(2), 1),
         lambda: _shifted(real(3, 3), real(3), real(3, seed=1), 1),
         lambda: _shifted(real(3, 2), Fixed(torch.ones(2)), real(2), 1),
+        lambda: _shifted(real(0, 2), real(2), real(2, seed=1), 1),
     ],
     "aten.matmul": [
         _matmul((3,), (3,)),
@@ -80,6 +83,7 @@ CASES: dict[str, list[Thunk]] = {
         lambda: operation(aten.matmul.default, real(3, 2), Fixed(real(2, 2))),
         lambda: operation(aten.matmul.default, real(3, 2).T, real(3, 2)),
         lambda: operation(aten.matmul.default, real(2, 0), real(0, 2)),
+        lambda: operation(aten.matmul.default, real(0, 2, 2), real(0, 2, 2)),
     ],
     "aten.mm": [lambda: operation(aten.mm.default, real(3, 2), real(2, 4))],
     "aten.bmm": [lambda: operation(aten.bmm.default, real(3, 2, 2), real(3, 2, 2, seed=1))],

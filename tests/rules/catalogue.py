@@ -40,6 +40,6 @@ def at_point(op: str, k: int) -> Study:
 
 
 def settings(k: int) -> list[str]:
-    """All settings for the first case of an operation; for further ones two that take turns."""
-    spread_out = list(SETTINGS[1:])
-    return spread_out if k == 0 else [spread_out[k % len(spread_out)], spread_out[(k + 2) % len(spread_out)]]
+    """All settings for the first case of an operation; for further ones row spreads and one that takes turns."""
+    others = [setting for setting in SETTINGS if setting not in ("point", "rows")]
+    return list(SETTINGS[1:]) if k == 0 else ["rows", others[k % len(others)]]

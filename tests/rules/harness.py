@@ -422,7 +422,7 @@ def _row_distances(value: Any, centre: Any) -> Tensor:
     values = value if isinstance(value, tuple | list) else (value,)
     centres = centre if isinstance(centre, tuple | list) else (centre,)
     parts = [
-        (v.double() - c).reshape(v.shape[0], -1).norm(dim=1)
+        (v.double() - c).reshape(v.shape[0], math.prod(v.shape[1:])).norm(dim=1)
         for v, c in zip(values, centres, strict=True)
         if v.is_floating_point()
     ]

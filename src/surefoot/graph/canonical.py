@@ -183,6 +183,7 @@ _SPLITS: dict[str, _Split] = {
     "aten.view": _reshape,
     "aten._unsafe_view": _reshape,
     "aten.detach": _alias,
+    "aten.detach_": _alias,
     "aten.batch_norm": _batch_norm,
     "aten.instance_norm": _instance_norm,
     "aten.layer_norm": _layer_norm,

@@ -180,10 +180,19 @@ def _writes(module: fx.GraphModule, buffers: set[str]) -> bool:
         schema = getattr(node.target, "_schema", None)
         if node.op == "call_function" and schema is not None and schema.is_mutable:
             written = node.args[0] if node.args else None
+            if node.target is torch.ops.aten.detach_.default and _is_constant(written):
+                continue  # how a tensor made in forward from numbers is taken down: nothing changes
             unread = isinstance(written, fx.Node) and written.name in buffers and len(written.users) == 1
             if node.users or not unread:
                 return True
     return False
+
+
+def _is_constant(written: Any) -> bool:
+    """Whether a value is a tensor that was made from numbers while tracing."""
+    while isinstance(written, fx.Node) and written.op == "call_function" and written.args:
+        written = written.args[0]
+    return isinstance(written, fx.Node) and written.op == "placeholder" and written.name.startswith("c_")
 
 
 @contextlib.contextmanager

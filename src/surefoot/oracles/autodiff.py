@@ -68,7 +68,7 @@ class Autodiff:
             _check_like("the slope", given, "the value", output)
         self.calls += 1
         found = self._gradients(slopes, create_graph=False)
-        return {path: found.get(path, torch.zeros_like(leaf)) for path, leaf in self._detached()}
+        return {path: found[path] if path in found else torch.zeros_like(leaf) for path, leaf in self._detached()}
 
     def pushforward(self, direction: Mapping[str, Tensor]) -> Any:
         r"""The Jacobian-vector product :math:`\nabla\psi(u)^\top v`, of the shape of the value.

@@ -53,7 +53,7 @@ def matrix_product(call: Call) -> Bounds:
     spread = by_a.norm * a.spread + by_b.centre * b.spread
     rows = None
     same_rows = len(a.shape) > 1 and (has_rows_of(a, call) or len(b.shape) == 1)
-    if same_rows and isinstance(a.value, Tensor):
+    if same_rows and isinstance(a.value, Tensor) and a.numel:
         if len(b.shape) == len(a.shape) > 2 and b.shape[0] == a.shape[0]:
             moved = by_b.centre * b.row_spread(a.shape[0])
         else:

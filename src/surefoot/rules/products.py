@@ -36,9 +36,10 @@ def fully_connected(call: Call) -> Bounds:
     else:
         x, w, bias, slots = call["input"], call["weight"], call["bias"], ("input", "weight", "bias")
         alpha = beta = ONE
-    centre = x.centre_matrix_norm()
+    centre = x.centre_matrix_norm() if x.numel else ZERO
+    matrix = w.matrix_norm() if w.numel and not x.is_constant else w.bound  # a fixed x is not moved through it
     partial = Partial(
-        norm_w=alpha * (w.bound if x.is_constant else w.matrix_norm()),  # a fixed x is not moved through it
+        norm_w=alpha * matrix,
         norm_x=alpha * minimum(x.bound, centre + x.spread),
         centre_x=alpha * centre,
         constant=alpha,
@@ -109,7 +110,7 @@ def biaffine(
     bound = minimum(partial.norm_w * x.bound, partial.norm_x * w.bound, partial.constant * x.bound * w.bound)
     spread = partial.norm_w * x.spread + partial.centre_x * w.spread
     rows = None
-    if rowwise and isinstance(x.value, torch.Tensor) and x.shape[0] == call.shape[0]:
+    if rowwise and isinstance(x.value, torch.Tensor) and x.shape[0] == call.shape[0] and x.numel:
         rows = x.row_spread(call.shape[0]) * partial.norm_w
         rows = rows + minimum(row_norms(x.value) * partial.constant, partial.centre_x) * w.spread
     if bias is not None:
@@ -131,7 +132,7 @@ def scale_shift(call: Call) -> Bounds:
     jacobian: dict[str, Magnitude] = {"x": ONE}
     curvature = {}
     bound, peak, spread = x.bound, x.peak, x.spread
-    rows = x.row_spread(call.shape[0]) if dim > 0 and isinstance(x.value, torch.Tensor) else None
+    rows = x.row_spread(call.shape[0]) if dim > 0 and isinstance(x.value, torch.Tensor) and x.numel else None
     if isinstance(w, Enclosure):
         laid = (*w.shape, *(1,) * (len(x.shape) - dim - len(w.shape)))
         scale = _largest_entry(w)
