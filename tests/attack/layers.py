@@ -1,7 +1,7 @@
 """Random layers by the shape of their input.
 
-Rows are (N, d), sequences (N, T, d), signals (N, C, L), images (N, C, H, W), volumes (N, C, D, H, W). Every entry of a
-table maps dice and a shape to a module. Sequences and signals have the same rank; which table is used is drawn.
+Rows are (N, d), sequences (N, T, d), signals (N, C, L), images (N, C, H, W), volumes (N, C, D, H, W). Every entry
+of a table maps dice and a shape to a module. Sequences and signals have the same rank; the table is random.
 """
 
 from __future__ import annotations

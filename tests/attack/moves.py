@@ -1,4 +1,4 @@
-"""Operations without weights that any shape of rank two or more knows: layout, sums, choices, products with itself."""
+"""Operations without weights that any shape of rank two or more knows: layout, sums, products with itself."""
 
 from __future__ import annotations
 

@@ -218,14 +218,15 @@ def enclose(
     return sets, leaves, Region(case.variables, groups)
 
 
-def study(case: Case, setting: str, *, seed: int = 0, starts: int = 3, thorough: bool = False) -> Study:
-    """Attack every operation of a case in a setting; curvatures at one point only, unless thorough."""
+def study(case: Case, setting: str, *, seed: int = 0, starts: int = 2, thorough: bool = False) -> Study:
+    """Attack every operation of a case in a setting; curvatures at one point of some settings, unless thorough."""
     generator = torch.Generator().manual_seed(seed)
     found = Study()
     sets, result = enclosed(case, setting, generator)
     attack = _Attack(case, result, sets, setting, found, generator)
     for start in range(starts if setting != "point" else 1):
-        attack.from_point(attack.random_point(start), curved=thorough or start == 1 or setting == "point")
+        curved = setting == "point" or (start == 1 and setting in ("large", "unknown"))
+        attack.from_point(attack.random_point(start), curved or thorough)
     attack.compare()
     return found
 

@@ -32,8 +32,8 @@ from surefoot.rules.common import root, spatial
 from surefoot.rules.products import Partial, added, biaffine
 from surefoot.rules.registry import Bounds, Call, register_rule
 
-_LARGEST_PATCH = 1024  # entries of a patch, for the Gram matrix of patches
 _LARGEST_MATRIX = 2**24  # entries of the matrix of patches
+_LARGEST_GRAM = 2e9  # multiplications for its Gram matrix
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,8 @@ def _patch_norm(call: Call, x: Enclosure, setting: Setting) -> Magnitude:
     channels, taps = x.shape[-len(setting.size) - 1], math.prod(setting.kernel)
     patch = channels // setting.groups * taps
     positions = call.numel // max(1, call.shape[-len(setting.size) - 1])
-    small = patch <= _LARGEST_PATCH and patch * positions * setting.groups <= _LARGEST_MATRIX
+    entries = patch * positions * setting.groups
+    small = entries <= _LARGEST_MATRIX and patch * entries <= _LARGEST_GRAM
     if not isinstance(x.value, Tensor) or not small or not positions:
         return Magnitude.infinity()
     data = x.value if len(x.shape) == len(setting.size) + 2 else x.value.unsqueeze(0)

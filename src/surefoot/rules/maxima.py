@@ -22,7 +22,7 @@ from surefoot.magnitude import Magnitude
 from surefoot.rules.common import ZERO, normalized_dims, root, spatial
 from surefoot.rules.registry import Bounds, Call, register_rule
 
-_LARGEST = 2**24  # entries of all patches together that are looked at
+_LARGEST = 2**22  # entries of all patches together that are looked at
 _REASON = (
     "max-pooling has a kink where the largest entry of a patch changes: use average pooling (surefoot.smooth), or "
     "shrink the domain"
