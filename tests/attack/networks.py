@@ -1,8 +1,8 @@
 """Random small networks that nobody tuned, and random domains.
 
 A network starts from rows, signals, images, volumes, sequences or ids, and is a chain of one to four random
-layers; a layer may be a combination of branches that are layers themselves. The shape of what flows decides what may
-follow. Everything follows from one number, so that a network is drawn alike whichever network came before it.
+layers; a layer may be a combination of branches that are layers themselves. The shape of what flows decides what
+may follow. Everything follows from one number, so a network is drawn alike whichever network came before it.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ CASES: dict[str, list[Thunk]] = {
         lambda: operation(aten.linear.default, Fixed(real(3, 2)), real(4, 2), real(4)),
         lambda: operation(aten.linear.default, real(3, 2), Fixed(real(4, 2)), Fixed(real(4))),
         lambda: _itself(aten.linear.default, real(3, 3)),
+        lambda: operation(aten.linear.default, real(3, 2), real(2)),
         lambda: operation(aten.linear.default, real(0, 2), real(4, 2), real(4)),
         lambda: operation(aten.linear.default, real(3, 0), real(2, 0), real(2)),
     ],

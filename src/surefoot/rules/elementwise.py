@@ -25,6 +25,7 @@ from surefoot.scalar import ScalarFunction, range_on, sup_on, supremum
 
 _FAR = 32.0
 _LINEAR = 0.5  # over shorter distances a range says no more than the slope
+_PART = 2**16
 
 
 @register_rule("surefoot.scalar")
@@ -102,9 +103,12 @@ def _reduction(function: ScalarFunction, centre: Tensor, slope: Magnitude) -> in
     """
     if len(function.steps) <= 2 and all(len(step.pieces) == 0 for step in function.steps):
         return 1
-    error = float(evaluation_error(function, centre).norm())
-    accounted = float(function(centre).norm()) + min(float(slope), 1e300) * float(centre.norm())
-    if not error < math.inf or accounted == 0 or not accounted < math.inf:
+    error, size = 0.0, 0.0
+    for part in centre.reshape(-1).split(_PART):  # intermediate results of a part fit into the cache
+        error = math.hypot(error, float(evaluation_error(function, part).norm()))
+        size = math.hypot(size, float(function(part).norm()))
+    accounted = size + min(float(slope), 1e300) * float(centre.norm())
+    if not error < math.inf or not 0 < accounted < math.inf:
         return 1
     return 1 + math.ceil(math.sqrt(error / (accounted * 2.0**-53)))
 
@@ -125,12 +129,12 @@ def prelu(call: Call) -> Bounds:
 
     :math:`|\partial_x|` is 1 for positive and :math:`|w|` for negative entries; :math:`\partial_w` is the root of
     the sum of squares of the negative entries that share a slope; :math:`\partial_{xw}` is 0 or 1 where an entry
-    meets its slope, norm 1. Both vanish if no entry can be negative. In x alone there is a kink at 0 unless out of
+    meets its slope, norm 1. Both vanish if all entries are positive. In x alone there is a kink at 0 unless out of
     reach.
     """
     x, w = call["self"], call["weight"]
     low, high = x.interval()
-    negative, positive = bool((low < 0).any()), bool((high > 0).any())
+    negative, positive = bool((low <= 0).any()), bool((high >= 0).any())
     reachable = bool(((low <= 0) & (high >= 0)).any())
     laid = w.shape
     if call.node.op == "aten.prelu" and w.numel > 1:

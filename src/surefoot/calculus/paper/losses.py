@@ -14,8 +14,8 @@ from surefoot.calculus.paper.constants import Smooth
 from surefoot.magnitude import Magnitude, Number
 
 MANY_LABELS = (
-    "Also wrong in the paper: the logistic loss of a label y ∈ {0,1}^q with r ones has ℓ = √(r+1) (a class is left "
-    "unmarked) or √(r-1) (all are marked), which exceeds 2 for r > 3 and r > 5."
+    "Also wrong in the paper: the logistic loss of a label y ∈ {0,1}^q with r ones has ℓ = √(r+1) (a class is "
+    "left unmarked) or √(r-1) (all are marked), which exceeds 2 for r > 3 and r > 5."
 )
 TWO_CLUSTERED_POINTS = (
     "ERRATA 8: for n = 2 convex clustering has ℓ = √2 > n(n-1)/2 = 1; n√((n-1)/2) holds for every n."
