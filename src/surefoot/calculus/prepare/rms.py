@@ -36,7 +36,7 @@ def _recognised(graph: Graph, node: Node, by_name: dict[str, Node]) -> Node:
     pairs = [(data, factor)] if node.op == "aten.div" else [(data, factor), (factor, data)]
     for data, factor in pairs:
         found = _root_mean_square(data, factor, by_name, inverse=node.op == "aten.mul")
-        if found is None or graph.spec(data) != node.spec:
+        if found is None or not _same_shape(graph, data, node.spec):
             continue
         source, eps = found
         size = [node.spec.shape[-1]]
@@ -45,6 +45,12 @@ def _recognised(graph: Graph, node: Node, by_name: dict[str, Node]) -> Node:
             target, args = _aten.layer_norm.default, (Ref(source), size, None, None, eps)
         return replace(node, op=str(target.overloadpacket), target=target, args=args, kwargs={})
     return node
+
+
+def _same_shape(graph: Graph, name: str, spec: Spec) -> bool:
+    """Whether a tensor has that shape; its precision does not matter to a function of real numbers."""
+    found = graph.spec(name)
+    return isinstance(found, Spec) and found.shape == spec.shape
 
 
 def _root_mean_square(data: str, factor: str, by_name: dict[str, Node], inverse: bool) -> tuple[str, float] | None:
