@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attack.enclosures import values_at, wrong_enclosures, wrong_rules
+from attack.enclosures import values_at, wrong_enclosures
 from attack.networks import Case, Network
+from attack.operations import wrong_rules
 from judges import Target, attack, violations
 from judges.function import in_double
 from surefoot.calculus.certify import certify, enclose_leaves

@@ -18,7 +18,6 @@ DOMAINS = {
     "product at the origin": sf.ProductBall(0.7),
     "product at present": sf.ProductBall(0.2, center="present"),
     "ball at present": sf.Ball(0.3),
-    "ball at the origin": sf.Ball(1.3, center="origin"),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
 every_domain = pytest.mark.parametrize("domain", DOMAINS.values(), ids=DOMAINS)

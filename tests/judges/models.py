@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 
 import torch
@@ -110,10 +112,16 @@ MODELS: dict[str, Callable[[], Sample]] = {
 }
 
 
-def make(name: str, seed: int = 0) -> Sample:
-    """One of the models with weights and data from a seed."""
-    torch.manual_seed(seed)
+@functools.cache
+def make(name: str) -> Sample:
+    """One of the models, always the same object, so that it is captured once: do not change it."""
+    torch.manual_seed(0)
     return MODELS[name]()
+
+
+def fresh(name: str) -> Sample:
+    """A copy of one of the models, to be changed."""
+    return copy.deepcopy(make(name))
 
 
 def _x(*shape: int) -> Tensor:

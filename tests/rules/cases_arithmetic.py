@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from rules.harness import Case, Fixed, operation
+from rules.case import Case, Fixed, operation
 from rules.tensors import away, real, whole, yes_or_no
 
 aten = torch.ops.aten

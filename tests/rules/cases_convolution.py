@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rules.harness import Case, Fixed, operation
+from rules.case import Case, Fixed, operation
 from rules.tensors import real
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from rules.harness import Case, Fixed, operation
+from rules.case import Case, Fixed, operation
 from rules.tensors import away, real, yes_or_no
 from surefoot.calculus.prepare.attention import finite_part, masked_softmax
 from surefoot.calculus.prepare.fuse import scalar

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from rules.harness import Case, operation, pieces
+from rules.case import Case, operation, pieces
 from rules.tensors import real
 
 aten = torch.ops.aten

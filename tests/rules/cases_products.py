@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from rules.harness import Case, Fixed, operation
+from rules.case import Case, Fixed, operation
 from rules.tensors import real
 from surefoot.graph.canonical import scale_shift
 

@@ -7,15 +7,25 @@ from functools import cache
 
 from rules import (
     cases_arithmetic,
+    cases_choices,
     cases_convolution,
     cases_layout,
     cases_nonlinear,
     cases_pooling,
     cases_products,
 )
-from rules.harness import SETTINGS, Case, Study, study
+from rules.case import Case
+from rules.harness import SETTINGS, Study, study
 
-_FAMILIES = (cases_arithmetic, cases_convolution, cases_layout, cases_nonlinear, cases_pooling, cases_products)
+_FAMILIES = (
+    cases_arithmetic,
+    cases_choices,
+    cases_convolution,
+    cases_layout,
+    cases_nonlinear,
+    cases_pooling,
+    cases_products,
+)
 
 CASES: dict[str, list[Callable[[], Case]]] = {
     op: thunks for family in _FAMILIES for op, thunks in family.CASES.items()

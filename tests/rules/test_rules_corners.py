@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from judges import assert_upper_bound
+from rules.case import Case, Fixed, operation, pieces
 from rules.derivatives import spectral, tensor_norm
-from rules.harness import Case, Fixed, claims, enclose, enclosed, operation, pieces
+from rules.harness import claims, enclose, enclosed
 from rules.modules import MODULES, example
 from rules.tensors import away, real, whole, yes_or_no
 from surefoot.calculus.certify import certify

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rules.harness import Case, claims, enclosed, operation, pieces
+from rules.case import Case, operation, pieces
+from rules.harness import claims, enclosed
 from surefoot.calculus.prepare.fuse import scalar
 from surefoot.calculus.prepare.pieces import unit
 from surefoot.scalar import ScalarFunction

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rules.harness import claims, study, traced
+from rules.case import traced
+from rules.harness import claims, study
 from rules.tensors import away, real
 from surefoot.calculus.prepare import prepared
 from surefoot.graph import capture

@@ -28,7 +28,7 @@ def test_claims_hold(op: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", [1])
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_claims_hold_under_longer_attacks(op: str, seed: int) -> None:
     for k in range(len(CASES[op])):
