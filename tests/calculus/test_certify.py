@@ -292,3 +292,42 @@ def test_a_model_without_values_needs_the_norm_of_its_input():
         sf.certify(model, x)
     with pytest.raises(DomainError, match="origin"):
         sf.certify(model, x, domain=sf.Ball(1.0), input_norm=1.0)
+
+
+class _Masked(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+        self.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+
+    def forward(self, x):
+        return self.linear(x) * self.mask
+
+
+class _Times(nn.Module):
+    """A linear layer times a constant that the model makes itself."""
+
+    def __init__(self, constant):
+        super().__init__()
+        self.linear, self.constant = nn.Linear(4, 3), constant
+
+    def forward(self, x):
+        return self.linear(x) * self.constant()
+
+
+def test_a_mask_without_values_is_at_most_one():
+    with torch.device("meta"):
+        model, x = nn.Linear(4, 3), torch.zeros(2, 4)
+        masked = _Masked(model)
+    constants = [sf.certify(m, x, domain=sf.ProductBall(1.0), input_norm=1.0).lipschitz for m in (model, masked)]
+    assert float(constants[1]) == close(float(constants[0]))
+
+
+def test_constants_are_folded_in_double_precision():
+    model, x = _Times(lambda: torch.arange(3) * 0.1), torch.eye(4)[:1]
+    with torch.no_grad():
+        model.linear.weight.zero_()
+        model.linear.bias.copy_(torch.tensor([0.0, 0.0, 1.0]))
+    certificate = sf.certify(model, x, domain=sf.ProductBall(1e-300, center="present"))
+    assert abs(float(certificate.bound) - 2 * 0.1) < 1e-13
+    assert torch.get_default_dtype() == torch.float32

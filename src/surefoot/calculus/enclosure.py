@@ -91,6 +91,8 @@ class Enclosure:
         """The spectral norm of the centre, as a matrix whose rows are its last dimension."""
         if not isinstance(self.value, Tensor):
             return self.bound
+        if not self.value.numel():
+            return Magnitude.zero()
         width = self.value.shape[-1] if self.value.dim() else 1
         return Magnitude.of(spectral_norm(self.value.reshape(-1, width)))
 
@@ -138,8 +140,12 @@ def unknown_constant(spec: Spec | tuple[Spec, ...], variables: int, bound: Magni
     specs = spec if isinstance(spec, tuple) else (spec,)
     empty = not any(part.numel for part in specs)
     size = Magnitude.zero() if empty else infinite if bound is None else bound
+    peak = size
+    if not empty and all(part.dtype == torch.bool for part in specs):
+        peak = minimum(size, Magnitude.of(1.0))
+        size = minimum(size, Magnitude.of(sum(part.numel for part in specs)).sqrt())
     return Enclosure(
-        spec, None, size, size, infinite, None, infinite, Magnitude.zero((variables,)), is_constant=True
+        spec, None, size, peak, infinite, None, infinite, Magnitude.zero((variables,)), is_constant=True
     )
 
 
@@ -179,8 +185,10 @@ def largest(value: Any) -> Magnitude:
 
 def row_norms(value: Tensor) -> Magnitude:
     """Norms of the slices along the first dimension, rounded up."""
+    if not value.numel():
+        return Magnitude.zero((value.shape[0],))
     flat = value.reshape(value.shape[0], -1)
-    scale = flat.abs().amax() if flat.numel() else flat.new_zeros(())
+    scale = flat.abs().amax()
     if not bool(torch.isfinite(scale)):
         return Magnitude(np.full(value.shape[0], np.inf))
     if not bool(scale > 0):

@@ -14,11 +14,15 @@ at most :math:`(k + 16)^2 u`, where :math:`k` numbers are added up for one entry
 (Higham, Accuracy and Stability of Numerical Algorithms, ch. 3; the square covers :math:`\||A||x|\| \le k
 \|A\|\|x\|`), so :math:`\epsilon \le (k+16)^2 u\,(\|\hat z\| + \sum_i J_i \|x_i\|)`; errors of earlier
 operations arrive through the spreads.
+
+What no variable enters is folded in double precision (rotary tables, masks, scales), and the folded numbers are
+part of the function that the certificate speaks of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +33,7 @@ from torch import Tensor
 from surefoot.calculus.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.domains import Region
 from surefoot.graph.structure import Graph, Node, Spec
-from surefoot.magnitude import Magnitude, minimum, stack
+from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.rules.registry import Bounds, Call, Slot, rule_for
 
 
@@ -114,9 +118,14 @@ def _around_centre(
     if rows is not None:
         spread = minimum(spread, rows.norm())
         move = minimum(rows.max(), spread)
-    bound = size + spread if bounds.bound is None else minimum(bounds.bound, size + spread)
-    reach = peak + move if bounds.peak is None else minimum(bounds.peak, peak + move)
+    bound, reach = size + spread, peak + move
+    if bounds.bound is not None:  # ‖z − ẑ‖ ≤ ‖z‖ + ‖ẑ‖
+        bound, spread = minimum(bound, bounds.bound), minimum(spread, bounds.bound + size)
+    if bounds.peak is not None:
+        reach = minimum(reach, bounds.peak)
     bound, reach = _sizes(call, bound, reach)
+    # Readers also use bound and peak for the computed centre, which round-off may have put outside.
+    bound, reach = maximum(bound, size), maximum(reach, peak)
     return Enclosure(call.node.spec, value, bound, reach, spread, rows, error, lipschitz)
 
 
@@ -196,11 +205,22 @@ def _value(node: Node, enclosures: Mapping[str, Enclosure]) -> Any:
         return None
     args = [_in_double(a) for a in node.args]
     kwargs = {key: _in_double(a, key) for key, a in node.kwargs.items()}
-    with torch.no_grad():
+    with torch.no_grad(), _double_by_default():
         value = replace(node, args=tuple(args), kwargs=kwargs).run(inputs)
     if isinstance(value, Tensor):
         return value.to(torch.float64) if value.is_floating_point() else value
     return tuple(v.to(torch.float64) if v.is_floating_point() else v for v in value)
+
+
+@contextmanager
+def _double_by_default() -> Iterator[None]:
+    """Whole numbers times 0.1 are of the default type: double precision here."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
