@@ -12,18 +12,20 @@ _NAMES = {
     "Ball": "surefoot.domains",
     "Certificate": "surefoot.certificate",
     "Chain": "surefoot.chain",
+    "CrossEntropy": "surefoot.objectives",
     "Magnitude": "surefoot.magnitude",
     "ProductBall": "surefoot.domains",
+    "Square": "surefoot.objectives",
     "certify": "surefoot.calculus.certify",
     "cost": "surefoot.cost",
     "estimate": "surefoot.lower",
     "register_rule": "surefoot.rules",
     "smooth": "surefoot.smoothing",
 }
-_MODULES = ("errors", "graph", "oracles", "rules", "zoo")
+_MODULES = ("errors", "graph", "objectives", "oracles", "rules", "zoo")
 
 if TYPE_CHECKING:
-    from surefoot import errors, graph, oracles, rules, zoo
+    from surefoot import errors, graph, objectives, oracles, rules, zoo
     from surefoot.calculus.certify import certify
     from surefoot.certificate import Certificate
     from surefoot.chain import Chain
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from surefoot.domains import Ball, ProductBall
     from surefoot.lower import estimate
     from surefoot.magnitude import Magnitude
+    from surefoot.objectives import CrossEntropy, Square
     from surefoot.rules import register_rule
     from surefoot.smoothing import smooth
 
@@ -38,13 +41,16 @@ __all__ = [
     "Ball",
     "Certificate",
     "Chain",
+    "CrossEntropy",
     "Magnitude",
     "ProductBall",
+    "Square",
     "certify",
     "cost",
     "errors",
     "estimate",
     "graph",
+    "objectives",
     "oracles",
     "register_rule",
     "rules",

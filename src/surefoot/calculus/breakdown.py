@@ -126,7 +126,7 @@ def by_block(matrix: Magnitude, blocks: Sequence[Sequence[int]]) -> Magnitude:
     top = np.maximum.reduceat(np.maximum.reduceat(log2, starts, axis=0), starts, axis=1)
     scale = np.where(np.isfinite(top), top, 0.0)
     spread_out = scale.repeat(sizes, axis=0).repeat(sizes, axis=1)
-    squares = np.exp2(2 * np.where(np.isposinf(log2), -np.inf, log2 - spread_out))
+    squares = np.exp2(2 * np.minimum(log2 - spread_out, 0.0))  # positive only where the part is infinite anyway
     total = np.add.reduceat(np.add.reduceat(squares, starts, axis=0), starts, axis=1)
     norm = 0.5 * np.log2(np.maximum(total, 2.0**-1000)) + scale
     return Magnitude(np.where(np.isfinite(top), norm + (np.abs(norm) + 8.0) * 2.0**-48, top))

@@ -20,6 +20,7 @@ from surefoot.domains import Domain, DomainError, ProductBall, Region
 from surefoot.graph import Graph, Leaf, Source, capture
 from surefoot.graph.checks import as_inputs
 from surefoot.magnitude import Magnitude, stack
+from surefoot.objectives import ObjectiveError, attach
 
 Wrt = Literal["params", "input"]
 
@@ -28,6 +29,7 @@ def certify(
     model: nn.Module,
     x: Any,
     *,
+    objective: nn.Module | None = None,
     domain: Domain | None = None,
     wrt: Wrt = "params",
     input_norm: float | None = None,
@@ -38,6 +40,8 @@ def certify(
     Args:
         model: any module that can be captured; on the ``meta`` device nothing is allocated.
         x: a batch; the certificate speaks of the stacked outputs of this batch.
+        objective: certify this function of the outputs instead: a loss bound to its targets, such as
+            ``surefoot.CrossEntropy(y)``, or any module that maps the outputs to one number.
         domain: where the variables may be; by default every parameter block within 1 of the origin, or with
             ``wrt="input"`` the input within 1 of the origin.
         wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
@@ -51,17 +55,26 @@ def certify(
         CaptureError: if the model cannot be read.
         UnsupportedOperation: if an operation has no rule.
         DomainError: if the domain does not fit.
+        ObjectiveError: if the objective does not fit the outputs.
     """
     domain = ProductBall(1.0) if domain is None else domain
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")
     if constants == "paper":
+        if objective is not None:
+            raise ObjectiveError(
+                "the paper's constants of an objective follow from those of the network by Prop. smoothobj: "
+                "certify the network, then use surefoot.calculus.paper.objective"
+            )
         from surefoot.calculus.paper.reader import certify_as_printed
 
         return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
     graph = capture(model, x)
     args, kwargs = as_inputs(x)
     inputs = dict(zip((leaf.name for leaf in graph.inputs), (*args, *kwargs.values()), strict=True))
+    if objective is not None:
+        graph, targets = attach(graph, objective)
+        inputs |= targets
     leaves, region = enclose_leaves(graph, dict(model.named_parameters()), inputs, domain, wrt, input_norm)
     return certificate_of(forward(prepared(graph), leaves, region), domain, wrt)
 
@@ -132,7 +145,7 @@ def _variable_blocks(graph: Graph, wrt: Wrt) -> dict[str, tuple[str, ...]]:
 
 def _present(graph: Graph, leaf: Leaf, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
     match leaf.source:
-        case Source.INPUT:
+        case Source.INPUT | Source.TARGET:
             return inputs[leaf.name]
         case Source.PARAMETER:
             return parameters[leaf.path]

@@ -45,6 +45,7 @@ class Source(Enum):
     FROZEN = "frozen parameter"
     BUFFER = "buffer"
     CONSTANT = "constant"
+    TARGET = "target of the objective"
 
 
 class Role(Flag):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -73,6 +74,8 @@ def estimate(
 def _function(
     model: nn.Module, x: Any, domain: Domain, wrt: Wrt, objective: Objective | None
 ) -> tuple[Function, Space]:
+    if isinstance(objective, nn.Module):
+        objective = copy.deepcopy(objective).double()
     graph = capture(model, x)
     args, kwargs = as_inputs(x)
     inputs = dict(zip((leaf.name for leaf in graph.inputs), (*args, *kwargs.values()), strict=True))

@@ -1,0 +1,154 @@
+"""Objectives: a loss as a module, and as the last operation of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.errors import SurefootError
+from surefoot.graph import Graph, Leaf, Source, capture
+from surefoot.graph.assemble import assemble
+from surefoot.graph.compose import Naming, compose
+from surefoot.graph.naming import fresh
+from surefoot.graph.nodes import Node, Ref, Spec
+
+
+class ObjectiveError(SurefootError, ValueError):
+    """The objective does not fit the outputs or the targets."""
+
+
+class Objective(nn.Module):
+    """A loss :math:`h(\\hat y, y)`, the mean over the samples (the rows) of both.
+
+    ``objective(outputs, y)`` is its value; an objective made with targets is bound to them:
+    ``objective(outputs)``.
+
+    Attributes:
+        operation: the name of its rule.
+        function: computes it from outputs and targets, by ordinary torch operations.
+    """
+
+    operation: str
+    function: Callable[[Tensor, Tensor], Tensor]
+    targets: Tensor | None
+
+    def __init__(self, targets: Any = None) -> None:
+        super().__init__()
+        given = None if targets is None else torch.as_tensor(targets).detach()
+        self.register_buffer("targets", given, persistent=False)
+
+    def bound_to(self, targets: Any) -> Objective:
+        """The same loss with these targets."""
+        return type(self)(targets)
+
+    def check(self, outputs: Spec, targets: Spec) -> None:
+        """Refuse targets that do not fit the outputs.
+
+        Raises:
+            ObjectiveError: saying what was expected.
+        """
+        raise NotImplementedError
+
+    def forward(self, outputs: Tensor, targets: Any = None) -> Tensor:
+        """The value, differentiable in the outputs.
+
+        Raises:
+            ObjectiveError: if there are no targets, or they do not fit.
+        """
+        chosen = self.chosen(targets).to(outputs.device)
+        self.check(_spec(outputs), _spec(chosen))
+        return type(self).function(outputs, chosen)
+
+    def chosen(self, targets: Any = None) -> Tensor:
+        """The targets given here, or those it is bound to.
+
+        Raises:
+            ObjectiveError: if there are none.
+        """
+        if targets is not None:
+            return torch.as_tensor(targets).detach()
+        if self.targets is None:
+            name = type(self).__name__
+            raise ObjectiveError(f"{name} has no targets: pass them, or bind them once with {name}(targets)")
+        return self.targets
+
+    def extra_repr(self) -> str:
+        """The shape of the targets."""
+        return "" if self.targets is None else f"targets: {'×'.join(map(str, self.targets.shape))}"
+
+
+def attach(graph: Graph, objective: nn.Module) -> tuple[Graph, dict[str, Tensor]]:
+    """The graph of the objective of a model, and the values of its targets by leaf name.
+
+    Args:
+        graph: the model.
+        objective: an :class:`Objective` bound to targets, or any module that maps the outputs to one number.
+
+    Raises:
+        ObjectiveError: if it does not fit the outputs.
+    """
+    if len(graph.outputs) != 1 or not isinstance(graph.spec(graph.outputs[0]), Spec):
+        raise ObjectiveError(
+            f"an objective reads one tensor, the model returns {len(graph.outputs)}: return only what is compared"
+        )
+    if isinstance(objective, Objective):
+        targets = objective.chosen()
+        outputs = graph.spec(graph.outputs[0])
+        assert isinstance(outputs, Spec)
+        objective.check(outputs, _spec(targets))
+        composed, name = _composed(graph, objective, _spec(targets))
+        return composed, {name: targets}
+    return _composed_with_module(graph, objective), {}
+
+
+def _composed(graph: Graph, objective: Objective, targets: Spec) -> tuple[Graph, str]:
+    """The loss as one more node; kept with the graph, so that an optimizer composes once."""
+    kept: dict[Any, tuple[Graph, str]] = graph.__dict__.setdefault("_objectives", {})
+    key = objective.operation, targets
+    if key not in kept:
+        taken = {*graph.leaves, *graph.by_name}
+        leaf = Leaf(fresh("targets", taken), "targets", Source.TARGET, targets)
+        output = graph.spec(graph.outputs[0])
+        assert isinstance(output, Spec)
+        node = Node(
+            name=fresh("loss", taken),
+            op=objective.operation,
+            target=type(objective).function,
+            args=(Ref(graph.outputs[0]), Ref(leaf.name)),
+            kwargs={},
+            module="objective",
+            spec=Spec((), output.dtype),
+        )
+        leaves = {**graph.leaves, leaf.name: leaf}
+        composed = assemble(leaves, [*graph.nodes, node], (node.name,), graph.held, graph.aliases)
+        kept[key] = composed, leaf.name
+    return kept[key]
+
+
+def _composed_with_module(graph: Graph, objective: nn.Module) -> Graph:
+    """Any module after the model; its own parameters and buffers do not vary."""
+    spec = graph.spec(graph.outputs[0])
+    assert isinstance(spec, Spec)
+    device = next((value.device for value in graph.held.values()), torch.device("cpu"))
+    second = capture(objective, torch.zeros(spec.shape, dtype=spec.dtype, device=device))
+    if len(second.outputs) != 1 or second.numel(second.outputs[0]) != 1:
+        raise ObjectiveError("an objective returns one number")
+    parameters = dict(objective.named_parameters())
+    leaves: Mapping[str, Leaf] = {
+        name: replace(leaf, source=Source.CONSTANT) if leaf.source is Source.PARAMETER else leaf
+        for name, leaf in second.leaves.items()
+    }
+    held = {**second.held, **{leaf.name: parameters[leaf.path].detach() for leaf in second.parameters}}
+    second = assemble(leaves, second.nodes, second.outputs, held, second.aliases)
+    plain = Naming(lambda path: path, lambda path: path)
+    return compose(
+        graph, second, plain, Naming(lambda p: f"objective.{p}", lambda p: f"objective.{p}".rstrip("."))
+    )
+
+
+def _spec(value: Tensor) -> Spec:
+    return Spec(tuple(value.shape), value.dtype)
