@@ -27,7 +27,7 @@ format: .venv/.installed-test
 readme: .venv/.installed-test
 	$(BIN)/python docs/generate.py
 
-bench: .venv/.installed
+bench: .venv/.installed-bench
 	$(BIN)/python -m benchmarks
 
 clean:
@@ -36,6 +36,10 @@ clean:
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --editable .
+	touch $@
+
+.venv/.installed-bench: .venv/.installed
+	$(PIP) --editable '.[bench]'
 	touch $@
 
 .venv/.installed-test: .venv/.installed

@@ -15,6 +15,7 @@ _NAMES = {
     "CrossEntropy": "surefoot.objectives",
     "Magnitude": "surefoot.magnitude",
     "ProductBall": "surefoot.domains",
+    "Segment": "surefoot.domains",
     "Square": "surefoot.objectives",
     "certify": "surefoot.calculus.certify",
     "cost": "surefoot.cost",
@@ -22,15 +23,15 @@ _NAMES = {
     "register_rule": "surefoot.rules",
     "smooth": "surefoot.smoothing",
 }
-_MODULES = ("errors", "graph", "objectives", "oracles", "rules", "zoo")
+_MODULES = ("errors", "graph", "objectives", "optim", "oracles", "rules", "zoo")
 
 if TYPE_CHECKING:
-    from surefoot import errors, graph, objectives, oracles, rules, zoo
+    from surefoot import errors, graph, objectives, optim, oracles, rules, zoo
     from surefoot.calculus.certify import certify
     from surefoot.certificate import Certificate
     from surefoot.chain import Chain
     from surefoot.cost import cost
-    from surefoot.domains import Ball, ProductBall
+    from surefoot.domains import Ball, ProductBall, Segment
     from surefoot.lower import estimate
     from surefoot.magnitude import Magnitude
     from surefoot.objectives import CrossEntropy, Square
@@ -44,6 +45,7 @@ __all__ = [
     "CrossEntropy",
     "Magnitude",
     "ProductBall",
+    "Segment",
     "Square",
     "certify",
     "cost",
@@ -51,6 +53,7 @@ __all__ = [
     "estimate",
     "graph",
     "objectives",
+    "optim",
     "oracles",
     "register_rule",
     "rules",

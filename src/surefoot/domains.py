@@ -4,6 +4,7 @@ r"""Where the variables may be: the sets a certificate speaks of.
   :math:`C = \bigotimes_t B_{R_t}(\mathbb{R}^{p_t})` (Prop. smoothdeep), around the origin or around a point
   (Corollary smoothball).
 * :class:`Ball`: all variables together in one ball.
+* :class:`Segment`: from the present weights along a direction, what a step needs.
 
 A variable is a parameter tensor, or with ``wrt="input"`` an input tensor.
 """
@@ -85,6 +86,31 @@ class Ball:
     def __str__(self) -> str:
         where = "the origin" if self.center == "origin" else "the centre"
         return f"all variables together within {self.radius:g} of {where}"
+
+
+@dataclass(frozen=True)
+class Segment:
+    r"""The points :math:`u + \eta d` with :math:`0 \le \eta \le \bar\eta`, from the present weights.
+
+    Args:
+        direction: d, from parameter paths to tensors; parameters that are not named do not move. ``None`` is the
+            direction of steepest descent of the objective.
+        length: :math:`\bar\eta`.
+        order: how many Taylor coefficients are carried along, from 2 to 5: more cost more and prove longer steps.
+    """
+
+    direction: Mapping[str, Tensor] | None
+    length: float
+    order: int = 4
+
+    def __post_init__(self) -> None:
+        _check_radius(self.length)
+        if self.order not in range(2, 6):
+            raise DomainError(f"a segment carries 2 to 5 Taylor coefficients, got {self.order!r}")
+
+    def __str__(self) -> str:
+        where = "the direction of steepest descent" if self.direction is None else "the direction"
+        return f"from the present weights along {where}, up to a step of {self.length:g}"
 
 
 Domain = ProductBall | Ball

@@ -6,14 +6,16 @@ The recursion :math:`L_z = \sum_i J_i L_{x_i} + \sum_{ij} C_{ij}\,\ell_{x_i}\ell
 .. math:: H = \sum_z w_z \sum_{ij} C_{ij}\,\ell_{x_i}\ell_{x_j}^\top, \qquad
     w_{\mathrm{out}} = 1, \quad w_{x_i} = \sum_{\text{readers } z} w_z J_i,
 
-with weights from one backward pass over *numbers*. No matrix per tensor is ever formed, and each operation's share
-of the smoothness is known. Then :math:`\|D^2 z[v, v]\| \le \sum_{ss'} H_{ss'}\|v_s\|\|v_{s'}\|`, hence
-:math:`\|D^2 z\| \le \|H\|_2`, the spectral norm of a non-negative matrix.
+with weights from one backward pass over *numbers*. No matrix per tensor is ever formed, and each operation's
+share of the smoothness is known. For a scalar output :math:`w_zC_{ij}` may be replaced by any bound of the second
+derivative contracted with the costate (:mod:`surefoot.calculus.adjoint`). Then :math:`\|D^2 z[v, v]\| \le
+\sum_{ss'} H_{ss'}\|v_s\|\|v_{s'}\|`, hence :math:`\|D^2 z\| \le \|H\|_2`, the spectral norm of a non-negative
+matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +23,9 @@ import numpy as np
 from surefoot.calculus.forward import Pass, Step
 from surefoot.magnitude import Magnitude
 from surefoot.norms import nonnegative_norm
+from surefoot.rules.registry import Pair
+
+Contraction = Callable[[Step], Mapping[Pair, Magnitude]]
 
 
 @dataclass(frozen=True)
@@ -47,19 +52,33 @@ def weights(result: Pass) -> dict[str, Magnitude]:
     return total
 
 
-def terms(result: Pass, weight: Mapping[str, Magnitude]) -> list[Term]:
-    """The summands of H that are not zero."""
-    found: list[Term] = []
-    for step in result.steps:
+def weighted_curvature(result: Pass) -> Contraction:
+    """The curvatures of an operation as they count at the output: times its weight."""
+    weight = weights(result)
+
+    def contracted(step: Step) -> Mapping[Pair, Magnitude]:
         share = weight.get(step.node.name)
-        if share is None:
-            continue
-        for (first, second), curvature in step.bounds.curvature.items():
+        return {} if share is None else {pair: share * amount for pair, amount in step.bounds.curvature.items()}
+
+    return contracted
+
+
+def terms(result: Pass, contracted: Contraction, lipschitz: Mapping[str, Magnitude] | None = None) -> list[Term]:
+    """The summands of H that are not zero, from the contracted curvatures of each operation.
+
+    Args:
+        result: the forward pass.
+        contracted: the curvatures.
+        lipschitz: of every tensor that varies; by default that of the forward pass.
+    """
+    found: list[Term] = []
+    slopes = {name: e.lipschitz for name, e in result.enclosures.items()} if lipschitz is None else lipschitz
+    for step in result.steps:
+        for (first, second), curvature in contracted(step).items():
             if first not in step.names or second not in step.names:
                 continue  # a constant argument has no derivative
-            left = result.enclosures[step.names[first]].lipschitz
-            right = result.enclosures[step.names[second]].lipschitz
-            amount = share * curvature * (1.0 if first == second else 2.0)
+            left, right = slopes[step.names[first]], slopes[step.names[second]]
+            amount = curvature * (1.0 if first == second else 2.0)
             if not (amount.is_zero or left.is_zero or right.is_zero):
                 found.append(Term(step, amount, left, right))
     return found

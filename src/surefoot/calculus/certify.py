@@ -10,16 +10,18 @@ import torch
 from torch import Tensor, nn
 
 import surefoot.rules.families  # noqa: F401  registers the rules
-from surefoot.calculus.assemble import assemble, smoothness, terms, weights
+from surefoot.calculus.adjoint.bounds import scalar_bounds
+from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.breakdown import by_block, reasons, rows
+from surefoot.calculus.composite import damping_of, last_loss
 from surefoot.calculus.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.calculus.forward import Pass, forward
 from surefoot.calculus.prepare import prepared
 from surefoot.certificate import Certificate
-from surefoot.domains import Domain, DomainError, ProductBall, Region
+from surefoot.domains import Domain, DomainError, ProductBall, Region, Segment
 from surefoot.graph import Graph, Leaf, Source, capture
 from surefoot.graph.checks import as_inputs
-from surefoot.magnitude import Magnitude, stack
+from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.objectives import ObjectiveError, attach
 
 Wrt = Literal["params", "input"]
@@ -30,7 +32,7 @@ def certify(
     x: Any,
     *,
     objective: nn.Module | None = None,
-    domain: Domain | None = None,
+    domain: Domain | Segment | None = None,
     wrt: Wrt = "params",
     input_norm: float | None = None,
     constants: Literal["certified", "paper"] = "certified",
@@ -60,6 +62,8 @@ def certify(
     domain = ProductBall(1.0) if domain is None else domain
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")
+    if isinstance(domain, Segment):
+        return _along(model, x, objective, domain, wrt, constants)
     if constants == "paper":
         if objective is not None:
             raise ObjectiveError(
@@ -76,17 +80,33 @@ def certify(
         graph, targets = attach(graph, objective)
         inputs |= targets
     leaves, region = enclose_leaves(graph, dict(model.named_parameters()), inputs, domain, wrt, input_norm)
-    return certificate_of(forward(prepared(graph), leaves, region), domain, wrt)
+    scalar = len(graph.outputs) == 1 and graph.numel(graph.outputs[0]) == 1
+    return certificate_of(forward(prepared(graph), leaves, region, keep=scalar), domain, wrt)
+
+
+def _along(
+    model: nn.Module, x: Any, objective: nn.Module | None, domain: Segment, wrt: str, constants: str
+) -> Certificate:
+    from surefoot.calculus.segment.certify import certify_segment
+
+    if wrt != "params" or constants != "certified":
+        raise DomainError("along a segment the parameters vary, and the constants are certified ones")
+    return certify_segment(model, x, objective, domain)
 
 
 def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
     """What a forward pass says about the outputs, stacked."""
     ends = [result.enclosures[name] for name in result.outputs]
     lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
-    summands = terms(result, weights(result))
+    adjoint, result = scalar_bounds(result), result.without_values()
+    summands = terms(result, weighted_curvature(result))
     matrix = assemble(summands, len(result.region.variables))
     smooth = smoothness(matrix)
     blocks = result.region.blocks
+    if adjoint is not None:
+        lipschitz, matrix = minimum(lipschitz, adjoint.gradient), minimum(matrix, adjoint.matrix)
+        summands = adjoint.summands if smoothness(adjoint.matrix) <= smooth else summands
+        smooth = smoothness(matrix)
     return Certificate(
         bound=stack([e.bound for e in ends]).norm(),
         lipschitz=lipschitz.norm(),
@@ -97,7 +117,10 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         domain=str(domain),
         wrt=wrt,
         scalar=sum(e.numel for e in ends) == 1,
+        nonnegative=last_loss(result) is not None,
+        block_gradients=None if adjoint is None else adjoint.by_block(blocks),
         make_rows=lambda: rows(result, summands, smooth),
+        make_damping=damping_of(result),
     )
 
 

@@ -21,7 +21,7 @@ part of the function that the certificate speaks of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,27 +39,55 @@ from surefoot.rules.registry import Bounds, Call, Slot, rule_for
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of the pass: what its rule claimed, and which tensor sits in which slot."""
+    """One operation of the pass: what its rule claimed, which tensor sits in which slot, and which slots share the
+    rows of the result.
+    """
 
     node: Node
     bounds: Bounds
     names: Mapping[Slot, str]
+    row_slots: frozenset[Slot] = frozenset()
+
+    @property
+    def light(self) -> Step:
+        """The same without what depends on centre values."""
+        return replace(self, bounds=_light(self.bounds))
 
 
 @dataclass(frozen=True)
 class Pass:
-    """The outcome of a forward pass: the enclosures (without centre values) and the steps, in order."""
+    """The outcome of a forward pass: the enclosures and the steps, in order; with the graph if centre values are
+    kept.
+    """
 
     region: Region
     enclosures: Mapping[str, Enclosure]
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]
+    graph: Graph | None = None
+
+    def without_values(self) -> Pass:
+        """The same without centre values and what depends on them."""
+        enclosures = {name: replace(e, value=None) for name, e in self.enclosures.items()}
+        return replace(self, enclosures=enclosures, steps=tuple(step.light for step in self.steps), graph=None)
 
 
-def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region) -> Pass:
+def forward(
+    graph: Graph,
+    leaves: Mapping[str, Enclosure],
+    region: Region,
+    keep: bool = False,
+    sharpen: Callable[[Step, Enclosure], Enclosure] | None = None,
+) -> Pass:
     """Run the rules over the graph.
 
-    Centre values are dropped as soon as no later operation reads them.
+    Args:
+        graph: the operations.
+        leaves: enclosures of what comes from outside.
+        region: the domain.
+        keep: whether to keep centre values for a pass backwards; otherwise they are dropped as soon as no later
+            operation reads them.
+        sharpen: given an operation and the enclosure of its result, returns one that may be sharper.
 
     Raises:
         UnsupportedOperation: if an operation that varies has no rule.
@@ -69,18 +97,35 @@ def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region) -> Pa
     last_reader = {name: node for node in graph.nodes for name in node.inputs}
     for node in graph.nodes:
         call = Call(node, enclosures)
-        value = _value(node, enclosures)
+        value = value_of(node, {name: enclosures[name].value for name in node.inputs})
         if all(enclosures[name].is_constant for name in node.inputs):
             enclosures[node.name] = _constant(graph, call, value, region)
         else:
             bounds = rule_for(node, graph)(call)
             names = {slot: name for slot, name in call.names.items() if slot in call.varying}
-            steps.append(Step(node, bounds, names))
-            enclosures[node.name] = _enclose(call, bounds, value, region)
+            steps.append(_step(call, bounds, names, keep))
+            enclosed = _enclose(call, bounds, value, region)
+            enclosures[node.name] = enclosed if sharpen is None else sharpen(steps[-1], enclosed)
         for name in node.inputs:
-            if last_reader[name] is node and name not in graph.outputs:
+            if last_reader[name] is node and name not in graph.outputs and not keep:
                 enclosures[name] = replace(enclosures[name], value=None)
-    return Pass(region, enclosures, tuple(steps), graph.outputs)
+    return Pass(region, enclosures, tuple(steps), graph.outputs, graph if keep else None)
+
+
+def _step(call: Call, bounds: Bounds, names: Mapping[Slot, str], keep: bool) -> Step:
+    """What later passes need to know; contracted curvatures hold centre values and are dropped with them."""
+    if not keep:
+        return Step(call.node, _light(bounds), names)
+    count = call.shape[0] if call.shape else 0
+    rows = set(bounds.row_slots)
+    if bounds.rowwise:
+        rows |= {slot for slot, e in call.varying.items() if e.rows is not None and e.rows.shape == (count,)}
+    return Step(call.node, bounds, names, frozenset(rows))
+
+
+def _light(bounds: Bounds) -> Bounds:
+    """The numbers alone."""
+    return replace(bounds, curvature_along=None, rows_along=None, change_along=None, jacobian_change=None)
 
 
 def _enclose(call: Call, bounds: Bounds, value: Any, region: Region) -> Enclosure:
@@ -198,14 +243,19 @@ def _real(node: Node) -> bool:
     return all(isinstance(spec, Spec) and spec.dtype.is_floating_point for spec in node.specs)
 
 
-def _value(node: Node, enclosures: Mapping[str, Enclosure]) -> Any:
-    """The operation at the centre, in double precision; ``None`` if an argument is not known there."""
-    inputs = {name: enclosures[name].value for name in node.inputs}
+def value_of(node: Node, inputs: Mapping[str, Any]) -> Any:
+    """The operation at the given values, in double precision; ``None`` if one of them is not known."""
     if any(value is None for value in inputs.values()):
         return None
+    with torch.no_grad():
+        return run_in_double(node, inputs)
+
+
+def run_in_double(node: Node, inputs: Mapping[str, Any]) -> Any:
+    """The operation on these values, in double precision."""
     args = [_in_double(a) for a in node.args]
     kwargs = {key: _in_double(a, key) for key, a in node.kwargs.items()}
-    with torch.no_grad(), _double_by_default():
+    with _double_by_default():
         value = replace(node, args=tuple(args), kwargs=kwargs).run(inputs)
     if isinstance(value, Tensor):
         return value.to(torch.float64) if value.is_floating_point() else value

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
+from decimal import ROUND_DOWN, Context, Decimal, localcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from surefoot.certificate import Certificate
 
 _MOST_REASONS = 4
+_MOST_BLOCKS = 8
 
 
 def render(certificate: Certificate) -> str:
@@ -30,7 +34,8 @@ def render(certificate: Certificate) -> str:
     table = [
         "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in [head, *lines]
     ]
-    return "\n".join([*_header(certificate), rule, table[0], rule, *table[1:], rule, *_footer(certificate)])
+    body = [rule, table[0], rule, *table[1:], rule] if lines else []
+    return "\n".join([*_header(certificate), *body, *_footer(certificate)])
 
 
 def _header(certificate: Certificate) -> list[str]:
@@ -53,6 +58,28 @@ def _footer(certificate: Certificate) -> list[str]:
             lines.append(f"  and {more} more")
     elif certificate.flags:
         lines.append("no step size is guaranteed: the smoothness rests on constants that are not bounds")
+    elif certificate.segment_step is not None:
+        lines.append(f"guaranteed step along the segment = {_down(certificate.segment_step)}")
     elif certificate.scalar and certificate.step_size:
-        lines.append(f"guaranteed step size 1/L = {certificate.step_size:.3e}")
+        lines.append(f"guaranteed step size 1/L = {_down(certificate.step_size)}")
+        lines += _by_block(certificate)
     return lines
+
+
+def _by_block(certificate: Certificate) -> list[str]:
+    """The step size of each block, where they say more than 1/L; wrapped."""
+    steps = certificate.block_step_sizes if certificate.block_lipschitz else {}
+    if len(set(steps.values())) < 2:
+        return []
+    shown = [f"{path or '(model)'} {_down(step)}" for path, step in list(steps.items())[:_MOST_BLOCKS]]
+    more = len(steps) - len(shown)
+    text = "or per block: " + ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return textwrap.wrap(text, 100, subsequent_indent="  ", break_long_words=False)
+
+
+def _down(step: float) -> str:
+    """Four digits, rounded towards zero: a step that is printed is as safe as the one it stands for."""
+    if not 0 < step < math.inf:
+        return "0" if step == 0 else "∞"
+    with localcontext(Context(prec=4, rounding=ROUND_DOWN)):
+        return f"{float(+Decimal(step)):.3e}"

@@ -76,7 +76,20 @@ def product(call: Call) -> Bounds:
         peak=a.peak * b.peak,
         spread=spread,
         rowwise=rows_meet(call),
+        curvature_along=lambda costate: {("self", "other"): _product_along(costate, a.shape, b.shape, call.shape)},
+        change_along=lambda costate: {("self", "other"): costate.row_spread(call.shape[0])},
     )
+
+
+def _product_along(
+    costate: Enclosure, a: tuple[int, ...], b: tuple[int, ...], result: tuple[int, ...]
+) -> Magnitude:
+    r"""The form :math:`\sum_k\lambda_ka_{i(k)}b_k`, where b is not broadcast: at most the largest norm of the
+    costates that one entry of a meets, by Cauchy-Schwarz over those and then over the entries of a.
+    """
+    if b == result:
+        return meeting_norm(costate, a, result)
+    return meeting_norm(costate, b, result) if a == result else costate.bound
 
 
 def meeting_norm(other: Enclosure, mine: tuple[int, ...], result: tuple[int, ...]) -> Magnitude:

@@ -69,6 +69,27 @@ def same_norm(call: Call, norm: Magnitude = ONE) -> dict[Slot, Magnitude]:
     return dict.fromkeys(call.slots, norm)
 
 
+def entries(costate: Enclosure) -> Tensor:
+    """Upper bounds of the absolute values of the entries of a costate; two roundings are covered."""
+    radius = costate.radius()
+    assert radius is not None
+    bounds: Tensor = (costate.value.abs() + radius) * (1 + 2.0**-51)
+    return bounds
+
+
+def weighed(sizes: Tensor, curvatures: Tensor) -> Tensor:
+    """Products of upper bounds, rounded up; where a curvature is infinite, so is the product with zero."""
+    product = torch.nan_to_num(sizes * curvatures, nan=torch.inf, posinf=torch.inf)
+    return product * (1 + 2.0**-51)
+
+
+def top(values: Tensor, rows: int | None = None) -> Magnitude:
+    """The largest entry of all, or of each of so many rows."""
+    if not values.numel():
+        return ZERO if rows is None else Magnitude.zero((rows,))
+    return Magnitude.of(float(values.max()) if rows is None else values.reshape(rows, -1).amax(dim=1))
+
+
 def largest_peak(call: Call, slots: Iterable[Slot] | None = None) -> Magnitude:
     """The largest entry of the given arguments, by default of the real ones: that of the result, if it only moves
     numbers.

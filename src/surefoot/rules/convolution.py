@@ -19,17 +19,17 @@ taps and n equal entries along each of p sides, with stride and dilation 1 and n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from surefoot.calculus.enclosure import Enclosure, norm
-from surefoot.magnitude import Magnitude, minimum
+from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.norms import convolution_norm, patch_overlap, spectral_norm
 from surefoot.rules.common import root, spatial
-from surefoot.rules.products import Partial, added, biaffine
+from surefoot.rules.products import Partial, added, biaffine, costate_norm
 from surefoot.rules.registry import Bounds, Call, register_rule
 
 _LARGEST_MATRIX = 2**24  # entries of the matrix of patches
@@ -58,8 +58,11 @@ class Setting:
 def convolution(call: Call) -> Bounds:
     r"""L = √c, Jacobians: the operator norm of the convolution, the norm of the matrix of patches, and √(m·n^p).
 
-    Over the domain :math:`\|\beta(\cdot, w)\| \le \|\beta(\cdot, \hat w)\| + \sqrt{c}\,\|w - \hat w\|`; without
-    a centre it is at most :math:`\sqrt{c}\,\|w\|`.
+    Over the domain :math:`\|\beta(\cdot, w)\| \le \|\beta(\cdot, \hat w)\| + \sqrt{c}\,\|w - \hat w\|`; without a
+    centre it is at most :math:`\sqrt{c}\,\|w\|`. Contracted with costates :math:`\Lambda`, as a matrix of
+    positions × channels, and with P the matrix of patches of :math:`\dot x`: :math:`\langle\dot W, \Lambda^\top
+    P\rangle \le \|\Lambda\|_2\|\dot w\|\|P\|_F \le \sqrt c\,\|\Lambda\|_2\|\dot w\|\|\dot x\|`, and with groups
+    the largest of theirs.
 
     ``padding="same"`` with an odd number of entries to pad puts one more behind the last. Mirrored, that is one
     more before the first, and mirroring changes neither the count nor norms.
@@ -79,7 +82,20 @@ def convolution(call: Call) -> Bounds:
     if isinstance(w.value, Tensor) and not x.is_constant:
         norm_padding = "same" if padding == "same" else before
         at_centre = Magnitude.of(convolution_norm(w.value, size, stride, norm_padding, dilation, setting.groups))
-    return _bounds(call, setting, at_centre, _patch_norm(call, x, setting), inner=math.prod(w.shape[1:]))
+    bounds = _bounds(call, setting, at_centre, _patch_norm(call, x, setting), inner=math.prod(w.shape[1:]))
+    constant, groups = root(setting.overlap), setting.groups
+
+    def along(costate: Enclosure) -> dict[tuple[str, str], Magnitude]:
+        return {("input", "weight"): constant * _largest_group(costate, dims, groups)}
+
+    return replace(bounds, curvature_along=along)
+
+
+def _largest_group(costate: Enclosure, dims: int, groups: int) -> Magnitude:
+    """The largest spectral norm over the groups of costates as matrices, positions of all samples × channels."""
+    channels = costate.value.movedim(-dims - 1, -1)
+    parts = channels.reshape(-1, groups, channels.shape[-1] // groups).unbind(1)
+    return maximum(*(costate_norm(costate, part) for part in parts))
 
 
 @register_rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")

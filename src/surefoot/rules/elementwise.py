@@ -4,7 +4,8 @@ For :math:`z_i = a(x_i)` the Jacobian is diagonal and the second derivative is a
 are :math:`\sup|a'|` and :math:`\sup|a''|` over what the entries can reach (Lemma smooth_elt_wise, item 1, with
 the maximum). The suprema come from ball arithmetic (:mod:`surefoot.scalar`), entry by entry where the centre is
 known. They are reached up to the width of the tables there: a relative 1e-8 over one interval for all entries,
-some 1e-4 of the function's range where every entry has its own.
+some 1e-4 of the function's range where every entry has its own. Contracted with a costate the second derivative is
+the diagonal matrix of the :math:`\lambda_ia''(x_i)`, whose norm is the largest entry.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from surefoot.calculus.enclosure import Enclosure, norm, row_norms
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.rules.arithmetic import meeting_norm
-from surefoot.rules.common import ONE, ZERO, root
+from surefoot.rules.common import ONE, ZERO, entries, root, top, weighed
 from surefoot.rules.registry import Bounds, Call, register_rule
 from surefoot.rules.rounding import evaluation_error
 from surefoot.scalar import ScalarFunction, range_on, sup_on, supremum
@@ -42,8 +43,8 @@ def scalar_function(call: Call) -> Bounds:
     if x.numel == 0:
         return Bounds({"x": ZERO}, offset=ZERO)
     low, high = x.interval()
-    slopes = sup_on(function, 1, low, high)
-    slope, curvature = (Magnitude.of(float(t.max())) for t in (slopes, sup_on(function, 2, low, high)))
+    slopes, bends = sup_on(function, 1, low, high), sup_on(function, 2, low, high)
+    slope, curvature = (Magnitude.of(float(t.max())) for t in (slopes, bends))
     peak = spread = rows = None
     if x.shape:
         rows = x.row_spread(x.shape[0]) * Magnitude.of(slopes.reshape(x.shape[0], -1).amax(dim=1))
@@ -62,8 +63,35 @@ def scalar_function(call: Call) -> Bounds:
         rows=rows,
         rowwise=bool(x.shape),
         reduction=_reduction(function, x.value, slope),
+        curvature_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends))},
+        rows_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends), len(bends))},
+        change_along=lambda costate: {("x", "x"): _change(costate, function, x, bends)},
+        jacobian_change=lambda: {"x": top(_moved(function, 1, x), len(bends))},
         reason="" if curvature.is_finite else _reason(call),
     )
+
+
+def _change(costate: Enclosure, function: ScalarFunction, x: Enclosure, bends: Tensor) -> Magnitude:
+    r"""With b the second derivative, :math:`\lambda b(x) - \hat\lambda b(\hat x) = (\lambda - \hat\lambda)b(x) +
+    \hat\lambda(b(x) - b(\hat x))`; row by row.
+    """
+    moved = costate.radius()
+    assert moved is not None
+    total = weighed(moved, bends) + weighed(costate.value.abs(), _moved(function, 2, x))
+    return top(total, len(bends)) * (1 + 2.0**-51)
+
+
+def _moved(function: ScalarFunction, order: int, x: Enclosure) -> Tensor:
+    """How far a derivative may be from that at the centre, entry by entry: the next derivative times the
+    distance, or the range of values.
+    """
+    radius, (low, high) = x.radius(), x.interval()
+    assert radius is not None
+    distance = weighed(radius, sup_on(function, order + 1, low, high))
+    least, most = range_on(function, low, high, order)
+    here = range_on(function, x.value, x.value, order)
+    across = torch.maximum(most - here[0], here[1] - least) * (1 + 2.0**-51)
+    return torch.minimum(distance, torch.nan_to_num(across, nan=torch.inf, posinf=torch.inf))
 
 
 def _without_centre(call: Call, function: ScalarFunction, x: Enclosure) -> Bounds:

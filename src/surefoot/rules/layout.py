@@ -9,6 +9,7 @@ are, so the peak is kept.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -60,7 +61,8 @@ def reshape(call: Call) -> Bounds:
         raise call.refuse("the bits of a tensor are read as another type: no function of real numbers")
     x = call["self"]
     norms = {slot: ONE if slot == "self" else ZERO for slot in call.slots}
-    return affine(call, norms, rows=_regrouped(x, call), peak=x.peak)
+    bounds = affine(call, norms, rows=_regrouped(x, call), peak=x.peak)
+    return replace(bounds, row_slots=("self",)) if x.shape[:1] == call.shape[:1] != () else bounds
 
 
 def _regrouped(x: Enclosure, call: Call) -> Magnitude | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from surefoot.calculus.enclosure import Enclosure, norm
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.rules.common import ZERO, root
 from surefoot.rules.registry import Bounds, Call, register_rule
+from surefoot.rules.softmax import STEEPEST
 
 _UNIT = 2.0**-52
 
@@ -35,6 +37,9 @@ def square(call: Call) -> Bounds:
         curvature={("outputs", "outputs"): Magnitude.of(1.0) / count},
         bound=distance**2 / (2 * count),
         reduction=outputs.numel,
+        rows_along=lambda costate: {("outputs", "outputs"): Magnitude.of(np.ones(count)) * costate.bound / count},
+        change_along=lambda costate: {("outputs", "outputs"): costate.row_spread(count) / count},
+        row_slots=("outputs",),
     )
 
 
@@ -57,29 +62,43 @@ def cross_entropy(call: Call) -> Bounds:
     outputs = call["outputs"]
     count, classes = outputs.shape
     curvature = Magnitude.of(0.5) / count
+    curvatures = Magnitude.of(np.full(count, 0.5)) / count
     slope = (Magnitude.of(2.0) / count).sqrt()
     bound = Magnitude.of(math.log(classes) * (1 + _UNIT)) + slope * outputs.bound  # at zero it is log k
     if isinstance(outputs.value, Tensor):
-        curvature = minimum(curvature, _curvature(outputs) / count)
+        curvatures = minimum(curvatures, _curvature(outputs) / count)
+        curvature = curvatures.max()
         slope = minimum(slope, _gradient(outputs, call["targets"]) + curvature * outputs.spread)
     return Bounds(
         jacobian={"outputs": slope},
         curvature={("outputs", "outputs"): curvature},
         bound=bound,
         reduction=outputs.numel,
+        rows_along=lambda costate: {("outputs", "outputs"): curvatures * costate.bound},
+        change_along=lambda costate: {
+            ("outputs", "outputs"): costate.row_spread(count) * curvature + _change(outputs) * costate.bound
+        },
+        row_slots=("outputs",),
     )
 
 
 def _curvature(outputs: Enclosure) -> Magnitude:
-    """The largest curvature of a row over the domain."""
+    """The curvature of every row over the domain."""
     probability = torch.softmax(outputs.value, dim=1)
     reach = math.sqrt(2.0) * outputs.row_spread(outputs.shape[0]).tensor(outputs.value)[:, None]
     slack = 1 + (outputs.shape[1] + 64) * _UNIT  # of the soft-max, its argument and the exponential
     high = (probability * torch.exp(reach) * slack).clamp(max=1.0)
     low = probability * torch.exp(-reach) / slack
     nearest = torch.minimum(torch.maximum(low, torch.tensor(0.5, dtype=low.dtype, device=low.device)), high)
-    best = torch.minimum(high.amax(dim=1), 2 * (nearest * (1 - nearest)).amax(dim=1)).max()
-    return Magnitude.of(float(best) * (1 + 8 * _UNIT))
+    best = torch.minimum(high.amax(dim=1), 2 * (nearest * (1 - nearest)).amax(dim=1))
+    return Magnitude.of(best * (1 + 8 * _UNIT))
+
+
+def _change(outputs: Enclosure) -> Magnitude:
+    """How far the second derivative in a row may be from that at the centre: it is the Jacobian of the soft-max,
+    of curvature 0.2722 (:mod:`surefoot.rules.softmax`).
+    """
+    return STEEPEST * outputs.row_spread(outputs.shape[0]) / outputs.shape[0]
 
 
 def _gradient(outputs: Enclosure, targets: Enclosure) -> Magnitude:

@@ -7,7 +7,8 @@ With :math:`Z_k = A_kB_k` over the batch, every pair of matrices meets at most o
   meets, side by side: :math:`\sum_k\|\delta A\,B_k\|_F^2 = \|\delta A\,[B_1, B_2, …]\|_F^2`; and alike in B with
   the :math:`A_k` below each other.
 
-Over the domain a spectral norm moves by at most the spread.
+Over the domain a spectral norm moves by at most the spread. Contracted with costates, where no matrix meets two:
+:math:`\sum_k\mathrm{tr}(\Lambda_k^\top\dot A_k\dot B_k) \le \max_k\|\Lambda_k\|_2\|\dot A\|\|\dot B\|`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from surefoot.calculus.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import batched_spectral_norm
 from surefoot.rules.common import ONE, has_rows_of, root
-from surefoot.rules.products import added
+from surefoot.rules.products import added, costate_norm
 from surefoot.rules.registry import Bounds, Call, register_rule
 
 
@@ -67,8 +68,33 @@ def matrix_product(call: Call) -> Bounds:
         jacobian["self"] = shift.norm
         bound, spread = bound + shift.norm * shift.enclosure.bound, spread + shift.norm * shift.enclosure.spread
         rows = None if rows is None else rows + shift.row * shift.enclosure.spread
-    curvature = {(first, second): alpha}
-    return Bounds(jacobian, curvature, bound=bound, spread=spread, rows=rows, reduction=left[-1])
+    row_slots: tuple[str, ...] = (first,) if rows is not None else ()
+    if rows is not None and len(b.shape) == len(a.shape) > 2 and b.shape[0] == a.shape[0]:
+        row_slots = (first, second)
+    return Bounds(
+        jacobian,
+        curvature={(first, second): alpha},
+        bound=bound,
+        spread=spread,
+        rows=rows,
+        reduction=left[-1],
+        curvature_along=lambda costate: {(first, second): alpha * _costate_norm(costate, left, right)},
+        row_slots=row_slots,
+    )
+
+
+def _costate_norm(costate: Enclosure, left: tuple[int, ...], right: tuple[int, ...]) -> Magnitude:
+    """The norm of the form that costates make: of each of them, or of all below each other where the second factor
+    is one matrix; where both factors are repeated, that of the vector of all.
+    """
+    if len(right) == 2:
+        return costate_norm(costate, costate.value.reshape(-1, right[-1]))
+    if left[:-2] != right[:-2] or not costate.numel:
+        return costate.bound
+    matrices = costate.value.reshape(*left[:-1], right[-1])
+    within = costate.rows is not None and costate.shape[:1] == left[:1]
+    move = minimum(costate.spread, costate.rows.max()) if within and costate.rows is not None else costate.spread
+    return minimum(costate.bound, _largest_norm(matrices) + move)
 
 
 _FACTORS = {

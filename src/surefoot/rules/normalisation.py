@@ -22,18 +22,20 @@ Subtracting the mean is an orthogonal projection, which can only lower either: i
 there are directions orthogonal to x left, so from three numbers per group on (two without the mean). Groups are
 separate, so the Jacobian and the tensor are block diagonal and their norms are the largest over the groups. Each
 group has norm below :math:`\sqrt M`, and its largest entry is below :math:`\sqrt{M - 1}` if the entries add up to
-zero: then :math:`x_i^2 = (\sum_{j \ne i} x_j)^2 \le (M-1)(\|x\|^2 - x_i^2)`.
+zero: then :math:`x_i^2 = (\sum_{j \ne i} x_j)^2 \le (M-1)(\|x\|^2 - x_i^2)`. Contracted with a costate, the blocks
+count with the norms of their parts of it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from torch import Tensor
 
-from surefoot.calculus.enclosure import Enclosure
-from surefoot.magnitude import Magnitude
+from surefoot.calculus.enclosure import Enclosure, row_norms
+from surefoot.magnitude import Magnitude, minimum
 from surefoot.rules.common import affine, root
 from surefoot.rules.registry import Bounds, Call, register_rule
 
@@ -49,11 +51,10 @@ def batch_or_instance_norm(call: Call) -> Bounds:
     if call["running_mean"] is not None:
         return _fixed_statistics(call, x)
     if call.node.op == "aten.batch_norm":
-        groups = x.value.transpose(0, 1).reshape(x.shape[1], -1) if isinstance(x.value, Tensor) else None
-        return normalise(call, x, groups, x.numel // x.shape[1], centred=True, rowwise=False)
-    groups = x.value.reshape(x.shape[0] * x.shape[1], -1) if isinstance(x.value, Tensor) else None
+        size = x.numel // x.shape[1]
+        return normalise(call, x, lambda t: t.transpose(0, 1).reshape(-1, size), size, centred=True, rowwise=False)
     size = math.prod(x.shape[2:])
-    return normalise(call, x, groups, size, centred=True, rowwise=True)
+    return normalise(call, x, lambda t: t.reshape(-1, size), size, centred=True, rowwise=True)
 
 
 def _fixed_statistics(call: Call, x: Enclosure) -> Bounds:
@@ -72,29 +73,27 @@ def layer_norm(call: Call) -> Bounds:
     """Groups are the last dimensions of each sample."""
     x = call["input"]
     size = math.prod(call["normalized_shape"])
-    groups = x.value.reshape(-1, size) if isinstance(x.value, Tensor) else None
-    rowwise = len(x.shape) > len(call["normalized_shape"])
-    return normalise(call, x, groups, size, centred=call.node.op == "aten.layer_norm", rowwise=rowwise)
+    rowwise, centred = len(x.shape) > len(call["normalized_shape"]), call.node.op == "aten.layer_norm"
+    return normalise(call, x, lambda t: t.reshape(-1, size), size, centred=centred, rowwise=rowwise)
 
 
 @register_rule("aten.group_norm")
 def group_norm(call: Call) -> Bounds:
     """Groups are blocks of channels of each sample."""
     x = call["input"]
-    count = x.shape[0] * call["num_groups"]
-    groups = x.value.reshape(count, -1) if isinstance(x.value, Tensor) else None
-    return normalise(call, x, groups, x.numel // count, centred=True, rowwise=True)
+    size = x.numel // (x.shape[0] * call["num_groups"])
+    return normalise(call, x, lambda t: t.reshape(-1, size), size, centred=True, rowwise=True)
 
 
 def normalise(
-    call: Call, x: Enclosure, groups: Tensor | None, size: int, *, centred: bool, rowwise: bool
+    call: Call, x: Enclosure, arrange: Callable[[Tensor], Tensor], size: int, *, centred: bool, rowwise: bool
 ) -> Bounds:
     """The bounds all normalisations share; sharper where the centre keeps the groups away from zero.
 
     Args:
         call: the operation.
         x: its argument.
-        groups: the centre as a matrix with one group per row, if known.
+        arrange: lays a tensor of its shape out as a matrix with one group per row.
         size: numbers per group.
         centred: whether the mean is subtracted.
         rowwise: whether groups lie within rows, in consecutive blocks.
@@ -102,10 +101,20 @@ def normalise(
     eps = float(call["eps"])
     if eps <= 0:
         raise call.refuse("a normalisation with eps = 0 has no bounded slope; use a positive eps")
+    groups = arrange(x.value) if isinstance(x.value, Tensor) and x.numel else None
     smallest = _smallest_root_mean_square(x, groups, size, centred, rowwise)
     slope, curvature = _slope(smallest, eps), _curvature(smallest, eps, size)
     rows = None
-    if rowwise and groups is not None and groups.numel():
+    known = groups is not None
+
+    def along(costate: Enclosure) -> dict[tuple[str, str], Magnitude]:
+        norms = row_norms(arrange(costate.value))
+        own = rowwise and costate.rows is not None
+        move = minimum(costate.spread, costate.rows.max()) if own and costate.rows is not None else costate.spread
+        largest = (Magnitude.of(curvature) * (norms + move)).max()
+        return {("input", "input"): minimum(largest, costate.bound * float(curvature.max()))}
+
+    if rowwise and known:
         rows = x.row_spread(call.shape[0]) * Magnitude.of(slope.reshape(call.shape[0], -1).max(axis=1))
     return Bounds(
         jacobian={"input": Magnitude.of(float(slope.max()))},
@@ -116,6 +125,8 @@ def normalise(
         rowwise=rowwise,
         rows=rows,
         reduction=size,
+        curvature_along=along if known else None,
+        row_slots=("input",) if rowwise else (),
     )
 
 

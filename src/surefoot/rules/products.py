@@ -2,23 +2,27 @@ r"""Fully-connected layers, scale and shift, and forms of three tensors.
 
 A bilinear map :math:`\beta` has curvature :math:`\sup\|\beta(x, w)\|/(\|x\|\|w\|)` (Lemma tensnorm) and
 Jacobians the operator norms of :math:`\beta(\cdot, w)` and :math:`\beta(x, \cdot)`. Its spread follows from
-:math:`\beta(x, w) - \beta(\hat x, \hat w) = \beta(x - \hat x, w) + \beta(\hat x, w - \hat w)`.
+:math:`\beta(x, w) - \beta(\hat x, \hat w) = \beta(x - \hat x, w) + \beta(\hat x, w - \hat w)`. Contracted with a
+costate its second derivative is the bilinear form :math:`\langle\lambda, \beta(\dot x, \dot w)\rangle`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from surefoot.calculus.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import spectral_norm
+from surefoot.norms.matrix import affordable_norm
 from surefoot.rules.arithmetic import centre_meeting_norm, meeting_norm
 from surefoot.rules.common import ONE, ZERO, broadcast_copies, root
-from surefoot.rules.registry import Bounds, Call, register_rule
+from surefoot.rules.registry import Along, Bounds, Call, register_rule
 
+_AFFORDABLE = 2e9  # multiplications for the norm of a costate
 _LARGEST_UNFOLDED = 2**20  # entries of a trilinear form whose unfoldings are looked at
 
 
@@ -27,8 +31,9 @@ def fully_connected(call: Call) -> Bounds:
     r""":math:`Z = XW^\top + 1b^\top` with N rows of X: L = 1, Jacobians :math:`\|W\|_2`, :math:`\|X\|_2` and √N.
 
     :math:`\|XW^\top\|_F \le \|X\|_F\|W\|_F`, reached at rank one; :math:`\|\delta X\,W^\top\|_F \le \|\delta
-    X\|_F\|W\|_2` and :math:`\|X\,\delta W^\top\|_F \le \|X\|_2\|\delta W\|_F`; a bias entry is copied to N
-    rows. ``addmm`` is :math:`\beta b + \alpha XW` with a bias of any shape that broadcasts.
+    X\|_F\|W\|_2` and :math:`\|X\,\delta W^\top\|_F \le \|X\|_2\|\delta W\|_F`; a bias entry is copied to N rows.
+    ``addmm`` is :math:`\beta b + \alpha XW` with a bias of any shape that broadcasts. Contracted with costates
+    :math:`\Lambda`: :math:`\langle\dot W, \Lambda^\top\dot X\rangle \le \|\Lambda\|_2\|\dot W\|_F\|\dot X\|_F`.
     """
     if call.node.op == "aten.addmm":
         x, w, bias, slots = call["mat1"], call["mat2"], call["self"], ("mat1", "mat2", "self")
@@ -44,9 +49,25 @@ def fully_connected(call: Call) -> Bounds:
         centre_x=alpha * centre,
         constant=alpha,
     )
-    return biaffine(
+    bounds = biaffine(
         call, slots, x, w, added(call, bias, beta), partial, inner=x.shape[-1], rowwise=len(x.shape) > 1
     )
+    pair = slots[:2]
+    return replace(
+        bounds,
+        curvature_along=lambda costate: {pair: alpha * costate_norm(costate)},
+        change_along=lambda costate: {pair: alpha * costate.row_spread(call.shape[0])},
+    )
+
+
+def costate_norm(costate: Enclosure, matrix: Tensor | None = None) -> Magnitude:
+    """The spectral norm over the domain of a costate as a matrix: as given, or with rows its last dimension."""
+    value: Tensor = costate.value
+    if matrix is None:
+        matrix = value.reshape(-1, value.shape[-1] if value.dim() else 1)
+    if not matrix.numel():
+        return ZERO
+    return minimum(costate.bound, Magnitude.of(affordable_norm(matrix, _AFFORDABLE)) + costate.spread)
 
 
 @dataclass(frozen=True)
@@ -117,8 +138,15 @@ def biaffine(
         jacobian[slot_bias] = bias.norm
         bound, spread = bound + bias.norm * bias.enclosure.bound, spread + bias.norm * bias.enclosure.spread
         rows = None if rows is None else rows + bias.row * bias.enclosure.spread
-    curvature = {(slot_x, slot_w): partial.constant}
-    return Bounds(jacobian, curvature, bound=bound, spread=spread, rows=rows, reduction=inner)
+    return Bounds(
+        jacobian,
+        curvature={(slot_x, slot_w): partial.constant},
+        bound=bound,
+        spread=spread,
+        rows=rows,
+        reduction=inner,
+        row_slots=(slot_x,) if rowwise and x.shape[:1] == call.shape[:1] else (),
+    )
 
 
 @register_rule("surefoot.scale_shift")
@@ -126,18 +154,25 @@ def scale_shift(call: Call) -> Bounds:
     r""":math:`z = w \circ x + b` with w and b copied along x: a product entry by entry plus copies.
 
     Curvature 1, Jacobians :math:`\|w\|_\infty`, the root of the largest sum of :math:`x^2` over the entries one
-    scale meets, and √c. From dimension 0 on the scales belong to rows; later they are shared by them.
+    scale meets, and √c. From dimension 0 on the scales belong to rows; later they are shared by them. Contracted
+    with a costate: :math:`\sum_kw_k\sum_{i \in k}\lambda_ix_i \le \max_k(\sum_{i \in
+    k}\lambda_i^2)^{1/2}\|w\|\|x\|`.
     """
     x, w, bias, dim = call["x"], call["weight"], call["bias"], call["dim"]
     jacobian: dict[str, Magnitude] = {"x": ONE}
     curvature = {}
     bound, peak, spread = x.bound, x.peak, x.spread
     rows = x.row_spread(call.shape[0]) if dim > 0 and isinstance(x.value, torch.Tensor) and x.numel else None
+    along: Along | None = None
     if isinstance(w, Enclosure):
         laid = (*w.shape, *(1,) * (len(x.shape) - dim - len(w.shape)))
         scale = _largest_entry(w)
         jacobian = {"x": scale, "weight": meeting_norm(x, laid, call.shape)}
         curvature = {("x", "weight"): ONE}
+
+        def along(costate: Enclosure) -> dict[tuple[str, str], Magnitude]:
+            return {("x", "weight"): meeting_norm(costate, laid, call.shape)}
+
         bound, peak = minimum(scale * x.bound, jacobian["weight"] * w.bound), scale * x.peak
         centre = centre_meeting_norm(x, laid, call.shape)
         spread = scale * x.spread + centre * w.spread
@@ -150,7 +185,16 @@ def scale_shift(call: Call) -> Bounds:
         bound, peak = bound + shift.norm * bias.bound, peak + bias.peak
         spread = spread + shift.norm * bias.spread
         rows = None if rows is None else rows + shift.row * bias.spread
-    return Bounds(jacobian, curvature, bound=bound, peak=peak, spread=spread, rows=rows)
+    return Bounds(
+        jacobian,
+        curvature,
+        bound=bound,
+        peak=peak,
+        spread=spread,
+        rows=rows,
+        curvature_along=along,
+        row_slots=("x",) if dim > 0 else (),
+    )
 
 
 def _largest_entry(w: Enclosure) -> Magnitude:

@@ -6,7 +6,10 @@ A rule for :math:`z = f(x_1, …, x_k)` claims, over all arguments within their 
 * ``curvature[i, j]`` :math:`\ge \sup\|\partial^2 f/\partial x_i\partial x_j\|_{2,2,2}` (the Lipschitz constant of
   the derivative where the second one does not exist),
 * ``bound`` :math:`\ge \sup\|z\|_2` and ``peak`` :math:`\ge \sup\|z\|_\infty` where it knows better than the
-  calculus.
+  calculus,
+* ``curvature_along(λ)[i, j]`` :math:`\ge \sup\|\sum_k\lambda_k\,\partial^2 f_k/\partial x_i\partial x_j\|_{2,2}`
+  for costates :math:`\lambda` within an enclosure, where that is less than :math:`\|\lambda\|` times the
+  curvature.
 
 This is the paper's Lemma smooth_gen for any number of arguments.
 """
@@ -26,6 +29,8 @@ from surefoot.graph.structure import Graph, Node, Ref
 from surefoot.magnitude import Magnitude
 
 Slot = str
+Pair = tuple[Slot, Slot]
+Along = Callable[[Enclosure], Mapping[Pair, Magnitude]]
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,17 @@ class Bounds:
         rowwise: each row of the result depends on the same row of the arguments that have rows.
         orthogonal: the arguments end up in orthogonal parts of the result (concatenation).
         reduction: how many numbers are added up for one entry of the result, for the round-off of the centre.
+        curvature_along: the curvature contracted with a costate, by pair of slots.
+        rows_along: the same for one row of the first slot, as an array over the rows: row n of the product of the
+            contracted second derivative with a change of the second slot is at most entry n times the change of
+            that slot, or of its row n if it is among the ``row_slots``.
+        change_along: the same for how far the contracted second derivative over the enclosures of costate and
+            arguments may be from that at their centres.
+        jacobian_change: how far each row of the Jacobian in a slot may be from that at the centre, where that is
+        less
+            than curvature times spread.
+        row_slots: arguments whose rows are those of the result (or the samples of a loss): a row of the result
+            depends on no other row of them.
         reason: why something is infinite, and what to do about it.
     """
 
@@ -58,6 +74,11 @@ class Bounds:
     rowwise: bool = False
     orthogonal: bool = False
     reduction: int = 1
+    curvature_along: Along | None = None
+    rows_along: Along | None = None
+    change_along: Along | None = None
+    jacobian_change: Callable[[], Mapping[Slot, Magnitude]] | None = None
+    row_slots: tuple[Slot, ...] = ()
     reason: str = ""
 
 

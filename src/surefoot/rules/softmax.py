@@ -39,7 +39,7 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.rules.common import ONE, ZERO, normalized_dim, normalized_dims, root
 from surefoot.rules.registry import Bounds, Call, register_rule
 
-_CURVATURE = Magnitude.of(math.sqrt(2) / (3 * math.sqrt(3))) * (1 + 1e-15)
+STEEPEST = Magnitude.of(math.sqrt(2) / (3 * math.sqrt(3))) * (1 + 1e-15)  # the curvature of a soft-max
 _HALF = Magnitude.of(0.5)
 _SLACK = 1e-12  # for probabilities computed in double precision
 
@@ -64,13 +64,25 @@ def softmax(call: Call) -> Bounds:
         rows = minimum(x.row_spread(call.shape[0]) * slope, root(2 * fibres // max(1, call.shape[0])))
     return Bounds(
         jacobian={slot: slope, **_no_mask(call)},
-        curvature={(slot, slot): minimum(_CURVATURE, slope * math.sqrt(2) * (1 + 1e-15))},
+        curvature={(slot, slot): minimum(STEEPEST, slope * math.sqrt(2) * (1 + 1e-15))},
         bound=root(fibres),
         peak=_largest(top),
         spread=root(2 * fibres),
         rows=rows,
         reduction=classes,
+        curvature_along=None if top is None else lambda costate: {(slot, slot): _fibres_along(costate, dim, top)},
+        row_slots=(slot,) if dim != 0 else (),
     )
+
+
+def _fibres_along(costate: Enclosure, dim: int, top: tuple[np.ndarray, np.ndarray]) -> Magnitude:
+    """The largest product over the fibres of their curvature and the norm of their costate."""
+    norms = torch.linalg.vector_norm(costate.value, dim=dim).cpu().numpy() * (1 + costate.numel * 2.0**-50)
+    rows = costate.rows is not None and dim != 0
+    move = minimum(costate.spread, costate.rows.max()) if rows and costate.rows is not None else costate.spread
+    curvature = np.minimum(STEEPEST.numpy(), _covariances(top) * (math.sqrt(2) * (1 + 1e-15)))
+    sizes = Magnitude.of(curvature.reshape(-1)) * (Magnitude.of(norms.reshape(-1)) + move)
+    return minimum(sizes.max(), Magnitude.of(float(curvature.max())) * costate.bound)
 
 
 def _no_mask(call: Call) -> dict[str, Magnitude]:
@@ -162,9 +174,14 @@ def _covariance(top: tuple[np.ndarray, np.ndarray] | None) -> Magnitude:
     """‖C‖ from the largest probability of each fibre."""
     if top is None:
         return _HALF
+    return minimum(_HALF, Magnitude.of(float(_covariances(top).max())))
+
+
+def _covariances(top: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """The same for every fibre."""
     largest, others = top
     certain = np.where(others < 0.5, 2 * others * (1 - others) * (1 + 1e-15), 0.5)
-    return minimum(_HALF, Magnitude.of(float(np.minimum(certain, largest).max())))
+    return np.minimum(certain, largest)
 
 
 def _largest(top: tuple[np.ndarray, np.ndarray] | None) -> Magnitude:

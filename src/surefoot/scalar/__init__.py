@@ -1,4 +1,4 @@
-"""Scalar functions and their constants: suprema of |a| and its first three derivatives.
+"""Scalar functions and their constants: suprema of |a| and its first five derivatives, Taylor series.
 
 * ``function``: :class:`ScalarFunction`, an expression in one real variable.
 * ``activations``: the element-wise activations of torch.nn, each as such an expression.
@@ -9,10 +9,13 @@
 * ``bounds``: :func:`supremum` and :func:`value_range` over one interval, by branch and bound.
 * ``grid``: enclosures on cells that cover the real line.
 * ``table``: :func:`sup_on` and :func:`range_on` over as many intervals as a tensor has entries.
+* ``recurrences``: the Taylor coefficients of the elementary functions on tensors.
+* ``series``: :func:`taylor` and :func:`derivatives`, those of scalar functions.
 """
 
 from surefoot.scalar.bounds import supremum, value_range
 from surefoot.scalar.function import ScalarFunction
+from surefoot.scalar.series import derivatives, taylor
 from surefoot.scalar.table import range_on, sup_on
 
-__all__ = ["ScalarFunction", "range_on", "sup_on", "supremum", "value_range"]
+__all__ = ["ScalarFunction", "derivatives", "range_on", "sup_on", "supremum", "taylor", "value_range"]

@@ -30,7 +30,7 @@ TOLERANCE = 5e-8
 MAXIMUM_CELLS = 4000
 FARTHEST = 1e18  # half lines that begin beyond it are not split;
 FARTHEST_UNBOUNDED = 1e6  # sooner, if there seems to be no bound
-HIGHEST_ORDER = 3
+HIGHEST_ORDER = 5
 
 
 @lru_cache(maxsize=65536)
@@ -42,7 +42,7 @@ def supremum(function: ScalarFunction, order: int, low: float = -math.inf, high:
     differentiable, such as 0 for log and sqrt, make it infinite, too.
 
     Raises:
-        ValueError: if the order is not 0, 1, 2 or 3, or the interval is empty.
+        ValueError: if the order is not one of 0 to 5, or the interval is empty.
     """
     return _peak(function, order, float(low), float(high), (1, -1))
 

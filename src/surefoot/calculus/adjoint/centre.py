@@ -1,0 +1,190 @@
+r"""The second derivative at the centre, bounded sample by sample.
+
+With :math:`M_n^{ss'}` the second derivatives of F in the injections of two linear layers
+(:mod:`surefoot.calculus.adjoint.samples`) and :math:`K_n = \partial x_{t,n}/\partial e_{s,n}`,
+
+.. math:: D^2F[v, v'] = \sum_{ss'}\sum_n (\dot W_sx_{s,n})^\top M_n^{ss'} (\dot W'_{s'}x_{s',n})
+    + \sum_{t,s}\sum_n \lambda_{t,n}^\top \big(\dot W_t K_n \dot W'_s + \dot W'_t K_n \dot W_s\big) x_{s,n},
+
+a bias counting as a weight on the input 1. The inputs of a layer often share one direction. With a unit vector q,
+:math:`\dot Wx_n = c_n\,\dot Wq + \dot W_\perp r_n`, :math:`c_n = \langle q, x_n\rangle`, :math:`r_n = x_n -
+c_nq`, and :math:`\|\dot Wq\|^2 + \|\dot W_\perp\|_F^2 = \|\dot W\|_F^2`, so the first sum is at most the norm
+of the 2 × 2 matrix of
+
+* :math:`\|\sum_nc_nc'_nM_n\|_2`, where samples cancel as they do in the second derivative itself;
+* :math:`\|(\sqrt{\mu_n}c_n)_n\|\,\|\mathrm{diag}(\sqrt{\mu_n})R'\|_2` and the like, with
+  :math:`\mu_n \ge \|M_n\|_2`, by Cauchy-Schwarz over the samples, as
+  :math:`\sum_n\mu_n\|\dot W_\perp r_n\|^2 \le \|\dot W_\perp\|_F^2\|\mathrm{diag}(\sqrt{\mu_n})R\|_2^2`.
+
+The second is at most the norm of :math:`(\|\sum_nc_n\lambda_{t,n} \otimes K_n\|,\ \|\Lambda_t\|_2
+\|\mathrm{diag}(\|K_n\|)R\|_2)`. What rounding adds is in :mod:`surefoot.calculus.adjoint.cotangents`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.calculus.adjoint.samples import Samples, Source
+from surefoot.magnitude import Magnitude
+from surefoot.norms import frobenius_norm, spectral_norm
+
+_SLACK = 1 + 1e-9  # for norms of two numbers, and the norm of a direction
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What a variable is multiplied by in each sample: a part along one direction, and the rest.
+
+    Attributes:
+        variable: its position.
+        leading: :math:`c_n`.
+        rest: the matrix R of the :math:`r_n`; ``None`` if there is none.
+    """
+
+    variable: int
+    leading: Tensor
+    rest: Tensor | None
+
+    def rest_norm(self, sizes: Tensor) -> float:
+        """The norm of diag(sizes) R."""
+        return 0.0 if self.rest is None else spectral_norm(sizes[:, None] * self.rest)
+
+    def leading_norm(self, sizes: Tensor) -> float:
+        """The norm of diag(sizes) c."""
+        return frobenius_norm(sizes * self.leading)
+
+
+def features(source: Source) -> list[Feature]:
+    """The variables of a linear layer with what they are multiplied by."""
+    found = []
+    inputs = source.inputs
+    if source.weight is not None:
+        direction = _leading(inputs)
+        leading = inputs @ direction
+        found.append(Feature(source.weight, leading, inputs - leading[:, None] * direction))
+    if source.bias is not None:
+        found.append(Feature(source.bias, inputs.new_ones(len(inputs)), None))
+    return found
+
+
+def _leading(inputs: Tensor) -> Tensor:
+    """Close to the direction in which the inputs are largest, of norm one; any direction makes a valid bound."""
+    gram = inputs.mT @ inputs
+    vector = gram.sum(dim=1)
+    for _ in range(8):
+        vector = gram @ (vector / vector.norm().clamp(min=1e-300))
+    size = vector.norm()
+    if not bool(size > 0):
+        vector = torch.zeros_like(vector)
+        vector[0] = 1.0
+        return vector
+    return vector / size
+
+
+@dataclass(frozen=True)
+class Centre:
+    """Bounds at the centre, as computed.
+
+    Attributes:
+        count: the number of samples.
+        matrix: of the second derivative between variables.
+        jacobians: norms of the derivatives of some tensors in the injections, samples × layers.
+        curvature: norms of the second derivatives in the injections, samples × layers × layers.
+        error: the relative round-off, as a part of what products of norms give.
+    """
+
+    count: int
+    matrix: Magnitude
+    jacobians: dict[str, Magnitude]
+    curvature: Magnitude
+    error: float
+
+
+def at_the_centre(found: Samples, variables: int, error: float) -> Centre:
+    """The second derivative of the output, and the first derivatives of what linear layers and the loss read."""
+    total = np.zeros((variables, variables))
+    held = [features(source) for source in found.sources]
+    count, layers = len(found.injected[0]), len(held)
+    second_order = np.zeros((count, layers, layers))
+    layers_of = {name: [k for k, s in enumerate(found.sources) if s.reads == name] for name in found.read}
+    exact = [*found.read, *(source.name for source in found.sources if source.reads is not None)]
+    jacobians = {name: np.zeros((count, layers)) for name in exact}
+    for k, source in enumerate(found.sources):
+        if source.reads is not None:
+            jacobians[source.name][:, k] = 1.0
+
+    def add(first: Feature, second: Feature, amount: float, twice: bool) -> None:
+        total[first.variable, second.variable] += amount
+        if twice:
+            total[second.variable, first.variable] += amount
+
+    for last in range(layers):
+        for other, curvature in found.curvatures(last):
+            norms = sample_norms(curvature)
+            second_order[:, last, other] = second_order[:, other, last] = norms.cpu().numpy()
+            for first, second, amount in _bilinear(held[last], held[other], curvature, norms.sqrt()):
+                add(first, second, amount, last != other)
+    for name in found.read:
+        readers = [k for k in layers_of[name] if found.sources[k].weight is not None]
+        for other, jacobian in found.jacobians(name).items():
+            if not bool(jacobian.any()):
+                continue
+            norms = sample_norms(jacobian, squarings=1)
+            jacobians[name][:, other] = norms.cpu().numpy()
+            for k in layers_of[name]:
+                through = sample_norms(found.sources[k].matrix @ jacobian)
+                jacobians[found.sources[k].name][:, other] = through.cpu().numpy()
+            for second in held[other]:
+                rest = second.rest_norm(norms)
+                for k in readers:
+                    costates = found.slopes[k].detach()
+                    joint = (costates * second.leading[:, None]).mT @ jacobian.flatten(1)
+                    lead = spectral_norm(joint.reshape(-1, jacobian.shape[2]))
+                    add(held[k][0], second, math.hypot(lead, spectral_norm(costates) * rest), True)
+    return Centre(
+        count,
+        Magnitude.of(total) * _SLACK,
+        {name: Magnitude.of(norms) for name, norms in jacobians.items()},
+        Magnitude.of(second_order),
+        error,
+    )
+
+
+def _bilinear(
+    firsts: list[Feature], seconds: list[Feature], forms: Tensor, roots: Tensor
+) -> Iterator[tuple[Feature, Feature, float]]:
+    """The norm of the first sum between the variables of two layers."""
+    rests = {id(feature): feature.rest_norm(roots) for feature in (*firsts, *seconds)}
+    leads = {id(feature): feature.leading_norm(roots) for feature in (*firsts, *seconds)}
+    for first in firsts:
+        for second in seconds:
+            joint = ((first.leading * second.leading) @ forms.flatten(1)).reshape(forms.shape[1:])
+            (a, b), (c, d) = ((rests[id(feature)], leads[id(feature)]) for feature in (first, second))
+            matrix = np.array([[spectral_norm(joint), b * c], [a * d, a * c]])
+            yield first, second, float(np.linalg.norm(matrix, 2))
+
+
+def sample_norms(matrices: Tensor, squarings: int = 2) -> Tensor:
+    r"""Upper bounds of :math:`\|A_n\|_2` for a batch of matrices: :math:`\|A\|_2^{4\cdot2^q} \le \|(A^\top
+    A)^{2^q}\|_F^2`.
+
+    For square matrices of 64 rows and random entries they are too large by 69, 17 and 3 % with q = 0, 1, 2
+    squarings. With d the smaller and m the larger side, a computed product errs by at most a relative :math:`e =
+    d(m + 8)u` of the square of the spectral norm, as :math:`\|A\|_F \le \sqrt d\,\|A\|_2`. For :math:`P_0 =
+    \mathrm{fl}(A^\top A)` and :math:`P_{i+1} = \mathrm{fl}(P_i^\top P_i)` this gives :math:`\|A\|^2(1-e) \le
+    \|P_0\|` and :math:`\|P_i\|^2(1-e) \le \|P_{i+1}\|`, so :math:`\|A\| \le \|P_q\|_F^{1/2^{q+1}}/(1-e)`.
+    """
+    smaller = matrices if matrices.shape[1] >= matrices.shape[2] else matrices.mT
+    rows, columns = smaller.shape[1:]
+    scale = smaller.abs().amax(dim=(1, 2), keepdim=True)
+    power = smaller / torch.where(scale > 0, scale, 1.0)
+    for _ in range(squarings + 1):
+        power = power.mT @ power
+    norms = torch.linalg.matrix_norm(power) ** (0.5 / 2**squarings)
+    return norms * scale[:, 0, 0] * ((1 + 1e-12) / (1 - 2.0 * columns * (rows + 8) * 2.0**-53))

@@ -1,0 +1,174 @@
+r"""The function sample by sample: derivatives at the centre with respect to what linear layers add to each sample.
+
+Where rows (samples) never interact, F is a sum of functions of one sample each, and a linear layer
+:math:`\omega_{s,n} = W_sx_{s,n} + b_s` passes a change of its parameters on as a change :math:`e_{s,n} = \dot
+W_sx_{s,n} + \dot b_s` of its result. Derivatives with respect to the :math:`e_{s,n}` are small matrices, one per
+sample, found for all samples at once by differentiating sums over the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from surefoot.calculus.enclosure import Enclosure
+from surefoot.calculus.forward import Pass, Step, run_in_double
+from surefoot.graph.structure import Spec
+
+# Some hundreds of gradients for networks of this size, and less for smaller ones; beyond it norms have to do.
+_WIDEST = 128
+_MOST_PRODUCTS = 6e9
+
+
+@dataclass(frozen=True)
+class Source:
+    """A linear layer with parameters that vary.
+
+    Attributes:
+        step: the operation.
+        inputs: its input at the centre, samples × features.
+        matrix: its weight at the centre.
+        weight: the position of its weight among the variables; ``None`` if it is fixed.
+        bias: likewise.
+    """
+
+    step: Step
+    inputs: Tensor
+    matrix: Tensor
+    weight: int | None
+    bias: int | None
+
+    @property
+    def name(self) -> str:
+        """The name of its result."""
+        return self.step.node.name
+
+    @property
+    def reads(self) -> str | None:
+        """The tensor that it reads, if that varies."""
+        return self.step.names.get("input")
+
+    @property
+    def width(self) -> int:
+        """How many numbers it adds to each sample."""
+        return self.step.node.specs[0].shape[-1]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A function that is a sum over samples, at the centre and ready to be differentiated.
+
+    Attributes:
+        sources: the linear layers, in order.
+        injected: what is added to the result of each, zero.
+        live: every tensor as a function of that.
+        slopes: the derivative of the output in each injection.
+        read: the tensors that linear layers and the last operation read, and that vary.
+    """
+
+    sources: tuple[Source, ...]
+    injected: tuple[Tensor, ...]
+    live: dict[str, Tensor]
+    slopes: tuple[Tensor, ...]
+    read: tuple[str, ...]
+
+    def jacobians(self, name: str) -> dict[int, Tensor]:
+        """The derivatives of a tensor in the injections, by source: samples × entries × width."""
+        tensor = self.live[name].flatten(1)
+        return dict(enumerate(self._differentiated(tensor, len(self.sources))))
+
+    def curvatures(self, last: int) -> Iterator[tuple[int, Tensor]]:
+        """The second derivatives of the output between a source and itself and all earlier ones, by source.
+
+        Each has shape samples × width of the last × width of the other.
+        """
+        yield from enumerate(self._differentiated(self.slopes[last], last + 1))
+
+    def _differentiated(self, tensor: Tensor, count: int) -> list[Tensor]:
+        """The derivatives of every column of a tensor in the first injections, sample by sample."""
+        columns = tensor.shape[1]
+        if not tensor.requires_grad:
+            return [tensor.new_zeros(len(tensor), columns, e.shape[1]) for e in self.injected[:count]]
+        units = torch.eye(columns, dtype=tensor.dtype, device=tensor.device)
+        found = torch.autograd.grad(
+            tensor,
+            self.injected[:count],
+            units[:, None, :].expand(columns, len(tensor), columns),
+            retain_graph=True,
+            allow_unused=True,
+            is_grads_batched=True,
+        )
+        return [
+            tensor.new_zeros(len(tensor), columns, e.shape[1]) if part is None else part.transpose(0, 1).detach()
+            for part, e in zip(found, self.injected, strict=False)
+        ]
+
+
+def samples(result: Pass) -> Samples | None:
+    """The function sample by sample; ``None`` if samples interact or it would cost too much."""
+    last = result.steps[-1]
+    reads = [result.enclosures[name] for name in dict.fromkeys(last.names.values())]
+    if len(reads) != 1 or not reads[0].shape or last.node.name != result.outputs[0]:
+        return None
+    count = reads[0].shape[0]
+    found = [_source(result, step) for step in result.steps]
+    if not all(_separate(result, step, source, count) for step, source in zip(result.steps, found, strict=True)):
+        return None
+    sources = [source for source in found if source is not None]
+    return _replayed(result, sources) if sources and _affordable(sources, count) else None
+
+
+def _separate(result: Pass, step: Step, source: Source | None, count: int) -> bool:
+    """Whether each row of a result, or each summand of the output, depends on one row of what varies.
+
+    Variables are read as weights and biases of linear layers only.
+    """
+    parameters = set() if source is None else {"weight", "bias"}
+    others = {slot: name for slot, name in step.names.items() if slot not in parameters}
+    if any(slot not in step.row_slots or name in result.region.variables for slot, name in others.items()):
+        return False
+    output = step.node.name == result.outputs[0]
+    return output or (isinstance(step.node.spec, Spec) and step.node.spec.shape[:1] == (count,))
+
+
+def _source(result: Pass, step: Step) -> Source | None:
+    """The step as a source, if it is a linear layer on samples with parameters among the variables."""
+    if step.node.op != "aten.linear":
+        return None
+    names = {slot: name for slot, name in step.names.items() if slot != "input"}
+    variables = result.region.variables
+    place = {slot: variables.index(name) for slot, name in names.items() if name in variables}
+    inputs: Enclosure = result.enclosures[step.node.args[0].name]
+    if not place or len(place) != len(names) or len(inputs.shape) != 2:
+        return None
+    matrix = result.enclosures[step.node.args[1].name].value
+    return Source(step, inputs.value, matrix, place.get("weight"), place.get("bias"))
+
+
+def _affordable(sources: list[Source], count: int) -> bool:
+    total = sum(source.width for source in sources)
+    widest = max(source.width for source in sources)
+    return widest <= _WIDEST and 1.0 * count * total**2 * widest <= _MOST_PRODUCTS
+
+
+def _replayed(result: Pass, sources: list[Source]) -> Samples | None:
+    """Run the operations once more, with injections; ``None`` if a layer does not reach the output."""
+    injected: list[Tensor] = []
+    live: dict[str, Tensor] = {}
+    named = {source.name for source in sources}
+    with torch.enable_grad():
+        for step in result.steps:
+            reads = {name: live.get(name, result.enclosures[name].value) for name in step.node.inputs}
+            value = run_in_double(step.node, reads)
+            if step.node.name in named:
+                injected.append(torch.zeros_like(value, requires_grad=True))
+                value = value + injected[-1]
+            live[step.node.name] = value
+        slopes = torch.autograd.grad(live[result.outputs[0]], injected, create_graph=True, allow_unused=True)
+    if any(slope is None for slope in slopes):
+        return None
+    read = [source.reads for source in sources if source.reads is not None] + list(result.steps[-1].names.values())
+    return Samples(tuple(sources), tuple(injected), live, slopes, tuple(dict.fromkeys(read)))

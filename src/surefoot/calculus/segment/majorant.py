@@ -1,0 +1,82 @@
+r"""From the objective along a segment to a step.
+
+The model :math:`F(\eta) \le \sum_{j<m}F_j\eta^j + \eta^m\rho + \varepsilon` gives, with
+
+.. math:: S = 2\max_{0\le\eta\le\bar\eta}\Big(\sum_{2\le j<m}F_j\eta^{j-2} + \rho\,\eta^{m-2}\Big),
+
+the quadratic upper bound :math:`F(\eta) \le F_0 + F_1\eta + \frac S2\eta^2 + \varepsilon`. Its smallest value on
+the segment is at :math:`\min(\bar\eta, -F_1/S)`: the safe step. The maximum of a polynomial over an interval is at
+most the largest of its coefficients in Bernstein's basis, as that basis is a partition of unity.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from surefoot.calculus.segment.model import TaylorModel
+
+_UP = 1 + 2.0**-40
+
+
+@dataclass(frozen=True)
+class Majorant:
+    r"""A quadratic upper bound along a segment: :math:`F(\eta) \le F_0 + F_1\eta + \frac S2\eta^2 + 2\varepsilon`.
+
+    Attributes:
+        value: F_0, as computed.
+        slope: F_1, as computed.
+        curvature: S; infinite if there is none.
+        curvature_at_start: the second derivative at the beginning.
+        length: up to which step it holds.
+        error: on the round-off in F.
+    """
+
+    value: float
+    slope: float
+    curvature: float
+    curvature_at_start: float
+    length: float
+    error: float
+
+    @property
+    def step(self) -> float:
+        """The step at which the bound is lowest; 0 if the segment does not descend or nothing is known."""
+        if not self.slope < 0 or not math.isfinite(self.curvature):
+            return 0.0
+        if self.curvature * self.length <= -self.slope:
+            return self.length
+        return math.nextafter(-self.slope / self.curvature, 0.0)
+
+    def decrease(self, step: float) -> float:
+        """By how much F is proved to fall with a step, round-off taken off."""
+        return -(self.slope + 0.5 * self.curvature * step) * step - 2 * self.error
+
+
+def majorant(model: TaylorModel) -> Majorant:
+    """The quadratic bound of a real-valued model of order 2 at least."""
+    numbers = [0.0 if c is None else float(c) for c in model.coefficients]
+    rest, error = (0.0, 0.0) if model.tail is None else (float(t) for t in model.tail[0])
+    polynomial = [*numbers[2:], rest]
+    finite = all(map(math.isfinite, [*numbers, rest, error]))
+    curvature = 2 * largest(polynomial, model.length) if finite else math.inf
+    at_start = 2 * numbers[2] if model.order > 2 else math.nan
+    return Majorant(numbers[0], numbers[1], curvature, at_start, model.length, error if finite else math.inf)
+
+
+def largest(coefficients: list[float], length: float) -> float:
+    r"""A bound on the maximum of :math:`\sum_ja_j\eta^j` over :math:`[0, \bar\eta]`.
+
+    With :math:`\eta = \bar\eta t` the Bernstein coefficients of degree d are :math:`b_i = \sum_{j\le
+    i}\binom ij\binom dj^{-1}a_j\bar\eta^j`, and the polynomial is at most their maximum.
+
+    >>> largest([1.0, -1.0, 1.0], 1.0)
+    1.0000000000009095
+    """
+    degree = len(coefficients) - 1
+    scaled = [a * length**j for j, a in enumerate(coefficients)]
+    bernstein = [
+        sum(math.comb(i, j) / math.comb(degree, j) * scaled[j] for j in range(i + 1)) for i in range(degree + 1)
+    ]
+    size = sum(map(abs, scaled))
+    return max(bernstein) + size * (_UP - 1)

@@ -1,0 +1,91 @@
+"""The pass over a graph: from the leaves along a segment to the objective along it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+import surefoot.rules.families  # noqa: F401  registers the rules
+from surefoot.calculus.forward import value_of
+from surefoot.calculus.segment import bilinear, losses
+from surefoot.calculus.segment.bilinear import Norms
+from surefoot.calculus.segment.fallback import by_rule
+from surefoot.calculus.segment.model import TaylorModel
+from surefoot.calculus.segment.scalar import scalar
+from surefoot.graph.structure import Graph, Node, Ref, Source
+
+_LOSSES = {"surefoot.square": losses.square, "surefoot.cross_entropy": losses.cross_entropy}
+
+
+def leaf_models(
+    graph: Graph, values: Mapping[str, Tensor], direction: Mapping[str, Tensor], length: float
+) -> dict[str, TaylorModel]:
+    """Leaves along the segment; values and the direction by leaf name."""
+    models = {}
+    for name, leaf in graph.leaves.items():
+        value = _wide(values[name])
+        if name in direction:
+            models[name] = TaylorModel((value, _wide(direction[name])), length)
+        else:
+            rows = leaf.source is Source.INPUT and value.dim() > 0
+            models[name] = TaylorModel((value,), length, rowwise=rows)
+    return models
+
+
+def expand(graph: Graph, leaves: Mapping[str, TaylorModel], order: int, norms: Norms) -> tuple[TaylorModel, ...]:
+    """The outputs of a graph along a segment, to an order of at least 2.
+
+    Raises:
+        UnsupportedOperation: if an operation that moves has no rule.
+    """
+    models = dict(leaves)
+    length = next(model.length for model in models.values())
+    last_reader = {name: node for node in graph.nodes for name in node.inputs}
+    with torch.no_grad():
+        for node in graph.nodes:
+            models[node.name] = _apply(graph, node, models, order, length, norms)
+            for name in node.inputs:
+                if last_reader[name] is node and name not in graph.outputs:
+                    del models[name]
+    return tuple(models[name] for name in graph.outputs)
+
+
+def _apply(
+    graph: Graph, node: Node, models: Mapping[str, TaylorModel], order: int, length: float, norms: Norms
+) -> TaylorModel:
+    arguments = {name: models[name] for name in node.inputs}
+    if all(model.is_constant for model in arguments.values()):
+        value = value_of(node, {name: model.value for name, model in arguments.items()})
+        rows = any(model.rowwise for model in arguments.values()) and _has_rows(value, arguments)
+        return TaylorModel((value,), length, rowwise=rows)
+    known = min([order, *(model.order for model in arguments.values() if model.tail is not None)])
+    slots = {slot: arguments[ref.name] for slot, ref in node.arguments.items() if isinstance(ref, Ref)}
+    if node.op == "surefoot.scalar":
+        (x,) = arguments.values()
+        return scalar(node.arguments["function"], _extended(x, known))
+    if node.op in bilinear.SLOTS and {*bilinear.SLOTS[node.op][:2]} <= slots.keys():
+        return bilinear.bilinear(node, slots, norms, known)
+    if node.op in _LOSSES and slots["outputs"].rowwise and slots["targets"].is_constant:
+        return _LOSSES[node.op](slots["outputs"], slots["targets"].value, known)
+    return by_rule(graph, node, arguments, known)
+
+
+def _extended(model: TaylorModel, order: int) -> TaylorModel:
+    """The same to that order: an exact polynomial has zeros behind its last coefficient."""
+    if model.order >= order:
+        return model.truncated(order)
+    missing = (None,) * (order - model.order)
+    return TaylorModel((*model.coefficients, *missing), model.length, model.tail, model.rowwise)
+
+
+def _has_rows(value: object, arguments: Mapping[str, TaylorModel]) -> bool:
+    """Whether a constant keeps the rows of the batch; nothing moves, so they are only a way to count."""
+    rows = {tuple(model.value.shape[:1]) for model in arguments.values() if model.rowwise}
+    return isinstance(value, Tensor) and value.dim() > 0 and rows == {tuple(value.shape[:1])}
+
+
+def _wide(value: Tensor) -> Tensor:
+    value = value.detach()
+    return value.to(torch.float64) if value.is_floating_point() else value

@@ -1,0 +1,179 @@
+r"""What follows from a certificate: step sizes, iteration counts, the damping of Gauss-Newton steps.
+
+Throughout, :math:`F` is real-valued and :math:`L` bounds its second derivative on the domain, a convex
+set.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from surefoot.errors import SurefootError
+from surefoot.magnitude import Magnitude
+
+if TYPE_CHECKING:
+    from surefoot.certificate import Certificate
+
+_MOST_BITS = 1_000_000
+
+
+class GuaranteeError(SurefootError, ValueError):
+    """The certificate does not give this guarantee; the message says why and what to do."""
+
+
+def require_smooth(certificate: Certificate) -> None:
+    """Refuse where no step is guaranteed.
+
+    Raises:
+        GuaranteeError: if the function is not real-valued, the constants are not bounds, or the smoothness is
+            infinite.
+    """
+    require_bounds(certificate)
+    if not certificate.smoothness.is_finite:
+        why = "; ".join(certificate.reasons) or "an operation is not bounded over the domain"
+        raise GuaranteeError(
+            f"the smoothness is infinite, so no step size is guaranteed to descend: {why}. A network with kinks "
+            "(ReLU, max-pooling) has a smooth version: surefoot.smooth(model)"
+        )
+
+
+def require_bounds(certificate: Certificate) -> None:
+    """Refuse what is not a bound of a real-valued function on a set with an inside.
+
+    Raises:
+        GuaranteeError: saying what it is instead.
+    """
+    if not certificate.scalar:
+        raise GuaranteeError(
+            "the certificate is that of a network's outputs, which are not descended: certify an objective, for "
+            "example surefoot.certify(model, x, objective=surefoot.CrossEntropy(y), …)"
+        )
+    if certificate.segment_step is not None:
+        raise GuaranteeError(
+            "the certificate speaks of one direction; its guarantee is safe_step. For gradient steps certify on a "
+            "set: surefoot.Ball(radius) or surefoot.ProductBall(radius)"
+        )
+    if certificate.flags:
+        raise GuaranteeError(
+            "the certificate rests on constants that are not upper bounds, so nothing is guaranteed: use "
+            "constants='certified'. " + "; ".join(certificate.flags)
+        )
+
+
+def iterations(smoothness: Magnitude, gap: float | Magnitude, eps: float, factor: int = 2) -> int:
+    r"""The smallest whole number :math:`N \ge c L (F_0 - F_{\mathrm{low}}) / \varepsilon^2`, c the factor.
+
+    Gradient descent :math:`u_{k+1} = u_k - \frac1L\nabla F(u_k)` that stays in the domain has c = 2:
+
+    .. math:: F(u_{k+1}) \le F(u_k) - \tfrac1L\|\nabla F(u_k)\|^2 + \tfrac L2\tfrac1{L^2}\|\nabla F(u_k)\|^2
+        = F(u_k) - \tfrac1{2L}\|\nabla F(u_k)\|^2,
+
+    and adding up N steps gives :math:`\min_k\|\nabla F(u_k)\|^2 \le 2L(F_0 - F_{\mathrm{low}})/N \le
+    \varepsilon^2`. (Functions that are smooth on the whole space have c = 4/3, by an argument that leaves the
+    domain; it is not used.)
+
+    The arithmetic is exact; a number of steps beyond any use is still a number.
+
+    Raises:
+        GuaranteeError: if eps is not positive, or the number would have a million binary digits.
+
+    >>> iterations(Magnitude.of(1.0), 1.0, 0.5)
+    8
+    """
+    if not 0 < eps < math.inf:
+        raise GuaranteeError(f"the accuracy eps is a positive number, got {eps!r}")
+    if not isinstance(gap, Magnitude) and not 0 <= gap < math.inf:
+        raise GuaranteeError(f"the gap F(u₀) − F_low is a finite number ≥ 0, got {gap!r}")
+    distance = _fraction(gap) if isinstance(gap, Magnitude) else Fraction(gap)
+    return math.ceil(factor * _fraction(smoothness) * distance / Fraction(eps) ** 2)
+
+
+def _fraction(value: Magnitude) -> Fraction:
+    """A magnitude as an exact number, not below it."""
+    number = float(value)
+    if math.isfinite(number):
+        return Fraction(number)
+    if not value.log2 < _MOST_BITS:
+        raise GuaranteeError(f"a constant of the certificate is {value}: no number of steps can be given")
+    whole = math.floor(value.log2)
+    return Fraction(2.0 ** (value.log2 - whole) * (1 + 2.0**-49)) * 2**whole
+
+
+def step_from(curvature: Magnitude) -> float:
+    """One over it, rounded down; 0 where it is beyond the range of doubles, infinite where it is zero."""
+    number = float(curvature)
+    if number == 0:
+        return math.inf
+    return 0.0 if math.isinf(number) else math.nextafter(1.0 / number, 0.0)
+
+
+def damping(certificate: Certificate) -> float:
+    r"""A κ with which the Gauss-Newton model majorises the objective over the domain.
+
+    With :math:`F = h\circ\psi`, h convex, and :math:`J = D\psi(u)`, for :math:`u` and :math:`u + v` in the domain:
+
+    1. The convex-composite model, :math:`h(\psi(u) + Jv) + \frac\kappa2\|v\|^2`, with
+       :math:`\kappa \ge \ell_h L_\psi` (:func:`composite_damping`). Proof: put :math:`a = \psi(u+v)`,
+       :math:`b = \psi(u) + Jv`. Convexity at :math:`a` gives :math:`h(a) \le h(b) + \langle\nabla h(a), a -
+       b\rangle \le h(b) + \ell_h\|a - b\|`, and :math:`\|a - b\| \le \frac12L_\psi\|v\|^2` by Taylor's formula.
+       Since :math:`a` is an output at a point of the domain, :math:`\ell_h` is needed there only.
+    2. The quadratic model :math:`F(u) + \langle\nabla F(u), v\rangle + \frac12 v^\top J^\top\nabla^2h\,Jv
+       + \frac\kappa2\|v\|^2`. For the square loss it is the same model, h being quadratic. For any convex h it
+       majorises F once :math:`\kappa \ge L`: without its third term, which is not negative, it does already. For
+       the cross-entropy :math:`\ell_hL_\psi` would not do: a linear network has :math:`L_\psi = 0`, and the
+       quadratic Taylor model of a logistic regression is no upper bound.
+
+    So this is :math:`\min(\ell_hL_\psi, L)` for the square loss and :math:`L` for the cross-entropy, rounded up.
+
+    Raises:
+        GuaranteeError: if the certificate is not that of such an objective, or the constant is infinite.
+    """
+    composite, is_quadratic = _composite(certificate)
+    best = min(composite, certificate.smoothness) if is_quadratic else certificate.smoothness
+    return _finite(certificate, best)
+
+
+def composite_damping(certificate: Certificate) -> float:
+    r""":math:`\kappa \ge \ell_hL_\psi` for the model that keeps the loss as it is; see :func:`damping`, item 1.
+
+    Raises:
+        GuaranteeError: as there.
+    """
+    return _finite(certificate, _composite(certificate)[0])
+
+
+def _composite(certificate: Certificate) -> tuple[Magnitude, bool]:
+    if certificate.make_damping is None:
+        raise GuaranteeError(
+            "damping is that of Gauss-Newton steps on a loss of a network's outputs: certify with "
+            "objective=surefoot.Square(y) or surefoot.CrossEntropy(y) and wrt='params'"
+        )
+    return certificate.make_damping()
+
+
+def _finite(certificate: Certificate, value: Magnitude) -> float:
+    if not value.is_finite:
+        require_smooth(certificate)
+    number = float(value)
+    if math.isinf(number):
+        raise GuaranteeError(f"the damping is {value}, beyond the range of doubles: take a smaller domain")
+    return number
+
+
+def gap_of(certificate: Certificate) -> Magnitude:
+    """F − F_low over the domain: at most the bound if F is not negative, at most twice the bound in any case."""
+    return certificate.bound if certificate.nonnegative else certificate.bound * 2.0
+
+
+__all__ = [
+    "GuaranteeError",
+    "composite_damping",
+    "damping",
+    "gap_of",
+    "iterations",
+    "require_bounds",
+    "require_smooth",
+    "step_from",
+]

@@ -1,0 +1,27 @@
+"""Optimizers whose steps rest on a certificate.
+
+* ``base``: :class:`GuaranteedOptimizer`: gradients, records, resuming, steps that happen or do not.
+* ``record``: what is remembered of a step, and the anytime bound on the gradient.
+* ``data``: whether two batches are the same.
+* ``projection``: the nearest point of a product of balls; ``constrained``: what optimizers on a set share.
+* ``descent``: :class:`CertifiedDescent`.
+* ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`.
+"""
+
+from surefoot.optim.base import GuaranteedOptimizer, OptimizerError
+from surefoot.optim.descent import CertifiedDescent
+from surefoot.optim.projected import ProjectedGradient
+from surefoot.optim.record import Stationarity, StepRecord
+from surefoot.optim.stochastic import ProjectedSGD, VarianceBound, VarianceEstimate
+
+__all__ = [
+    "CertifiedDescent",
+    "GuaranteedOptimizer",
+    "OptimizerError",
+    "ProjectedGradient",
+    "ProjectedSGD",
+    "Stationarity",
+    "StepRecord",
+    "VarianceBound",
+    "VarianceEstimate",
+]

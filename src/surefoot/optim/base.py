@@ -1,0 +1,258 @@
+"""What every optimizer with a guarantee shares: gradients, records, resuming, and steps that happen or do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.errors import SurefootError
+from surefoot.graph.checks import as_inputs
+from surefoot.objectives import Objective
+from surefoot.optim.data import Fingerprint
+from surefoot.optim.record import Stationarity, StepRecord, best_stationarity, from_columns, to_columns
+
+Closure = Callable[[], tuple[Tensor, Tensor]]
+
+
+class OptimizerError(SurefootError, RuntimeError):
+    """A step was not taken; the parameters are what they were before."""
+
+
+class GuaranteedOptimizer(Optimizer):
+    """A ``torch.optim.Optimizer`` that knows the function it minimises.
+
+    A subclass implements :meth:`advance`. A step is taken as a whole or not at all: if anything is raised on the
+    way, parameters and buffers are exactly what they were, and so is the history. There is no ``lr`` to set: the
+    step size follows from a proof, and the one that was used stands in the history.
+
+    Args:
+        model: the network; all its trainable parameters are optimised.
+        objective: a loss without targets, such as ``surefoot.CrossEntropy()``; the targets come with each step.
+        lower: a number that the objective never falls below; losses are not negative.
+        progress: called with the record of each step.
+        defaults: of the parameter groups.
+
+    Attributes:
+        history: one record per step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        *,
+        lower: float = 0.0,
+        progress: Callable[[StepRecord], object] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(objective, Objective):
+            raise TypeError(
+                f"the objective is a loss such as surefoot.CrossEntropy(), got {type(objective).__name__}"
+            )
+        if objective.targets is not None:
+            name = type(objective).__name__
+            raise ValueError(f"pass {name}() without targets: they come with the data, step(x, y)")
+        if not math.isfinite(lower):
+            raise ValueError(f"a lower bound of the objective is a finite number, got {lower!r}")
+        self.model, self.objective, self.lower, self.progress = model, objective, float(lower), progress
+        self.history: list[StepRecord] = []
+        self.fingerprint = Fingerprint()
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trainable:
+            raise ValueError("no parameter of the model asks for gradients: call model.requires_grad_(True)")
+        super().__init__(trainable, dict(defaults or {}))
+
+    def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
+        """Take one step: write the new parameters and return the record. Raising undoes the step."""
+        raise NotImplementedError
+
+    def step(self, x: Any, y: Any, closure: Closure | None = None) -> float:  # type: ignore[override]
+        """One step on the batch; returns the loss before it.
+
+        Args:
+            x: the input: a tensor, a tuple of tensors, or a dict of keyword arguments.
+            y: the targets.
+            closure: computes ``(outputs, loss)`` at the present parameters and replaces the optimizer's own
+                forward pass, to share it with other code. The loss must be the objective of the outputs and ``y``.
+
+        Raises:
+            OptimizerError: if the step cannot be taken. The parameters are as before.
+        """
+        with self.unchanged_on_error():
+            record = self.advance(x, y, closure)
+            self._complete(record)
+        self.history.append(record)
+        if self.progress is not None:
+            self.progress(record)
+        return record.loss
+
+    @property
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters that are optimised, by name."""
+        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        named = self.model.named_parameters()
+        return {name: value for name, value in named if value.requires_grad and id(value) in held}
+
+    def value(self, x: Any, y: Any, closure: Closure | None = None) -> float:
+        """The objective at the present parameters, without derivatives.
+
+        Raises:
+            OptimizerError: if it is not finite, or the closure does not return what it should.
+        """
+        with torch.no_grad():
+            return _number(self._evaluate(x, y, closure))
+
+    def value_and_gradient(
+        self, x: Any, y: Any, closure: Closure | None = None
+    ) -> tuple[float, dict[str, Tensor]]:
+        """The objective and its gradient at the present parameters; ``.grad`` of each parameter holds it too.
+
+        Raises:
+            OptimizerError: if either is not finite, or the closure does not return what it should.
+        """
+        trainable = self.trainable
+        with torch.enable_grad():
+            loss = self._evaluate(x, y, closure)
+            if not loss.requires_grad:
+                raise OptimizerError(
+                    "the loss does not depend on the parameters by differentiable operations: return it from the "
+                    "closure without detach(), item() or no_grad()"
+                )
+            value = _number(loss)
+            found = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
+        gradient: dict[str, Tensor] = {}
+        for (name, parameter), slope in zip(trainable.items(), found, strict=True):
+            gradient[name] = torch.zeros_like(parameter) if slope is None else slope.detach().to_dense()
+            if not bool(torch.isfinite(gradient[name]).all()):
+                raise OptimizerError(
+                    f"the gradient with respect to '{name}' is not finite at loss {value:g}: look for divisions "
+                    "by zero and overflow there, or compute in double precision"
+                )
+            parameter.grad = gradient[name]
+        return value, gradient
+
+    def write(self, values: Mapping[str, Tensor]) -> None:
+        """Set parameters, by name."""
+        trainable = self.trainable
+        with torch.no_grad():
+            for name, value in values.items():
+                trainable[name].copy_(value)
+
+    @contextmanager
+    def unchanged_on_error(self) -> Iterator[None]:
+        """Parameters and buffers are put back, bit by bit, if the body raises."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        copies = [tensor.detach().clone() for tensor in tensors]
+        try:
+            yield
+        except BaseException:
+            with torch.no_grad():
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
+            raise
+
+    def stationarity(self) -> Stationarity:
+        """The smallest gradient norm so far and the proved bound on it; see :func:`best_stationarity`."""
+        return best_stationarity(self.history, self.lower)
+
+    def extra_state(self) -> dict[str, Any]:
+        """What a subclass has to keep besides the history: tensors, numbers and texts."""
+        return {}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`extra_state` gave."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs besides the parameters of the model; safe for ``weights_only`` loading."""
+        own = {"kind": type(self).__name__, "history": to_columns(self.history), **self.extra_state()}
+        return {**super().state_dict(), "surefoot": own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken; load the model's own state before.
+
+        Raises:
+            ValueError: if the state is that of another kind of optimizer.
+        """
+        own = dict(state_dict.get("surefoot", {}))
+        kind = own.pop("kind", None)
+        if kind != type(self).__name__:
+            raise ValueError(f"this is the state of {kind or 'another optimizer'}, not of {type(self).__name__}")
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "surefoot"})
+        self.history = from_columns(own.pop("history"))
+        self.load_extra_state(own)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: the model comes along, so that a copy optimises its own."""
+        return {key: value for key, value in self.__dict__.items() if not key.endswith("_hooks")}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Optimise further parameters of the model.
+
+        Raises:
+            ValueError: if one of them is not a parameter of the model.
+        """
+        given = param_group["params"]
+        param_group = {**param_group, "params": [given] if isinstance(given, Tensor) else list(given)}
+        known = {id(parameter) for parameter in self.model.parameters()}
+        strangers = [p for p in param_group["params"] if id(p[1] if isinstance(p, tuple) else p) not in known]
+        if strangers:
+            raise ValueError(
+                f"{len(strangers)} of the given parameters are not parameters of the model: the certificate would "
+                "not speak of them. Put them into a module together with the model"
+            )
+        super().add_param_group(param_group)
+
+    def _complete(self, record: StepRecord) -> None:
+        """The loss of this step says what the step before it achieved, if both saw the same data."""
+        if self.history and self.history[-1].data == record.data and self.history[-1].actual_decrease is None:
+            self.history[-1] = replace(self.history[-1], actual_decrease=self.history[-1].loss - record.loss)
+
+    def _evaluate(self, x: Any, y: Any, closure: Closure | None) -> Tensor:
+        if closure is None:
+            args, kwargs = as_inputs(x)
+            return self.objective(self.model(*args, **kwargs), y)
+        found = closure()
+        if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, Tensor) for part in found)):
+            raise OptimizerError(f"a closure returns the pair (outputs, loss) of tensors, got {_kind(found)}")
+        outputs, loss = found
+        if loss.numel() != 1:
+            raise OptimizerError(f"the loss of a closure is one number, got shape {tuple(loss.shape)}")
+        with torch.no_grad():
+            expected, returned = float(self.objective(outputs.detach(), y)), float(loss.detach())
+        slack = math.sqrt(torch.finfo(loss.dtype).eps)
+        if math.isfinite(expected) and not math.isclose(returned, expected, rel_tol=slack, abs_tol=slack):
+            raise OptimizerError(
+                f"the closure returns the loss {returned:g}, but {type(self.objective).__name__} of its outputs "
+                f"is {expected:g}: the guarantee speaks of the objective, so return that"
+            )
+        return loss.reshape(())
+
+
+def norm_of(tensors: Mapping[str, Tensor]) -> float:
+    """The Euclidean norm of several tensors together, in double precision."""
+    return math.sqrt(sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in tensors.values()))
+
+
+def _number(loss: Tensor) -> float:
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise OptimizerError(
+            f"the loss is {value}: check the data for NaN and infinite entries, and the parameters of the model"
+        )
+    return value
+
+
+def _kind(found: object) -> str:
+    if isinstance(found, tuple | list):
+        return f"{type(found).__name__} of ({', '.join(type(part).__name__ for part in found)})"
+    return type(found).__name__
+
+
+__all__ = ["Closure", "GuaranteedOptimizer", "OptimizerError", "norm_of"]

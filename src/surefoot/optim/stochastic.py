@@ -1,0 +1,265 @@
+"""Projected stochastic gradient descent with the step 1/(2L) of a certificate."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.certificate import Certificate
+from surefoot.domains import Domain
+from surefoot.graph import Graph, capture
+from surefoot.guarantees import GuaranteeError, gap_of, iterations, require_smooth
+from surefoot.magnitude import Magnitude, maximum
+from surefoot.objectives import Objective
+from surefoot.optim.base import Closure, norm_of
+from surefoot.optim.constrained import ConstrainedOptimizer
+from surefoot.optim.record import StepRecord
+
+
+@dataclass(frozen=True)
+class VarianceBound:
+    r""":math:`\sigma^2 \ge \sup_u\mathbb{E}\|\hat\nabla F(u) - \nabla F(u)\|^2` on the set; not checked."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class VarianceEstimate:
+    r"""The variance of the mini-batch gradients seen at one point: no bound of anything.
+
+    Attributes:
+        value: :math:`\frac1{b-1}\sum_i\|g_i - \bar g\|^2`.
+        batches: b.
+    """
+
+    value: float
+    batches: int
+
+
+class ProjectedSGD(ConstrainedOptimizer):
+    r"""Projected stochastic gradient descent: :math:`u_{k+1} = P(u_k - \gamma\hat g_k)`, :math:`\gamma = 1/(2L)`.
+
+    **Theorem** (paper, Theorem conv_grad (ii), with its constants). Let :math:`\hat g_k` be a random estimate of
+    :math:`\nabla F(u_k)` with :math:`\mathbb{E}\|\hat g_k - \nabla F(u_k)\|^2 \le \sigma^2`, and
+    :math:`G(u) = (u - P(u - \gamma\nabla F(u)))/\gamma` the gradient mapping. For R drawn uniformly from 0, …, N
+    - 1,
+
+    .. math:: \mathbb{E}\|G(u_R)\|^2 \le \frac{4L(F(u_0) - F^*)}{N} + \sigma^2 .
+
+    So :math:`N \ge 4L(F(u_0) - F^*)/\varepsilon^2` makes :math:`\mathbb{E}\|G(u_R)\| \le \varepsilon + \sigma`.
+
+    Proof. Let :math:`u^+ = P(u - \gamma\hat g)`, :math:`\bar u = P(u - \gamma\nabla F(u))`,
+    :math:`\delta = \hat g - \nabla F(u)`. A projected point :math:`p = P(u - \gamma g)` satisfies for all z of
+    the set :math:`\langle g, p - z\rangle \le \frac1{2\gamma}(\|z - u\|^2 - \|p - u\|^2 - \|z - p\|^2)`, which is
+    :math:`\langle u - \gamma g - p, z - p\rangle \le 0` written out. With :math:`p = u^+, z = \bar u`, and with
+    :math:`p = \bar u, z = u`,
+
+    .. math:: \langle\nabla F(u), u^+ - u\rangle &= \langle\hat g, u^+ - \bar u\rangle
+        - \langle\delta, u^+ - \bar u\rangle + \langle\nabla F(u), \bar u - u\rangle \\
+        &\le \tfrac1{2\gamma}\big(\|\bar u - u\|^2 - \|u^+ - u\|^2 - \|\bar u - u^+\|^2\big)
+        + \|\delta\|\|u^+ - \bar u\| - \tfrac1\gamma\|\bar u - u\|^2 \\
+        &\le -\tfrac\gamma2\|G(u)\|^2 - \tfrac1{2\gamma}\|u^+ - u\|^2 + \tfrac\gamma2\|\delta\|^2,
+
+    as :math:`\|\delta\|t - \frac1{2\gamma}t^2 \le \frac\gamma2\|\delta\|^2`. Smoothness adds
+    :math:`\frac L2\|u^+ - u\|^2`, less than the second term takes away since :math:`\gamma \le 1/L`. Hence
+    :math:`\mathbb{E}F(u_{k+1}) \le \mathbb{E}F(u_k) - \frac\gamma2\mathbb{E}\|G(u_k)\|^2 + \frac\gamma2\sigma^2`;
+    add up, and put :math:`\gamma = 1/(2L)`. (Any :math:`\gamma \le 1/L` does, with :math:`2/\gamma` in place of
+    4L.)
+
+    The theorem names a random iterate, so that the number of steps is drawn: :meth:`random_iterations`. The best
+    iterate is no worse, but to know it takes full gradients. The stationarity in the history is that of the
+    mini-batch, an estimate.
+
+    Args:
+        model: the network.
+        objective: a loss without targets.
+        domain: the set; by default every block within 1 of the origin.
+        smoothness: a certificate of the full objective on the set, or ``"batch"``: the largest of the
+            certificates of the batches seen so far.
+        variance: :math:`\sigma^2`, as a number (a bound) or an estimate (see :meth:`estimate_variance`).
+        lower: a number that the objective never falls below.
+        progress: called with the record of each step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        domain: Domain | None = None,
+        *,
+        smoothness: Literal["batch"] | Certificate = "batch",
+        variance: float | VarianceBound | VarianceEstimate | None = None,
+        lower: float = 0.0,
+        progress: Callable[[StepRecord], object] | None = None,
+    ) -> None:
+        super().__init__(model, objective, domain, lower=lower, progress=progress)
+        self.variance = VarianceBound(float(variance)) if isinstance(variance, float | int) else variance
+        if self.variance is not None and not 0 <= self.variance.value < math.inf:
+            raise ValueError(f"a variance is a finite number ≥ 0, got {self.variance.value!r}")
+        self.certificate = smoothness if isinstance(smoothness, Certificate) else None
+        self.smoothness, self.bound = Magnitude.zero(), Magnitude.zero()
+        self.batches: dict[str, tuple[float, float]] = {}  # logarithms of smoothness and bound
+        self._valid: set[str] = set()
+        self._versions: tuple[Any, ...] | None = None
+        if self.certificate is not None:
+            require_smooth(self.certificate)
+            if self.certificate.domain != str(self.domain):
+                raise GuaranteeError(
+                    f"the certificate holds where {self.certificate.domain}, the optimizer runs where "
+                    f"{self.domain}"
+                )
+            self.smoothness, self.bound = self.certificate.smoothness, gap_of(self.certificate)
+        elif smoothness != "batch":
+            raise ValueError(f"smoothness is 'batch' or a certificate of the full objective, got {smoothness!r}")
+
+    def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
+        """One projected step of length 1/(2L) on a mini-batch."""
+        data, graph = self.fingerprint(x, y), capture(self.model, x)
+        if self.certificate is None:
+            self._see(x, y, data, graph)
+        region = self.region_of(graph)
+        note = self.enter(region)
+        loss, gradient = self.value_and_gradient(x, y, closure)
+        smoothness = float(self.smoothness)
+        step = math.nextafter(0.5 / smoothness, 0.0) if smoothness else 1.0
+        before = {name: parameter.detach() for name, parameter in self.trainable.items()}
+        exact = region.project({name: before[name].double() - step * gradient[name].double() for name in before})
+        mapping = norm_of({name: (before[name].double() - exact[name]) / step for name in before})
+        self.write(region.rounded(exact, before))
+        return StepRecord(
+            step=len(self.history),
+            loss=loss,
+            gradient_norm=norm_of(gradient),
+            step_size=step,
+            smoothness=smoothness,
+            stationarity=mapping,
+            data=data,
+            note=note,
+        )
+
+    def estimate_variance(self, batches: Iterable[tuple[Any, Any]]) -> VarianceEstimate:
+        """The sample variance of the gradients of these batches at the present parameters.
+
+        It speaks of one point; the theorem needs a bound over the set. So the result is an estimate, and what is
+        computed from it is not proved.
+
+        Raises:
+            ValueError: if there are fewer than two batches.
+        """
+        mean: dict[str, Tensor] = {}
+        total, count = 0.0, 0
+        for x, y in batches:
+            gradient = {name: slope.double() for name, slope in self.value_and_gradient(x, y)[1].items()}
+            count += 1
+            mean = mean or {name: torch.zeros_like(slope) for name, slope in gradient.items()}
+            away = {name: gradient[name] - mean[name] for name in gradient}
+            mean = {name: mean[name] + away[name] / count for name in gradient}
+            total += sum(float(torch.sum(away[name] * (gradient[name] - mean[name]))) for name in gradient)
+        if count < 2:
+            raise ValueError(f"a variance takes two batches at least, got {count}")
+        return VarianceEstimate(total / (count - 1), count)
+
+    def iterations(self, eps: float, gap: float | None = None) -> int:
+        r"""The N of the theorem, :math:`\lceil 4L(F(u_0) - F^*)/\varepsilon^2\rceil`: then E‖G‖² ≤ eps² + σ².
+
+        Args:
+            eps: the accuracy beyond the noise.
+            gap: :math:`F(u_0) - F^*`, of the full objective. By default what the certificates' bound says.
+
+        Raises:
+            GuaranteeError: if no certificate is known yet.
+        """
+        if self.certificate is None and not self.batches:
+            raise GuaranteeError(
+                "the number of steps depends on the data: take a step first, or pass a certificate"
+            )
+        known = self.bound if self.lower >= 0 else self.bound + abs(self.lower)
+        return iterations(self.smoothness, known if gap is None else gap, eps, factor=4)
+
+    def iterations_within(self, eps: float, gap: float | None = None) -> int:
+        r"""The N that makes E‖G‖² ≤ eps²: :math:`\lceil 4L(F(u_0) - F^*)/(\varepsilon^2 - \sigma^2)\rceil`.
+
+        Raises:
+            GuaranteeError: if the variance is not known or only estimated, or is not below eps².
+        """
+        if not isinstance(self.variance, VarianceBound):
+            what = "an estimate, which proves nothing" if self.variance else "not given"
+            raise GuaranteeError(
+                f"the variance is {what}: pass variance=… as a number that bounds it over the set, or use "
+                "iterations(eps), which counts the accuracy beyond the noise"
+            )
+        rest = eps**2 - self.variance.value
+        if not rest > 0:
+            raise GuaranteeError(
+                f"no number of steps goes below the noise, √{self.variance.value:g}: ask for a larger eps, or "
+                "take larger batches (the variance falls with their size)"
+            )
+        return self.iterations(math.sqrt(math.nextafter(rest, 0.0)) * (1 - 2.0**-50), gap)
+
+    def random_iterations(self, eps: float, gap: float | None = None, seed: int | None = None) -> int:
+        """R, uniform on 0, …, N - 1: after R steps the parameters are the iterate the theorem speaks of."""
+        return random.Random(seed).randrange(max(self.iterations(eps, gap), 1))
+
+    @property
+    def guarantee(self) -> str:
+        """What is proved of this run, in words."""
+        noise = {
+            VarianceBound: "the square root of the given bound on the variance",
+            VarianceEstimate: "the noise, of which only an estimate is known",
+            type(None): "the noise, the square root of a variance that was not given",
+        }[type(self.variance)]
+        theorem = (
+            f"the steps of size 1/(2L) reach, in expectation and at a random iterate, a gradient mapping of at "
+            f"most eps + {noise}, in iterations(eps) steps"
+        )
+        if self.certificate is not None:
+            return (
+                f"L = {self.smoothness} is the given certificate's; if that is of the full objective, {theorem}."
+            )
+        return (
+            f"L = {self.smoothness} is the largest of the {len(self.batches)} batches seen so far, valid on the "
+            f"set ({self.domain}) for each of them and for every average of them. If these are all the batches "
+            f"of the full objective, {theorem}; a batch not seen yet may need a smaller step, and takes it when "
+            f"it comes."
+        )
+
+    def extra_state(self) -> dict[str, Any]:
+        """The set and the constants of the batches seen."""
+        return {**super().extra_state(), "batches": {name: list(pair) for name, pair in self.batches.items()}}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Take them back."""
+        super().load_extra_state(state)
+        self.batches = {name: (pair[0], pair[1]) for name, pair in state["batches"].items()}
+        self._valid = set(self.batches)
+        for pair in self.batches.values():
+            self._raise(pair)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without the graph."""
+        return {**super().__getstate__(), "_versions": None}
+
+    def _see(self, x: Any, y: Any, data: str, graph: Graph) -> None:
+        """Certify a batch that is new, or was certified when what is held fixed had other values."""
+        versions = self.fixed(graph)
+        if self._versions not in (None, versions):
+            self._valid.clear()
+        self._versions = versions
+        if data not in self._valid:
+            certificate = self.certify(x, y)
+            self.batches[data] = float(certificate.smoothness.log2), float(certificate.bound.log2)
+            self._raise(self.batches[data])
+            self._valid.add(data)
+
+    def _raise(self, pair: tuple[float, float]) -> None:
+        self.smoothness = maximum(self.smoothness, Magnitude(pair[0]))
+        self.bound = maximum(self.bound, Magnitude(pair[1]))
+
+
+__all__ = ["ProjectedSGD", "VarianceBound", "VarianceEstimate"]

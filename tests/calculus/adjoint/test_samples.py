@@ -1,0 +1,224 @@
+"""Derivatives sample by sample: what is computed at the centre, and how far it moves over the domain."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.calculus.adjoint.bounds import round_off
+from surefoot.calculus.adjoint.centre import at_the_centre, sample_norms
+from surefoot.calculus.adjoint.costates import costates
+from surefoot.calculus.adjoint.cotangents import Cotangents
+from surefoot.calculus.adjoint.samples import Samples, samples
+from surefoot.calculus.adjoint.tangents import Tangents
+from surefoot.calculus.certify import enclose_leaves
+from surefoot.calculus.forward import Pass, forward
+from surefoot.calculus.prepare import prepared
+from surefoot.graph import capture
+from surefoot.objectives import attach
+
+
+class Residual(nn.Module):
+    """A branch around two layers, and a layer that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice, self.last = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        x = x + torch.sigmoid(self.twice(x))
+        return self.last(torch.nn.functional.softplus(self.twice(x)) * x)
+
+
+def perceptron() -> nn.Module:
+    layers = (nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4, bias=False), nn.Softplus(), nn.Linear(4, 3))
+    return nn.Sequential(*layers)
+
+
+def setting(make: type[nn.Module] | object, seed: int = 0) -> tuple[nn.Module, Tensor, sf.CrossEntropy]:
+    torch.manual_seed(seed)
+    return make().double(), torch.randn(6, 3).double(), sf.CrossEntropy(torch.randint(0, 3, (6,)))
+
+
+def run(model: nn.Module, x: Tensor, objective: nn.Module, domain: sf.Ball) -> Pass:
+    graph, targets = attach(capture(model, x), objective)
+    inputs = {graph.inputs[0].name: x} | targets
+    leaves, region = enclose_leaves(graph, dict(model.named_parameters()), inputs, domain, "params", None)
+    return forward(prepared(graph), leaves, region, keep=True)
+
+
+def points(model: nn.Module, radius: float, count: int = 4) -> list[dict[str, Tensor]]:
+    """Random points on the sphere around the weights."""
+    found = []
+    for _ in range(count):
+        step = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+        size = torch.cat([d.reshape(-1) for d in step.values()]).norm()
+        found.append({n: p.detach() + radius * step[n] / size for n, p in model.named_parameters()})
+    return found
+
+
+def separate(result: Pass) -> Samples:
+    found = samples(result)
+    assert found is not None
+    return found
+
+
+MODELS = [perceptron, Residual]
+
+
+def test_second_derivatives_are_those_of_each_sample() -> None:
+    model, x, objective = setting(perceptron)
+    found = separate(run(model, x, objective, sf.Ball(0.0)))
+    n = 2
+    layers = list(model)
+    widths = [source.width for source in found.sources]
+
+    def loss(injected: Tensor) -> Tensor:
+        parts = iter(injected.split(widths))
+        out = x[n]
+        for layer in layers:
+            out = layer(out) + next(parts) if isinstance(layer, nn.Linear) else layer(out)
+        return nn.functional.cross_entropy(out[None], objective.targets[n : n + 1]) / len(x)
+
+    dense = torch.autograd.functional.hessian(loss, torch.zeros(sum(widths)).double())
+    for last in range(len(widths)):
+        for other, block in found.curvatures(last):
+            rows = slice(sum(widths[:last]), sum(widths[: last + 1]))
+            columns = slice(sum(widths[:other]), sum(widths[: other + 1]))
+            assert torch.allclose(block[n], dense[rows, columns], atol=1e-14)
+
+
+@pytest.mark.parametrize("radius", [0.0, 0.02, 0.5])
+@pytest.mark.parametrize("make", MODELS)
+def test_derivatives_stay_within_their_bounds(make: object, radius: float) -> None:
+    model, x, objective = setting(make)
+    result = run(model, x, objective, sf.Ball(radius))
+    here = separate(result)
+    centre = at_the_centre(here, len(result.region.variables), round_off(result))
+    tangents = Tangents(result, here, centre)
+    cotangents = Cotangents(tangents, centre)
+    enclosed = costates(tangents.result, cotangents)
+    assert enclosed is not None
+    slack = 1e-12
+    for point in points(model, radius):
+        away = run(model, x, objective, sf.Ball(0.0, center=point))
+        there, slopes = separate(away), costates(away)
+        assert slopes is not None
+        for name, rows in tangents.rows.items():
+            move = away.enclosures[name].value - result.enclosures[name].value
+            sharp = tangents.result.enclosures[name]
+            assert bool((move.norm(dim=1) <= sharp.rows.tensor() + slack).all())
+            assert bool((move.abs() <= sharp.radius() + slack).all())
+            before, after = here.jacobians(name), there.jacobians(name)
+            for k in before:
+                norms = torch.linalg.matrix_norm(after[k] - before[k], 2)
+                assert bool((norms <= rows.change.tensor()[:, k] + slack).all()), (name, k)
+                assert bool((torch.linalg.matrix_norm(after[k], 2) <= rows.domain.tensor()[:, k] + slack).all())
+        for name, costate in enclosed.items():
+            move = slopes[name].value - costate.value
+            assert float(move.norm()) <= float(costate.spread) + slack
+            if costate.rows is not None:
+                assert bool((move.abs() <= costate.radius() + slack).all())
+        change = cotangents.change.tensor()
+        for last in range(len(here.sources)):
+            for (other, before), (_, after) in zip(here.curvatures(last), there.curvatures(last), strict=True):
+                norms = torch.linalg.matrix_norm(after - before, 2)
+                assert bool((norms <= change[:, last, other] + slack).all())
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_at_a_point_the_certificate_is_close_to_the_second_derivative(make: object) -> None:
+    model, x, objective = setting(make)
+    names = [name for name, _ in model.named_parameters()]
+    shapes = [p.shape for p in model.parameters()]
+
+    def loss(u: Tensor) -> Tensor:
+        pieces = u.split([shape.numel() for shape in shapes])
+        held = {n: p.reshape(s) for n, p, s in zip(names, pieces, shapes, strict=True)}
+        return objective(torch.func.functional_call(model, held, (x,)))
+
+    point = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    exact = float(torch.linalg.matrix_norm(torch.autograd.functional.hessian(loss, point), 2))
+    found = float(sf.certify(model, x, objective=objective, domain=sf.Ball(0.0)).smoothness)
+    assert exact <= found <= 2.5 * exact
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-200, 1.0, 1e150])
+@pytest.mark.parametrize("shape", [(5, 3, 7), (4, 8, 8), (3, 40, 2), (2, 1, 1)])
+def test_sample_norms(shape: tuple[int, int, int], scale: float) -> None:
+    torch.manual_seed(0)
+    matrices = torch.randn(shape).double() * scale
+    exact = torch.linalg.svdvals(matrices / (scale or 1.0))[:, 0] * scale
+    found = sample_norms(matrices)
+    assert bool((exact <= found).all())
+    assert bool((found <= 1.2 * exact).all())
+
+
+class Weighted(nn.Module):
+    """Reads a variable other than as the weight of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(3, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x)) * self.scale
+
+
+class Learned(nn.Module):
+    """The input of the layer is a variable itself, with as many rows as there are samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rows = nn.Linear(3, 3), nn.Parameter(torch.randn(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(self.rows)) + x
+
+
+class Mixing(nn.Module):
+    """Samples see each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.layer(x))
+        return x - x.mean(dim=0)
+
+
+class Idle(nn.Module):
+    """A layer whose result is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.idle = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x)) + 0.0 * self.idle(x)
+
+
+@pytest.mark.parametrize("make", [Weighted, Learned, Mixing])
+def test_norms_where_samples_are_not_separate(make: type[nn.Module]) -> None:
+    model, x, objective = setting(make)
+    assert samples(run(model, x, objective, sf.Ball(0.1))) is None
+    certificate = sf.certify(model, x, objective=objective, domain=sf.Ball(0.1))
+    assert float(certificate.smoothness) < float("inf")
+
+
+def test_a_layer_without_effect() -> None:
+    model, x, objective = setting(Idle)
+    certificate = sf.certify(model, x, objective=objective, domain=sf.Ball(0.1))
+    assert certificate.block_gradients is not None
+    assert certificate.block_gradients["idle"] == 0.0
+    assert float(certificate.smoothness) < float("inf")
+
+
+def test_wide_layers_are_left_to_norms() -> None:
+    model = nn.Sequential(nn.Linear(3, 200), nn.Tanh(), nn.Linear(200, 3)).double()
+    _, x, objective = setting(perceptron)
+    assert samples(run(model, x, objective, sf.Ball(0.1))) is None

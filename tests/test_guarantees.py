@@ -1,0 +1,349 @@
+"""What follows from a certificate: iteration counts, steps per block, damping; each attacked where it holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import surefoot as sf
+from surefoot.blockwise import block_curvature
+from surefoot.domains import Segment
+from surefoot.guarantees import (
+    GuaranteeError,
+    composite_damping,
+    damping,
+    iterations,
+    step_from,
+)
+from surefoot.magnitude import Magnitude
+
+
+class Problem:
+    """An objective as a function of one vector, on a set around the present weights, from torch alone."""
+
+    def __init__(self, activation: type[nn.Module], loss: str, domain, depth: int = 2) -> None:
+        torch.manual_seed(3)
+        widths = [3, *[5] * (depth - 1), 2]
+        layers: list[nn.Module] = []
+        for a, b in pairwise(widths):
+            layers += [nn.Linear(a, b), activation()]
+        self.model = nn.Sequential(*layers[:-1]).double()
+        self.x = torch.randn(12, 3).double()
+        self.y = torch.randint(2, (12,)) if loss == "cross" else torch.randn(12, 2).double()
+        objective = sf.CrossEntropy(self.y) if loss == "cross" else sf.Square(self.y)
+        self.domain = domain
+        self.certificate = sf.certify(self.model, self.x, objective=objective, domain=domain)
+        self.names = [name for name, _ in self.model.named_parameters()]
+        self.sizes = [p.numel() for p in self.model.parameters()]
+        self.start = torch.nn.utils.parameters_to_vector(self.model.parameters()).detach()
+        self.blocks = [name.rpartition(".")[0] for name in self.names]
+
+    def outputs(self, vector: torch.Tensor) -> torch.Tensor:
+        parts = vector.split(self.sizes)
+        shaped = {n: v.reshape(self.model.get_parameter(n).shape) for n, v in zip(self.names, parts, strict=True)}
+        return torch.func.functional_call(self.model, shaped, (self.x,))
+
+    def loss(self, outputs: torch.Tensor) -> torch.Tensor:
+        if self.y.is_floating_point():
+            return 0.5 * (outputs - self.y).square().sum() / len(self.x)
+        return F.cross_entropy(outputs, self.y)
+
+    def value(self, vector: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.outputs(vector))
+
+    def by_block(self, vector: torch.Tensor) -> dict[str, float]:
+        total: dict[str, float] = {}
+        for path, part in zip(self.blocks, vector.split(self.sizes), strict=True):
+            total[path] = total.get(path, 0.0) + float(part.square().sum())
+        return {path: value**0.5 for path, value in total.items()}
+
+    def inside(self, vector: torch.Tensor) -> torch.Tensor:
+        """Draw a displacement into the set."""
+        radius = self.domain.radius
+        if isinstance(self.domain, sf.Ball):
+            return vector * min(1.0, radius / float(vector.norm())) * (1 - 1e-12)
+        sizes = self.by_block(vector)
+        parts = [
+            part * min(1.0, radius / sizes[path])
+            for path, part in zip(self.blocks, vector.split(self.sizes), strict=True)
+        ]
+        return torch.cat(parts) * (1 - 1e-12)
+
+    def displacements(self, count: int = 60):
+        """Points of the set: random ones, along the gradient, and with the weight on few blocks."""
+        gradient = torch.func.grad(self.value)(self.start)
+        for k in range(count):
+            noise = torch.randn_like(self.start)
+            if k % 3 == 1:
+                noise = -gradient / gradient.norm() + 0.3 * noise / noise.norm()
+            if k % 3 == 2:
+                lucky = self.blocks[k % len(self.blocks)]
+                scales = [1.0 if path == lucky else 0.01 for path in self.blocks]
+                parts = noise.split(self.sizes)
+                noise = torch.cat([part * s for part, s in zip(parts, scales, strict=True)])
+            scale = float(torch.rand(())) if k % 2 else 10.0
+            yield self.inside(noise / noise.norm() * scale * self.domain.radius)
+
+
+DOMAINS = [sf.Ball(0.3), sf.ProductBall(0.15, center="present"), sf.Ball(2.0)]
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=str)
+@pytest.mark.parametrize("loss", ["cross", "square"])
+@pytest.mark.parametrize("activation", [nn.Softplus, nn.Tanh])
+def test_block_steps_majorise_everywhere_in_the_domain(activation, loss: str, domain) -> None:
+    problem = Problem(activation, loss, domain, depth=3)
+    steps = problem.certificate.block_step_sizes
+    assert list(steps) == ["0", "2", "4"]
+    assert all(0 < step < math.inf for step in steps.values())
+    here, gradient = problem.value(problem.start), torch.func.grad(problem.value)(problem.start)
+    for v in problem.displacements():
+        quadratic = sum(0.5 * size**2 / steps[path] for path, size in problem.by_block(v).items())
+        assert problem.value(problem.start + v) <= here + gradient @ v + quadratic
+
+    known = problem.certificate.block_gradients or problem.by_block(gradient)
+    promised = sum(0.5 * steps[path] * size**2 for path, size in problem.by_block(gradient).items())
+    assert known == pytest.approx(problem.by_block(gradient))
+    uniform = 0.5 * problem.certificate.step_size * float(gradient.square().sum())
+    assert promised >= uniform * (1 - 1e-9)
+    parts = zip(problem.blocks, gradient.split(problem.sizes), strict=True)
+    move = torch.cat([-steps[path] * part for path, part in parts])
+    if torch.equal(problem.inside(move), move * (1 - 1e-12)):  # the promised step itself
+        assert problem.value(problem.start + move) <= here - promised
+
+
+def test_unknown_gradients_are_replaced_by_their_bounds() -> None:
+    certificate = replace(Problem(nn.Tanh, "cross", sf.Ball(0.1)).certificate, block_gradients=None)
+    assert all(step > 0 for step in certificate.block_step_sizes.values())
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 12])
+def test_block_curvature_is_a_majoriser_that_promises_no_less_than_perron(size: int) -> None:
+    generator = np.random.default_rng(size)
+    gains = []
+    for _ in range(20):
+        half = generator.random((size, size)) ** 4
+        matrix = half + half.T
+        gradient = generator.random(size) ** 3
+        found = block_curvature(Magnitude.of(matrix), gradient).numpy()
+        assert np.linalg.eigvalsh(np.diag(found) - matrix)[0] >= -1e-12 * found.max()
+        largest = np.linalg.eigvalsh(matrix)[-1]
+        gains.append((gradient**2 / found).sum() / (gradient**2).sum() * largest)
+        assert gains[-1] >= 1 - 1e-9
+    assert size == 1 or max(gains) > 1.2
+
+
+def test_block_curvature_promises_what_the_best_step_lengths_do() -> None:
+    matrix = np.array([[4.0, 0.5, 0.1], [0.5, 1.0, 0.2], [0.1, 0.2, 0.25]])
+    gradient = np.array([1.0, 1.0, 0.5])
+    best = gradient @ np.linalg.solve(matrix, gradient)
+    assert (np.linalg.solve(matrix, gradient) > 0).all()
+    found = block_curvature(Magnitude.of(matrix), gradient).numpy()
+    assert (gradient**2 / found).sum() == pytest.approx(best, rel=1e-9)
+
+
+def test_no_block_is_left_behind_and_extremes_are_survived() -> None:
+    strong = Magnitude.of(np.array([[1.0, 0.9], [0.9, 1.0]]))
+    found = block_curvature(strong, np.array([1.0, 1e-9])).numpy()
+    assert found[1] <= 1.9 * 100 * 1.01
+    huge = Magnitude(np.array([[3000.0, 2.0], [2.0, -3000.0]]))
+    found = block_curvature(huge, np.array([1.0, 1.0]))
+    assert found.log2[0] >= 3000
+    assert found.is_finite
+    assert block_curvature(huge, np.zeros(2)).is_finite
+    assert block_curvature(Magnitude.zero((2, 2)), np.ones(2)).is_zero
+    flat = Magnitude.of(np.array([[2.0, 0.0], [0.0, 0.0]]))
+    curved, straight = block_curvature(flat, np.ones(2)).numpy()
+    assert 2.0 <= curved <= 2.0 + 1e-12
+    assert straight == 0.0
+
+
+def test_a_block_without_finite_curvature_stands_still_and_the_others_move() -> None:
+    matrix = np.array([[1.0, 0.5, 0.0], [0.5, 1.0, np.inf], [0.0, np.inf, 0.0]])
+    certificate = sf.Certificate(
+        *[Magnitude.of(1.0)] * 2,
+        Magnitude.infinity(),
+        {path: Magnitude.of(1.0) for path in "abc"},
+        Magnitude.of(matrix),
+        scalar=True,
+    )
+    steps = certificate.block_step_sizes
+    assert steps["b"] == steps["c"] == 0.0
+    assert steps["a"] == pytest.approx(1.0)
+    assert certificate.to_dict()["block_step_sizes"] == steps
+    assert json.loads(certificate.to_json())["step_size"] == 0.0
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=str)
+@pytest.mark.parametrize("loss", ["cross", "square"])
+@pytest.mark.parametrize("activation", [nn.Softplus, nn.Tanh])
+def test_damping_makes_the_gauss_newton_models_majorise(activation, loss: str, domain) -> None:
+    problem = Problem(activation, loss, domain)
+    quadratic, composite = problem.certificate.damping, composite_damping(problem.certificate)
+    assert quadratic <= float(problem.certificate.smoothness) * (1 + 1e-12)
+    for base in [torch.zeros_like(problem.start), *problem.displacements(2)]:
+        point = problem.start + base
+        jacobian = torch.autograd.functional.jacobian(problem.outputs, point)
+        outputs, here = problem.outputs(point), problem.value(point)
+        slope = torch.func.grad(problem.loss)(outputs)
+        size = outputs.numel()
+        hessian = torch.autograd.functional.hessian(problem.loss, outputs).reshape(size, size)
+        for other in problem.displacements(30):
+            v = other - base
+            change = jacobian @ v
+            model = here + (slope * change).sum() + 0.5 * change.reshape(-1) @ hessian @ change.reshape(-1)
+            square = float(v.square().sum())
+            value = problem.value(problem.start + other)
+            assert value <= model + 0.5 * quadratic * square
+            assert value <= problem.loss(outputs + change) + 0.5 * composite * square
+
+
+def test_composite_damping_alone_would_not_do_for_the_quadratic_model_of_the_cross_entropy() -> None:
+    model, x, y = nn.Linear(1, 2, bias=False).double(), torch.full((1, 1), 4.0).double(), torch.tensor([0])
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0], [-1.0]]))
+    certificate = sf.certify(model, x, objective=sf.CrossEntropy(y), domain=sf.Ball(3.0))
+    assert composite_damping(certificate) == 0
+    assert damping(certificate) > 0
+    shift = torch.tensor([[-2.0], [2.0]]).double()
+
+    def value(weight):
+        return F.cross_entropy(x @ weight.T, y)
+
+    here = model.weight.detach()
+    slope, hessian = torch.func.grad(value)(here), torch.autograd.functional.hessian(value, here).reshape(2, 2)
+    flat = shift.reshape(-1)
+    taylor = value(here) + (slope * shift).sum() + 0.5 * flat @ hessian @ flat
+    assert value(here + shift) > taylor + 1.0
+    assert value(here + shift) <= taylor + 0.5 * certificate.damping * float(flat @ flat)
+
+
+def test_damping_of_what_has_none() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)), torch.randn(2, 3)
+    with pytest.raises(GuaranteeError, match=r"objective=surefoot\.Square"):
+        sf.certify(model, x).damping  # noqa: B018
+    with pytest.raises(GuaranteeError, match=r"surefoot\.smooth"):
+        sf.certify(model, x, objective=sf.Square(torch.zeros(2, 1))).damping  # noqa: B018
+    frozen = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Tanh(), nn.Linear(4, 1))
+    assert sf.certify(frozen, x, objective=sf.Square(torch.zeros(2, 1))).damping == 0  # linear in what varies
+
+
+def test_iterations_are_exact_whole_numbers_of_any_size() -> None:
+    assert iterations(Magnitude.of(2.0), 0.5, 0.25) == 32
+    assert iterations(Magnitude.of(2.0), 0.0, 0.25) == 0
+    assert iterations(Magnitude.of(2.0), 0.5, 0.25, factor=4) == 64
+    value = Magnitude.of(3.7)
+    exact = 2 * Fraction(float(value)) * Fraction(0.3) / Fraction(1e-3) ** 2
+    assert 0 <= iterations(value, 0.3, 1e-3) - exact < 1
+    assert iterations(Magnitude.of(10.0) ** 1000, 1.0, 1.0) >= 2 * 10**1000
+    assert iterations(Magnitude.of(10.0) ** 1000, 1.0, 1.0) * 999 < 2 * 10**1003
+    for eps in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(GuaranteeError, match="eps"):
+            iterations(value, 1.0, eps)
+    for gap in (-1.0, math.inf, math.nan):
+        with pytest.raises(GuaranteeError, match="gap"):
+            iterations(value, gap, 0.1)
+    with pytest.raises(GuaranteeError, match="no number of steps"):
+        iterations(Magnitude(1e9), 1.0, 0.1)
+    with pytest.raises(GuaranteeError, match="no number of steps"):
+        iterations(Magnitude.infinity(), 1.0, 0.1)
+
+
+def test_gradient_descent_reaches_the_accuracy_in_the_promised_number_of_steps() -> None:
+    problem = Problem(nn.Softplus, "cross", sf.Ball(2.0))
+    certificate = problem.certificate
+    steps = 60
+    first = float(problem.value(problem.start))
+    eps = (2 * float(certificate.smoothness) * first / steps) ** 0.5 * 1.001
+    assert certificate.iterations(eps, gap=first) <= steps
+    assert certificate.iterations(eps) >= certificate.iterations(eps, gap=first)
+    point, norms = problem.start, []
+    for _ in range(steps):
+        gradient = torch.func.grad(problem.value)(point)
+        norms.append(float(gradient.norm()))
+        after = point - certificate.step_size * gradient
+        assert (after - problem.start).norm() <= 2.0
+        assert problem.value(after) <= problem.value(point) - 0.5 * certificate.step_size * norms[-1] ** 2
+        point = after
+    assert min(norms) <= eps
+
+
+def test_the_gap_is_twice_the_bound_where_the_sign_is_not_known() -> None:
+    class Mean(nn.Module):
+        def forward(self, outputs):
+            return outputs.mean()
+
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(2, 3)
+    certificate = sf.certify(model, x, objective=Mean())
+    assert certificate.scalar
+    assert not certificate.nonnegative
+    assert certificate.iterations(0.1) == iterations(certificate.smoothness, certificate.bound * 2.0, 0.1)
+    loss = sf.certify(model, x, objective=sf.Square(torch.zeros(2, 1)))
+    assert loss.iterations(0.1) == iterations(loss.smoothness, loss.bound, 0.1)
+
+
+def test_nothing_is_promised_where_nothing_is_proved() -> None:
+    x = torch.randn(2, 3)
+    network = sf.certify(nn.Linear(3, 2), x)
+    kinked = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    certificate = sf.certify(kinked, x, objective=sf.Square(torch.zeros(2, 1)))
+    with pytest.raises(GuaranteeError, match=r"surefoot\.smooth") as caught:
+        certificate.iterations(0.1)
+    assert "relu" in str(caught.value)
+    with pytest.raises(GuaranteeError, match="certify an objective"):
+        network.iterations(0.1)
+    with pytest.raises(GuaranteeError, match="certify an objective"):
+        network.block_step_sizes  # noqa: B018
+    with pytest.raises(GuaranteeError, match="not upper bounds"):
+        replace(network, scalar=True, flags=("a bias",)).iterations(0.1)
+    with pytest.raises(GuaranteeError, match="Certify on a Segment"):
+        network.safe_step  # noqa: B018
+    assert replace(network, segment_step=0.25).safe_step == 0.25
+    assert step_from(Magnitude.zero()) == math.inf
+    assert step_from(Magnitude(5000.0)) == 0.0
+    assert Fraction(step_from(Magnitude.of(3.0))) * 3 <= 1
+
+
+def test_on_a_segment_the_step_is_the_safe_one_and_nothing_else_is_promised() -> None:
+    problem = Problem(nn.Tanh, "cross", sf.Ball(0.1))
+    objective = sf.CrossEntropy(problem.y)
+    certificate = sf.certify(problem.model, problem.x, objective=objective, domain=Segment(None, 0.5))
+    assert 0 < certificate.step_size == certificate.safe_step <= 0.5
+    assert "1/L" not in str(certificate)
+    assert "guaranteed step along the segment" in str(certificate)
+    gradient = torch.func.grad(problem.value)(problem.start)
+    assert problem.value(problem.start - certificate.safe_step * gradient) < problem.value(problem.start)
+    with pytest.raises(GuaranteeError, match="safe_step"):
+        certificate.iterations(0.1)
+    with pytest.raises(GuaranteeError, match="safe_step"):
+        certificate.block_step_sizes  # noqa: B018
+    assert json.loads(certificate.to_json())["safe_step"] == certificate.safe_step
+
+
+def test_the_report_shows_the_steps_and_rounds_them_down() -> None:
+    certificate = Problem(nn.Tanh, "cross", sf.Ball(0.1), depth=3).certificate
+    text = str(certificate)
+    line = next(line for line in text.splitlines() if line.startswith("or per block: "))
+    shown = dict(part.split(" ") for part in line.removeprefix("or per block: ").split(", "))
+    assert shown.keys() == certificate.block_step_sizes.keys()
+    for path, step in certificate.block_step_sizes.items():
+        assert step * 0.999 <= float(shown[path]) <= step
+    one = next(line for line in text.splitlines() if "1/L" in line)
+    assert float(one.rpartition(" ")[2]) <= certificate.step_size
+    read = json.loads(certificate.to_json())
+    assert read["block_step_sizes"] == certificate.block_step_sizes
+    assert read["damping"] == certificate.damping
+    assert read["safe_step"] is None
+    assert read["scalar"] is True
+    deep = Problem(nn.Tanh, "cross", sf.Ball(0.1), depth=12).certificate
+    assert "and 4 more" in str(deep)
+    assert max(map(len, str(deep).splitlines()[-4:])) <= 115
