@@ -7,6 +7,7 @@ import pkgutil
 import platform
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
@@ -25,13 +26,17 @@ one thread, with quartiles. Written by `make bench`.
 def main() -> None:
     """Find the modules with a function ``run``, run them, report."""
     found: list[Measurement | Duration] = []
-    for module in pkgutil.iter_modules(benchmarks.__path__):
-        if module.name in ("__main__", "timing"):
-            continue
-        for measurement in import_module(f"benchmarks.{module.name}").run():
+    names = [module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name != "__main__"]
+    for module in (import_module(f"benchmarks.{name}") for name in names):
+        for measurement in module.run() if _has_measurements(module) else ():
             print(_line(measurement), flush=True)
             found.append(measurement)
     PAGE.write_text(HEADER + _table(found) + "\n" + _machine(), encoding="utf-8")
+
+
+def _has_measurements(module: ModuleType) -> bool:
+    """Whether it has a function ``run``; others have tables of their own, on other pages."""
+    return callable(getattr(module, "run", None))
 
 
 def _line(m: Measurement | Duration) -> str:

@@ -1,8 +1,8 @@
 """Tightness: certified smoothness of objectives over the norm of the second derivative at the weights.
 
-Perceptrons of width 64 with default weights on 256 of scikit-learn's digits (pixels between 0 and 1), cross-entropy,
-double precision. The second derivative is measured by Lanczos iterations on its products with vectors; a lower bound
-of what is certified on any ball around the weights, and at radius 0 the very number.
+Perceptrons of width 64 with default weights on 256 of scikit-learn's digits (pixels between 0 and 1),
+cross-entropy, double precision. The second derivative is measured by Lanczos iterations on its products with
+vectors; a lower bound of what is certified on any ball around the weights, and at radius 0 the very number.
 
 ``python -m benchmarks.tightness`` prints the table.
 """

@@ -22,7 +22,7 @@ from surefoot.rules.arithmetic import meeting_norm
 from surefoot.rules.common import ONE, ZERO, entries, root, top, weighed
 from surefoot.rules.registry import Bounds, Call, register_rule
 from surefoot.rules.rounding import evaluation_error
-from surefoot.scalar import ScalarFunction, range_on, sup_on, supremum
+from surefoot.scalar import ScalarFunction, range_on, sup_on, supremum, sups_on
 
 _FAR = 32.0
 _LINEAR = 0.5  # over shorter distances a range says no more than the slope
@@ -43,7 +43,7 @@ def scalar_function(call: Call) -> Bounds:
     if x.numel == 0:
         return Bounds({"x": ZERO}, offset=ZERO)
     low, high = x.interval()
-    slopes, bends = sup_on(function, 1, low, high), sup_on(function, 2, low, high)
+    slopes, bends = sups_on(function, (1, 2), low, high)
     slope, curvature = (Magnitude.of(float(t.max())) for t in (slopes, bends))
     peak = spread = rows = None
     if x.shape:

@@ -16,6 +16,6 @@
 from surefoot.scalar.bounds import supremum, value_range
 from surefoot.scalar.function import ScalarFunction
 from surefoot.scalar.series import derivatives, taylor
-from surefoot.scalar.table import range_on, sup_on
+from surefoot.scalar.table import range_on, sup_on, sups_on
 
-__all__ = ["ScalarFunction", "derivatives", "range_on", "sup_on", "supremum", "taylor", "value_range"]
+__all__ = ["ScalarFunction", "derivatives", "range_on", "sup_on", "supremum", "sups_on", "taylor", "value_range"]

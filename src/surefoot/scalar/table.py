@@ -31,8 +31,9 @@ known (of a ReLU of a nonlinear function, say) counts for every interval that me
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -57,7 +58,14 @@ def sup_on(function: ScalarFunction, order: int, low: torch.Tensor, high: torch.
     Raises:
         ValueError: if the order is not one of 0 to 5, or an interval is empty.
     """
-    return _largest(function, order, low, high, "absolute")
+    return _largest(function, [order], low, high, "absolute")[0]
+
+
+def sups_on(
+    function: ScalarFunction, orders: Sequence[int], low: torch.Tensor, high: torch.Tensor
+) -> list[torch.Tensor]:
+    """The same for several orders at once: the cells that the ends lie in are looked for once."""
+    return _largest(function, orders, low, high, "absolute")
 
 
 def range_on(
@@ -68,20 +76,24 @@ def range_on(
     Raises:
         ValueError: if the order is not one of 0 to 5, or an interval is empty.
     """
-    return -_largest(function, order, low, high, "least"), _largest(function, order, low, high, "most")
+    least, most = (_largest(function, [order], low, high, fold)[0] for fold in ("least", "most"))
+    return -least, most
 
 
 @torch.no_grad()
 def _largest(
-    function: ScalarFunction, order: int, low: torch.Tensor, high: torch.Tensor, fold: str
-) -> torch.Tensor:
-    if order not in range(HIGHEST_ORDER + 1):
-        raise ValueError(f"expected an order from 0 to {HIGHEST_ORDER}, got {order}")
+    function: ScalarFunction, orders: Sequence[int], low: torch.Tensor, high: torch.Tensor, fold: str
+) -> list[torch.Tensor]:
+    for order in orders:
+        if order not in range(HIGHEST_ORDER + 1):
+            raise ValueError(f"expected an order from 0 to {HIGHEST_ORDER}, got {order}")
     low, high = torch.broadcast_tensors(low.double(), high.double())
     if not bool((low <= high).all()):
         raise ValueError("expected intervals with low <= high in every entry, and no NaN")
-    table = _table(function, order, fold, low.device)
-    return table(low.reshape(-1), high.reshape(-1)).reshape(low.shape)
+    ends = low.reshape(-1), high.reshape(-1)
+    tables = [_table(function, order, fold, low.device) for order in orders]
+    place = tables[0].place(*ends)  # the same for all: it depends on the grid alone
+    return [table(*ends, place).reshape(low.shape) for table in tables]
 
 
 @lru_cache(maxsize=1024)
@@ -92,6 +104,16 @@ def _table(function: ScalarFunction, order: int, fold: str, device: torch.device
 @lru_cache(maxsize=128)
 def _grid(function: ScalarFunction) -> Grid:
     return Grid(function)
+
+
+class Place(NamedTuple):
+    """The ends of intervals, the cells they lie in, and two runs of cells that cover those between."""
+
+    near: torch.Tensor
+    far: torch.Tensor
+    begin: torch.Tensor
+    end: torch.Tensor
+    inner: tuple[torch.Tensor, torch.Tensor]
 
 
 class Table:
@@ -117,14 +139,19 @@ class Table:
         self.span = (1 << level.clamp(min=0)).int().to(device)
         self.block = (torch.where(level < 0, len(levels), level) * count).int().to(device)
 
-    def __call__(self, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-        """The bounds for vectors of ends; the clamps leave every end in its cell."""
+    def place(self, low: torch.Tensor, high: torch.Tensor) -> Place:
+        """Where vectors of ends lie; the clamps leave every end in its cell."""
         near, far = low.clamp(-_FAR, _FAR), high.clamp(-_FAR, _FAR)
         begin, end = self.locate(near), self.locate(far)
-        largest = torch.maximum(self.part(begin, near, far), self.part(end, near, far))
         between = (end - begin - 1).clamp_(min=0)
         block, span = self.block.index_select(0, between), self.span.index_select(0, between)
-        for index in (block + begin + 1, block + end - span):
+        return Place(near, far, begin, end, (block + begin + 1, block + end - span))
+
+    def __call__(self, low: torch.Tensor, high: torch.Tensor, place: Place) -> torch.Tensor:
+        """The bounds for vectors of ends."""
+        near, far, begin, end, inner = place
+        largest = torch.maximum(self.part(begin, near, far), self.part(end, near, far))
+        for index in inner:
             largest = torch.maximum(largest, self.sparse.index_select(0, index))
         for point, bound in self.kinks:
             inside = (low <= point) & (high >= point)

@@ -135,7 +135,7 @@ def at_the_centre(found: Samples, variables: int, error: float) -> Centre:
         for other, jacobian in found.jacobians(name).items():
             if not bool(jacobian.any()):
                 continue
-            norms = sample_norms(jacobian, squarings=1)
+            norms = sample_norms(jacobian)
             jacobians[name][:, other] = norms.cpu().numpy()
             for k in layers_of[name]:
                 through = sample_norms(found.sources[k].matrix @ jacobian)
