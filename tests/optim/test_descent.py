@@ -39,6 +39,7 @@ def assert_kept(optimizer: CertifiedDescent, final: float, relative: float = 1e-
     losses = [record.loss for record in optimizer.history] + [final]
     for record, after in zip(optimizer.history, losses[1:], strict=True):
         assert record.promised_decrease > 0
+        assert record.radius > 0
         assert record.loss - after >= record.promised_decrease - relative * (1 + record.loss), record
 
 

@@ -98,7 +98,7 @@ class CertifiedDescent(GuaranteedOptimizer):
         loss, gradient = self.value_and_gradient(x, y, closure)
         size = norm_of(gradient)
         if size == 0:
-            return self._record(x, y, loss, size, _Proposal({}, 0.0, 0.0, 0.0, "the gradient is zero"))
+            return self._record(x, y, loss, size, _Proposal({}, 0.0, 0.0, 0.0, 0.0, "the gradient is zero"))
         proposal = (
             self._on_segment(x, y, gradient) if self.mode == "segment" else self._on_ball(x, y, gradient, size)
         )
@@ -120,6 +120,7 @@ class CertifiedDescent(GuaranteedOptimizer):
             promised_decrease=max(proposal.promised, 0.0),
             data=self.fingerprint(x, y),
             note=note,
+            radius=proposal.radius,
         )
 
     def _on_segment(self, x: Any, y: Any, gradient: Tensors) -> _Proposal:
@@ -134,7 +135,8 @@ class CertifiedDescent(GuaranteedOptimizer):
         self._reach = step * (_GROWTH if step >= 0.99 * bound.length else _ROOM)
         self._last = ({name: g.clone() for name, g in gradient.items()}, direction)
         move = {name: step * d for name, d in direction.items()}
-        return _Proposal(move, step, bound.curvature, bound.decrease(step), note)
+        radius = bound.length * norm_of(direction)
+        return _Proposal(move, step, bound.curvature, bound.decrease(step), radius, note)
 
     def _along_for(self, x: Any, y: Any) -> Along:
         """The objective of the batch along segments; kept while batch, modes and parameters are the same."""
@@ -208,15 +210,15 @@ class CertifiedDescent(GuaranteedOptimizer):
         if self.mode == "ball":
             step = min(certificate.step_size, radius / size)
             promised = step * size**2 * (1 - 0.5 * smoothness * step)
-            return _Proposal(
-                {name: -step * g.double() for name, g in gradient.items()}, step, smoothness, promised
-            )
+            move = {name: -step * g.double() for name, g in gradient.items()}
+            return _Proposal(move, step, smoothness, promised, radius)
         sizes = certificate.block_step_sizes
         move = {name: -sizes[_block(name, sizes)] * g.double() for name, g in gradient.items()}
         scale = min(1.0, radius / norm_of(move))
         gain = -flat_product(gradient, move)  # Σ γ_s ‖g_s‖², and ½ Σ D_s ‖v_s‖² is half of it
         moved = {name: scale * m for name, m in move.items()}
-        return _Proposal(moved, scale * norm_of(move) / size, smoothness, (scale - 0.5 * scale**2) * gain)
+        promised = (scale - 0.5 * scale**2) * gain
+        return _Proposal(moved, scale * norm_of(move) / size, smoothness, promised, radius)
 
     def extra_state(self) -> dict[str, Any]:
         """The next reach, and what conjugate directions are made of."""
@@ -242,12 +244,13 @@ class CertifiedDescent(GuaranteedOptimizer):
 
 @dataclass(frozen=True)
 class _Proposal:
-    """A step and its proof: the move, its size, the smoothness it rests on, the promised decrease."""
+    """A step and its proof: the move, its size, the smoothness and radius it rests on, the promised decrease."""
 
     move: Tensors
     step: float
     smoothness: float
     promised: float
+    radius: float
     note: str = ""
 
 

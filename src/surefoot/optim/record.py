@@ -18,6 +18,7 @@ class StepRecord:
         gradient_norm: :math:`\|\nabla F(u_k)\|`.
         step_size: :math:`\gamma_k`.
         smoothness: the certified :math:`L` the step rests on; ``None`` if it rests on none.
+        radius: how far from :math:`u_k` it holds; ``None`` if the set does not move with the iterates.
         promised_decrease: what was proved before the step: :math:`F(u_k) - F(u_{k+1})` is at least this; ``None``
             if nothing was promised for this step alone.
         actual_decrease: what came out; ``None`` until the loss is evaluated again on the same data.
@@ -36,6 +37,7 @@ class StepRecord:
     stationarity: float = math.nan
     data: str = ""
     note: str = ""
+    radius: float | None = None
 
     def __post_init__(self) -> None:
         if math.isnan(self.stationarity):
