@@ -1,8 +1,8 @@
 """Full-batch training by certified descent and by what is used without a proof, counted in the same units.
 
 One unit of work is a gradient; a value of the objective counts 1/3, and an expansion along a segment what was
-measured (:mod:`benchmarks.training`). Seconds are processor time. Losses are evaluated where a method does so anyway,
-so nothing is counted for looking.
+measured (:mod:`benchmarks.training`). Seconds are processor time. Losses are taken from where a method evaluates
+them anyway, so nothing is counted for looking.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +74,7 @@ class Run:
     @property
     def ascents(self) -> int:
         """How many steps increased the objective."""
-        return sum(not after <= before for before, after in zip(self.losses, self.losses[1:], strict=False))
+        return sum(not after <= before for before, after in pairwise(self.losses))
 
     @property
     def broken(self) -> int | None:
@@ -138,7 +139,7 @@ def constant(task: Task, step: float) -> Run:
 
 
 def best_constant(task: Task, middle: float, around: int = 4) -> Run:
-    """The constant step with the lowest final loss, of ``2·around + 1`` a factor 2 apart, more if it is at an end."""
+    """The constant step that ends lowest, of ``2·around + 1`` a factor 2 apart, more while it is at an end."""
     runs = {k: constant(task, middle * 2.0**k) for k in range(-around, around + 1)}
     while (best := min(runs, key=lambda k: runs[k].final)) in (min(runs), max(runs)) and len(runs) < 40:
         further = best - 1 if best == min(runs) else best + 1

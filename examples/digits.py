@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from sklearn.datasets import load_digits
@@ -26,7 +27,7 @@ def main() -> None:
         optimizer.step(x, y)
     loss = optimizer.value(x, y)
     losses = [record.loss for record in optimizer.history] + [loss]
-    ascents = sum(after > before for before, after in zip(losses, losses[1:], strict=False))
+    ascents = sum(after > before for before, after in pairwise(losses))
     print(f"\nTraining loss {losses[0]:.3g} → {loss:.3g} in {STEPS} steps, {ascents} of them upwards.")
     print(optimizer.guarantee)
 

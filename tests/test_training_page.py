@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,7 @@ def text() -> str:
     return PAGE.read_text(encoding="utf-8")
 
 
-@pytest.fixture()
+@pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT))
     from benchmarks import training
@@ -43,6 +43,7 @@ def _number(cell: str) -> float:
 
 
 def _verdict(cell: str) -> bool:
+    cell = cell.removesuffix(" †")
     assert cell in ("yes", "**no**")
     return cell == "yes"
 
@@ -62,7 +63,9 @@ def test_no_certified_step_goes_up_or_breaks_its_promise(text: str) -> None:
         assert [row[name] for name in ("certified", "certified, gradient", "SafeRate-like")] == [["0"]] * 3
         assert row["broken promises"] == ["0, 0, 0"]
     steps = 3 * sum(int(row["steps"][0]) for row in rows)
-    assert f"Of {steps} certified steps, 0 increased the objective and 0 decreased it by less" in _unwrapped(text)
+    assert (
+        f"Of {steps} certified steps, 0 increased the objective and 0 decreased it by less than promised" in text
+    )
 
 
 def test_verdicts_follow_from_the_numbers(text: str) -> None:
@@ -72,7 +75,8 @@ def test_verdicts_follow_from_the_numbers(text: str) -> None:
     for row in rows:
         aims, verdicts = [_number(cell) for cell in row["target"]], [_verdict(cell) for cell in row["reached"]]
         ratio, cost = _number(row["loss / best constant"][0]), _number(row["gradients per step"][0])
-        assert verdicts == [ratio <= aims[0], cost <= aims[1]]
+        for verdict, shown, aim in zip(verdicts, (ratio, cost), aims, strict=True):
+            assert verdict == (shown <= aim) or shown == aim  # rounded to the target: either may be
         final = losses[row["network"][0]]
         computed = _number(final["certified"][0]) / _number(final["best constant step"][0])
         assert ratio == pytest.approx(computed, rel=0.02)
@@ -86,7 +90,8 @@ def test_safe_steps_are_fractions_and_verdicts_follow(text: str) -> None:
         cells = [re.fullmatch(r"([\d.]+) \(([\d.]+)\)", row[f"order {order}"][0]) for order in (3, 4, 5)]
         medians, smallest = zip(*((float(cell[1]), float(cell[2])) for cell in cells if cell), strict=True)
         assert all(0 < low <= middle <= 1 for low, middle in zip(smallest, medians, strict=True))
-        assert _verdict(row["reached"][0]) == (smallest[-1] >= _number(row["target"][0]))
+        aim = _number(row["target"][0])
+        assert _verdict(row["reached"][0]) == (smallest[-1] >= aim) or smallest[-1] == aim
 
 
 @pytest.mark.parametrize("heading", ["Loss for the same work", "Loss in the same time"])
@@ -99,18 +104,22 @@ def test_less_work_never_reaches_lower_with_a_proof(text: str, heading: str) -> 
 
 
 def test_a_short_run_descends_and_keeps_its_promises(training: ModuleType) -> None:
-    problem = next(iter(training.problems(quick=True)))
-    found = training.study(replace(problem, task=_fewer(problem.task)), pairs=2)
-    assert tuple(found.runs) == training.METHODS
-    for name, run in found.runs.items():
-        assert len(run.losses) == len(run.work) == len(run.seconds) == found.steps + 1
-        assert run.losses[0] == pytest.approx(found.runs["Adam"].losses[0], rel=1e-12)
+    task = next(iter(training.problems(quick=True))).task
+    task = replace(task, x=task.x[:200], y=task.y[:200], steps=6)
+    runs = training.compete(task, 1.0, 3.0, 2.0)
+    assert tuple(runs) == training.METHODS
+    for name, run in runs.items():
+        assert len(run.losses) == len(run.work) == len(run.seconds) == task.steps + 1
+        assert run.losses[0] == pytest.approx(runs["Adam"].losses[0], rel=1e-12)
+        assert (run.promised is not None) == (name in training.METHODS[:3])
         if run.promised is not None:
             assert (run.ascents, run.broken) == (0, 0)
             assert all(promise > 0 for promise in run.promised)
-            assert run.final < run.losses[0] - sum(run.promised) * (1 - 1e-9)
-        assert run.broken is None or name in training.METHODS[:3]
-    assert found.runs["Armijo"].ascents == 0
+            assert run.final <= run.losses[0] - sum(run.promised) * (1 - 1e-9)
+    assert runs["Armijo"].ascents == 0
+    assert runs["certified"].work[-1] >= 4 * task.steps  # a gradient and an expansion at least
+    assert runs["SafeRate-like"].work[-1] >= 3 * task.steps
+    assert runs["best constant step"].work[-1] == task.steps
 
 
 def test_ascents_and_broken_promises_are_seen(training: ModuleType) -> None:
@@ -141,7 +150,9 @@ def test_the_safe_step_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
         assert values[part] <= values[0.0] - slope * step * (part - part**2 / 2) + 1e-12
 
 
-def _values_along(model: torch.nn.Module, direction: dict, value, step: float) -> dict[float, float]:
+def _values_along(
+    model: torch.nn.Module, direction: dict[str, torch.Tensor], value: Callable[[], float], step: float
+) -> dict[float, float]:
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     values = {}
     for part in (-0.001, 0.0, 0.001, 0.25, 0.5, 1.0):
@@ -150,13 +161,3 @@ def _values_along(model: torch.nn.Module, direction: dict, value, step: float) -
                 parameter.copy_(start[name] + part * step * direction[name])
         values[part] = value()
     return values
-
-
-def _fewer(task):
-    return replace(task, x=task.x[:200], y=task.y[:200], steps=6)
-
-
-def _unwrapped(text: str, breaks: Sequence[str] = ("\n",)) -> str:
-    for mark in breaks:
-        text = text.replace(mark, " ")
-    return text

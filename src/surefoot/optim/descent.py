@@ -159,13 +159,9 @@ class CertifiedDescent(GuaranteedOptimizer):
     def _certified(self, along: Along, direction: Tensors) -> Majorant:
         """A bound along the direction that is not much longer than the step it allows."""
         length = self._first_length(along, direction) if self._reach is None else self._reach
-        for _ in range(_TRIALS):
-            bound = along.majorant(direction, length, self.order)
-            if bound.step >= _LOOSE * length:
-                return bound
-            length = 2 * bound.step if bound.step > 0.01 * length else length / 10
-            if length <= 0:
-                break
+        bound = along.longest(direction, length, self.order)
+        if bound.step > 0:
+            return bound
         raise GuaranteeError(
             "no step along this direction can be proved to descend: a kink is too near, or the curvature is not "
             "bounded. Use smooth activations (surefoot.smooth(model)), or compute in double precision"

@@ -145,8 +145,20 @@ def test_the_safe_step_descends_along_the_gradient():
     steepest = Along(model, x, loss).steepest_descent()
     before, after = values(model, x, loss, steepest, [0.0, certificate.safe_step])
     slope = sum(float(move.square().sum()) for move in steepest.values())
-    promised = certificate.safe_step * slope - 0.5 * float(certificate.smoothness) * certificate.safe_step**2
-    assert before - after >= promised > 0
+    bound = Along(model, x, loss).majorant(steepest, certificate.safe_step, 4)
+    assert bound.slope == pytest.approx(-slope, rel=1e-10)
+    assert before - after >= bound.decrease(certificate.safe_step) > 0
+
+
+def test_too_long_a_segment_does_not_shorten_the_safe_step():
+    model, x = perceptron(nn.Tanh, 3, 4, 8, 3), torch.randn(20, 4, dtype=torch.float64)
+    loss = sf.CrossEntropy(torch.randint(3, (20,)))
+    steps = [
+        sf.certify(model, x, objective=loss, domain=sf.Segment(None, length)).safe_step
+        for length in (1e-3, 1.0, 10.0, 1000.0)
+    ]
+    assert steps[:2] == [1e-3, 1.0]  # the whole segment
+    assert min(steps[2:]) > 0.95 * max(steps[2:]) > 1.0
 
 
 def test_a_kink_within_reach_has_no_majorant():
@@ -154,7 +166,7 @@ def test_a_kink_within_reach_has_no_majorant():
     loss = sf.CrossEntropy(torch.zeros(6, dtype=torch.long))
     certificate = sf.certify(model, x, objective=loss, domain=sf.Segment(None, 10.0))
     assert not certificate.smoothness.is_finite
-    assert certificate.safe_step == 0.0
+    assert 0 < certificate.safe_step < 10.0  # on a part of the segment there is no kink
     assert "surefoot.smooth" in certificate.reasons[0]
     near = sf.certify(model, x, objective=loss, domain=sf.Segment(None, 1e-6))
     assert near.smoothness.is_finite

@@ -30,6 +30,9 @@ from surefoot.graph.checks import as_inputs
 from surefoot.magnitude import Magnitude
 from surefoot.objectives import attach
 
+_TRIALS = 40  # reductions of a segment before giving up
+_REFINEMENTS = 10
+
 
 class Along:
     """A function of a model's parameters along segments from its present weights.
@@ -87,6 +90,36 @@ class Along:
         (output,) = self.expand(direction, length, order)
         return majorant(output)
 
+    def longest(
+        self, direction: Mapping[str, Tensor], length: float, order: int, refinements: int = 0
+    ) -> Majorant:
+        """The bound on a part of the segment, from its beginning, that is not much longer than the step it allows.
+
+        The bound of a shorter segment is lower, so its step may be longer. The best part is as long as its step:
+        the length is reduced until the step is a quarter of it, then, if wanted, found by halving the interval.
+        Where nothing is found, the step is zero.
+        """
+        bound, too_long = self.majorant(direction, length, order), length
+        for _ in range(_TRIALS):
+            if bound.step >= 0.25 * bound.length:
+                break
+            too_long = bound.length
+            shorter = 2 * bound.step if bound.step > 0.1 * bound.length else bound.length / 5
+            if shorter == 0:
+                break
+            bound = self.majorant(direction, shorter, order)
+        low = bound.step
+        for _ in range(refinements):
+            if not low < 0.99 * too_long:
+                break
+            middle = self.majorant(direction, 0.5 * (low + too_long), order)
+            bound = middle if middle.step > bound.step else bound
+            if middle.step >= 0.999 * middle.length:
+                low = middle.length
+            else:
+                too_long = middle.length
+        return bound
+
     def steepest_descent(self) -> dict[str, Tensor]:
         """Minus the gradient of the objective, in double precision."""
         leaves = {path: self.values[name].detach().double().requires_grad_() for path, name in self.names.items()}
@@ -123,7 +156,7 @@ def certify_segment(model: nn.Module, x: Any, objective: nn.Module | None, domai
         domain=str(domain),
         wrt="params",
         scalar=scalar,
-        segment_step=majorant(outputs[0]).step if scalar else None,
+        segment_step=along.longest(direction, domain.length, domain.order, _REFINEMENTS).step if scalar else None,
     )
 
 
