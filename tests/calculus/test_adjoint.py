@@ -239,3 +239,15 @@ def test_without_a_centre_the_forward_pass_speaks() -> None:
     certificate = sf.certify(model, x, objective=sf.CrossEntropy(torch.zeros(5, dtype=torch.long)), input_norm=1.0)
     assert certificate.block_gradients is None
     assert math.isfinite(float(certificate.smoothness))
+
+
+@pytest.mark.parametrize("radius", [0.0, 0.1])
+def test_layers_behind_frozen_ones(radius):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    model[0].requires_grad_(False)
+    x, objective = torch.randn(5, 3).double(), sf.CrossEntropy(torch.tensor([0, 1, 1, 0, 1]))
+    certificate = sf.certify(model, x, objective=objective, domain=sf.Ball(radius))
+    found = sf.estimate(model, x, objective=objective, domain=sf.Ball(radius))
+    assert float(found.smoothness) <= float(certificate.smoothness) * (1 + 1e-9)
+    assert list(certificate.block_lipschitz) == ["2", "4"]

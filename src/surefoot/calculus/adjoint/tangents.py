@@ -108,8 +108,8 @@ class Tangents:
         self.rows: dict[str, Rows] = {}
         self.arrived: dict[int, Magnitude] = {}
         self.variables: list[Variable] = []
-        self.enclosures = {name: first.enclosures[name] for name in first.graph.leaves}
-        leaves = dict(self.enclosures)
+        leaves = {name: first.enclosures[name] for name in first.graph.leaves}
+        self.enclosures = {name: e for name, e in first.enclosures.items() if name in leaves or e.is_constant}
         self.result = forward(first.graph, leaves, first.region, keep=True, sharpen=self._sharpened)
 
     def slopes(self, injected: Magnitude) -> Magnitude:
