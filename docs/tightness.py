@@ -19,20 +19,20 @@ PAGE = ROOT / "docs" / "tightness.md"
 SEEDS = (0, 1, 2)
 HEAD = f"""# How tight certificates are
 
-The smoothness that `sf.certify(model, x, objective=sf.CrossEntropy(y), domain=sf.Ball(r))` proves, divided by the norm
-of the second derivative at the weights, which Lanczos iterations find. For r = 0 a ratio of 1 is exact; for r > 0 the
-largest norm over the ball is unknown and at least that at the weights, so the certificate is tighter than its ratio.
-Perceptrons of width {WIDTH} with PyTorch's default weights, {SAMPLES} of scikit-learn's digits, cross-entropy, double
-precision, seeds {", ".join(map(str, SEEDS))}. Written by `python docs/tightness.py`.
+The smoothness that `sf.certify(model, x, objective=sf.CrossEntropy(y), domain=sf.Ball(r))` proves, divided by the
+norm of the second derivative at the weights, which Lanczos iterations find. For r = 0 a ratio of 1 is exact; for
+r > 0 the largest norm over the ball is unknown and at least that at the weights, so the certificate is tighter
+than its ratio. Perceptrons of width {WIDTH} with PyTorch's default weights, {SAMPLES} of scikit-learn's digits,
+cross-entropy, double precision, seeds {", ".join(map(str, SEEDS))}. Written by `python docs/tightness.py`.
 
 | activation | radius | linear layers | ratio, median | worst | target | cost in gradients, median |
 |---|---|---|---|---|---|---|
 """
 TAIL = """
-Where the ratio grows with radius and depth, it is the spreads: third derivatives are bounded by products of norms of
-the layers in between. The certificates of this table are computed sample by sample
-(`surefoot.calculus.adjoint`), which is what they cost; networks with layers wider than 128 are bounded by norms, at
-some ten gradients.
+Where the ratio grows with radius and depth, it is the spreads: third derivatives are bounded by products of norms
+of the layers in between. The certificates of this table are computed sample by sample
+(`surefoot.calculus.adjoint`), which is what they cost; networks with layers wider than 128 are bounded by norms,
+at some ten gradients.
 """
 
 

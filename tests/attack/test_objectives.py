@@ -8,7 +8,7 @@ from torch import Tensor
 
 import surefoot as sf
 from attack.networks import Network, network
-from surefoot.errors import SurefootError
+from surefoot.domains import DomainError
 
 PARTS = 6
 
@@ -35,8 +35,7 @@ def test_certificates_of_objectives_hold(part):
         options = {"objective": objective, "domain": case.domain, "wrt": case.wrt}
         try:
             certificate = sf.certify(drawn.model, drawn.x, **options)
-        except SurefootError as error:
-            assert "no rule" not in str(error), (drawn, error)
+        except DomainError:  # nothing varies
             continue
         found = sf.estimate(drawn.model, drawn.x, **options, starts=2, steps=5, seed=seed)
         finite += certificate.smoothness.is_finite
