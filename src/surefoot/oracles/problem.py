@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
-from surefoot.errors import SurefootError
+from surefoot.errors import ChainError, SurefootError
 from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.oracles.autodiff import Autodiff
 
@@ -34,6 +34,7 @@ class Problem:
 
     Attributes:
         parameters: the point, detached, by path; only what varies.
+        point: the same with the values that were given for frozen parameters.
         autodiff: the oracle at the point; it counts its calls.
 
     Raises:
@@ -52,16 +53,19 @@ class Problem:
         if len(chain.graph.outputs) != 1:
             raise OracleError(f"an objective reads one tensor, the model returns {len(chain.graph.outputs)}")
         self.chain, self.objective, self.regularizer = chain, objective, regularizer
-        given = dict(chain.parameters if params is None else params)
+        try:
+            self.point = {path: value.detach() for path, value in chain._checked(params).items()}
+        except ChainError as error:
+            raise OracleError(str(error)) from error
         trainable = set(chain.parameters)
-        self.parameters = {path: value.detach() for path, value in given.items() if path in trainable}
+        self.parameters = {path: value for path, value in self.point.items() if path in trainable}
         for path, value in self.parameters.items():
             if value.dtype in (torch.float16, torch.bfloat16):
                 raise OracleError(f"'{path}' is {value.dtype}: a linear solve needs single or double precision")
-            if not bool(torch.isfinite(value).all()):
+            if not all_finite(value):
                 raise OracleError(f"'{path}' has entries that are not finite")
         for value in chain.inputs:
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            if value.is_floating_point() and not all_finite(value):
                 raise OracleError("the input has entries that are not finite")
         self.autodiff: Autodiff = chain.autodiff(None if params is None else params)
         self.output: Tensor = self.autodiff.value
@@ -115,6 +119,11 @@ class Problem:
         return curved
 
 
+def all_finite(value: Tensor) -> bool:
+    """Whether no entry is infinite or NaN: a finite sum says so; an infinite one may come from large entries."""
+    return bool(value.sum().isfinite()) or bool(torch.isfinite(value).all())
+
+
 def check_kappa(kappa: float) -> float:
     """The weight of the proximal term.
 
@@ -126,4 +135,4 @@ def check_kappa(kappa: float) -> float:
     return float(kappa)
 
 
-__all__ = ["OracleError", "Problem", "check_kappa"]
+__all__ = ["OracleError", "Problem", "all_finite", "check_kappa"]

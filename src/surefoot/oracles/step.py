@@ -23,6 +23,7 @@ class Step:
         residual: norm of the gradient of the model at v relative to that at 0, as measured.
         doubled: how often kappa was doubled until the model was bounded below.
         unbounded_at: the computation at which the last infeasible kappa failed, counted from 1.
+        output_change: Jv, the change of the output that the linear model predicts, where the solver knows it.
     """
 
     direction: Mapping[str, Tensor]
@@ -35,3 +36,4 @@ class Step:
     residual: float = 0.0
     doubled: int = 0
     unbounded_at: int | None = field(default=None)
+    output_change: Tensor | None = field(default=None, repr=False)

@@ -1,0 +1,206 @@
+r"""Gauss-Newton from the Gram matrix of the dual problem.
+
+The system :math:`Sw = R^\top Jv_0` of :mod:`surefoot.oracles.dual`, with :math:`S = I + R^\top JM^{-1}J^\top R`
+assembled layer by layer (:mod:`surefoot.oracles.gram`). A linear layer on one vector per sample is kept as the two
+factors of its part, and a product with S costs far less than a pull-back and a push-forward. So conjugate
+gradients on it come first; where they would cost more than a Cholesky factor of S, that is formed.
+
+S is assembled and solved in the precision of the model. What is returned is judged by the
+automatic-differentiation oracle: the gradient of the model at v is evaluated from its definition, and w is
+corrected by the solution of :math:`S\delta = r`, :math:`r = R^\top Jv - w`, until the tolerance is met or
+round-off stops it (iterative refinement).
+
+The parts of S do not depend on κ, so other values of κ cost no further assembling.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from surefoot.oracles.dual import solve_dual
+from surefoot.oracles.dual_system import DualSystem
+from surefoot.oracles.factor import Factor, factor_of
+from surefoot.oracles.gram import Gram, assemble
+from surefoot.oracles.problem import Problem
+from surefoot.oracles.step import Step
+
+_ROUNDS = 8  # of refinement
+_FRACTION = 0.5  # of the tolerance that conjugate gradients aim at, so that the measured residual is below it
+
+
+class DualGram:
+    """The Gauss-Newton oracle of a problem for as many κ as one likes.
+
+    Args:
+        problem: the objective around a point.
+        accumulate: the precision of vectors of parameters and of residuals; that of the model if ``None``.
+    """
+
+    def __init__(self, problem: Problem, accumulate: torch.dtype | None = torch.float64) -> None:
+        self.problem, self.accumulate = problem, accumulate
+
+    @cached_property
+    def factor(self) -> Factor:
+        """The factor R of the curvature of the loss."""
+        dtype = self.problem.output.dtype if self.accumulate is None else self.accumulate
+        return factor_of(self.problem, dtype)
+
+    @cached_property
+    def gram(self) -> Gram | None:
+        """The Gram matrix; ``None`` where it is too large."""
+        return assemble(self.problem, self.factor)
+
+    def solve(self, kappa: float, tolerance: float, warm_start: Tensor | None = None) -> Step:
+        """The Gauss-Newton oracle for one κ.
+
+        Args:
+            kappa: the weight of the proximal term.
+            tolerance: of the gradient of the model at the result, relative to that at 0.
+            warm_start: a guess of Jv, of the shape of the output.
+        """
+        before = self.problem.autodiff.calls
+        system = DualSystem(self.problem, kappa, self.accumulate, self.factor)
+        if self.gram is None:
+            return solve_dual(self.problem, kappa, tolerance, self.accumulate, warm_start)
+        w, v, known = system.start(warm_start)
+        matrix = _Matrix(self.problem, self.factor, self.gram, kappa)
+        aim = _FRACTION * tolerance * system.scale / float(system.metric.max()) ** 0.5
+        residual, slope, rounds = float("inf"), torch.zeros_like(v), 0
+        change = system.push(v) if known is None else known
+        best = (residual, v, slope, change)
+        while system.scale > 0:
+            r = self.factor.back(change) - w
+            if rounds:
+                slope = system.slope_at(v, change)
+                residual = float(slope.norm()) / system.scale
+                stalled = not residual < 0.5 * best[0]
+                best = min(best, (residual, v, slope, change), key=lambda found: found[0])
+                if residual <= tolerance or stalled or rounds > _ROUNDS:
+                    break
+            correction = matrix.solve(r.to(self.problem.output.dtype), aim).to(r.dtype)
+            w, v = w + correction, v - system.pull(correction).div_(system.metric)
+            change = system.push(v)
+            rounds += 1
+        residual, v, slope, change = best
+        solved = system.scale == 0 or residual <= tolerance
+        return Step(
+            direction=system.space.split(v),
+            kappa=kappa,
+            model_decrease=system.decrease(v, slope) if system.scale else 0.0,
+            status=_status(solved, matrix.how, rounds, residual, tolerance),
+            solved=solved,
+            calls=self.problem.autodiff.calls - before,
+            iterations=matrix.iterations,
+            residual=residual if system.scale else 0.0,
+            output_change=change,
+        )
+
+
+class _Matrix:
+    """S for one κ: products, and solutions of linear systems."""
+
+    def __init__(self, problem: Problem, factor: Factor, gram: Gram, kappa: float) -> None:
+        def inverse(path: str) -> float:
+            return 1.0 / (kappa + problem.weight(path))
+
+        self._outers = gram.outers
+        self._kernels = [layer.kernel(inverse) for layer in gram.outers.layers] if gram.outers else []
+        self._dense = [matrix / (kappa + weight) for weight, matrix in gram.dense.items()]
+        self._dense = [torch.stack(self._dense).sum(0)] if len(self._dense) > 1 else self._dense
+        self._size = factor.samples * factor.columns
+        self._cholesky: Tensor | None = None
+        self.iterations = 0
+
+    @property
+    def how(self) -> str:
+        """How systems were solved, in words."""
+        if self._cholesky is not None:
+            return "a Cholesky factor of the Gram matrix of the dual"
+        return f"{self.iterations} iterations of conjugate gradients on the Gram matrix of the dual"
+
+    def apply(self, z: Tensor) -> Tensor:
+        """(S − I)z, for z of samples × columns."""
+        parts = [(matrix @ z.reshape(-1)).view_as(z) for matrix in self._dense]
+        if self._outers is not None:
+            parts.append(self._outers.apply(self._kernels, z))
+        return sum(parts[1:], parts[0]) if parts else torch.zeros_like(z)
+
+    def solve(self, r: Tensor, aim: float) -> Tensor:
+        r"""An approximate solution δ of Sδ = r.
+
+        Conjugate gradients stop where the residual s of this system has :math:`s^\top(S - I)s \le \text{aim}^2`.
+        That is :math:`\|M^{-1/2}J^\top Rs\|^2`, so the gradient of the model is at most :math:`\max M^{1/2}`
+        times aim. It is known without a product with s: the search directions satisfy :math:`s = p - \beta p'`
+        and are conjugate, so :math:`s^\top Ss = p^\top Sp + \beta^2p'^\top Sp'`.
+        """
+        if self._cholesky is not None:
+            return self._by_factor(r)
+        x, s, p = torch.zeros_like(r), r.clone(), r.clone()
+        square, beta, curved = _dot(s, s), 0.0, 0.0
+        for _ in range(self._worth()):
+            if square == 0:
+                return x
+            flat = self.apply(p)
+            before, curved = curved, _dot(p, flat) + _dot(p, p)
+            self.iterations += 1
+            if max(curved + beta**2 * before - square, 0.0) <= aim**2:
+                return x
+            alpha = square / curved
+            x.add_(p, alpha=alpha)
+            s.sub_(flat.add_(p), alpha=alpha)
+            last, square = square, _dot(s, s)
+            beta = square / last
+            p.mul_(beta).add_(s)
+        self._cholesky = self._factored(r)
+        return self._by_factor(r)
+
+    def _worth(self) -> int:
+        """How many iterations of conjugate gradients cost as much as forming and factoring S.
+
+        Operations are counted; those of an iteration count twice, for they are made in small portions, and those
+        of a product of a matrix and a vector eight times, for they wait for memory.
+        """
+        d = self._size
+        samples, _, features = self._outers.slopes.shape if self._outers else (0, 0, 0)
+        forming = 2 * d * d * features + d**3 / 3
+        iteration = 2 * features * (4 * d + 2 * samples**2) + 8 * 2 * d * d * len(self._dense) + 1e6
+        return max(8, int(forming / iteration))
+
+    def _factored(self, like: Tensor) -> Tensor:
+        """The Cholesky factor of S, in double precision if single is not enough."""
+        matrix = torch.eye(self._size, dtype=like.dtype, device=like.device)
+        if self._outers is not None:
+            matrix += self._outers.dense(self._kernels)
+        for part in self._dense:
+            matrix += part
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if int(failed):
+            lifted = matrix.double()
+            lifted.diagonal().add_(torch.finfo(like.dtype).eps * float(lifted.diagonal().sum()))
+            factor = torch.linalg.cholesky(lifted)
+        return factor
+
+    def _by_factor(self, r: Tensor) -> Tensor:
+        assert self._cholesky is not None
+        column = r.reshape(-1, 1).to(self._cholesky.dtype)
+        return torch.cholesky_solve(column, self._cholesky).to(r.dtype).view_as(r)
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float(torch.dot(a.view(-1), b.view(-1)))
+
+
+def _status(solved: bool, how: str, rounds: int, residual: float, tolerance: float) -> str:
+    refined = f" and {rounds - 1} rounds of refinement" if rounds > 1 else ""
+    if solved:
+        return f"solved by {how}{refined}"
+    return (
+        f"not solved to the tolerance {tolerance:.2g}: {how}{refined} leave the residual at {residual:.2g}; use "
+        "double precision, a larger kappa or a larger tolerance"
+    )
+
+
+__all__ = ["DualGram"]

@@ -1,0 +1,129 @@
+"""The linear-quadratic problem of a chain in the form that dynamic programming uses: stage by stage, factored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from surefoot.graph import Graph
+from surefoot.oracles.fully_connected import FullyConnectedStage
+from surefoot.oracles.inner import BiaffineStage, Inner
+from surefoot.oracles.outer import AnyStage, Entrywise, Outer
+from surefoot.oracles.problem import OracleError, Problem
+from surefoot.oracles.riccati import Direct, Woodbury
+from surefoot.oracles.stages import Stages, run, stages
+from surefoot.oracles.vectors import block_diagonal, jacobian
+
+Model = Literal["gradient", "gauss_newton", "newton"]
+Form = Literal["auto", "direct", "woodbury"]
+MODELS = ("gradient", "gauss_newton", "newton")
+_LARGEST = 1 << 15  # numbers in a state: its cost-to-go takes 8 gigabytes
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One computation at the point: its number, its two stages, its regulariser, how it is eliminated."""
+
+    number: int
+    inner: Inner
+    outer: Outer
+    paths: Mapping[str, str]
+    ridge: Tensor
+    q: Tensor
+    solver: Direct | Woodbury
+
+
+class Factored:
+    """The linear-quadratic problem in the form that the recursion uses; it does not depend on kappa.
+
+    Attributes:
+        layers: the computations in which something varies.
+        C: the curvature of the loss in the last state.
+        c: its slope there.
+        loose: paths of the parameters that no computation reads.
+    """
+
+    def __init__(self, problem: Problem, model: Model, form: Form = "auto") -> None:
+        self.problem = problem
+        chain = problem.chain
+        batch = problem.output.shape[0] if problem.output.dim() else 1
+        bound: dict[str, Any] = chain.graph.bind(problem.point, [x.detach() for x in chain.inputs])
+        state: dict[str, Any] = {}
+        self.layers: list[Layer] = []
+        last: tuple[str, ...] = ()
+        for number, computation in enumerate(chain.computations, start=1):
+            stage = stages(computation, batch)
+            _check_size(chain.graph, stage)
+            values = {name: state[name] if name in state else bound[name] for name in stage.needed}
+            last = stage.after
+            if not stage.interface:  # nothing varies yet
+                values = run((*stage.first, *stage.second), values)
+                state = {name: _detached(values[name]) for name in computation.after}
+                continue
+            inner: Inner = (
+                FullyConnectedStage(stage, values) if stage.linear else BiaffineStage(stage, values, batch)
+            )
+            if stage.entrywise:
+                outer: Outer = Entrywise(stage, inner.values, inner.layout, inner.interface)
+            else:
+                outer = AnyStage(stage, inner.values, inner.layout, inner.interface, batch)
+            self.layers.append(self._layer(number, stage, inner, outer, form))
+            state = {name: _detached(outer.values[name]) for name in computation.after}
+        self.loose = sorted(problem.parameters.keys() - {p for layer in self.layers for p in layer.paths.values()})
+        self.c, self.C = _loss(problem, curved=model != "gradient", varies=bool(last))
+        if model == "newton":
+            costate = self.c
+            for layer in reversed(self.layers):
+                layer.outer.bend(costate)
+                slope = layer.outer.pull(costate)
+                layer.inner.bend(slope)
+                costate = layer.inner.pull(slope)
+
+    def _layer(self, number: int, stage: Stages, inner: Inner, outer: Outer, form: Form) -> Layer:
+        leaves, problem = self.problem.chain.graph.leaves, self.problem
+        paths = {name: leaves[name].path for name in stage.parameters}
+        point = {name: problem.parameters[path] for name, path in paths.items()}
+        u = inner.flat(point)
+        if problem.regularizer is None:
+            ridge = torch.zeros_like(u)
+        else:
+            ridge = inner.flat(
+                {name: torch.full_like(value, problem.weight(paths[name])) for name, value in point.items()}
+            )
+        small = inner.parameters > 2 * inner.interface.numel() if form == "auto" else form == "woodbury"
+        solver = Woodbury(inner, ridge) if small and inner.parameters else Direct(inner)
+        return Layer(number, inner, outer, paths, ridge, ridge * u, solver)
+
+
+def _check_size(graph: Graph, stage: Stages) -> None:
+    for names in (stage.interface, stage.after):
+        size = sum(graph.numel(name) for name in names)
+        if size > _LARGEST:
+            raise OracleError(
+                f"dynamic programming needs a matrix of {size} × {size} for {', '.join(names)}: take a smaller "
+                "batch, or a method without matrices (newton(..., method='cg'))"
+            )
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return type(value)(_detached(item) for item in value)
+
+
+def _loss(problem: Problem, curved: bool, varies: bool) -> tuple[Tensor, Tensor]:
+    """Slope and curvature of the loss in the output; a loss is a mean over samples, so samples stay apart."""
+    slope = problem.slope.detach().double().flatten()
+    if not varies:
+        return slope[:0], slope.new_zeros(0, 0)
+    if not curved:
+        return slope, slope.new_zeros(len(slope), len(slope))
+    with torch.enable_grad():
+        output = problem.output.detach().requires_grad_()
+        samples = output.shape[0] if output.dim() else 1
+        (first,) = torch.autograd.grad(problem.objective(output), output, create_graph=True)
+    return slope, block_diagonal(jacobian(first.reshape(samples, -1), [output], samples))

@@ -1,0 +1,284 @@
+"""Newton and Gauss-Newton steps against the dense Hessian and a dense solve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from judges.networks import CLASSES, MAKERS, make
+from judges.steps import DenseModel, flat
+from surefoot.chain import Chain
+from surefoot.objectives import CrossEntropy, Objective, Ridge, Square
+from surefoot.oracles import factored, inner
+from surefoot.oracles.dynamic import solve_dynamic
+from surefoot.oracles.newton import newton
+from surefoot.oracles.problem import OracleError, Problem
+from surefoot.oracles.stages import stages
+from surefoot.oracles.step import Step
+
+FORMS: list[Any] = ["auto", "direct", "woodbury"]
+
+
+@cache
+def case(name: str, loss: str, ridge: float = 0.0) -> tuple[Chain, DenseModel]:
+    model, x = make(name)
+    torch.manual_seed(1)
+    targets = torch.arange(len(x)) % CLASSES
+    objective: Objective = CrossEntropy(targets)
+    if loss == "square":
+        objective = Square(torch.randn(len(x), CLASSES, dtype=torch.float64))
+    return Chain(model, x), DenseModel(model, x, objective, Ridge(ridge) if ridge else None)
+
+
+def dynamic(
+    chain: Chain, dense: DenseModel, kappa: float, model: Any, double: bool = False, form: Any = "auto"
+) -> Step:
+    return solve_dynamic(Problem(chain, dense.objective, None, dense.ridge), kappa, model, double, form)
+
+
+def in_order(step: Step, dense: DenseModel) -> Tensor:
+    assert step.direction.keys() == dense.parameters.keys()
+    return flat({path: step.direction[path] for path in dense.parameters})
+
+
+def assert_solves(step: Step, dense: DenseModel, kappa: float, model: str, tolerance: float = 1e-8) -> None:
+    expected = dense.step(kappa, model)
+    assert step.solved
+    assert step.kappa == kappa
+    assert float((in_order(step, dense) - expected).norm()) <= tolerance * float(expected.norm())
+    assert step.model_decrease == pytest.approx(-dense.predicted(expected, kappa, model), rel=1e-8)
+    assert step.residual <= 1e-9
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.2])
+@pytest.mark.parametrize("loss", ["square", "cross entropy"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_newton_is_the_dense_solve(name: str, loss: str, ridge: float) -> None:
+    chain, dense = case(name, loss, ridge)
+    kappa = max(0.0, -dense.lowest("newton")) + 0.05
+    for form in FORMS:
+        assert_solves(dynamic(chain, dense, kappa, "newton", form=form), dense, kappa, "newton")
+
+
+@pytest.mark.parametrize("loss", ["square", "cross entropy"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_gauss_newton_is_the_dense_solve(name: str, loss: str) -> None:
+    chain, dense = case(name, loss, 0.2)
+    for form in FORMS:
+        assert_solves(dynamic(chain, dense, 0.03, "gauss_newton", form=form), dense, 0.03, "gauss_newton")
+
+
+@pytest.mark.parametrize("name", ["mlp", "dense", "attention"])
+def test_the_gradient_model_gives_the_gradient(name: str) -> None:
+    chain, dense = case(name, "square")
+    assert_solves(dynamic(chain, dense, 4.0, "gradient"), dense, 4.0, "gradient")
+
+
+@pytest.mark.parametrize("name", ["mlp", "wide", "convolutional", "layer_norm", "residual", "attention", "shared"])
+def test_conjugate_gradients_agree(name: str) -> None:
+    chain, dense = case(name, "cross entropy", 0.2)
+    kappa = max(0.0, -dense.lowest("newton")) + 0.05
+    step = newton(chain, dense.objective, kappa, method="cg", regularizer=dense.ridge, tolerance=1e-12)
+    assert_solves(step, dense, kappa, "newton")
+    assert step.iterations > 0
+    assert step.calls == 1 + 2 * (step.iterations + 1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["mlp", "wide", "residual", "attention", "group_norm"])
+def test_an_infeasible_kappa_is_found_exactly(name: str, form: str) -> None:
+    chain, dense = case(name, "square")
+    edge = -dense.lowest("newton")
+    assert edge > 0
+    assert dynamic(chain, dense, edge * (1 + 1e-7), "newton", form=form).solved
+    below = dynamic(chain, dense, edge * (1 - 1e-7), "newton", form=form)
+    assert not below.solved
+    assert below.unbounded_at in range(1, len(chain) + 1)
+    assert f"unbounded below at computation {below.unbounded_at}" in below.status
+    assert not flat(below.direction).any()
+    assert below.model_decrease == 0.0
+
+
+@pytest.mark.parametrize("method", ["dynamic", "cg"])
+def test_kappa_is_doubled_until_feasible(method: Any) -> None:
+    chain, dense = case("mlp", "square")
+    edge = -dense.lowest("newton")
+    step = newton(chain, dense.objective, edge * 0.3, method=method)
+    assert step.doubled == 2
+    assert_solves(step, dense, edge * 0.3 * 4, "newton")
+    assert "doubled 2 times" in step.status
+    assert (step.unbounded_at is not None) == (method == "dynamic")
+    refused = newton(chain, dense.objective, edge * 0.3, method=method, double=False)
+    assert not refused.solved
+    assert "unbounded below" in refused.status
+    assert not flat(refused.direction).any()
+
+
+def test_the_place_is_where_the_cost_to_go_is_unbounded() -> None:
+    """The last computations are eliminated by minimising over their parameters: their block of ∇²F decides."""
+    chain, dense = case("mlp", "square")
+    sizes = [computation.parameter_size for computation in chain]
+    starts = [sum(sizes[:t]) for t in range(len(sizes))]
+    lowest = [float(torch.linalg.eigvalsh(dense.hessian[start:, start:])[0]) for start in starts]
+    for kappa in (0.01, -0.5 * (lowest[0] + lowest[1]), -0.5 * (lowest[1] + lowest[2])):
+        if kappa <= 0:
+            continue
+        failing = [t + 1 for t in range(len(sizes)) if lowest[t] + kappa <= 0]
+        step = dynamic(chain, dense, kappa, "newton")
+        assert step.unbounded_at == (max(failing) if failing else None)
+
+
+def test_newton_on_a_quadratic_converges_in_one_step() -> None:
+    model = nn.Linear(3, 2).double()
+    x, y = torch.randn(9, 3).double(), torch.randn(9, 2).double()
+    step = newton(Chain(model, x), Square(y), kappa=1e-12)
+    with torch.no_grad():
+        for path, value in model.named_parameters():
+            value.add_(step.direction[path])
+    solution = torch.linalg.lstsq(torch.cat([x, torch.ones(9, 1).double()], dim=1), y).solution
+    assert torch.allclose(torch.cat([model.weight.T, model.bias[None]]).detach(), solution, atol=1e-9)
+
+
+def test_a_ridge_may_have_one_weight_per_block() -> None:
+    for name, weights in (("attention", {"query": 0.7, "key": 0.1}), ("wide", {"0": 0.5, "4": 0.0})):
+        chain, plain = case(name, "square")
+        dense = DenseModel(plain.model, plain.x, plain.objective, Ridge(weights))
+        kappa = max(0.0, -dense.lowest("newton")) + 0.05
+        for form in FORMS:
+            assert_solves(dynamic(chain, dense, kappa, "newton", form=form), dense, kappa, "newton")
+
+
+def test_the_point_may_be_given() -> None:
+    chain, dense = case("frozen", "cross entropy")
+    moved = {path: value.detach() + 0.1 for path, value in dense.model.named_parameters()}
+    model, x = make("frozen")
+    with torch.no_grad():
+        for path, value in model.named_parameters():
+            value.copy_(moved[path])
+    expected = DenseModel(model, x, dense.objective)
+    kappa = max(0.0, -expected.lowest("newton")) + 0.1
+    for method in ("dynamic", "cg"):
+        step = newton(chain, dense.objective, kappa, method=method, params=moved, tolerance=1e-12)  # type: ignore[arg-type]
+        assert_solves(step, expected, kappa, "newton")
+
+
+@pytest.mark.parametrize("name", ["convolutional", "attention", "residual"])
+def test_gram_matrices_may_be_found_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inner, "_CHUNK", 200)
+    chain, dense = case(name, "square", 0.2)
+    kappa = max(0.0, -dense.lowest("newton")) + 0.05
+    assert_solves(dynamic(chain, dense, kappa, "newton", form="woodbury"), dense, kappa, "newton")
+
+
+def test_states_that_are_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factored, "_LARGEST", 40)
+    chain, dense = case("mlp", "square")
+    with pytest.raises(OracleError, match=r"42 × 42 for .* method='cg'"):
+        newton(chain, dense.objective, kappa=1.0)
+
+
+def test_without_parameters_there_is_nothing_to_do() -> None:
+    x = torch.randn(4, 3)
+    for method in ("dynamic", "cg"):
+        step = newton(Chain(nn.Tanh(), x), Square(torch.zeros(4, 3)), kappa=1.0, method=method)  # type: ignore[arg-type]
+        assert step.solved
+        assert step.direction == {}
+
+
+def test_no_matrix_has_the_size_of_the_parameters() -> None:
+    """Two million parameters: their square would need 32 terabytes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16384, 128), nn.Tanh(), nn.Linear(128, 3)).double()
+    chain = Chain(model, torch.randn(2, 16384).double())
+    objective = CrossEntropy(torch.tensor([0, 2]))
+    step = newton(chain, objective, kappa=2.0)
+    assert step.solved
+    assert step.residual < 1e-10
+    by_gradients = newton(chain, objective, kappa=step.kappa, method="cg", tolerance=1e-11)
+    difference = flat(step.direction) - flat(by_gradients.direction)
+    assert float(difference.norm()) <= 1e-8 * float(flat(step.direction).norm())
+
+
+def test_single_precision_stays() -> None:
+    model, x = make("residual")
+    model, x = model.float(), x.float()
+    for method in ("dynamic", "cg"):
+        step = newton(Chain(model, x), CrossEntropy(torch.arange(len(x)) % CLASSES), kappa=1.0, method=method)  # type: ignore[arg-type]
+        dense = DenseModel(model.double(), x.double(), CrossEntropy(torch.arange(len(x)) % CLASSES))
+        assert all(v.dtype == torch.float32 and not v.requires_grad for v in step.direction.values())
+        expected = dense.step(step.kappa, "newton")
+        assert float((flat(step.direction) - expected).norm()) <= 1e-4 * float(expected.norm())
+        model = model.float()
+
+
+def test_samples_are_known_to_stay_apart_only_where_they_do() -> None:
+    apart = {"mlp": 7, "convolutional": 4, "residual": 5, "dense": 5}
+    for name, count in apart.items():
+        chain, dense = case(name, "square")
+        assert {stages(computation, len(dense.x)).samples for computation in chain} == {count}
+
+
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transpose": lambda x: x.transpose(0, 1),
+    "permute": lambda x: x.permute(1, 0, 2),
+    "product of samples": lambda x: x.transpose(0, 1) @ x,
+    "softmax over samples": lambda x: x.softmax(dim=0),
+    "softmax": lambda x: x.softmax(dim=-1),
+    "normalised over all": lambda x: F.layer_norm(x, [4, 4, 4]),
+    "normalised": lambda x: F.layer_norm(x, [4, 4]),
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "group norm": lambda x: F.group_norm(x, 2),
+    "cumulative": lambda x: x.cumsum(dim=0),
+    "flip": lambda x: x.flip(0),
+    "roll": lambda x: x.roll(1, dims=0),
+    "mean over samples": lambda x: x - x.mean(dim=0, keepdim=True),
+    "mean of everything": lambda x: x - x.mean(),
+    "mean": lambda x: x - x.mean(dim=1, keepdim=True),
+    "mixed by a view": lambda x: x.permute(2, 1, 0).reshape(4, 4, 4),
+    "merged and split": lambda x: x.reshape(16, 4).reshape(4, 4, 4),
+    "shifted": lambda x: F.pad(x, (0, 0, 0, 0, 1, -1)),
+    "cut and joined": lambda x: torch.cat([x[1:], x[:1]], dim=0),
+    "joined": lambda x: torch.cat([x[:, 1:], x[:, :1]], dim=1),
+    "batch product": lambda x: torch.bmm(x, x),
+    "one sample for all": lambda x: x + x[2],
+    "convolved without a batch": lambda x: F.avg_pool2d(x, 3, stride=1, padding=1),
+    "pooled over samples": lambda x: F.avg_pool3d(x[None], 3, stride=1, padding=1)[0],
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+    "attention over samples": lambda x: F.scaled_dot_product_attention(*[x.transpose(0, 1)] * 3).transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_that_mixes_samples_is_not_taken_for_one_that_does_not(name: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.tanh(OPERATIONS[name](torch.tanh(self.first(x)))))
+
+    x = torch.randn(4, 4, 4)
+    chain = Chain(Model(), x)
+    claimed = all(stages(computation, 4).samples == 4 for computation in chain)
+    jacobian = torch.autograd.functional.jacobian(OPERATIONS[name], x).reshape(4, 16, 4, 16)
+    mixed = any(bool(jacobian[i, :, j].any()) for i in range(4) for j in range(4) if i != j)
+    assert not (claimed and mixed)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    chain, dense = case("mlp", "square")
+    with pytest.raises(OracleError, match="'dynamic' or 'cg'"):
+        newton(chain, dense.objective, kappa=1.0, method="lu")  # type: ignore[arg-type]
+    with pytest.raises(OracleError, match="kappa is a positive number"):
+        newton(chain, dense.objective, kappa=0.0)
+    with pytest.raises(OracleError, match="one of gradient, gauss_newton, newton"):
+        dynamic(chain, dense, 1.0, "hessian")
+    with pytest.raises(OracleError, match="tolerance is between 0 and 1"):
+        newton(chain, dense.objective, kappa=1.0, method="cg", tolerance=2.0)
