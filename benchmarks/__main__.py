@@ -7,7 +7,6 @@ import pkgutil
 import platform
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
@@ -15,6 +14,7 @@ import benchmarks
 from benchmarks.timing import Duration, Measurement
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+_OWN_PAGES = ("safe_step", "tightness")  # written by the generators of the same name in docs/
 HEADER = """# Benchmarks
 
 How long surefoot takes compared with plain PyTorch: medians of ratios of processor times, of runs made in turn on
@@ -24,19 +24,15 @@ one thread, with quartiles. Written by `make bench`.
 
 
 def main() -> None:
-    """Find the modules with a function ``run``, run them, report."""
+    """Run the function ``run`` of every module that has no page of its own, and report."""
     found: list[Measurement | Duration] = []
-    names = [module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name != "__main__"]
-    for module in (import_module(f"benchmarks.{name}") for name in names):
-        for measurement in module.run() if _has_measurements(module) else ():
+    for module in pkgutil.iter_modules(benchmarks.__path__):
+        if module.name in ("__main__", "timing", "baselines", *_OWN_PAGES):
+            continue
+        for measurement in import_module(f"benchmarks.{module.name}").run():
             print(_line(measurement), flush=True)
             found.append(measurement)
     PAGE.write_text(HEADER + _table(found) + "\n" + _machine(), encoding="utf-8")
-
-
-def _has_measurements(module: ModuleType) -> bool:
-    """Whether it has a function ``run``; others have tables of their own, on other pages."""
-    return callable(getattr(module, "run", None))
 
 
 def _line(m: Measurement | Duration) -> str:
