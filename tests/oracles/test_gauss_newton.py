@@ -325,6 +325,18 @@ def test_layers_are_found_where_samples_are_apart_and_only_there() -> None:
     assert counts["rows"] == (4 + 2 + 8, 1)
 
 
+def test_what_is_too_large_or_cannot_be_batched_takes_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = build("convolution")
+    chain, objective = sf.Chain(model, x), objectives(4)["labels"]
+    judge = Model(model, x, objective, 0.1, None)
+    for limit, words in (("_FEW", "Gram"), ("_MOST_ROWS", "on the dual"), ("_MOST_DUAL", "on the dual")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"surefoot.oracles.gram.{limit}", 0)
+            step = gauss_newton(chain, objective, kappa=0.1, method="dual_gram")
+        assert words in step.status
+        assert float((judge.flat(step) - judge.minimiser).norm() / judge.minimiser.norm()) < 1e-8
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_warm_start_at_the_solution_ends_at_once(method: Any) -> None:
     model, x = build("residual")

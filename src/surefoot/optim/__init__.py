@@ -6,17 +6,21 @@
 * ``projection``: the nearest point of a product of balls; ``constrained``: what optimizers on a set share.
 * ``descent``: :class:`CertifiedDescent`.
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`.
+* ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share.
 """
 
 from surefoot.optim.base import GuaranteedOptimizer, OptimizerError
 from surefoot.optim.descent import CertifiedDescent
 from surefoot.optim.projected import ProjectedGradient
 from surefoot.optim.record import Stationarity, StepRecord
+from surefoot.optim.second_order import GaussNewton, Newton
 from surefoot.optim.stochastic import ProjectedSGD, VarianceBound, VarianceEstimate
 
 __all__ = [
     "CertifiedDescent",
+    "GaussNewton",
     "GuaranteedOptimizer",
+    "Newton",
     "OptimizerError",
     "ProjectedGradient",
     "ProjectedSGD",

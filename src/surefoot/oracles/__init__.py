@@ -4,8 +4,8 @@
 * ``problem``, ``step``: what an oracle is asked and what it returns.
 * ``gradient``: the gradient oracle.
 * ``gauss_newton``: the Gauss-Newton oracle. ``dual``, ``dual_system``: by conjugate gradients on the dual.
-  ``dual_gram``: with the Gram matrix of the dual; ``gram``, ``gram_layers``: how that is assembled. ``factor``: the
-  curvature of a loss as a product. ``space``: directions as vectors.
+  ``dual_gram``: with the Gram matrix of the dual; ``gram``, ``gram_layers``: how that is assembled. ``factor``:
+  the curvature of a loss as a product. ``space``: directions as vectors.
 * ``newton``, ``dynamic``, ``linear_quadratic``: the Newton oracle, dynamic programming, and the paper's
   linear-quadratic problem.
 * ``line_search``: how far to go along a direction.

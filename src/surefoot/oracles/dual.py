@@ -179,8 +179,8 @@ class _Conjugate:
         if self.solved:
             return f"solved by {self.iterations} iterations of conjugate gradients on the dual"
         return (
-            f"not solved to the tolerance {self.tolerance:.2g}: after {self.iterations} iterations round-off keeps "
-            f"the residual at {self.residual:.2g}; use double precision, a larger kappa or a larger tolerance"
+            f"not solved to the tolerance {self.tolerance:.2g}: after {self.iterations} iterations round-off "
+            f"keeps the residual at {self.residual:.2g}; use double precision, or a larger kappa or tolerance"
         )
 
 

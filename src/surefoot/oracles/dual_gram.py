@@ -15,6 +15,7 @@ The parts of S do not depend on κ, so other values of κ cost no further assemb
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import torch
@@ -28,6 +29,7 @@ from surefoot.oracles.problem import Problem
 from surefoot.oracles.step import Step
 
 _ROUNDS = 8  # of refinement
+_LOOK = 12  # iterations after which it is judged from their rate whether conjugate gradients will do
 _FRACTION = 0.5  # of the tolerance that conjugate gradients aim at, so that the measured residual is below it
 
 
@@ -68,7 +70,7 @@ class DualGram:
         w, v, known = system.start(warm_start)
         matrix = _Matrix(self.problem, self.factor, self.gram, kappa)
         aim = _FRACTION * tolerance * system.scale / float(system.metric.max()) ** 0.5
-        residual, slope, rounds = float("inf"), torch.zeros_like(v), 0
+        residual, slope, rounds = float("inf"), system.gradient, 0
         change = system.push(v) if known is None else known
         best = (residual, v, slope, change)
         while system.scale > 0:
@@ -81,7 +83,7 @@ class DualGram:
                 if residual <= tolerance or stalled or rounds > _ROUNDS:
                     break
             correction = matrix.solve(r.to(self.problem.output.dtype), aim).to(r.dtype)
-            w, v = w + correction, v - system.pull(correction).div_(system.metric)
+            w, v = w + correction, system.pull(correction).div_(system.metric).neg_().add_(v)
             change = system.push(v)
             rounds += 1
         residual, v, slope, change = best
@@ -139,15 +141,20 @@ class _Matrix:
         if self._cholesky is not None:
             return self._by_factor(r)
         x, s, p = torch.zeros_like(r), r.clone(), r.clone()
-        square, beta, curved = _dot(s, s), 0.0, 0.0
-        for _ in range(self._worth()):
+        square, beta, curved, first = _dot(s, s), 0.0, 0.0, 0.0
+        worth = self._worth()
+        for k in range(worth):
             if square == 0:
                 return x
             flat = self.apply(p)
             before, curved = curved, _dot(p, flat) + _dot(p, p)
             self.iterations += 1
-            if max(curved + beta**2 * before - square, 0.0) <= aim**2:
+            reached = max(curved + beta**2 * before - square, 0.0)
+            first = first or reached
+            if reached <= aim**2:
                 return x
+            if k == _LOOK and k * math.log(first / aim**2) > 1.5 * worth * math.log(max(first / reached, 1.0)):
+                break
             alpha = square / curved
             x.add_(p, alpha=alpha)
             s.sub_(flat.add_(p), alpha=alpha)
@@ -165,12 +172,12 @@ class _Matrix:
         """
         d = self._size
         samples, _, features = self._outers.slopes.shape if self._outers else (0, 0, 0)
-        forming = 2 * d * d * features + d**3 / 3
+        forming = 1.5 * d * d * features + d**3 / 3
         iteration = 2 * features * (4 * d + 2 * samples**2) + 8 * 2 * d * d * len(self._dense) + 1e6
         return max(8, int(forming / iteration))
 
     def _factored(self, like: Tensor) -> Tensor:
-        """The Cholesky factor of S, in double precision if single is not enough."""
+        """The Cholesky factor of S, in double precision if single is not enough: it reads the lower triangle."""
         matrix = torch.eye(self._size, dtype=like.dtype, device=like.device)
         if self._outers is not None:
             matrix += self._outers.dense(self._kernels)
@@ -198,8 +205,8 @@ def _status(solved: bool, how: str, rounds: int, residual: float, tolerance: flo
     if solved:
         return f"solved by {how}{refined}"
     return (
-        f"not solved to the tolerance {tolerance:.2g}: {how}{refined} leave the residual at {residual:.2g}; use "
-        "double precision, a larger kappa or a larger tolerance"
+        f"not solved to the tolerance {tolerance:.2g}: after {how}{refined} the residual is {residual:.2g}; "
+        "use double precision, a larger kappa or a larger tolerance"
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.nn import functional as F
 
 from surefoot.graph import Node
 
+_BLOCK = 32  # samples in a block of rows of a Gram matrix
 _CHUNK = 1 << 24  # numbers of a piece of a layer's rows
 
 Piece = tuple[str, Tensor]  # the slot of a parameter, and some columns of its rows: (samples · columns) × numbers
@@ -65,24 +67,34 @@ class Outers:
     layers: tuple[Outer, ...]
     slopes: Tensor
 
+    @cached_property
+    def _room(self) -> Tensor:
+        n, _, outputs = self.slopes.shape
+        return self.slopes.new_empty(2, n, 1, outputs)
+
     def apply(self, kernels: Sequence[Tensor], z: Tensor) -> Tensor:
         """Their part of the Gram matrix times z, samples × columns: 2n² + 4nc operations per output feature."""
-        pulled = torch.bmm(z.unsqueeze(1), self.slopes).squeeze(1)
-        mixed, start = torch.empty_like(pulled), 0
+        pulled, mixed = self._room
+        torch.bmm(z.unsqueeze(1), self.slopes, out=pulled)
+        start = 0
         for layer, kernel in zip(self.layers, kernels, strict=True):
             stop = start + layer.outputs
-            torch.mm(kernel, pulled[:, start:stop], out=mixed[:, start:stop])
+            torch.mm(kernel, pulled[:, 0, start:stop], out=mixed[:, 0, start:stop])
             start = stop
-        return torch.linalg.vecdot(self.slopes, mixed.unsqueeze(1))
+        return torch.bmm(mixed, self.slopes.transpose(1, 2)).squeeze(1)
 
     def dense(self, kernels: Sequence[Tensor]) -> Tensor:
-        """Their part of the Gram matrix."""
+        """Their part of the Gram matrix: its lower triangle; above the diagonal there may be zeros."""
         n, c, _ = self.slopes.shape
-        total = self.slopes.new_zeros(n, c, n, c)
+        total = self.slopes.new_zeros(n * c, n * c)
         parts = self.slopes.reshape(n * c, -1).split([layer.outputs for layer in self.layers], dim=1)
-        for part, kernel in zip(parts, kernels, strict=True):
-            total += (part @ part.T).view(n, c, n, c) * kernel.view(n, 1, n, 1)
-        return total.view(n * c, n * c)
+        for first in range(0, n, _BLOCK):
+            last = min(first + _BLOCK, n)
+            for part, kernel in zip(parts, kernels, strict=True):
+                found = (part[first * c : last * c] @ part[: last * c].T).view(last - first, c, last, c)
+                found *= kernel[first:last, :last].view(last - first, 1, last, 1)
+                total[first * c : last * c, : last * c] += found.view(-1, last * c)
+        return total
 
 
 def pieces(node: Node, values: Mapping[str, Any], slopes: Tensor, slots: Slots) -> Iterator[Piece]:

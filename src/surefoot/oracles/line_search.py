@@ -20,7 +20,8 @@ def armijo(
 ) -> tuple[float, float] | None:
     r"""The first t of :math:`t_0, \beta t_0, \beta^2t_0, …` that descends enough.
 
-    That is :math:`F(u + tv) \le F(u) + c\,t\,\langle\nabla F, v\rangle`. A differentiable F has such a t if the slope is negative, because :math:`c < 1`; round-off may hide it.
+    That is :math:`F(u + tv) \le F(u) + c\,t\,\langle\nabla F, v\rangle`. A differentiable F has such a t if the
+    slope is negative, because :math:`c < 1`; round-off may hide it.
 
     Args:
         value_at: t ↦ F(u + tv); a value that is not finite counts as too large.

@@ -38,11 +38,11 @@ class ParameterSpace:
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """One vector; a path that is missing is zero."""
-        parts = [
-            tensors[path].reshape(-1).to(self.dtype) if path in tensors else like.new_zeros(size, dtype=self.dtype)
-            for path, like, size in zip(self.paths, self._like, self._sizes, strict=True)
-        ]
-        return torch.cat(parts)
+        joined = torch.zeros(sum(self._sizes), dtype=self.dtype, device=self._like[0].device)
+        for path, part in zip(self.paths, joined.split(self._sizes), strict=True):
+            if path in tensors:
+                part.copy_(tensors[path].reshape(-1))
+        return joined
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """A vector as tensors of the shapes and types of the parameters."""

@@ -1,0 +1,240 @@
+"""What Gauss-Newton and Newton optimizers share: how strong the damping is, and how far to go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.certificate import Certificate
+from surefoot.chain import Chain
+from surefoot.domains import Ball
+from surefoot.guarantees import GuaranteeError, require_smooth
+from surefoot.objectives import Objective
+from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, norm_of
+from surefoot.optim.constrained import flat_product
+from surefoot.optim.record import StepRecord
+from surefoot.oracles.line_search import armijo
+from surefoot.oracles.problem import OracleError, Problem
+from surefoot.oracles.step import Step
+
+Damping = Literal["adapted", "certified"] | float
+Solver = Callable[[float], Step]
+
+_TRIALS = 40  # values of κ, or balls, before giving up
+_ACCEPTED = 1e-4  # part of the predicted decrease that a step must achieve
+_START = 1e-2  # first radius, relative to the parameters
+_GROWTH, _ROOM, _LOOSE = 2.0, 1.25, 0.25  # of a ball: after a step to its end, after another one, a ball too large
+_RANGE = 1e-12, 1e12  # of an adapted κ
+
+
+@dataclass(frozen=True)
+class _Move:
+    """What a step does: the move, which part of the oracle's direction it is, and what the record says of it."""
+
+    move: dict[str, Tensor]
+    kappa: float
+    part: float = 1.0
+    smoothness: float | None = None
+    promised: float | None = None
+    radius: float | None = None
+    note: str = ""
+
+
+class SecondOrder(GuaranteedOptimizer):
+    r"""What Gauss-Newton and Newton steps share: the damping κ and how far to go.
+
+    * ``damping="adapted"`` (Levenberg and Marquardt): a step is taken if the objective falls by a part of what the
+      model predicts, else κ grows and the step is computed anew. After a step κ is multiplied by
+      :math:`\max(\frac13, 1 - (2\varrho - 1)^3)`, ϱ the ratio of the actual to the predicted decrease (Nielsen's
+      rule). So every step that is taken descends, as measured.
+    * ``damping="certified"``: κ is such that the model majorises the objective on a ball around the parameters. So
+      the decrease of the model is one of the objective, and the record holds it as promised before the
+      step is taken. A step that would leave the ball is shortened to its boundary: with :math:`m(0) = 0` and m
+      convex, :math:`m(tv) \le t\,m(v)`.
+    * a number: that κ at every step.
+
+    Args:
+        model: the network.
+        objective: a convex loss without targets.
+        damping: see above.
+        line_search: ``"armijo"`` halves a step until it descends enough; not with certified damping, which needs
+        none. kappa: the first κ where it is adapted. lower: a number that the objective never falls below.
+        progress: called with the record of each step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        *,
+        damping: Damping = "adapted",
+        line_search: Literal["armijo"] | None = None,
+        kappa: float = 1.0,
+        lower: float = 0.0,
+        progress: Callable[[StepRecord], object] | None = None,
+    ) -> None:
+        is_number = isinstance(damping, int | float) and not isinstance(damping, bool)
+        if damping not in ("adapted", "certified") and not (is_number and 0 < float(damping) < math.inf):
+            raise ValueError(f"damping is 'adapted', 'certified' or a positive number, got {damping!r}")
+        if line_search not in (None, "armijo"):
+            raise ValueError(f"line_search is 'armijo' or None, got {line_search!r}")
+        if line_search and damping == "certified":
+            raise ValueError("a certified step needs no line search: its decrease is proved")
+        if not 0 < kappa < math.inf:
+            raise ValueError(f"kappa is a positive number, got {kappa!r}")
+        super().__init__(model, objective, lower=lower, progress=progress)
+        self.damping, self.line_search = damping, line_search
+        self.kappa = float(damping) if is_number else float(kappa)
+        self._reach: float | None = None
+
+    def solver(self, problem: Problem, data: str) -> Solver:
+        """κ ↦ the minimiser of the model at the present point."""
+        raise NotImplementedError
+
+    def certified_kappa(self, certificate: Certificate) -> float:
+        """A κ with which the model majorises the objective on the domain of the certificate."""
+        raise NotImplementedError
+
+    def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
+        """One step."""
+        loss, data = self.value(x, y, closure), self.fingerprint(x, y)
+        try:
+            problem = self._problem(x, y)
+            gradient = problem.gradient
+            size = norm_of(gradient)
+            if not math.isfinite(size):
+                raise OptimizerError(f"the gradient is not finite at loss {loss:g}")
+            for name, parameter in self.trainable.items():
+                parameter.grad = gradient[name] if name in gradient else torch.zeros_like(parameter)
+            if size == 0:
+                found = _Move({}, self.kappa, 0.0, promised=self._nothing, note="the gradient is zero")
+            else:
+                choose = self._certified if self.damping == "certified" else self._measured
+                found = choose(problem, self.solver(problem, data), x)
+        except OracleError as error:
+            raise OptimizerError(str(error)) from error
+        self.write({name: problem.parameters[name].double() + move for name, move in found.move.items()})
+        return StepRecord(
+            step=len(self.history),
+            loss=loss,
+            gradient_norm=size,
+            step_size=found.part / found.kappa,
+            smoothness=found.smoothness,
+            promised_decrease=found.promised,
+            data=data,
+            note=found.note,
+            radius=found.radius,
+        )
+
+    @property
+    def _nothing(self) -> float | None:
+        return 0.0 if self.damping == "certified" else None
+
+    def _problem(self, x: Any, y: Any) -> Problem:
+        chain = Chain(self.model, x)
+        strangers = sorted(set(chain.parameters) - set(self.trainable))
+        if strangers:
+            raise OptimizerError(
+                f"'{strangers[0]}' asks for gradients, but the optimizer does not hold it: call add_param_group"
+            )
+        return Problem(chain, self.objective.bound_to(y))
+
+    def _measured(self, problem: Problem, solver: Solver, x: Any) -> _Move:
+        """A step with the given or the adapted κ, judged by the objective after it."""
+
+        def value_at(part: float) -> float:
+            moved = {name: (at + part * move[name]).to(at) for name, at in problem.parameters.items()}
+            with torch.no_grad():
+                return float(problem.objective(problem.chain.value({**problem.point, **moved})))
+
+        growth, adapted = 2.0, self.damping == "adapted"
+        for _ in range(_TRIALS):
+            step = solver(self.kappa)
+            self.kappa = step.kappa if adapted else self.kappa
+            move = {name: value.double() for name, value in step.direction.items()}
+            predicted = step.model_decrease + 0.5 * step.kappa * norm_of(move) ** 2
+            resolution = 4 * torch.finfo(problem.output.dtype).eps * max(abs(problem.value), 1e-30)
+            if predicted <= resolution:
+                return _Move({}, step.kappa, 0.0, note="no step: descent cannot be told from round-off here")
+            after = value_at(1.0)
+            ratio = (problem.value - after) / predicted if math.isfinite(after) else -math.inf
+            plain = not adapted and self.line_search is None and math.isfinite(after)
+            if ratio >= _ACCEPTED or plain:
+                self._relax(ratio)
+                rose = f"the loss rose by {after - problem.value:.3g}: take a larger damping" if ratio < 0 else ""
+                return _Move(move, step.kappa, note=rose)
+            slope = flat_product(problem.gradient, move)
+            if self.line_search and slope < 0:
+                found = armijo(value_at, problem.value, slope, first=0.5)
+                if found is not None:
+                    self._tighten(growth)
+                    part = found[0]
+                    return _Move({n: part * m for n, m in move.items()}, step.kappa, part, note="shortened")
+            if not adapted:
+                break
+            self._tighten(growth)
+            growth *= 2
+        return _Move({}, self.kappa, 0.0, note="no step: none was found that descends")
+
+    def _relax(self, ratio: float) -> None:
+        """κ after a step that was taken."""
+        if self.damping == "adapted":
+            factor = max(1 / 3, 1 - (2 * min(ratio, 1.0) - 1) ** 3)
+            self.kappa = min(max(self.kappa * factor, _RANGE[0]), _RANGE[1])
+
+    def _tighten(self, growth: float) -> None:
+        """κ after a step that was too long."""
+        if self.damping == "adapted":
+            self.kappa = min(self.kappa * growth, _RANGE[1])
+
+    def _certified(self, problem: Problem, solver: Solver, x: Any) -> _Move:
+        """A step on a ball whose radius follows the length of the steps."""
+        from surefoot.calculus.certify import certify
+
+        first = self._reach is None
+        radius = _START * (norm_of(problem.parameters) or 1.0) if self._reach is None else self._reach
+        for _ in range(_TRIALS):
+            certificate = certify(self.model, x, objective=problem.objective, domain=Ball(radius))
+            if not certificate.smoothness.is_finite:
+                radius, first = radius / 10, True
+                continue
+            self.kappa = max(self.certified_kappa(certificate), _RANGE[0])
+            step = solver(self.kappa)
+            length = norm_of(step.direction)
+            if first and length < _LOOSE * radius and length > 0:
+                radius = 2 * length
+                continue
+            part = min(1.0, radius * (1 - 1e-6) / length) if length > 0 else 0.0
+            self._reach = part * length * (_GROWTH if part < 1 else _ROOM) or radius
+            move = {name: part * value.double() for name, value in step.direction.items()}
+            promised = part * step.model_decrease
+            smoothness = float(certificate.smoothness)
+            return _Move(move, step.kappa, part, smoothness, promised, radius)
+        require_smooth(certificate)
+        raise GuaranteeError("no ball around the parameters was found that a step fits into")
+
+    def extra_state(self) -> dict[str, Any]:
+        """The damping and the radius of the next step."""
+        return {"kappa": self.kappa, "reach": self._reach}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Take them back."""
+        self.kappa, self._reach = float(state["kappa"]), state["reach"]
+
+    @property
+    def guarantee(self) -> str:
+        """What is proved of this run, in words."""
+        if self.damping != "certified":
+            return "nothing is proved: steps are judged by the objective after them. Use damping='certified'"
+        batches = len({record.data for record in self.history})
+        what = "the objective of these data" if batches <= 1 else "the objective of its own mini-batch"
+        steps = f"Every one of the {len(self.history)} steps"
+        return f"{steps} decreases {what} by what it promised, in exact arithmetic."
+
+
+__all__ = ["Damping", "SecondOrder", "Solver"]
