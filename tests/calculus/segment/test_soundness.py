@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from attack.networks import network
 from judges.function import in_double
+from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.certify import Along
 from surefoot.calculus.segment.majorant import majorant
 from surefoot.errors import SurefootError
@@ -184,3 +185,15 @@ def test_a_direction_that_does_not_fit_is_refused(direction, word):
     model, x = perceptron(nn.Tanh, 0, 4, 8, 3), torch.randn(6, 4, dtype=torch.float64)
     with pytest.raises(SurefootError, match=word):
         sf.certify(model, x, domain=sf.Segment(direction, 1.0))
+
+
+def test_norms_are_not_carried_over_to_images_of_another_size():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 3, padding=1)).double()
+    direction, norms = direction_for(model, 0), Norms()
+    small, large = (torch.randn(2, 1, size, size, dtype=torch.float64) for size in (2, 12))
+    for x in (small, large):
+        targets = sf.Square(torch.zeros(2, 2, *x.shape[2:], dtype=torch.float64))
+        (shared,) = Along(model, x, targets, norms).expand(direction, 0.1, 3)
+        (own,) = Along(model, x, targets).expand(direction, 0.1, 3)
+        assert torch.equal(shared.tail, own.tail)

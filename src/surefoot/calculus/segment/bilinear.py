@@ -54,17 +54,18 @@ class Norms:
 
     def __init__(self, slack: float = 0.05) -> None:
         self._slack = slack
-        self._kept: dict[str, Gain] = {}
+        self._kept: dict[tuple[str, tuple[int, ...]], Gain] = {}
 
     def __call__(self, node: Node, weights: Tensor, data: Spec) -> tuple[float, Gain]:
         """A bound on the norm at these weights, and what it rests on."""
-        gain = self._kept.get(node.name)
+        key = node.name, data.shape[1:]  # the norm of a convolution depends on the size of its images
+        gain = self._kept.get(key)
         if gain is not None and gain.weights.shape == weights.shape:
             moved = gain.constant * float(torch.linalg.vector_norm(weights - gain.weights)) * (1 + 2.0**-26)
             if moved <= self._slack * gain.norm:
                 return (gain.norm + moved) * (1 + 2.0**-50), gain
         gain = measured(node, weights, data)
-        self._kept[node.name] = gain
+        self._kept[key] = gain
         return gain.norm, gain
 
 
