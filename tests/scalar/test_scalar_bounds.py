@@ -104,7 +104,7 @@ def test_random_intervals(case: Case, low: float, width: float, order: int) -> N
     st.integers(0, 3),
 )
 def test_single_points_against_forty_digits(pair, point: float, order: int) -> None:
-    """No tolerance downwards but that of the judge, whose differences are not exactly zero where a derivative is."""
+    """No tolerance downwards but that of the judge, whose differences are not zero where a derivative is."""
     name, judge = pair
     with mpmath.workdps(60):
         exact = abs(mpmath.diff(judge, mpmath.mpf(point), order))
