@@ -73,15 +73,21 @@ def certify(
         from surefoot.calculus.paper.reader import certify_as_printed
 
         return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
-    graph = capture(model, x)
-    args, kwargs = as_inputs(x)
-    inputs = dict(zip((leaf.name for leaf in graph.inputs), (*args, *kwargs.values()), strict=True))
-    if objective is not None:
-        graph, targets = attach(graph, objective)
-        inputs |= targets
+    graph, inputs = captured(model, x, objective)
     leaves, region = enclose_leaves(graph, dict(model.named_parameters()), inputs, domain, wrt, input_norm)
     scalar = len(graph.outputs) == 1 and graph.numel(graph.outputs[0]) == 1
     return certificate_of(forward(prepared(graph), leaves, region, keep=scalar), domain, wrt)
+
+
+def captured(model: nn.Module, x: Any, objective: nn.Module | None) -> tuple[Graph, dict[str, Tensor]]:
+    """The graph of a model, or of an objective of it, and the values of inputs and targets by leaf name."""
+    graph = capture(model, x)
+    args, kwargs = as_inputs(x)
+    inputs = dict(zip((leaf.name for leaf in graph.inputs), (*args, *kwargs.values()), strict=True))
+    if objective is None:
+        return graph, inputs
+    graph, targets = attach(graph, objective)
+    return graph, inputs | targets
 
 
 def _along(
@@ -138,7 +144,7 @@ def enclose_leaves(
     count = len(region.variables)
     enclosures: dict[str, Enclosure] = {}
     for leaf in graph.leaves.values():
-        value = _present(graph, leaf, parameters, inputs)
+        value = present_value(graph, leaf, parameters, inputs)
         if leaf.name in region.variables:
             enclosures[leaf.name] = _variable(leaf, value, domain, region)
         elif leaf.source is Source.INPUT and value.is_floating_point():
@@ -166,7 +172,10 @@ def _variable_blocks(graph: Graph, wrt: Wrt) -> dict[str, tuple[str, ...]]:
     return blocks
 
 
-def _present(graph: Graph, leaf: Leaf, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+def present_value(
+    graph: Graph, leaf: Leaf, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+) -> Tensor:
+    """The value of a leaf: parameters by path, inputs and targets by leaf name."""
     match leaf.source:
         case Source.INPUT | Source.TARGET:
             return inputs[leaf.name]

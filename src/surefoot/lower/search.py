@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.calculus.certify import Wrt, enclose_leaves
+from surefoot.calculus.certify import Wrt, captured, enclose_leaves
 from surefoot.domains import Domain, DomainError, ProductBall
-from surefoot.graph import capture
-from surefoot.graph.checks import as_inputs
 from surefoot.lower.ascent import Found, climb, curvature, size, slope
 from surefoot.lower.function import Function, Objective
 from surefoot.lower.kinks import steepest_part
@@ -76,9 +74,7 @@ def _function(
 ) -> tuple[Function, Space]:
     if isinstance(objective, nn.Module):
         objective = copy.deepcopy(objective).double()
-    graph = capture(model, x)
-    args, kwargs = as_inputs(x)
-    inputs = dict(zip((leaf.name for leaf in graph.inputs), (*args, *kwargs.values()), strict=True))
+    graph, inputs = captured(model, x, None)
     parameters = dict(model.named_parameters())
     if any(value.device.type == "meta" for value in (*parameters.values(), *inputs.values())):
         raise DomainError(

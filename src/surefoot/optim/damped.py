@@ -63,7 +63,9 @@ class SecondOrder(GuaranteedOptimizer):
         objective: a convex loss without targets.
         damping: see above.
         line_search: ``"armijo"`` halves a step until it descends enough; not with certified damping, which needs
-        none. kappa: the first κ where it is adapted. lower: a number that the objective never falls below.
+            none.
+        kappa: the first κ where it is adapted.
+        lower: a number that the objective never falls below.
         progress: called with the record of each step.
     """
 

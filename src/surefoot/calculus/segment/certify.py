@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.calculus.certify import captured, present_value
+from surefoot.calculus.forward import run_in_double
 from surefoot.calculus.prepare import prepared
 from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.majorant import Majorant, largest, majorant
@@ -25,10 +27,8 @@ from surefoot.calculus.segment.model import TaylorModel
 from surefoot.calculus.segment.walk import expand, leaf_models
 from surefoot.certificate import Certificate
 from surefoot.domains import DomainError, Segment
-from surefoot.graph import Graph, Source, capture
-from surefoot.graph.checks import as_inputs
+from surefoot.graph import Graph
 from surefoot.magnitude import Magnitude
-from surefoot.objectives import attach
 
 _TRIALS = 40  # reductions of a segment before giving up
 _REFINEMENTS = 10
@@ -47,14 +47,9 @@ class Along:
     """
 
     def __init__(self, model: nn.Module, x: Any, objective: nn.Module | None, norms: Norms | None = None) -> None:
-        graph = capture(model, x)
-        args, kwargs = as_inputs(x)
-        inputs = dict(zip((leaf.name for leaf in graph.inputs), (*args, *kwargs.values()), strict=True))
-        if objective is not None:
-            graph, targets = attach(graph, objective)
-            inputs |= targets
+        graph, inputs = captured(model, x, objective)
         parameters = dict(model.named_parameters())
-        values = {name: _value(graph, name, parameters, inputs) for name in graph.leaves}
+        values = {name: present_value(graph, leaf, parameters, inputs) for name, leaf in graph.leaves.items()}
         if any(value.device.type == "meta" for value in values.values()):
             raise DomainError("a segment starts at the present weights, and on the meta device there are none")
         self.graph: Graph = prepared(graph)
@@ -194,20 +189,7 @@ def _magnitude(value: float) -> Magnitude:
     return Magnitude.of(value * (1 + 2.0**-26)) if math.isfinite(value) else Magnitude.infinity()
 
 
-def _value(graph: Graph, name: str, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
-    leaf = graph.leaves[name]
-    match leaf.source:
-        case Source.INPUT | Source.TARGET:
-            return inputs[name]
-        case Source.PARAMETER:
-            return parameters[leaf.path]
-        case _:
-            return graph.held[name]
-
-
 def _run(graph: Graph, values: Mapping[str, Tensor]) -> list[Tensor]:
-    from surefoot.calculus.forward import run_in_double
-
     known: dict[str, Any] = {
         name: value.double() if value.is_floating_point() else value for name, value in values.items()
     }
