@@ -159,7 +159,7 @@ class CertifiedDescent(GuaranteedOptimizer):
     def _certified(self, along: Along, direction: Tensors) -> Majorant:
         """A bound along the direction that is not much longer than the step it allows."""
         length = self._first_length(along, direction) if self._reach is None else self._reach
-        bound = along.longest(direction, length, self.order)
+        bound = along.longest(direction, along.majorant(direction, length, self.order), self.order)
         if bound.step > 0:
             return bound
         raise GuaranteeError(

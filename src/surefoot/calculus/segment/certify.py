@@ -86,15 +86,21 @@ class Along:
         return majorant(output)
 
     def longest(
-        self, direction: Mapping[str, Tensor], length: float, order: int, refinements: int = 0
+        self, direction: Mapping[str, Tensor], whole: Majorant, order: int, refinements: int = 0
     ) -> Majorant:
         """The bound on a part of the segment, from its beginning, that is not much longer than the step it allows.
 
         The bound of a shorter segment is lower, so its step may be longer. The best part is as long as its step:
         the length is reduced until the step is a quarter of it, then, if wanted, found by halving the interval.
         Where nothing is found, the step is zero.
+
+        Args:
+            direction: by parameter path.
+            whole: the bound on all of the segment.
+            order: Taylor coefficients.
+            refinements: how often the interval is halved.
         """
-        bound, too_long = self.majorant(direction, length, order), length
+        bound, too_long = whole, whole.length
         for _ in range(_TRIALS):
             if bound.step >= 0.25 * bound.length:
                 break
@@ -140,6 +146,9 @@ def certify_segment(model: nn.Module, x: Any, objective: nn.Module | None, domai
     direction = along.steepest_descent() if domain.direction is None else domain.direction
     outputs = along.expand(direction, domain.length, domain.order)
     scalar = len(outputs) == 1 and outputs[0].value.numel() == 1
+    step = None
+    if scalar:
+        step = along.longest(direction, majorant(outputs[0]), domain.order, _REFINEMENTS).step
     bound, lipschitz, smoothness = _of_number(outputs[0]) if scalar else _of_vector(outputs)
     return Certificate(
         bound=_magnitude(bound),
@@ -151,7 +160,7 @@ def certify_segment(model: nn.Module, x: Any, objective: nn.Module | None, domai
         domain=str(domain),
         wrt="params",
         scalar=scalar,
-        segment_step=along.longest(direction, domain.length, domain.order, _REFINEMENTS).step if scalar else None,
+        segment_step=step,
     )
 
 
