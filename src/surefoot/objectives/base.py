@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,18 +22,24 @@ class ObjectiveError(SurefootError, ValueError):
 
 
 class Objective(nn.Module):
-    """A loss :math:`h(\\hat y, y)`, the mean over the samples (the rows) of both.
+    """A function :math:`h(\\hat y)` or :math:`h(\\hat y, y)` of all outputs, one sample per row.
 
     ``objective(outputs, y)`` is its value; an objective made with targets is bound to them:
-    ``objective(outputs)``.
+    ``objective(outputs)``. One that has no targets (clustering) is called with the outputs alone.
 
     Attributes:
         operation: the name of its rule.
-        function: computes it from outputs and targets, by ordinary torch operations.
+        function: computes it from outputs, targets if it takes any, and :attr:`options`.
+        takes_targets: whether outputs are compared with targets.
+        convex: whether it is convex in the outputs.
+        smooth: whether its gradient is Lipschitz on the whole space.
     """
 
     operation: str
-    function: Callable[[Tensor, Tensor], Tensor]
+    function: Callable[..., Tensor]
+    takes_targets: bool = True
+    convex: bool = True
+    smooth: bool = True
     targets: Tensor | None
 
     def __init__(self, targets: Any = None) -> None:
@@ -45,8 +51,13 @@ class Objective(nn.Module):
         """The same loss with these targets."""
         return type(self)(targets)
 
-    def check(self, outputs: Spec, targets: Spec) -> None:
-        """Refuse targets that do not fit the outputs.
+    @property
+    def options(self) -> dict[str, Hashable]:
+        """The keyword arguments of :attr:`function`, by name."""
+        return {}
+
+    def check(self, outputs: Spec, targets: Spec | None) -> None:
+        """Refuse outputs, or targets that do not fit the outputs.
 
         Raises:
             ObjectiveError: saying what was expected.
@@ -59,9 +70,12 @@ class Objective(nn.Module):
         Raises:
             ObjectiveError: if there are no targets, or they do not fit.
         """
+        if not self.takes_targets:
+            self.check(_spec(outputs), None)
+            return type(self).function(outputs, **self.options)
         chosen = self.chosen(targets).to(outputs.device)
         self.check(_spec(outputs), _spec(chosen))
-        return type(self).function(outputs, chosen)
+        return type(self).function(outputs, chosen, **self.options)
 
     def chosen(self, targets: Any = None) -> Tensor:
         """The targets given here, or those it is bound to.
@@ -95,37 +109,44 @@ def attach(graph: Graph, objective: nn.Module) -> tuple[Graph, dict[str, Tensor]
         raise ObjectiveError(
             f"an objective reads one tensor, the model returns {len(graph.outputs)}: return only what is compared"
         )
-    if isinstance(objective, Objective):
-        targets = objective.chosen()
-        outputs = graph.spec(graph.outputs[0])
-        assert isinstance(outputs, Spec)
-        objective.check(outputs, _spec(targets))
-        composed, name = _composed(graph, objective, _spec(targets))
-        return composed, {name: targets}
-    return _composed_with_module(graph, objective), {}
+    if not isinstance(objective, Objective):
+        return _composed_with_module(graph, objective), {}
+    outputs = graph.spec(graph.outputs[0])
+    assert isinstance(outputs, Spec)
+    if not objective.takes_targets:
+        objective.check(outputs, None)
+        return _composed(graph, objective, None)[0], {}
+    targets = objective.chosen()
+    objective.check(outputs, _spec(targets))
+    composed, name = _composed(graph, objective, _spec(targets))
+    return composed, {name: targets}
 
 
-def _composed(graph: Graph, objective: Objective, targets: Spec) -> tuple[Graph, str]:
+def _composed(graph: Graph, objective: Objective, targets: Spec | None) -> tuple[Graph, str]:
     """The loss as one more node; kept with the graph, so that an optimizer composes once."""
     kept: dict[Any, tuple[Graph, str]] = graph.__dict__.setdefault("_objectives", {})
-    key = objective.operation, targets
+    key = objective.operation, targets, tuple(objective.options.items())
     if key not in kept:
         taken = {*graph.leaves, *graph.by_name}
-        leaf = Leaf(fresh("targets", taken), "targets", Source.TARGET, targets)
+        leaves = dict(graph.leaves)
+        read = [graph.outputs[0]]
+        if targets is not None:
+            leaf = Leaf(fresh("targets", taken), "targets", Source.TARGET, targets)
+            leaves[leaf.name] = leaf
+            read.append(leaf.name)
         output = graph.spec(graph.outputs[0])
         assert isinstance(output, Spec)
         node = Node(
             name=fresh("loss", taken),
             op=objective.operation,
             target=type(objective).function,
-            args=(Ref(graph.outputs[0]), Ref(leaf.name)),
-            kwargs={},
+            args=tuple(map(Ref, read)),
+            kwargs=objective.options,
             module="objective",
             spec=Spec((), output.dtype),
         )
-        leaves = {**graph.leaves, leaf.name: leaf}
         composed = assemble(leaves, [*graph.nodes, node], (node.name,), graph.held, graph.aliases)
-        kept[key] = composed, leaf.name
+        kept[key] = composed, read[-1]
     return kept[key]
 
 

@@ -36,8 +36,9 @@ class Square(Objective):
     operation = "surefoot.square"
     function = staticmethod(square)
 
-    def check(self, outputs: Spec, targets: Spec) -> None:
+    def check(self, outputs: Spec, targets: Spec | None) -> None:
         """Targets have the shape of the outputs."""
+        assert targets is not None
         if outputs.shape != targets.shape or not outputs.shape:
             raise ObjectiveError(
                 f"Square compares outputs and targets of one shape, got {_shape(outputs)} and {_shape(targets)}"
@@ -67,8 +68,9 @@ class CrossEntropy(Objective):
                 "numbers are integers (y.long())"
             )
 
-    def check(self, outputs: Spec, targets: Spec) -> None:
+    def check(self, outputs: Spec, targets: Spec | None) -> None:
         """Outputs are n × k; targets n class numbers or n × k numbers."""
+        assert targets is not None
         wanted = outputs.shape[:1] if not targets.dtype.is_floating_point else outputs.shape
         if len(outputs.shape) != 2 or targets.shape != wanted:
             raise ObjectiveError(
