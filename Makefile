@@ -4,9 +4,9 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all lint format readme bench clean
+.PHONY: demo test test-all lint format readme docs bench clean
 
-demo: .venv/.installed
+demo: .venv/.installed-all
 	$(BIN)/python examples/demo.py
 
 test: lint
@@ -27,19 +27,26 @@ format: .venv/.installed-test
 readme: .venv/.installed-test
 	$(BIN)/python docs/generate.py
 
-bench: .venv/.installed-bench
+docs: .venv/.installed-docs
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+bench: .venv/.installed-all
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/gallery docs/operations.rst
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --editable .
 	touch $@
 
-.venv/.installed-bench: .venv/.installed
-	$(PIP) --editable '.[bench]'
+.venv/.installed-all: .venv/.installed
+	$(PIP) --editable '.[all]'
+	touch $@
+
+.venv/.installed-docs: .venv/.installed
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 .venv/.installed-test: .venv/.installed

@@ -1,55 +1,48 @@
-"""What surefoot can do, on models of the zoo: ``make demo``."""
+"""The main job in two minutes: ``make demo``."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot.report.page import write_report
+
+REPORT = Path("surefoot-demo.html")
+STEPS = 10
 
 
 def main() -> None:
-    """A small network with numbers, then VGG-16 at full size without."""
-    torch.manual_seed(0)
-    options = {"sizes": (16, 32, 32, 10)}
+    """The paper's study, a certificate on real digits with its bracket, ten proved steps, a report."""
     title("The paper's study of VGG: each block within 1, ‖x‖ = 1, 128 images, nothing allocated")
-    show_study()
+    certificates = study()
 
-    title("A small convolutional network around its weights: lower bounds found, upper bounds proved")
-    show_bracket()
+    title("A small convolutional network on 64 handwritten digits, parameters within 0.02 of the present ones")
+    model, x, y = network_and_digits()
+    objective, domain = sf.CrossEntropy(y), sf.Ball(0.02)
+    certificate = sf.certify(model, x, objective=objective, domain=domain)
+    print(certificate)
+    print()
+    print(certificate.bracket(sf.estimate(model, x, objective=objective, domain=domain)))
 
-    title("A residual network as a chain: states are what is still needed, here (x_{t-1}; x_t)")
-    show_chain("residual")
+    title(f"{STEPS} steps without a learning rate, each proved to descend before it is taken")
+    descend(model, x, y)
 
-    title("The automatic-differentiation oracle against torch.autograd, in double precision")
-    for name in ("mlp", "residual", "highway-gated", "autoencoder-convolutional", "resnet18", "vit", "gpt"):
-        check_oracle(name)
-
-    title("What a step costs: a perceptron")
-    print(sf.cost(sf.zoo.build("mlp", **options), sf.zoo.example_input("mlp", batch=64, **options)))
-
-    title("What a step costs: VGG-16, 128 images of 224×224, on the meta device")
-    with torch.device("meta"):
-        vgg, images = sf.zoo.build("vgg16"), sf.zoo.example_input("vgg16", batch=128)
-    print(sf.cost(vgg, images))
-
-    title("Multiplications of the forward pass, predicted and counted by PyTorch")
-    for name in ("vgg16-batchnorm", "resnet18", "resnet50", "autoencoder-convolutional", "vit", "gpt"):
-        compare_counts(name)
+    write_report(REPORT, [("CNN on digits", certificate), *certificates], title="surefoot demo")
+    title("A report to open in a browser")
+    print(REPORT.resolve())
 
 
 def title(text: str) -> None:
     print(f"\n{text}\n{'─' * len(text)}")
 
 
-def small(name: str) -> tuple[nn.Module, Tensor]:
-    """A small version of a model, and a batch."""
-    options = sf.zoo.small_options(name)
-    return sf.zoo.build(name, **options).double(), sf.zoo.example_input(name, 4, dtype=torch.float64, **options)
-
-
-def show_study() -> None:
+def study() -> list[tuple[str, sf.Certificate]]:
     """Algorithm 4 as printed next to the certified calculus, on VGG and its variations."""
+    found = []
     print(f"{'':<18}{'as printed: ℓ':>16}{'L':>14}   {'certified: ℓ':>16}{'L':>14}")
     for name in ("vgg16", "vgg16-smooth", "vgg16-batchnorm"):
         with torch.device("meta"):
@@ -63,46 +56,29 @@ def show_study() -> None:
             f"{name:<18}{printed.lipschitz:>15}{unsound}{printed.smoothness:>14}"
             f"   {proved.lipschitz:>16}{proved.smoothness:>14}"
         )
+        found.append((name, proved))
     print("* rests on a constant of the paper that is not an upper bound: see docs/application.md")
+    return found
 
 
-def show_bracket() -> None:
-    layers = (nn.Conv2d(1, 4, 3), nn.Softplus(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(36, 10))
-    model, x = nn.Sequential(*layers).double(), torch.randn(8, 1, 8, 8, dtype=torch.float64)
-    domain = sf.Ball(0.05)
-    certificate = sf.certify(model, x, domain=domain)
-    print(certificate)
-    print(certificate.bracket(sf.estimate(model, x, domain=domain)))
+def network_and_digits() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    images, classes = load_digits(return_X_y=True)
+    x, y = torch.tensor(images[:64], dtype=torch.float64).reshape(-1, 1, 8, 8) / 16, torch.tensor(classes[:64])
+    layers = (nn.Conv2d(1, 8, 3), nn.Softplus(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(72, 10))
+    return nn.Sequential(*layers).double(), x, y
 
 
-def show_chain(name: str) -> None:
-    print(sf.Chain(*small(name)))
-
-
-def check_oracle(name: str) -> None:
-    """Pull back a slope, push forward a direction, and compare with the plain model."""
-    model, x = small(name)
-    oracle = sf.Chain(model, x).autodiff()
-    slope = torch.randn_like(oracle.value)
-    gradient = oracle.pullback(slope)
-
-    paths, parameters = zip(*model.named_parameters(), strict=True)
-    plain = torch.autograd.grad(model(x), parameters, slope)
-    scale = max(float(g.abs().max()) for g in plain)
-    error = max(float((gradient[p] - g).abs().max()) for p, g in zip(paths, plain, strict=True)) / scale
-
-    direction = {path: torch.randn_like(parameter) for path, parameter in model.named_parameters()}
-    forward = float((slope * oracle.pushforward(direction)).sum())
-    backward = float(sum((gradient[path] * direction[path]).sum() for path in paths))
-    adjoint = abs(forward - backward) / abs(backward)
-    print(f"{name:<28} gradient differs by {error:.0e}   ⟨μ, J v⟩ and ⟨Jᵀμ, v⟩ by {adjoint:.0e}")
-
-
-def compare_counts(name: str) -> None:
-    with torch.device("meta"):
-        found = sf.cost(sf.zoo.build(name), sf.zoo.example_input(name))
-    verdict = "equal" if found.products == found.counted.forward else "NOT EQUAL"
-    print(f"{name:<28} {found.products:>16,} {found.counted.forward:>16,}   {verdict}")
+def descend(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    optimizer = sf.optim.CertifiedDescent(model, sf.CrossEntropy())
+    for _ in range(STEPS):
+        optimizer.step(x, y)
+    after = [record.loss for record in optimizer.history[1:]] + [optimizer.value(x, y)]
+    for record, loss in zip(optimizer.history, after, strict=True):
+        print(
+            f"step {record.step:>2}   loss {record.loss:.5f}   step size {record.step_size:7.3f}   "
+            f"promised decrease {record.promised_decrease:.2e}   found {record.loss - loss:.2e}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,90 @@
+"""The pages of the documentation speak of what exists, and leave nothing out."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from surefoot.rules.registry import rules
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+
+
+def _from_docs(name: str) -> ModuleType:
+    sys.path.insert(0, str(DOCS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(DOCS))
+
+
+def _resolve(name: str) -> object:
+    """A module, or what a module holds, by its dotted name."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[cut:]:
+            found = getattr(found, attribute)
+        return found
+    raise ModuleNotFoundError(name)
+
+
+@pytest.mark.parametrize("page", ["theory.md", "choosing.md", "api.md"])
+def test_every_name_on_a_page_exists(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    names = set(re.findall(r"\bsurefoot(?:\.\w+)+", text))
+    names |= {f"surefoot{name}" for name in re.findall(r"`sf((?:\.\w+)+)", text)}
+    assert len(names) > 5
+    for name in sorted(names):
+        _resolve(name)
+
+
+def test_every_statement_that_is_cited_is_on_the_theory_page() -> None:
+    page = (DOCS / "theory.md").read_text(encoding="utf-8")
+    cited: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        cited |= set(
+            re.findall(r"\b(?:Prop\.|Lemma|Corollary)\s+([a-z]+_[a-z_]+)", path.read_text(encoding="utf-8"))
+        )
+    assert len(cited) > 3
+    assert not {label for label in cited if f"`{label}`" not in page}
+
+
+def test_every_operation_is_on_the_page_of_operations() -> None:
+    page = _from_docs("operations").page()
+    missing = [name for name in rules() if f"``{name}``" not in page]
+    assert not missing
+
+
+def test_every_rule_states_its_claim() -> None:
+    assert not [name for name, rule in rules().items() if not (rule.__doc__ or "").strip()]
+
+
+def test_the_gallery_shows_every_example() -> None:
+    tree = ast.parse((DOCS / "conf.py").read_text(encoding="utf-8"))
+    (order,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] == ["ORDER"]
+    )
+    assert sorted(order) == sorted(p.name for p in (ROOT / "examples").glob("*.py") if p.name != "demo.py")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_an_example_says_problem_method_statement_and_result(path: Path) -> None:
+    if path.stem == "demo":
+        return
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    assert [word for word in ("Problem", "Method", "Statement", "Result") if f"**{word}.**" in text] == [
+        "Problem", "Method", "Statement", "Result",
+    ]  # fmt: skip
