@@ -5,24 +5,15 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from judges.pages import from_docs
 from surefoot.rules.registry import rules
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-
-
-def _from_docs(name: str) -> ModuleType:
-    sys.path.insert(0, str(DOCS))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(DOCS))
 
 
 def _resolve(name: str) -> object:
@@ -61,7 +52,7 @@ def test_every_statement_that_is_cited_is_on_the_theory_page() -> None:
 
 
 def test_every_operation_is_on_the_page_of_operations() -> None:
-    page = _from_docs("operations").page()
+    page = from_docs("operations").page()
     missing = [name for name in rules() if f"``{name}``" not in page]
     assert not missing
 

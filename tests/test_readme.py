@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
+from judges.pages import from_docs
 from surefoot import zoo
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-generate = _generator()
+generate = from_docs("generate")
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from judges.models import Halves
 from surefoot import zoo
 from surefoot.chain import Chain
 from surefoot.errors import ChainError
@@ -54,15 +55,6 @@ def test_a_part_reads_only_its_own_parameters() -> None:
 
 
 def test_a_part_of_a_split_tensor() -> None:
-    class Halves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            a, b, c = torch.split(x, [2, 2, 1], dim=1)
-            return self.right(torch.tanh(self.left(a))) * c + b
-
     model, x = Halves().double(), torch.randn(3, 5, dtype=torch.float64)
     chain = Chain(model, x)
     assert len(chain) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from judges.models import Halves
 from surefoot import zoo
 from surefoot.chain import Chain, Computation
 
@@ -226,15 +227,6 @@ def test_two_linear_maps_in_a_row_are_two_computations() -> None:
 
 
 def test_pieces_of_a_split_may_live_across_cuts() -> None:
-    class Halves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            a, b, c = torch.split(x, [2, 2, 1], dim=1)
-            return self.right(torch.tanh(self.left(a))) * c + b
-
     chain = Chain(Halves(), torch.randn(3, 5))
     assert blocks(chain) == [("left",), ("right",)]
     assert shapes(chain) == [[(3, 5)], [(3, 2), (3, 1), (3, 2)], [(3, 2)]]

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
+from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surefoot.errors import CaptureError
 from surefoot.graph import capture
 
 X = torch.ones(2, 3)
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Both:
+    """Two tensors, and no name that says which is meant."""
+
+    left: Tensor
+    right: Tensor
+
+
+def old_fashioned(transform: Callable[..., Any], *args: Any) -> Any:
+    """A transformation of a layer that torch advises against."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return transform(nn.Linear(3, 3), *args)
 
 
 class Inner(nn.Module):

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import warnings
-from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from refused import Inner, X, at_top
-from torch import Tensor, nn
+from refused import Both, Inner, Pair, X, at_top, old_fashioned
+from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from surefoot.graph import capture
-
-Pair = namedtuple("Pair", "left right")
-
-
-def old_fashioned(transform: Callable[..., Any], *args: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return transform(nn.Linear(3, 3), *args)
-
-
-@dataclasses.dataclass
-class Both:
-    """Two tensors, and no name that says which is meant."""
-
-    left: Tensor
-    right: Tensor
-
 
 ACCEPTED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "dropout in eval mode": (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).eval(), X),

@@ -5,43 +5,19 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from cached import Custom, X, assert_current
 from torch import Tensor, nn
 
 from surefoot import zoo
 from surefoot.graph import Role, capture
 from surefoot.graph.survey import Survey
 
-X = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
-
-
-def assert_current(model: nn.Module, x: Tensor = X) -> None:
-    """What capture returns now computes what the model computes now."""
-    (value,) = capture(model, x).run(dict(model.named_parameters()), [x])
-    assert torch.allclose(value, model(x), atol=1e-6)
-
 
 def small() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.BatchNorm1d(3), nn.Linear(3, 3)).eval()
-
-
-class Custom(nn.Module):
-    """A linear layer behind something that reads what a test likes."""
-
-    gain = 1.0
-
-    def __init__(self, function: Callable[..., Tensor], **attributes: Any) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.function = function
-        for key, value in attributes.items():
-            setattr(self, key, value)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gain * self.layer(self.function(self, x))
 
 
 def test_an_unchanged_model_gives_the_same_object() -> None:

@@ -13,38 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cached import Custom, X, assert_current
 from torch import Tensor, nn
 from torch.nn import functional
 
 from surefoot.graph import capture
 
-X = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
 FACTOR = 2.0
 TABLE = {"shift": [1.0]}
 settings = types.ModuleType("settings")
 settings.scale = 2.0  # type: ignore[attr-defined]
-
-
-def assert_current(model: nn.Module, x: Tensor = X) -> None:
-    """What capture returns now computes what the model computes now."""
-    (value,) = capture(model, x).run(dict(model.named_parameters()), [x])
-    assert torch.allclose(value, model(x), atol=1e-6)
-
-
-class Custom(nn.Module):
-    """A linear layer behind something that reads what a test likes."""
-
-    gain = 1.0
-
-    def __init__(self, function: Callable[..., Tensor], **attributes: Any) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.function = function
-        for key, value in attributes.items():
-            setattr(self, key, value)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gain * self.layer(self.function(self, x))
 
 
 def set_number(model: Custom) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import warnings
-from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from refused import X, assert_refused, at_top, inside
+from refused import Both, Pair, X, assert_refused, at_top, inside, old_fashioned
 from torch import Tensor, nn
-
-Pair = namedtuple("Pair", "left right")
 
 
 def branch(self: Any, x: Tensor) -> Tensor:
@@ -45,20 +40,6 @@ def stale_view() -> nn.Module:
     model = inside(lambda self, x: x * self.view)
     model[1].view = model[1].layer.weight.view(-1)[:3]
     return model
-
-
-def old_fashioned(transform: Callable[..., Any], *args: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return transform(nn.Linear(3, 3), *args)
-
-
-@dataclasses.dataclass
-class Both:
-    """Two tensors, and no name that says which is meant."""
-
-    left: Tensor
-    right: Tensor
 
 
 # name: (model, input, what the message says, the module it names; None: no module is to blame)

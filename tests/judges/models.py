@@ -12,6 +12,18 @@ from torch import Tensor, nn
 Sample = tuple[nn.Module, Tensor]
 
 
+class Halves(nn.Module):
+    """Pieces of a split tensor that are used at different depths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = torch.split(x, [2, 2, 1], dim=1)
+        return self.right(torch.tanh(self.left(a))) * c + b
+
+
 class Sum(nn.Module):
     """The sum of what several modules make of the same input."""
 

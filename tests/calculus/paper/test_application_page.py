@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from paper_judges import normal, tensor_norm
 
+from judges.pages import from_docs
 from surefoot.calculus import paper
 from surefoot.calculus.paper.algorithm import VALUE_AT_ZERO_DROPPED
 from surefoot.calculus.paper.chains import SWAPPED_RADII
@@ -22,16 +21,7 @@ from surefoot.magnitude import Magnitude
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("application", ROOT / "docs" / "application.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-application = _generator()
+application = from_docs("application")
 
 
 def test_the_page_is_what_the_generator_prints():
