@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/quickstart.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/quickstart.md", "docs/chains.md")
 
 _BLOCK = re.compile(
     r"```python\n(?P<code>.*?)```"
