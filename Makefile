@@ -40,7 +40,7 @@ bench: .venv/.installed-all
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/gallery docs/operations.rst
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/gallery docs/operations.rst docs/command-line.md
 
 .venv/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -6,7 +6,6 @@ import inspect
 import math
 import sys
 from decimal import ROUND_UP, Context, Decimal, localcontext
-from pathlib import Path
 
 from surefoot.rules.registry import Rule, rules
 from surefoot.scalar import activations, supremum
@@ -89,10 +88,3 @@ def _family(module: str, members: dict[Rule, list[str]]) -> str:
         names = ", ".join(f"``{name}``" for name in operations)
         lines += [names, *("  " + line for line in inspect.cleandoc(rule.__doc__ or "").splitlines()), ""]
     return "\n".join([*lines, ""])
-
-
-def write(path: Path) -> None:
-    """Write the page where it differs from what is there."""
-    text = page()
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")

@@ -57,6 +57,13 @@ def test_every_operation_is_on_the_page_of_operations() -> None:
     assert not missing
 
 
+def test_every_command_is_on_the_page_of_the_command_line() -> None:
+    page = from_docs("commands").page()
+    for command in ("certify", "compare", "train", "step", "cost", "rules", "doctor"):
+        assert f"## surefoot {command}" in page
+        assert f"$ surefoot {command}" in page
+
+
 def test_every_rule_states_its_claim() -> None:
     assert not [name for name, rule in rules().items() if not (rule.__doc__ or "").strip()]
 
