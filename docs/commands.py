@@ -18,9 +18,9 @@ $ surefoot certify package.module:make_model --input 8,3,32,32 --json
 $ surefoot compare vgg16 vgg16-smooth vgg16-batchnorm --report out.html
 ```
 
-The result is on standard output, everything else on standard error; `--json` prints exactly one document. Exit
-codes: 0 certified, 1 not certified (∞), 2 usage, 3 unsupported operation. `surefoot --install-completion` completes
-commands, options and names of models in the shell.
+The result is on standard output, everything else on standard error; `--json` prints exactly one document.
+Exit codes: 0 certified, 1 not certified (∞), 2 usage, 3 unsupported operation. `surefoot --install-completion`
+completes commands, options and names of models in the shell.
 """
 
 

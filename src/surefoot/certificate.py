@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from surefoot import blockwise, guarantees
+import numpy as np
+
+from surefoot import __version__, blockwise, guarantees
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
     from surefoot.lower import Estimate
 
 
@@ -28,6 +32,13 @@ class Row:
         lipschitz: of the result in the variables.
         smoothness: of the result in the variables.
         share: of the operation's own curvature in the smoothness of the output, between 0 and 1.
+        slope: the rule's constant for the first derivative: the largest norm over the arguments that are not
+            parameters of the operation; ``None`` if there is no such argument.
+        curvature: the rule's constant for the second derivative, the largest over pairs of arguments.
+        epsilon: of a normalisation.
+        bits_by_radius: by how many powers of two the operation's part of the smoothness falls, or more, when the
+            radius of the domain is halved (:mod:`surefoot.calculus.whatif`).
+        bits_by_epsilon: the same when the ε of every normalisation is multiplied by ten.
     """
 
     module: str
@@ -37,9 +48,14 @@ class Row:
     lipschitz: Magnitude
     smoothness: Magnitude
     share: float
+    slope: Magnitude | None = None
+    curvature: Magnitude | None = None
+    epsilon: float | None = None
+    bits_by_radius: float = 0.0
+    bits_by_epsilon: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Certificate:
     r"""Proved bounds of a function over a domain.
 
@@ -59,6 +75,8 @@ class Certificate:
             respect to each block.
         nonnegative: whether it is known not to be negative, as losses are.
         segment_step: on a segment, the step along it that is proved to descend; see :attr:`safe_step`.
+        estimate: lower bounds found by a search, to be shown next to the upper ones; see :meth:`with_estimate`.
+        version: of surefoot, that made it.
         make_rows: computes the rows of the table when they are asked for.
         make_damping: for a loss of a network's outputs, computes :math:`\ell_hL_\psi` and says whether the loss is
             quadratic.
@@ -78,6 +96,8 @@ class Certificate:
     block_gradients: Mapping[str, float] | None = None
     nonnegative: bool = False
     segment_step: float | None = None
+    estimate: Estimate | None = None
+    version: str = __version__
     make_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
     make_damping: Callable[[], tuple[Magnitude, bool]] | None = field(default=None, repr=False, compare=False)
 
@@ -162,46 +182,103 @@ class Certificate:
 
         return bracket(self, estimate)
 
+    def with_estimate(self, estimate: Estimate) -> Certificate:
+        """The same certificate, shown together with lower bounds found by :func:`surefoot.estimate`.
+
+        Raises:
+            Contradiction: if a value was attained that the certificate excludes.
+            CertificateError: if the search was over another domain or other variables.
+        """
+        from surefoot.report.document import require_same_problem
+
+        require_same_problem(self, estimate)
+        self.bracket(estimate)
+        return replace(self, estimate=estimate, make_rows=lambda: self.rows)
+
     def to_dict(self) -> dict[str, Any]:
-        """The constants as text (exact beyond the range of a double) with everything they rest on."""
-        return {
-            "domain": self.domain,
-            "wrt": self.wrt,
-            "constants": self.constants,
-            "bound": str(self.bound),
-            "lipschitz": str(self.lipschitz),
-            "smoothness": str(self.smoothness),
-            "scalar": self.scalar,
-            "step_size": _plain(self.step_size),
-            "block_step_sizes": {path: _plain(step) for path, step in self._proved_block_steps().items()},
-            "safe_step": self.segment_step,
-            "damping": self._known_damping(),
-            "blocks": {path: str(value) for path, value in self.block_lipschitz.items()},
-            "block_gradients": None if self.block_gradients is None else dict(self.block_gradients),
-            "reasons": list(self.reasons),
-            "flags": list(self.flags),
-        }
+        """Everything as plain values; see :mod:`surefoot.report.document` for the schema."""
+        from surefoot.report.document import write
+
+        return write(self)
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The same as text."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
+        """The same as a JSON document."""
+        from surefoot.report.document import dump
 
-    def _proved_block_steps(self) -> dict[str, float]:
-        """The step sizes per block where there are any."""
-        return self.block_step_sizes if self.scalar and not self.flags and self.block_lipschitz else {}
+        return dump(self, indent)
 
-    def _known_damping(self) -> float | None:
-        try:
-            return self.damping
-        except guarantees.GuaranteeError:
-            return None
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Certificate:
+        """The certificate that :meth:`to_dict` described, with every constant as it was.
+
+        Raises:
+            CertificateError: if it is no such document, has another schema, or was changed since.
+        """
+        from surefoot.report.document import read
+
+        return read(document)
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        """The certificate that :meth:`to_json` described.
+
+        Raises:
+            CertificateError: as :meth:`from_dict`, or if it is not JSON.
+        """
+        from surefoot.report.document import load
+
+        return load(text)
+
+    def to_pandas(self) -> DataFrame:
+        """The table as a data frame; see :func:`surefoot.report.frame.frame`."""
+        from surefoot.report.frame import frame
+
+        return frame(self)
+
+    def plot(self) -> tuple[Figure, tuple[Axes, Axes]]:
+        """Growth of m, ℓ and L, and the matrix of blocks, as a figure; see :func:`surefoot.report.plot.plot`."""
+        from surefoot.report.plot import plot
+
+        return plot(self)
+
+    def table(self, depth: int | None = None, rows: int | None = None) -> str:
+        """The table of operations alone.
+
+        Args:
+            depth: modules at this depth are one line each; by default all operations are shown.
+            rows: with more lines than that, deep modules are folded until they fit; by default never.
+        """
+        from surefoot.report.text import table
+
+        return table(self, depth, rows)
+
+    @staticmethod
+    def citation() -> str:
+        """How to cite the paper and the software, in BibTeX."""
+        from surefoot.report.citation import citation
+
+        return citation()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all constants and what they rest on are the same; the table is not looked at."""
+        if not isinstance(other, Certificate):
+            return NotImplemented
+        matrix, others = (np.asarray(c.block_smoothness.log2) for c in (self, other))
+        return self._compared() == other._compared() and np.array_equal(matrix, others)
+
+    def __hash__(self) -> int:
+        return hash((self.bound, self.lipschitz, self.smoothness, self.domain))
+
+    def _compared(self) -> dict[str, Any]:
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.compare and f.name != "block_smoothness"}
+        return found | {"reasons": tuple(self.reasons), "flags": tuple(self.flags)}
 
     def __str__(self) -> str:
         from surefoot.report.text import render
 
         return render(self)
 
+    def _repr_html_(self) -> str:
+        from surefoot.report.notebook import html
 
-def _plain(number: float) -> float | str:
-    """A number that JSON can hold."""
-    return number if math.isfinite(number) else "∞"
+        return html(self)

@@ -9,12 +9,14 @@ import numpy as np
 
 from surefoot.calculus.assemble import Term
 from surefoot.calculus.forward import Pass, Step
+from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, ten_times_epsilon
 from surefoot.certificate import Row
-from surefoot.magnitude import Magnitude
+from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.norms import nonnegative_norm
 from surefoot.rules.registry import label
 
 _MOST_ENTRIES = 5e7  # of all matrices together; beyond that, numbers in place of matrices
+_SHARPEST = 64  # variables up to which every matrix is worth a sharp norm
 
 
 def rows(result: Pass, summands: Sequence[Term], smoothness: Magnitude) -> list[Row]:
@@ -25,6 +27,10 @@ def rows(result: Pass, summands: Sequence[Term], smoothness: Magnitude) -> list[
     if len(result.outputs) == 1:
         smooth[result.outputs[0]] = smoothness
     share = shares(summands)
+    by_radius = bits_gained(result, half_the_radius(result))
+    normalised = any(epsilon_of(step) is not None for step in result.steps)
+    by_epsilon = bits_gained(result, ten_times_epsilon) if normalised else {}
+    own = set() if set(result.region.blocks) == {"input"} else set(result.region.variables)
     return [
         Row(
             module=step.node.module,
@@ -34,9 +40,20 @@ def rows(result: Pass, summands: Sequence[Term], smoothness: Magnitude) -> list[
             lipschitz=result.enclosures[step.node.name].lipschitz.norm(),
             smoothness=smooth[step.node.name],
             share=share.get(step.node.name, 0.0),
+            slope=_slope(step, own),
+            curvature=maximum(*(curvature for _, _, curvature in _curvatures(step))),
+            epsilon=epsilon_of(step),
+            bits_by_radius=by_radius.get(step.node.name, 0.0),
+            bits_by_epsilon=by_epsilon.get(step.node.name, 0.0),
         )
         for step in result.steps
     ]
+
+
+def _slope(step: Step, own: set[str]) -> Magnitude | None:
+    """The largest slope in an argument that is not a parameter of the operation itself."""
+    found = [step.bounds.jacobian[slot] for slot, name in step.names.items() if name not in own]
+    return maximum(*found) if found else None
 
 
 def _smoothness_by_matrix(result: Pass) -> dict[str, Magnitude]:
@@ -58,11 +75,16 @@ def _smoothness_by_matrix(result: Pass) -> dict[str, Magnitude]:
             if first != second:
                 total = total + Magnitude(outer.log2.T) * curvature
         matrices[step.node.name] = total
-        norms[step.node.name] = nonnegative_norm(total)
+        norms[step.node.name] = nonnegative_norm(total) if count <= _SHARPEST else _quick_norm(total)
         for name in set(step.names.values()) & matrices.keys():
             if last_reader[name] == step.node.name:
                 del matrices[name]
     return norms
+
+
+def _quick_norm(matrix: Magnitude) -> Magnitude:
+    """The spectral norm of a symmetric matrix is at most its Frobenius norm, and at most its largest row sum."""
+    return minimum(matrix.norm(), matrix.sum(axis=1).max())
 
 
 def _smoothness_by_number(result: Pass) -> dict[str, Magnitude]:
@@ -106,14 +128,19 @@ def shares(summands: Sequence[Term]) -> dict[str, float]:
 
 
 def reasons(summands: Sequence[Term]) -> list[str]:
-    """For every operation that makes the smoothness infinite: where it is and what to do."""
-    found: dict[str, None] = {}
+    """For every kind of operation that makes the smoothness infinite: where it is and what to do."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
     for term in summands:
         if not term.weight.is_finite or not term.left.is_finite or not term.right.is_finite:
             node = term.step.node
             why = term.step.bounds.reason or "its arguments are not bounded over the domain"
-            found[f"{node.module or 'model'} ({label(node)}): {why}"] = None
-    return list(found)
+            found.setdefault((label(node), why), {})[node.name] = node.module or "model"
+    return [f"{_places(list(nodes.values()))} ({name}): {why}" for (name, why), nodes in found.items()]
+
+
+def _places(modules: list[str]) -> str:
+    """The first of several places, and how many more there are."""
+    return modules[0] + (f" and {len(modules) - 1} more" if len(modules) > 1 else "")
 
 
 def by_block(matrix: Magnitude, blocks: Sequence[Sequence[int]]) -> Magnitude:
