@@ -5,5 +5,6 @@
 * ``advice``: verdict, what limits a certificate and what would help, in words.
 * ``document``: plain values and JSON, there and back.
 * ``frame``, ``plot``: as a pandas data frame, as a figure.
+* ``page``: certificates as one self-contained HTML page.
 * ``citation``: how to cite.
 """
