@@ -331,3 +331,14 @@ def test_constants_are_folded_in_double_precision():
     certificate = sf.certify(model, x, domain=sf.ProductBall(1e-300, center="present"))
     assert abs(float(certificate.bound) - 2 * 0.1) < 1e-13
     assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize("domain", [sf.Ball(0.1), sf.Segment(None, 0.1)], ids=["ball", "segment"])
+def test_the_default_device_does_not_matter(domain):
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(5, 4)
+    objective = sf.CrossEntropy(torch.arange(5) % 3)
+    expected = sf.certify(model, x, objective=objective, domain=domain)
+    with torch.device("meta"):
+        found = sf.certify(model, x, objective=objective, domain=domain)
+    assert (found.lipschitz, found.smoothness) == (expected.lipschitz, expected.smoothness)
+    assert str(found) == str(expected)

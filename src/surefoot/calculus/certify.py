@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -72,11 +73,18 @@ def certify(
             )
         from surefoot.calculus.paper.reader import certify_as_printed
 
-        return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
+        with ordinary_device():
+            return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
     graph, inputs = captured(model, x, objective)
-    leaves, region = enclose_leaves(graph, dict(model.named_parameters()), inputs, domain, wrt, input_norm)
-    scalar = len(graph.outputs) == 1 and graph.numel(graph.outputs[0]) == 1
-    return certificate_of(forward(prepared(graph), leaves, region, keep=scalar), domain, wrt)
+    with ordinary_device():
+        leaves, region = enclose_leaves(graph, dict(model.named_parameters()), inputs, domain, wrt, input_norm)
+        scalar = len(graph.outputs) == 1 and graph.numel(graph.outputs[0]) == 1
+        return certificate_of(forward(prepared(graph), leaves, region, keep=scalar), domain, wrt)
+
+
+def ordinary_device() -> AbstractContextManager[object]:
+    """Where a model was built ``with torch.device("meta")``, bounds are computed on the CPU all the same."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def captured(model: nn.Module, x: Any, objective: nn.Module | None) -> tuple[Graph, dict[str, Tensor]]:
@@ -97,7 +105,8 @@ def _along(
 
     if wrt != "params" or constants != "certified":
         raise DomainError("along a segment the parameters vary, and the constants are certified ones")
-    return certify_segment(model, x, objective, domain)
+    with ordinary_device():
+        return certify_segment(model, x, objective, domain)
 
 
 def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
