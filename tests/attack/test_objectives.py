@@ -9,6 +9,7 @@ from torch import Tensor
 import surefoot as sf
 from attack.networks import Network, network
 from surefoot.domains import DomainError
+from surefoot.objectives import BinaryCrossEntropy, Huber
 
 PARTS = 6
 
@@ -20,8 +21,19 @@ def objective_of(drawn: Network) -> torch.nn.Module | None:
         return None
     generator = torch.Generator().manual_seed(drawn.seed)
     if outputs.dim() == 2 and drawn.seed % 2:
-        return sf.CrossEntropy(torch.randint(outputs.shape[1], outputs.shape[:1], generator=generator))
-    return sf.Square(torch.randn(outputs.shape, generator=generator, dtype=torch.float64))
+        labels = torch.randint(outputs.shape[1], outputs.shape[:1], generator=generator)
+        if drawn.seed % 4 == 1:
+            return sf.CrossEntropy(labels)
+        weight = torch.rand(outputs.shape[1], generator=generator, dtype=torch.float64) + 0.1
+        return sf.CrossEntropy(labels, weight=weight, label_smoothing=0.2)
+    numbers = torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
+    match drawn.seed // 2 % 4:
+        case 0:
+            return Huber(numbers, delta=0.5)
+        case 1:
+            return BinaryCrossEntropy(torch.sigmoid(numbers), pos_weight=2.0, reduction="entries")
+        case _:
+            return sf.Square(numbers)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -8,7 +8,9 @@ from functools import cache
 from rules import (
     cases_arithmetic,
     cases_choices,
+    cases_clustering,
     cases_convolution,
+    cases_implicit,
     cases_layout,
     cases_losses,
     cases_nonlinear,
@@ -21,7 +23,9 @@ from rules.harness import SETTINGS, Study, study
 _FAMILIES = (
     cases_arithmetic,
     cases_choices,
+    cases_clustering,
     cases_convolution,
+    cases_implicit,
     cases_layout,
     cases_losses,
     cases_nonlinear,
@@ -37,6 +41,9 @@ CASES: dict[str, list[Callable[[], Case]]] = {
 GAPS = {
     ("surefoot.scalar", "x"): 1e-4,  # the width of the tables
     ("surefoot.scalar", "x,x"): 1e-3,
+    ("surefoot.argmin", "inputs.0,inputs.0"): 1e-3,
+    ("surefoot.argmin", "inputs.0,parameters.0"): 1e-3,
+    ("surefoot.argmin", "parameters.0,parameters.0"): 1e-3,
 }
 
 

@@ -14,7 +14,7 @@ import surefoot.rules.families  # noqa: F401  registers the rules
 from surefoot.calculus.adjoint.bounds import scalar_bounds
 from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.breakdown import by_block, reasons, rows
-from surefoot.calculus.composite import damping_of, last_loss
+from surefoot.calculus.composite import damping_of, is_nonnegative
 from surefoot.calculus.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.calculus.forward import Pass, forward
 from surefoot.calculus.prepare import prepared
@@ -132,7 +132,7 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         domain=str(domain),
         wrt=wrt,
         scalar=sum(e.numel for e in ends) == 1,
-        nonnegative=last_loss(result) is not None,
+        nonnegative=is_nonnegative(result),
         block_gradients=None if adjoint is None else adjoint.by_block(blocks),
         make_rows=lambda: rows(result, summands, smooth),
         make_damping=damping_of(result),

@@ -8,35 +8,41 @@ from dataclasses import replace
 from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.forward import Pass, Step
 from surefoot.magnitude import Magnitude
-
-# Convex losses that are not negative, and whether they are quadratic in the outputs.
-_LOSSES = {"surefoot.square": True, "surefoot.cross_entropy": False}
+from surefoot.objectives.base import Objective, kind_of
 
 
-def last_loss(result: Pass) -> Step | None:
-    """The operation that computes the output, if it is one of the losses."""
+def objective_of(result: Pass) -> tuple[Step, type[Objective]] | None:
+    """The operation that computes the output and what it is, if it is an objective."""
     step = result.steps[-1] if result.steps else None
-    if step is None or step.node.op not in _LOSSES or result.outputs != (step.node.name,):
+    kind = None if step is None else kind_of(step.node.op)
+    if step is None or kind is None or result.outputs != (step.node.name,):
         return None
-    return step
+    return step, kind
+
+
+def is_nonnegative(result: Pass) -> bool:
+    """Whether the output is an objective that is never below zero."""
+    found = objective_of(result)
+    return found is not None and found[1].nonnegative
 
 
 def damping_of(result: Pass) -> Callable[[], tuple[Magnitude, bool]] | None:
-    r"""Computes :math:`\ell_hL_\psi` and says whether the loss is quadratic; ``None`` if there is no loss.
+    r"""Computes :math:`\ell_hL_\psi` and says whether the loss is quadratic; ``None`` if there is no convex loss.
 
     :math:`\ell_h` bounds the gradient of the loss at the outputs that occur over the domain, :math:`L_\psi` is the
     smoothness of the outputs, from the same forward pass.
     """
-    step = last_loss(result)
-    if step is None:
+    found = objective_of(result)
+    if found is None or not found[1].convex:
         return None
+    step, kind = found
 
     def compute() -> tuple[Magnitude, bool]:
         network = replace(result, outputs=(step.names["outputs"],))
         matrix = assemble(terms(network, weighted_curvature(network)), len(result.region.variables))
-        return step.bounds.jacobian["outputs"] * smoothness(matrix), _LOSSES[step.node.op]
+        return step.bounds.jacobian["outputs"] * smoothness(matrix), kind.quadratic
 
     return compute
 
 
-__all__ = ["damping_of", "last_loss"]
+__all__ = ["damping_of", "is_nonnegative", "objective_of"]

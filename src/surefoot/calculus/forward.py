@@ -203,7 +203,7 @@ def _roundoff(call: Call, bounds: Bounds, size: Magnitude) -> Magnitude:
     total = size
     for slot, jacobian in bounds.jacobian.items():
         total = total + jacobian * call.slots[slot].centre_norm
-    return total * factor
+    return total * factor if bounds.error is None else total * factor + bounds.error
 
 
 def _from_zero(call: Call, bounds: Bounds) -> Magnitude:

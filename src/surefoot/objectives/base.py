@@ -1,24 +1,24 @@
-"""Objectives: a loss as a module, and as the last operation of a graph."""
+"""Objectives: a loss as a module, its derivatives and its constants."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
-from typing import Any
+import copy
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.errors import SurefootError
-from surefoot.graph import Graph, Leaf, Source, capture
-from surefoot.graph.assemble import assemble
-from surefoot.graph.compose import Naming, compose
-from surefoot.graph.naming import fresh
-from surefoot.graph.nodes import Node, Ref, Spec
+from surefoot.graph.nodes import Spec
+from surefoot.objectives.constants import Constants, ObjectiveError, certified, checked_radius, spec_of
+
+_BY_OPERATION: dict[str, type[Objective]] = {}
 
 
-class ObjectiveError(SurefootError, ValueError):
-    """The objective does not fit the outputs or the targets."""
+def kind_of(operation: str) -> type[Objective] | None:
+    """The kind of objective that an operation of a graph computes; ``None`` if it is no objective."""
+    return _BY_OPERATION.get(operation)
 
 
 class Objective(nn.Module):
@@ -33,6 +33,8 @@ class Objective(nn.Module):
         takes_targets: whether outputs are compared with targets.
         convex: whether it is convex in the outputs.
         smooth: whether its gradient is Lipschitz on the whole space.
+        nonnegative: whether it is never below zero.
+        quadratic: whether it is a quadratic function of the outputs.
     """
 
     operation: str
@@ -40,16 +42,51 @@ class Objective(nn.Module):
     takes_targets: bool = True
     convex: bool = True
     smooth: bool = True
+    nonnegative: bool = True
+    quadratic: bool = False
     targets: Tensor | None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "operation" in cls.__dict__:
+            _BY_OPERATION[cls.operation] = cls
 
     def __init__(self, targets: Any = None) -> None:
         super().__init__()
-        given = None if targets is None else torch.as_tensor(targets).detach()
-        self.register_buffer("targets", given, persistent=False)
+        self.register_buffer("targets", None if targets is None else self.admitted(targets), persistent=False)
 
-    def bound_to(self, targets: Any) -> Objective:
-        """The same loss with these targets."""
-        return type(self)(targets)
+    def bound_to(self, targets: Any) -> Self:
+        """The same loss, options and all, with these targets; ``None`` for one that is not bound.
+
+        Raises:
+            ObjectiveError: if their values are not allowed.
+        """
+        bound = copy.copy(self)
+        bound._buffers = {**self._buffers, "targets": None if targets is None else self.admitted(targets)}
+        return bound
+
+    def admitted(self, targets: Any) -> Tensor:
+        """Targets as a tensor, after a look at their values.
+
+        Raises:
+            ObjectiveError: if they are no numbers, or numbers that the objective has no use for.
+        """
+        try:
+            given = torch.as_tensor(targets).detach()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ObjectiveError(f"targets are a tensor or what becomes one, got {targets!r}") from error
+        if given.device.type != "meta":
+            self.check_values(given)
+        return given
+
+    def check_values(self, targets: Tensor) -> None:
+        """Refuse targets by their values; by default those that are not finite.
+
+        Raises:
+            ObjectiveError: saying what was expected.
+        """
+        if targets.is_floating_point() and not bool(torch.isfinite(targets).all()):
+            raise ObjectiveError(f"the targets of {type(self).__name__} have entries that are not finite")
 
     @property
     def options(self) -> dict[str, Hashable]:
@@ -64,6 +101,18 @@ class Objective(nn.Module):
         """
         raise NotImplementedError
 
+    def target_spec(self, outputs: Spec) -> Spec:
+        """What targets of such outputs usually look like."""
+        return outputs
+
+    def fit(self, outputs: Spec, targets: Tensor) -> None:
+        """Refuse targets that do not fit the outputs: by their shape, and by their values where that matters.
+
+        Raises:
+            ObjectiveError: saying what was expected.
+        """
+        self.check(outputs, spec_of(targets))
+
     def forward(self, outputs: Tensor, targets: Any = None) -> Tensor:
         """The value, differentiable in the outputs.
 
@@ -71,10 +120,10 @@ class Objective(nn.Module):
             ObjectiveError: if there are no targets, or they do not fit.
         """
         if not self.takes_targets:
-            self.check(_spec(outputs), None)
+            self.check(spec_of(outputs), None)
             return type(self).function(outputs, **self.options)
         chosen = self.chosen(targets).to(outputs.device)
-        self.check(_spec(outputs), _spec(chosen))
+        self.fit(spec_of(outputs), chosen)
         return type(self).function(outputs, chosen, **self.options)
 
     def chosen(self, targets: Any = None) -> Tensor:
@@ -84,92 +133,88 @@ class Objective(nn.Module):
             ObjectiveError: if there are none.
         """
         if targets is not None:
-            return torch.as_tensor(targets).detach()
+            return self.admitted(targets)
         if self.targets is None:
             name = type(self).__name__
             raise ObjectiveError(f"{name} has no targets: pass them, or bind them once with {name}(targets)")
         return self.targets
+
+    def gradient(self, outputs: Tensor, targets: Any = None) -> Tensor:
+        """The gradient in the outputs, of their shape; no graph is left behind.
+
+        Raises:
+            ObjectiveError: if there are no targets, or they do not fit.
+        """
+        with torch.enable_grad():
+            point = outputs.detach().requires_grad_()
+            return _derivative(self(point, targets), point, None)
+
+    def hessian_vector_product(self, outputs: Tensor, direction: Tensor, targets: Any = None) -> Tensor:
+        r""":math:`\nabla^2h(\hat y)` applied to a direction, of the shape of the outputs; no graph is left behind.
+
+        It exists almost everywhere; where it jumps (:class:`~surefoot.objectives.Huber` at a distance of δ), this
+        is its value on one side.
+
+        Raises:
+            ObjectiveError: if there are no targets, or something does not fit.
+        """
+        if direction.shape != outputs.shape:
+            raise ObjectiveError(
+                f"a direction has the shape of the outputs, {tuple(outputs.shape)}, got {tuple(direction.shape)}"
+            )
+        with torch.enable_grad():
+            point = outputs.detach().requires_grad_()
+            slope = _derivative(self(point, targets), point, None, create_graph=True)
+            return _derivative(slope, point, direction.detach().to(slope))
+
+    def constants(
+        self,
+        outputs: Tensor | Sequence[int],
+        targets: Any = None,
+        radius: float = math.inf,
+        table: Literal["certified", "paper"] = "certified",
+    ) -> Constants:
+        r"""Lipschitz constants of h and of its gradient over :math:`\|\hat y\|_2 \le` ``radius``, outputs stacked.
+
+        Args:
+            outputs: a tensor of outputs, or its shape; their values do not matter.
+            targets: by default those it is bound to; without any, the constants hold for all targets.
+            radius: of the ball; infinite for the whole space.
+            table: ``"certified"``, or ``"paper"`` for what the paper prints, flagged where it does not hold.
+
+        Raises:
+            ObjectiveError: if something does not fit, or the paper says nothing of the objective.
+        """
+        spec, radius = spec_of(outputs), checked_radius(radius)
+        given = self.chosen(targets) if targets is not None or self.targets is not None else None
+        if given is not None:
+            self.fit(spec, given)
+        elif not self.takes_targets:
+            self.check(spec, None)
+        if table == "certified":
+            return certified(self, spec, given, radius)
+        if table == "paper":
+            return self.paper_constants(spec, given, radius)
+        raise ObjectiveError(f"the table of constants is 'certified' or 'paper', got {table!r}")
+
+    def paper_constants(self, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
+        """What the paper prints.
+
+        Raises:
+            ObjectiveError: if it says nothing of this objective.
+        """
+        raise ObjectiveError(
+            f"the paper gives no constants of {type(self).__name__} with these options: use table='certified'"
+        )
 
     def extra_repr(self) -> str:
         """The shape of the targets."""
         return "" if self.targets is None else f"targets: {'×'.join(map(str, self.targets.shape))}"
 
 
-def attach(graph: Graph, objective: nn.Module) -> tuple[Graph, dict[str, Tensor]]:
-    """The graph of the objective of a model, and the values of its targets by leaf name.
-
-    Args:
-        graph: the model.
-        objective: an :class:`Objective` bound to targets, or any module that maps the outputs to one number.
-
-    Raises:
-        ObjectiveError: if it does not fit the outputs.
-    """
-    if len(graph.outputs) != 1 or not isinstance(graph.spec(graph.outputs[0]), Spec):
-        raise ObjectiveError(
-            f"an objective reads one tensor, the model returns {len(graph.outputs)}: return only what is compared"
-        )
-    if not isinstance(objective, Objective):
-        return _composed_with_module(graph, objective), {}
-    outputs = graph.spec(graph.outputs[0])
-    assert isinstance(outputs, Spec)
-    if not objective.takes_targets:
-        objective.check(outputs, None)
-        return _composed(graph, objective, None)[0], {}
-    targets = objective.chosen()
-    objective.check(outputs, _spec(targets))
-    composed, name = _composed(graph, objective, _spec(targets))
-    return composed, {name: targets}
-
-
-def _composed(graph: Graph, objective: Objective, targets: Spec | None) -> tuple[Graph, str]:
-    """The loss as one more node; kept with the graph, so that an optimizer composes once."""
-    kept: dict[Any, tuple[Graph, str]] = graph.__dict__.setdefault("_objectives", {})
-    key = objective.operation, targets, tuple(objective.options.items())
-    if key not in kept:
-        taken = {*graph.leaves, *graph.by_name}
-        leaves = dict(graph.leaves)
-        read = [graph.outputs[0]]
-        if targets is not None:
-            leaf = Leaf(fresh("targets", taken), "targets", Source.TARGET, targets)
-            leaves[leaf.name] = leaf
-            read.append(leaf.name)
-        output = graph.spec(graph.outputs[0])
-        assert isinstance(output, Spec)
-        node = Node(
-            name=fresh("loss", taken),
-            op=objective.operation,
-            target=type(objective).function,
-            args=tuple(map(Ref, read)),
-            kwargs=objective.options,
-            module="objective",
-            spec=Spec((), output.dtype),
-        )
-        composed = assemble(leaves, [*graph.nodes, node], (node.name,), graph.held, graph.aliases)
-        kept[key] = composed, read[-1]
-    return kept[key]
-
-
-def _composed_with_module(graph: Graph, objective: nn.Module) -> Graph:
-    """Any module after the model; its own parameters and buffers do not vary."""
-    spec = graph.spec(graph.outputs[0])
-    assert isinstance(spec, Spec)
-    device = next((value.device for value in graph.held.values()), torch.device("cpu"))
-    second = capture(objective, torch.zeros(spec.shape, dtype=spec.dtype, device=device))
-    if len(second.outputs) != 1 or second.numel(second.outputs[0]) != 1:
-        raise ObjectiveError("an objective returns one number")
-    parameters = dict(objective.named_parameters())
-    leaves: Mapping[str, Leaf] = {
-        name: replace(leaf, source=Source.CONSTANT) if leaf.source is Source.PARAMETER else leaf
-        for name, leaf in second.leaves.items()
-    }
-    held = {**second.held, **{leaf.name: parameters[leaf.path].detach() for leaf in second.parameters}}
-    second = assemble(leaves, second.nodes, second.outputs, held, second.aliases)
-    plain = Naming(lambda path: path, lambda path: path)
-    return compose(
-        graph, second, plain, Naming(lambda p: f"objective.{p}", lambda p: f"objective.{p}".rstrip("."))
-    )
-
-
-def _spec(value: Tensor) -> Spec:
-    return Spec(tuple(value.shape), value.dtype)
+def _derivative(value: Tensor, point: Tensor, direction: Tensor | None, create_graph: bool = False) -> Tensor:
+    """The derivative with respect to a point, contracted; zero if there is no dependence."""
+    found = None
+    if value.requires_grad:
+        (found,) = torch.autograd.grad(value, point, direction, create_graph=create_graph, allow_unused=True)
+    return torch.zeros_like(point) if found is None else found

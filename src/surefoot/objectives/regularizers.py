@@ -7,11 +7,15 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from surefoot.objectives.base import ObjectiveError
+from surefoot.magnitude import Magnitude, maximum
+from surefoot.objectives.constants import ObjectiveError
 
 
 class Ridge:
     r""":math:`r(u) = \sum_t\frac{\rho_t}2\|u_t\|^2`, with one weight per parameter block, or one for all.
+
+    Its Hessian is :math:`\rho_t` times the identity on block t, so :math:`L_r = \max_t\rho_t` (the paper has one
+    :math:`\rho`), and it is convex; its gradient is not bounded.
 
     Args:
         weight: :math:`\rho`, or a mapping from block paths (the modules that own the parameters) to weights;
@@ -22,11 +26,24 @@ class Ridge:
     6.25
     """
 
+    convex = True
+    smooth = True
+
     def __init__(self, weight: float | Mapping[str, float]) -> None:
         weights = weight.values() if isinstance(weight, Mapping) else [weight]
         if any(not 0 <= float(w) < math.inf for w in weights):
             raise ObjectiveError(f"a ridge has finite weights ≥ 0, got {weight!r}")
         self.weight = weight
+
+    @property
+    def smoothness(self) -> Magnitude:
+        """The Lipschitz constant of the gradient; that of a block is its weight.
+
+        >>> float(Ridge({"0": 0.5, "2": 2.0}).smoothness)
+        2.0
+        """
+        weights = self.weight.values() if isinstance(self.weight, Mapping) else [self.weight]
+        return maximum(Magnitude.zero(), *map(float, weights))
 
     def weight_of(self, parameter: str) -> float:
         """The weight of a parameter, by path."""

@@ -11,12 +11,14 @@
 * ``matmul``: batches of matrix products, sums over shared indices.
 * ``convolution``: convolutions, plain and transposed.
 * ``elementwise``: one scalar function on every entry.
+* ``implicit``: layers that minimise.
 * ``rounding``: the round-off of computing such a function.
 * ``normalisation``: batch, layer, group, instance and root-mean-square.
 * ``statistics``: variances, lengths and directions.
 * ``softmax``: soft-max, its logarithm, and the logarithm of sums of exponentials.
 * ``pooling``: averages over patches, and interpolation.
 * ``maxima``: largest entries of patches.
+* ``clustering``: distances from clustered points.
 """
 
 from surefoot.rules.registry import Bounds, Call, register_rule, rules

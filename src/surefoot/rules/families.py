@@ -3,8 +3,10 @@
 from surefoot.rules import (
     arithmetic,
     choices,
+    clustering,
     convolution,
     elementwise,
+    implicit,
     layout,
     losses,
     matmul,
@@ -19,8 +21,10 @@ from surefoot.rules import (
 __all__ = [
     "arithmetic",
     "choices",
+    "clustering",
     "convolution",
     "elementwise",
+    "implicit",
     "layout",
     "losses",
     "matmul",

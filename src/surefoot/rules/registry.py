@@ -50,6 +50,7 @@ class Bounds:
         rowwise: each row of the result depends on the same row of the arguments that have rows.
         orthogonal: the arguments end up in orthogonal parts of the result (concatenation).
         reduction: how many numbers are added up for one entry of the result, for the round-off of the centre.
+        error: on what the result at the centre is off besides, for an operation that is solved and not evaluated.
         curvature_along: the curvature contracted with a costate, by pair of slots.
         rows_along: the same for one row of the first slot, as an array over the rows: row n of the product of the
             contracted second derivative with a change of the second slot is at most entry n times the change of
@@ -74,6 +75,7 @@ class Bounds:
     rowwise: bool = False
     orthogonal: bool = False
     reduction: int = 1
+    error: Magnitude | None = None
     curvature_along: Along | None = None
     rows_along: Along | None = None
     change_along: Along | None = None

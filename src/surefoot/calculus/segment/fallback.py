@@ -70,6 +70,8 @@ def _tail(bounds: Bounds, moving: dict[str, TaylorModel], coefficients: tuple[Te
             if speeds[0] is not None and speeds[1] is not None:
                 rest = rest + (0.5 if a == b else 1.0) * float(curvature) * speeds[0] * speeds[1]
     error = size * ((bounds.reduction + 16.0) ** 2 * UNIT * (len(coefficients) + 1))
+    if bounds.error is not None:
+        error = error + float(bounds.error)
     own = torch.cat([rest, error.expand_as(rest)], dim=1)
     return rounded_up(own + tail)
 

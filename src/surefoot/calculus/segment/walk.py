@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,8 +16,13 @@ from surefoot.calculus.segment.fallback import by_rule
 from surefoot.calculus.segment.model import TaylorModel
 from surefoot.calculus.segment.scalar import scalar
 from surefoot.graph.structure import Graph, Node, Ref, Source
+from surefoot.rules.losses import SEPARABLE
 
-_LOSSES = {"surefoot.square": losses.square, "surefoot.cross_entropy": losses.cross_entropy}
+_LOSSES: dict[str, Callable[..., TaylorModel]] = {
+    "surefoot.square": losses.square,
+    "surefoot.cross_entropy": losses.cross_entropy,
+    **{operation: partial(losses.separable, operation) for operation in SEPARABLE},
+}
 
 
 def leaf_models(
@@ -68,7 +74,7 @@ def _apply(
     if node.op in bilinear.SLOTS and {*bilinear.SLOTS[node.op][:2]} <= slots.keys():
         return bilinear.bilinear(node, slots, norms, known)
     if node.op in _LOSSES and slots["outputs"].rowwise and slots["targets"].is_constant:
-        return _LOSSES[node.op](slots["outputs"], slots["targets"].value, known)
+        return _LOSSES[node.op](slots["outputs"], slots["targets"].value, known, **node.kwargs)
     return by_rule(graph, node, arguments, known)
 
 

@@ -1,0 +1,34 @@
+"""Clustering objectives: functions of all outputs together, without targets.
+
+* ``envelope``: what they share: each is the distance of the outputs from simple points.
+* ``kmeans``: :class:`KMeans`, points in k places.
+* ``spectral``: :class:`Spectral`, points in a space of dimension k.
+* ``convex``: :class:`ConvexClustering`, points that pull each other together.
+* ``fused``: its inner problem.
+* ``weights``: which pairs do, and how strongly.
+* ``fusion``: the solver of convex clustering, with its proof of accuracy.
+* ``reduced``: the same problem with the clusters known, and its derivative.
+* ``incidence``: differences along the edges of a graph.
+"""
+
+from surefoot.objectives.clustering.convex import ConvexClustering
+from surefoot.objectives.clustering.envelope import Envelope
+from surefoot.objectives.clustering.fused import ConvexClusteringResult
+from surefoot.objectives.clustering.kmeans import KMeans, KMeansResult
+from surefoot.objectives.clustering.spectral import Spectral, SpectralResult
+from surefoot.objectives.clustering.weights import Edges, all_pairs, explicit, matrix, nearest_neighbours
+
+__all__ = [
+    "ConvexClustering",
+    "ConvexClusteringResult",
+    "Edges",
+    "Envelope",
+    "KMeans",
+    "KMeansResult",
+    "Spectral",
+    "SpectralResult",
+    "all_pairs",
+    "explicit",
+    "matrix",
+    "nearest_neighbours",
+]

@@ -1,0 +1,271 @@
+r"""What the three clustering objectives share: each is the distance of the outputs from simple points.
+
+With the outputs stacked into an n × d matrix :math:`\hat y` and :math:`s = 1/n` (a mean over the samples, as all
+losses here) or :math:`s = 1` (the sum, as in the paper),
+
+.. math:: h(\hat y) = s\,\min_z\ \tfrac12\|\hat y - z\|^2 + \Omega(z) .
+
+* k-means: z has at most k different rows, :math:`\Omega = 0` there;
+* spectral clustering: z has rank at most k (Eckart and Young, Psychometrika 1, 1936);
+* convex clustering: :math:`\Omega(z) = \lambda\sum w_{ij}\|z_i - z_j\|`.
+
+Three facts follow for all of them, with z a minimiser at :math:`\hat y`:
+
+* *gradient* (Danskin): :math:`s(\hat y - z)` wherever h is differentiable, a Clarke subgradient where the
+  minimiser is not unique;
+* *descent lemma*: with z held, the right-hand side is above h everywhere and equal to it at :math:`\hat y`, so
+  :math:`h(\hat y + v) \le h(\hat y) + \langle s(\hat y - z), v\rangle + \frac s2\|v\|^2`, kinks or not: they all
+  point upwards. So :math:`h(\psi(u))` is below the square loss with targets z, which is smooth
+  (:meth:`Envelope.majoriser`);
+* *second derivative*: :math:`s(I - Dz)`, where z has a derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from surefoot.graph.nodes import Spec
+from surefoot.objectives.base import Objective
+from surefoot.objectives.constants import ObjectiveError
+from surefoot.objectives.losses import Square
+
+REDUCTIONS = ("mean", "sum")
+
+
+@dataclass(frozen=True)
+class Nearest:
+    r"""A solution of the inner problem.
+
+    Attributes:
+        point: :math:`z`, of the shape of the outputs.
+        penalty: :math:`\Omega(z)`.
+        derivative: applies :math:`Dz(\hat y)`, a symmetric operator.
+        gap: an upper bound of what the value exceeds the minimum by, if one is known; without the factor s.
+        error: a bound on the distance of the point from the exact solution, if one is known.
+        result: what the solver has to say, in the words of the objective.
+    """
+
+    point: Tensor
+    penalty: float
+    derivative: Callable[[Tensor], Tensor]
+    gap: float | None
+    error: float | None
+    result: Any
+
+
+class Proximity:
+    """Solves the inner problem; remembers the last solution, so that value and derivatives share one."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Nearest] | None = None
+
+    def solved(self, outputs: Tensor) -> Nearest:
+        """The solution at these outputs, in double precision.
+
+        Raises:
+            ObjectiveError: if they are not finite.
+        """
+        point = outputs.detach().to(torch.float64)
+        if self._last is not None and self._last[0].device == point.device and torch.equal(self._last[0], point):
+            return self._last[1]
+        if not bool(torch.isfinite(point.square().sum())):
+            raise ObjectiveError(
+                "the outputs have entries that are not finite, or too large to square, and cannot be clustered: "
+                "look for a step that was too long, or an input that is not finite"
+            )
+        found = self.nearest(point)
+        self._last = point.clone(), found
+        return found
+
+    def nearest(self, outputs: Tensor) -> Nearest:
+        """Solve, in double precision."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Start afresh at the next call."""
+        self._last = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+
+class Envelope(Objective):
+    """A clustering objective: a function of all outputs together, without targets.
+
+    Args:
+        proximity: the inner problem.
+        reduction: ``"mean"`` over the samples, or ``"sum"``.
+
+    Raises:
+        ObjectiveError: if the reduction is neither.
+    """
+
+    takes_targets = False
+    convex = False
+    smooth = False
+
+    def __init__(self, proximity: Proximity, reduction: str) -> None:
+        super().__init__()
+        if reduction not in REDUCTIONS:
+            raise ObjectiveError(f"the reduction is 'mean' or 'sum', got {reduction!r}")
+        self.proximity, self.reduction = proximity, reduction
+
+    @property
+    def options(self) -> dict[str, Hashable]:
+        """The inner problem and the reduction."""
+        return {"proximity": self.proximity, "reduction": self.reduction}
+
+    def check(self, outputs: Spec, targets: Spec | None) -> None:
+        """Outputs are n × d real numbers."""
+        if len(outputs.shape) != 2 or not outputs.numel or not outputs.dtype.is_floating_point:
+            raise ObjectiveError(
+                f"{type(self).__name__} reads real outputs (samples × dimensions), got "
+                f"{'×'.join(map(str, outputs.shape)) or 'a number'} of {outputs.dtype}; flatten each sample"
+            )
+
+    def bound_to(self, targets: Any) -> Self:
+        """Itself: there are no targets.
+
+        Raises:
+            ObjectiveError: if some are given.
+        """
+        if targets is not None:
+            raise ObjectiveError(f"{type(self).__name__} compares outputs with each other: it has no targets")
+        return self
+
+    def solve(self, outputs: Tensor) -> Any:
+        """The clusters of these outputs.
+
+        Raises:
+            ObjectiveError: if the outputs do not fit.
+        """
+        self.check(Spec(tuple(outputs.shape), outputs.dtype), None)
+        return self.proximity.solved(outputs).result
+
+    def majoriser(self, outputs: Tensor) -> Square:
+        r"""The square loss with the nearest point as targets, :math:`\frac s2\|\hat y - z\|^2`.
+
+        Up to the constant :math:`s\,\Omega(z)` it is above h everywhere and equal to it at these outputs. It is
+        smooth, so a step that is proved to decrease it by some amount decreases h by at least as much, whatever
+        the clustering does meanwhile.
+
+        Raises:
+            ObjectiveError: if the outputs do not fit.
+        """
+        self.check(Spec(tuple(outputs.shape), outputs.dtype), None)
+        return Square(self.proximity.solved(outputs).point.to(outputs.dtype), reduction=self.reduction)
+
+    def forget(self) -> None:
+        """Drop what was kept from earlier calls."""
+        self.proximity.forget()
+
+    def extra_repr(self) -> str:
+        """The reduction, if it is not the mean."""
+        return "" if self.reduction == "mean" else f"reduction={self.reduction!r}"
+
+
+def envelope(outputs: Tensor, proximity: Proximity, reduction: str) -> Tensor:
+    """The value, twice differentiable by automatic differentiation."""
+    scale = 1.0 / outputs.shape[0] if reduction == "mean" else 1.0
+    value: Tensor = _Value.apply(outputs, _Held(proximity), scale)
+    return value
+
+
+class _Held:
+    """The solution, found where plain tensors are at hand, for the derivatives."""
+
+    def __init__(self, proximity: Proximity) -> None:
+        self.proximity = proximity
+        self.nearest: Nearest | None = None
+
+    def __call__(self, outputs: Tensor) -> Nearest:
+        if self.nearest is None:
+            self.nearest = self.proximity.solved(outputs)
+        return self.nearest
+
+
+class _Value(torch.autograd.Function):
+    @staticmethod
+    def forward(outputs: Tensor, held: _Held, scale: float) -> Tensor:
+        nearest = held(outputs)
+        distance = 0.5 * (outputs.detach().to(torch.float64) - nearest.point).square().sum()
+        return (scale * (distance + nearest.penalty)).to(outputs.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        outputs, ctx.held, ctx.scale = inputs
+        ctx.save_for_backward(outputs)
+        ctx.save_for_forward(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0] * _Slope.apply(*ctx.saved_tensors, ctx.held, ctx.scale), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        slope: Tensor = _Slope.apply(*ctx.saved_tensors, ctx.held, ctx.scale)
+        return (slope * tangents[0]).sum()
+
+
+class _Slope(torch.autograd.Function):
+    @staticmethod
+    def forward(outputs: Tensor, held: _Held, scale: float) -> Tensor:
+        return (scale * (outputs.detach().to(torch.float64) - held(outputs).point)).to(outputs.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        outputs, ctx.held, ctx.scale = inputs
+        ctx.save_for_backward(outputs)
+        ctx.save_for_forward(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _Curve.apply(*ctx.saved_tensors, grads[0], ctx.held, ctx.scale), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        curved: Tensor = _Curve.apply(*ctx.saved_tensors, tangents[0], ctx.held, ctx.scale)
+        return curved
+
+
+class _Curve(torch.autograd.Function):
+    """The second derivative applied to a direction: linear and symmetric in it, and not differentiated further."""
+
+    @staticmethod
+    def forward(outputs: Tensor, direction: Tensor, held: _Held, scale: float) -> Tensor:
+        wide = direction.detach().to(torch.float64)
+        return (scale * (wide - held(outputs).derivative(wide))).to(direction.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        outputs, _, ctx.held, ctx.scale = inputs
+        ctx.save_for_backward(outputs)
+        ctx.save_for_forward(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.needs_input_grad[0]:
+            raise NotImplementedError("clustering objectives have no third derivatives here")
+        return None, _Curve.apply(*ctx.saved_tensors, grads[0], ctx.held, ctx.scale), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        if tangents[0] is not None:
+            raise NotImplementedError("clustering objectives have no third derivatives here")
+        curved: Tensor = _Curve.apply(*ctx.saved_tensors, tangents[1], ctx.held, ctx.scale)
+        return curved
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        outputs, direction, held, scale = inputs
+        if in_dims[0] is not None or in_dims[1] is None:
+            raise NotImplementedError(
+                "clustering objectives are functions of one batch of outputs: loop over batches"
+            )
+        slices = direction.unbind(in_dims[1])
+        return torch.stack([_Curve.apply(outputs, part, held, scale) for part in slices]), 0

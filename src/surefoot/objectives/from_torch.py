@@ -1,0 +1,122 @@
+"""Losses of torch.nn as objectives with constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from surefoot.objectives.base import Objective
+from surefoot.objectives.constants import ObjectiveError
+from surefoot.objectives.cross_entropy import CrossEntropy
+from surefoot.objectives.further import Absolute, Divergence, NegativeLogLikelihood, Poisson, SoftMargin
+from surefoot.objectives.losses import BinaryCrossEntropy, Huber, Square
+
+
+def from_torch(loss: nn.Module, targets: Any = None) -> Objective:
+    """The objective whose value is that of a loss of torch.nn, up to round-off.
+
+    Args:
+        loss: one of CrossEntropyLoss, MSELoss, BCEWithLogitsLoss, HuberLoss, SmoothL1Loss, L1Loss, NLLLoss,
+            KLDivLoss, SoftMarginLoss, MultiLabelSoftMarginLoss and PoissonNLLLoss, with its options.
+        targets: bound to the objective, or ``None``.
+
+    Raises:
+        ObjectiveError: if its constants are not known, or its reduction is ``"none"``.
+
+    >>> import torch
+    >>> outputs, y = torch.tensor([[3.0, 1.0]]), torch.tensor([[0.0, 0.0]])
+    >>> float(from_torch(nn.MSELoss(), y)(outputs)), float(nn.MSELoss()(outputs, y))
+    (5.0, 5.0)
+    """
+    kind = type(loss)
+    if kind in _REFUSED:
+        raise ObjectiveError(f"{kind.__name__} is not covered: {_REFUSED[kind]}")
+    if kind not in _READERS:
+        known = ", ".join(sorted(cls.__name__ for cls in _READERS))
+        raise ObjectiveError(
+            f"{kind.__name__} is not covered: from_torch reads {known}, not what is derived from them. Any module "
+            "that maps the outputs to one number may be given to surefoot.certify as it is"
+        )
+    if loss.reduction == "none":
+        raise ObjectiveError(f"{kind.__name__} with reduction='none' is no single number: use 'mean' or 'sum'")
+    objective = _READERS[kind](loss)
+    return objective if targets is None else objective.bound_to(targets)
+
+
+def _entries(loss: Any) -> str:
+    """Torch's mean is that over all entries."""
+    return "entries" if loss.reduction == "mean" else "sum"
+
+
+def _cross_entropy(loss: Any) -> Objective:
+    if loss.label_smoothing == 1.0:
+        raise ObjectiveError("label_smoothing=1 leaves nothing of the targets: use a value below 1")
+    return CrossEntropy(
+        weight=loss.weight,
+        label_smoothing=loss.label_smoothing,
+        ignore_index=loss.ignore_index,
+        reduction=loss.reduction,
+    )
+
+
+def _smooth_absolute(loss: Any) -> Objective:
+    """Torch's smooth L1 is the Huber loss over β, and the absolute value for β = 0."""
+    if loss.beta == 0:
+        return Absolute(reduction=_entries(loss))
+    return Huber(delta=loss.beta, reduction=_entries(loss), scale=1 / loss.beta)
+
+
+def _divergence(loss: Any) -> Objective:
+    reduction = {"batchmean": "mean", "mean": "entries", "sum": "sum"}[loss.reduction]
+    return Divergence(log_target=loss.log_target, reduction=reduction)
+
+
+def _many_labels(loss: Any) -> Objective:
+    """A mean over the classes for each sample; then a mean or a sum."""
+    return BinaryCrossEntropy(weight=loss.weight, reduction="entries" if loss.reduction == "mean" else "row")
+
+
+def _poisson(loss: Any) -> Objective:
+    if not loss.log_input:
+        raise ObjectiveError(
+            "PoissonNLLLoss with log_input=False is defined for positive outputs only: return logarithms of rates "
+            "and use log_input=True"
+        )
+    return Poisson(full=loss.full, reduction=_entries(loss))
+
+
+_READERS: dict[type, Callable[[Any], Objective]] = {
+    nn.CrossEntropyLoss: _cross_entropy,
+    nn.MSELoss: lambda loss: Square(scale=2.0, reduction=_entries(loss)),
+    nn.BCEWithLogitsLoss: lambda loss: BinaryCrossEntropy(
+        weight=loss.weight, pos_weight=loss.pos_weight, reduction=_entries(loss)
+    ),
+    nn.HuberLoss: lambda loss: Huber(delta=loss.delta, reduction=_entries(loss)),
+    nn.SmoothL1Loss: _smooth_absolute,
+    nn.L1Loss: lambda loss: Absolute(reduction=_entries(loss)),
+    nn.NLLLoss: lambda loss: NegativeLogLikelihood(
+        weight=loss.weight, ignore_index=loss.ignore_index, reduction=loss.reduction
+    ),
+    nn.KLDivLoss: _divergence,
+    nn.SoftMarginLoss: lambda loss: SoftMargin(reduction=_entries(loss)),
+    nn.MultiLabelSoftMarginLoss: _many_labels,
+    nn.PoissonNLLLoss: _poisson,
+}
+
+_SEVERAL = "it compares several outputs; write it as a module that maps one output to one number"
+_HINGE = "it has kinks, and no smoothness; use a logistic loss such as SoftMarginLoss"
+_REFUSED: dict[type, str] = {
+    nn.BCELoss: "its slope is infinite at probabilities 0 and 1; return logits and use BCEWithLogitsLoss",
+    nn.GaussianNLLLoss: "it is neither convex nor smooth in the variance; fix the variance and use MSELoss",
+    nn.CosineEmbeddingLoss: _SEVERAL,
+    nn.TripletMarginLoss: _SEVERAL,
+    nn.TripletMarginWithDistanceLoss: _SEVERAL,
+    nn.MarginRankingLoss: _SEVERAL,
+    nn.HingeEmbeddingLoss: _HINGE,
+    nn.MultiMarginLoss: _HINGE,
+    nn.MultiLabelMarginLoss: _HINGE,
+    nn.CTCLoss: "it sums over alignments; no constants are known",
+    nn.AdaptiveLogSoftmaxWithLoss: "it has parameters of its own; make it part of the model",
+}

@@ -1,0 +1,139 @@
+r"""What supervised losses share: a scale, and what is averaged.
+
+Every loss is :math:`h(\hat y) = \frac{\text{scale}}N\sum_i h_i(\hat y_i)` with the samples along the first
+dimension; N is the number of samples unless another reduction is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from surefoot.graph.nodes import Spec
+from surefoot.objectives.base import Objective
+from surefoot.objectives.constants import ObjectiveError
+
+Numbers: TypeAlias = "float | tuple[Numbers, ...]"
+
+
+def divisor(shape: Sequence[int], reduction: str) -> int:
+    """N for outputs of this shape.
+
+    >>> [divisor((2, 3, 4), reduction) for reduction in ("mean", "sum", "entries", "row")]
+    [2, 1, 24, 12]
+    """
+    match reduction:
+        case "mean":
+            return shape[0]
+        case "entries":
+            return math.prod(shape)
+        case "row":
+            return math.prod(shape[1:])
+        case _:
+            return 1
+
+
+class Loss(Objective):
+    """A loss of outputs and targets.
+
+    Args:
+        targets: bound to the loss, or ``None``.
+        reduction: ``"mean"`` over the samples of sums over the entries of each; ``"sum"`` over everything;
+            ``"entries"``, the mean over all entries, as losses of torch.nn have it; ``"row"``, the sum over the
+            samples of the means over the entries of each.
+        scale: a positive factor.
+
+    Raises:
+        ObjectiveError: if an option is not one of these.
+    """
+
+    reductions: tuple[str, ...] = ("mean", "sum", "entries", "row")
+    own_options: tuple[tuple[str, Hashable], ...] = ()  # names and usual values
+
+    def __init__(self, targets: Any = None, *, reduction: str = "mean", scale: float = 1.0) -> None:
+        name = type(self).__name__
+        if reduction not in self.reductions:
+            raise ObjectiveError(
+                f"the reduction of {name} is one of {', '.join(self.reductions)}, got {reduction!r}"
+            )
+        if not 0 < float(scale) < math.inf:
+            raise ObjectiveError(f"the scale of {name} is a positive number, got {scale!r}")
+        self.reduction, self.scale = reduction, float(scale)
+        super().__init__(targets)
+
+    @property
+    def options(self) -> dict[str, Hashable]:
+        """The keyword arguments of :attr:`function`, by name."""
+        return {name: getattr(self, name) for name in (*dict(self.own_options), "reduction", "scale")}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all options have their usual values: the mean over the samples that the paper speaks of."""
+        return not self._unusual()
+
+    def _unusual(self) -> dict[str, Hashable]:
+        usual = {**dict(self.own_options), "reduction": "mean", "scale": 1.0}
+        return {name: value for name, value in self.options.items() if value != usual[name]}
+
+    def check(self, outputs: Spec, targets: Spec | None) -> None:
+        """Targets have the shape of the outputs, and there is at least one number."""
+        assert targets is not None
+        name = type(self).__name__
+        if outputs.shape != targets.shape or not outputs.shape:
+            shapes = f"{shape_of(outputs)} and {shape_of(targets)}"
+            raise ObjectiveError(f"{name} compares outputs and targets of one shape, got {shapes}")
+        refuse_empty(name, outputs)
+
+    def extra_repr(self) -> str:
+        """The options that are not the usual ones, and the shape of the targets."""
+        given = [f"{name}={_short(value)}" for name, value in self._unusual().items()]
+        return ", ".join(filter(None, [*given, super().extra_repr()]))
+
+
+def refuse_empty(name: str, outputs: Spec) -> None:
+    """Refuse outputs without entries.
+
+    Raises:
+        ObjectiveError: for these, as their mean is not defined.
+    """
+    if not outputs.numel:
+        raise ObjectiveError(f"{name} of {shape_of(outputs)} outputs is not defined: give at least one sample")
+
+
+def shape_of(spec: Spec) -> str:
+    """A shape as it reads in a sentence."""
+    return "×".join(map(str, spec.shape)) or "a number"
+
+
+def frozen_numbers(value: Any, what: str) -> Numbers | None:
+    """Weights as numbers in tuples, which can be compared and hashed.
+
+    Raises:
+        ObjectiveError: if one of them is negative or not finite.
+    """
+    if value is None:
+        return None
+    try:
+        numbers = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ObjectiveError(f"{what} is a tensor or what becomes one, got {value!r}") from error
+    if not bool(((numbers >= 0) & (numbers < torch.inf)).all()):
+        raise ObjectiveError(f"{what} has finite entries ≥ 0, got {value!r}")
+    return _tuples(numbers.tolist())
+
+
+def as_tensor(numbers: Numbers, like: Tensor) -> Tensor:
+    """The weights as a tensor of the type and on the device of another one."""
+    return torch.tensor(numbers, dtype=torch.float64).to(like)
+
+
+def _tuples(numbers: Any) -> Numbers:
+    return tuple(map(_tuples, numbers)) if isinstance(numbers, list) else float(numbers)
+
+
+def _short(value: Any) -> str:
+    return f"{len(value)} numbers" if isinstance(value, tuple) else str(value)
