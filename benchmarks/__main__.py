@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import benchmarks
+from benchmarks import peers
 from benchmarks.timing import Duration, Measurement
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
@@ -20,6 +21,14 @@ HEADER = """# Benchmarks
 How long surefoot takes compared with plain PyTorch: medians of ratios of processor times, of runs made in turn on
 one thread, with quartiles. Written by `make bench`.
 
+"""
+
+PEERS = """## Beside other packages
+
+Gauss-Newton steps of the same model on the same batch, each by what a package offers: how long, which relative
+residual it reaches in single precision (judged in double), and how far the same method is from the dense solution
+on a small network in double precision. torch-levenberg-marquardt takes the root of each sample's loss for a
+residual, which is another model where the loss is not a square.
 """
 
 
@@ -45,7 +54,7 @@ def _line(m: Measurement | Duration) -> str:
 def _table(found: list[Measurement | Duration]) -> str:
     rows = ["| what | compared with | ratio | quartiles | target |", "|---|---|---|---|---|"]
     for m in found:
-        if isinstance(m, Measurement):
+        if type(m) is Measurement:
             spread = f"{m.low:.2f} to {m.high:.2f}"
             rows.append(f"| {m.subject} | {m.baseline} | **{m.ratio:.2f}** | {spread} | ≤ {m.target} |")
     rows += ["", "| what | seconds | target | |", "|---|---|---|---|"]
@@ -54,7 +63,8 @@ def _table(found: list[Measurement | Duration]) -> str:
         for m in found
         if isinstance(m, Duration)
     ]
-    return "\n".join(rows) + "\n"
+    compared = peers.table(found)
+    return "\n".join(rows) + "\n" + (f"\n{PEERS}\n{compared}" if compared else "")
 
 
 def _machine() -> str:

@@ -3,12 +3,10 @@
 The baseline is one forward pass and ``torch.autograd.grad`` of the loss, in single precision on one thread. A
 step is solved until the gradient of its model, measured by automatic differentiation, is 1e-6 of that at 0. A
 product is one pull-back and one push-forward at a point where derivatives were taken before, with the curvature
-of the loss between them; curvlinops' is measured too where it is installed.
+of the loss between them. Other packages are measured in :mod:`benchmarks.peers`.
 """
 
 from __future__ import annotations
-
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +22,21 @@ TOLERANCE = 1e-6
 
 def run() -> list[Measurement]:
     """A perceptron and a small convolutional network, for a strong and a weak damping."""
+    return [m for name, model, x, pairs in networks() for m in _measure(name, model, x, pairs)]
+
+
+def networks() -> list[tuple[str, nn.Module, Tensor, int]]:
+    """What is measured: a title, the model, its batch, and how many pairs of runs."""
     torch.manual_seed(0)
     perceptron = nn.Sequential(nn.Linear(784, 256), nn.Tanh(), nn.Linear(256, 128), nn.Tanh(), nn.Linear(128, 10))
     images = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.Tanh(),
         nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16 * 49, 10),
     )  # fmt: skip
-    found = _measure("MLP 784-256-128-10, batch 128", perceptron, torch.randn(128, 784), pairs=21)
-    return found + _measure("CNN 8-16 on 28×28, batch 64", images, torch.randn(64, 1, 28, 28), pairs=9)
+    return [
+        ("MLP 784-256-128-10, batch 128", perceptron, torch.randn(128, 784), 21),
+        ("CNN 8-16 on 28×28, batch 64", images, torch.randn(64, 1, 28, 28), 9),
+    ]
 
 
 def _measure(name: str, model: nn.Module, x: Tensor, pairs: int) -> list[Measurement]:
@@ -46,6 +51,7 @@ def _measure(name: str, model: nn.Module, x: Tensor, pairs: int) -> list[Measure
 
         def step(kappa: float = kappa) -> object:
             result = sf.oracles.gauss_newton(chain, objective, kappa, method="dual_gram", tolerance=TOLERANCE)
+            assert result.residual is not None, result.status
             assert result.residual <= TOLERANCE, result.status
             return result
 
@@ -59,19 +65,7 @@ def _measure(name: str, model: nn.Module, x: Tensor, pairs: int) -> list[Measure
 
     subject = f"{name}: Gauss-Newton-vector product"
     found.append(compare(subject, product, "gradient", gradient, target=PRODUCT, pairs=pairs, calls=2))
-    if find_spec("curvlinops"):
-        found.append(_peer(name, model, x, y, gradient, pairs))
     return found
-
-
-def _peer(name: str, model: nn.Module, x: Tensor, y: Tensor, gradient: object, pairs: int) -> Measurement:
-    from curvlinops import GGNLinearOperator  # type: ignore[import-not-found]
-
-    parameters = dict(model.named_parameters())
-    operator = GGNLinearOperator(model, nn.CrossEntropyLoss(), parameters, [(x, y)], check_deterministic=False)
-    vector = torch.randn(operator.shape[1])
-    subject = f"{name}: Gauss-Newton-vector product of curvlinops"
-    return compare(subject, lambda: operator @ vector, "gradient", gradient, target=PRODUCT, pairs=pairs)
 
 
 if __name__ == "__main__":

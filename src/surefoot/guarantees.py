@@ -125,7 +125,7 @@ def damping(certificate: Certificate) -> float:
        the cross-entropy :math:`\ell_hL_\psi` would not do: a linear network has :math:`L_\psi = 0`, and the
        quadratic Taylor model of a logistic regression is no upper bound.
 
-    So this is :math:`\min(\ell_hL_\psi, L)` for the square loss and :math:`L` for the cross-entropy, rounded up.
+    So this is :math:`\min(\ell_hL_\psi, L)` for the square loss and :math:`L` for other convex losses, rounded up.
 
     Raises:
         GuaranteeError: if the certificate is not that of such an objective, or the constant is infinite.
@@ -147,8 +147,8 @@ def composite_damping(certificate: Certificate) -> float:
 def _composite(certificate: Certificate) -> tuple[Magnitude, bool]:
     if certificate.make_damping is None:
         raise GuaranteeError(
-            "damping is that of Gauss-Newton steps on a loss of a network's outputs: certify with "
-            "objective=surefoot.Square(y) or surefoot.CrossEntropy(y) and wrt='params'"
+            "damping is that of Gauss-Newton steps on a convex loss of a network's outputs: certify with "
+            "objective=surefoot.Square(y), surefoot.CrossEntropy(y) or another convex one, and wrt='params'"
         )
     return certificate.make_damping()
 

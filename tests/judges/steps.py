@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.objectives import Objective, Ridge
+from surefoot.oracles import Step
 
 
 def flat(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -65,18 +66,36 @@ class DenseModel:
     @cached_property
     def gauss_newton(self) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
-            jacobian = torch.func.jacrev(lambda u: self.output(u).flatten())(self.point)
+            jacobian = torch.autograd.functional.jacobian(lambda u: self.output(u).flatten(), self.point)
         output = self.output(self.point).detach()
         curved = second_derivative(lambda y: self.objective(y.reshape(output.shape)), output.flatten())
         return jacobian.T @ curved @ jacobian + second_derivative(self.regularizer, self.point)
 
     def curvature(self, model: str) -> Tensor:
         if model == "gradient":
-            return torch.zeros_like(self.hessian)
+            return torch.zeros(len(self.point), len(self.point), dtype=self.point.dtype)
         return self.hessian if model == "newton" else self.gauss_newton
 
     def lowest(self, model: str) -> float:
         return float(torch.linalg.eigvalsh(self.curvature(model))[0])
+
+    def direction(self, step: Step) -> Tensor:
+        assert step.direction.keys() == self.parameters.keys()
+        return flat({path: step.direction[path].double() for path in self.parameters})
+
+    def error(self, step: Step, model: str) -> float:
+        """The direction against the dense solve, relative."""
+        expected = self.step(step.kappa, model)
+        return float((self.direction(step) - expected).norm() / expected.norm())
+
+    def residual(self, step: Step, model: str) -> float:
+        """The gradient of the model at the direction, relative to that at zero."""
+        v = self.direction(step)
+        left = self.gradient + self.curvature(model) @ v + step.kappa * v
+        return float(left.norm() / self.gradient.norm())
+
+    def decrease(self, step: Step, model: str) -> float:
+        return -self.predicted(self.direction(step), step.kappa, model)
 
     def predicted(self, v: Tensor, kappa: float, model: str) -> float:
         return float(self.gradient @ v + 0.5 * v @ self.curvature(model) @ v + 0.5 * kappa * v @ v)

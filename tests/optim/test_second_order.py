@@ -157,11 +157,13 @@ def test_frozen_parameters_stay() -> None:
         losses = [optimizer.step(X, Y) for _ in range(4)]
         assert losses[-1] < losses[0]
         assert torch.equal(model[0].weight, before)
-    model[0].weight.requires_grad_(True)
-    with pytest.raises(
-        OptimizerError, match=r"'0\.weight' asks for gradients, but the optimizer does not hold it"
-    ):
+        model[0].weight.requires_grad_(True)  # the optimizer does not hold it
         optimizer.step(X, Y)
+        assert torch.equal(model[0].weight, before)
+        assert model[0].weight.requires_grad
+        optimizer.add_param_group({"params": [model[0].weight]})
+        optimizer.step(X, Y)
+        assert not torch.equal(model[0].weight, before)
 
 
 def test_mini_batches_and_closures() -> None:

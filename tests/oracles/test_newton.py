@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -249,6 +250,18 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "one sample for all": lambda x: x + x[2],
     "convolved without a batch": lambda x: F.avg_pool2d(x, 3, stride=1, padding=1),
     "pooled over samples": lambda x: F.avg_pool3d(x[None], 3, stride=1, padding=1)[0],
+    "largest of neighbours": lambda x: F.max_pool1d(x, 3, stride=1, padding=1),
+    "largest of samples": lambda x: F.max_pool3d(x[None], 3, stride=1, padding=1)[0],
+    "largest without a batch": lambda x: F.max_pool2d(x, 3, stride=1, padding=1),
+    "convolved backwards": lambda x: F.conv_transpose1d(x, torch.ones(4, 4, 3, dtype=x.dtype), padding=1),
+    "scaled by samples": lambda x: F.layer_norm(x, [4, 4], torch.arange(16.0).reshape(4, 4)),
+    "expanded": lambda x: x[:, :1].expand(4, 4, 4),
+    "one sample expanded": lambda x: x[0].expand(4, 4, 4),
+    "squeezed": lambda x: x.unsqueeze(1).squeeze(1),
+    "samples moved in": lambda x: x.unsqueeze(0).transpose(0, 1).squeeze(1),
+    "largest": lambda x: x - x.amax(dim=-1, keepdim=True),
+    "largest sample": lambda x: x - x.amax(dim=0),
+    "cumulative within": lambda x: x.cumsum(dim=2),
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
     "attention over samples": lambda x: F.scaled_dot_product_attention(*[x.transpose(0, 1)] * 3).transpose(0, 1),
 }
@@ -282,3 +295,43 @@ def test_what_does_not_fit_is_refused() -> None:
         dynamic(chain, dense, 1.0, "hessian")
     with pytest.raises(OracleError, match="tolerance is between 0 and 1"):
         newton(chain, dense.objective, kappa=1.0, method="cg", tolerance=2.0)
+
+
+@pytest.mark.parametrize("method", ["dynamic", "cg"])
+def test_bad_input_is_refused_and_nothing_is_touched(method: Any) -> None:
+    model, x = make("mlp")
+    before = copy.deepcopy(model.state_dict())
+    chain, objective = Chain(model, x), CrossEntropy(torch.arange(7) % CLASSES)
+    for kappa in (0.0, -1.0, float("nan"), None):
+        with pytest.raises(OracleError, match="kappa is a positive number"):
+            newton(chain, objective, kappa, method=method)  # type: ignore[arg-type]
+    spoiled = x.clone()
+    later = Chain(model, spoiled)
+    spoiled[0, 0] = float("nan")
+    with pytest.raises(OracleError, match="input has entries that are not finite"):
+        newton(later, objective, 1.0, method=method)
+    half = nn.Linear(4, 3).bfloat16()
+    with pytest.raises(OracleError, match="single or double precision"):
+        newton(Chain(half, x.bfloat16()), objective, 1.0, method=method)
+    with pytest.raises(OracleError, match="CrossEntropy compares"):
+        newton(chain, CrossEntropy(torch.zeros(4).long()), 1.0, method=method)
+    wrong = {path: value.new_zeros(1) for path, value in chain.parameters.items()}
+    with pytest.raises(OracleError, match="has shape"):
+        newton(chain, objective, 1.0, method=method, params=wrong)
+    with pytest.raises(OracleError, match="such as surefoot"):
+        newton(chain, nn.MSELoss(), 1.0, method=method)  # type: ignore[arg-type]
+    with pytest.raises(OracleError, match="Ridge"):
+        newton(chain, objective, 1.0, method=method, regularizer=0.1)  # type: ignore[arg-type]
+    assert all(torch.equal(value, before[path]) for path, value in model.state_dict().items())
+    assert all(value.grad is None for value in model.parameters())
+
+
+@pytest.mark.parametrize("method", ["dynamic", "cg"])
+def test_a_parameter_no_output_depends_on(method: Any) -> None:
+    model, x = make("spare")
+    chain, objective = Chain(model, x), CrossEntropy(torch.arange(5) % CLASSES)
+    plain = newton(chain, objective, 1.0, method=method)
+    assert not plain.direction["unused.weight"].any()
+    ridge = newton(chain, objective, 1.0, method=method, regularizer=Ridge(0.4), tolerance=1e-12)
+    expected = -0.4 / 1.4 * model.get_parameter("unused.weight").detach()
+    assert torch.allclose(ridge.direction["unused.weight"], expected, rtol=1e-9)

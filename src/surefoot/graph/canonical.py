@@ -161,6 +161,14 @@ def _alias(node: Node) -> Iterator[Node]:
     yield replace(node, op=str(target.overloadpacket), target=target)
 
 
+def _argmin(node: Node) -> Iterator[Node]:
+    """A layer that minimises: recorded by number, computed by its inner problem, which is differentiable."""
+    from surefoot.implicit.operation import read
+
+    problem, arguments = read(*node.args)
+    yield replace(node, target=problem, args=arguments)
+
+
 def _rank(node: Node) -> int:
     assert isinstance(node.spec, Spec)
     return len(node.spec.shape)
@@ -189,6 +197,7 @@ _SPLITS: dict[str, _Split] = {
     "aten.layer_norm": _layer_norm,
     "aten.rms_norm": _rms_norm,
     "aten.group_norm": _group_norm,
+    "surefoot.argmin": _argmin,
 }
 _TRIPLES: dict[str, _Split] = {
     "aten._native_batch_norm_legit": _batch_norm,

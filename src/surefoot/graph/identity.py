@@ -48,7 +48,7 @@ def is_library(module: str) -> bool:
     (True, False)
     """
     root = module.partition(".")[0]
-    if root in sys.stdlib_module_names or root in ("torch", "numpy"):
+    if root in sys.stdlib_module_names or root in ("torch", "numpy", "surefoot"):
         return True
     file = getattr(sys.modules.get(root), "__file__", None) or ""
     return root != "__main__" and any(file.startswith(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))

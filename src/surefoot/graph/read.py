@@ -42,7 +42,7 @@ def read(program: ExportedProgram, model: nn.Module) -> Graph:
             leaves[name] = leaf
             if value is not None:
                 held[name] = value
-    nodes = list(_nodes(program.graph_module, values, set(leaves)))
+    nodes = list(operations(program.graph_module, values, set(leaves)))
     (returned,) = program.graph.find_nodes(op="output")
     outputs = [
         values[node].name
@@ -73,11 +73,11 @@ def _leaf(
     return Leaf(placeholder.name, path, source, _spec(value)), held
 
 
-def _nodes(module: fx.GraphModule, values: dict[fx.Node, Any], taken: set[str]) -> Iterator[Node]:
+def operations(module: fx.GraphModule, values: dict[fx.Node, Any], taken: set[str]) -> Iterator[Node]:
     """The operations of a graph module; bodies of ``no_grad`` and ``autocast`` regions are read in place."""
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            values[node] = getattr(module, str(node.target))
+            values.setdefault(node, getattr(module, str(node.target)))
         elif node.op == "call_function":
             if isinstance(node.target, torch._ops.HigherOrderOperator):
                 yield from _region(node, values, taken)
@@ -130,7 +130,7 @@ def _region(node: fx.Node, values: dict[fx.Node, Any], taken: set[str]) -> Itera
     inner: dict[fx.Node, Any] = {}
     for placeholder, operand in zip(body.graph.find_nodes(op="placeholder"), operands, strict=True):
         inner[placeholder] = fx.map_arg(operand, lambda n: values[n])
-    yield from _nodes(body, inner, taken)
+    yield from operations(body, inner, taken)
     (output,) = body.graph.find_nodes(op="output")
     values[node] = fx.map_arg(output.args[0], lambda n: inner[n])
 

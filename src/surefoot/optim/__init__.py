@@ -4,6 +4,7 @@
 * ``record``: what is remembered of a step, and the anytime bound on the gradient.
 * ``data``: whether two batches are the same.
 * ``projection``: the nearest point of a product of balls; ``constrained``: what optimizers on a set share.
+* ``moving_ball``: the ball on which a step is certified.
 * ``descent``: :class:`CertifiedDescent`.
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share.

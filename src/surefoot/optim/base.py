@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,10 +14,11 @@ from torch.optim import Optimizer
 
 from surefoot.errors import SurefootError
 from surefoot.graph.checks import as_inputs
-from surefoot.objectives import Objective
+from surefoot.objectives import Objective, Ridge
 from surefoot.optim.data import Fingerprint
 from surefoot.optim.record import Stationarity, StepRecord, best_stationarity, from_columns, to_columns
 
+Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 Closure = Callable[[], tuple[Tensor, Tensor]]
 
 
@@ -33,8 +34,11 @@ class GuaranteedOptimizer(Optimizer):
     step size follows from a proof, and the one that was used stands in the history.
 
     Args:
-        model: the network; all its trainable parameters are optimised.
+        model: the network.
         objective: a loss without targets, such as ``surefoot.CrossEntropy()``; the targets come with each step.
+        regularizer: a function of the parameters that is added to the loss, or ``None``.
+        params: the parameters that are optimised, or parameter groups; all that are trainable by default. What is
+            not among them is a constant in every step, like a frozen parameter.
         lower: a number that the objective never falls below; losses are not negative.
         progress: called with the record of each step.
         defaults: of the parameter groups.
@@ -48,6 +52,8 @@ class GuaranteedOptimizer(Optimizer):
         model: nn.Module,
         objective: Objective,
         *,
+        regularizer: Ridge | None = None,
+        params: Parameters | None = None,
         lower: float = 0.0,
         progress: Callable[[StepRecord], object] | None = None,
         defaults: Mapping[str, Any] | None = None,
@@ -61,13 +67,16 @@ class GuaranteedOptimizer(Optimizer):
             raise ValueError(f"pass {name}() without targets: they come with the data, step(x, y)")
         if not math.isfinite(lower):
             raise ValueError(f"a lower bound of the objective is a finite number, got {lower!r}")
+        if regularizer is not None and not isinstance(regularizer, Ridge):
+            raise TypeError(f"the regulariser is a surefoot.objectives.Ridge or None, got {regularizer!r}")
         self.model, self.objective, self.lower, self.progress = model, objective, float(lower), progress
+        self.regularizer = regularizer
         self.history: list[StepRecord] = []
         self.fingerprint = Fingerprint()
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not trainable:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("no parameter of the model asks for gradients: call model.requires_grad_(True)")
-        super().__init__(trainable, dict(defaults or {}))
+        chosen = [value for value in model.parameters() if value.requires_grad] if params is None else params
+        super().__init__(chosen, dict(defaults or {}))
 
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """Take one step: write the new parameters and return the record. Raising undoes the step."""
@@ -80,12 +89,13 @@ class GuaranteedOptimizer(Optimizer):
             x: the input: a tensor, a tuple of tensors, or a dict of keyword arguments.
             y: the targets.
             closure: computes ``(outputs, loss)`` at the present parameters and replaces the optimizer's own
-                forward pass, to share it with other code. The loss must be the objective of the outputs and ``y``.
+                forward pass, to share it with other code. The loss must be the objective of the outputs and ``y``,
+                without the regulariser.
 
         Raises:
             OptimizerError: if the step cannot be taken. The parameters are as before.
         """
-        with self.unchanged_on_error():
+        with self.unchanged_on_error(), self._others_constant():
             record = self.advance(x, y, closure)
             self._complete(record)
         self.history.append(record)
@@ -107,7 +117,7 @@ class GuaranteedOptimizer(Optimizer):
             OptimizerError: if it is not finite, or the closure does not return what it should.
         """
         with torch.no_grad():
-            return _number(self._evaluate(x, y, closure))
+            return _number(self._regularized(self._evaluate(x, y, closure)))
 
     def value_and_gradient(
         self, x: Any, y: Any, closure: Closure | None = None
@@ -119,7 +129,7 @@ class GuaranteedOptimizer(Optimizer):
         """
         trainable = self.trainable
         with torch.enable_grad():
-            loss = self._evaluate(x, y, closure)
+            loss = self._regularized(self._evaluate(x, y, closure))
             if not loss.requires_grad:
                 raise OptimizerError(
                     "the loss does not depend on the parameters by differentiable operations: return it from the "
@@ -157,6 +167,19 @@ class GuaranteedOptimizer(Optimizer):
                 for tensor, copy in zip(tensors, copies, strict=True):
                     tensor.copy_(copy)
             raise
+
+    @contextmanager
+    def _others_constant(self) -> Iterator[None]:
+        """Trainable parameters that no group holds do not ask for gradients in the body."""
+        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        others = [value for value in self.model.parameters() if value.requires_grad and id(value) not in held]
+        try:
+            for parameter in others:
+                parameter.requires_grad_(False)
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
 
     def stationarity(self) -> Stationarity:
         """The smallest gradient norm so far and the proved bound on it; see :func:`best_stationarity`."""
@@ -214,6 +237,9 @@ class GuaranteedOptimizer(Optimizer):
         if self.history and self.history[-1].data == record.data and self.history[-1].actual_decrease is None:
             self.history[-1] = replace(self.history[-1], actual_decrease=self.history[-1].loss - record.loss)
 
+    def _regularized(self, loss: Tensor) -> Tensor:
+        return loss if self.regularizer is None else loss + self.regularizer(self.trainable)
+
     def _evaluate(self, x: Any, y: Any, closure: Closure | None) -> Tensor:
         if closure is None:
             args, kwargs = as_inputs(x)
@@ -255,4 +281,4 @@ def _kind(found: object) -> str:
     return type(found).__name__
 
 
-__all__ = ["Closure", "GuaranteedOptimizer", "OptimizerError", "norm_of"]
+__all__ = ["Closure", "GuaranteedOptimizer", "OptimizerError", "Parameters", "norm_of"]

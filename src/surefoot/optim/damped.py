@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from surefoot.certificate import Certificate
 from surefoot.chain import Chain
 from surefoot.domains import Ball
-from surefoot.guarantees import GuaranteeError, require_smooth
-from surefoot.objectives import Objective
-from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, norm_of
+from surefoot.objectives import Objective, Ridge
+from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters, norm_of
 from surefoot.optim.constrained import flat_product
+from surefoot.optim.moving_ball import MovingBall
 from surefoot.optim.record import StepRecord
 from surefoot.oracles.line_search import armijo
 from surefoot.oracles.problem import OracleError, Problem
@@ -25,10 +25,9 @@ from surefoot.oracles.step import Step
 Damping = Literal["adapted", "certified"] | float
 Solver = Callable[[float], Step]
 
-_TRIALS = 40  # values of κ, or balls, before giving up
+_TRIALS = 40  # values of κ before giving up
 _ACCEPTED = 1e-4  # part of the predicted decrease that a step must achieve
 _START = 1e-2  # first radius, relative to the parameters
-_GROWTH, _ROOM, _LOOSE = 2.0, 1.25, 0.25  # of a ball: after a step to its end, after another one, a ball too large
 _RANGE = 1e-12, 1e12  # of an adapted κ
 
 
@@ -58,6 +57,13 @@ class SecondOrder(GuaranteedOptimizer):
       convex, :math:`m(tv) \le t\,m(v)`.
     * a number: that κ at every step.
 
+    A regulariser :math:`r(u) = \sum_t\frac{\rho_t}2\|u_t\|^2` is part of the objective: of the losses in the
+    history, of the model, and of predicted and promised decreases. It needs no further damping. Proof: r is
+    quadratic, so :math:`r(u + v) = r(u) + \langle\nabla r(u), v\rangle + \frac12v^\top\nabla^2r\,v`, which is its
+    part of the model. So the model with κ majorises the sum as soon as the model of the loss alone with that κ
+    majorises the loss. The smoothness in the record is :math:`L + \max_t\rho_t`, a bound on the second
+    derivative of the sum.
+
     Args:
         model: the network.
         objective: a convex loss without targets.
@@ -65,6 +71,8 @@ class SecondOrder(GuaranteedOptimizer):
         line_search: ``"armijo"`` halves a step until it descends enough; not with certified damping, which needs
             none.
         kappa: the first κ where it is adapted.
+        regularizer: added to the loss.
+        params: the parameters that are optimised; all that are trainable by default.
         lower: a number that the objective never falls below.
         progress: called with the record of each step.
     """
@@ -77,6 +85,8 @@ class SecondOrder(GuaranteedOptimizer):
         damping: Damping = "adapted",
         line_search: Literal["armijo"] | None = None,
         kappa: float = 1.0,
+        regularizer: Ridge | None = None,
+        params: Parameters | None = None,
         lower: float = 0.0,
         progress: Callable[[StepRecord], object] | None = None,
     ) -> None:
@@ -89,10 +99,10 @@ class SecondOrder(GuaranteedOptimizer):
             raise ValueError("a certified step needs no line search: its decrease is proved")
         if not 0 < kappa < math.inf:
             raise ValueError(f"kappa is a positive number, got {kappa!r}")
-        super().__init__(model, objective, lower=lower, progress=progress)
+        super().__init__(model, objective, regularizer=regularizer, params=params, lower=lower, progress=progress)
         self.damping, self.line_search = damping, line_search
         self.kappa = float(damping) if is_number else float(kappa)
-        self._reach: float | None = None
+        self._ball = MovingBall(_START)
 
     def solver(self, problem: Problem, data: str) -> Solver:
         """κ ↦ the minimiser of the model at the present point."""
@@ -138,22 +148,11 @@ class SecondOrder(GuaranteedOptimizer):
         return 0.0 if self.damping == "certified" else None
 
     def _problem(self, x: Any, y: Any) -> Problem:
-        chain = Chain(self.model, x)
-        strangers = sorted(set(chain.parameters) - set(self.trainable))
-        if strangers:
-            raise OptimizerError(
-                f"'{strangers[0]}' asks for gradients, but the optimizer does not hold it: call add_param_group"
-            )
-        return Problem(chain, self.objective.bound_to(y))
+        objective = self.objective.bound_to(y) if self.objective.takes_targets else self.objective
+        return Problem(Chain(self.model, x), objective, None, self.regularizer)
 
     def _measured(self, problem: Problem, solver: Solver, x: Any) -> _Move:
         """A step with the given or the adapted κ, judged by the objective after it."""
-
-        def value_at(part: float) -> float:
-            moved = {name: (at + part * move[name]).to(at) for name, at in problem.parameters.items()}
-            with torch.no_grad():
-                return float(problem.objective(problem.chain.value({**problem.point, **moved})))
-
         growth, adapted = 2.0, self.damping == "adapted"
         for _ in range(_TRIALS):
             step = solver(self.kappa)
@@ -163,7 +162,7 @@ class SecondOrder(GuaranteedOptimizer):
             resolution = 4 * torch.finfo(problem.output.dtype).eps * max(abs(problem.value), 1e-30)
             if predicted <= resolution:
                 return _Move({}, step.kappa, 0.0, note="no step: descent cannot be told from round-off here")
-            after = value_at(1.0)
+            after = problem.value_at(move)
             ratio = (problem.value - after) / predicted if math.isfinite(after) else -math.inf
             plain = not adapted and self.line_search is None and math.isfinite(after)
             if ratio >= _ACCEPTED or plain:
@@ -172,7 +171,7 @@ class SecondOrder(GuaranteedOptimizer):
                 return _Move(move, step.kappa, note=rose)
             slope = flat_product(problem.gradient, move)
             if self.line_search and slope < 0:
-                found = armijo(value_at, problem.value, slope, first=0.5)
+                found = armijo(lambda t: problem.value_at(move, t), problem.value, slope, first=0.5)  # noqa: B023
                 if found is not None:
                     self._tighten(growth)
                     part = found[0]
@@ -198,35 +197,32 @@ class SecondOrder(GuaranteedOptimizer):
         """A step on a ball whose radius follows the length of the steps."""
         from surefoot.calculus.certify import certify
 
-        first = self._reach is None
-        radius = _START * (norm_of(problem.parameters) or 1.0) if self._reach is None else self._reach
-        for _ in range(_TRIALS):
-            certificate = certify(self.model, x, objective=problem.objective, domain=Ball(radius))
-            if not certificate.smoothness.is_finite:
-                radius, first = radius / 10, True
-                continue
+        ridge = 0.0 if self.regularizer is None else max(map(problem.weight, problem.parameters))
+
+        def propose(certificate: Certificate, radius: float) -> _Move:
             self.kappa = max(self.certified_kappa(certificate), _RANGE[0])
             step = solver(self.kappa)
             length = norm_of(step.direction)
-            if first and length < _LOOSE * radius and length > 0:
-                radius = 2 * length
-                continue
             part = min(1.0, radius * (1 - 1e-6) / length) if length > 0 else 0.0
-            self._reach = part * length * (_GROWTH if part < 1 else _ROOM) or radius
             move = {name: part * value.double() for name, value in step.direction.items()}
-            promised = part * step.model_decrease
             smoothness = float(certificate.smoothness)
-            return _Move(move, step.kappa, part, smoothness, promised, radius)
-        require_smooth(certificate)
-        raise GuaranteeError("no ball around the parameters was found that a step fits into")
+            if ridge:
+                smoothness = math.nextafter(smoothness + ridge, math.inf)
+            return _Move(move, step.kappa, part, smoothness, part * step.model_decrease, radius)
+
+        return self._ball.step(
+            problem.parameters,
+            lambda radius: certify(self.model, x, objective=problem.objective, domain=Ball(radius)),
+            propose,
+        )
 
     def extra_state(self) -> dict[str, Any]:
         """The damping and the radius of the next step."""
-        return {"kappa": self.kappa, "reach": self._reach}
+        return {"kappa": self.kappa, "radius": self._ball.radius}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take them back."""
-        self.kappa, self._reach = float(state["kappa"]), state["reach"]
+        self.kappa, self._ball.radius = float(state["kappa"]), state["radius"]
 
     @property
     def guarantee(self) -> str:

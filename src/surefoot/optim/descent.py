@@ -16,16 +16,15 @@ from surefoot.guarantees import GuaranteeError
 from surefoot.objectives import Objective
 from surefoot.optim.base import Closure, GuaranteedOptimizer, norm_of
 from surefoot.optim.constrained import flat_product
+from surefoot.optim.moving_ball import MovingBall
 from surefoot.optim.record import StepRecord
 
 Mode = Literal["segment", "ball", "blocks"]
 Tensors = dict[str, Tensor]
 
-_TRIALS = 40  # halvings of a segment or a ball before giving up
 _START = 1e-3  # first length, relative to the parameters over the direction, where nothing better is known
 _GROWTH = 2.0  # how much longer the next segment may be than a step that went to its end
 _ROOM = 1.25  # and than a step that did not
-_LOOSE = 0.25  # a step shorter than this part of its segment is looked for again on a shorter one
 
 
 class CertifiedDescent(GuaranteedOptimizer):
@@ -89,7 +88,8 @@ class CertifiedDescent(GuaranteedOptimizer):
         super().__init__(model, objective, lower=lower, progress=progress)
         self.mode, self.direction, self.order = mode, direction, order
         self._norms = Norms()
-        self._reach: float | None = None  # length of the next segment, or radius of the next ball
+        self._reach: float | None = None  # length of the next segment
+        self._ball = MovingBall(_START)
         self._last: tuple[Tensors, Tensors] | None = None  # gradient and direction of the step before
         self._along: tuple[Any, Along] | None = None
 
@@ -141,7 +141,8 @@ class CertifiedDescent(GuaranteedOptimizer):
     def _along_for(self, x: Any, y: Any) -> Along:
         """The objective of the batch along segments; kept while batch, modes and parameters are the same."""
         modes = tuple(module.training for module in self.model.modules())
-        key = self.fingerprint(x, y), modes, tuple(map(id, self.model.parameters()))
+        parameters = tuple((id(value), value.requires_grad) for value in self.model.parameters())
+        key = self.fingerprint(x, y), modes, parameters
         if self._along is None or self._along[0] != key:
             self._along = key, Along(self.model, x, self.objective.bound_to(y), self._norms)
         return self._along[1]
@@ -182,23 +183,10 @@ class CertifiedDescent(GuaranteedOptimizer):
         from surefoot.calculus.certify import certify
 
         objective = self.objective.bound_to(y)
-        parameters = norm_of({name: parameter.detach() for name, parameter in self.trainable.items()})
-        radius = _START * (parameters or 1.0) if self._reach is None else self._reach
-        for _ in range(_TRIALS):
-            certificate = certify(self.model, x, objective=objective, domain=Ball(radius))
-            if certificate.smoothness.is_finite:
-                proposal = self._within(certificate, radius, gradient, size)
-                moved = norm_of(proposal.move)
-                if moved >= _LOOSE * radius or self._reach is not None:
-                    self._reach = moved * (_GROWTH if moved >= 0.99 * radius else _ROOM)
-                    return proposal
-                radius = 2 * moved
-            else:
-                radius /= 10
-                self._reach = None
-        raise GuaranteeError(
-            "no ball around the weights has a finite smoothness: "
-            + "; ".join(certificate.reasons or ("use smooth activations (surefoot.smooth(model))",))
+        return self._ball.step(
+            {name: parameter.detach() for name, parameter in self.trainable.items()},
+            lambda radius: certify(self.model, x, objective=objective, domain=Ball(radius)),
+            lambda certificate, radius: self._within(certificate, radius, gradient, size),
         )
 
     def _within(self, certificate: Any, radius: float, gradient: Tensors, size: float) -> _Proposal:
@@ -219,11 +207,16 @@ class CertifiedDescent(GuaranteedOptimizer):
     def extra_state(self) -> dict[str, Any]:
         """The next reach, and what conjugate directions are made of."""
         before, direction = self._last if self._last and self.direction == "conjugate" else ({}, {})
-        return {"reach": self._reach, "gradient": dict(before), "direction": dict(direction)}
+        return {
+            "reach": self._reach,
+            "radius": self._ball.radius,
+            "gradient": dict(before),
+            "direction": dict(direction),
+        }
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`extra_state` gave; norms of layers are computed anew."""
-        self._reach = state["reach"]
+        self._reach, self._ball.radius = state["reach"], state["radius"]
         self._last = (dict(state["gradient"]), dict(state["direction"])) if state["gradient"] else None
         self._norms, self._along = Norms(), None
 

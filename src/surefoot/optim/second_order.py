@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from surefoot.certificate import Certificate
 from surefoot.guarantees import require_smooth
-from surefoot.objectives import Objective
+from surefoot.objectives import Objective, Ridge
+from surefoot.optim.base import Parameters
 from surefoot.optim.damped import Damping, SecondOrder, Solver
 from surefoot.optim.record import StepRecord
 from surefoot.oracles.dual_gram import DualGram
@@ -34,6 +35,9 @@ class GaussNewton(SecondOrder):
         kappa: the first κ where it is adapted.
         tolerance: of the inner solver.
         accumulate: the precision of its vectors.
+        regularizer: a :class:`surefoot.objectives.Ridge`, added to the loss.
+        params: the parameters that are optimised, or parameter groups; all that are trainable by default. The
+            others do not move.
         lower: a number that the objective never falls below.
         progress: called with the record of each step.
 
@@ -58,6 +62,8 @@ class GaussNewton(SecondOrder):
         kappa: float = 1.0,
         tolerance: float | None = None,
         accumulate: torch.dtype | None = torch.float64,
+        regularizer: Ridge | None = None,
+        params: Parameters | None = None,
         lower: float = 0.0,
         progress: Callable[[StepRecord], object] | None = None,
     ) -> None:
@@ -69,6 +75,8 @@ class GaussNewton(SecondOrder):
             damping=damping,
             line_search=line_search,
             kappa=kappa,
+            regularizer=regularizer,
+            params=params,
             lower=lower,
             progress=progress,
         )
@@ -121,6 +129,9 @@ class Newton(SecondOrder):
         method: ``"dynamic"`` or ``"cg"``; see :func:`surefoot.oracles.newton`.
         line_search: ``"armijo"`` or ``None``.
         kappa: the first κ where it is adapted.
+        regularizer: a :class:`surefoot.objectives.Ridge`, added to the loss.
+        params: the parameters that are optimised, or parameter groups; all that are trainable by default. The
+            others do not move.
         lower: a number that the objective never falls below.
         progress: called with the record of each step.
     """
@@ -134,6 +145,8 @@ class Newton(SecondOrder):
         method: Literal["dynamic", "cg"] = "cg",
         line_search: Literal["armijo"] | None = None,
         kappa: float = 1.0,
+        regularizer: Ridge | None = None,
+        params: Parameters | None = None,
         lower: float = 0.0,
         progress: Callable[[StepRecord], object] | None = None,
     ) -> None:
@@ -145,6 +158,8 @@ class Newton(SecondOrder):
             damping=damping,
             line_search=line_search,
             kappa=kappa,
+            regularizer=regularizer,
+            params=params,
             lower=lower,
             progress=progress,
         )

@@ -8,7 +8,7 @@
   the curvature of a loss as a product. ``space``: directions as vectors.
 * ``newton``, ``dynamic``, ``linear_quadratic``: the Newton oracle, dynamic programming, and the paper's
   linear-quadratic problem.
-* ``line_search``: how far to go along a direction.
+* ``line_search``: how far to go along a direction, in place of the proximal term.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from surefoot.oracles.autodiff import Autodiff
 if TYPE_CHECKING:
     from surefoot.oracles.gauss_newton import gauss_newton
     from surefoot.oracles.gradient import gradient
+    from surefoot.oracles.line_search import line_search
     from surefoot.oracles.linear_quadratic import linear_quadratic
     from surefoot.oracles.newton import newton
     from surefoot.oracles.problem import OracleError
@@ -34,11 +35,21 @@ _NAMES = {
     "Step": "step",
     "gauss_newton": "gauss_newton",
     "gradient": "gradient",
+    "line_search": "line_search",
     "linear_quadratic": "linear_quadratic",
     "newton": "newton",
 }
 
-__all__ = ["Autodiff", "OracleError", "Step", "gauss_newton", "gradient", "linear_quadratic", "newton"]
+__all__ = [
+    "Autodiff",
+    "OracleError",
+    "Step",
+    "gauss_newton",
+    "gradient",
+    "line_search",
+    "linear_quadratic",
+    "newton",
+]
 
 
 class _Oracles(ModuleType):

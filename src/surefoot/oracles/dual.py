@@ -57,7 +57,9 @@ def solve_dual(
     """The Gauss-Newton oracle within 2d + 1 calls of the automatic-differentiation oracle, d the output's size.
 
     The residual r is evaluated anew from v in each iteration, which costs as much as updating it. In the end the
-    gradient of the model is evaluated from its definition, if a call is left, and that is what is reported.
+    gradient of the model is evaluated from its definition, if a call is left, and that is what is reported. If
+    none is left, the reported one is that of the last iteration, at the same v; where as many iterations as the
+    dual has dimensions were needed, there is none.
     Residuals are orthogonal to each other in exact arithmetic, and the first few hundred are kept so by force:
     without it, round-off lets the last of d iterations miss the solution where κ is small.
 
@@ -86,8 +88,8 @@ def solve_dual(
         solved=run.solved,
         calls=system.calls,
         iterations=run.iterations,
-        residual=run.residual,
-        output_change=run.change,
+        residual=None if run.terminated else run.residual,
+        output_change=None if run.terminated else run.change,
     )
 
 
@@ -100,6 +102,7 @@ class _Conjugate:
     Attributes:
         slope: the gradient of the model at v, zero where it is that by finite termination.
         residual: its norm relative to that at 0, as measured last.
+        terminated: whether v is the last of as many iterates as the dual has dimensions, and not measured.
         solved: whether v is the minimiser up to the tolerance.
     """
 
@@ -144,11 +147,14 @@ class _Conjugate:
             best = min(best, self.residual)
             if self.residual <= self.tolerance or waited > _PATIENCE:
                 return
+            last = system.calls + 2 > self.budget
+            if last and not kept.full:  # v stays where it was measured
+                return
             alpha = float(r.square().sum()) / float(p.square().sum() + (pulled * pulled / system.metric).sum())
             self._w, self._v = self._w + alpha * p, self._v - (alpha * pulled) / system.metric
             self.iterations += 1
-            if system.calls + 2 > self.budget:
-                self.terminated = kept.full
+            if last:
+                self.terminated = True
                 return
             self._change = system.push(self._v)
             fresh = system.factor.back(self._change) - self._w
@@ -174,7 +180,7 @@ class _Conjugate:
         if self.terminated:
             return (
                 f"solved by {self.iterations} iterations of conjugate gradients on the dual, as many as it has "
-                "dimensions: the residual is that before the last one"
+                "dimensions; no call was left to measure the residual"
             )
         if self.solved:
             return f"solved by {self.iterations} iterations of conjugate gradients on the dual"

@@ -8,19 +8,19 @@ unbounded below, only the second backward pass is made again with :math:`2\kappa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.oracles.factored import MODELS, Factored, Form, Model
 from surefoot.oracles.problem import OracleError, Problem, check_kappa
-from surefoot.oracles.riccati import Policy
+from surefoot.oracles.riccati import Elimination, Policy
 from surefoot.oracles.status import refused, solved_status
 from surefoot.oracles.step import Step
 
 _MOST_DOUBLINGS = 200
+_FINE = 1e-13  # a relative residual that is as small as round-off lets it be
+_ROUNDS = 3  # of refinement
 
 
 def solve_dynamic(problem: Problem, kappa: float, model: Model, double: bool = True, form: Form = "auto") -> Step:
@@ -44,92 +44,116 @@ def solve_dynamic(problem: Problem, kappa: float, model: Model, double: bool = T
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         factored = Factored(problem, model, form)
         doubled, unbounded = 0, None
-        while isinstance(found := _eliminate(factored, kappa), int):
-            unbounded = found
+        while isinstance(eliminations := _eliminate(factored, kappa), int):
+            unbounded = eliminations
             if not double or doubled == _MOST_DOUBLINGS:
-                return refused(problem, model, kappa, doubled, f"at computation {found}", found)
+                where = f"at computation {unbounded}"
+                return refused(problem, model, kappa, doubled, where, unbounded)
             kappa, doubled = 2 * kappa, doubled + 1
-        policies, decrease = found
-        moves = _roll_out(factored, policies)
-        residual = _residual(factored, kappa, moves)
-        direction, gained = _direction(factored, kappa, moves)
+        found, residual, decrease, rounds = _minimise(factored, kappa, eliminations)
+        direction, gained = _direction(factored, kappa, found)
     return Step(
         direction=direction,
         kappa=kappa,
         model_decrease=decrease + gained,
         status=solved_status(model, kappa, doubled, None if unbounded is None else f"at computation {unbounded}"),
         calls=problem.autodiff.calls,
+        iterations=rounds,
         residual=residual,
         doubled=doubled,
         unbounded_at=unbounded,
     )
 
 
-def _eliminate(factored: Factored, kappa: float) -> tuple[list[Policy], float] | int:
-    """The second backward pass: the policies, first computation first, and the decrease of the model.
+def _eliminate(factored: Factored, kappa: float) -> list[Elimination] | int:
+    """The second backward pass: the eliminations, first computation first.
 
     If the problem is unbounded below, the number of the computation where that shows, counted from 1.
     """
-    C, c = factored.C, factored.c
-    policies: list[Policy] = []
-    decrease = torch.zeros((), dtype=torch.float64, device=c.device)
+    C, found = factored.C, []
     for layer in reversed(factored.layers):
-        S, s = layer.outer.congruence(C), layer.outer.pull(c)
-        found = layer.solver.eliminate(S, s, layer.ridge + kappa, layer.q)
-        if found is None:
+        S = layer.outer.congruence(C)
+        elimination = layer.solver.eliminate(S, layer.ridge + kappa)
+        if elimination is None:
             if not bool(torch.isfinite(S).all()):
                 raise OracleError(f"second derivatives are not finite behind computation {layer.number}")
             return layer.number
-        cost, policy = found
-        C, c = cost.C, cost.c
-        decrease += cost.decrease
+        C = elimination.C
+        found.append(elimination)
+    return found[::-1]
+
+
+def _minimise(
+    factored: Factored, kappa: float, eliminations: list[Elimination]
+) -> tuple[list[Tensor], float, float, int]:
+    r"""The minimiser by layer, the residual, the decrease of the model, and how often it was refined.
+
+    Where samples are nearly the same, :class:`~surefoot.oracles.riccati.Woodbury` cannot tell small eigenvalues
+    from round-off, and leaving them out shows in the minimiser. So the gradient of the model there is evaluated
+    from its definition, and where it is not small, the same model is minimised around that point (iterative
+    refinement): its linear terms are then :math:`c = 0` and that gradient, its quadratic ones are as before. The
+    decrease is :math:`-\frac12\langle\nabla m(0) + \nabla m(v), v\rangle`.
+    """
+    if not factored.layers:
+        return [], 0.0, 0.0, 0
+    start, scale = factored.gradient, _norm(factored.gradient)
+    if scale == 0:
+        return [torch.zeros_like(part) for part in start], 0.0, 0.0, 0
+    v = _solution(factored, eliminations, factored.c, [layer.q for layer in factored.layers])
+    slope, rounds = _gradient(factored, kappa, v), 0
+    while _norm(slope) > _FINE * scale and rounds < _ROUNDS:
+        change = _solution(factored, eliminations, torch.zeros_like(factored.c), slope)
+        refined = [a + b for a, b in zip(v, change, strict=True)]
+        after = _gradient(factored, kappa, refined)
+        if not _norm(after) < 0.5 * _norm(slope):
+            break
+        v, slope, rounds = refined, after, rounds + 1
+    decrease = sum(float((a + b).dot(w)) for a, b, w in zip(start, slope, v, strict=True))
+    return v, _norm(slope) / scale, max(-0.5 * decrease, 0.0), rounds
+
+
+def _solution(factored: Factored, eliminations: list[Elimination], c: Tensor, q: list[Tensor]) -> list[Tensor]:
+    """The minimiser for these linear terms: the costs-to-go backward, then the roll-out."""
+    policies: list[Policy] = []
+    for layer, elimination, slope in zip(factored.layers[::-1], eliminations[::-1], q[::-1], strict=True):
+        c, policy = elimination.affine(layer.outer.pull(c), slope)
         policies.append(policy)
-    return policies[::-1], float(decrease)
-
-
-@dataclass(frozen=True)
-class Move:
-    """The parameters of a computation on the solution, with the states before and at its interface."""
-
-    v: Tensor
-    y: Tensor
-    w: Tensor
-
-
-def _roll_out(factored: Factored, policies: list[Policy]) -> list[Move]:
-    y = factored.c[:0]
-    moves = []
-    for layer, policy in zip(factored.layers, policies, strict=True):
+    y, found = factored.c[:0], []
+    for layer, policy in zip(factored.layers, policies[::-1], strict=True):
         v = policy(y)
+        y = layer.outer.push(layer.inner.push(y, v))
+        found.append(v)
+    factored.problem.autodiff.calls += 1
+    return found
+
+
+def _gradient(factored: Factored, kappa: float, parameters: list[Tensor]) -> list[Tensor]:
+    """The gradient of the model: a pass forward for the states, a pass backward for their slopes."""
+    y, states = factored.c[:0], []
+    for layer, v in zip(factored.layers, parameters, strict=True):
         w = layer.inner.push(y, v)
-        moves.append(Move(v, y, w))
+        states.append((y, w))
         y = layer.outer.push(w)
-    return moves
+    there, found = factored.C @ y + factored.c, []
+    for layer, v, (y, w) in zip(factored.layers[::-1], parameters[::-1], states[::-1], strict=True):
+        slope = layer.outer.pull(there) + layer.outer.curved(w)
+        pulled = layer.inner.pull_parameters(slope) + layer.inner.mixed_transposed(y) + layer.q
+        found.append(pulled + (kappa + layer.ridge) * v)
+        there = layer.inner.pull(slope) + layer.inner.mixed(v)
+    factored.problem.autodiff.calls += 2  # a push-forward and a pull-back
+    return found[::-1]
 
 
-def _residual(factored: Factored, kappa: float, moves: list[Move]) -> float:
-    """The gradient of the model at the solution relative to that at zero, by one backward pass with each."""
-    if not moves:
-        return 0.0
-    end = factored.layers[-1].outer.push(moves[-1].w)
-    there, here = factored.C @ end + factored.c, factored.c
-    at_solution, at_zero = there.new_zeros(()), there.new_zeros(())
-    for layer, move in zip(reversed(factored.layers), reversed(moves), strict=True):
-        inner = layer.inner
-        slope, slope_here = layer.outer.pull(there) + layer.outer.curved(move.w), layer.outer.pull(here)
-        pulled = inner.pull_parameters(slope) + inner.mixed_transposed(move.y) + layer.q
-        at_solution += (pulled + (kappa + layer.ridge) * move.v).square().sum()
-        at_zero += (inner.pull_parameters(slope_here) + layer.q).square().sum()
-        there, here = inner.pull(slope) + inner.mixed(move.v), inner.pull(slope_here)
-    return float((at_solution / at_zero).sqrt()) if at_zero > 0 else 0.0
+def _norm(parts: list[Tensor]) -> float:
+    return float(sum(part.square().sum() for part in parts)) ** 0.5
 
 
-def _direction(factored: Factored, kappa: float, moves: list[Move]) -> tuple[dict[str, Tensor], float]:
+def _direction(factored: Factored, kappa: float, parts: list[Tensor]) -> tuple[dict[str, Tensor], float]:
     """The step by path in the order of the parameters, and what those that no computation reads contribute."""
     problem = factored.problem
     found: dict[str, Tensor] = {}
-    for layer, move in zip(factored.layers, moves, strict=True):
-        found |= {layer.paths[name]: part for name, part in layer.inner.split(move.v).items()}
+    for layer, v in zip(factored.layers, parts, strict=True):
+        found |= {layer.paths[name]: part for name, part in layer.inner.split(v).items()}
     gained = 0.0
     for path in factored.loose:
         weight, u = problem.weight(path), problem.parameters[path].double()

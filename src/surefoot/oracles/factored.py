@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from surefoot.graph import Graph
+from surefoot.objectives import CrossEntropy, Square
+from surefoot.oracles.factor import refuse_negative
 from surefoot.oracles.fully_connected import FullyConnectedStage
 from surefoot.oracles.inner import BiaffineStage, Inner
 from surefoot.oracles.outer import AnyStage, Entrywise, Outer
@@ -44,6 +46,7 @@ class Factored:
         layers: the computations in which something varies.
         C: the curvature of the loss in the last state.
         c: its slope there.
+        gradient: of the objective, by layer.
         loose: paths of the parameters that no computation reads.
     """
 
@@ -74,14 +77,21 @@ class Factored:
             self.layers.append(self._layer(number, stage, inner, outer, form))
             state = {name: _detached(outer.values[name]) for name in computation.after}
         self.loose = sorted(problem.parameters.keys() - {p for layer in self.layers for p in layer.paths.values()})
-        self.c, self.C = _loss(problem, curved=model != "gradient", varies=bool(last))
-        if model == "newton":
-            costate = self.c
-            for layer in reversed(self.layers):
+        self.c, self.C = _loss(problem, model, varies=bool(last))
+        self.gradient = self._costates(bend=model == "newton")
+
+    def _costates(self, bend: bool) -> list[Tensor]:
+        """The first backward pass: the gradient by layer; the costates give the second derivatives, if asked."""
+        costate, found = self.c, []
+        for layer in reversed(self.layers):
+            slope = layer.outer.pull(costate)
+            if bend:
                 layer.outer.bend(costate)
-                slope = layer.outer.pull(costate)
                 layer.inner.bend(slope)
-                costate = layer.inner.pull(slope)
+            found.append(layer.inner.pull_parameters(slope) + layer.q)
+            costate = layer.inner.pull(slope)
+        self.problem.autodiff.calls += 1
+        return found[::-1]
 
     def _layer(self, number: int, stage: Stages, inner: Inner, outer: Outer, form: Form) -> Layer:
         leaves, problem = self.problem.chain.graph.leaves, self.problem
@@ -115,15 +125,21 @@ def _detached(value: Any) -> Any:
     return type(value)(_detached(item) for item in value)
 
 
-def _loss(problem: Problem, curved: bool, varies: bool) -> tuple[Tensor, Tensor]:
-    """Slope and curvature of the loss in the output; a loss is a mean over samples, so samples stay apart."""
+def _loss(problem: Problem, model: Model, varies: bool) -> tuple[Tensor, Tensor]:
+    """Slope and curvature of the loss in the output; block-diagonal where it is a sum over rows for certain."""
     slope = problem.slope.detach().double().flatten()
     if not varies:
         return slope[:0], slope.new_zeros(0, 0)
-    if not curved:
+    if model == "gradient":
         return slope, slope.new_zeros(len(slope), len(slope))
+    rows = type(problem.objective) in (Square, CrossEntropy)
+    samples = problem.output.shape[0] if rows and problem.output.dim() else 1
     with torch.enable_grad():
         output = problem.output.detach().requires_grad_()
-        samples = output.shape[0] if output.dim() else 1
         (first,) = torch.autograd.grad(problem.objective(output), output, create_graph=True)
-    return slope, block_diagonal(jacobian(first.reshape(samples, -1), [output], samples))
+    curvature = block_diagonal(jacobian(first.reshape(samples, -1), [output], samples))
+    if model == "gauss_newton" and not rows:
+        values = torch.linalg.eigvalsh((curvature + curvature.T) / 2)
+        slack = torch.finfo(output.dtype).eps ** 0.75 * float(values.abs().max())
+        refuse_negative(problem.objective, float(values[0]), slack)
+    return slope, curvature

@@ -11,6 +11,7 @@ from torch import Tensor
 from surefoot.chain import Chain
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.problem import OracleError, Problem, check_kappa
+from surefoot.oracles.space import ParameterSpace
 from surefoot.oracles.step import Step
 
 Method = Literal["dual", "dual_gram", "dynamic"]
@@ -64,8 +65,6 @@ def gauss_newton(
     kappa = check_kappa(kappa)
     if method not in METHODS:
         raise OracleError(f"method is one of {', '.join(map(repr, METHODS))}, got {method!r}")
-    if regularizer is not None and not isinstance(regularizer, Ridge):
-        raise OracleError(f"the regulariser is a surefoot.objectives.Ridge or None, got {regularizer!r}")
     problem = Problem(chain, objective, params, regularizer)
     return solve(problem, kappa, method, tolerance, accumulate, warm_start)
 
@@ -85,6 +84,7 @@ def solve(
         from surefoot.oracles.factor import require_convex
 
         require_convex(problem.objective)
+        ParameterSpace(problem)  # refuses a model in which nothing varies
         return solve_dynamic(problem, kappa, model="gauss_newton")
     if method == "dual_gram":
         from surefoot.oracles.dual_gram import DualGram

@@ -50,6 +50,8 @@ class Problem:
     ) -> None:
         if not isinstance(objective, Objective):
             raise OracleError(f"the objective is a loss such as surefoot.CrossEntropy(y), got {objective!r}")
+        if regularizer is not None and not isinstance(regularizer, Ridge):
+            raise OracleError(f"the regulariser is a surefoot.objectives.Ridge or None, got {regularizer!r}")
         if len(chain.graph.outputs) != 1:
             raise OracleError(f"an objective reads one tensor, the model returns {len(chain.graph.outputs)}")
         self.chain, self.objective, self.regularizer = chain, objective, regularizer
@@ -99,6 +101,13 @@ class Problem:
     def value(self) -> float:
         """F(u)."""
         return self.loss + (0.0 if self.regularizer is None else float(self.regularizer(self.parameters)))
+
+    def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0) -> float:
+        """F(u + tv) for a direction v and t = part; a forward pass, without derivatives."""
+        moved = {path: (u + part * direction[path]).to(u) for path, u in self.parameters.items()}
+        with torch.no_grad():
+            loss = float(self.objective(self.chain.value({**self.point, **moved})))
+        return loss if self.regularizer is None else loss + float(self.regularizer(moved))
 
     def weight(self, path: str) -> float:
         """The curvature of the regulariser in a parameter."""

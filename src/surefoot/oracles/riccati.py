@@ -22,20 +22,27 @@ from surefoot.oracles.inner import Inner
 from surefoot.oracles.vectors import Spectrum
 
 
-@dataclass(frozen=True)
-class CostToGo:
-    """½yᵀCy + cᵀy of the state before a computation, and by how much its parameters lower the cost at y = 0."""
-
-    C: Tensor
-    c: Tensor
-    decrease: Tensor
-
-
 class Policy(Protocol):
     """The best parameters as a function of the state before: the gains K_t and k_t of the paper."""
 
     def __call__(self, y: Tensor) -> Tensor:
         """−M⁻¹(Hy + h)."""
+
+
+class Elimination(Protocol):
+    """A computation eliminated for one κ; the linear terms may be given later, and more than once."""
+
+    @property
+    def C(self) -> Tensor:
+        """The curvature of the cost-to-go of the state before."""
+
+    def affine(self, s: Tensor, q: Tensor) -> tuple[Tensor, Policy]:
+        """The slope c of the cost-to-go at y = 0, and the policy.
+
+        Args:
+            s: Gᵀc.
+            q: the slope in the parameters alone; that of the regulariser.
+        """
 
 
 class Direct:
@@ -44,32 +51,41 @@ class Direct:
     def __init__(self, inner: Inner) -> None:
         self._inner = inner
 
-    def eliminate(self, S: Tensor, s: Tensor, D: Tensor, q: Tensor) -> tuple[CostToGo, Policy] | None:
-        """The cost-to-go before the computation, and the policy; ``None`` if M is not positive definite.
+    def eliminate(self, S: Tensor, D: Tensor) -> Elimination | None:
+        """The elimination; ``None`` if M is not positive definite.
 
         Args:
             S: K + GᵀCG.
-            s: Gᵀc.
             D: κ plus the curvature of the regulariser, one number per parameter.
-            q: the gradient of the regulariser.
         """
         inside, H, M = self._inner.reduced(S)  # H transposed
         M.diagonal().add_(D)
         factor, failed = torch.linalg.cholesky_ex(M)
         if int(failed):
             return None
-        right = torch.cat([H, (q + self._inner.pull_parameters(s))[None]])
-        solved = torch.linalg.solve_triangular(factor, right.T, upper=False)
-        gain, offset = solved[:, :-1], solved[:, -1]
-        cost = CostToGo(
-            inside.addmm_(gain.T, gain, alpha=-1), self._inner.pull(s) - offset @ gain, 0.5 * offset.dot(offset)
-        )
+        gain = torch.linalg.solve_triangular(factor, H.T, upper=False)
+        return _DirectElimination(self._inner, inside.addmm_(gain.T, gain, alpha=-1), factor, gain)
+
+
+@dataclass(frozen=True)
+class _DirectElimination:
+    """With LLᵀ = M: the gain L⁻¹H and the offset L⁻¹h."""
+
+    inner: Inner
+    C: Tensor
+    factor: Tensor
+    gain: Tensor
+
+    def affine(self, s: Tensor, q: Tensor) -> tuple[Tensor, Policy]:
+        factor, gain = self.factor, self.gain
+        slope = q + self.inner.pull_parameters(s)
+        offset = torch.linalg.solve_triangular(factor, slope[:, None], upper=False)[:, 0]
 
         def policy(y: Tensor) -> Tensor:
             moved = torch.addmv(offset, gain, y) if len(y) else offset
             return -torch.linalg.solve_triangular(factor.T, moved[:, None], upper=True)[:, 0]
 
-        return cost, policy
+        return self.inner.pull(s) - offset @ gain, policy
 
 
 class Woodbury:
@@ -93,7 +109,7 @@ class Woodbury:
         self._uniform = bool((ridge == ridge[0]).all())
         self._known: tuple[Spectrum, Tensor, Tensor] | None = None
 
-    def eliminate(self, S: Tensor, s: Tensor, D: Tensor, q: Tensor) -> tuple[CostToGo, Policy] | None:
+    def eliminate(self, S: Tensor, D: Tensor) -> Elimination | None:
         """As for :class:`Direct`."""
         outer, EΓ, ΓΓ = self._gram(D)
         root = outer.values.sqrt()
@@ -102,30 +118,12 @@ class Woodbury:
         factor, failed = torch.linalg.cholesky_ex(M)
         if int(failed):
             return None
-        scaled = q / D
-        Eq, Γq = self._inner.push(self._no_state(S), scaled), self._inner.mixed(scaled)
         NS, inside = self._inner.through_state(S)
-        # coordinates in the range of U of Γᵀ and q, and of all of H and h
-        own, own_q = outer.coordinates(EΓ) / root[:, None], outer.coordinates(Eq) / root
-        H, h = outer.coordinates(NS.T) * root[:, None] + own, outer.coordinates(s) * root + own_q
-        solved = torch.linalg.solve_triangular(factor, torch.cat([H, h[:, None]], dim=1), upper=False)
-        gain, offset = solved[:, :-1], solved[:, -1]
-        cost = CostToGo(
-            inside.addmm_(gain.T, gain, alpha=-1) - (ΓΓ - own.T @ own),
-            self._inner.pull(s) - offset @ gain - (Γq - own_q @ own),
-            0.5 * (offset.dot(offset) + (q.dot(scaled) - own_q.dot(own_q)).clamp(min=0)),
-        )
-
-        def policy(y: Tensor) -> Tensor:
-            inside_range = torch.linalg.solve_triangular(factor.T, (gain @ y + offset)[:, None], upper=True)[:, 0]
-            pushed = outer.combined((inside_range - own @ y - own_q) / root)
-            pulled = self._inner.pull_parameters(pushed) + self._inner.mixed_transposed(y) + q
-            return -pulled / D
-
-        return cost, policy
-
-    def _no_state(self, S: Tensor) -> Tensor:
-        return S.new_zeros(self._inner.pull(S[0]).shape)
+        own = outer.coordinates(EΓ) / root[:, None]  # of Γᵀ, in the range of U
+        H = outer.coordinates(NS.T) * root[:, None] + own
+        gain = torch.linalg.solve_triangular(factor, H, upper=False)
+        C = inside.addmm_(gain.T, gain, alpha=-1) - (ΓΓ - own.T @ own)
+        return _WoodburyElimination(self._inner, C, factor, gain, outer, root, own, D)
 
     def _gram(self, D: Tensor) -> tuple[Spectrum, Tensor, Tensor]:
         """ED⁻¹Eᵀ, ED⁻¹Γᵀ and ΓD⁻¹Γᵀ; with one weight for all parameters they are found once for all D."""
@@ -135,3 +133,31 @@ class Woodbury:
             self._known = self._inner.gram(torch.ones_like(D))
         outer, EΓ, ΓΓ = self._known
         return outer.over(D[0]), EΓ / D[0], ΓΓ / D[0]
+
+
+@dataclass(frozen=True)
+class _WoodburyElimination:
+    """The same in coordinates of the range of U; ``own`` are those of Γᵀ."""
+
+    inner: Inner
+    C: Tensor
+    factor: Tensor
+    gain: Tensor
+    outer: Spectrum
+    root: Tensor
+    own: Tensor
+    D: Tensor
+
+    def affine(self, s: Tensor, q: Tensor) -> tuple[Tensor, Policy]:
+        inner, outer, factor, gain, own = self.inner, self.outer, self.factor, self.gain, self.own
+        scaled, pulled = q / self.D, inner.pull(s)
+        own_q = outer.coordinates(inner.push(torch.zeros_like(pulled), scaled)) / self.root
+        h = outer.coordinates(s) * self.root + own_q
+        offset = torch.linalg.solve_triangular(factor, h[:, None], upper=False)[:, 0]
+
+        def policy(y: Tensor) -> Tensor:
+            inside_range = torch.linalg.solve_triangular(factor.T, (gain @ y + offset)[:, None], upper=True)[:, 0]
+            pushed = outer.combined((inside_range - own @ y - own_q) / self.root)
+            return -(inner.pull_parameters(pushed) + inner.mixed_transposed(y) + q) / self.D
+
+        return pulled - offset @ gain - (inner.mixed(scaled) - own_q @ own), policy

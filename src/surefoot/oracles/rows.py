@@ -1,7 +1,7 @@
 """Whether samples stay apart: each row of a result depends on the same row of what varies.
 
-Only operations of which this is known are let through; for all others the answer is no, and derivatives are
-found without the help of it.
+The answer follows from the operations and their arguments; no numbers are looked at. Only operations of which it
+is known are let through; for all others the answer is no, and derivatives are found without the help of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _keeps_rows(graph: Graph, node: Node, rows: set[str]) -> bool:
         return list(reads) == [argument.name] and len(shapes[0]) >= _RANK.get(op, 2)
     if op == "batch_norm":
         return form_of(node) is Form.LINEAR and not arguments["training"] and _only(arguments, "input", reads)
-    if op == "layer_norm":
+    if op == "scale_shift":
+        return _only(arguments, "x", reads) and arguments["dim"] % rank > 0
+    if op in ("layer_norm", "rms_norm"):
         return _only(arguments, "input", reads) and len(arguments["normalized_shape"]) < len(shapes[0])
     if op in _SAME_LEADING:
         return len(node.specs[0].shape) >= 3 and all(len(shape) == rank for shape in shapes)
@@ -52,6 +54,8 @@ def _keeps_rows(graph: Graph, node: Node, rows: set[str]) -> bool:
         return batches or (_only(arguments, "self", reads) and _rank(graph, arguments["other"]) == 2)
     if op in _ALONG:
         return _dimensions(arguments.get("dim"), len(shapes[0])).isdisjoint({0})
+    if op == "expand":
+        return len(shapes[0]) == rank
     if op == "permute":
         return arguments["dims"][0] % rank == 0
     if op in ("transpose", "swapaxes"):
@@ -96,33 +100,19 @@ _BROADCAST = {
 # keeps rows, because numbers stand row by row.
 _FIRST_ONLY = {
     "linear": "input",
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "group_norm"), "input"),
-    **dict.fromkeys(
-        ("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"), "self"
-    ),
-    **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten"), "self"),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "group_norm", "instance_norm"), "input"),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), "input"),
+    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), "self"),
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), "self"),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), "self"),
+    **dict.fromkeys(("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"), "self"),
 }
+# The least rank of the batch: with one dimension less, these take it for one sample.
 _RANK = {
-    "conv1d": 3,
-    "conv2d": 4,
-    "conv3d": 5,
-    "avg_pool1d": 3,
-    "avg_pool2d": 4,
-    "avg_pool3d": 5,
-    "adaptive_avg_pool1d": 3,
-    "adaptive_avg_pool2d": 4,
+    f"{name}{d}d": d + 2
+    for name in ("conv", "conv_transpose", "avg_pool", "max_pool", "adaptive_avg_pool")
+    for d in (1, 2, 3)
 }
 _SAME_LEADING = {"bmm", "scaled_dot_product_attention"}
-_ALONG = {
-    "softmax",
-    "_softmax",
-    "log_softmax",
-    "sum",
-    "mean",
-    "slice",
-    "select",
-    "narrow",
-    "cat",
-    "split",
-    "chunk",
-}
+_ALONG = {"softmax", "_softmax", "log_softmax", "logsumexp", "sum", "mean", "amax", "amin", "cumsum"}
+_ALONG |= {"slice", "select", "narrow", "cat", "split", "chunk", "unbind"}
