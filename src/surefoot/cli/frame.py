@@ -1,0 +1,100 @@
+"""What surrounds every command: errors as sentences, exit codes, interrupts, warnings on standard error."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any
+
+import typer
+
+from surefoot.cli import output
+from surefoot.errors import CaptureError, ChainError, SurefootError, UnsupportedOperation
+
+
+class Outcome(IntEnum):
+    """Exit codes."""
+
+    CERTIFIED = 0
+    NOT_CERTIFIED = 1
+    USAGE = 2
+    UNSUPPORTED = 3
+    FAULT = 70
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+class UsageError(SurefootError, ValueError):
+    """The command was given something that it cannot work with."""
+
+
+def guarded(command: Callable[..., Outcome | None]) -> Callable[..., None]:
+    """A command that ends with an exit code and never with a traceback, unless ``--debug`` asks for it."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        debug = bool(kwargs.pop("debug", False))
+        output.quiet(bool(kwargs.pop("quiet", False)))
+        try:
+            with _plain_warnings(debug):
+                outcome = command(*args, **kwargs)
+            sys.stdout.flush()
+        except (typer.Exit, typer.BadParameter):
+            raise
+        except KeyboardInterrupt:
+            outcome = Outcome.INTERRUPTED
+        except BrokenPipeError:
+            _silence()
+            outcome = Outcome.BROKEN_PIPE
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            outcome = explain(error)
+        raise typer.Exit(int(outcome or Outcome.CERTIFIED))
+
+    return run
+
+
+def explain(error: Exception) -> Outcome:
+    """Say what went wrong on standard error; returns the exit code."""
+    if not isinstance(error, SurefootError):
+        output.error(
+            f"{type(error).__name__}: {str(error) or 'no message'}\nThis was not expected: it may be an error in "
+            "the model, or in surefoot. The same command with --debug shows where it comes from."
+        )
+        return Outcome.FAULT
+    output.error(str(error))
+    for remedy, option in _OPTIONS.items():
+        if remedy in str(error):
+            output.note(f"on the command line, {remedy} is the option {option}")
+    if isinstance(error, UnsupportedOperation | CaptureError | ChainError):
+        return Outcome.UNSUPPORTED
+    return Outcome.NOT_CERTIFIED if type(error).__name__ in _NO_GUARANTEE else Outcome.USAGE
+
+
+# What the library says to do in Python, and the option that does it.
+_OPTIONS = {"model.eval()": "--eval", "surefoot.smooth(model)": "--smooth", "objective=": "--objective"}
+# By name: importing the classes would import torch.
+_NO_GUARANTEE = frozenset({"Contradiction", "GuaranteeError", "NotSmooth", "OptimizerError"})
+
+
+@contextmanager
+def _plain_warnings(debug: bool) -> Iterator[None]:
+    """Warnings are lines on standard error; those about the inside of libraries are for ``--debug``."""
+    with warnings.catch_warnings():
+        if not debug:
+            for category in (DeprecationWarning, FutureWarning):
+                warnings.simplefilter("ignore", category)
+            warnings.showwarning = lambda message, *_, **__: output.warn(str(message))
+        yield
+
+
+def _silence() -> None:
+    """Nobody reads standard output any more: what is left in its buffer goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

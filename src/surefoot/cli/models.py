@@ -1,0 +1,181 @@
+"""A model by zoo name, by ``package.module:callable``, or from a ``.pt2`` file; options behind ``@``."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot import zoo
+from surefoot.cli import exported
+from surefoot.cli.frame import UsageError
+from surefoot.errors import SurefootError
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What ``MODEL`` says: ``mlp@sizes=64,32,10@activation=tanh`` is the model ``mlp`` with two options."""
+
+    text: str
+    target: str
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, text: str) -> Spec:
+        """Read it.
+
+        >>> Spec.of("mlp@sizes=64,32,10@activation=tanh").options
+        {'sizes': (64, 32, 10), 'activation': 'tanh'}
+
+        Raises:
+            UsageError: if an option has no value.
+        """
+        target, *parts = text.split("@")
+        options = {}
+        for part in parts:
+            name, sign, value = part.partition("=")
+            if not (sign and name.isidentifier()):
+                raise UsageError(f"'{text}': an option reads @name=value, as in mlp@sizes=64,32,10; got '@{part}'")
+            options[name] = _value(value)
+        return cls(text, target, options)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it names a file."""
+        return self.target.endswith(".pt2")
+
+    @property
+    def is_zoo(self) -> bool:
+        """Whether it names a model of the zoo, known or not."""
+        return not self.is_file and ":" not in self.target
+
+
+def _value(text: str) -> Any:
+    """A literal where it is one, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model and an input that it takes, if one is known."""
+
+    model: nn.Module
+    inputs: Any = None
+
+
+def build(
+    spec: Spec, *, batch: int, shapes: Sequence[tuple[int, ...]], classes: int | None, meta: bool, seed: int
+) -> Built:
+    """Build the model, and an input for it.
+
+    Args:
+        spec: which one.
+        batch: the number of samples, where no shape is given.
+        shapes: of the inputs; models of the zoo are built to take the first one.
+        classes: how many outputs a model of the zoo should have, if that is known.
+        meta: whether to build a model of the zoo without allocating it.
+        seed: of its first weights and of a random input.
+
+    Raises:
+        SurefootError: if there is no such model, or it cannot be built.
+    """
+    torch.manual_seed(seed)
+    if spec.is_file:
+        if spec.options:
+            raise UsageError(f"'{spec.text}': a file is loaded as it is and takes no options")
+        model, inputs = exported.load_exported(Path(spec.target))
+        found = Built(model, inputs)
+    elif spec.is_zoo:
+        found = _from_zoo(spec, batch, shapes, classes, meta, seed)
+    else:
+        found = _imported(spec)
+    if shapes and not spec.is_zoo:
+        return Built(found.model, _random(shapes, seed))
+    return found
+
+
+def _from_zoo(
+    spec: Spec, batch: int, shapes: Sequence[tuple[int, ...]], classes: int | None, meta: bool, seed: int
+) -> Built:
+    entry = zoo.entry(spec.target)
+    sample = shapes[0][1:] if shapes else None
+    options = {**fitted(entry, spec.options, sample, classes), **spec.options}
+    with torch.device("meta" if meta else torch.get_default_device()):
+        try:
+            model = zoo.build(spec.target, **options)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, SurefootError):
+                raise
+            raise UsageError(f"'{spec.text}' cannot be built: {error}") from error
+        if sample is None:
+            return Built(model, zoo.example_input(spec.target, batch, seed=seed, **options))
+        made = zoo.Sample(sample, entry.sample(options).vocabulary)
+        return Built(model, made.batch(shapes[0][0], seed=seed))
+
+
+def fitted(
+    entry: zoo.Entry, chosen: Mapping[str, Any], sample: tuple[int, ...] | None, classes: int | None
+) -> dict[str, Any]:
+    """Options that make a model of the zoo take such samples and return so many numbers; not what was chosen."""
+    known = entry.defaults
+    found: dict[str, Any] = {}
+    if sample is not None:
+        if len(sample) == 3:
+            found |= {"in_channels": sample[0], "image_size": sample[1]}
+        features = 1
+        for side in sample:
+            features *= side
+        found |= {"inputs": features}
+        if "sizes" in known:
+            found["sizes"] = (features, *known["sizes"][1:])
+    if classes is not None:
+        found |= {"num_classes": classes, "outputs": classes}
+        if "sizes" in known and entry.base != "autoencoder":
+            found["sizes"] = (*found.get("sizes", known["sizes"])[:-1], classes)
+    return {name: value for name, value in found.items() if name in known and name not in chosen}
+
+
+def _imported(spec: Spec) -> Built:
+    """What ``package.module:callable`` returns: a module, or a module and its input."""
+    module_name, _, attribute = spec.target.partition(":")
+    if not (module_name and attribute):
+        raise UsageError(f"'{spec.text}': a model of your own reads package.module:callable")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise UsageError(
+            f"'{spec.text}': there is no module '{error.name}' in {here} or among the installed packages"
+        ) from error
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise UsageError(f"'{spec.text}': '{module_name}' has no '{name}'")
+        found = getattr(found, name)
+    if not isinstance(found, nn.Module) and callable(found):
+        found = found(**spec.options)
+    model, inputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"'{spec.text}' gives something of type {type(model).__name__}; it should give a torch.nn.Module"
+        )
+    return Built(model, inputs)
+
+
+def _random(shapes: Sequence[tuple[int, ...]], seed: int) -> Tensor | tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    made = tuple(torch.randn(shape, generator=generator) for shape in shapes)
+    return made[0] if len(made) == 1 else made

@@ -1,0 +1,70 @@
+"""The zoo's names, read from its source: completion has to answer before torch could be imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def zoo_names() -> dict[str, tuple[str, str]]:
+    """Every name of the zoo with its builder's docstring and the options of the variant, in alphabetical order.
+
+    A builder is a function decorated with ``register(name, …, variants={…})``; the same names come from
+    ``surefoot.zoo.names()``.
+    """
+    spec = find_spec("surefoot")
+    assert spec is not None
+    assert spec.origin is not None
+    found: dict[str, tuple[str, str]] = {}
+    for path in sorted((Path(spec.origin).parent / "zoo").glob("*.py")):
+        found.update(_registered(ast.parse(path.read_text("utf-8"))))
+    return dict(sorted(found.items()))
+
+
+def _registered(module: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
+    values = {
+        target.id: node.value
+        for node in module.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for function in module.body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for call in function.decorator_list:
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "register":
+                about = ast.get_docstring(function) or ""
+                yield from ((name, (about, preset)) for name, preset in _names(call, values))
+
+
+def _names(call: ast.Call, values: dict[str, ast.expr]) -> Iterator[tuple[str, str]]:
+    name = ast.literal_eval(call.args[0])
+    yield name, ""
+    for keyword in call.keywords:
+        chosen = keyword.value
+        if keyword.arg != "variants":
+            continue
+        if isinstance(chosen, ast.Name):
+            chosen = values[chosen.id]
+        if isinstance(chosen, ast.Dict):
+            for key, value in zip(chosen.keys, chosen.values, strict=True):
+                if key is not None:
+                    yield f"{name}-{ast.literal_eval(key)}", _preset(value)
+
+
+def _preset(value: ast.expr) -> str:
+    """``{"pooling": "average"}`` as ``[pooling=average]``."""
+    options = ast.literal_eval(value)
+    return f"[{', '.join(f'{option}={chosen}' for option, chosen in options.items())}]"
+
+
+def complete_model(incomplete: str) -> list[tuple[str, str]]:
+    """Names that start so, each with the beginning of its description."""
+    return [
+        (name, f"{about.partition(chr(10))[0]} {preset}".strip())
+        for name, (about, preset) in zoo_names().items()
+        if name.startswith(incomplete)
+    ]

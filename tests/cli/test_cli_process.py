@@ -1,0 +1,87 @@
+"""The command as a process: streams, exit codes, colour, imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+SUREFOOT = [sys.executable, "-m", "surefoot"]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    settings = {**os.environ, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([*SUREFOOT, *arguments], capture_output=True, text=True, env=settings, check=False)
+
+
+LAZY = """
+import sys
+from surefoot.cli import main
+sys.argv = ["surefoot", *{arguments!r}]
+try:
+    main()
+finally:
+    heavy = sorted(set(sys.modules) & {{"torch", "numpy", "jinja2", "flint", "surefoot.zoo"}})
+    print("imported:", heavy, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["certify", "--help"], ["--version"], ["models"], ["certify"]])
+def test_nothing_heavy_is_imported_to_answer_at_once(arguments):
+    found = subprocess.run(
+        [sys.executable, "-c", LAZY.format(arguments=arguments)], capture_output=True, text=True, check=False
+    )
+    assert found.stderr.splitlines()[-1] == "imported: []"
+    assert found.returncode == (2 if arguments == ["certify"] else 0)
+
+
+def test_completion_knows_the_zoo_without_torch():
+    found = subprocess.run(
+        [sys.executable, "-c", LAZY.format(arguments=[])],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            "_SUREFOOT_COMPLETE": "complete_bash",
+            "COMP_WORDS": "surefoot certify vgg",
+            "COMP_CWORD": "2",
+        },
+    )
+    assert found.stdout.split() == ["vgg16", "vgg16-batchnorm", "vgg16-smooth"]
+    assert found.stderr.splitlines()[-1] == "imported: []"
+
+
+def test_the_result_is_on_standard_output_and_the_rest_is_not():
+    found = run("certify", "mlp@activation=relu", "--around-weights", "--json", FORCE_COLOR="", NO_COLOR="1")
+    assert found.returncode == 1
+    assert json.loads(found.stdout)["certified"] is False
+    assert found.stderr.startswith("note: ")
+    assert "\x1b" not in found.stdout + found.stderr
+
+
+def test_an_error_is_a_sentence_without_colour_off_a_terminal():
+    found = run("certify", "mlp", "--report", "no-such-folder/page.html")
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert found.stderr.startswith("error: --report no-such-folder/page.html: there is no folder")
+    assert "\x1b" not in found.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    process = subprocess.Popen([*SUREFOOT, "models", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 141
+
+
+def test_a_terminal_without_unicode_gets_an_answer():
+    found = run("models", "--search", "resnet18", PYTHONIOENCODING="ascii")
+    assert found.returncode == 0
+    assert "3?3 convolutions" in found.stdout
