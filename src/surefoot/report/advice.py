@@ -34,7 +34,7 @@ def verdict(certificate: Certificate) -> str:
     if certificate.step_size == 0:
         return "certified: the gradient is L-Lipschitz on the domain, but 1/L is less than any double"
     return (
-        "certified: the gradient is L-Lipschitz on the domain; gradient steps up to this size descend while in it"
+        "certified: the gradient is L-Lipschitz on the domain; gradient steps of at most 1/L descend within it"
     )
 
 

@@ -162,13 +162,18 @@ class _Layout:
 
         Derivatives at the centre are those of an inexact solution (:mod:`surefoot.implicit.constants`). That is
         counted as round-off, whose share of a Jacobian J is at least :math:`272u` and grows with the root of the
-        count.
+        count; and a solution that is off by :math:`\epsilon` is one of arguments with a relative perturbation of
+        :math:`\epsilon/\|\beta\|`, of which k numbers that are added up stand for :math:`(k + 16)^2u`.
         """
         if self.centre is None:
             return terms
-        _, _, residual = self.centre
+        _, beta, residual = self.centre
         order, names, mu = self.problem.settings.order, tuple(self.slots), constants.strong_convexity
         wrong = math.hypot(*(gradient_error(constants, names, float(r) / mu, order) for r in residual))
+        size = float(norm(beta))
+        if size > 0:
+            relative = float(norm(residual)) / (mu * size)
+            terms = max(terms, math.ceil(math.sqrt(relative / _UNIT)))
         smallest = min((float(slope) for slope in jacobian.values() if not slope.is_zero), default=1.0)
         share = wrong / (smallest * _UNIT)
         if not share > 256:  # nor where constants are infinite, and nothing is claimed
