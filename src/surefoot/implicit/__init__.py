@@ -1,0 +1,19 @@
+"""Layers that are themselves minimisers.
+
+* ``layer``: :class:`ArgMin`, the layer.
+* ``constants``: what is known about an inner problem, and what an inexact solution costs.
+* ``problem``: the inner problem as a function of tensors.
+* ``newton``, ``accelerated``, ``conjugate``: the solvers.
+* ``differentiate``: derivatives of every order, implicit or unrolled.
+* ``derived``: constants of an inner problem from its operations.
+* ``operation``: the layer as one operation of a graph.
+* ``energy``: a ready-made inner problem, :class:`Energy`.
+"""
+
+from surefoot.implicit.constants import Constants
+from surefoot.implicit.energy import Energy
+from surefoot.implicit.errors import ImplicitError
+from surefoot.implicit.layer import ArgMin
+from surefoot.implicit.solution import Solution
+
+__all__ = ["ArgMin", "Constants", "Energy", "ImplicitError", "Solution"]

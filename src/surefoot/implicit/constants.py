@@ -1,0 +1,148 @@
+r"""What is known about an inner problem, and what follows for an inexact solution.
+
+Write :math:`g = \nabla_\beta\zeta`, :math:`\alpha` for the input and the parameters together, :math:`\hat\beta`
+for the computed and :math:`\beta^*` for the exact minimiser, :math:`\hat H = \nabla_\beta g(\alpha, \hat\beta)`.
+Over the arguments that matter let :math:`\nabla_\beta g \succeq \mu I`, :math:`\|\nabla_\alpha g\| \le L`, and let
+:math:`\nabla_\alpha g` and :math:`\nabla_\beta g` be H-Lipschitz in :math:`\beta`.
+
+*Distance.* By strong convexity :math:`\mu\|\hat\beta - \beta^*\|^2 \le \langle g(\alpha, \hat\beta) -
+g(\alpha, \beta^*), \hat\beta - \beta^*\rangle`, so :math:`\|\hat\beta - \beta^*\| \le \epsilon = \|g(\alpha,
+\hat\beta)\|/\mu`.
+
+*Derivative* (the paper's Lemma approximplicitgrad). With :math:`A = \nabla_\alpha g`,
+
+.. math:: \hat H^{-1}\hat A - H^{-1}A = \hat H^{-1}(\hat A - A) + \hat H^{-1}(H - \hat H)H^{-1}A,
+
+of norm at most :math:`E_1 = H\mu^{-1}(1 + L\mu^{-1})\epsilon`.
+
+*Further corrections.* The layer returns :math:`\beta_k`, where :math:`\beta_0 = \hat\beta` and :math:`\beta_{j+1}
+= \beta_j - \hat H^{-1}g(\alpha, \beta_j)`, and its derivative :math:`D_j` obeys :math:`D_{j+1} = D_j - \hat
+H^{-1}(\nabla_\alpha g + \nabla_\beta g\,D_j)` at :math:`\beta_j`. Let :math:`d_j = \|\beta_j - \hat\beta\|`,
+:math:`\epsilon_j = \|\beta_j - \beta^*\|`, :math:`E_j = \|D_j - D^*\|`. The average of :math:`\nabla_\beta g` over
+the segment from :math:`\beta^*` to :math:`\beta_j` is within :math:`\frac H2(\epsilon + d_j)` of :math:`\hat H`,
+so
+
+.. math:: \epsilon_{j+1} \le \tfrac{H}{2\mu}(\epsilon + d_j)\epsilon_j, \qquad
+    E_{j+1} \le \tfrac H\mu d_jE_j + \tfrac H\mu(1 + \tfrac L\mu)\epsilon_j ,
+
+the second as :math:`D_{j+1} - D^* = (I - \hat H^{-1}\nabla_\beta g(\beta_j))(D_j - D^*) - \hat
+H^{-1}(\nabla_\alpha g(\beta_j) + \nabla_\beta g(\beta_j)D^*)`, whose last bracket vanishes at :math:`\beta^*`.
+With :math:`d_0 = 0` the first step is the lemma; the second one is of order :math:`\epsilon^2`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from surefoot.implicit.errors import ImplicitError
+
+BETA = "beta"
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Constants:
+    r"""What is known about :math:`\zeta(x, u, \beta)`, for each single sample if minimisers are per sample.
+
+    Smoothness and Hessian-Lipschitz constant are one number each, as in the paper, or one number per argument and
+    per pair of arguments: ``{"x": 2.0, "A.weight": 1.0, "beta": 3.0}``, ``{("x", "beta"): 0.5}``. Left out, they
+    are derived from the operations of :math:`\zeta` wherever a certificate needs them.
+
+    Attributes:
+        strong_convexity: :math:`\mu > 0`, such that :math:`\zeta - \frac\mu2\|\beta\|^2` is convex in
+            :math:`\beta`.
+        smoothness: on :math:`\|\nabla^2\zeta\|`; by argument s, on :math:`\|\nabla^2_{\beta s}\zeta\|`.
+        hessian_lipschitz: on :math:`\|\nabla^3\zeta\|`; by pair, on :math:`\|\nabla^3_{\beta s s'}\zeta\|`, where
+            missing pairs are zero.
+
+    >>> Constants(strong_convexity=0.5, smoothness=2.0, hessian_lipschitz=1.0).slope("x")
+    2.0
+    """
+
+    strong_convexity: float
+    smoothness: float | Mapping[str, float] | None = None
+    hessian_lipschitz: float | Mapping[Pair, float] | None = None
+
+    def __post_init__(self) -> None:
+        mu = self.strong_convexity
+        if not (isinstance(mu, int | float) and 0 < mu < math.inf):
+            raise ImplicitError(
+                f"the strong convexity is {mu!r}", "Pass a positive number, for example the weight of a ridge."
+            )
+        if (self.smoothness is None) != (self.hessian_lipschitz is None):
+            raise ImplicitError(
+                "of smoothness and hessian_lipschitz one was given",
+                "Pass both, or none to have both derived from the operations of ζ.",
+            )
+        for given in (self.smoothness, self.hessian_lipschitz):
+            for number in given.values() if isinstance(given, Mapping) else (given,):
+                if number is not None and not (isinstance(number, int | float) and number >= 0):
+                    raise ImplicitError(f"a constant is {number!r}", "Pass numbers that are not negative.")
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing has to be derived."""
+        return self.smoothness is not None
+
+    def slope(self, argument: str) -> float:
+        r"""On :math:`\|\nabla^2_{\beta s}\zeta\|`.
+
+        Raises:
+            ImplicitError: if constants are given by argument and this one is missing.
+        """
+        if not isinstance(self.smoothness, Mapping):
+            assert self.smoothness is not None
+            return float(self.smoothness)
+        if argument not in self.smoothness:
+            raise ImplicitError(
+                f"the smoothness has no entry for '{argument}'", f"Add it to {sorted(self.smoothness)}."
+            )
+        return float(self.smoothness[argument])
+
+    def bend(self, first: str, second: str) -> float:
+        r"""On :math:`\|\nabla^3_{\beta ss'}\zeta\|`."""
+        given = self.hessian_lipschitz
+        if not isinstance(given, Mapping):
+            assert given is not None
+            return float(given)
+        return float(max(given.get((first, second), 0.0), given.get((second, first), 0.0)))
+
+    def joint_slope(self, arguments: tuple[str, ...]) -> float:
+        """The same for several arguments together."""
+        if isinstance(self.smoothness, Mapping):
+            return math.hypot(*map(self.slope, arguments))
+        return self.slope(BETA)
+
+    def joint_bend(self, arguments: tuple[str, ...]) -> float:
+        """The same for several arguments together and β."""
+        if isinstance(self.hessian_lipschitz, Mapping):
+            return math.hypot(*(self.bend(name, BETA) for name in arguments))
+        return self.bend(BETA, BETA)
+
+
+ConstantsOf = Callable[[Mapping[str, float]], Constants]
+
+
+def gradient_error(constants: Constants, arguments: tuple[str, ...], distance: float, order: int) -> float:
+    r"""How far the recorded derivative may be from that of the exact minimiser, in the spectral norm.
+
+    Args:
+        constants: of one sample, complete.
+        arguments: the arguments in which it is differentiated, together :math:`\alpha`.
+        distance: :math:`\epsilon`, on the distance of the solution to the exact minimiser.
+        order: how many corrections were made; 1 is the paper's lemma.
+    """
+    mu, slope, cross = (
+        constants.strong_convexity,
+        constants.joint_slope(arguments),
+        constants.joint_bend(arguments),
+    )
+    own = constants.bend(BETA, BETA)
+    error, left, move = slope / mu, distance, 0.0
+    for _ in range(order):
+        error = own / mu * move * error + (cross + own * slope / mu) / mu * left
+        left = own / (2 * mu) * (distance + move) * left
+        move = distance + left
+    return error * (1 + 1e-12)

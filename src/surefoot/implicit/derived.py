@@ -1,0 +1,149 @@
+r"""Constants of an inner problem from its operations.
+
+Only the strong convexity :math:`\mu` has to be declared. With :math:`g = \nabla_\beta\zeta` as a graph of
+operations (:mod:`surefoot.implicit.trace`) and enclosures of its tensors :math:`\alpha_s` around
+:math:`\hat\alpha`, the calculus bounds over them
+
+1. :math:`\|g(\alpha, \hat\beta)\|`, hence :math:`\|\beta(\alpha) - \hat\beta\| \le r = \sup\|g(\alpha,
+   \hat\beta)\|/\mu` by strong convexity, row by row too, whatever :math:`\hat\beta` is. So the error of the
+   solver is part of r;
+2. for :math:`\beta` in that ball, :math:`\ell_s \ge \|\partial g/\partial\alpha_s\|`, :math:`\ell_\beta \ge
+   \|\partial g/\partial\beta\|`, and :math:`L_{ss'}` on the second derivatives of g, those in :math:`\beta`
+   included.
+
+The round-off of g at the centre is part of what the calculus knows about it, so :math:`\|\hat\beta -
+\beta(\hat\alpha)\|` is bounded with all that floating point adds.
+
+*Strong convexity near the centre.* The Hessian :math:`\partial g/\partial\beta` at the centre has a smallest
+eigenvalue :math:`\lambda`, and elsewhere differs by at most :math:`\sum_sL_{\beta s}\|\alpha_s - \hat\alpha_s\| +
+L_{\beta\beta}r`; what is left of :math:`\lambda` may be more than the declared :math:`\mu`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.calculus.assemble import assemble, terms, weighted_curvature
+from surefoot.calculus.enclosure import Enclosure, constant, norm
+from surefoot.calculus.forward import forward
+from surefoot.domains import Region
+from surefoot.graph.nodes import Spec
+from surefoot.implicit.constants import BETA
+from surefoot.implicit.problem import Problem, Tensors
+from surefoot.implicit.trace import gradient_graph
+from surefoot.magnitude import Magnitude, minimum
+
+_UNIT = 2.0**-53
+
+
+@dataclass(frozen=True)
+class Derived:
+    r"""What was found, for the stacked minimisers of the batch.
+
+    Attributes:
+        strong_convexity: over all that the arguments reach, at least the declared one.
+        slopes: :math:`\ell_s`, by name of the tensor; the one of :math:`\beta` is under ``"beta"``.
+        bends: :math:`L_{ss'}`, likewise, both ways round.
+        reach: r.
+        rows: the same for every minimiser.
+        bound: on the norm of the stacked minimisers.
+        error: on how far the given centre is from the exact minimisers there.
+        reduction: how many numbers count as added up for an entry of a derivative of g.
+    """
+
+    strong_convexity: float
+    slopes: Mapping[str, Magnitude]
+    bends: Mapping[tuple[str, str], Magnitude]
+    reach: Magnitude
+    rows: Magnitude
+    bound: Magnitude
+    error: Magnitude
+    reduction: int
+
+
+def derived(problem: Problem, enclosures: Sequence[Enclosure], mu: float, centre: Tensor | None) -> Derived:
+    """The constants of a problem over enclosures of its tensors.
+
+    Args:
+        problem: the inner problem.
+        enclosures: of its tensors, in order.
+        mu: the strong convexity that was declared.
+        centre: minimisers at the centres of the enclosures, or near, rows × size; ``None`` if these are not known.
+
+    Raises:
+        SurefootError: if the gradient of ζ cannot be traced, or one of its operations has no rule.
+    """
+    specs = [e.spec for e in enclosures]
+    assert all(isinstance(spec, Spec) for spec in specs)
+    values = [e.value for e in enclosures]
+    device = next((value.device for value in values if isinstance(value, Tensor)), torch.device("cpu"))
+    graph = gradient_graph(problem, specs, device)  # type: ignore[arg-type]
+    names = [leaf.name for leaf in graph.inputs]
+    moving = [name for name, e in zip(names[1:], enclosures, strict=True) if not e.is_constant]
+    variables = (*moving, BETA)
+    count = len(variables)
+    leaves = {
+        name: replace(e, lipschitz=_unit(variables, name)) for name, e in zip(names[1:], enclosures, strict=True)
+    }
+    leaves |= {name: constant(value, count) for name, value in graph.held.items()}
+    region = Region(variables, tuple(((k,), np.inf) for k in range(count)))
+
+    shape = graph.leaves[BETA].spec.shape
+    beta = torch.zeros(shape, dtype=torch.float64, device=device) if centre is None else centre
+    fixed = forward(graph, {**leaves, BETA: constant(beta, count)}, region)  # values at the outputs are kept
+    slope = fixed.enclosures[graph.outputs[0]]
+    reach = slope.bound / mu
+    rows = minimum(slope.row_norms(shape[0]) / mu, reach)
+    reach = minimum(reach, rows.norm())
+    at = constant(beta, count)
+    moves = replace(
+        at,
+        bound=at.bound + reach,
+        peak=at.peak + minimum(reach, rows.max()),
+        spread=reach,
+        rows=rows,
+        lipschitz=_unit(variables, BETA),
+        is_constant=False,
+    )
+    found = forward(graph, {**leaves, BETA: moves}, region)
+    slopes = found.enclosures[graph.outputs[0]].lipschitz
+    matrix = assemble(terms(found, weighted_curvature(found)), count)
+    own = dict(zip(names[1:], problem.names, strict=True)) | {BETA: BETA}
+    bends = {(own[a], own[b]): matrix[i, j] for i, a in enumerate(variables) for j, b in enumerate(variables)}
+    sharper = mu
+    if centre is not None:
+        problem.refuse_overstated(centre, tuple(values), mu)
+        spreads = {own[name]: leaves[name].spread for name in moving} | {BETA: reach}
+        drift = sum((bends[BETA, name] * spread for name, spread in spreads.items()), Magnitude.zero())
+        sharper = max(mu, _smallest(problem, tuple(values), centre, slopes[count - 1]) - float(drift))
+    return Derived(
+        sharper,
+        {own[name]: slopes[k] for k, name in enumerate(variables)},
+        bends,
+        reach,
+        rows,
+        moves.bound,
+        (norm(slope.value) + slope.error) / mu if centre is not None else Magnitude.zero(),
+        # relative errors of the operations add up; a derivative goes through each of them and back
+        2 * math.ceil(math.sqrt(sum((step.bounds.reduction + 16.0) ** 2 for step in found.steps))),
+    )
+
+
+def _unit(variables: Sequence[str], name: str) -> Magnitude:
+    return Magnitude.of(np.array([float(variable == name) for variable in variables]))
+
+
+def _smallest(problem: Problem, values: Tensors, beta: Tensor, slope: Magnitude) -> float:
+    """The smallest eigenvalue of the Hessians at the centre, less what round-off may add.
+
+    Hessians and eigenvalues are backward stable: off by a relative (k + 16)² units of the norm, with k numbers
+    added up for an entry.
+    """
+    count = problem.size + sum(value.numel() for value in values)
+    return problem.least_curvature(beta, values) - float(slope) * (count + 16.0) ** 2 * 2 * _UNIT

@@ -1,0 +1,177 @@
+r"""Minimisers as differentiable functions of the input and the parameters.
+
+*Implicit.* Let :math:`\beta(\alpha)` be the minimiser, :math:`g = \nabla_\beta\zeta`, and let :math:`\hat\beta,
+\hat H` be the minimiser and its Hessian :math:`\nabla_\beta g` at the present :math:`\alpha_0`, as *constants*.
+The corrections
+
+.. math:: \beta_0 = \hat\beta, \qquad \beta_{k+1}(\alpha) = \beta_k(\alpha) - \hat H^{-1}g(\alpha, \beta_k(\alpha))
+
+have the value :math:`\hat\beta` at :math:`\alpha_0`, and :math:`\beta_k` has the derivatives of :math:`\beta` at
+:math:`\alpha_0` up to order k. Proof, with :math:`\delta = \alpha - \alpha_0` and :math:`e_k = \beta_k - \beta`:
+:math:`e_0 = O(\delta)`, and as :math:`g(\alpha, \beta(\alpha)) = 0`,
+
+.. math:: e_{k+1} = e_k - \hat H^{-1}\big(g(\alpha, \beta_k) - g(\alpha, \beta)\big)
+    = \Big(I - \hat H^{-1}\int_0^1\nabla_\beta g(\alpha, \beta + te_k)\,dt\Big)e_k = O(\delta)\,e_k ,
+
+because the average of the Hessians tends to :math:`\hat H`. So :math:`e_k = O(\delta^{k+1})`. The first derivative
+of :math:`\beta_1` is :math:`-\hat H^{-1}\nabla_\alpha g`, the implicit function theorem. Nothing but ordinary
+operations is recorded: every transform of ``torch.func`` and every order of ``backward`` works on them, and a
+backward pass never factors a matrix.
+
+*Unrolled.* The solver runs once without being recorded; then its iterations are made again, with the same step
+sizes and momenta, and recorded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.implicit.accelerated import accelerated
+from surefoot.implicit.conjugate import inverse_product
+from surefoot.implicit.newton import factorised, newton
+from surefoot.implicit.outcome import Outcome
+from surefoot.implicit.problem import Problem, Tensors
+
+
+def minimiser(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> Tensor:
+    """The minimisers, rows × size.
+
+    Raises:
+        ImplicitError: if the problem cannot be solved.
+    """
+    problem.check(tensors)
+    problem.refuse_hidden(tensors)
+    beta, inverse, steps, momenta = _Solve.apply(problem, start, *tensors)
+    if problem.settings.differentiate == "unroll":
+        return _unrolled(problem, tensors, _begin(problem, tensors, start), steps, momenta)
+    found = beta
+    for _ in range(problem.settings.order):
+        slope = problem.gradient(found, tensors)
+        if problem.settings.linear == "cg":
+            found = found - _Inverse.apply(problem, slope, beta, *tensors)
+        else:
+            found = found - (inverse @ slope[..., None])[..., 0]
+    return found
+
+
+def solved(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> Outcome:
+    """The minimisers by the solver of the settings, not differentiable."""
+    begin = _begin(problem, tensors, start)
+    if problem.settings.solver == "newton":
+        return newton(problem, tensors, begin)
+    constants = problem.constants
+    known = getattr(constants, "smoothness", None)
+    return accelerated(problem, tensors, begin, known if isinstance(known, int | float) and known > 0 else None)
+
+
+def _begin(problem: Problem, tensors: Tensors, start: Tensor | None) -> Tensor:
+    shape = problem.count(tensors), problem.size
+    dtype, device = problem.dtype(tensors), tensors[0].device
+    if start is None:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return start.detach().to(device, dtype).reshape(shape)
+
+
+def _unrolled(problem: Problem, tensors: Tensors, start: Tensor, steps: Tensor, momenta: Tensor) -> Tensor:
+    beta = ahead = start
+    for k in range(steps.shape[-1]):
+        slope = problem.gradient(ahead, tensors)
+        if problem.settings.solver == "newton":
+            # not torch.linalg.solve, whose forward derivative of a forward derivative is wrong (PyTorch 2.13)
+            slope = (torch.linalg.inv(problem.hessian(ahead, tensors)) @ slope[..., None])[..., 0]
+        moved = ahead - steps[..., k, None] * slope
+        moved = torch.where(steps[..., k, None] > 0, moved, beta)
+        ahead = moved + momenta[..., k, None] * (moved - beta)
+        beta = moved
+    return beta
+
+
+class _Solve(torch.autograd.Function):
+    """The solver as an operation without derivative: minimisers, inverse Hessians, step sizes, momenta."""
+
+    @staticmethod
+    def forward(problem: Problem, start: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+        tensors = tuple(tensor.detach() for tensor in tensors)
+        outcome = solved(problem, tensors, start)
+        settings = problem.settings
+        if settings.linear == "cg" or settings.differentiate == "unroll":
+            inverse = outcome.beta.new_zeros(())
+        else:
+            hessian = problem.hessian(outcome.beta, tensors)
+            inverse = torch.cholesky_inverse(
+                factorised(hessian, outcome.iterations, float(outcome.residual.max()))
+            )
+        return outcome.beta, inverse, outcome.steps, outcome.momenta
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output)
+        ctx.count = len(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[None, ...]:
+        return (None,) * ctx.count
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> tuple[None, ...]:
+        return None, None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], problem: Problem, start: Tensor | None, *tensors: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """One problem after the other; shorter paths are filled up with steps of size zero."""
+        results = []
+        for k in range(info.batch_size):
+            chosen = [_slice(value, dim, k) for value, dim in zip((start, *tensors), in_dims[1:], strict=True)]
+            results.append(_Solve.apply(problem, *chosen))
+        longest = max(result[2].shape[-1] for result in results)
+        padded = [
+            [torch.nn.functional.pad(path, (0, longest - path.shape[-1])) for path in result[2:]]
+            for result in results
+        ]
+        columns = zip(*((*result[:2], *paths) for result, paths in zip(results, padded, strict=True)), strict=True)
+        return tuple(torch.stack(column) for column in columns), (0, 0, 0, 0)
+
+
+class _Inverse(torch.autograd.Function):
+    """The inverse Hessian at a fixed point times a vector, by conjugate gradients: linear and symmetric."""
+
+    @staticmethod
+    def forward(problem: Problem, right: Tensor, beta: Tensor, *tensors: Tensor) -> Tensor:
+        return inverse_product(problem, beta.detach(), tuple(t.detach() for t in tensors), right.detach())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        problem, _, *tensors = inputs
+        ctx.problem, ctx.count = problem, len(inputs)
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        found = _Inverse.apply(ctx.problem, slope, *ctx.saved_tensors)
+        return (None, found, *(None,) * (ctx.count - 2))
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, tangent: Tensor, *__: Any) -> Tensor:
+        return _Inverse.apply(ctx.problem, tangent, *ctx.saved_tensors)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], problem: Problem, right: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, int]:
+        if all(dim is None for dim in in_dims[2:]) and right.dim() == tensors[0].dim() + 1:
+            return _Inverse.apply(problem, right.movedim(in_dims[1] or 0, 0), *tensors), 0
+        results = []
+        for k in range(info.batch_size):
+            chosen = [_slice(value, dim, k) for value, dim in zip((right, *tensors), in_dims[1:], strict=True)]
+            results.append(_Inverse.apply(problem, *chosen))
+        return torch.stack(results), 0
+
+
+def _slice(value: Tensor | None, dim: int | None, k: int) -> Tensor | None:
+    return value if value is None or dim is None else value.select(dim, k)

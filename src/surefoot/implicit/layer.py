@@ -1,0 +1,203 @@
+"""The layer that minimises."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.implicit.constants import Constants, ConstantsOf, gradient_error
+from surefoot.implicit.differentiate import minimiser, solved
+from surefoot.implicit.errors import ImplicitError
+from surefoot.implicit.operation import record
+from surefoot.implicit.problem import Problem, Tensors
+from surefoot.implicit.settings import Settings
+from surefoot.implicit.solution import Solution
+
+
+class ArgMin(nn.Module):
+    r"""The layer :math:`\phi(x, u) = \arg\min_\beta\zeta(x, u, \beta)` (the paper's "Implicit functions").
+
+    :math:`\zeta` is twice differentiable, strongly convex in :math:`\beta` and written as ordinary PyTorch: a
+    module ``zeta(x, beta)`` that returns one number, whose parameters u become those of the layer, or a function.
+    With ``batched=True`` it is written for *one sample* and mapped over the first dimension of every input, so
+    each sample has a minimiser of its own: the result has shape (samples, \*shape). With ``batched=False`` it
+    reads the whole batch, and there is one minimiser, as in ridge regression.
+
+    Args:
+        zeta: :math:`\zeta`; its last argument is :math:`\beta`, of shape ``shape``.
+        shape: of one minimiser; an int for a vector.
+        batched: whether every sample has its own minimiser.
+        constants: what a certificate may rely on: a :class:`Constants`, or a function from bounds on the norms of
+            the arguments, by name, to one. By default those that ``zeta.constants`` says, if there are any.
+        solver: ``"newton"``, with a line search, or ``"gradient"``, accelerated.
+        tolerance: on the norm of the gradient of :math:`\zeta` in :math:`\beta`, relative to that at the start
+            where it is above one; by default 1e-12 in double and 1e-4 in single precision.
+        max_iterations: by default 100 of Newton's method, 10 000 of the gradient method.
+        differentiate: ``"implicit"``, by the implicit function theorem, or ``"unroll"``, through the iterations.
+            In graphs, so for certificates and oracles, derivatives are implicit, and the first two exact.
+        linear: how Hessians are inverted: ``"cholesky"``, or ``"cg"``, which never forms them.
+        order: how many derivatives are exact; an "implicit" backward pass costs in proportion.
+
+    Raises:
+        ImplicitError: if an option is not one of these; when called, if the inner problem cannot be solved.
+
+    >>> x = torch.tensor([[1.0], [4.0]])
+    >>> layer = ArgMin(lambda x, beta: 0.5 * (beta - x).square().sum() + 0.5 * beta.square().sum(), 1)
+    >>> layer(x)
+    tensor([[0.5000],
+            [2.0000]])
+    """
+
+    def __init__(
+        self,
+        zeta: nn.Module | Callable[..., Tensor],
+        shape: int | Sequence[int],
+        *,
+        batched: bool = True,
+        constants: Constants | ConstantsOf | None = None,
+        solver: Literal["newton", "gradient"] = "newton",
+        tolerance: float | None = None,
+        max_iterations: int | None = None,
+        differentiate: Literal["implicit", "unroll"] = "implicit",
+        linear: Literal["cholesky", "cg"] = "cholesky",
+        order: int = 2,
+    ) -> None:
+        super().__init__()
+        if not callable(zeta):
+            raise ImplicitError(f"ζ is {zeta!r}", "Pass a module or a function of the inputs and β.")
+        self.zeta = zeta if isinstance(zeta, nn.Module) else _Function(zeta)
+        self.shape = _shape(shape)
+        self.batched = bool(batched)
+        self.constants = getattr(zeta, "constants", None) if constants is None else constants
+        if not (self.constants is None or isinstance(self.constants, Constants) or callable(self.constants)):
+            raise ImplicitError(
+                f"the option constants is {self.constants!r}", "Pass sf.implicit.Constants(…) or a function."
+            )
+        self.settings = Settings(solver, differentiate, linear, tolerance, max_iterations, order)
+
+    def forward(self, *inputs: Tensor, start: Tensor | None = None) -> Tensor:
+        """The minimisers, differentiable in the inputs and the parameters.
+
+        Args:
+            *inputs: what ζ reads before β.
+            start: where the solver starts, of the shape of the result, such as the result for similar inputs; by
+                default zero. The result does not depend on it, nor do derivatives.
+
+        Raises:
+            ImplicitError: with the gradient norm that was reached, if the problem is not strongly convex, is
+                unbounded, diverges, or meets NaN.
+        """
+        problem, tensors = self._posed(inputs, start)
+        if torch.compiler.is_exporting() or any(tensor.device.type == "meta" for tensor in tensors):
+            return record(self, tensors)
+        return minimiser(problem, tensors, start).reshape(problem.result_shape(tensors))
+
+    def solution(self, *inputs: Tensor, start: Tensor | None = None) -> Solution:
+        """The minimisers without derivatives, with how accurate they are.
+
+        Raises:
+            ImplicitError: as for a call.
+        """
+        problem, tensors = self._posed(inputs, start)
+        tensors = tuple(tensor.detach() for tensor in tensors)
+        problem.check(tensors)
+        outcome = solved(problem, tensors, start)
+        shape = problem.result_shape(tensors)
+        rows = (problem.count(tensors),) if self.batched else ()
+        known = self.known(tensors)
+        error = gradient = None
+        if known is not None:
+            problem.refuse_overstated(outcome.beta, tensors, known.strong_convexity)
+            error = (outcome.residual / known.strong_convexity * (1 + 1e-6)).reshape(rows)
+            if known.complete:
+                arguments = (*problem.inputs, *problem.parameters)
+                order = self.settings.order if self.settings.differentiate == "implicit" else 1
+                bounds = [gradient_error(known, arguments, float(e), order) for e in error.reshape(-1)]
+                gradient = error.new_tensor(bounds).reshape(rows)
+        status = (
+            f"solved in {outcome.iterations} iterations; the largest gradient norm is "
+            f"{float(outcome.residual.max()):.3g}"
+        )
+        return Solution(
+            outcome.beta.reshape(shape),
+            outcome.residual.reshape(rows),
+            outcome.iterations,
+            error,
+            gradient,
+            status,
+        )
+
+    def known(self, tensors: Tensors) -> Constants | None:
+        """The constants at given tensors."""
+        if self.constants is None or isinstance(self.constants, Constants):
+            return self.constants
+        problem = self.problem(len(tensors) - self.owned)
+        sizes = {}
+        for k, (name, tensor) in enumerate(zip(problem.names, tensors, strict=True)):
+            own = self.batched and k < len(problem.inputs)
+            flat = tensor.detach().double().reshape(len(tensor) if own else 1, -1)
+            sizes[name] = float(flat.norm(dim=1).max())
+        return self.constants(sizes)
+
+    def _posed(self, inputs: Sequence[Tensor], start: Tensor | None) -> tuple[Problem, Tensors]:
+        for value in inputs:
+            if not isinstance(value, Tensor):
+                raise ImplicitError(f"an input is of type {type(value).__name__}", "Pass tensors.")
+        problem = self.problem(len(inputs))
+        tensors = (*inputs, *self.zeta.parameters(), *self.zeta.buffers())
+        if start is not None and inputs and tuple(start.shape) != problem.result_shape(inputs):
+            raise ImplicitError(
+                f"the start has shape {tuple(start.shape)}", f"Pass one of shape {problem.result_shape(inputs)}."
+            )
+        return problem, tensors
+
+    @property
+    def owned(self) -> int:
+        """How many tensors ζ owns."""
+        return len(list(self.zeta.parameters())) + len(list(self.zeta.buffers()))
+
+    def problem(self, count: int) -> Problem:
+        """The inner problem with so many inputs."""
+        return Problem(
+            self.zeta, _input_names(self.zeta, count), self.shape, self.batched, self.settings, self.constants
+        )
+
+    def extra_repr(self) -> str:
+        """The shape of a minimiser, and what is not the default."""
+        kind = "per sample" if self.batched else "of the whole batch"
+        return f"shape: {'×'.join(map(str, self.shape))} {kind}, solver: {self.settings.solver}"
+
+
+class _Function(nn.Module):
+    """A plain function as a module."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.function(*args)
+
+
+def _input_names(zeta: nn.Module, count: int) -> tuple[str, ...]:
+    """What ζ calls its inputs; its last argument is β."""
+    function: Any = zeta.function if isinstance(zeta, _Function) else zeta.forward
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        found = [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+    except (TypeError, ValueError):
+        found = []
+    if len(found) != count + 1:
+        return tuple(f"x{k}" for k in range(count))
+    return tuple(found[:count])
+
+
+def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ImplicitError(f"the shape of a minimiser is {shape!r}", "Pass a positive int, or several.")
+    return sizes
