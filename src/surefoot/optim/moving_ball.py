@@ -1,0 +1,83 @@
+"""A ball around the present parameters whose radius follows the length of the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from surefoot.certificate import Certificate
+from surefoot.guarantees import GuaranteeError
+from surefoot.optim.base import norm_of
+
+_TRIALS = 40  # balls before giving up
+_GROWTH = 2.0  # how much larger the next ball is than a step that went to the end of this one
+_ROOM = 1.25  # and than a step that did not
+_LOOSE = 0.25  # a step shorter than this part of the first radius is looked for again on a smaller ball
+
+
+class _Moving(Protocol):
+    """What a step on a ball has."""
+
+    @property
+    def move(self) -> Mapping[str, Tensor]:
+        """The step, by parameter; not longer than the radius."""
+
+
+Proposal = TypeVar("Proposal", bound=_Moving)
+
+
+class MovingBall:
+    """The radius for the next step: somewhat larger than the last step, so that one certificate is enough.
+
+    Args:
+        start: the first radius, relative to the parameters.
+
+    Attributes:
+        radius: for the next step; ``None`` before the first one.
+    """
+
+    def __init__(self, start: float) -> None:
+        self.start = start
+        self.radius: float | None = None
+
+    def step(
+        self,
+        parameters: Mapping[str, Tensor],
+        certify: Callable[[float], Certificate],
+        propose: Callable[[Certificate, float], Proposal],
+    ) -> Proposal:
+        """The step that is proposed on a ball that is neither too large nor without a certificate.
+
+        A ball on which the smoothness is not finite is made ten times smaller. The first step looks for a ball of
+        its own size, because a bound on a ball that is much larger than the step is loose.
+
+        Args:
+            parameters: where the ball is centred.
+            certify: the certificate on the ball of a radius.
+            propose: the step that a certificate allows on the ball of a radius.
+
+        Raises:
+            GuaranteeError: if no such ball is found.
+        """
+        known = self.radius is not None
+        radius = self.start * (norm_of(parameters) or 1.0) if self.radius is None else self.radius
+        for _ in range(_TRIALS):
+            certificate = certify(radius)
+            if not certificate.smoothness.is_finite:
+                radius, known = radius / 10, False
+                continue
+            proposal = propose(certificate, radius)
+            moved = norm_of(proposal.move)
+            if known or moved >= _LOOSE * radius or moved == 0:
+                self.radius = moved * (_GROWTH if moved >= 0.99 * radius else _ROOM) or radius
+                return proposal
+            radius = 2 * moved
+        raise GuaranteeError(
+            "no ball around the weights has a finite smoothness: "
+            + "; ".join(certificate.reasons or ("use smooth activations (surefoot.smooth(model))",))
+        )
+
+
+__all__ = ["MovingBall"]
