@@ -33,9 +33,7 @@ def verdict(certificate: Certificate) -> str:
         return "certified: on the domain the output is at most m, its derivative at most ℓ and L-Lipschitz"
     if certificate.step_size == 0:
         return "certified: the gradient is L-Lipschitz on the domain, but 1/L is less than any double"
-    return (
-        "certified: the gradient is L-Lipschitz on the domain; gradient steps of at most 1/L descend within it"
-    )
+    return "certified: the gradient is L-Lipschitz on the domain; gradient steps of at most 1/L descend within it"
 
 
 def _along_a_segment(certificate: Certificate) -> str:
