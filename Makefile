@@ -36,7 +36,7 @@ readme: .venv/.installed-test
 docs: .venv/.installed-docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
-bench: .venv/.installed-all
+bench: .venv/.installed-test
 	$(BIN)/python -m benchmarks
 
 clean:

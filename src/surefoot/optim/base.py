@@ -39,7 +39,7 @@ class GuaranteedOptimizer(Optimizer):
         regularizer: a function of the parameters that is added to the loss, or ``None``.
         params: the parameters that are optimised, or parameter groups; all that are trainable by default. What is
             not among them is a constant in every step, like a frozen parameter.
-        lower: a number that the objective never falls below; losses are not negative.
+        lower: a number that the objective never falls below; 0 by default for those that are not negative.
         progress: called with the record of each step.
         defaults: of the parameter groups.
 
@@ -54,7 +54,7 @@ class GuaranteedOptimizer(Optimizer):
         *,
         regularizer: Ridge | None = None,
         params: Parameters | None = None,
-        lower: float = 0.0,
+        lower: float | None = None,
         progress: Callable[[StepRecord], object] | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
@@ -65,7 +65,9 @@ class GuaranteedOptimizer(Optimizer):
         if objective.targets is not None:
             name = type(objective).__name__
             raise ValueError(f"pass {name}() without targets: they come with the data, step(x, y)")
-        if not math.isfinite(lower):
+        if lower is None:
+            lower = 0.0 if objective.nonnegative else -math.inf
+        elif not math.isfinite(lower):
             raise ValueError(f"a lower bound of the objective is a finite number, got {lower!r}")
         if regularizer is not None and not isinstance(regularizer, Ridge):
             raise TypeError(f"the regulariser is a surefoot.objectives.Ridge or None, got {regularizer!r}")
@@ -82,12 +84,12 @@ class GuaranteedOptimizer(Optimizer):
         """Take one step: write the new parameters and return the record. Raising undoes the step."""
         raise NotImplementedError
 
-    def step(self, x: Any, y: Any, closure: Closure | None = None) -> float:  # type: ignore[override]
+    def step(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
         """One step on the batch; returns the loss before it.
 
         Args:
             x: the input: a tensor, a tuple of tensors, or a dict of keyword arguments.
-            y: the targets.
+            y: the targets; none for an objective that takes none.
             closure: computes ``(outputs, loss)`` at the present parameters and replaces the optimizer's own
                 forward pass, to share it with other code. The loss must be the objective of the outputs and ``y``,
                 without the regulariser.
@@ -95,6 +97,7 @@ class GuaranteedOptimizer(Optimizer):
         Raises:
             OptimizerError: if the step cannot be taken. The parameters are as before.
         """
+        self._check_targets(y)
         with self.unchanged_on_error(), self._others_constant():
             record = self.advance(x, y, closure)
             self._complete(record)
@@ -103,6 +106,13 @@ class GuaranteedOptimizer(Optimizer):
             self.progress(record)
         return record.loss
 
+    def _check_targets(self, y: Any) -> None:
+        """Targets are given exactly where the objective takes them."""
+        if (y is None) == self.objective.takes_targets:
+            name = type(self.objective).__name__
+            how = "step(x, y)" if self.objective.takes_targets else "step(x)"
+            raise OptimizerError(f"{name} {'takes' if self.objective.takes_targets else 'has no'} targets: {how}")
+
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that are optimised, by name."""
@@ -110,7 +120,7 @@ class GuaranteedOptimizer(Optimizer):
         named = self.model.named_parameters()
         return {name: value for name, value in named if value.requires_grad and id(value) in held}
 
-    def value(self, x: Any, y: Any, closure: Closure | None = None) -> float:
+    def value(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:
         """The objective at the present parameters, without derivatives.
 
         Raises:
@@ -120,7 +130,7 @@ class GuaranteedOptimizer(Optimizer):
             return _number(self._regularized(self._evaluate(x, y, closure)))
 
     def value_and_gradient(
-        self, x: Any, y: Any, closure: Closure | None = None
+        self, x: Any, y: Any = None, closure: Closure | None = None
     ) -> tuple[float, dict[str, Tensor]]:
         """The objective and its gradient at the present parameters; ``.grad`` of each parameter holds it too.
 

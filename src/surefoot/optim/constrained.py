@@ -28,7 +28,7 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
         objective: a loss without targets.
         domain: the set; by default every block within 1 of the origin. ``center="present"`` means the parameters
             at the time the optimizer is made.
-        lower: a number that the objective never falls below.
+        lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
         progress: called with the record of each step.
 
     Attributes:
@@ -41,7 +41,7 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
         objective: Objective,
         domain: Domain | None = None,
         *,
-        lower: float = 0.0,
+        lower: float | None = None,
         progress: Callable[[StepRecord], object] | None = None,
     ) -> None:
         domain = ProductBall(1.0) if domain is None else domain
@@ -66,7 +66,7 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
         """The same, for a model that is captured already."""
         return Balls.of(self.domain, graph, self.centre)
 
-    def certify(self, x: Any, y: Any) -> Certificate:
+    def certify(self, x: Any, y: Any = None) -> Certificate:
         """The certificate of the objective of this batch on the set.
 
         Raises:

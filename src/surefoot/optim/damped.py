@@ -73,7 +73,7 @@ class SecondOrder(GuaranteedOptimizer):
         kappa: the first κ where it is adapted.
         regularizer: added to the loss.
         params: the parameters that are optimised; all that are trainable by default.
-        lower: a number that the objective never falls below.
+        lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
         progress: called with the record of each step.
     """
 
@@ -87,7 +87,7 @@ class SecondOrder(GuaranteedOptimizer):
         kappa: float = 1.0,
         regularizer: Ridge | None = None,
         params: Parameters | None = None,
-        lower: float = 0.0,
+        lower: float | None = None,
         progress: Callable[[StepRecord], object] | None = None,
     ) -> None:
         is_number = isinstance(damping, int | float) and not isinstance(damping, bool)
@@ -148,7 +148,7 @@ class SecondOrder(GuaranteedOptimizer):
         return 0.0 if self.damping == "certified" else None
 
     def _problem(self, x: Any, y: Any) -> Problem:
-        objective = self.objective.bound_to(y) if self.objective.takes_targets else self.objective
+        objective = self.objective.bound_to(y)
         return Problem(Chain(self.model, x), objective, None, self.regularizer)
 
     def _measured(self, problem: Problem, solver: Solver, x: Any) -> _Move:

@@ -28,10 +28,10 @@ class Fingerprint:
         self._versions: tuple[int, ...] = ()
         self._name = ""
 
-    def __call__(self, x: Any, y: Any) -> str:
+    def __call__(self, x: Any, y: Any = None) -> str:
         """The fingerprint: 16 hexadecimal digits."""
         args, kwargs = as_inputs(x)
-        tensors = (*args, *kwargs.values(), torch.as_tensor(y))
+        tensors = (*args, *kwargs.values(), *(() if y is None else (torch.as_tensor(y),)))
         if any(tensor.is_inference() for tensor in tensors):  # these do not count their changes
             self._seen = ()
             return _digest(tensors)

@@ -52,7 +52,7 @@ class CertifiedDescent(GuaranteedOptimizer):
         direction: along segments, ``"conjugate"`` (the default: Polak and Ribière's direction, and the gradient
             where it does not descend; it needs fewer steps) or ``"gradient"``.
         order: Taylor coefficients along a segment, 2 to 5: more cost more and allow longer steps.
-        lower: a number that the objective never falls below.
+        lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
         progress: called with the record of each step.
 
     >>> import torch, surefoot as sf
@@ -73,7 +73,7 @@ class CertifiedDescent(GuaranteedOptimizer):
         mode: Mode = "segment",
         direction: Literal["conjugate", "gradient"] | None = None,
         order: int = 3,
-        lower: float = 0.0,
+        lower: float | None = None,
         progress: Callable[[StepRecord], object] | None = None,
     ) -> None:
         if mode not in ("segment", "ball", "blocks"):

@@ -50,7 +50,7 @@ class ProjectedGradient(ConstrainedOptimizer):
     _key: tuple[Any, ...] | None = None
     certificate: Certificate | None = None
 
-    def prepare(self, x: Any, y: Any) -> Certificate:
+    def prepare(self, x: Any, y: Any = None) -> Certificate:
         """The certificate of the objective on the set, for this batch; computed when anything it rests on changed.
 
         Raises:
@@ -131,6 +131,8 @@ class ProjectedGradient(ConstrainedOptimizer):
         return {key: value for key, value in state.items() if key not in ("certificate", "_key")}
 
     def _gap(self, certificate: Certificate) -> float | Magnitude:
+        if self.lower == -math.inf:
+            return gap_of(certificate)
         if self.history:
             return math.nextafter(max(self.history[0].loss - self.lower, 0.0), math.inf)
         return gap_of(certificate) if self.lower == 0 else certificate.bound + abs(self.lower)

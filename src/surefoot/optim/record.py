@@ -86,6 +86,8 @@ def best_stationarity(history: Sequence[StepRecord], lower: float = 0.0) -> Stat
     smallest = min(record.stationarity for record in history)
     if len({record.data for record in history}) > 1:
         return Stationarity(len(history), smallest, None, "the steps were taken on different data")
+    if lower == -math.inf:
+        return Stationarity(len(history), smallest, None, "no number is known below the objective")
     if any(record.promised_decrease is None for record in history):
         return Stationarity(len(history), smallest, None, "not every step promised a decrease")
     if smallest == 0:

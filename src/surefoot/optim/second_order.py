@@ -38,7 +38,7 @@ class GaussNewton(SecondOrder):
         regularizer: a :class:`surefoot.objectives.Ridge`, added to the loss.
         params: the parameters that are optimised, or parameter groups; all that are trainable by default. The
             others do not move.
-        lower: a number that the objective never falls below.
+        lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
         progress: called with the record of each step.
 
     >>> import surefoot as sf
@@ -64,7 +64,7 @@ class GaussNewton(SecondOrder):
         accumulate: torch.dtype | None = torch.float64,
         regularizer: Ridge | None = None,
         params: Parameters | None = None,
-        lower: float = 0.0,
+        lower: float | None = None,
         progress: Callable[[StepRecord], object] | None = None,
     ) -> None:
         if method not in METHODS:
@@ -132,7 +132,7 @@ class Newton(SecondOrder):
         regularizer: a :class:`surefoot.objectives.Ridge`, added to the loss.
         params: the parameters that are optimised, or parameter groups; all that are trainable by default. The
             others do not move.
-        lower: a number that the objective never falls below.
+        lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
         progress: called with the record of each step.
     """
 
@@ -147,7 +147,7 @@ class Newton(SecondOrder):
         kappa: float = 1.0,
         regularizer: Ridge | None = None,
         params: Parameters | None = None,
-        lower: float = 0.0,
+        lower: float | None = None,
         progress: Callable[[StepRecord], object] | None = None,
     ) -> None:
         if method not in ("dynamic", "cg"):

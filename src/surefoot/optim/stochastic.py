@@ -83,7 +83,7 @@ class ProjectedSGD(ConstrainedOptimizer):
         smoothness: a certificate of the full objective on the set, or ``"batch"``: the largest of the
             certificates of the batches seen so far.
         variance: :math:`\sigma^2`, as a number (a bound) or an estimate (see :meth:`estimate_variance`).
-        lower: a number that the objective never falls below.
+        lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
         progress: called with the record of each step.
     """
 
@@ -95,7 +95,7 @@ class ProjectedSGD(ConstrainedOptimizer):
         *,
         smoothness: Literal["batch"] | Certificate = "batch",
         variance: float | VarianceBound | VarianceEstimate | None = None,
-        lower: float = 0.0,
+        lower: float | None = None,
         progress: Callable[[StepRecord], object] | None = None,
     ) -> None:
         super().__init__(model, objective, domain, lower=lower, progress=progress)
@@ -179,7 +179,8 @@ class ProjectedSGD(ConstrainedOptimizer):
             raise GuaranteeError(
                 "the number of steps depends on the data: take a step first, or pass a certificate"
             )
-        known = self.bound if self.lower >= 0 else self.bound + abs(self.lower)
+        below = self.bound if self.lower == -math.inf else Magnitude.of(abs(min(self.lower, 0.0)))
+        known = self.bound + below
         return iterations(self.smoothness, known if gap is None else gap, eps, factor=4)
 
     def iterations_within(self, eps: float, gap: float | None = None) -> int:
