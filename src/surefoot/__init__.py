@@ -23,10 +23,10 @@ _NAMES = {
     "register_rule": "surefoot.rules",
     "smooth": "surefoot.smoothing",
 }
-_MODULES = ("errors", "graph", "implicit", "objectives", "optim", "oracles", "rules", "zoo")
+_MODULES = ("data", "errors", "graph", "implicit", "objectives", "optim", "oracles", "rules", "zoo")
 
 if TYPE_CHECKING:
-    from surefoot import errors, graph, implicit, objectives, optim, oracles, rules, zoo
+    from surefoot import data, errors, graph, implicit, objectives, optim, oracles, rules, zoo
     from surefoot.calculus.certify import certify
     from surefoot.certificate import Certificate
     from surefoot.chain import Chain
@@ -49,6 +49,7 @@ __all__ = [
     "Square",
     "certify",
     "cost",
+    "data",
     "errors",
     "estimate",
     "graph",

@@ -1,0 +1,88 @@
+"""The names that other people's scripts rely on, used as they are documented."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import nn
+
+import surefoot as sf
+
+
+def _model() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Softplus(), nn.Linear(6, 3)).double()
+    return model, torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+
+
+def test_certificates() -> None:
+    model, x, y = _model()
+    at_zero = sf.certify(model, x, domain=sf.ProductBall(1.0))
+    printed = sf.certify(model, x, domain=sf.ProductBall(1.0), constants="paper")
+    assert 0 < float(at_zero.lipschitz) <= float(printed.lipschitz)
+    around = sf.certify(model, x, objective=sf.CrossEntropy(y), domain=sf.Ball(0.03))
+    direction = {name: torch.randn_like(value) for name, value in model.named_parameters()}
+    along = sf.certify(model, x, objective=sf.CrossEntropy(y), domain=sf.Segment(direction, 0.1))
+    inputs = sf.certify(model, x, wrt="input", domain=sf.Ball(0.1))
+    normed = sf.certify(model, x, domain=sf.ProductBall(1.0), input_norm=1.0)
+    for certificate in (at_zero, printed, around, along, inputs, normed):
+        assert float(certificate.bound) >= 0
+        assert certificate.lipschitz <= certificate.lipschitz * 2
+        assert str(certificate.smoothness)
+        assert str(certificate)
+        assert json.loads(certificate.to_json())["schema"] == "surefoot/certificate/1"
+        assert certificate.to_dict()
+    assert around.step_size > 0
+    assert around.block_step_sizes.keys() == {"0", "2"}
+    assert around.damping > 0
+    assert around.iterations(eps=1e-3) > 1
+    assert along.safe_step >= 0
+    assert len(around.to_pandas()) == len(around.rows)
+    figure, axes = around.plot()
+    assert figure is not None
+    assert len(axes) == 2
+    assert set(around.by_module()) == {"0", "1", "2", "objective"}
+    assert sum(around.by_operation().values()) > 0.99
+
+
+def test_losses_chains_and_oracles() -> None:
+    model, x, y = _model()
+    loss = sf.CrossEntropy()
+    assert torch.equal(loss(model(x), y), sf.CrossEntropy(y)(model(x)))
+    targets = torch.randn(5, 3, dtype=torch.float64)
+    half = 0.5 * (model(x) - targets).square().sum() / 5
+    assert torch.allclose(sf.Square()(model(x), targets), half, rtol=1e-14)
+    chain = sf.Chain(model, x)
+    oracle = chain.autodiff(chain.parameters)
+    assert torch.allclose(oracle.value, model(x))
+    gradient = oracle.pullback(torch.ones_like(oracle.value))
+    assert oracle.pushforward(gradient).shape == oracle.value.shape
+    step = sf.oracles.gauss_newton(
+        chain, sf.CrossEntropy(y), kappa=0.1, method="dual", params=None, regularizer=None
+    )
+    assert step.direction.keys() == dict(model.named_parameters()).keys()
+    assert step.kappa == 0.1
+    assert step.calls <= 2 * 15 + 1
+    assert step.model_decrease > 0
+    assert step.status
+
+
+def test_optimizers() -> None:
+    model, x, y = _model()
+    descent = sf.optim.CertifiedDescent(model, sf.CrossEntropy(), mode="segment")
+    assert descent.step(x, y) > descent.step(x, y)
+    for kind in (sf.optim.GaussNewton, sf.optim.Newton, sf.optim.ProjectedGradient, sf.optim.ProjectedSGD):
+        assert issubclass(kind, torch.optim.Optimizer)
+
+
+def test_the_rest() -> None:
+    model, x, _ = _model()
+    smooth = sf.smooth(nn.Sequential(nn.Linear(4, 3), nn.ReLU()))
+    assert sf.certify(smooth, x.float(), domain=sf.Ball(0.1)).smoothness.is_finite
+    assert sf.cost(model, x).oracles
+    found = sf.estimate(model, x, objective=None, domain=sf.Ball(0.1), wrt="params")
+    assert float(found.lipschitz) > 0
+    assert callable(sf.register_rule("example.operation"))
+    assert {"vgg16", "vgg16-smooth", "vgg16-batchnorm", "resnet18"} <= set(sf.zoo.names())
+    assert isinstance(sf.zoo.resnet18(), nn.Module)
+    assert all(getattr(sf, name) is not None for name in sf.__all__)
