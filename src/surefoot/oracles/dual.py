@@ -136,12 +136,13 @@ class _Conjugate:
         """Until the tolerance is met, round-off is in the way, or the calls are spent."""
         system = self.system
         r = system.factor.back(self._change) - self._w
-        kept, p, before, beta = Orthogonal(r), r, torch.zeros_like(self._v), 0.0
+        kept, p, before, beta = Orthogonal(r), r, self._v, 0.0
         best, waited = float("inf"), 0
+        room = torch.empty_like(self._v)  # made once: fresh memory costs more than the arithmetic
         while True:
             pulled = system.pull(p) if self._pulled is None else self._pulled
             self._pulled = None
-            self.slope = pulled - beta * before  # Jᵀ R r
+            self.slope = torch.sub(pulled, before, alpha=beta, out=room) if beta else pulled  # Jᵀ R r
             self.residual = float(self.slope.norm()) / system.scale
             waited = 0 if self.residual < best else waited + 1
             best = min(best, self.residual)
@@ -150,8 +151,9 @@ class _Conjugate:
             last = system.calls + 2 > self.budget
             if last and not kept.full:  # v stays where it was measured
                 return
-            alpha = float(r.square().sum()) / float(p.square().sum() + (pulled * pulled / system.metric).sum())
-            self._w, self._v = self._w + alpha * p, self._v - (alpha * pulled) / system.metric
+            alpha = float(r.square().sum()) / (float(p.square().sum()) + system.square(pulled))
+            self._w = self._w + alpha * p
+            system.descend(self._v, pulled, alpha)
             self.iterations += 1
             if last:
                 self.terminated = True

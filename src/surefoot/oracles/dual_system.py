@@ -81,6 +81,19 @@ class DualSystem:
         """v(w): one call."""
         return (self.gradient + self.pull(w)).div_(self.metric).neg_()
 
+    def square(self, pulled: Tensor) -> float:
+        """⟨x, M⁻¹x⟩ for a vector of parameters."""
+        if self.metric.dim() == 0:
+            return float(torch.linalg.vector_norm(pulled, dtype=torch.float64)) ** 2 / float(self.metric)
+        return float((pulled * pulled / self.metric).sum())
+
+    def descend(self, v: Tensor, pulled: Tensor, length: float) -> None:
+        """v − length·M⁻¹x, in place of v."""
+        if self.metric.dim() == 0:
+            v.add_(pulled, alpha=-length / float(self.metric))
+        else:
+            v.addcdiv_(pulled, self.metric, value=-length)
+
     def slope_at(self, v: Tensor, change: Tensor) -> Tensor:
         """The gradient of the model at v, from its definition: one call."""
         output = self.problem.output

@@ -38,10 +38,12 @@ class ParameterSpace:
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """One vector; a path that is missing is zero."""
-        joined = torch.zeros(sum(self._sizes), dtype=self.dtype, device=self._like[0].device)
+        joined = torch.empty(sum(self._sizes), dtype=self.dtype, device=self._like[0].device)
         for path, part in zip(self.paths, joined.split(self._sizes), strict=True):
             if path in tensors:
                 part.copy_(tensors[path].reshape(-1))
+            else:
+                part.zero_()
         return joined
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
