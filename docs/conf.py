@@ -18,6 +18,7 @@ project = "surefoot"
 author = "The surefoot developers"
 version = release = surefoot.__version__
 language = "en"
+smartquotes = False  # options of commands begin with two hyphens
 
 extensions = [
     "myst_parser",

@@ -174,7 +174,7 @@ class _Matrix:
         samples, _, features = self._outers.slopes.shape if self._outers else (0, 0, 0)
         forming = 1.5 * d * d * features + d**3 / 3
         iteration = 2 * features * (4 * d + 2 * samples**2) + 8 * 2 * d * d * len(self._dense) + 1e6
-        return max(8, int(forming / iteration))
+        return int(forming / iteration)
 
     def _factored(self, like: Tensor) -> Tensor:
         """The Cholesky factor of S, in double precision if single is not enough: it reads the lower triangle."""
