@@ -55,7 +55,8 @@ def solve_conjugate(problem: Problem, kappa: float, double: bool = True, toleran
     left = [a + b for a, b in zip(curved, gradient, strict=True)]
     residual = math.sqrt(_dot(left, left)) / scale if scale else 0.0
     solved = residual <= 10 * tolerance
-    status = solved_status("newton", kappa, doubled, "along a direction that was met")
+    how = f"{iterations} iterations of conjugate gradients" if iterations != 1 else "one conjugate gradient"
+    status = solved_status("newton", kappa, doubled, "along a direction that was met", how)
     return Step(
         direction=dict(zip(problem.parameters, found, strict=True)),
         kappa=kappa,

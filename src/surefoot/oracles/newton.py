@@ -50,8 +50,10 @@ def newton(
     >>> model = nn.Linear(1, 1, bias=False)
     >>> chain = Chain(model, torch.tensor([[2.0]]))
     >>> step = newton(chain, Square(torch.tensor([[6.0]])), kappa=1e-6)
-    >>> round(float(model.weight.detach() + step.direction["weight"]), 4), step.status
-    (3.0, 'solved')
+    >>> round(float(model.weight.detach() + step.direction["weight"]), 4)
+    3.0
+    >>> print(step.status)
+    the minimiser of the Newton model with κ = 1e-06, by dynamic programming
     """
     problem = Problem(chain, objective, params, regularizer)
     if method == "dynamic":

@@ -10,12 +10,13 @@ from surefoot.oracles.step import Step
 _NAMES = {"gradient": "linear", "gauss_newton": "Gauss-Newton", "newton": "Newton"}
 
 
-def solved_status(model: str, kappa: float, doubled: int, where: str | None) -> str:
+def solved_status(model: str, kappa: float, doubled: int, where: str | None, how: str) -> str:
     """What to say of a step that was found, perhaps after kappa was doubled."""
+    found = f"the minimiser of the {_NAMES[model]} model with κ = {kappa:g}, by {how}"
     if not doubled:
-        return "solved"
+        return found
     times = "once" if doubled == 1 else f"{doubled} times"
-    return f"solved; the {_NAMES[model]} model was unbounded below {where}: κ was doubled {times} to {kappa:g}"
+    return f"{found}; the model was unbounded below {where}, and κ was doubled {times}"
 
 
 def refused(
