@@ -269,6 +269,10 @@ class Certificate:
     def __hash__(self) -> int:
         return hash((self.bound, self.lipschitz, self.smoothness, self.domain))
 
+    def __reduce__(self) -> tuple[Callable[..., Certificate], tuple[dict[str, Any]]]:
+        """Copies and pickles are what :meth:`from_dict` reads: the functions that make the table are not kept."""
+        return type(self).from_dict, (self.to_dict(),)
+
     def _compared(self) -> dict[str, Any]:
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.compare and f.name != "block_smoothness"}
         return found | {"reasons": tuple(self.reasons), "flags": tuple(self.flags)}

@@ -103,7 +103,31 @@ def load(name: str) -> Dataset:
     if x.dim() == 0 or (y is not None and (y.dim() == 0 or len(y) != len(x))):
         shape = None if y is None else tuple(y.shape)
         raise DataError(f"'{path}': x has shape {tuple(x.shape)} and y {shape}; both have one row per sample")
+    for part, value in (("x", x), ("y", y)):
+        if value is not None:
+            _require_plain(path, part, value)
     return Dataset(path.name, x, y)
+
+
+def _require_plain(path: Path, name: str, value: Tensor) -> None:
+    """Refuse what nothing can be computed with.
+
+    Raises:
+        DataError: if there are no entries, or they are complex, not stored densely, NaN or infinite.
+    """
+    if value.layout != torch.strided or value.is_quantized:
+        raise DataError(f"'{path}': {name} is not stored densely: save {name}.to_dense(), or numbers")
+    if value.is_complex():
+        raise DataError(f"'{path}': {name} is complex: save its real and imaginary parts as real numbers")
+    if value.numel() == 0:
+        raise DataError(f"'{path}': {name} has shape {tuple(value.shape)} and holds no number")
+    wrong = ~torch.isfinite(value).reshape(len(value), -1).all(dim=1)
+    if bool(wrong.any()):
+        first = int(wrong.nonzero()[0])
+        raise DataError(
+            f"'{path}': {name} has NaN or infinite entries in {int(wrong.sum())} of {len(value)} rows, first in "
+            f"row {first}: clean the data, or leave those rows out"
+        )
 
 
 def digits() -> Dataset:
@@ -134,6 +158,8 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise DataError(f"there is no file '{path}'")
+    if path.stat().st_size == 0:
+        raise DataError(f"the file '{path}' is empty")
     if path.suffix == ".safetensors":
         return _guarded(path, lambda: _imported("safetensors.torch", "safetensors").load_file(str(path)))
     if path.suffix == ".npz":

@@ -238,3 +238,29 @@ def test_a_failing_inner_problem_leaves_the_model_as_it_was() -> None:
     with pytest.raises(ImplicitError, match="did not reach the tolerance"):
         sf.optim.CertifiedDescent(model, sf.Square()).step(X, Y)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_layers_that_share_their_inner_problem(twice: bool):
+    """The same layer two times, or two layers with the parameters of one: both have a certificate that holds."""
+    torch.manual_seed(3)
+    energy = Energy(2, 2)
+    first = ArgMin(energy, 2)
+    model = nn.Sequential(first, first if twice else ArgMin(energy, 2)).double()
+    x, objective = numbers(3, 2), sf.Square(numbers(3, 2, seed=5))
+    certificate = sf.certify(model, x, objective=objective, domain=sf.Ball(0.1))
+    paths = [path for path, _ in model.named_parameters()]
+    shapes = [parameter.shape for parameter in model.parameters()]
+
+    def value(flat: Tensor) -> Tensor:
+        parts = flat.split([shape.numel() for shape in shapes])
+        named = {path: part.reshape(shape) for path, part, shape in zip(paths, parts, shapes, strict=True)}
+        return objective(functional_call(model, named, (x,)))
+
+    centre = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    for seed in range(3):
+        move = numbers(len(centre), seed=seed)
+        point = centre + 0.1 * move / move.norm() * (1 - 1e-12)
+        assert float(grad(value)(point).norm()) <= float(certificate.lipschitz) * (1 + 1e-9)
+        norm = torch.linalg.matrix_norm(hessian(value)(point), 2)
+        assert float(norm) <= float(certificate.smoothness) * (1 + 1e-9)

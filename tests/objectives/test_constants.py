@@ -185,3 +185,18 @@ def test_on_meta_only_shapes_matter():
     targets = SOFT.to("meta")
     assert o.CrossEntropy(targets).constants(SHAPE).smoothness.is_finite
     assert o.Huber(targets).constants(SHAPE, radius=1.0).smoothness <= 1 / 6 + 1e-9
+
+
+@pytest.mark.parametrize("gap", [30.0, 700.0, 712.0, 744.0, 800.0, 1e5])
+@pytest.mark.parametrize("share", [0.01, 0.9, 1.01, 50.0])
+def test_probabilities_that_underflow_at_the_centre_count_where_the_domain_brings_them_back(
+    gap: float, share: float
+):
+    """On the way from scores (gap, 0) to a tie, at a distance of gap/√2, the curvature p(1 - p)·2 rises to 1/2."""
+    centre, radius = torch.tensor([[gap, 0.0]], dtype=torch.float64), share * gap / math.sqrt(2)
+    loss = o.CrossEntropy(torch.tensor([0]))
+    certificate = sf.certify(nn.Identity(), centre, objective=loss, domain=sf.Ball(radius), wrt="input")
+    for part in (0.0, 0.5, 1.0):
+        nearest = torch.sigmoid(torch.tensor(-max(gap - part * radius * math.sqrt(2), 0.0), dtype=torch.float64))
+        assert float(2 * nearest * (1 - nearest)) <= float(certificate.smoothness) * (1 + 1e-9)
+    assert certificate.smoothness <= 0.5 + 1e-12

@@ -65,3 +65,17 @@ def test_an_objective_that_may_be_negative_has_no_lower_bound_unless_one_is_give
         assert ("no number is known" in found.why) != known
     with pytest.raises(ValueError, match="finite number"):
         sf.optim.CertifiedDescent(network(), Poisson(), lower=float("nan"))
+
+
+def test_a_step_that_fails_leaves_the_optimizer_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = sf.optim.CertifiedDescent(network(), ConvexClustering())
+    for _ in range(3):
+        optimizer.step(X)
+    before = optimizer.state_dict()["surefoot"]
+    monkeypatch.setattr(optimizer, "write", lambda values: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(X)
+    after = optimizer.state_dict()["surefoot"]
+    assert (after["reach"], after["history"]) == (before["reach"], before["history"])
+    for key in ("gradient", "direction"):
+        assert all(torch.equal(value, after[key][name]) for name, value in before[key].items())

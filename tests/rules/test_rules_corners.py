@@ -179,6 +179,19 @@ def test_diffuse_and_certain_softmax_are_flatter_than_one_half() -> None:
     assert float(certain.jacobian["self"]) < 1e-4
 
 
+@pytest.mark.parametrize("overload", [aten.softmax.int, aten.log_softmax.int, aten.logsumexp.default])
+def test_a_saturated_softmax_is_not_flat_over_a_wide_domain(overload: torch._ops.OpOverload) -> None:
+    """At the centre the smaller probability is zero in double precision; within reach it is one half."""
+    x = torch.tensor([[60.0, 0.0]], dtype=torch.float64)
+    bounds = claims(operation(overload, x, [1] if "logsumexp" in str(overload) else 1), 60.0)
+    middle = torch.full((1, 2), 30.0, dtype=torch.float64)  # at a distance of 42.4
+    function = {"softmax": torch.softmax, "log_softmax": torch.log_softmax, "logsumexp": torch.logsumexp}
+    name = str(overload).split(".")[1]
+    jacobian = torch.autograd.functional.jacobian(lambda v: function[name](v, 1), middle).reshape(-1, 2)
+    assert spectral(jacobian) <= float(bounds.jacobian["self"])
+    assert float(bounds.curvature["self", "self"]) >= (0.0 if name == "softmax" else 0.5)
+
+
 def test_saturating_functions_stay_bounded_on_large_domains() -> None:
     case = operation(scalar, real(3, 4), ScalarFunction.named("tanh"), op="surefoot.scalar")
     outcome = enclosed(case, 50.0)[1].enclosures["result"]

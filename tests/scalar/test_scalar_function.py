@@ -128,3 +128,15 @@ def test_an_activation_of_ones_own_is_a_few_lines() -> None:
         assert supremum(ScalarFunction.named("snake", frequency=2.0), 2) == pytest.approx(4.0, rel=1e-6)
     finally:
         ACTIVATIONS.pop("snake", None)
+
+
+@pytest.mark.parametrize("at", [-1e4, -800.0, -1.0, 0.0, 1.0, 800.0, 1e4])
+def test_softplus_has_derivatives_everywhere(at: float) -> None:
+    x = torch.tensor(at, dtype=torch.float64, requires_grad=True)
+    value = ScalarFunction.named("softplus")(x)
+    assert float(value.detach()) == pytest.approx(float(torch.logaddexp(x.detach(), torch.zeros(()).double())))
+    (first,) = torch.autograd.grad(value, x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x)
+    sigmoid = float(torch.sigmoid(x.detach()))
+    assert float(first.detach()) == pytest.approx(sigmoid, rel=1e-14)
+    assert float(second) == pytest.approx(sigmoid * float(torch.sigmoid(-x.detach())), rel=1e-12)

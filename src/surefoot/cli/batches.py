@@ -27,24 +27,33 @@ def suited(model: nn.Module, data: Dataset) -> Dataset:
     Raises:
         UsageError: if it takes neither.
     """
-    if data.x.dim() == 2 or not data.x.is_floating_point():
-        return data
+    given = [data, data.flat()] if data.x.dim() != 2 and data.x.is_floating_point() else [data]
+    found = [(each, refusal(model, each.x[:2])) for each in given]
+    found += [(each, refusal(model, each.x)) for each in given if all(error for _, error in found)]
+    for each, error in found:  # a few samples where that will do, all where a model takes one number of them only
+        if error is None:
+            return each
+    shape = "×".join(map(str, data.x.shape[1:])) or "single numbers"
+    kind = "" if data.x.is_floating_point() else f" ({str(data.x.dtype).removeprefix('torch.')})"
+    raise UsageError(f"the model does not take the samples of {data.name}, {shape}{kind}: {found[0][1]}")
+
+
+def refusal(model: nn.Module, x: Any) -> Exception | None:
+    """What a model raises on an input, in evaluation mode and without gradients; ``None`` if it takes it."""
+    args, kwargs = ((), x) if isinstance(x, Mapping) else ((x,) if isinstance(x, Tensor) else tuple(x), {})
+    buffers = [(value, value.detach().clone()) for value in model.buffers()]
     mode = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad():
-            model.eval()(data.x[:2])
-        return data
+            model.eval()(*args, **kwargs)
+        return None
     except Exception as error:
-        try:
-            with torch.no_grad():
-                model(data.flat().x[:2])
-        except Exception:
-            shape = "×".join(map(str, data.x.shape[1:]))
-            raise UsageError(f"the model does not take {shape}, the samples of {data.name}: {error}") from error
-        return data.flat()
+        return error
     finally:
         for module, training in mode:
             module.training = training
+        for value, before in buffers:
+            value.detach().copy_(before)
 
 
 def scaled(x: Any, norm: float) -> Any:

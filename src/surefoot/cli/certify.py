@@ -102,13 +102,15 @@ def certificates(subject: Case, request: Request, constants: o.Constants) -> dic
         SurefootError: as ``surefoot.certify``.
     """
     import surefoot as sf
+    from surefoot.cli.request import refusals_are_usage
 
     asked: dict[str, Any] = {"objective": subject.objective, "domain": request.set, "wrt": request.wrt}
     kinds: Any = ("certified", "paper") if constants is o.Constants.both else (constants.value,)
-    found = {
-        kind: sf.certify(subject.model, subject.x, input_norm=subject.input_norm, constants=kind, **asked)
-        for kind in kinds
-    }
+    with refusals_are_usage(subject):
+        found = {
+            kind: sf.certify(subject.model, subject.x, input_norm=subject.input_norm, constants=kind, **asked)
+            for kind in kinds
+        }
     if request.estimate:
         lower = sf.estimate(subject.model, subject.x, seed=request.seed, **asked)
         if "certified" in found:  # what the paper prints may well be below what is found

@@ -11,6 +11,7 @@ from surefoot.cli import options as o
 from surefoot.cli import output
 from surefoot.cli.files import check_destination
 from surefoot.cli.frame import Outcome, guarded
+from surefoot.errors import SurefootError
 
 if TYPE_CHECKING:
     from surefoot.certificate import Certificate
@@ -71,8 +72,12 @@ def compare(
     found: Found = []
     with output.progress("certifying", len(models)) as advance:
         for model in models:
-            subject = case(model, request)
-            found.append((subject, one.certificates(subject, request, constants)))
+            try:
+                subject = case(model, request)
+                found.append((subject, one.certificates(subject, request, constants)))
+            except SurefootError:
+                output.note(f"there is no certificate for {model}:")
+                raise
             advance(model)
     if json:
         output.document(

@@ -28,12 +28,13 @@ def cost(
     """
     with output.working("importing torch"):
         import surefoot as sf
-        from surefoot.cli.request import Request, case
+        from surefoot.cli.request import Request, case, refusals_are_usage
 
     with output.working(f"counting {model}"):
         request = Request(batch=batch, inputs=inputs, smooth=smooth, evaluation=evaluation)
         subject = case(model, request)
-        found = sf.cost(subject.model, subject.x)
+        with refusals_are_usage(subject):
+            found = sf.cost(subject.model, subject.x)
     if json:
         output.document({"model": model, "input": subject.shapes, "cost": found.to_dict()})
     else:

@@ -15,7 +15,8 @@ def check_destination(path: Path | None, option: str, suffixes: Sequence[str] = 
     """Refuse a path that cannot be written, before anything is computed.
 
     Raises:
-        UsageError: if its folder does not exist or is not writable, it is a folder, or its suffix is another one.
+        UsageError: if its folder does not exist or is not writable, it is a folder or read-only, or its
+            suffix is another one.
     """
     if path is None:
         return
@@ -26,8 +27,13 @@ def check_destination(path: Path | None, option: str, suffixes: Sequence[str] = 
         raise UsageError(f"{option} {path}: there is no folder '{folder}'; make it first")
     if path.is_dir():
         raise UsageError(f"{option} {path}: this is a folder; name a file in it")
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"{option} {path}: the folder '{folder}' cannot be written to")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UsageError(f"{option} {path}: this file is there and cannot be written to")
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".surefoot-"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{option} {path}: the folder '{folder}' cannot be written to") from error
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def guarded(command: Callable[..., Outcome | None]) -> Callable[..., None]:
         debug = bool(kwargs.pop("debug", False))
         output.quiet(bool(kwargs.pop("quiet", False)))
         try:
-            with _plain_warnings(debug):
+            with output.results_alone(), _plain_warnings(debug):
                 outcome = command(*args, **kwargs)
             sys.stdout.flush()
         except (typer.Exit, typer.BadParameter):
@@ -79,7 +79,12 @@ def explain(error: Exception) -> Outcome:
 
 
 # What the library says to do in Python, and the option that does it.
-_OPTIONS = {"model.eval()": "--eval", "surefoot.smooth(model)": "--smooth", "objective=": "--objective"}
+_OPTIONS = {
+    "model.eval()": "--eval",
+    "surefoot.smooth(model)": "--smooth",
+    "objective=": "--objective",
+    'constants="certified"': "--constants certified",
+}
 # By name: importing the classes would import torch.
 _NO_GUARANTEE = frozenset({"Contradiction", "GuaranteeError", "NotSmooth", "OptimizerError"})
 

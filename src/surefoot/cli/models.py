@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,8 @@ def _from_zoo(
     spec: Spec, batch: int, shapes: Sequence[tuple[int, ...]], classes: int | None, meta: bool, seed: int
 ) -> Built:
     entry = zoo.entry(spec.target)
+    if len(shapes) > 1:
+        raise UsageError(f"models of the zoo take one input: give --input once, not {len(shapes)} times")
     sample = shapes[0][1:] if shapes else None
     options = {**fitted(entry, spec.options, sample, classes), **spec.options}
     with torch.device("meta" if meta else torch.get_default_device()):
@@ -166,13 +169,32 @@ def _imported(spec: Spec) -> Built:
             raise UsageError(f"'{spec.text}': '{module_name}' has no '{name}'")
         found = getattr(found, name)
     if not isinstance(found, nn.Module) and callable(found):
-        found = found(**spec.options)
+        found = found(**_accepted(spec, found))
+    elif spec.options:
+        raise UsageError(f"'{spec.text}' is not called and takes no options")
     model, inputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"'{spec.text}' gives something of type {type(model).__name__}; it should give a torch.nn.Module"
         )
     return Built(model, inputs)
+
+
+def _accepted(spec: Spec, make: Any) -> Mapping[str, Any]:
+    """The options, if the callable can be called with them alone.
+
+    Raises:
+        UsageError: if it cannot.
+    """
+    try:
+        inspect.signature(make).bind(**spec.options)
+    except TypeError as error:
+        raise UsageError(
+            f"'{spec.text}' cannot be called so: {error}; its arguments stand behind it as @name=value"
+        ) from error
+    except ValueError:  # a callable without a known signature
+        pass
+    return spec.options
 
 
 def _random(shapes: Sequence[tuple[int, ...]], seed: int) -> Tensor | tuple[Tensor, ...]:

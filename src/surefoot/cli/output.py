@@ -6,13 +6,14 @@ Tables are plain text; on a terminal they are fitted to its width. Colour is for
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-_state = {"quiet": False}
+_state: dict[str, Any] = {"quiet": False, "results": None}
 
 
 def quiet(wanted: bool) -> None:
@@ -20,14 +21,39 @@ def quiet(wanted: bool) -> None:
     _state["quiet"] = wanted
 
 
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """In the body standard output is for results: what a model prints goes to standard error."""
+    _state["results"] = sys.stdout
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _state["results"] = None
+
+
+def _results() -> Any:
+    """The stream of results."""
+    return sys.stdout if _state["results"] is None else _state["results"]
+
+
 def result(text: str) -> None:
     """A part of the result, on standard output."""
-    print(text)
+    print(text, file=_results())
 
 
 def document(content: Any) -> None:
-    """The whole result as one JSON document."""
-    print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
+    """The whole result as one JSON document; numbers that JSON does not have are ``null``."""
+    ascii_only = not str(getattr(_results(), "encoding", "") or "utf-8").lower().startswith("utf")
+    result(json.dumps(_finite(content), indent=2, ensure_ascii=ascii_only, allow_nan=False))
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def note(text: str) -> None:
@@ -49,7 +75,7 @@ def error(text: str) -> None:
 def _to_stderr(kind: str, text: str, colour: str) -> None:
     import typer
 
-    sys.stdout.flush()
+    _results().flush()
     label = typer.style(f"{kind}:", fg=colour, bold=True) if coloured(sys.stderr) else f"{kind}:"
     print(f"{label} {text[:1].lower() + text[1:] if _is_sentence(text) else text}", file=sys.stderr)
 
@@ -77,7 +103,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> 
         rows: the cells.
         left: how many columns are aligned to the left; the others hold numbers.
     """
-    if not sys.stdout.isatty():
+    if not _results().isatty():
         widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]
         for row in (head, *rows):
             cells = [
@@ -94,7 +120,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> 
         shown.add_column(title, justify="left" if k < left else "right", overflow="fold")
     for row in rows:
         shown.add_row(*(_literal(cell) for cell in row))
-    Console(highlight=False, no_color=not coloured(sys.stdout)).print(shown)
+    Console(file=_results(), highlight=False, no_color=not coloured(_results())).print(shown)
 
 
 def _literal(cell: str) -> Any:

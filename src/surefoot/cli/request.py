@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,13 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot import objectives
 from surefoot.cli import output
-from surefoot.cli.batches import real_dtype, sample_shape, scaled, suited, with_batch
+from surefoot.cli.batches import real_dtype, refusal, sample_shape, scaled, suited, with_batch
 from surefoot.cli.frame import UsageError
 from surefoot.cli.models import Spec, build
 from surefoot.cli.options import shape
 from surefoot.cli.weights import load_weights
 from surefoot.data import Dataset, load
+from surefoot.errors import CaptureError
 
 _SHAPE_ONLY, _RANDOM = 128, 16  # samples, as in the paper's application; and where numbers are computed with
 
@@ -51,6 +54,8 @@ class Request:
             raise UsageError(f"--batch is at least 1, got {self.batch}")
         if self.batch is not None and self.inputs:
             raise UsageError("--batch and --input both say how many samples there are: give one of them")
+        if not -(2**63) <= self.seed < 2**63:
+            raise UsageError(f"--seed is a whole number of 64 bits, got {self.seed}")
         if self.input_norm is not None and not 0 <= self.input_norm < math.inf:
             raise UsageError(f"--input-norm is a finite number ≥ 0, got {self.input_norm}")
         if self.input_norm is not None and self.wrt == "input":
@@ -171,7 +176,9 @@ def case(name: str, request: Request) -> Case:
         x = data.x
     elif x is None:
         raise UsageError(f"say what '{name}' takes: --input 8,3,32,32 for its shape, samples first, or --data")
-    elif request.batch and not request.shapes and not spec.is_zoo:
+    elif request.shapes:
+        x = _converted(x, real_dtype(model))
+    elif request.batch and not spec.is_zoo:
         x = with_batch(x, request.batch)
     if request.smooth:
         model = sf.smooth(model, x)
@@ -184,11 +191,33 @@ def case(name: str, request: Request) -> Case:
     return Case(name, model, x, _objective(request, targets, data), targets, norm)
 
 
+@contextmanager
+def refusals_are_usage(subject: Case) -> Iterator[None]:
+    """In the body, a model that cannot be read because it does not take its input at all is a matter of usage.
+
+    Raises:
+        UsageError: if the model itself raises on the input.
+    """
+    try:
+        yield
+    except CaptureError as error:
+        if refusal(subject.model, subject.x) is None:
+            raise
+        raise UsageError(str(error)) from error
+
+
+def _converted(x: Any, dtype: torch.dtype) -> Any:
+    """Random real inputs in the type of the model's numbers."""
+    if isinstance(x, tuple):
+        return tuple(_converted(value, dtype) for value in x)
+    return x.to(dtype) if x.is_floating_point() else x
+
+
 def objective_class(name: str) -> type[objectives.Objective]:
     """The objective of this name: ``cross-entropy`` is ``CrossEntropy``.
 
     Raises:
-        UsageError: if there is none.
+        UsageError: if there is none, or it needs more than its name.
     """
     known = {}
     for attribute in objectives.__all__:
@@ -201,11 +230,23 @@ def objective_class(name: str) -> type[objectives.Objective]:
             known[re.sub(r"(?<=[a-z])(?=[A-Z])", "-", attribute).lower()] = found
     if name not in known:
         raise UsageError(f"there is no objective '{name}': use {', '.join(sorted(known))}")
+    needed = [p.name for p in inspect.signature(known[name]).parameters.values() if p.default is p.empty]
+    if needed:
+        raise UsageError(
+            f"--objective {name} needs {', '.join(needed)}, which no option gives: it is for use in Python, as "
+            f"surefoot.objectives.{known[name].__name__}({needed[0]}=…)"
+        )
     return known[name]
 
 
 def one_hot(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """Class numbers as vectors with a one."""
+    """Class numbers as vectors with a one.
+
+    Raises:
+        UsageError: if a class number is negative.
+    """
+    if bool((targets < 0).any()):
+        raise UsageError(f"class numbers are not negative, and the targets y hold {int(targets.min())}")
     return nn.functional.one_hot(targets.long(), classes).to(dtype)
 
 
@@ -215,6 +256,8 @@ def _objective(request: Request, targets: Tensor | None, data: Dataset | None) -
     kind = objective_class(request.objective)
     if not kind.takes_targets:
         return kind()
+    if kind is objectives.Reconstruction and data is not None:
+        return kind(data.x)
     if targets is None or data is None:
         raise UsageError(f"--data {request.data} has no targets y, which --objective {request.objective} needs")
     if kind is objectives.Square and not targets.is_floating_point():

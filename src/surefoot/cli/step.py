@@ -59,8 +59,7 @@ def step(
         model, data or "digits", objective, weights, smooth, evaluation, seed, test=0.0, single=single
     )
     x, y = parts.train.x[:batch], parts.train.y
-    assert y is not None
-    start = Start.of(parts.model, x, parts.objective, y[:batch])
+    start = Start.of(parts.model, x, parts.objective, None if y is None else y[:batch])
     trials: list[Trial] = []
     with output.progress("taking steps", len(KINDS)) as advance:
         for kind in KINDS:

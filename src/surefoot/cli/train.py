@@ -123,6 +123,7 @@ def train(
         from surefoot.cli.subject import trainable
 
     parts = trainable(model, data or "digits", objective, weights, smooth, evaluation, seed, test, single)
+    training.check_whole(model, parts.model, parts.train, parts.test)
     run: dict[str, Any] = {
         "model": model, "data": data, "objective": objective, "optimizer": optimizer.value, "batch": batch,
         "damping": damping.value, "test": test, "seed": seed, "single": single, "smooth": smooth,
@@ -132,14 +133,16 @@ def train(
     keep = training.Keeper(checkpoint, every, parts.model, chosen, run)
     done = keep.resumed()
     batches = training.Batches(parts.train, batch, seed)
+    before = len(chosen.history), chosen.extra_state()
     with output.progress("training", steps, min(done, steps)) as advance:
         try:
             for number in range(done, steps):
+                before = len(chosen.history), chosen.extra_state()
                 loss = chosen.step(*batches(number))
                 advance(f"loss {loss:.4g}")
                 keep.after(number + 1, last=number + 1 == steps)
         except KeyboardInterrupt:
-            keep.interrupted()
+            keep.interrupted(*before)
             return Outcome.INTERRUPTED
     summary = _summary(chosen, parts)
     if save is not None:

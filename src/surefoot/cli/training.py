@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.cli import output
+from surefoot.cli.batches import refusal
 from surefoot.cli.files import written_whole
 from surefoot.cli.frame import UsageError
 from surefoot.data import DataError, Dataset
@@ -30,17 +31,28 @@ class Batches:
     size: int | None
     seed: int
 
-    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Samples and targets of a step."""
+    def __call__(self, step: int) -> tuple[Tensor, Tensor | None]:
+        """Samples and targets of a step; no targets where the objective takes none."""
         x, y = self.data.x, self.data.y
-        assert y is not None
         if self.size is None or self.size >= len(self.data):
             return x, y
         per_pass = math.ceil(len(self.data) / self.size)
         epoch, part = divmod(step, per_pass)
         order = torch.randperm(len(self.data), generator=torch.Generator().manual_seed(self.seed + 1 + epoch))
         chosen = order[part * self.size : (part + 1) * self.size]
-        return x[chosen], y[chosen]
+        return x[chosen], None if y is None else y[chosen]
+
+
+def check_whole(name: str, model: nn.Module, *parts: Dataset) -> None:
+    """Refuse a model that does not take all samples at once, as the losses before and after training need.
+
+    Raises:
+        UsageError: if it does not, as one that was exported for one number of samples.
+    """
+    for part in parts:
+        error = refusal(model, part.x) if len(part) else None
+        if error is not None:
+            raise UsageError(f"'{name}' does not take {len(part)} samples at once: {error}") from error
 
 
 def make_optimizer(name: str, model: nn.Module, objective: Objective, damping: str) -> GuaranteedOptimizer:
@@ -104,8 +116,11 @@ class Keeper:
                 f"--checkpoint {self.path} is of another run: {'; '.join(different)}. Give the same options or "
                 "another file"
             )
-        self.model.load_state_dict(content["model"])
-        self.optimizer.load_state_dict(content["optimizer"])
+        try:
+            self.model.load_state_dict(content["model"])
+            self.optimizer.load_state_dict(content["optimizer"])
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise UsageError(f"--checkpoint {self.path} does not fit the model: {error}") from error
         output.note(f"{self.path} has {len(self.optimizer.history)} steps; the run goes on from there")
         return len(self.optimizer.history)
 
@@ -114,8 +129,15 @@ class Keeper:
         if step % self.every == 0 or last:
             self._save()
 
-    def interrupted(self) -> None:
-        """Save what was reached."""
+    def interrupted(self, steps: int, state: dict[str, Any]) -> None:
+        """Save what was reached; a step that was under way leaves nothing behind.
+
+        Args:
+            steps: how many were complete before the last one was begun.
+            state: that of the optimizer at that time.
+        """
+        if len(self.optimizer.history) == steps:
+            self.optimizer.load_extra_state(state)
         self._save()
         if self.path is not None:
             output.note(

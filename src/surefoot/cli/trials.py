@@ -85,14 +85,14 @@ class Start:
     gradient_time: float
 
     @classmethod
-    def of(cls, model: nn.Module, x: Tensor, objective: Objective, y: Tensor) -> Start:
+    def of(cls, model: nn.Module, x: Tensor, objective: Objective, y: Tensor | None) -> Start:
         """The present parameters.
 
         Raises:
             SurefootError: if the model cannot be read, or the objective does not fit.
         """
         chain = sf.Chain(model, x)
-        bound = objective.bound_to(y) if objective.takes_targets else objective
+        bound = objective if y is None else objective.bound_to(y)
         taken = [_timed(lambda: sf.oracles.gradient(chain, bound))[1] for _ in range(4)]
         with torch.no_grad():
             loss = float(bound(chain.value()))
@@ -154,7 +154,7 @@ class Start:
         return (0.0, 0.0) if found is None else (found[0], self.loss - found[1])
 
 
-def _proved_step(model: nn.Module, x: Tensor, objective: Objective, y: Tensor) -> float:
+def _proved_step(model: nn.Module, x: Tensor, objective: Objective, y: Tensor | None) -> float:
     """The step against the gradient that is proved to descend the most; 0 if none is."""
     optimizer = sf.optim.CertifiedDescent(copy.deepcopy(model), objective, direction="gradient")
     try:

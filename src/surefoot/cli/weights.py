@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from surefoot.cli import output
@@ -16,7 +17,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
     Raises:
         DataError: if the file cannot be read without running code.
-        UsageError: if names or shapes do not fit; the model is then as it was.
+        UsageError: if names, shapes or kinds of numbers do not fit; the model is then as it was.
     """
     held = _without_prefix(read_tensors(path), set(model.state_dict()))
     wanted = model.state_dict()
@@ -24,6 +25,11 @@ def load_weights(model: nn.Module, path: Path) -> None:
         f"'{name}' is {_shape(held[name])}, not {_shape(value)}"
         for name, value in wanted.items()
         if name in held and held[name].shape != value.shape
+    ]
+    wrong += [
+        f"'{name}' holds {held[name].dtype}, which is no {value.dtype}"
+        for name, value in wanted.items()
+        if name in held and not torch.can_cast(held[name].dtype, value.dtype)
     ]
     missing = [f"'{name}' is missing" for name in wanted if name not in held]
     unknown = [f"'{name}' is not in the model" for name in held if name not in wanted]

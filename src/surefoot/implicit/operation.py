@@ -38,7 +38,13 @@ def _shape(tensors: list[Tensor], layer: int) -> Tensor:
 
 
 def record(layer: ArgMin, tensors: Sequence[Tensor]) -> Tensor:
-    """The operation, while a program is exported or on the ``meta`` device."""
+    """The operation, while a program is exported or on the ``meta`` device.
+
+    Where modules are shared, ``torch.export`` calls passing stand-ins, which know the module they stand for: it is
+    the one that lasts, and the one that is remembered.
+    """
+    stands_for = getattr(layer, "get_base", None)
+    layer = layer if stands_for is None else stands_for()
     _known[id(layer)] = layer
     result: Tensor = _operation(list(tensors), id(layer))
     return result

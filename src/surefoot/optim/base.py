@@ -167,12 +167,13 @@ class GuaranteedOptimizer(Optimizer):
 
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
-        """Parameters and buffers are put back, bit by bit, if the body raises."""
+        """If the body raises, parameters, buffers and the optimizer are what they were, bit by bit."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        copies = [tensor.detach().clone() for tensor in tensors]
+        copies, own = [tensor.detach().clone() for tensor in tensors], self.extra_state()
         try:
             yield
         except BaseException:
+            self.load_extra_state(own)
             with torch.no_grad():
                 for tensor, copy in zip(tensors, copies, strict=True):
                     tensor.copy_(copy)

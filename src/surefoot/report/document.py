@@ -201,6 +201,8 @@ def require_same_problem(certificate: Certificate, estimate: Estimate) -> None:
     Raises:
         CertificateError: naming both.
     """
+    if not isinstance(estimate, Estimate):
+        raise CertificateError(f"an estimate is what surefoot.estimate returns, got {type(estimate).__name__}")
     if estimate.wrt != certificate.wrt or not certificate.domain.startswith(estimate.domain):
         raise CertificateError(
             f"the estimate is with respect to {estimate.wrt}, {estimate.domain}; the certificate with respect to "

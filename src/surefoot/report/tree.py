@@ -133,7 +133,7 @@ def _fitting(rows: Sequence[Row], depth: int | None, most: int | None) -> list[L
     """The lines at the greatest depth, up to ``depth``, at which there are at most ``most``; else at depth one."""
     whole = 2 + max((row.module.count(".") for row in rows), default=0)  # nothing is folded
     found: list[Line] = []
-    for level in range(whole if depth is None else min(depth, whole), 0, -1):
+    for level in range(whole if depth is None else min(max(depth, 1), whole), 0, -1):
         found = lines(rows, level)
         if most is None or len(found) <= most:
             break

@@ -27,6 +27,7 @@ from surefoot.rules.registry import Bounds, Call, register_rule
 from surefoot.rules.softmax import STEEPEST
 
 _UNIT = 2.0**-52
+_SMALLEST = 2.0**-1022  # of the normal numbers in double precision
 SEPARABLE: dict[str, type[SeparableLoss]] = {
     loss.operation: loss
     for loss in (Absolute, BinaryCrossEntropy, Divergence, Huber, NegativeLogLikelihood, Poisson, SoftMargin)
@@ -137,11 +138,16 @@ def _unknown_masses(call: Call, outputs: Enclosure) -> Magnitude:
 
 
 def _curvature(outputs: Enclosure) -> Magnitude:
-    """The norm of the Hessian of every row over the domain, for a mass of 1."""
+    """The norm of the Hessian of every row over the domain, for a mass of 1.
+
+    A probability is computed with a relative error, and where it is below the smallest normal number with one of
+    at most that number, so that the sum of both is above it; an exponential that overflows leaves it at 1. The
+    arguments of exponentials that neither over- nor underflow are at most 746, off by a relative unit or two.
+    """
     probability = torch.softmax(outputs.value, dim=1)
     reach = math.sqrt(2.0) * outputs.row_spread(outputs.shape[0]).tensor(outputs.value)[:, None]
-    slack = 1 + (outputs.shape[1] + 64) * _UNIT  # of the soft-max, its argument and the exponential
-    high = (probability * torch.exp(reach) * slack).clamp(max=1.0)
+    slack = 1 + (outputs.shape[1] + 4096) * _UNIT  # of the soft-max, its argument and the exponential
+    high = ((probability + _SMALLEST) * torch.exp(reach) * slack).clamp(max=1.0)
     low = probability * torch.exp(-reach) / slack
     nearest = torch.minimum(torch.maximum(low, torch.tensor(0.5, dtype=low.dtype, device=low.device)), high)
     best = torch.minimum(high.amax(dim=1), 2 * (nearest * (1 - nearest)).amax(dim=1))

@@ -165,8 +165,9 @@ def _top(
         move = x.spread.tensor(probabilities)
     else:
         move = move.reshape(-1, *[1] * (largest.dim() - 1))
-    factor = (math.sqrt(2) * move).clamp(max=700.0).exp()
-    bounds = [(p * factor * (1 + _SLACK) + _SLACK).clamp(max=1.0).cpu().numpy() for p in (largest, 1 - largest)]
+    # The round-off of a probability grows with it: what is computed as zero may be 10⁻¹² and become anything.
+    factor = (math.sqrt(2) * move).clamp(max=700.0).exp() * (1 + _SLACK)
+    bounds = [((p + _SLACK) * factor).clamp(max=1.0).cpu().numpy() for p in (largest, 1 - largest)]
     return bounds[0], bounds[1]
 
 

@@ -183,7 +183,10 @@ def _asinh_plus(u: TailSeries) -> TailSeries:
 
 
 def _softplus(u: torch.Tensor) -> torch.Tensor:
-    return torch.logaddexp(u, torch.zeros_like(u))
+    """Not ``torch.logaddexp``, whose second derivative is NaN far on the left."""
+    positive, zero = u > 0, torch.zeros_like(u)
+    right, left = torch.where(positive, u, zero), torch.where(positive, zero, u)
+    return torch.where(positive, right + torch.log1p(torch.exp(-right)), torch.log1p(torch.exp(left)))
 
 
 PRIMITIVES: dict[str, Primitive] = {
