@@ -183,10 +183,8 @@ def _asinh_plus(u: TailSeries) -> TailSeries:
 
 
 def _softplus(u: torch.Tensor) -> torch.Tensor:
-    """Not ``torch.logaddexp``, whose second derivative is NaN far on the left."""
-    positive, zero = u > 0, torch.zeros_like(u)
-    right, left = torch.where(positive, u, zero), torch.where(positive, zero, u)
-    return torch.where(positive, right + torch.log1p(torch.exp(-right)), torch.log1p(torch.exp(left)))
+    """By torch.logaddexp the second derivative would be NaN far left; from 40 on it is u but for round-off."""
+    return torch.nn.functional.softplus(u, threshold=40.0)
 
 
 PRIMITIVES: dict[str, Primitive] = {
