@@ -133,16 +133,14 @@ def train(
     keep = training.Keeper(checkpoint, every, parts.model, chosen, run)
     done = keep.resumed()
     batches = training.Batches(parts.train, batch, seed)
-    before = len(chosen.history), chosen.extra_state()
     with output.progress("training", steps, min(done, steps)) as advance:
         try:
             for number in range(done, steps):
-                before = len(chosen.history), chosen.extra_state()
                 loss = chosen.step(*batches(number))
                 advance(f"loss {loss:.4g}")
                 keep.after(number + 1, last=number + 1 == steps)
         except KeyboardInterrupt:
-            keep.interrupted(*before)
+            keep.interrupted()
             return Outcome.INTERRUPTED
     summary = _summary(chosen, parts)
     if save is not None:

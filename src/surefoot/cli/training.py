@@ -129,15 +129,8 @@ class Keeper:
         if step % self.every == 0 or last:
             self._save()
 
-    def interrupted(self, steps: int, state: dict[str, Any]) -> None:
-        """Save what was reached; a step that was under way leaves nothing behind.
-
-        Args:
-            steps: how many were complete before the last one was begun.
-            state: that of the optimizer at that time.
-        """
-        if len(self.optimizer.history) == steps:
-            self.optimizer.load_extra_state(state)
+    def interrupted(self) -> None:
+        """Save what was reached; a step that was under way has left nothing behind."""
         self._save()
         if self.path is not None:
             output.note(
