@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.timing import Duration
-from surefoot.objectives.clustering import ConvexClustering, nearest_neighbours
+from surefoot.clustering import ConvexClustering, nearest_neighbours
 
 TARGET = 60.0
 COUNT, DIMENSION, NEIGHBOURS = 10_000, 10, 10

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from surefoot.calculus import paper
+from surefoot import paper
 
 PAGE = Path(__file__).resolve().parent / "application.md"
 

@@ -7,7 +7,7 @@ import math
 import sys
 from decimal import ROUND_UP, Context, Decimal, localcontext
 
-from surefoot.rules.registry import Rule, rules
+from surefoot.operations.registry import Rule, rules
 from surefoot.scalar import activations, supremum
 from surefoot.scalar.function import ScalarFunction
 from surefoot.scalar.primitives import PRIMITIVES
@@ -18,8 +18,8 @@ INTRODUCTION = """Supported operations
 What a rule claims, and why it is true, is its docstring; the page is those docstrings. For
 :math:`z = f(x_1, …, x_k)` and all arguments within their enclosures, a rule bounds the operator norm of every
 Jacobian, the tensor norm of every second derivative, and the norm of the result
-(:class:`surefoot.rules.registry.Bounds`). An operation without a rule is refused by name; :doc:`gallery/own_rule`
-shows how to add one.
+(:class:`surefoot.operations.registry.Bounds`). An operation without a rule is refused by name;
+:doc:`gallery/own_rule` shows how to add one.
 
 """
 

@@ -36,7 +36,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from torch import Tensor, nn
 
-from surefoot.objectives.clustering import ConvexClustering, Envelope, KMeans, Spectral, nearest_neighbours
+from surefoot.clustering import ConvexClustering, Envelope, KMeans, Spectral, nearest_neighbours
 
 DIGITS, DIMENSION = 10, 16
 OBJECTIVES = {  # with its weight γ

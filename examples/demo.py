@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.report.page import write_report
+from surefoot.report import write_report
 
 REPORT = Path("surefoot-demo.html")
 STEPS = 10

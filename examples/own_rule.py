@@ -18,7 +18,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.magnitude import Magnitude
-from surefoot.rules import Bounds, Call
+from surefoot.operations import Bounds, Call
 
 
 class Wavy(nn.Module):

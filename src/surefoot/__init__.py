@@ -20,13 +20,37 @@ _NAMES = {
     "certify": "surefoot.calculus.certify",
     "cost": "surefoot.cost",
     "estimate": "surefoot.lower",
-    "register_rule": "surefoot.rules",
+    "register_rule": "surefoot.operations",
     "smooth": "surefoot.smoothing",
 }
-_MODULES = ("data", "errors", "graph", "implicit", "objectives", "optim", "oracles", "rules", "zoo")
+_MODULES = (
+    "data",
+    "clustering",
+    "errors",
+    "graph",
+    "implicit",
+    "objectives",
+    "operations",
+    "optim",
+    "oracles",
+    "paper",
+    "zoo",
+)
 
 if TYPE_CHECKING:
-    from surefoot import data, errors, graph, implicit, objectives, optim, oracles, rules, zoo
+    from surefoot import (
+        clustering,
+        data,
+        errors,
+        graph,
+        implicit,
+        objectives,
+        operations,
+        optim,
+        oracles,
+        paper,
+        zoo,
+    )
     from surefoot.calculus.certify import certify
     from surefoot.certificate import Certificate
     from surefoot.chain import Chain
@@ -35,7 +59,7 @@ if TYPE_CHECKING:
     from surefoot.lower import estimate
     from surefoot.magnitude import Magnitude
     from surefoot.objectives import CrossEntropy, Square
-    from surefoot.rules import register_rule
+    from surefoot.operations import register_rule
     from surefoot.smoothing import smooth
 
 __all__ = [
@@ -48,6 +72,7 @@ __all__ = [
     "Segment",
     "Square",
     "certify",
+    "clustering",
     "cost",
     "data",
     "errors",
@@ -55,10 +80,11 @@ __all__ = [
     "graph",
     "implicit",
     "objectives",
+    "operations",
     "optim",
     "oracles",
+    "paper",
     "register_rule",
-    "rules",
     "smooth",
     "zoo",
 ]

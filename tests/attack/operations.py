@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from attack.enclosures import RELATIVE, run_node, stacked
-from surefoot.calculus.enclosure import Enclosure
 from surefoot.calculus.forward import Pass, Step
+from surefoot.enclosure import Enclosure
 
 
 def wrong_rules(

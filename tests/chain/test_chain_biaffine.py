@@ -15,7 +15,7 @@ from surefoot import zoo
 from surefoot.chain import Chain, Computation
 from surefoot.chain.cut import initial_degrees
 from surefoot.graph import Role, capture
-from surefoot.rules.forms import NOT_POLYNOMIAL, Degree, Form, degree_of, form_of
+from surefoot.operations.forms import NOT_POLYNOMIAL, Degree, Form, degree_of, form_of
 
 
 def biaffine_values(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from objectives.zoo import LABELS, LOSSES, SHAPE, SOFT, WEIGHT, real
 from surefoot import objectives as o
-from surefoot.calculus.paper import losses as printed
+from surefoot.paper import losses as printed
 
 SMOOTH = [name for name, loss in LOSSES.items() if loss.smooth]
 

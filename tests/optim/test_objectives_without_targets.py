@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.objectives import ConvexClustering, KMeans, Poisson, Spectral
+from surefoot.clustering import ConvexClustering, KMeans, Spectral
+from surefoot.objectives import Poisson
 from surefoot.optim.base import OptimizerError
 
 

@@ -11,8 +11,8 @@ from certificates import LABELS, certificate, constructed, perceptron, row
 from torch import nn
 
 import surefoot as sf
+from surefoot.certificate.advice import limits, remedies, verdict
 from surefoot.magnitude import Magnitude
-from surefoot.report.advice import limits, remedies, verdict
 
 DOMAINS = {"origin": sf.ProductBall, "near": lambda r: sf.Ball(0.1 * r), "far": lambda r: sf.Ball(r)}
 

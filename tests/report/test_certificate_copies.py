@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.report.document import CertificateError
+from surefoot.certificate.document import CertificateError
 
 
 def certified() -> sf.Certificate:

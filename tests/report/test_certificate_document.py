@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import surefoot as sf
+from surefoot.certificate.document import SCHEMA, CertificateError
 from surefoot.guarantees import GuaranteeError
 from surefoot.lower import Estimate, LowerBound
 from surefoot.lower.bracket import Contradiction
 from surefoot.magnitude import Magnitude
-from surefoot.report.document import SCHEMA, CertificateError
 
 logarithms = st.one_of(
     st.sampled_from([-math.inf, math.inf, 0.0, -0.0, 1e15, -1e15, 5e-324, 3465.7]),
@@ -179,7 +179,7 @@ def test_what_is_no_certificate_is_refused(text, match):
 
 
 def test_a_document_with_a_right_digest_and_wrong_content_is_refused():
-    from surefoot.report.document import _digest
+    from surefoot.certificate.document import _digest
 
     for change in (
         lambda d: d.pop("rows"),

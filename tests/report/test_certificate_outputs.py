@@ -14,9 +14,9 @@ import pytest
 from certificates import NAMES, certificate, constructed, row
 
 import surefoot as sf
+from surefoot.certificate.text import MOST_LINES
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
-from surefoot.report.text import MOST_LINES
 
 HOSTILE = '<script>alert("$x_$")</script>'
 

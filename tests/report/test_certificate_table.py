@@ -8,9 +8,9 @@ from certificates import NAMES, certificate, constructed, row
 from torch import nn
 
 import surefoot as sf
+from surefoot.certificate.numbers import down, short
+from surefoot.certificate.tree import lines
 from surefoot.magnitude import Magnitude
-from surefoot.report.numbers import down, short
-from surefoot.report.tree import lines
 
 
 def names(*modules: str, depth: int | None = None) -> list[str]:

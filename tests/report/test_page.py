@@ -18,8 +18,8 @@ from torch import nn
 import surefoot as sf
 from surefoot.lower import Estimate, LowerBound
 from surefoot.lower.bracket import Contradiction
-from surefoot.report.page import ReportError, render_report, write_report
-from surefoot.report.page import write as page
+from surefoot.report import ReportError, render_report, write_report
+from surefoot.report import write as page
 
 
 class Elements(HTMLParser):
@@ -132,7 +132,7 @@ def test_the_download_is_the_certificate(objective: tuple[sf.Certificate, Estima
 def test_an_objective_shows_its_constants_steps_and_bracket(objective: tuple[sf.Certificate, Estimate]) -> None:
     certificate, estimate = objective
     text = text_of(render_report([("small", certificate)], estimates=[estimate]))
-    from surefoot.report.page.numbers import count, lower, upper
+    from surefoot.report.numbers import count, lower, upper
 
     for value in (certificate.bound, certificate.lipschitz, certificate.smoothness):
         assert upper(value) in text
@@ -236,7 +236,7 @@ def test_permissions_are_those_of_any_new_file_and_of_the_file_replaced(tmp_path
 
 
 def test_style_script_and_templates_are_in_the_package() -> None:
-    names = {entry.name for entry in files("surefoot.report.page").joinpath("templates").iterdir()}
+    names = {entry.name for entry in files("surefoot.report").joinpath("templates").iterdir()}
     assert {
         "report.html.j2",
         "model.html.j2",

@@ -13,7 +13,7 @@ import pytest
 from hand_made import HOSTILE, hand_made
 
 from surefoot.certificate import Certificate, Row
-from surefoot.report.page import write_report
+from surefoot.report import write_report
 
 PLAIN = [f"stage.{k // 4}.{k}" for k in range(12)] + ["head"]
 MANY = [f"body.{k // 30}.{k // 6}.{k}" for k in range(180)]
@@ -216,7 +216,7 @@ def test_charts_show_values_under_the_pointer_and_the_keys(browser: Any, plain: 
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
-    from surefoot.report.page.numbers import upper
+    from surefoot.report.numbers import upper
 
     address, certificate = plain
     open_page(browser, address)

@@ -17,15 +17,15 @@ from surefoot.calculus.prepare import prepared
 from surefoot.certificate import Row
 from surefoot.graph import capture
 from surefoot.magnitude import Magnitude
-from surefoot.report.page.blocks import block_lines, heat
-from surefoot.report.page.compare import comparison
-from surefoot.report.page.curves import HEIGHT, Axis, curves
-from surefoot.report.page.maths import maths
-from surefoot.report.page.numbers import count, lower, ratio, readable, share, sort_key, upper
-from surefoot.report.page.prose import prose, summary
-from surefoot.report.page.rules import errata, families, rule_of
-from surefoot.report.page.tree import tree
-from surefoot.rules.registry import label, rule_for, rules
+from surefoot.operations.registry import label, rule_for, rules
+from surefoot.report.blocks import block_lines, heat
+from surefoot.report.compare import comparison
+from surefoot.report.curves import HEIGHT, Axis, curves
+from surefoot.report.maths import maths
+from surefoot.report.numbers import count, lower, ratio, readable, share, sort_key, upper
+from surefoot.report.prose import prose, summary
+from surefoot.report.rules import errata, families, rule_of
+from surefoot.report.tree import tree
 
 _DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import surefoot.rules.families  # noqa: F401  registers the rules
+import surefoot.operations.families  # noqa: F401  registers the rules
 from surefoot.calculus.adjoint.bounds import scalar_bounds
 from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.breakdown import by_block, reasons, rows
 from surefoot.calculus.composite import damping_of, is_nonnegative
-from surefoot.calculus.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.calculus.forward import Pass, forward
 from surefoot.calculus.prepare import prepared
 from surefoot.certificate import Certificate
 from surefoot.domains import Domain, DomainError, ProductBall, Region, Segment
+from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.graph import Graph, Leaf, Source, capture
 from surefoot.graph.checks import as_inputs
 from surefoot.magnitude import Magnitude, minimum, stack
@@ -69,9 +69,9 @@ def certify(
         if objective is not None:
             raise ObjectiveError(
                 "the paper's constants of an objective follow from those of the network by Prop. smoothobj: "
-                "certify the network, then use surefoot.calculus.paper.objective"
+                "certify the network, then use surefoot.paper.objective"
             )
-        from surefoot.calculus.paper.reader import certify_as_printed
+        from surefoot.paper.reader import certify_as_printed
 
         with ordinary_device():
             return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)

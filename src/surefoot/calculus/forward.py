@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.calculus.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.domains import Region
+from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
-from surefoot.rules.registry import Bounds, Call, Slot, rule_for
+from surefoot.operations.registry import Bounds, Call, Slot, rule_for
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _constant(graph: Graph, call: Call, value: Any, region: Region) -> Enclosure
 
 
 def _known_rules() -> dict[str, Any]:
-    from surefoot.rules.registry import rules
+    from surefoot.operations.registry import rules
 
     return rules()
 

@@ -9,7 +9,7 @@ recursions are run once with the slopes as they are and once with those that a c
   it, and at most :math:`1 - \frac12\,r/(\|w^*\| + r)`. Bounds of the states fall too; that is not counted.
 * *ten times the ε of every normalisation.* Its slope is :math:`s = (\rho^2 + \epsilon)^{-1/2}`; the new one is
   :math:`(s^{-2} + 9\epsilon)^{-1/2}`, and its curvature falls by the square of that ratio
-  (:mod:`surefoot.rules.normalisation`).
+  (:mod:`surefoot.operations.normalisation`).
 
 What comes out is advice about an upper bound, not a bound.
 """
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from surefoot.calculus.assemble import terms, weighted_curvature
 from surefoot.calculus.forward import Pass, Step
 from surefoot.magnitude import Magnitude, stack
-from surefoot.rules.registry import Pair, Slot
+from surefoot.operations.registry import Pair, Slot
 
 
 @dataclass(frozen=True)

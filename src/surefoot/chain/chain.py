@@ -15,13 +15,13 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.computation import Computation, State
 from surefoot.chain.cut import cut
 from surefoot.errors import ChainError
 from surefoot.graph import Graph, Spec, capture
 from surefoot.graph.checks import as_inputs
 from surefoot.graph.compose import Naming, compose, restrict
-from surefoot.oracles.autodiff import Autodiff
 
 _Parameters = Mapping[str, Tensor]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from surefoot.chain.computation import Computation
 from surefoot.graph import Graph, Node, Role, Spec
-from surefoot.rules.forms import Degree, Form, degree_of, form_of
+from surefoot.operations.forms import Degree, Form, degree_of, form_of
 
 
 def cut(graph: Graph) -> tuple[Computation, ...]:

@@ -29,7 +29,7 @@ def rules(search: Search = None, json: o.Json = False, quiet: o.Quiet = False, d
       surefoot rules --search pool
     """
     with output.working("importing torch"):
-        from surefoot.rules import rules as registered
+        from surefoot.operations import rules as registered
 
     rows = []
     for operation, rule in sorted(registered().items()):

@@ -140,7 +140,7 @@ def document(subject: Case, constants: str, certificate: Certificate) -> dict[st
 
 def write_report(path: Path, found: list[tuple[str, Certificate]]) -> None:
     """The page, whole or not at all."""
-    from surefoot.report.page import write_report as write
+    from surefoot.report import write_report as write
 
     write(path, found)
     output.note(f"the report is in {path}")

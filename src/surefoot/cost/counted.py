@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from surefoot.chain import Chain
-from surefoot.oracles.autodiff import Autodiff
+from surefoot.chain.autodiff import Autodiff
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from surefoot.chain import Computation
 from surefoot.cost.record import Sparsity
 from surefoot.cost.sparsity import sparsity
 from surefoot.graph import Node, Role
-from surefoot.rules.forms import Degree, degree_of
+from surefoot.operations.forms import Degree, degree_of
 
 _SUMS = frozenset({"aten.add", "aten.sub", "aten.rsub"})
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from surefoot.cost import nonaffine, products
 from surefoot.cost.record import Sparsity
 from surefoot.graph import Graph, Node, Role
-from surefoot.rules.forms import Form, form_of
+from surefoot.operations.forms import Form, form_of
 
 Family = Callable[[Graph, Node], Sparsity]
 

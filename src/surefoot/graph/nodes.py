@@ -9,7 +9,7 @@ from enum import Enum, Flag, auto
 from functools import cached_property
 from typing import Any
 
-import torch
+from surefoot.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -17,24 +17,6 @@ class Ref:
     """A tensor of the graph, by name, in the arguments of a node."""
 
     name: str
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Shape and element type of a tensor."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def numel(self) -> int:
-        """How many numbers it holds."""
-        return int(torch.Size(self.shape).numel())
-
-    @property
-    def is_real(self) -> bool:
-        """Whether its entries vary continuously: ids, masks and other integers do not."""
-        return self.dtype.is_floating_point or self.dtype.is_complex
 
 
 class Source(Enum):

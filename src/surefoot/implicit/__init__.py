@@ -7,9 +7,11 @@
 * ``differentiate``: derivatives of every order, implicit or unrolled.
 * ``derived``: constants of an inner problem from its operations.
 * ``operation``: the layer as one operation of a graph.
+* ``rule``: its bounds.
 * ``energy``: a ready-made inner problem, :class:`Energy`.
 """
 
+from surefoot.implicit import rule  # noqa: F401  registers the bounds
 from surefoot.implicit.constants import Constants
 from surefoot.implicit.energy import Energy
 from surefoot.implicit.errors import ImplicitError

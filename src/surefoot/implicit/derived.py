@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 
 from surefoot.calculus.assemble import assemble, terms, weighted_curvature
-from surefoot.calculus.enclosure import Enclosure, constant, norm
 from surefoot.calculus.forward import forward
 from surefoot.domains import Region
+from surefoot.enclosure import Enclosure, constant, norm
 from surefoot.graph.nodes import Spec
 from surefoot.implicit.constants import BETA
 from surefoot.implicit.problem import Problem, Tensors

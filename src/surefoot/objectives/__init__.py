@@ -11,13 +11,11 @@
 * ``separable``: the form of the losses that are sums over the entries.
 * ``reconstruction``: :class:`Reconstruction`, the objective of auto-encoders.
 * ``from_torch``: losses of torch.nn as objectives.
-* ``clustering``: :class:`KMeans`, :class:`Spectral` and :class:`ConvexClustering`, of all outputs together.
 * ``regularizers``: :class:`Ridge`, a function of the parameters.
 """
 
 from surefoot.objectives.attach import attach
 from surefoot.objectives.base import Objective
-from surefoot.objectives.clustering import ConvexClustering, KMeans, Spectral
 from surefoot.objectives.constants import Constants, ObjectiveError
 from surefoot.objectives.cross_entropy import CrossEntropy
 from surefoot.objectives.from_torch import from_torch
@@ -30,11 +28,9 @@ __all__ = [
     "Absolute",
     "BinaryCrossEntropy",
     "Constants",
-    "ConvexClustering",
     "CrossEntropy",
     "Divergence",
     "Huber",
-    "KMeans",
     "NegativeLogLikelihood",
     "Objective",
     "ObjectiveError",
@@ -42,7 +38,6 @@ __all__ = [
     "Reconstruction",
     "Ridge",
     "SoftMargin",
-    "Spectral",
     "Square",
     "attach",
     "encode_decode",

@@ -21,7 +21,7 @@ from surefoot.graph.nodes import Node, Ref, Spec
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
-    from surefoot.calculus.enclosure import Enclosure
+    from surefoot.enclosure import Enclosure
     from surefoot.objectives.base import Objective
 
 
@@ -60,8 +60,8 @@ def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radiu
     Raises:
         ObjectiveError: if the objective has no rule.
     """
-    from surefoot.calculus.enclosure import constant, unknown_constant
-    from surefoot.rules.registry import Call, rules
+    from surefoot.enclosure import constant, unknown_constant
+    from surefoot.operations.registry import Call, rules
 
     rule = rules().get(objective.operation)
     if rule is None:
@@ -94,7 +94,7 @@ def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radiu
 
 def _ball(spec: Spec, radius: float, device: torch.device) -> Enclosure:
     """The outputs on a ball around zero; no centre is known if the ball is everything, or on the meta device."""
-    from surefoot.calculus.enclosure import Enclosure
+    from surefoot.enclosure import Enclosure
 
     size, unit = Magnitude.of(radius), Magnitude.zero((1,))
     if math.isinf(radius) or device.type == "meta":

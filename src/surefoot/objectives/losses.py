@@ -44,9 +44,9 @@ class Square(Loss):
         """Appendix "Square loss", as a mean (ERRATA 12)."""
         if not self.is_plain:
             return super().paper_constants(outputs, targets, radius)
-        from surefoot.calculus.enclosure import row_norms
-        from surefoot.calculus.paper import losses as printed
+        from surefoot.enclosure import row_norms
         from surefoot.magnitude import Magnitude
+        from surefoot.paper import losses as printed
 
         labels = [Magnitude.infinity()] * outputs.shape[0]
         if targets is not None and targets.device.type != "meta":

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.calculus.enclosure import norm
 from surefoot.domains import Domain, DomainError
+from surefoot.enclosure import norm
 from surefoot.graph import Graph
 
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from surefoot.oracles.autodiff import Autodiff
+from surefoot.chain.autodiff import Autodiff
 
 if TYPE_CHECKING:
     from surefoot.oracles.gauss_newton import gauss_newton

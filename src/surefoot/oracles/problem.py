@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
+from surefoot.chain.autodiff import Autodiff
 from surefoot.errors import ChainError, SurefootError
 from surefoot.objectives import Objective, ObjectiveError, Ridge
-from surefoot.oracles.autodiff import Autodiff
 
 
 class OracleError(SurefootError, ValueError):

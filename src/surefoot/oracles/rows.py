@@ -11,7 +11,7 @@ from typing import Any
 
 from surefoot.graph import Graph, Node, Spec
 from surefoot.graph.nodes import Ref
-from surefoot.rules.forms import Form, form_of
+from surefoot.operations.forms import Form, form_of
 
 
 def separate(graph: Graph, nodes: Iterable[Node], varying: Iterable[str], samples: int) -> bool:

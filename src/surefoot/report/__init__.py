@@ -1,10 +1,12 @@
-"""What a person sees.
+"""The report: certificates as one self-contained HTML page.
 
-* ``text``: a certificate as a table in plain text, and ``notebook`` as HTML for notebooks; both from ``tree``, the
-  operations as a tree of modules, and ``numbers``, how magnitudes are printed.
-* ``advice``: verdict, what limits a certificate and what would help, in words.
-* ``document``: plain values and JSON, there and back.
-* ``frame``, ``plot``: as a pandas data frame, as a figure.
-* ``page``: certificates as one self-contained HTML page.
-* ``citation``: how to cite.
+* ``write``: :func:`write_report` and :func:`render_report`.
+* ``summary``, ``table``, ``curves``, ``blocks``, ``compare``, ``rules``: what the sections of the page show.
+* ``tree``: operations as a tree of modules. ``numbers``: how magnitudes are written.
+* ``prose``, ``maths``: docstrings and their formulas as HTML.
+* ``templates``: the page, its style and its script.
 """
+
+from surefoot.report.write import ReportError, render_report, write_report
+
+__all__ = ["ReportError", "render_report", "write_report"]

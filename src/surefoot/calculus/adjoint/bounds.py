@@ -18,8 +18,8 @@ from surefoot.calculus.adjoint.cotangents import Cotangents
 from surefoot.calculus.adjoint.samples import samples
 from surefoot.calculus.adjoint.tangents import Tangents
 from surefoot.calculus.assemble import Term, assemble, terms
-from surefoot.calculus.enclosure import Enclosure, norm
 from surefoot.calculus.forward import Pass
+from surefoot.enclosure import Enclosure, norm
 from surefoot.magnitude import Magnitude, minimum, stack
 
 

@@ -34,11 +34,11 @@ from torch import Tensor
 
 from surefoot.calculus.adjoint.vjp import Value, added, parts, pull_back, zeros
 from surefoot.calculus.assemble import weights
-from surefoot.calculus.enclosure import Enclosure, measure, row_norms
 from surefoot.calculus.forward import Pass, Step
+from surefoot.enclosure import Enclosure, measure, row_norms
 from surefoot.graph.structure import Spec
 from surefoot.magnitude import Magnitude, maximum, minimum
-from surefoot.rules.registry import Pair, Slot
+from surefoot.operations.registry import Pair, Slot
 
 _UNIT = 2.0**-53
 _NONE = Magnitude.zero((0,))

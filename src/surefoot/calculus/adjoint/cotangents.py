@@ -33,10 +33,10 @@ import numpy as np
 from surefoot.calculus.adjoint.centre import Centre
 from surefoot.calculus.adjoint.entrywise import Entrywise
 from surefoot.calculus.adjoint.tangents import Rows, Tangents, Variable, reach
-from surefoot.calculus.enclosure import Enclosure, row_norms
 from surefoot.calculus.forward import Step
+from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.rules.registry import Pair
+from surefoot.operations.registry import Pair
 
 
 class Cotangents:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from surefoot.calculus.enclosure import Enclosure
+from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, minimum
 
 

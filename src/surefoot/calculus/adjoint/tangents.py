@@ -29,11 +29,11 @@ import numpy as np
 from surefoot.calculus.adjoint.centre import Centre
 from surefoot.calculus.adjoint.entrywise import Entrywise
 from surefoot.calculus.adjoint.samples import Samples, Source
-from surefoot.calculus.enclosure import Enclosure, measure, row_norms
 from surefoot.calculus.forward import Pass, Step, forward
 from surefoot.domains import Region
+from surefoot.enclosure import Enclosure, measure, row_norms
 from surefoot.magnitude import Magnitude, maximum, minimum
-from surefoot.rules.registry import Slot
+from surefoot.operations.registry import Slot
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.calculus.enclosure import Enclosure, constant
-from surefoot.calculus.segment.model import UNIT, TaylorModel, rounded_up
+from surefoot.enclosure import Enclosure, constant
 from surefoot.graph.structure import Node, Ref, Spec
 from surefoot.magnitude import Magnitude
-from surefoot.rules.registry import Call, rules
+from surefoot.operations.registry import Call, rules
+from surefoot.taylor.model import UNIT, TaylorModel, rounded_up
 
 # operation: slots of the data, the weights and what is added
 SLOTS = {

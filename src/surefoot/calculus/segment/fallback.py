@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surefoot.calculus.enclosure import Enclosure, measure
 from surefoot.calculus.forward import run_in_double
-from surefoot.calculus.segment.model import UNIT, TaylorModel, rounded_up
+from surefoot.enclosure import Enclosure, measure
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.rules.registry import Bounds, Call, rule_for
+from surefoot.operations.registry import Bounds, Call, rule_for
+from surefoot.taylor.model import UNIT, TaylorModel, rounded_up
 
 
 def by_rule(graph: Graph, node: Node, models: dict[str, TaylorModel], order: int) -> TaylorModel:

@@ -32,14 +32,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.calculus.segment.model import UNIT, TaylorModel, rounded_up, row_norms
-from surefoot.calculus.segment.series import compose, shifted
 from surefoot.objectives.cross_entropy import masses
 from surefoot.objectives.loss import divisor
 from surefoot.objectives.separable import Form, times
-from surefoot.rules.losses import SEPARABLE
+from surefoot.operations.losses import SEPARABLE
 from surefoot.scalar import derivatives, sup_on
 from surefoot.scalar.bounds import HIGHEST_ORDER
+from surefoot.taylor.model import UNIT, TaylorModel, rounded_up, row_norms
+from surefoot.taylor.series import compose, shifted
 
 _SOFTMAX_ERROR = 2.0**-40
 _EVALUATION = 2.0**-44  # relative error of the coefficients, to the sum of the absolute values of their terms

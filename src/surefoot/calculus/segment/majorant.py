@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from surefoot.calculus.segment.model import TaylorModel
+from surefoot.taylor.model import TaylorModel
 
 _UP = 1 + 2.0**-40
 

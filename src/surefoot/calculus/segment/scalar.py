@@ -18,11 +18,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from surefoot.calculus.segment.model import Coefficients, TaylorModel, rounded_up
-from surefoot.calculus.segment.series import Series, compose, shifted
 from surefoot.scalar import ScalarFunction, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
 from surefoot.scalar.series import derivatives
+from surefoot.taylor.model import Coefficients, TaylorModel, rounded_up
+from surefoot.taylor.series import Series, compose, shifted
 
 _PART = 2**14  # entries at a time: all intermediate results fit into the cache
 _EVALUATION = 2.0**-44  # relative error of the coefficients, to the sum of the absolute values of their terms

@@ -8,15 +8,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-import surefoot.rules.families  # noqa: F401  registers the rules
+import surefoot.operations.families  # noqa: F401  registers the rules
 from surefoot.calculus.forward import value_of
 from surefoot.calculus.segment import bilinear, losses
 from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.fallback import by_rule
-from surefoot.calculus.segment.model import TaylorModel
 from surefoot.calculus.segment.scalar import scalar
 from surefoot.graph.structure import Graph, Node, Ref, Source
-from surefoot.rules.losses import SEPARABLE
+from surefoot.operations.losses import SEPARABLE
+from surefoot.taylor.model import TaylorModel
 
 _LOSSES: dict[str, Callable[..., TaylorModel]] = {
     "surefoot.square": losses.square,

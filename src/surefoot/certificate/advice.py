@@ -1,0 +1,144 @@
+"""What a certificate says, in words: the verdict, what limits it, and what would help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from surefoot.certificate.numbers import short, times
+from surefoot.certificate.tree import MODEL
+
+if TYPE_CHECKING:
+    from surefoot.certificate import Certificate, Row
+
+_ENOUGH = 0.8  # of the smoothness explained by the places that are named
+_MOST_PLACES = 3
+_WORTHWHILE = 1.2  # by which a remedy must divide the smoothness to be named
+_STEEP = 2.0  # slopes below this are not pointed at
+
+
+def verdict(certificate: Certificate) -> str:
+    """One sentence: what is certified, or why nothing is."""
+    if certificate.flags:
+        what = "no step size is guaranteed: the smoothness rests on constants that are not bounds"
+        return f"not certified: {what}"
+    if certificate.segment_step is not None:
+        return _along_a_segment(certificate)
+    if not certificate.smoothness.is_finite:
+        held = [name for name, size in (("m", certificate.bound), ("ℓ", certificate.lipschitz)) if size.is_finite]
+        rest = f"; {' and '.join(held)} {'holds' if len(held) == 1 else 'hold'}" if held else ""
+        return f"not certified: L is infinite because of {_culprits(certificate)}{rest}"
+    if not certificate.scalar:
+        return "certified: on the domain the output is at most m, its derivative at most ℓ and L-Lipschitz"
+    if certificate.step_size == 0:
+        return "certified: the gradient is L-Lipschitz on the domain, but 1/L is less than any double"
+    return "certified: the gradient is L-Lipschitz on the domain; gradient steps of at most 1/L descend within it"
+
+
+def _along_a_segment(certificate: Certificate) -> str:
+    if certificate.segment_step == 0:
+        return "not certified: no step along the segment is proved to descend"
+    if not certificate.smoothness.is_finite:
+        return "certified: a step along the segment descends, though L is infinite on the whole of it"
+    return (
+        "certified: on the segment the objective is below a parabola of curvature L, so a step along it descends"
+    )
+
+
+def _culprits(certificate: Certificate) -> str:
+    """The operations that make the smoothness infinite."""
+    places: dict[str, list[str]] = {}
+    for row in certificate.rows:
+        if row.share > 0:
+            places.setdefault(row.operation, []).append(row.module or MODEL)
+    if not places:  # a certificate without shares: what the reasons call "module (operation)"
+        heads = [reason.partition(":")[0] for reason in certificate.reasons]
+        more = f" and {len(heads) - 2} more" if len(heads) > 2 else ""
+        return " and ".join(heads[:2]) + more if all(head.endswith(")") for head in heads) and heads else "a kink"
+    named = [
+        f"{operation} in {found[0]}" if len(found) == 1 else f"{operation} in {len(found)} places"
+        for operation, found in places.items()
+    ]
+    return ", ".join(named[:-1]) + (" and " if named[1:] else "") + named[-1]
+
+
+def limits(certificate: Certificate) -> list[str]:
+    """Sentences on where a finite smoothness comes from and what would lower it; empty if nothing is known."""
+    if not certificate.smoothness.is_finite or not any(row.share > 0 for row in certificate.rows):
+        return []
+    sentences = [_origins(certificate.rows)]
+    if steepest := _steepest(certificate.rows):
+        sentences.append(steepest)
+    if help_ := remedies(certificate):
+        sentences.append(f"what would help: {'; '.join(help_)}")
+    return sentences
+
+
+def _origins(rows: tuple[Row, ...]) -> str:
+    """Where the smoothness comes from: the few places that make up most of it, else the kinds of operations."""
+    by_place = _shares(rows, lambda row: f"{row.module or MODEL} ({row.operation})")
+    named = _leading(by_place)
+    if sum(named.values()) < 0.5 and len(by_place) > _MOST_PLACES:
+        largest = next(iter(by_place))
+        kinds = _leading(_shares(rows, lambda row: row.operation))
+        parts = ", ".join(f"{share:.0%} from {kind}" for kind, share in kinds.items())
+        return f"L comes from many places: {parts}; the largest is {largest} with {by_place[largest]:.0%}"
+    (first, share), *others = named.items()
+    return f"{share:.0%} of L comes from {first}" + "".join(f", {s:.0%} from {place}" for place, s in others)
+
+
+def _shares(rows: tuple[Row, ...], key: Callable[[Row], str]) -> dict[str, float]:
+    """The sum of shares by a key, largest first."""
+    total: dict[str, float] = {}
+    for row in rows:
+        if row.share > 0:
+            total[key(row)] = total.get(key(row), 0.0) + row.share
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
+def _leading(shares: dict[str, float]) -> dict[str, float]:
+    """The first few, until they make up most of the whole."""
+    found: dict[str, float] = {}
+    for place, share in shares.items():
+        if sum(found.values()) >= _ENOUGH or len(found) == _MOST_PLACES or (found and share < 0.005):
+            break
+        found[place] = share
+    return found
+
+
+def _steepest(rows: tuple[Row, ...]) -> str:
+    """Where ℓ grows the most, if it does."""
+    steep = [row for row in rows if row.slope is not None and row.slope.is_finite and row.slope > _STEEP]
+    if not steep:
+        return ""
+    top = max(steep, key=lambda row: row.slope.log2 if row.slope is not None else -math.inf)
+    same = sum(row.operation == top.operation and row.slope == top.slope for row in rows) - 1
+    more = f", and so in {same} more" if same else ""
+    return f"ℓ grows the most in {top.module or MODEL} ({top.operation}{more}): {short(top.slope)}-fold"
+
+
+def remedies(certificate: Certificate) -> list[str]:
+    """What would divide the smoothness by a factor worth naming, most effective first."""
+    rows = certificate.rows
+    found = [(_divisor(rows, lambda row: row.bits_by_radius), "half the radius")]
+    epsilons = sorted({row.epsilon for row in rows if row.epsilon is not None})
+    if epsilons:
+        now = f"{epsilons[0]:g}" if len(epsilons) == 1 else f"{epsilons[0]:g} to {epsilons[-1]:g}"
+        kinds = " and ".join(dict.fromkeys(row.operation for row in rows if row.epsilon is not None))
+        found.append((_divisor(rows, lambda row: row.bits_by_epsilon), f"ten times the ε of {kinds} (now {now})"))
+    return [
+        f"{what} divides L by about {times(divisor)} or more"
+        for divisor, what in sorted(found, key=lambda item: -item[0])
+        if divisor >= _WORTHWHILE
+    ]
+
+
+def _divisor(rows: tuple[Row, ...], bits: Callable[[Row], float]) -> float:
+    """L over what is left of it when the part of each operation falls by so many powers of two."""
+    left = sum(row.share * 2.0 ** -bits(row) for row in rows)
+    total = sum(row.share for row in rows)
+    return min(total / left, 1e300) if left > 0 else 1.0
+
+
+__all__ = ["limits", "remedies", "verdict"]

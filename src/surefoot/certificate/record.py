@@ -1,0 +1,288 @@
+"""The certificate: constants with a proof, what they rest on, and what limits them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from surefoot import __version__, blockwise, guarantees
+from surefoot.magnitude import Magnitude
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from surefoot.lower import Estimate
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation of the table.
+
+    Attributes:
+        module: path of the module that calls it.
+        operation: its name.
+        shape: of the result.
+        bound: on the norm of the result.
+        lipschitz: of the result in the variables.
+        smoothness: of the result in the variables.
+        share: of the operation's own curvature in the smoothness of the output, between 0 and 1.
+        slope: the rule's constant for the first derivative: the largest norm over the arguments that are not
+            parameters of the operation; ``None`` if there is no such argument.
+        curvature: the rule's constant for the second derivative, the largest over pairs of arguments.
+        epsilon: of a normalisation.
+        bits_by_radius: by how many powers of two the operation's part of the smoothness falls, or more, when the
+            radius of the domain is halved (:mod:`surefoot.calculus.whatif`).
+        bits_by_epsilon: the same when the ε of every normalisation is multiplied by ten.
+    """
+
+    module: str
+    operation: str
+    shape: tuple[int, ...]
+    bound: Magnitude
+    lipschitz: Magnitude
+    smoothness: Magnitude
+    share: float
+    slope: Magnitude | None = None
+    curvature: Magnitude | None = None
+    epsilon: float | None = None
+    bits_by_radius: float = 0.0
+    bits_by_epsilon: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    r"""Proved bounds of a function over a domain.
+
+    Attributes:
+        bound: :math:`m \ge \sup\|f\|_2`.
+        lipschitz: :math:`\ell \ge \sup\|Df\|_{2,2}`.
+        smoothness: :math:`L \ge \sup\|D^2f\|_{2,2,2}`.
+        block_lipschitz: the Lipschitz constant with respect to each block alone.
+        block_smoothness: the matrix of bounds for pairs of blocks, in the order of ``block_lipschitz``.
+        reasons: why the smoothness is infinite, and what to do about it.
+        domain: where it holds, in words.
+        wrt: what varies.
+        constants: ``"certified"``, or ``"paper"``.
+        flags: constants of the paper that were used and are not upper bounds; empty for certified ones.
+        scalar: whether the function is real-valued, so that 1/L is a step size of gradient descent.
+        block_gradients: for a real-valued function with a known centre, the norm of its gradient there with
+            respect to each block.
+        nonnegative: whether it is known not to be negative, as losses are.
+        segment_step: on a segment, the step along it that is proved to descend; see :attr:`safe_step`.
+        estimate: lower bounds found by a search, to be shown next to the upper ones; see :meth:`with_estimate`.
+        version: of surefoot, that made it.
+        make_rows: computes the rows of the table when they are asked for.
+        make_damping: for a loss of a network's outputs, computes :math:`\ell_hL_\psi` and says whether the loss is
+            quadratic.
+    """
+
+    bound: Magnitude
+    lipschitz: Magnitude
+    smoothness: Magnitude
+    block_lipschitz: Mapping[str, Magnitude]
+    block_smoothness: Magnitude
+    reasons: Sequence[str] = ()
+    domain: str = ""
+    wrt: str = "params"
+    constants: str = "certified"
+    flags: Sequence[str] = ()
+    scalar: bool = False
+    block_gradients: Mapping[str, float] | None = None
+    nonnegative: bool = False
+    segment_step: float | None = None
+    estimate: Estimate | None = None
+    version: str = __version__
+    make_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
+    make_damping: Callable[[], tuple[Magnitude, bool]] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The table: one row per operation that varies."""
+        return tuple(self.make_rows())
+
+    @property
+    def step_size(self) -> float:
+        """1/L, rounded down; 0 if L is infinite.
+
+        For a real-valued function it is the step of gradient descent that is proved to descend, as long as it
+        stays in the domain. On a segment it is :attr:`safe_step`.
+        """
+        return guarantees.step_from(self.smoothness) if self.segment_step is None else self.segment_step
+
+    @cached_property
+    def block_step_sizes(self) -> dict[str, float]:
+        """A step size for each block, proved together; see :func:`surefoot.blockwise.block_step_sizes`.
+
+        Raises:
+            GuaranteeError: if the function is not real-valued or the constants are not bounds.
+        """
+        return blockwise.block_step_sizes(self)
+
+    @property
+    def safe_step(self) -> float:
+        """On a segment: the step along its direction that is proved to descend the most.
+
+        Raises:
+            GuaranteeError: if the domain is not a segment.
+        """
+        if self.segment_step is None:
+            raise guarantees.GuaranteeError(
+                f"a safe step is one along a direction, and the domain is: {self.domain}. Certify on a Segment: "
+                "surefoot.certify(model, x, objective=…, domain=surefoot.Segment(direction, length))"
+            )
+        return self.segment_step
+
+    @property
+    def damping(self) -> float:
+        """κ with which the Gauss-Newton model majorises the objective; see :func:`surefoot.guarantees.damping`.
+
+        Raises:
+            GuaranteeError: if the function is not a loss of a network's outputs, or nothing finite is known.
+        """
+        return guarantees.damping(self)
+
+    def iterations(self, eps: float, gap: float | None = None) -> int:
+        r"""How many steps 1/L of gradient descent make :math:`\min_k\|\nabla F(u_k)\| \le \varepsilon`.
+
+        :math:`N \ge 2L(F(u_0) - F_{\mathrm{low}})/\varepsilon^2`, as long as the iterates stay in the domain;
+        proved in :func:`surefoot.guarantees.iterations`.
+
+        Args:
+            eps: the accuracy.
+            gap: :math:`F(u_0) - F_{\mathrm{low}}`, the loss at the start if that is not negative. By default what
+                the bound says: at most the bound for a function that is not negative, at most twice the bound
+                otherwise.
+
+        Raises:
+            GuaranteeError: if the smoothness is infinite or otherwise guarantees nothing.
+        """
+        guarantees.require_smooth(self)
+        return guarantees.iterations(self.smoothness, guarantees.gap_of(self) if gap is None else gap, eps)
+
+    def by_module(self) -> dict[str, Row]:
+        """The last row of each module: its output."""
+        return {row.module: row for row in self.rows}
+
+    def by_operation(self) -> dict[str, float]:
+        """The share of the smoothness that comes from each kind of operation, largest first."""
+        shares: dict[str, float] = {}
+        for row in self.rows:
+            shares[row.operation] = shares.get(row.operation, 0.0) + row.share
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+    def bracket(self, estimate: Estimate) -> str:
+        """``lower ≤ true ≤ upper`` and their ratio, with lower bounds found by :func:`surefoot.estimate`."""
+        from surefoot.lower import bracket
+
+        return bracket(self, estimate)
+
+    def with_estimate(self, estimate: Estimate) -> Certificate:
+        """The same certificate, shown together with lower bounds found by :func:`surefoot.estimate`.
+
+        Raises:
+            Contradiction: if a value was attained that the certificate excludes.
+            CertificateError: if the search was over another domain or other variables.
+        """
+        from surefoot.certificate.document import require_same_problem
+
+        require_same_problem(self, estimate)
+        self.bracket(estimate)
+        return replace(self, estimate=estimate, make_rows=lambda: self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values; see :mod:`surefoot.certificate.document` for the schema."""
+        from surefoot.certificate.document import write
+
+        return write(self)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The same as a JSON document."""
+        from surefoot.certificate.document import dump
+
+        return dump(self, indent)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Certificate:
+        """The certificate that :meth:`to_dict` described, with every constant as it was.
+
+        Raises:
+            CertificateError: if it is no such document, has another schema, or was changed since.
+        """
+        from surefoot.certificate.document import read
+
+        return read(document)
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        """The certificate that :meth:`to_json` described.
+
+        Raises:
+            CertificateError: as :meth:`from_dict`, or if it is not JSON.
+        """
+        from surefoot.certificate.document import load
+
+        return load(text)
+
+    def to_pandas(self) -> DataFrame:
+        """The table as a data frame; see :func:`surefoot.certificate.frame.frame`."""
+        from surefoot.certificate.frame import frame
+
+        return frame(self)
+
+    def plot(self) -> tuple[Figure, tuple[Axes, Axes]]:
+        """Growth of m, ℓ and L, and the matrix of blocks, as a figure; see :mod:`surefoot.certificate.plot`."""
+        from surefoot.certificate.plot import plot
+
+        return plot(self)
+
+    def table(self, depth: int | None = None, rows: int | None = None) -> str:
+        """The table of operations alone.
+
+        Args:
+            depth: modules at this depth are one line each; by default all operations are shown.
+            rows: with more lines than that, deep modules are folded until they fit; by default never.
+        """
+        from surefoot.certificate.text import table
+
+        return table(self, depth, rows)
+
+    @staticmethod
+    def citation() -> str:
+        """How to cite the paper and the software, in BibTeX."""
+        from surefoot.certificate.citation import citation
+
+        return citation()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all constants and what they rest on are the same; the table is not looked at."""
+        if not isinstance(other, Certificate):
+            return NotImplemented
+        matrix, others = (np.asarray(c.block_smoothness.log2) for c in (self, other))
+        return self._compared() == other._compared() and np.array_equal(matrix, others)
+
+    def __hash__(self) -> int:
+        return hash((self.bound, self.lipschitz, self.smoothness, self.domain))
+
+    def __reduce__(self) -> tuple[Callable[..., Certificate], tuple[dict[str, Any]]]:
+        """Copies and pickles are what :meth:`from_dict` reads: the functions that make the table are not kept."""
+        return type(self).from_dict, (self.to_dict(),)
+
+    def _compared(self) -> dict[str, Any]:
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.compare and f.name != "block_smoothness"}
+        return found | {"reasons": tuple(self.reasons), "flags": tuple(self.flags)}
+
+    def __str__(self) -> str:
+        from surefoot.certificate.text import render
+
+        return render(self)
+
+    def _repr_html_(self) -> str:
+        from surefoot.certificate.notebook import html
+
+        return html(self)

@@ -1,0 +1,151 @@
+"""A certificate as plain text: a header with the verdict, a tree of operations, a footer with what limits it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from surefoot.certificate.advice import limits, verdict
+from surefoot.certificate.numbers import down, shape_text, share_text, short
+from surefoot.certificate.tree import Excerpt, Line, excerpt
+
+if TYPE_CHECKING:
+    from surefoot.certificate import Certificate
+    from surefoot.magnitude import Magnitude
+
+WIDTH = 110
+MOST_LINES = 60
+_MOST_REASONS = 4
+_MOST_BLOCKS = 8
+_LONGEST_NAME = 40
+_LONGEST_OPERATION = 20
+HEAD = ("module", "operation", "output", "bound m", "Lipschitz ℓ", "smoothness L", "slope", "curvature", "share")
+_SHORT_HEAD = ("module", "operation", "output", "m", "ℓ", "L", "slope", "curv.", "share")
+
+
+def render(certificate: Certificate) -> str:
+    """Header, table and footer."""
+    body = table(certificate, None, MOST_LINES).splitlines()
+    return "\n".join([*header(certificate), *body, *footer(certificate)])
+
+
+def header(certificate: Certificate) -> list[str]:
+    """What is certified, where, the three constants, the verdict, and the steps that are guaranteed."""
+    what = "parameters" if certificate.wrt == "params" else "the input"
+    title = "Certificate" if certificate.constants == "certified" else "Constants as the paper prints them"
+    lines = [
+        f"{title} with respect to {what}: {certificate.domain}",
+        f"bound m = {certificate.bound}   Lipschitz ℓ = {certificate.lipschitz}   "
+        f"smoothness L = {certificate.smoothness}",
+        *_wrapped(verdict(certificate)),
+    ]
+    return lines + _steps(certificate)
+
+
+def _steps(certificate: Certificate) -> list[str]:
+    """The steps that are guaranteed."""
+    if certificate.flags:
+        return []
+    if certificate.segment_step is not None:
+        return [f"guaranteed step along the segment = {down(certificate.segment_step)}"]
+    if not certificate.scalar or not certificate.step_size:
+        return []
+    return [f"guaranteed step size 1/L = {down(certificate.step_size)}", *_by_block(certificate)]
+
+
+def _by_block(certificate: Certificate) -> list[str]:
+    """The step size of each block, where they say more than 1/L."""
+    steps = certificate.block_step_sizes if certificate.block_lipschitz else {}
+    if len(set(steps.values())) < 2:
+        return []
+    shown = [f"{path or '(model)'} {down(step)}" for path, step in list(steps.items())[:_MOST_BLOCKS]]
+    more = len(steps) - len(shown)
+    return _wrapped("or per block: " + ", ".join(shown) + (f" and {more} more" if more > 0 else ""))
+
+
+def table(certificate: Certificate, depth: int | None = None, rows: int | None = None) -> str:
+    """One line per operation, as a tree; folded to a depth or a number of lines.
+
+    Args:
+        certificate: what to show.
+        depth: modules at this depth are one line each; by default all operations are shown.
+        rows: with more lines than that, deep modules are folded until they fit, and if that is not enough, lines
+            in the middle are left out.
+    """
+    part = excerpt(certificate.rows, depth, rows)
+    if not part.shown:
+        return ""
+    cells = [cells_of(line, certificate.smoothness) for line in part.shown]
+    used = [k for k in range(len(HEAD)) if k < 6 or any(row[k] for row in cells)]
+    cells = [[row[k] for k in used] for row in cells]
+    head = [HEAD[k] for k in used]
+    if sum(_widths([head, *cells])) + 2 * (len(used) - 1) > WIDTH:
+        head = [_SHORT_HEAD[k] for k in used]
+    widths = _widths([head, *cells])
+    rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
+    title, *body = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [head, *cells]]
+    if part.hidden:
+        body.insert(len(part.first), f"… {part.hidden} more operations")
+    return "\n".join([rule, title, rule, *body, rule, *note(certificate, part)])
+
+
+def note(certificate: Certificate, part: Excerpt) -> list[str]:
+    """What is not shown, and how to see it."""
+    if not part.folded and not part.hidden:
+        return []
+    missing = f"{part.folded + part.hidden} of {len(certificate.rows)} operations are folded"
+    return [f"{missing}: certificate.table(depth=…) shows more, certificate.table() all"]
+
+
+def cells_of(line: Line, smoothness: Magnitude) -> list[str]:
+    """The text of each column, in the order of ``HEAD``; zeros say nothing about a rule and are left out."""
+    row, one = line.row, line.is_operation
+    return [
+        line.prefix + clipped(line.name, _LONGEST_NAME),
+        clipped(line.operation, _LONGEST_OPERATION),
+        shape_text(row.shape),
+        str(row.bound),
+        str(row.lipschitz),
+        str(row.smoothness),
+        short(row.slope) if one else "",
+        short(row.curvature) if one and row.curvature is not None and not row.curvature.is_zero else "",
+        share_text(line.share, smoothness),
+    ]
+
+
+def clipped(text: str, most: int) -> str:
+    """A text with its middle left out if it is long; what would break the line is written as an escape.
+
+    >>> clipped("transformer_block_number_17", 12), clipped("a\\nb", 12)
+    ('transf…er_17', 'a\\\\nb')
+    """
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def footer(certificate: Certificate) -> list[str]:
+    """What limits the certificate, what would help, and the bracket."""
+    lines = [f"not a bound: {flag}" for flag in certificate.flags]
+    if not certificate.smoothness.is_finite:
+        lines.append("L is infinite:")
+        lines += [f"  {reason}" for reason in certificate.reasons[:_MOST_REASONS]]
+        more = len(certificate.reasons) - _MOST_REASONS
+        if more > 0:
+            lines.append(f"  and {more} more")
+    for sentence in limits(certificate):
+        lines += _wrapped(sentence)
+    if certificate.estimate is not None:
+        lines += certificate.bracket(certificate.estimate).splitlines()
+    return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+__all__ = ["HEAD", "MOST_LINES", "cells_of", "clipped", "footer", "header", "note", "render", "table"]

@@ -1,0 +1,36 @@
+"""Clustering objectives: functions of all outputs together, without targets.
+
+* ``envelope``: what they share: each is the distance of the outputs from simple points.
+* ``kmeans``: :class:`KMeans`, points in k places.
+* ``spectral``: :class:`Spectral`, points in a space of dimension k.
+* ``convex``: :class:`ConvexClustering`, points that pull each other together.
+* ``fused``: its inner problem.
+* ``weights``: which pairs do, and how strongly.
+* ``fusion``: the solver of convex clustering, with its proof of accuracy.
+* ``reduced``: the same problem with the clusters known, and its derivative.
+* ``rules``: their bounds.
+* ``incidence``: differences along the edges of a graph.
+"""
+
+from surefoot.clustering import rules  # noqa: F401  registers the bounds
+from surefoot.clustering.convex import ConvexClustering
+from surefoot.clustering.envelope import Envelope
+from surefoot.clustering.fused import ConvexClusteringResult
+from surefoot.clustering.kmeans import KMeans, KMeansResult
+from surefoot.clustering.spectral import Spectral, SpectralResult
+from surefoot.clustering.weights import Edges, all_pairs, explicit, matrix, nearest_neighbours
+
+__all__ = [
+    "ConvexClustering",
+    "ConvexClusteringResult",
+    "Edges",
+    "Envelope",
+    "KMeans",
+    "KMeansResult",
+    "Spectral",
+    "SpectralResult",
+    "all_pairs",
+    "explicit",
+    "matrix",
+    "nearest_neighbours",
+]

@@ -1,0 +1,144 @@
+r"""Convex clustering: a Moreau envelope (section "Unsupervised learning", eq. cvx_clustering).
+
+.. math:: h(\hat y) = s\min_z\ \tfrac12\|z - \hat y\|^2 + \lambda\sum_{(i,j)}w_{ij}\|z_i - z_j\| .
+
+With unit weights on all pairs, :math:`\lambda = 1` and ``reduction="sum"`` this is the paper's objective.
+
+*Convex and smooth.* It is s times the envelope of a convex function, so it is convex with gradient
+:math:`s(\hat y - z)`, z the proximal point, and :math:`L = s`: both z and :math:`\hat y - z` are firmly
+non-expansive (Moreau, Bull. Soc. Math. France 93, 1965).
+
+The Lipschitz constant is in :mod:`~surefoot.clustering.fused`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from surefoot.clustering.envelope import Envelope, envelope
+from surefoot.clustering.fused import ConvexClusteringResult, Fused
+from surefoot.clustering.kmeans import positive
+from surefoot.clustering.weights import Edges, explicit, matrix, nearest_neighbours
+from surefoot.graph.nodes import Spec
+from surefoot.objectives.constants import Constants, ObjectiveError
+
+
+class ConvexClustering(Envelope):
+    r"""Convex clustering of the outputs: convex, differentiable, and solved to a proved accuracy.
+
+    The value is that of a point whose duality gap is at most ``tolerance`` times the value, so it is above the
+    minimum by at most that. The next call starts from the dual variables of the last; the value does not depend
+    on them by more than the tolerance. Second derivatives are those of the active set: exact except where an edge
+    is about to fuse or to part. If the tolerance is not reached a warning says so.
+
+    Args:
+        weights: which samples are pulled together: ``None``, all pairs with weight 1; ``"knn"``, nearest
+            neighbours with Gaussian weights, found at the first call (or by :meth:`bind`) and kept, so that the
+            objective stays one function; a symmetric matrix; a pair (edges, weights) of an E × 2 tensor of sample
+            numbers and E numbers; or :class:`~surefoot.clustering.Edges`.
+        penalty: λ.
+        neighbours: how many, for ``"knn"``.
+        bandwidth: of the Gaussian, for ``"knn"``; by default the median length of an edge.
+        reduction: ``"mean"`` over the samples or ``"sum"``.
+        tolerance: on the duality gap, relative to the value.
+        max_iterations: of the solver.
+
+    Raises:
+        ObjectiveError: if the weights or a number are not what they have to be.
+
+    >>> import torch
+    >>> two = torch.tensor([[0.0], [10.0]])
+    >>> loss = ConvexClustering(penalty=2.0, reduction="sum")
+    >>> loss.solve(two).centroids.flatten().tolist(), round(float(loss(two)), 9)  # each moves by 2
+    ([2.0, 8.0], 16.0)
+    """
+
+    operation = "surefoot.convex_clustering"
+    function = staticmethod(envelope)
+    convex = True
+    smooth = True
+
+    def __init__(
+        self,
+        weights: Any = None,
+        *,
+        penalty: float = 1.0,
+        neighbours: int = 10,
+        bandwidth: float | None = None,
+        reduction: str = "mean",
+        tolerance: float = 1e-6,
+        max_iterations: int = 20_000,
+    ) -> None:
+        if not 0 <= float(penalty) < math.inf:
+            raise ObjectiveError(f"the penalty is a finite number ≥ 0, got {penalty!r}")
+        if not 0 < float(tolerance) < 1:
+            raise ObjectiveError(f"the tolerance is a number between 0 and 1, got {tolerance!r}")
+        search = partial(nearest_neighbours, neighbours=positive(neighbours, "neighbours"), bandwidth=bandwidth)
+        limit = positive(max_iterations, "max_iterations")
+        knn = isinstance(weights, str) and weights == "knn"
+        fused = Fused(_given(weights), search if knn else None, float(penalty), float(tolerance), limit)
+        super().__init__(fused, reduction)
+        self.penalty, self._plain = float(penalty), weights is None and float(penalty) == 1.0
+
+    def bind(self, points: Tensor) -> ConvexClustering:
+        """Find the neighbours among these points, one per sample, instead of among the first outputs.
+
+        Raises:
+            ObjectiveError: if the weights are given otherwise.
+        """
+        assert isinstance(self.proximity, Fused)
+        self.proximity.bind(points)
+        return self
+
+    def check(self, outputs: Spec, targets: Spec | None) -> None:
+        """The edges are for as many samples as there are outputs."""
+        super().check(outputs, targets)
+        assert isinstance(self.proximity, Fused)
+        edges = self.proximity.edges
+        if edges is not None and not self.proximity.all_pairs and edges.count != outputs.shape[0]:
+            raise ObjectiveError(
+                f"the weights are for {edges.count} samples, the outputs have {outputs.shape[0]}: give the "
+                "weights of this batch, or bind the neighbours of other points"
+            )
+
+    def solve(self, outputs: Tensor) -> ConvexClusteringResult:
+        """The proximal point, clusters, and the proof of accuracy.
+
+        Raises:
+            ObjectiveError: if the outputs do not fit.
+        """
+        result: ConvexClusteringResult = super().solve(outputs)
+        return result
+
+    def paper_constants(self, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
+        """Appendix "Convex clustering": n(n−1)/2 and 1, for unit weights on all pairs; for a mean, 1/n of both."""
+        from surefoot.paper.losses import convex_clustering
+
+        if not self._plain:
+            return super().paper_constants(outputs, targets, radius)
+        printed = convex_clustering(outputs.shape[0])
+        count = outputs.shape[0] if self.reduction == "mean" else 1
+        return Constants(printed.lipschitz / count, printed.smoothness / count, True, True, printed.unsound)
+
+    def extra_repr(self) -> str:
+        """The penalty."""
+        return ", ".join(filter(None, (f"penalty={self.penalty:g}", super().extra_repr())))
+
+
+def _given(weights: Any) -> Edges | None:
+    """The edges, if they are known before the outputs."""
+    if isinstance(weights, Edges):
+        return weights
+    if isinstance(weights, Tensor):
+        return matrix(weights)
+    if isinstance(weights, tuple) and len(weights) == 2:
+        return explicit(*weights)
+    if weights is None or (isinstance(weights, str) and weights == "knn"):
+        return None
+    raise ObjectiveError(
+        f"weights are None, 'knn', a matrix, (edges, weights) or Edges, got {type(weights).__name__}: {weights!r}"
+    )

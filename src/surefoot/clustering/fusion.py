@@ -1,0 +1,247 @@
+r"""The solver of convex clustering: accelerated dual ascent, finished by Newton's method on the clusters.
+
+With :math:`c_e = \lambda w_e` and B the differences along edges, primal and dual are
+
+.. math:: P(z) = \tfrac12\|z - \hat y\|^2 + \sum_ec_e\|(Bz)_e\|, \qquad
+    D(\zeta) = \langle\zeta, B\hat y\rangle - \tfrac12\|B^\top\zeta\|^2 \quad\text{for } \|\zeta_e\| \le c_e,
+
+and with :math:`r = z - (\hat y - B^\top\zeta)` the gap is a sum of terms that are not negative:
+
+.. math:: P(z) - D(\zeta) = \sum_e\big(c_e\|(Bz)_e\| - \langle\zeta_e, (Bz)_e\rangle\big) + \tfrac12\|r\|^2 .
+
+*What a gap proves.* :math:`D(\zeta) \le \min P \le P(z)`, so the value is off by at most the gap; P is 1-strongly
+convex, so :math:`\frac12\|z - z^*\|^2 \le P(z) - \min P` and the gradient :math:`\hat y - z` is off by at most
+:math:`\sqrt{2\,\text{gap}}`. If moreover :math:`\zeta_e = c_e(Bz)_e/\|(Bz)_e\|` wherever :math:`(Bz)_e \ne 0`,
+then z is the exact solution for the outputs :math:`z + B^\top\zeta = \hat y + r`, and as solutions move no more
+than outputs do, z and the gradient are off by at most :math:`\|r\|`.
+
+*Ascent.* :math:`\|B^\top\zeta\|^2 = \sum_i\|\sum_{e\ni i}\pm\zeta_e\|^2 \le \sum_id_i\sum_{e\ni i}\|\zeta_e\|^2 =
+\sum_e(d_i + d_j)\|\zeta_e\|^2` with the degrees d, so steps of :math:`1/(d_i + d_j)` on edge (i, j) ascend, and
+the projection onto balls is edge by edge. Accelerated (Beck and Teboulle, SIAM J. Imaging Sci. 2, 2009) with
+restarts where the last step points against the momentum (O'Donoghue and Candès, Found. Comput. Math. 15, 2015).
+
+*Finish.* An edge is taken for fused if its ball contains :math:`\zeta_e + \tau_e(Bz)_e`; with those fused, the
+centres of the components come from Newton's method (:mod:`~surefoot.clustering.reduced`), the dual
+variables of edges between components from their directions, and those inside are corrected so that
+:math:`B^\top\zeta = \hat y - z`, by a flow through the edges with room. The gap of the pair says whether the guess
+was right; if it is not smaller the pair is dropped. Attempts become rarer by powers of two, and none costs more
+than the ascent before it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from surefoot.clustering.incidence import Incidence, components
+from surefoot.clustering.reduced import Reduced, conjugate
+
+_CHECK = 25  # iterations between looks at the gap
+_UNIT = 2.0**-52
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A primal and a dual point of convex clustering.
+
+    Attributes:
+        centroids: z.
+        dual: ζ, an edge per row.
+        penalty: Σ c_e‖(Bz)_e‖.
+        value: P(z).
+        gap: P(z) − D(ζ), with the round-off of computing it.
+        floor: the share of round-off in the gap.
+        gradient_error: a bound on the distance of z from the solution.
+        iterations: of the ascent.
+        labels: connected components of the fused edges.
+        polished: whether Newton's method finished it.
+    """
+
+    centroids: Tensor
+    dual: Tensor
+    penalty: float
+    value: float
+    gap: float
+    floor: float
+    gradient_error: float
+    iterations: int
+    labels: Tensor
+    polished: bool
+
+    def done(self, tolerance: float) -> bool:
+        """Whether the gap is small enough, or as small as round-off lets it be."""
+        return self.gap <= max(tolerance * self.value, 1.5 * self.floor)
+
+
+def fuse(
+    outputs: Tensor,
+    incidence: Incidence,
+    amounts: Tensor,
+    *,
+    tolerance: float,
+    max_iterations: int,
+    start: Tensor | None = None,
+) -> Fusion:
+    """Solve to a gap of ``tolerance`` times the value, or give what ``max_iterations`` reach.
+
+    Args:
+        outputs: n × d, double precision.
+        incidence: the edges.
+        amounts: c > 0, one per edge.
+        tolerance: relative.
+        max_iterations: of the ascent.
+        start: dual variables to begin with.
+    """
+    centre = outputs.mean(dim=0)  # the problem does not change when the outputs move together, its round-off does
+    shifted, far = outputs - centre, float(torch.linalg.vector_norm(outputs))
+    start = start if bool(shifted.any()) else None  # where all outputs are equal zero is the exact solution
+    found = _Ascent(shifted, incidence, amounts, start, far).run(tolerance, max_iterations)
+    return replace(found, centroids=found.centroids + centre)
+
+
+class _Ascent:
+    """The state of the ascent, in buffers that are written over.
+
+    Args:
+        outputs: around their mean.
+        incidence: the edges.
+        amounts: c, one per edge.
+        start: dual variables, or ``None``.
+        far: the norm of the outputs before their mean was taken off, for the round-off of that.
+    """
+
+    def __init__(
+        self, outputs: Tensor, incidence: Incidence, amounts: Tensor, start: Tensor | None, far: float
+    ) -> None:
+        self.outputs, self.incidence, self.amounts = outputs, incidence, amounts
+        self.moved = 4 * _UNIT * far
+        degrees = incidence.degrees(torch.ones_like(amounts))
+        self.inverse = degrees[incidence.first] + degrees[incidence.second]
+        self.steps = (1.0 / self.inverse)[:, None]
+        self.busiest = float(degrees.max())
+        shape = (len(incidence), outputs.shape[1])
+        self.dual = outputs.new_zeros(shape)
+        if start is not None and start.shape == shape:
+            self.dual.copy_(start)
+        self.lengths = outputs.new_empty(len(incidence))
+        self._project(self.dual)
+        self.point = self.dual.clone()
+        self.next, self.move = torch.empty_like(self.dual), torch.empty_like(self.dual)
+        self.nodes = torch.empty_like(outputs)
+
+    def run(self, tolerance: float, limit: int) -> Fusion:
+        """Iterate; look at the gap now and then, and try to finish ever less often."""
+        best = self._present(0)
+        momentum, attempt = 1.0, 2 * _CHECK
+        for iteration in range(1, limit + 1):
+            if best.done(tolerance):
+                break
+            momentum = self._step(momentum)
+            if iteration % _CHECK and iteration != limit:
+                continue
+            best = self._present(iteration)
+            if iteration >= attempt and not best.done(tolerance):
+                attempt = 2 * iteration
+                better = self._finished(best, tolerance)
+                if better.done(tolerance):
+                    return better
+        return self._finished(best, tolerance)
+
+    def _step(self, momentum: float) -> float:
+        """One projected step from the extrapolated point; returns the next momentum."""
+        self._primal(self.point)
+        torch.mul(self.incidence.differences(self.nodes, out=self.next), self.steps, out=self.next)
+        self._project(self.next.add_(self.point))
+        torch.sub(self.next, self.dual, out=self.move)
+        against = self.dual  # the old dual is not needed any more: its buffer becomes scratch, then the next one
+        torch.sub(self.point, self.next, out=self.point).mul_(self.move)
+        turned = float(torch.mv(self.point.mT, self.inverse).sum()) > 0
+        momentum = 1.0 if turned else momentum
+        following = 0.5 + math.sqrt(0.25 + momentum * momentum)
+        torch.add(self.next, self.move, alpha=(momentum - 1) / following, out=self.point)
+        self.dual, self.next = self.next, against
+        return following
+
+    def _project(self, dual: Tensor) -> Tensor:
+        torch.linalg.vector_norm(dual, dim=1, out=self.lengths)
+        shrink = (self.amounts / self.lengths).clamp_(max=1.0)  # 0/0 cannot occur: amounts are positive
+        return dual.mul_(shrink[:, None])
+
+    def _primal(self, dual: Tensor) -> Tensor:
+        self.incidence.sums(dual, out=self.nodes)
+        return torch.sub(self.outputs, self.nodes, out=self.nodes)
+
+    def _present(self, iteration: int) -> Fusion:
+        """The pair at hand, with components still to be found."""
+        return self._weighed(self._primal(self.dual).clone(), self.dual, iteration)
+
+    def _finished(self, present: Fusion, tolerance: float) -> Fusion:
+        """Newton's method on the components that the present point suggests, with a dual point to match."""
+        budget = max(_CHECK, present.iterations // 2)
+        gaps = self.incidence.differences(present.centroids)
+        reach = torch.linalg.vector_norm(present.dual + self.steps * gaps, dim=1)
+        fused = reach <= self.amounts * (1 + 1e-12)
+        first, second = self.incidence.first, self.incidence.second
+        labels = components(first[fused], second[fused], self.incidence.count)
+        reduced = Reduced(labels, first, second, self.amounts)
+        centroids = reduced.minimise(self.outputs, present.centroids, budget)[labels]
+        gaps = self.incidence.differences(centroids)
+        lengths = torch.linalg.vector_norm(gaps, dim=1)
+        across = labels[first] != labels[second]
+        pull = gaps * (self.amounts / lengths)[:, None]
+        dual = torch.where((across & (lengths > 0))[:, None], pull, present.dual)
+        dual = self._corrected(dual, centroids, ~across, budget)
+        found = self._weighed(centroids, dual, present.iterations, labels, polished=True)
+        nearer = found.gradient_error < present.gradient_error and found.done(tolerance)
+        if nearer or found.gap < present.gap:
+            return found
+        return replace(present, dual=present.dual.clone(), labels=labels)
+
+    def _corrected(self, dual: Tensor, centroids: Tensor, inside: Tensor, budget: int) -> Tensor:
+        """Dual variables with the right sums at the nodes, changed on inside edges in proportion to their room."""
+        missing = self.outputs - centroids - self.incidence.sums(dual)
+        room = (self.amounts - torch.linalg.vector_norm(dual, dim=1)).clamp_min(0.0) * inside
+        diagonal = self.incidence.degrees(room)[:, None]
+        diagonal = torch.where(diagonal > 0, diagonal, 1.0)
+        scratch = torch.empty_like(dual)
+
+        def laplacian(values: Tensor) -> Tensor:
+            return self.incidence.sums(self.incidence.differences(values, out=scratch).mul_(room[:, None]))
+
+        potential, _ = conjugate(laplacian, missing, diagonal, 1e-12, budget)
+        flow = self.incidence.differences(potential).mul_(room[:, None])
+        return self._project(dual + flow)
+
+    def _weighed(
+        self, centroids: Tensor, dual: Tensor, iteration: int, labels: Tensor | None = None, polished: bool = False
+    ) -> Fusion:
+        """Value and gap of a pair, the round-off of the gap added."""
+        gaps = self.incidence.differences(centroids, out=self.move)
+        lengths = torch.linalg.vector_norm(gaps, dim=1)
+        pulls = self.amounts * lengths
+        terms = (pulls - torch.mul(gaps, dual, out=self.next).sum(dim=1)).clamp_min(0.0)
+        sums = self.incidence.sums(dual)
+        rest = centroids - self.outputs + sums
+        penalty = float(pulls.sum())
+        value = 0.5 * float((centroids - self.outputs).square().sum()) + penalty
+        sizes = torch.linalg.vector_norm(centroids, dim=1)
+        apart = self.amounts * (lengths > 0)  # equal numbers have a difference without round-off
+        ends = float((apart * (sizes[self.incidence.first] + sizes[self.incidence.second])).sum())
+        share = 8 * (centroids.shape[1] + math.log2(len(self.incidence) + 2) + 8)
+        outward = float(torch.linalg.vector_norm(sums)) * float(torch.linalg.vector_norm(self.outputs))
+        round_off = _UNIT * (share * (penalty + value) + 4 * ends + 4 * outward)
+        round_off += self.moved * float(torch.linalg.vector_norm(self.outputs - centroids))
+        gap = float(terms.sum()) + 0.5 * float(rest.square().sum()) + round_off
+        labels = torch.arange(len(centroids), device=centroids.device) if labels is None else labels
+        off = math.sqrt(2 * gap)
+        if polished:  # round-off: sums over the edges of a node, directions, and balls
+            pulls = self.incidence.degrees(torch.linalg.vector_norm(dual, dim=1))
+            sizes = sum(torch.linalg.vector_norm(part) for part in (pulls, self.outputs, centroids))
+            slack = (self.busiest + centroids.shape[1] + 16) * _UNIT * float(sizes)
+            off = min(off, float(torch.linalg.vector_norm(rest)) * (1 + 1e-9) + slack)
+        return Fusion(
+            centroids, dual, penalty, value, gap, round_off, off + self.moved, iteration, labels, polished
+        )

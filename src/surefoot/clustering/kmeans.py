@@ -1,0 +1,202 @@
+r"""k-means: the distance from outputs in k places (appendix "K-means clustering").
+
+.. math:: h(\hat y) = s\min_{a, c}\tfrac12\sum_i\|\hat y_i - c_{a(i)}\|^2
+    = s\min_P\tfrac12\mathrm{Tr}\big((I - P)\hat y\hat y^\top\big),
+
+P over the projections onto vectors that are constant on the clusters of an assignment. The paper has no ½ and
+sums: its value is twice that of ``reduction="sum"``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.clustering.envelope import Envelope, Nearest, Proximity, envelope
+from surefoot.graph.nodes import Spec
+from surefoot.objectives.constants import ObjectiveError
+
+MISSING = (
+    "{what} is solved by scikit-learn, which is not installed: install the extra surefoot[clustering] "
+    "(scikit-learn and scipy)"
+)
+
+
+@dataclass(frozen=True)
+class KMeansResult:
+    """An assignment and its centres, the best that was found.
+
+    Attributes:
+        labels: the cluster of every sample.
+        centres: k × d, the mean of every cluster; zero for a cluster without samples.
+        inertia: the sum of squared distances from the centres, as scikit-learn counts it: twice the sum.
+        iterations: of Lloyd's method, in the run that was best.
+        status: how it was found, and what is known about it.
+    """
+
+    labels: Tensor
+    centres: Tensor
+    inertia: float
+    iterations: int
+    status: str
+
+
+class KMeans(Envelope):
+    r"""k-means of the outputs: :math:`\frac1{2n}\sum_i\|\hat y_i - c_{a(i)}\|^2`, assignment and centres the best.
+
+    The gradient holds the assignment: :math:`\frac1n(\hat y_i - \text{mean of its cluster})`. Not convex, and not
+    smooth: where two assignments are equally good there is a kink (for k > 1), of which the gradient is a Clarke
+    subgradient. The descent lemma holds nevertheless, with 1/n (:mod:`~surefoot.clustering.envelope`).
+
+    The problem is hard, and the assignment is that of the best of several runs of Lloyd's method from k-means++
+    (scikit-learn): the value is never below the minimum, and may be above it. It depends on the outputs alone, by
+    the seed. With ``warm_start`` it depends on the calls before as well: the first takes the best of all runs,
+    every other one makes a single run from the centres of the last, which is what training needs, until
+    :meth:`forget`.
+
+    Args:
+        k: how many clusters.
+        seed: of the starts.
+        restarts: how many runs.
+        reduction: ``"mean"`` over the samples or ``"sum"``.
+        warm_start: begin where the last call ended.
+
+    Raises:
+        ObjectiveError: if k or restarts are no positive whole numbers.
+
+    >>> points = torch.tensor([[0.0], [1.0], [10.0], [12.0]])
+    >>> float(KMeans(2)(points))  # (¼ + ¼ + 1 + 1) / 8
+    0.3125
+    """
+
+    operation = "surefoot.kmeans"
+    function = staticmethod(envelope)
+
+    def __init__(
+        self, k: int, *, seed: int = 0, restarts: int = 10, reduction: str = "mean", warm_start: bool = False
+    ) -> None:
+        count = positive(k, "k, the number of clusters,")
+        super().__init__(Partition(count, seed, positive(restarts, "restarts"), warm_start), reduction)
+        self.k = count
+        self.convex = self.smooth = count == 1
+
+    def check(self, outputs: Spec, targets: Spec | None) -> None:
+        """There are at least as many samples as clusters."""
+        super().check(outputs, targets)
+        check_count(self.k, outputs.shape[0], "samples")
+
+    def solve(self, outputs: Tensor) -> KMeansResult:
+        """Labels, centres and inertia.
+
+        Raises:
+            ObjectiveError: if the outputs do not fit.
+        """
+        result: KMeansResult = super().solve(outputs)
+        return result
+
+    def extra_repr(self) -> str:
+        """The number of clusters."""
+        return ", ".join(filter(None, (f"k={self.k}", super().extra_repr())))
+
+
+class Partition(Proximity):
+    """The nearest matrix with at most k different rows, as far as Lloyd's method finds it."""
+
+    def __init__(self, k: int, seed: int, restarts: int, warm_start: bool) -> None:
+        super().__init__()
+        self.k, self.seed, self.restarts, self.warm_start = k, seed, restarts, warm_start
+        self._centres: Tensor | None = None
+
+    def nearest(self, outputs: Tensor) -> Nearest:
+        """Run Lloyd's method from several starts, or from the last centres."""
+        warm = self._centres if self.warm_start else None
+        if warm is not None and warm.shape != (self.k, outputs.shape[1]):
+            warm = None
+        labels, iterations = lloyd(outputs, self.k, self.seed, self.restarts, warm)
+        means = Means(labels, self.k)
+        centres = means.of(outputs)
+        point = centres[labels]
+        self._centres = centres if self.warm_start else None
+        started = "the last centres" if warm is not None else f"{self.restarts} starts of k-means++"
+        result = KMeansResult(
+            labels,
+            centres,
+            float((outputs - point).square().sum()),
+            iterations,
+            f"Lloyd's method from {started}: no reassignment of one sample to a nearer centre is left; "
+            "nothing is known about other assignments",
+        )
+        return Nearest(point, 0.0, lambda v: means.of(v)[labels], None, None, result)
+
+    def forget(self) -> None:
+        """Drop the last centres."""
+        super().forget()
+        self._centres = None
+
+
+class Means:
+    """The projection onto what is constant on clusters: means over them."""
+
+    def __init__(self, labels: Tensor, k: int) -> None:
+        self.labels, self.k = labels, k
+        self.sizes = torch.bincount(labels, minlength=k).clamp_min(1)
+
+    def of(self, values: Tensor) -> Tensor:
+        """The mean of the rows of every cluster."""
+        total = torch.zeros((self.k, values.shape[1]), dtype=values.dtype, device=values.device)
+        return total.index_add_(0, self.labels, values) / self.sizes[:, None]
+
+
+def lloyd(points: Tensor, k: int, seed: int, restarts: int, start: Tensor | None = None) -> tuple[Tensor, int]:
+    """Labels by scikit-learn's k-means, run until no label changes, and how many iterations the best run took.
+
+    Raises:
+        ObjectiveError: if scikit-learn is not installed.
+    """
+    try:
+        import sklearn.cluster
+        from sklearn.exceptions import ConvergenceWarning
+    except ImportError as error:
+        raise ObjectiveError(MISSING.format(what="k-means")) from error
+    values = points.detach().cpu().numpy()
+    solver: Any = sklearn.cluster.KMeans(
+        n_clusters=k,
+        init="k-means++" if start is None else start.cpu().numpy(),
+        n_init=restarts if start is None else 1,
+        max_iter=1000,
+        tol=0.0,
+        random_state=seed,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", ConvergenceWarning
+        )  # fewer distinct points than clusters: the value is zero
+        solver.fit(values)
+    return torch.as_tensor(solver.labels_, dtype=torch.long, device=points.device), int(solver.n_iter_)
+
+
+def positive(number: Any, name: str) -> int:
+    """A positive whole number.
+
+    Raises:
+        ObjectiveError: if it is none.
+    """
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ObjectiveError(f"{name} is a whole number of at least 1, got {number!r}")
+    return number
+
+
+def check_count(k: int, available: int, what: str) -> None:
+    """Refuse more clusters than there can be.
+
+    Raises:
+        ObjectiveError: naming both numbers.
+    """
+    if k > available:
+        raise ObjectiveError(
+            f"{k} clusters need at least {k} {what}, got {available}: lower k, or take more {what}"
+        )

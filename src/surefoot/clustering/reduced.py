@@ -1,0 +1,162 @@
+r"""Convex clustering with the fused edges known: a smooth problem in the cluster centres.
+
+Where the edges that are fused stay fused, z takes one value x_a per connected component a, of size m_a, and
+
+.. math:: \min_x\ \tfrac12\sum_am_a\|x_a - \bar y_a\|^2 + \sum_{ab}c_{ab}\|x_a - x_b\|
+
+with :math:`\bar y_a` the mean of the outputs of a component and :math:`c_{ab}` the sum of the weights of the edges
+between two. It is smooth where no two joined centres meet, with Hessian
+
+.. math:: \mathrm{diag}(m)
+    + B^\top\mathrm{diag}\Big(\frac{c_{ab}}{\|u\|}\big(I - \tfrac{uu^\top}{\|u\|^2}\big)\Big)B,
+    \qquad u = x_a - x_b .
+
+By the implicit function theorem the derivative of z at the outputs is :math:`S(\text{Hessian})^{-1}S^\top`, S
+copying centres to samples: exact where every fused edge has a dual variable strictly inside its ball.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from surefoot.clustering.incidence import Incidence
+
+_NEWTON = 30
+_CONJUGATE = 2000
+
+
+class Reduced:
+    """The problem in the centres of given components.
+
+    Args:
+        labels: the component of every sample.
+        first: one end of every edge, by sample.
+        second: the other.
+        amounts: c, the weight of every edge.
+    """
+
+    def __init__(self, labels: Tensor, first: Tensor, second: Tensor, amounts: Tensor) -> None:
+        self.labels = labels
+        self.count = int(labels.max()) + 1
+        self.sizes = torch.bincount(labels, minlength=self.count).to(amounts.dtype)
+        low, high = torch.minimum(labels[first], labels[second]), torch.maximum(labels[first], labels[second])
+        across = low != high
+        pairs, place = torch.unique(low[across] * self.count + high[across], return_inverse=True)
+        self.amounts = amounts.new_zeros(len(pairs)).index_add_(0, place, amounts[across])
+        self.incidence = Incidence(pairs // self.count, pairs % self.count, self.count)
+
+    def total(self, samples: Tensor) -> Tensor:
+        """Sᵀ: the sum over every component."""
+        return samples.new_zeros((self.count, samples.shape[1])).index_add_(0, self.labels, samples)
+
+    def minimise(self, outputs: Tensor, start: Tensor, budget: int) -> Tensor:
+        """The centres, by Newton's method from a guess per sample; the best point reached within the budget.
+
+        Args:
+            outputs: n × d.
+            start: the guess.
+            budget: how many products with the Hessian may be made.
+        """
+        total = self.total(outputs)
+        centres = self.total(start) / self.sizes[:, None]
+        value = self._value(centres, total)
+        for _ in range(_NEWTON):
+            hessian, slope = self._expanded(centres, total)
+            if not bool(torch.isfinite(slope).all()) or budget <= 0:
+                break
+            step, products = conjugate(hessian, -slope, self._diagonal(centres), 1e-2, budget)
+            budget -= products
+            length = 1.0
+            decrease = float((slope * step).sum())
+            while length > 1e-4:
+                trial = centres + length * step
+                found = self._value(trial, total)
+                if found <= value + 1e-4 * length * decrease:
+                    break
+                length /= 2
+            else:
+                break
+            centres, value = trial, found
+            if -decrease <= 1e-30 * max(value, 1e-300):
+                break
+        return centres
+
+    def solver(self, centres: Tensor) -> Callable[[Tensor], Tensor]:
+        """Applies the derivative of z with respect to the outputs."""
+
+        def derivative(direction: Tensor) -> Tensor:
+            hessian = self._hessian(self.incidence.differences(centres))
+            found, _ = conjugate(hessian, self.total(direction), self._diagonal(centres), 1e-13, _CONJUGATE)
+            return found[self.labels]
+
+        return derivative
+
+    def _value(self, centres: Tensor, total: Tensor) -> float:
+        """Up to a constant."""
+        fit = (centres * (0.5 * self.sizes[:, None] * centres - total)).sum()
+        lengths = torch.linalg.vector_norm(self.incidence.differences(centres), dim=1)
+        return float(fit + (self.amounts * lengths).sum())
+
+    def _expanded(self, centres: Tensor, total: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        gaps = self.incidence.differences(centres)
+        pull = gaps * self._stiffness(gaps)[:, None]
+        slope = self.sizes[:, None] * centres - total + self.incidence.sums(pull)
+        return self._hessian(gaps), slope
+
+    def _hessian(self, gaps: Tensor) -> Callable[[Tensor], Tensor]:
+        unit, stiffness = torch.nn.functional.normalize(gaps, eps=0.0).nan_to_num(), self._stiffness(gaps)[:, None]
+        scratch, other = torch.empty_like(gaps), torch.empty_like(gaps)
+
+        def apply(direction: Tensor) -> Tensor:
+            self.incidence.differences(direction, out=scratch)
+            along = torch.mul(unit, scratch, out=other).sum(dim=1, keepdim=True)
+            scratch.addcmul_(unit, along, value=-1.0).mul_(stiffness)
+            return self.incidence.sums(scratch).addcmul_(self.sizes[:, None], direction)
+
+        return apply
+
+    def _diagonal(self, centres: Tensor) -> Tensor:
+        """What preconditions: the diagonal without the projections."""
+        stiffness = self._stiffness(self.incidence.differences(centres))
+        return (self.sizes + self.incidence.degrees(stiffness))[:, None]
+
+    def _stiffness(self, gaps: Tensor) -> Tensor:
+        """c/‖u‖; where two centres meet there is a kink, and nothing is added."""
+        lengths = torch.linalg.vector_norm(gaps, dim=1)
+        return torch.where(lengths > 0, self.amounts / lengths, 0.0)
+
+
+def conjugate(
+    apply: Callable[[Tensor], Tensor], target: Tensor, diagonal: Tensor, tolerance: float, limit: int
+) -> tuple[Tensor, int]:
+    """Solve a symmetric positive (semi-)definite system by preconditioned conjugate gradients, from zero.
+
+    Where the matrix is singular, round-off in the target is not in its range and residuals grow after a while; the
+    point with the smallest one is returned.
+
+    Returns:
+        What at most so many products reach, and how many were made.
+    """
+    found, rest = torch.zeros_like(target), target.clone()
+    scaled = rest / diagonal
+    direction, size = scaled.clone(), float((rest * scaled).sum())
+    goal, best, smallest, made = tolerance**2 * size, found.clone(), size, 0
+    while goal < size <= 1e4 * smallest and made < limit:
+        made += 1
+        image = apply(direction)
+        curvature = float((direction * image).sum())
+        if not curvature > 0:
+            break
+        length = size / curvature
+        found.add_(direction, alpha=length)
+        rest.sub_(image, alpha=length)
+        scaled = rest / diagonal
+        last, size = size, float((rest * scaled).sum())
+        if size < smallest:
+            smallest = size
+            best.copy_(found)
+        direction.mul_(size / last).add_(scaled)
+    return best, made

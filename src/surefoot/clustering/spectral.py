@@ -1,0 +1,205 @@
+r"""Spectral clustering: the distance from matrices of rank k (appendix "Spectral clustering").
+
+.. math:: h(\hat y) = s\min_P\tfrac12\mathrm{Tr}\big((I - P)\hat y\hat y^\top\big)
+    = \frac s2\sum_{i>k}\sigma_i^2(\hat y),
+
+P over all projections of rank k, a relaxation of k-means. The paper prints the sum over the k smallest
+(ERRATA 9), has no ½ and sums: its value is twice that of ``reduction="sum"``.
+
+*Second derivative.* The nearest matrix of rank k is :math:`z = \sum_{i\le k}\sigma_iu_iv_i^\top`. In the bases of
+singular vectors, with :math:`H_{ij} = u_i^\top Hv_j`, perturbation theory (Lewis and Sendov, Nonsmooth analysis of
+singular values, Set-Valued Analysis 13, 2005) gives for :math:`i, j \le k`: :math:`Dz[H]_{ij} = H_{ij}`, for
+:math:`i, j > k`: 0, and for :math:`i \le k < j`
+
+.. math:: Dz[H]_{ij} = \frac{\sigma_i^2H_{ij} + \sigma_i\sigma_jH_{ji}}{\sigma_i^2 - \sigma_j^2}, \qquad
+    Dz[H]_{ji} = \frac{\sigma_i\sigma_jH_{ij} + \sigma_i^2H_{ji}}{\sigma_i^2 - \sigma_j^2} .
+
+So :math:`I - Dz` has on the pair (ij, ji) the eigenvalues :math:`\mp\sigma_j/(\sigma_i \mp \sigma_j)`, elsewhere 0
+and 1, and
+
+.. math:: \|\nabla^2h\| = s\max\Big(1, \frac{\sigma_{k+1}}{\sigma_k - \sigma_{k+1}}\Big) :
+
+finite wherever the gap is positive, unbounded near ties.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from surefoot.clustering.envelope import Envelope, Nearest, Proximity, envelope
+from surefoot.clustering.kmeans import check_count, lloyd, positive
+from surefoot.graph.nodes import Spec
+
+_UNIT = 2.0**-52
+
+
+@dataclass(frozen=True)
+class SpectralResult:
+    """Singular values and the clusters of the leading singular vectors.
+
+    Attributes:
+        labels: the cluster of every sample: k-means of the rows of the leading left singular vectors.
+        vectors: n × k, the leading left singular vectors.
+        singular_values: all of them, in decreasing order.
+        gap: σ_k − σ_{k+1}.
+        tie: whether the gap is zero within round-off: then the gradient is one of several Clarke subgradients.
+        status: the same in words.
+    """
+
+    labels: Tensor
+    vectors: Tensor
+    singular_values: Tensor
+    gap: float
+    tie: bool
+    status: str
+
+
+class Spectral(Envelope):
+    r"""Spectral clustering of the outputs: :math:`\frac1{2n}\sum_{i>k}\sigma_i^2(\hat y)`.
+
+    The gradient is :math:`\frac1n(\hat y - \sum_{i\le k}\sigma_iu_iv_i^\top)`. Not convex, and not smooth: where
+    :math:`\sigma_k = \sigma_{k+1} > 0` there is a kink, and near it the curvature has no bound. At such a tie
+    the gradient is a Clarke subgradient, that of the singular vectors the decomposition returned, and second
+    derivatives hold the projection onto them; :meth:`solve` says whether it is one. The descent lemma holds
+    nevertheless, with 1/n (:mod:`~surefoot.clustering.envelope`).
+
+    Args:
+        k: how many clusters.
+        seed: of the k-means that reads labels off singular vectors.
+        restarts: of the same.
+        reduction: ``"mean"`` over the samples or ``"sum"``.
+
+    Raises:
+        ObjectiveError: if k or restarts are no positive whole numbers.
+
+    >>> float(Spectral(1)(torch.diag(torch.tensor([3.0, 2.0, 1.0]))))  # (4 + 1) / 6
+    0.83333...
+    """
+
+    operation = "surefoot.spectral"
+    function = staticmethod(envelope)
+
+    def __init__(self, k: int, *, seed: int = 0, restarts: int = 10, reduction: str = "mean") -> None:
+        super().__init__(Truncation(positive(k, "k, the number of clusters,")), reduction)
+        self.k, self.seed, self.restarts = k, seed, positive(restarts, "restarts")
+
+    def check(self, outputs: Spec, targets: Spec | None) -> None:
+        """There are at least as many samples as clusters."""
+        super().check(outputs, targets)
+        check_count(self.k, outputs.shape[0], "samples")
+
+    def solve(self, outputs: Tensor) -> SpectralResult:
+        """Singular values, and labels by k-means of the leading singular vectors.
+
+        Raises:
+            ObjectiveError: if the outputs do not fit, or scikit-learn is not installed.
+        """
+        parts: Factors = super().solve(outputs)
+        vectors = parts.u[:, : self.k]
+        labels, _ = lloyd(vectors, self.k, self.seed, self.restarts)
+        gap, tie = parts.gap, parts.tie
+        status = (
+            f"σ_{self.k} = σ_{self.k + 1} within round-off: the leading singular vectors, the labels and the "
+            "gradient are one choice of several"
+            if tie
+            else f"the gap σ_{self.k} − σ_{self.k + 1} is {gap:.3g}: the gradient is exact"
+        )
+        return SpectralResult(labels, vectors, parts.values, gap, tie, status)
+
+    def extra_repr(self) -> str:
+        """The number of clusters."""
+        return ", ".join(filter(None, (f"k={self.k}", super().extra_repr())))
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A singular value decomposition, :math:`\\hat y = u\\,\\mathrm{diag}(\\text{values})\\,v^\\top`, cut at k."""
+
+    outputs: Tensor
+    u: Tensor
+    values: Tensor
+    v: Tensor
+    k: int
+
+    @property
+    def kept(self) -> int:
+        """How many singular vectors are kept: k, or all."""
+        return min(self.k, len(self.values))
+
+    @property
+    def next(self) -> float:
+        """σ_{k+1}; zero behind the last."""
+        return float(self.values[self.k]) if self.k < len(self.values) else 0.0
+
+    @property
+    def gap(self) -> float:
+        """σ_k − σ_{k+1}."""
+        last = float(self.values[self.k - 1]) if self.k <= len(self.values) else 0.0
+        return last - self.next
+
+    @cached_property
+    def error(self) -> float:
+        r"""A bound on how far any singular value is off, from the residual.
+
+        :math:`\|\hat y - usv^\top\|` bounds the distance of the singular values of the two (Weyl), and those of
+        :math:`usv^\top` are s up to a factor between :math:`\sqrt{(1 - \delta_u)(1 - \delta_v)}` and
+        :math:`\sqrt{(1 + \delta_u)(1 + \delta_v)}`, with :math:`\delta_u = \|u^\top u - I\|` (Ostrowski). The last
+        term is the round-off of computing these.
+        """
+        size = self.u.shape[0] + self.v.shape[0] + 16
+        defects = sum(float(torch.linalg.matrix_norm(_defect(part))) for part in (self.u, self.v))
+        residual = float(torch.linalg.matrix_norm(self.outputs - (self.u * self.values) @ self.v.mT))
+        largest = float(self.values[0])
+        return 1.01 * residual + largest * (defects + 8 * size * math.sqrt(len(self.values)) * _UNIT)
+
+    @property
+    def tie(self) -> bool:
+        """Whether the gap is zero within round-off, where there is something to cut."""
+        return self.k < len(self.values) and self.gap <= 2 * self.error
+
+    def derivative(self, direction: Tensor) -> Tensor:
+        """How the kept part changes; at ties with the projection held."""
+        k = self.kept
+        u, v, sigma = self.u, self.v, self.values
+        within = u.mT @ direction @ v  # r × r
+        first, second = within[:k, k:], within[k:, :k].mT  # H_ij and H_ji for i ≤ k < j
+        a, b = sigma[:k, None], sigma[None, k:]
+        square = a * a - b * b
+        apart = a - b > 2 * self.error
+        square = torch.where(apart, square, 1.0)
+        changed = torch.zeros_like(within)
+        changed[:k, :k] = within[:k, :k]
+        changed[:k, k:] = torch.where(apart, (a * a * first + a * b * second) / square, first)
+        changed[k:, :k] = torch.where(apart, (a * b * first + a * a * second) / square, 0.0).mT
+        left, right = direction @ v[:, :k], u[:, :k].mT @ direction
+        outside = (left - u @ within[:, :k]) @ v[:, :k].mT + u[:, :k] @ (right - within[:k] @ v.mT)
+        return u @ changed @ v.mT + outside
+
+
+def _defect(vectors: Tensor) -> Tensor:
+    """How far columns are from orthonormal."""
+    return vectors.mT @ vectors - torch.eye(vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
+
+
+class Truncation(Proximity):
+    """The nearest matrix of rank k, by a singular value decomposition in double precision.
+
+    The eigenvalues of a Gram matrix would give the small singular values with an error of √u σ_1 instead of u σ_1.
+    """
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = k
+
+    def nearest(self, outputs: Tensor) -> Nearest:
+        """Keep the k largest singular values."""
+        u, values, vh = torch.linalg.svd(outputs, full_matrices=False)
+        parts = Factors(outputs, u, values, vh.mT, self.k)
+        k = parts.kept
+        point = outputs if k == len(values) else (u[:, :k] * values[:k]) @ vh[:k]
+        return Nearest(point, 0.0, parts.derivative, None, None, parts)

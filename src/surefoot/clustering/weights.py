@@ -1,0 +1,158 @@
+"""Which pairs of samples convex clustering pulls together, and how strongly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.clustering.incidence import Incidence
+from surefoot.clustering.kmeans import MISSING, positive
+from surefoot.objectives.constants import ObjectiveError
+
+LARGEST = 2**22  # edges that all pairs may have
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """A graph on the samples with a weight per edge.
+
+    Attributes:
+        first: one end of every edge.
+        second: the other end.
+        weights: positive.
+        count: the number of samples.
+    """
+
+    first: Tensor
+    second: Tensor
+    weights: Tensor
+    count: int
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    @cached_property
+    def incidence(self) -> Incidence:
+        """Differences along the edges."""
+        return Incidence(self.first, self.second, self.count)
+
+    def to(self, device: torch.device) -> Edges:
+        """The same on a device."""
+        if self.weights.device == device:
+            return self
+        return Edges(self.first.to(device), self.second.to(device), self.weights.to(device), self.count)
+
+
+def all_pairs(count: int, device: torch.device | str = "cpu") -> Edges:
+    """Every pair of samples once, with weight 1, as in the paper.
+
+    Raises:
+        ObjectiveError: if there are too many.
+    """
+    pairs = count * (count - 1) // 2
+    if pairs > LARGEST:
+        raise ObjectiveError(
+            f"{count} samples have {pairs:,} pairs, more than {LARGEST:,}: use neighbours, "
+            "ConvexClustering(weights='knn'), or give edges"
+        )
+    first, second = torch.triu_indices(count, count, 1, device=device)
+    return Edges(first, second, torch.ones(pairs, dtype=torch.float64, device=device), count)
+
+
+def nearest_neighbours(points: Tensor, neighbours: int = 10, bandwidth: float | None = None) -> Edges:
+    r"""Samples joined to their nearest ones, with weights :math:`\exp(-\|x_i - x_j\|^2/(2b^2))`.
+
+    A pair is joined if either is among the nearest of the other.
+
+    Args:
+        points: n × d, or n times any shape.
+        neighbours: how many of the nearest each sample is joined to, at least.
+        bandwidth: b; by default the median length of an edge.
+
+    Raises:
+        ObjectiveError: if there are too few samples, they are not finite, or scikit-learn is not installed.
+    """
+    wanted = positive(neighbours, "neighbours")
+    if bandwidth is not None and not 0 < bandwidth < math.inf:
+        raise ObjectiveError(f"the bandwidth is a positive number, got {bandwidth!r}")
+    if points.dim() < 1 or len(points) <= wanted:
+        raise ObjectiveError(
+            f"{wanted} neighbours need more than {wanted} samples, got points of shape {tuple(points.shape)}"
+        )
+    flat = points.detach().reshape(len(points), -1).to(torch.float64)
+    if not bool(torch.isfinite(flat).all()):
+        raise ObjectiveError("the points have entries that are not finite, and no nearest ones")
+    try:
+        from sklearn.neighbors import NearestNeighbors
+    except ImportError as error:
+        raise ObjectiveError(MISSING.format(what="the search for neighbours")) from error
+    indices: Any = NearestNeighbors(n_neighbors=wanted).fit(flat.cpu().numpy()).kneighbors(return_distance=False)
+    other = torch.as_tensor(indices.reshape(-1), dtype=torch.long, device=flat.device)
+    own = torch.arange(len(flat), device=flat.device).repeat_interleave(wanted)
+    pairs = torch.unique(torch.minimum(own, other) * len(flat) + torch.maximum(own, other))
+    first, second = pairs // len(flat), pairs % len(flat)
+    lengths = torch.linalg.vector_norm(flat[first] - flat[second], dim=1)
+    width = float(lengths.median()) if bandwidth is None else bandwidth
+    weights = torch.exp(-0.5 * (lengths / width).square()) if width > 0 else torch.ones_like(lengths)
+    return kept(first, second, weights, len(flat))
+
+
+def explicit(edges: Any, weights: Any = None, count: int | None = None) -> Edges:
+    """Edges given as pairs of sample numbers (E × 2), with a weight each.
+
+    Args:
+        edges: E × 2 whole numbers.
+        weights: E numbers ≥ 0; ones by default. Pairs that occur twice count with both weights.
+        count: how many samples there are; by default as many as the largest number says.
+
+    Raises:
+        ObjectiveError: if a number is out of range, an edge joins a sample to itself, or a weight is negative.
+    """
+    pairs = torch.as_tensor(edges)
+    if pairs.dim() != 2 or pairs.shape[1] != 2 or pairs.is_floating_point() or pairs.dtype == torch.bool:
+        raise ObjectiveError(
+            f"edges are pairs of sample numbers, E × 2 whole numbers, got {tuple(pairs.shape)} of {pairs.dtype}"
+        )
+    pairs = pairs.detach().long()
+    samples = count if count is not None else int(pairs.max()) + 1 if len(pairs) else 0
+    if len(pairs) and (int(pairs.min()) < 0 or int(pairs.max()) >= samples):
+        raise ObjectiveError(
+            f"an edge names a sample out of range: numbers go from 0 to {samples - 1}, got "
+            f"{int(pairs.min())} to {int(pairs.max())}"
+        )
+    if bool((pairs[:, 0] == pairs[:, 1]).any()):
+        raise ObjectiveError("an edge joins a sample to itself: leave it out")
+    given = torch.ones(len(pairs), device=pairs.device) if weights is None else torch.as_tensor(weights).detach()
+    if given.shape != pairs.shape[:1]:
+        raise ObjectiveError(f"there is one weight per edge, {len(pairs)} of them, got {tuple(given.shape)}")
+    return kept(pairs[:, 0], pairs[:, 1], given.to(pairs.device, torch.float64), samples)
+
+
+def matrix(weights: Tensor) -> Edges:
+    """Edges from a symmetric matrix of weights, zero where samples are not joined.
+
+    Raises:
+        ObjectiveError: if it is not symmetric.
+    """
+    given = weights.detach().to(torch.float64)
+    if given.dim() != 2 or given.shape[0] != given.shape[1] or not torch.equal(given, given.mT):
+        raise ObjectiveError(f"a matrix of weights is square and symmetric, got one of shape {tuple(given.shape)}")
+    first, second = torch.triu_indices(len(given), len(given), 1, device=given.device)
+    return kept(first, second, given[first, second], len(given))
+
+
+def kept(first: Tensor, second: Tensor, weights: Tensor, count: int) -> Edges:
+    """Edges of positive weight.
+
+    Raises:
+        ObjectiveError: if a weight is negative or not finite.
+    """
+    if not bool(((weights >= 0) & torch.isfinite(weights)).all()):
+        raise ObjectiveError("weights are finite numbers ≥ 0")
+    pulls = weights > 0
+    return Edges(first[pulls].contiguous(), second[pulls].contiguous(), weights[pulls], count)

@@ -1,0 +1,198 @@
+r"""What is known about a tensor over a whole domain.
+
+Let :math:`z(u)` be the value of a tensor as the variables :math:`u` range over a domain with centre
+:math:`u^*`, and let :math:`\hat z` be its value at the centre *as computed in double precision*. An
+:class:`Enclosure` is valid when for every :math:`u` of the domain
+
+.. math::
+    \|z(u)\|_2 \le \text{bound}, \quad \|z(u)\|_\infty \le \text{peak}, \quad
+    \|z(u) - \hat z\|_2 \le \text{spread}, \quad \|z_i(u) - \hat z_i\|_2 \le \text{rows}_i,
+
+    \|z(u^*) - \hat z\|_2 \le \text{error}, \quad
+    \|Dz(u)[v]\|_2 \le \textstyle\sum_s \text{lipschitz}_s \|v_s\|_2 \text{ for all } v.
+
+Rows are the slices along the first dimension: the samples of a batch, as long as they do not interact. The
+spread is measured from the computed centre, so round-off is part of it and needs no separate treatment.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.magnitude import Magnitude, minimum
+from surefoot.norms import frobenius_norm, spectral_norm
+from surefoot.spec import Spec
+
+
+@dataclass(frozen=True)
+class Enclosure:
+    """A tensor over a domain; see the module for what each field claims.
+
+    Attributes:
+        spec: shape and type, a tuple of them for operations with several results.
+        value: the centre as computed, double precision; ``None`` when it is not known.
+        bound: on the norm.
+        peak: on the largest entry.
+        spread: on the distance to the centre; infinite when the centre is not known.
+        rows: the same for each slice along the first dimension, or ``None``.
+        error: on the distance between the exact and the computed centre.
+        lipschitz: one entry per variable.
+        is_constant: whether no variable enters it. (Lipschitz constants that are zero do not say so: on a domain
+            that is a single point a product of two variables may be flat and yet curved.)
+    """
+
+    spec: Spec | tuple[Spec, ...]
+    value: Any
+    bound: Magnitude
+    peak: Magnitude
+    spread: Magnitude
+    rows: Magnitude | None
+    error: Magnitude
+    lipschitz: Magnitude
+    is_constant: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a single tensor."""
+        assert isinstance(self.spec, Spec)
+        return self.spec.shape
+
+    @property
+    def numel(self) -> int:
+        """How many numbers it holds."""
+        specs = self.spec if isinstance(self.spec, tuple) else (self.spec,)
+        return sum(spec.numel for spec in specs)
+
+    @cached_property
+    def centre_norm(self) -> Magnitude:
+        """The norm of the centre; the bound where it is not known."""
+        return self.bound if self.value is None else norm(self.value)
+
+    def row_spread(self, count: int) -> Magnitude:
+        """A bound on the spread of each of ``count`` rows: its own where known, else that of the whole."""
+        if self.rows is not None and self.rows.shape == (count,):
+            return minimum(self.rows, self.spread)
+        return Magnitude(np.full(count, self.spread.log2))
+
+    def row_norms(self, count: int) -> Magnitude:
+        """A bound on the norm of each row over the domain."""
+        if self.value is None or not self.shape or self.shape[0] != count:
+            return Magnitude(np.full(count, self.bound.log2))
+        return minimum(row_norms(self.value) + self.row_spread(count), self.bound)
+
+    def centre_matrix_norm(self) -> Magnitude:
+        """The spectral norm of the centre, as a matrix whose rows are its last dimension."""
+        if not isinstance(self.value, Tensor):
+            return self.bound
+        if not self.value.numel():
+            return Magnitude.zero()
+        width = self.value.shape[-1] if self.value.dim() else 1
+        return Magnitude.of(spectral_norm(self.value.reshape(-1, width)))
+
+    def matrix_norm(self) -> Magnitude:
+        r"""A bound on :math:`\|Z\|_2` for that matrix over the domain.
+
+        :math:`\|Z\|_2 \le \|\hat Z\|_2 + \|Z - \hat Z\|_F`.
+        """
+        return minimum(self.bound, self.centre_matrix_norm() + self.spread)
+
+    def radius(self) -> Tensor | None:
+        """How far each entry may be from the centre: a tensor that broadcasts against the value."""
+        if not isinstance(self.value, Tensor):
+            return None
+        if self.rows is None or not self.shape:
+            return self.spread.tensor(self.value)
+        rows = minimum(self.rows, self.spread).tensor(self.value)
+        return rows.reshape(-1, *[1] * (self.value.dim() - 1))
+
+    def interval(self) -> tuple[Tensor, Tensor]:
+        """Enclosing intervals of the entries: one per entry, or one for all when the centre is not known."""
+        peak = torch.tensor(float(self.peak), dtype=torch.float64)
+        radius = self.radius()
+        if radius is None:
+            return -peak, peak
+        # One ulp outward for each of the two roundings.
+        low = torch.nextafter(self.value - radius, torch.tensor(-torch.inf, device=self.value.device).double())
+        high = torch.nextafter(self.value + radius, torch.tensor(torch.inf, device=self.value.device).double())
+        peak = peak.to(self.value.device)
+        return torch.maximum(low, -peak), torch.minimum(high, peak)
+
+
+def constant(value: Tensor, variables: int) -> Enclosure:
+    """A tensor whose value is known exactly and does not vary."""
+    zero = Magnitude.zero()
+    spec = Spec(tuple(value.shape), value.dtype)
+    number = value.to(torch.float64) if value.is_floating_point() else value
+    size, peak = measure(number)
+    return Enclosure(spec, number, size, peak, zero, None, zero, Magnitude.zero((variables,)), is_constant=True)
+
+
+def unknown_constant(spec: Spec | tuple[Spec, ...], variables: int, bound: Magnitude | None = None) -> Enclosure:
+    """A tensor that does not vary but whose value is not known (it lives on ``meta``)."""
+    infinite = Magnitude.infinity()
+    specs = spec if isinstance(spec, tuple) else (spec,)
+    empty = not any(part.numel for part in specs)
+    size = Magnitude.zero() if empty else infinite if bound is None else bound
+    peak = size
+    if not empty and all(part.dtype == torch.bool for part in specs):
+        peak = minimum(size, Magnitude.of(1.0))
+        size = minimum(size, Magnitude.of(sum(part.numel for part in specs)).sqrt())
+    return Enclosure(
+        spec, None, size, peak, infinite, None, infinite, Magnitude.zero((variables,)), is_constant=True
+    )
+
+
+def measure(value: Any) -> tuple[Magnitude, Magnitude]:
+    """The Euclidean norm of a tensor, or of several together, and its largest absolute entry, rounded up.
+
+    Double precision: a sum of n squares and its root have a relative error of at most (n + 8) 2**-53.
+    """
+    if isinstance(value, tuple | list):
+        parts = [measure(item) for item in value]
+        sizes, peaks = (Magnitude(np.array([part[k].log2 for part in parts])) for k in (0, 1))
+        return sizes.norm(), peaks.max()
+    if value.numel() == 0:
+        return Magnitude.zero(), Magnitude.zero()
+    number = value if value.dtype == torch.float64 else value.to(torch.float64)
+    peak = float(number.abs().max())
+    if not math.isfinite(peak):
+        return Magnitude.infinity(), Magnitude.infinity()
+    if peak == 0:
+        return Magnitude.zero(), Magnitude.zero()
+    if 1e-140 < peak < 1e140:  # no square over- or underflows enough to matter
+        size = float(torch.linalg.vector_norm(number)) * (1 + (number.numel() + 8) * 2.0**-52)
+    else:
+        size = frobenius_norm(number)
+    return Magnitude.of(size), Magnitude.of(peak)
+
+
+def norm(value: Any) -> Magnitude:
+    """The Euclidean norm of a tensor, or of several together, rounded up."""
+    return measure(value)[0]
+
+
+def largest(value: Any) -> Magnitude:
+    """The largest absolute entry."""
+    return measure(value)[1]
+
+
+def row_norms(value: Tensor) -> Magnitude:
+    """Norms of the slices along the first dimension, rounded up."""
+    if not value.numel():
+        return Magnitude.zero((value.shape[0],))
+    flat = value.reshape(value.shape[0], -1)
+    scale = flat.abs().amax()
+    if not bool(torch.isfinite(scale)):
+        return Magnitude(np.full(value.shape[0], np.inf))
+    if not bool(scale > 0):
+        return Magnitude.zero((value.shape[0],))
+    exact = Magnitude.of(torch.linalg.vector_norm(flat / scale, dim=1)) * float(scale)
+    # The sum of n squares, its root and the scaling are off by at most a relative (n + 8) u, underflow by less.
+    return exact * (1 + (flat.shape[1] + 16) * 2.0**-52) + float(scale) * 2.0**-500

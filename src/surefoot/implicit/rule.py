@@ -1,0 +1,271 @@
+r"""Layers that minimise: :math:`\beta(\alpha) = \arg\min_\beta\zeta(\alpha, \beta)`.
+
+With :math:`g = \nabla_\beta\zeta`, differentiating :math:`g(\alpha, \beta(\alpha)) = 0` once and twice in the
+arguments :math:`\alpha_s` gives, as :math:`\nabla_\beta g \succeq \mu I`,
+
+.. math:: \|\partial_s\beta\| \le J_s = \frac{C_s}\mu, \qquad
+    \|\partial_s\partial_{s'}\beta\| \le \frac1\mu\big(T_{ss'} + T_{s\beta}J_{s'} + T_{s'\beta}J_s +
+    T_{\beta\beta}J_sJ_{s'}\big)
+
+for :math:`C_s \ge \|\partial_sg\|` and :math:`T_{ss'} \ge \|\partial_s\partial_{s'}g\|`: the second derivative is
+:math:`-(\nabla_\beta g)^{-1}` times :math:`\partial_{ss'}g + \partial_{s\beta}g[\cdot, \partial_{s'}\beta] +
+\partial_{s'\beta}g[\cdot, \partial_s\beta] + \partial_{\beta\beta}g[\partial_s\beta, \partial_{s'}\beta]`. With
+one L for all C and one H for all T these are the paper's :math:`L\mu^{-1}` and :math:`H\mu^{-1}(1 + L\mu^{-1})^2`
+(appendix "Implicit functions"; the sign of erratum 16 does not matter for norms).
+
+*Batches.* Constants are declared for one sample, :math:`\alpha = (x_i, u)`. Stacked over n samples the parameters
+u enter every row: :math:`\|D\beta[\dot u]\|^2 = \sum_i\|D\beta_i[\dot u]\|^2 \le n\,J_u^2\|\dot u\|^2`, and
+likewise for two directions in parameters. In the inputs the derivatives are block diagonal: the largest block
+counts, and :math:`\sum_i\|\dot x_i\|^2\|\dot u\|^2 = \|\dot X\|^2\|\dot u\|^2` for one of each. Contracted with a
+costate, row i counts with the norm of its costate. Derived constants are those of the stacked problem already.
+
+*The centre* is a solution, not a value: it is off by the residual over :math:`\mu`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from itertools import combinations_with_replacement
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from surefoot.enclosure import Enclosure, norm
+from surefoot.errors import UnsupportedOperation
+from surefoot.graph.nodes import Spec
+from surefoot.implicit.constants import BETA, Constants, gradient_error
+from surefoot.implicit.differentiate import minimiser, solved
+from surefoot.implicit.problem import Problem, Tensors
+from surefoot.magnitude import Magnitude
+from surefoot.operations.common import ZERO, root
+from surefoot.operations.registry import Bounds, Call, Pair, register_rule
+
+if TYPE_CHECKING:
+    from surefoot.implicit.derived import Derived
+
+_UNIT = 2.0**-53
+
+
+@register_rule("surefoot.argmin")
+def argmin(call: Call) -> Bounds:
+    """A layer that minimises, from the constants of its inner problem."""
+    layout = _Layout(call)
+    constants = layout.problem.constants
+    if constants is None:
+        raise call.refuse(
+            "how smooth a minimiser is depends on how convex its problem is. Pass "
+            "constants=sf.implicit.Constants(strong_convexity=mu) to ArgMin, with mu such that ζ − (mu/2)‖β‖² is "
+            "convex in β"
+        )
+    if not isinstance(constants, Constants):
+        constants = constants({name: float(layout.size(name)) for name in layout.problem.names})
+    if constants.complete:
+        return _declared(layout, constants)
+    from surefoot.implicit.derived import derived  # loads the tracing machinery of torch
+
+    try:
+        centre = None if layout.centre is None else layout.centre[1]
+        found = derived(layout.problem, list(layout.tensors.values()), constants.strong_convexity, centre)
+    except UnsupportedOperation as error:
+        raise call.refuse(
+            f"its constants cannot be derived from the operations of ζ: {error} Or declare them: "
+            "sf.implicit.Constants(strong_convexity, smoothness, hessian_lipschitz)"
+        ) from error
+    return _from_derived(layout, found)
+
+
+class _Layout:
+    """The tensors of a call by the names ζ has for them."""
+
+    def __init__(self, call: Call) -> None:
+        problem = call.node.target
+        assert isinstance(problem, Problem)
+        self.call, self.problem = call, problem
+        lists = ("inputs", "parameters", "buffers")
+        slots = [f"{key}.{k}" for key in lists for k in range(len(call.node.arguments[key]))]
+        self.tensors = {name: call.tensors[slot] for name, slot in zip(problem.names, slots, strict=True)}
+        self.slots = {name: slot for name, slot in zip(problem.names, slots, strict=True) if slot in call.slots}
+        self.count = call.shape[0] if problem.batched else 1
+        self.per_sample = frozenset(problem.inputs if problem.batched else ())
+
+    def size(self, name: str) -> Magnitude:
+        """On the norm of a tensor; of one sample, if it has samples."""
+        e = self.tensors[name]
+        return e.row_norms(self.count).max() if name in self.per_sample else e.bound
+
+    def is_rowwise(self) -> bool:
+        """Whether rows of arguments are samples: what all samples share must not look as if it had their rows."""
+        shared = (e for name, e in self.tensors.items() if name not in self.per_sample)
+        return self.problem.batched and not any(
+            e.rows is not None and e.rows.shape == (self.count,) for e in shared
+        )
+
+    @cached_property
+    def centre(self) -> tuple[Tensors, Tensor, Tensor] | None:
+        """The tensors at the centre if they are known, the minimisers there, and the residual of the solver."""
+        values = tuple(e.value for e in self.tensors.values())
+        if any(value is None for value in values):
+            return None
+        with torch.no_grad():
+            outcome = solved(self.problem, values)
+            return values, minimiser(self.problem, values, outcome.beta), outcome.residual
+
+    def bounds(
+        self,
+        constants: Constants,
+        jacobian: Mapping[str, Magnitude],
+        curvature: Mapping[Pair, Magnitude],
+        rows: Magnitude | None,
+        shared: Mapping[Pair, Magnitude],
+        error: Magnitude,
+        terms: int,
+    ) -> Bounds:
+        """Bounds from those of the stacked minimisers, by name.
+
+        Args:
+            constants: with which the centre is judged.
+            jacobian: of the stacked minimisers.
+            curvature: likewise.
+            rows: how far each minimiser may be from its centre.
+            shared: curvatures of single minimisers between arguments that all samples share.
+            error: on how far the computed minimisers at the centre are from the exact ones.
+            terms: how many numbers are added up for one entry of a derivative.
+        """
+        slots, count = self.slots, self.count
+        both = [pair for pair in curvature if self.per_sample.issuperset(pair)]
+
+        def along(costate: Enclosure) -> dict[Pair, Magnitude]:
+            norms = costate.row_norms(count)
+            found = {pair: norms.max() * curvature[pair] for pair in both}
+            found |= {pair: norms.sum() * amount for pair, amount in shared.items()}
+            return {(slots[a], slots[b]): amount for (a, b), amount in found.items()}
+
+        return Bounds(
+            jacobian={slots[name]: amount for name, amount in jacobian.items()},
+            curvature={(slots[a], slots[b]): amount for (a, b), amount in curvature.items()},
+            rowwise=self.is_rowwise(),
+            rows=rows,
+            reduction=self._reduction(constants, jacobian, terms),
+            curvature_along=along if self.problem.batched else None,
+            row_slots=tuple(slots[name] for name in self.problem.inputs if name in slots)
+            if rows is not None
+            else (),
+            error=error,
+        )
+
+    def _reduction(self, constants: Constants, jacobian: Mapping[str, Magnitude], terms: int) -> int:
+        r"""How many numbers count as added up for an entry of a derivative at the centre.
+
+        Derivatives at the centre are those of an inexact solution (:mod:`surefoot.implicit.constants`). That is
+        counted as round-off, whose share of a Jacobian J is at least :math:`272u` and grows with the root of the
+        count; and a solution that is off by :math:`\epsilon` is one of arguments with a relative perturbation of
+        :math:`\epsilon/\|\beta\|`, of which k numbers that are added up stand for :math:`(k + 16)^2u`.
+        """
+        if self.centre is None:
+            return terms
+        _, beta, residual = self.centre
+        order, names, mu = self.problem.settings.order, tuple(self.slots), constants.strong_convexity
+        wrong = math.hypot(*(gradient_error(constants, names, float(r) / mu, order) for r in residual))
+        size = float(norm(beta))
+        if size > 0:
+            relative = float(norm(residual)) / (mu * size)
+            terms = max(terms, math.ceil(math.sqrt(relative / _UNIT)))
+        smallest = min((float(slope) for slope in jacobian.values() if not slope.is_zero), default=1.0)
+        share = wrong / (smallest * _UNIT)
+        if not share > 256:  # nor where constants are infinite, and nothing is claimed
+            return terms
+        return max(terms, math.ceil(min(share, 1e150) ** 2 / 256))
+
+
+def _declared(layout: _Layout, constants: Constants) -> Bounds:
+    """From constants of single samples."""
+    mu, count, names = constants.strong_convexity, layout.count, list(layout.slots)
+    slopes = {name: Magnitude.of(constants.slope(name)) / mu for name in names}
+    pairs = list(combinations_with_replacement([*names, BETA], 2))
+    single = _curvature(names, slopes, {pair: Magnitude.of(constants.bend(*pair)) for pair in pairs}, mu)
+    many = root(count)
+    shared = {pair: amount for pair, amount in single.items() if not layout.per_sample.intersection(pair)}
+    rows = None
+    if layout.problem.batched:
+        rows = Magnitude.zero((count,))
+        for name in names:
+            e = layout.tensors[name]
+            if not e.is_constant:
+                rows = rows + (e.row_spread(count) if name in layout.per_sample else e.spread) * slopes[name]
+    bounds = layout.bounds(
+        constants,
+        {name: slope if name in layout.per_sample else slope * many for name, slope in slopes.items()},
+        {pair: amount * many if pair in shared else amount for pair, amount in single.items()},
+        rows,
+        shared if layout.problem.batched else {},
+        *_error(layout, constants),
+    )
+    return replace(bounds, offset=_at_zero(layout, constants) if layout.centre is None else None)
+
+
+def _error(layout: _Layout, constants: Constants) -> tuple[Magnitude, int]:
+    r"""How far the computed minimisers at the centre may be from the exact ones, and how many numbers add up.
+
+    A gradient of :math:`\zeta` that adds up k numbers is computed with an error of at most :math:`(k + 16)^2u`
+    times :math:`\|g\| + \sum_sC_s\|\alpha_s\| + C_\beta\|\beta\|`, as in :mod:`surefoot.calculus.forward`; k is
+    at most the number of all entries that a sample reads.
+    """
+    problem, own = layout.problem, layout.per_sample
+    terms = problem.size + sum(e.numel // (layout.count if n in own else 1) for n, e in layout.tensors.items())
+    if layout.centre is None:
+        return ZERO, terms
+    values, beta, _ = layout.centre
+    problem.refuse_overstated(beta, values, constants.strong_convexity)
+    residual = norm(problem.gradient(beta, values))
+    size = residual + Magnitude.of(constants.slope(BETA)) * norm(beta)
+    for name in layout.slots:
+        many = root(1 if name in own else layout.count)
+        size = size + many * Magnitude.of(constants.slope(name)) * norm(layout.tensors[name].value)
+    return (residual + size * ((terms + 16.0) ** 2 * _UNIT)) / constants.strong_convexity, terms
+
+
+def _at_zero(layout: _Layout, constants: Constants) -> Magnitude | None:
+    """On the norm of the minimisers where all arguments are zero; ``None`` if there are others than real ones."""
+    problem, specs = layout.problem, [e.spec for e in layout.tensors.values()]
+    if len(layout.slots) < len(specs) or problem.buffers:
+        return None
+    zeros = tuple(torch.zeros(spec.shape, dtype=torch.float64) for spec in specs if isinstance(spec, Spec))
+    with torch.no_grad():
+        outcome = solved(problem, zeros)
+    off = norm(outcome.residual) + norm(outcome.beta) * constants.slope(BETA) * (problem.size + 16.0) ** 2 * _UNIT
+    return norm(outcome.beta) + off / constants.strong_convexity
+
+
+def _from_derived(layout: _Layout, found: Derived) -> Bounds:
+    """From constants of the stacked problem."""
+    mu, names = found.strong_convexity, list(layout.slots)
+    known = {name: found.slopes.get(name, ZERO) for name in (*names, BETA)}
+    slopes = {name: known[name] / mu for name in names}
+    bends = {pair: found.bends.get(pair, ZERO) for pair in combinations_with_replacement([*names, BETA], 2)}
+    constants = Constants(
+        mu,
+        {name: float(slope) for name, slope in known.items()},
+        {pair: float(bend) for pair, bend in bends.items()},
+    )
+    rows = found.rows if layout.problem.batched else None
+    curvature = _curvature(names, slopes, bends, mu)
+    bounds = layout.bounds(constants, slopes, curvature, rows, {}, found.error, found.reduction)
+    return replace(bounds, spread=found.reach, bound=found.bound)
+
+
+def _curvature(
+    names: list[str], slopes: Mapping[str, Magnitude], bends: Mapping[Pair, Magnitude], mu: float
+) -> dict[Pair, Magnitude]:
+    """The second derivatives of a minimiser, by pair of arguments."""
+    own = bends[BETA, BETA]
+    return {
+        (a, b): (
+            bends[a, b] + bends[a, BETA] * slopes[b] + bends[b, BETA] * slopes[a] + own * slopes[a] * slopes[b]
+        )
+        / mu
+        for a, b in combinations_with_replacement(names, 2)
+    }

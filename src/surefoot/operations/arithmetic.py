@@ -1,0 +1,203 @@
+"""Sums, differences, means, products and quotients, entry by entry and with broadcasting."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from surefoot.enclosure import Enclosure, largest
+from surefoot.magnitude import Magnitude, minimum
+from surefoot.operations.common import (
+    ONE,
+    ZERO,
+    affine,
+    broadcast_copies,
+    broadcast_dims,
+    normalized_dim,
+    normalized_dims,
+    root,
+    rows_meet,
+    size_of,
+)
+from surefoot.operations.registry import Bounds, Call, Slot, register_rule
+
+
+@register_rule("aten.add", "aten.sub", "aten.rsub")
+def addition(call: Call) -> Bounds:
+    r"""``self ± alpha·other``: norm 1 and \|alpha\|, times √c for an argument broadcast to c copies.
+
+    ``rsub`` is ``other - alpha·self``.
+    """
+    alpha = Magnitude.of(abs(float(call["alpha"] if call["alpha"] is not None else 1.0)))
+    scaled = "self" if call.node.op == "aten.rsub" else "other"
+    norms: dict[Slot, Magnitude] = {}
+    offset, peak = ZERO, ZERO
+    for slot in ("self", "other"):
+        factor, argument = (alpha if slot == scaled else ONE), call[slot]
+        peak = peak + size_of(argument) * factor
+        if isinstance(argument, Enclosure):
+            norms[slot] = root(broadcast_copies(argument.shape, call.shape)) * factor
+        else:
+            offset = offset + size_of(argument) * factor * root(call.numel)
+    return affine(call, norms, offset=offset, rowwise=rows_meet(call), peak=peak)
+
+
+@register_rule("aten.mul", "aten.multiply")
+def product(call: Call) -> Bounds:
+    r"""``self ∘ other``, entry by entry.
+
+    * Curvature 1: :math:`\|a \circ b\|^2 = \sum a_i^2 b_j^2` over the pairs that meet, each pair at most once,
+      so at most :math:`\|a\|^2\|b\|^2`; reached at a single entry.
+    * Jacobian in :math:`a`: the root of the largest sum of :math:`b^2` over the entries one entry of :math:`a`
+      meets.
+    * Spread: :math:`ab - \hat a\hat b = (a - \hat a)b + \hat a(b - \hat b)`, and the same with the roles
+      exchanged.
+    """
+    a, b = call["self"], call["other"]
+    if not isinstance(b, Enclosure) or not isinstance(a, Enclosure):
+        tensor, factor = (a, b) if isinstance(a, Enclosure) else (b, a)
+        slot = "self" if isinstance(a, Enclosure) else "other"
+        return affine(call, {slot: size_of(factor)}, rowwise=True, peak=tensor.peak * size_of(factor))
+    jacobian = {"self": meeting_norm(b, a.shape, call.shape), "other": meeting_norm(a, b.shape, call.shape)}
+    centre = {
+        "self": centre_meeting_norm(b, a.shape, call.shape),
+        "other": centre_meeting_norm(a, b.shape, call.shape),
+    }
+    spread = minimum(
+        jacobian["self"] * a.spread + centre["other"] * b.spread,
+        centre["self"] * a.spread + jacobian["other"] * b.spread,
+    )
+    return Bounds(
+        jacobian={slot: j for slot, j in jacobian.items() if slot in call.slots},
+        curvature={("self", "other"): ONE},
+        bound=minimum(jacobian["self"] * a.bound, jacobian["other"] * b.bound),
+        peak=a.peak * b.peak,
+        spread=spread,
+        rowwise=rows_meet(call),
+        curvature_along=lambda costate: {("self", "other"): _product_along(costate, a.shape, b.shape, call.shape)},
+        change_along=lambda costate: {("self", "other"): costate.row_spread(call.shape[0])},
+    )
+
+
+def _product_along(
+    costate: Enclosure, a: tuple[int, ...], b: tuple[int, ...], result: tuple[int, ...]
+) -> Magnitude:
+    r"""The form :math:`\sum_k\lambda_ka_{i(k)}b_k`, where b is not broadcast: at most the largest norm of the
+    costates that one entry of a meets, by Cauchy-Schwarz over those and then over the entries of a.
+    """
+    if b == result:
+        return meeting_norm(costate, a, result)
+    return meeting_norm(costate, b, result) if a == result else costate.bound
+
+
+def meeting_norm(other: Enclosure, mine: tuple[int, ...], result: tuple[int, ...]) -> Magnitude:
+    r"""The norm of :math:`\text{mine} \mapsto \text{mine} \circ \text{other}` over the domain.
+
+    Over the entries that one entry of mine meets, the root of the sum of squares; no two of them are the same
+    entry of the other, so at most its norm, and at most its peak times the root of their number. From the
+    centre it moves by at most the spread, and by the largest spread of a row times the root of the number.
+    """
+    copies = root(broadcast_copies(mine, result))
+    entry = other.spread if other.rows is None else minimum(other.spread, other.rows.max())
+    from_centre = centre_meeting_norm(other, mine, result) + minimum(other.spread, entry * copies)
+    return minimum(other.bound, other.peak * copies, from_centre)
+
+
+def centre_meeting_norm(other: Enclosure, mine: tuple[int, ...], result: tuple[int, ...]) -> Magnitude:
+    """The same at the centre as computed; infinite if that is not known.
+
+    The squares and their sum err by a relative (n + 8) u, and lose less than 2^-1022 each to underflow.
+    """
+    if not isinstance(other.value, torch.Tensor):
+        return Magnitude.infinity()
+    dims = broadcast_dims(mine, result)
+    squares = other.value.to(torch.float64).expand(result).square()
+    total = squares.sum(dim=dims) if dims else squares
+    count = math.prod(result[k] for k in dims)
+    return largest(total).sqrt() * (1 + (count + 8) * 2.0**-52) + root(count) * 2.0**-511
+
+
+@register_rule("aten.div", "aten.divide", "aten.true_divide")
+def quotient(call: Call) -> Bounds:
+    r"""``self / other``, entry by entry, by a number or by a tensor that keeps away from zero.
+
+    With :math:`|b| \ge \beta > 0` on the domain: :math:`\partial_a = 1/b`, :math:`\partial_b = -a/b^2`,
+    :math:`\partial_{ab} = -1/b^2`, :math:`\partial_{bb} = 2a/b^3`, entry by entry. As for products, an entry of b
+    that meets several of a counts with the root of the sum of their squares, and one of a with the root of the
+    number of those of b. Where both functions belong to one tensor the quotient is fused before it comes here.
+    """
+    a, b = call["self"], call["other"]
+    if call["rounding_mode"] is not None:
+        raise call.refuse("a division that rounds jumps; divide without rounding_mode")
+    if not isinstance(b, Enclosure):
+        if float(b) == 0:
+            raise call.refuse("division by zero")
+        size = ONE / abs(float(b))
+        return affine(call, {"self": size}, rowwise=True, peak=a.peak * size)
+    smallest = _smallest(b)
+    if not smallest > 0:
+        infinite = Magnitude.infinity()
+        slots = dict.fromkeys(call.slots, infinite)
+        curvature = {("other", "other"): infinite, ("self", "other"): infinite}
+        reason = "divides by a tensor that may reach zero: keep the divisor away from zero, or shrink the domain"
+        return Bounds(slots, curvature, reason=reason)
+    return _by_tensor(call, a, b, ONE / smallest)
+
+
+def _smallest(b: Enclosure) -> float:
+    """A lower bound of the absolute values of the entries; 0 if one may change its sign."""
+    low, high = b.interval()
+    smallest = torch.where((low > 0) | (high < 0), torch.minimum(low.abs(), high.abs()), 0.0)
+    return float(smallest.min()) if smallest.numel() else math.inf
+
+
+def _by_tensor(call: Call, a: Any, b: Enclosure, inverse: Magnitude) -> Bounds:
+    copies_b = root(broadcast_copies(b.shape, call.shape))
+    if isinstance(a, Enclosure):
+        copies_a, met, whole = (
+            root(broadcast_copies(a.shape, call.shape)),
+            meeting_norm(a, b.shape, call.shape),
+            a.bound,
+        )
+    else:
+        copies_a, met, whole = ONE, size_of(a) * copies_b, size_of(a) * root(call.numel)
+    jacobian = {"self": inverse * copies_a, "other": met * inverse**2}
+    curvature = {("self", "other"): inverse**2, ("other", "other"): met * inverse**3 * 2.0}
+    return Bounds(
+        {slot: j for slot, j in jacobian.items() if slot in call.slots},
+        {pair: c for pair, c in curvature.items() if all(slot in call.slots for slot in pair)},
+        bound=whole * copies_a * inverse,
+        peak=size_of(a) * inverse,
+        rowwise=rows_meet(call),
+    )
+
+
+@register_rule("aten.sum", "aten.mean")
+def summation(call: Call) -> Bounds:
+    r"""Sums and means over c entries: norm √c and 1/√c (Cauchy-Schwarz, reached at equal entries)."""
+    x = call["self"]
+    dims = normalized_dims(call["dim"], len(x.shape))
+    count = math.prod(x.shape[d] for d in dims)
+    if call.node.op == "aten.mean":
+        norm, peak = (ONE / max(1, count)).sqrt(), x.peak
+    else:
+        norm, peak = root(count), x.peak * float(count)
+    return affine(
+        call, {"self": norm}, rowwise=0 not in dims and bool(x.shape), peak=peak, reduction=max(1, count)
+    )
+
+
+@register_rule("aten.cumsum")
+def cumulative_sum(call: Call) -> Bounds:
+    r"""Sums of the first j of n entries: norm :math:`1/(2\sin(\pi/(4n+2)))`.
+
+    The matrix of ones on and below the diagonal is the inverse of the bidiagonal difference matrix :math:`B`, and
+    :math:`BB^\top` is tridiagonal with 2 on the diagonal but for a corner 1 and -1 beside it: its eigenvalues are
+    :math:`4\sin^2((2k-1)\pi/(4n+2))`, the smallest for k = 1.
+    """
+    dim = normalized_dim(call["dim"], len(call.shape))
+    n = call.shape[dim] if call.shape else 1
+    norm = Magnitude.of(1.0 / (2.0 * math.sin(math.pi / (4 * n + 2)))) * (1 + 1e-14)
+    return affine(call, {"self": norm}, rowwise=dim != 0, peak=call["self"].peak * float(n), reduction=n)

@@ -1,0 +1,167 @@
+r"""Convolutions in one, two and three dimensions, plain and transposed.
+
+Let every input entry lie in at most :math:`c` patches. Then (the paper's lemma on convolutions)
+
+.. math:: \|\beta(x, w)\|^2 = \sum_{j,k} \langle w_j, \Pi_k x\rangle^2
+    \le \sum_j\|w_j\|^2 \sum_k\|\Pi_k x\|^2 \le c\,\|w\|^2\|x\|^2,
+
+so the bilinear part is :math:`\sqrt{c}`-smooth, whatever the groups. The number :math:`c` is counted with the
+real padding, stride and dilation. A bias entry is copied to every position of every sample: :math:`\sqrt{m
+n^p}` (the paper's :math:`\sqrt{m}\lceil k/s\rceil` is not a bound). The transposed convolution is the adjoint
+in x for fixed w, and :math:`|\langle y, \beta^\top(x, w)\rangle| = |\langle\beta(y, w), x\rangle|`, so it has
+the same constants as the convolution from its output to its input.
+
+The constant :math:`\sqrt c` is reached where patches do not overlap, c = 1. Where they do it is a limit: equal
+taps and n equal entries along each of p sides, with stride and dilation 1 and no padding, give
+:math:`\|\beta(x, w)\| = \sqrt c\,\|x\|\|w\|\,((n - k + 1)/n)^{p/2}`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from surefoot.enclosure import Enclosure, norm
+from surefoot.magnitude import Magnitude, maximum, minimum
+from surefoot.norms import convolution_norm, patch_overlap, spectral_norm
+from surefoot.operations.common import root, spatial
+from surefoot.operations.products import Partial, added, biaffine, costate_norm
+from surefoot.operations.registry import Bounds, Call, register_rule
+
+_LARGEST_MATRIX = 2**24  # entries of the matrix of patches
+_LARGEST_GRAM = 2e9  # multiplications for its Gram matrix
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a convolution walks over its input; padding before the first entry, after the last one as needed."""
+
+    size: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    outputs: tuple[int, ...] | None = None
+
+    @property
+    def overlap(self) -> int:
+        """The largest number of patches that contain one entry of the input."""
+        return patch_overlap(self.size, self.kernel, self.stride, self.padding, self.dilation, self.outputs)
+
+
+@register_rule("aten.conv1d", "aten.conv2d", "aten.conv3d")
+def convolution(call: Call) -> Bounds:
+    r"""L = √c, Jacobians: the operator norm of the convolution, the norm of the matrix of patches, and √(m·n^p).
+
+    Over the domain :math:`\|\beta(\cdot, w)\| \le \|\beta(\cdot, \hat w)\| + \sqrt{c}\,\|w - \hat w\|`; without a
+    centre it is at most :math:`\sqrt{c}\,\|w\|`. Contracted with costates :math:`\Lambda`, as a matrix of
+    positions × channels, and with P the matrix of patches of :math:`\dot x`: :math:`\langle\dot W, \Lambda^\top
+    P\rangle \le \|\Lambda\|_2\|\dot w\|\|P\|_F \le \sqrt c\,\|\Lambda\|_2\|\dot w\|\|\dot x\|`, and with groups
+    the largest of theirs.
+
+    ``padding="same"`` with an odd number of entries to pad puts one more behind the last. Mirrored, that is one
+    more before the first, and mirroring changes neither the count nor norms.
+    """
+    dims = int(call.node.op[-2])
+    x, w, padding = call["input"], call["weight"], call["padding"]
+    size, kernel = x.shape[-dims:], w.shape[2:]
+    stride, dilation = spatial(call["stride"], dims), spatial(call["dilation"], dims)
+    outputs = None
+    if padding == "same":
+        spare = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        before, outputs = tuple(total - total // 2 for total in spare), size
+    else:
+        before = (0,) * dims if padding == "valid" else spatial(padding, dims)
+    setting = Setting(size, kernel, stride, before, dilation, call["groups"], outputs)
+    at_centre = Magnitude.infinity()
+    if isinstance(w.value, Tensor) and not x.is_constant:
+        norm_padding = "same" if padding == "same" else before
+        at_centre = Magnitude.of(convolution_norm(w.value, size, stride, norm_padding, dilation, setting.groups))
+    bounds = _bounds(call, setting, at_centre, _patch_norm(call, x, setting), inner=math.prod(w.shape[1:]))
+    constant, groups = root(setting.overlap), setting.groups
+
+    def along(costate: Enclosure) -> dict[tuple[str, str], Magnitude]:
+        return {("input", "weight"): constant * _largest_group(costate, dims, groups)}
+
+    return replace(bounds, curvature_along=along)
+
+
+def _largest_group(costate: Enclosure, dims: int, groups: int) -> Magnitude:
+    """The largest spectral norm over the groups of costates as matrices, positions of all samples × channels."""
+    channels = costate.value.movedim(-dims - 1, -1)
+    parts = channels.reshape(-1, groups, channels.shape[-1] // groups).unbind(1)
+    return maximum(*(costate_norm(costate, part) for part in parts))
+
+
+@register_rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
+def transposed_convolution(call: Call) -> Bounds:
+    """The adjoint of the convolution with the same weights: the same constants, on the output's size.
+
+    An output padding that reaches the stride leaves that convolution with more patches than x has entries: the
+    map is a restriction of the adjoint, and its norms can only be smaller.
+    """
+    dims = int(call.node.op[-2])
+    x, w = call["input"], call["weight"]
+    stride, padding, dilation = (spatial(call[key], dims) for key in ("stride", "padding", "dilation"))
+    setting = Setting(call.shape[-dims:], w.shape[2:], stride, padding, dilation, call["groups"], x.shape[-dims:])
+    at_centre = Magnitude.infinity()
+    if isinstance(w.value, Tensor) and not x.is_constant:
+        value = convolution_norm(w.value, setting.size, stride, padding, dilation, setting.groups)
+        at_centre = Magnitude.of(value)
+    inner = w.shape[0] // setting.groups * math.prod(setting.kernel)
+    return _bounds(call, setting, at_centre, _patch_norm(call, x, setting), inner)
+
+
+def _bounds(call: Call, setting: Setting, at_centre: Magnitude, patches: Magnitude, inner: int) -> Bounds:
+    """What both share.
+
+    Args:
+        call: the operation.
+        setting: how it walks.
+        at_centre: its norm in x at the centre of w.
+        patches: its norm in w at the centre of x.
+        inner: how many products are added up for one entry.
+    """
+    x, w, bias = call["input"], call["weight"], call["bias"]
+    dims = len(setting.size)
+    constant = root(setting.overlap)
+    norm_w = minimum(constant * w.bound, at_centre + constant * w.spread)
+    centre_x = minimum(constant * (x.bound if x.value is None else norm(x.value)), patches)
+    norm_x = minimum(constant * x.bound, centre_x + constant * x.spread)
+    partial = Partial(norm_w, norm_x, centre_x, constant)
+    batched = len(x.shape) == dims + 2
+    shift = added(call, bias, shape=(*bias.shape, *(1,) * dims)) if isinstance(bias, Enclosure) else None
+    return biaffine(call, ("input", "weight", "bias"), x, w, shift, partial, inner=inner, rowwise=batched)
+
+
+def _patch_norm(call: Call, x: Enclosure, setting: Setting) -> Magnitude:
+    r"""The norm of :math:`w \mapsto \beta(\hat x, w)`: the spectral norm of the matrix of patches, per group.
+
+    One column per tap and channel, found by applying the operation to x with unit weights, one channel at a time;
+    each sum has one term, so the entries are exact. Only where the matrix costs little.
+    """
+    channels, taps = x.shape[-len(setting.size) - 1], math.prod(setting.kernel)
+    patch = channels // setting.groups * taps
+    positions = call.numel // max(1, call.shape[-len(setting.size) - 1])
+    entries = patch * positions * setting.groups
+    small = entries <= _LARGEST_MATRIX and patch * entries <= _LARGEST_GRAM
+    if not isinstance(x.value, Tensor) or not small or not positions:
+        return Magnitude.infinity()
+    data = x.value if len(x.shape) == len(setting.size) + 2 else x.value.unsqueeze(0)
+    units = torch.eye(taps, dtype=torch.float64, device=data.device).reshape(taps, 1, *setting.kernel)
+    plain = "transpose" not in call.node.op
+    units = (
+        units.repeat(channels, *[1] * (units.dim() - 1))
+        if plain
+        else units.movedim(0, 1).repeat_interleave(channels, 0)
+    )
+    operation = getattr(F, call.node.op.removeprefix("aten."))
+    keys = ("stride", "padding", "dilation", *(() if plain else ("output_padding",)))
+    columns = operation(data, units, groups=channels, **{key: call[key] for key in keys})
+    grouped = columns.reshape(len(data), setting.groups, patch, -1).permute(1, 2, 0, 3).flatten(2)
+    return Magnitude.of(max(spectral_norm(part) for part in grouped))

@@ -1,0 +1,184 @@
+r"""One scalar function on every entry.
+
+For :math:`z_i = a(x_i)` the Jacobian is diagonal and the second derivative is a diagonal tensor, so their norms
+are :math:`\sup|a'|` and :math:`\sup|a''|` over what the entries can reach (Lemma smooth_elt_wise, item 1, with
+the maximum). The suprema come from ball arithmetic (:mod:`surefoot.scalar`), entry by entry where the centre is
+known. They are reached up to the width of the tables there: a relative 1e-8 over one interval for all entries,
+some 1e-4 of the function's range where every entry has its own. Contracted with a costate the second derivative is
+the diagonal matrix of the :math:`\lambda_ia''(x_i)`, whose norm is the largest entry.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from surefoot.enclosure import Enclosure, norm, row_norms
+from surefoot.magnitude import Magnitude, maximum, minimum
+from surefoot.operations.arithmetic import meeting_norm
+from surefoot.operations.common import ONE, ZERO, entries, root, top, weighed
+from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.rounding import evaluation_error
+from surefoot.scalar import ScalarFunction, range_on, sup_on, supremum, sups_on
+
+_FAR = 32.0
+_LINEAR = 0.5  # over shorter distances a range says no more than the slope
+_PART = 2**16
+
+
+@register_rule("surefoot.scalar")
+def scalar_function(call: Call) -> Bounds:
+    r"""Slope and curvature over the reachable interval of every entry.
+
+    Where the centre is known, an entry is at most as far from it as the ends of its range, which is what bounds
+    saturating functions on large domains; so are rows. Where it is not, the largest value over [-peak, peak], or
+    :math:`\|a(0)\|` and the slope times the norm of the argument.
+    """
+    x, function = call["x"], call["function"]
+    if not isinstance(x.value, Tensor):
+        return _without_centre(call, function, x)
+    if x.numel == 0:
+        return Bounds({"x": ZERO}, offset=ZERO)
+    low, high = x.interval()
+    slopes, bends = sups_on(function, (1, 2), low, high)
+    slope, curvature = (Magnitude.of(float(t.max())) for t in (slopes, bends))
+    peak = spread = rows = None
+    if x.shape:
+        rows = x.row_spread(x.shape[0]) * Magnitude.of(slopes.reshape(x.shape[0], -1).amax(dim=1))
+    if not slope * x.spread <= _LINEAR:
+        lowest, highest = range_on(function, low, high)
+        centre = function(x.value)
+        distance = torch.maximum(highest - centre, centre - lowest).clamp(min=0.0) * (1 + 2.0**-50)
+        peak = Magnitude.of(float(torch.maximum(lowest.abs(), highest.abs()).max()))
+        spread = norm(distance)
+        rows = None if rows is None else minimum(rows, row_norms(distance))
+    return Bounds(
+        jacobian={"x": slope},
+        curvature={("x", "x"): curvature},
+        peak=peak,
+        spread=spread,
+        rows=rows,
+        rowwise=bool(x.shape),
+        reduction=_reduction(function, x.value, slope),
+        curvature_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends))},
+        rows_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends), len(bends))},
+        change_along=lambda costate: {("x", "x"): _change(costate, function, x, bends)},
+        jacobian_change=lambda: {"x": top(_moved(function, 1, x), len(bends))},
+        reason="" if curvature.is_finite else _reason(call),
+    )
+
+
+def _change(costate: Enclosure, function: ScalarFunction, x: Enclosure, bends: Tensor) -> Magnitude:
+    r"""With b the second derivative, :math:`\lambda b(x) - \hat\lambda b(\hat x) = (\lambda - \hat\lambda)b(x) +
+    \hat\lambda(b(x) - b(\hat x))`; row by row.
+    """
+    moved = costate.radius()
+    assert moved is not None
+    total = weighed(moved, bends) + weighed(costate.value.abs(), _moved(function, 2, x))
+    return top(total, len(bends)) * (1 + 2.0**-51)
+
+
+def _moved(function: ScalarFunction, order: int, x: Enclosure) -> Tensor:
+    """How far a derivative may be from that at the centre, entry by entry: the next derivative times the
+    distance, or the range of values.
+    """
+    radius, (low, high) = x.radius(), x.interval()
+    assert radius is not None
+    distance = weighed(radius, sup_on(function, order + 1, low, high))
+    least, most = range_on(function, low, high, order)
+    here = range_on(function, x.value, x.value, order)
+    across = torch.maximum(most - here[0], here[1] - least) * (1 + 2.0**-51)
+    return torch.minimum(distance, torch.nan_to_num(across, nan=torch.inf, posinf=torch.inf))
+
+
+def _without_centre(call: Call, function: ScalarFunction, x: Enclosure) -> Bounds:
+    slope, curvature = (_on_symmetric(function, order, float(x.peak)) for order in (1, 2))
+    at_zero = Magnitude.of(supremum(function, 0, 0.0, 0.0))
+    reach = float(x.peak)
+    if reach < _FAR:
+        peak = Magnitude.of(supremum(function, 0, -reach, reach))
+    else:
+        peak = minimum(Magnitude.of(supremum(function, 0)), at_zero + slope * x.peak)
+    return Bounds(
+        jacobian={"x": slope},
+        curvature={("x", "x"): curvature},
+        offset=root(call.numel) * at_zero,
+        peak=peak,
+        reason="" if curvature.is_finite else _reason(call),
+    )
+
+
+def _on_symmetric(function: ScalarFunction, order: int, reach: float) -> Magnitude:
+    """The supremum over [-reach, reach]; far out, that over the whole line if it is finite.
+
+    Beyond 32 the two differ by nothing that matters, and the second is computed once.
+    """
+    if reach >= _FAR:
+        everywhere = supremum(function, order)
+        if math.isfinite(everywhere):
+            return Magnitude.of(everywhere)
+    return Magnitude.of(supremum(function, order, -reach, reach))
+
+
+def _reduction(function: ScalarFunction, centre: Tensor, slope: Magnitude) -> int:
+    """How many numbers would have to be added up for a round-off as large as that of this expression.
+
+    The calculus adds (k + 16)² u (‖z‖ + slope ‖x‖) for k of them. That is more than enough for one elementary
+    function; intermediate results that are large against that, as before a cancellation, count as more.
+    """
+    if len(function.steps) <= 2 and all(len(step.pieces) == 0 for step in function.steps):
+        return 1
+    error, size = 0.0, 0.0
+    for part in centre.reshape(-1).split(_PART):  # intermediate results of a part fit into the cache
+        error = math.hypot(error, float(evaluation_error(function, part).norm()))
+        size = math.hypot(size, float(function(part).norm()))
+    accounted = size + min(float(slope), 1e300) * float(centre.norm())
+    if not error < math.inf or not 0 < accounted < math.inf:
+        return 1
+    return 1 + math.ceil(math.sqrt(error / (accounted * 2.0**-53)))
+
+
+def _reason(call: Call) -> str:
+    return (
+        f"'{call.label}' has a kink or an unbounded curvature within reach: use a smooth activation such as "
+        "soft-plus (surefoot.smooth), or shrink the domain"
+    )
+
+
+_PRELU_KINK = "PReLU has a kink at zero: use a smooth activation (surefoot.smooth), or shrink the domain"
+
+
+@register_rule("aten.prelu", "aten._prelu_kernel")
+def prelu(call: Call) -> Bounds:
+    r""":math:`z = \max(x, 0) + w \min(x, 0)` with one slope w for all, or one per channel.
+
+    :math:`|\partial_x|` is 1 for positive and :math:`|w|` for negative entries; :math:`\partial_w` is the root of
+    the sum of squares of the negative entries that share a slope; :math:`\partial_{xw}` is 0 or 1 where an entry
+    meets its slope, norm 1. Both vanish if all entries are positive. In x alone there is a kink at 0 unless out of
+    reach.
+    """
+    x, w = call["self"], call["weight"]
+    low, high = x.interval()
+    negative, positive = bool((low <= 0).any()), bool((high >= 0).any())
+    reachable = bool(((low <= 0) & (high >= 0)).any())
+    laid = w.shape
+    if call.node.op == "aten.prelu" and w.numel > 1:
+        laid = (*w.shape, *(1,) * (len(x.shape) - 2))
+    steep = minimum(w.peak, meeting_norm(w, w.shape, w.shape))
+    slope = maximum(ONE if positive else ZERO, steep if negative else ZERO)
+    below = replace(x, value=x.value.clamp(max=0.0)) if isinstance(x.value, Tensor) else x  # moves no more than x
+    shared = meeting_norm(below, laid if w.numel > 1 else (), call.shape) if negative else ZERO
+    return Bounds(
+        jacobian={"self": slope, "weight": shared},
+        curvature={
+            ("self", "self"): Magnitude.infinity() if reachable else ZERO,
+            ("self", "weight"): ONE if negative else ZERO,
+        },
+        bound=slope * x.bound,
+        peak=slope * x.peak,
+        rowwise=bool(call.shape) and w.rows is None,
+        reason=_PRELU_KINK if reachable else "",
+    )

@@ -1,0 +1,244 @@
+r"""Operations that move numbers around: reshape, permute, slice, concatenate, pad, copy, cut into windows.
+
+Each is a matrix :math:`A` of zeros and ones with at most one entry 1 per row. If column :math:`j` has
+:math:`c_j` ones, the columns are orthogonal and :math:`\|Ax\|_2^2 = \sum_j c_j x_j^2 \le \max_j c_j\,\|x\|_2^2`,
+so the operator norm is :math:`\sqrt{\max_j c_j}`: reached at the entry that is copied most. Entries stay what they
+are, so the peak is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from surefoot.enclosure import Enclosure
+from surefoot.magnitude import Magnitude, maximum
+from surefoot.norms import patch_overlap
+from surefoot.operations.common import (
+    ONE,
+    ZERO,
+    affine,
+    largest_peak,
+    multiplicity,
+    normalized_dim,
+    root,
+    same_norm,
+)
+from surefoot.operations.registry import Bounds, Call, register_rule
+
+
+@register_rule(
+    "aten.contiguous", "aten.clone", "aten.alias", "aten.lift_fresh_copy", "aten.to", "aten._to_copy",
+    "aten.type_as", "aten.dropout", "aten.feature_dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout",
+    "aten.neg", "aten.detach",
+)  # fmt: skip
+def isometry(call: Call) -> Bounds:
+    """The identity, or its negative: norm 1.
+
+    Casts between floating-point types are the identity in real arithmetic; a cast to whole numbers jumps, and is
+    refused. Dropout is the identity where it is off or drops nothing.
+    """
+    if call["train"] and call["p"]:
+        raise call.refuse("dropout is random while training; call model.eval()")
+    if not call.node.specs[0].dtype.is_floating_point:
+        raise call.refuse("a tensor that varies over the domain is turned into whole numbers, which jump")
+    moved = next(iter(call.slots))  # the first argument; a second one only lends its type
+    norms = {slot: ONE if slot == moved else ZERO for slot in call.slots}
+    return affine(call, norms, rowwise=True, peak=call.slots[moved].peak)
+
+
+@register_rule("aten.reshape", "aten.view", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.view_as",
+               "aten.reshape_as", "aten.squeeze", "aten.unsqueeze")  # fmt: skip
+def reshape(call: Call) -> Bounds:
+    """The same numbers in the same order: norm 1. Another tensor only lends its shape.
+
+    Rows: when the number of rows grows by a whole factor, every new row is a part of one old row; when it
+    shrinks by a whole factor, a new row is made of consecutive old ones.
+    """
+    if call["dtype"] is not None:
+        raise call.refuse("the bits of a tensor are read as another type: no function of real numbers")
+    x = call["self"]
+    norms = {slot: ONE if slot == "self" else ZERO for slot in call.slots}
+    bounds = affine(call, norms, rows=_regrouped(x, call), peak=x.peak)
+    return replace(bounds, row_slots=("self",)) if x.shape[:1] == call.shape[:1] != () else bounds
+
+
+def _regrouped(x: Enclosure, call: Call) -> Magnitude | None:
+    old, new = (x.shape or (1,))[0], (call.shape or (1,))[0]
+    if x.is_constant or not x.shape or not call.shape or not old or not new:
+        return None
+    spreads = x.row_spread(old)
+    if new % old == 0:
+        return Magnitude(spreads.log2.repeat(new // old))
+    if old % new == 0:
+        return Magnitude(spreads.log2.reshape(new, old // new)).norm(axis=1)
+    return None
+
+
+@register_rule("aten.permute", "aten.transpose", "aten.t", "aten.numpy_T", "aten.mT", "aten.mH", "aten.adjoint",
+               "aten.movedim", "aten.moveaxis", "aten.swapaxes", "aten.swapdims", "aten.flip", "aten.fliplr",
+               "aten.flipud", "aten.rot90", "aten.roll", "aten.channel_shuffle", "aten.pixel_shuffle",
+               "aten.pixel_unshuffle")  # fmt: skip
+def permutation(call: Call) -> Bounds:
+    """A permutation of the entries: norm 1. Row-wise when the first dimension stays where it is."""
+    return affine(call, same_norm(call), rowwise=_first_stays(call), peak=largest_peak(call))
+
+
+def _first_stays(call: Call) -> bool:
+    """Whether the first dimension stays where it is.
+
+    Where dimensions are exchanged, their strides are: those of a contiguous tensor differ, but for dimensions of
+    size 1, which do not matter.
+    """
+    x = call["self"]
+    rank = len(x.shape)
+    match call.node.op:
+        case "aten.flip" | "aten.roll":
+            return rank > 0 and 0 not in [normalized_dim(d, rank) for d in call["dims"] or [0]]
+        case "aten.fliplr":
+            return True
+        case "aten.channel_shuffle" | "aten.pixel_shuffle" | "aten.pixel_unshuffle":
+            return rank > 3
+        case "aten.flipud" | "aten.rot90":
+            return False
+    if rank == 0:
+        return False
+    before = torch.empty(x.shape, device="meta")
+    after = call.node.target(before, *call.node.args[1:], **dict(call.node.kwargs))
+    return bool(after.shape[0] == before.shape[0] and after.stride()[0] == before.stride()[0])
+
+
+_ALONG_ONE_DIMENSION = {
+    "aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.select", "aten.unbind",
+    "aten.tensor_split",
+}  # fmt: skip
+
+
+@register_rule(*sorted(_ALONG_ONE_DIMENSION), "aten.diagonal", "aten.tril", "aten.triu")
+def selection(call: Call) -> Bounds:
+    """Some of the entries, each at most once: norm 1, or 0 if nothing is left. The pieces of a split count as one
+    vector.
+
+    Row-wise when it selects along another dimension than the first; triangles of matrices keep entries in place.
+    """
+    rank = len(call["self"].shape)
+    if call.node.op in _ALONG_ONE_DIMENSION:
+        rowwise = normalized_dim(call["dim"] or 0, rank) != 0
+    elif call.node.op == "aten.diagonal":
+        rowwise = 0 not in (normalized_dim(call["dim1"], rank), normalized_dim(call["dim2"], rank))
+    else:
+        rowwise = True
+    norm = ONE if call.numel else ZERO
+    return affine(call, same_norm(call, norm), rowwise=rowwise, peak=largest_peak(call))
+
+
+@register_rule("getitem")
+def item(call: Call) -> Bounds:
+    """One of several results: norm 1, with the row spreads of all of them together."""
+    (whole,) = call.slots.values()
+    if not call.node.specs[0].dtype.is_floating_point:
+        raise call.refuse(
+            "places of maxima and other whole numbers jump as the tensor varies: use the values only"
+        )
+    return affine(call, same_norm(call), rows=whole.rows, peak=whole.peak)
+
+
+@register_rule("aten.expand", "aten.expand_as", "aten.broadcast_to", "aten.repeat", "aten.tile")
+def copies(call: Call) -> Bounds:
+    """Every entry copied c times: norm √c. Another tensor only lends its shape."""
+    x = call["self"]
+    count = math.prod(call.shape) // max(1, x.numel)
+    aligned = len(x.shape) == len(call.shape) and x.shape[:1] == call.shape[:1]
+    norms = {slot: root(count) if slot == "self" else ZERO for slot in call.slots}
+    return affine(call, norms, rowwise=aligned, peak=x.peak)
+
+
+@register_rule("aten.repeat_interleave")
+def repeat_interleave(call: Call) -> Bounds:
+    """Every entry copied ``repeats`` times, or as often as its place along ``dim`` says: norm √ of the largest."""
+    repeats = call["repeats"]
+    if isinstance(repeats, Enclosure):
+        if not isinstance(repeats.value, torch.Tensor) or not repeats.is_constant:
+            raise call.refuse("numbers of repeats that are not known are not covered; expand and reshape instead")
+        repeats = int(repeats.value.max()) if repeats.value.numel() else 0
+    dim = call["dim"]
+    rowwise = dim is not None and normalized_dim(dim, len(call["self"].shape)) != 0
+    return affine(call, {"self": root(repeats)}, rowwise=rowwise, peak=call["self"].peak)
+
+
+@register_rule("aten.cat", "aten.concat", "aten.stack", "aten.hstack", "aten.vstack", "aten.dstack",
+               "aten.column_stack")  # fmt: skip
+def concatenation(call: Call) -> Bounds:
+    r"""Arguments side by side: norm 1 each, in orthogonal parts of the result.
+
+    So :math:`\|Dz[v]\|^2 = \sum_k \|Dx_k[v]\|^2`, and by Minkowski's inequality the Lipschitz vector is the
+    root of the sum of squares. Row-wise when joined along another dimension than the first.
+    """
+    rank = len(call.shape)
+    joined_along = {"aten.hstack": min(1, rank - 1), "aten.vstack": 0, "aten.dstack": 2, "aten.column_stack": 1}
+    dim = joined_along.get(call.node.op, normalized_dim(call["dim"] or 0, rank))
+    rowwise = dim != 0 and all(e.shape[:1] == call.shape[:1] for e in call.tensors.values())
+    norms = dict.fromkeys(call.tensors, ONE)
+    return affine(call, norms, rowwise=rowwise, orthogonal=True, peak=largest_peak(call, call.tensors))
+
+
+@register_rule("aten.pad", "aten.constant_pad_nd", "aten.reflection_pad1d", "aten.reflection_pad2d",
+               "aten.reflection_pad3d", "aten.replication_pad1d", "aten.replication_pad2d",
+               "aten.replication_pad3d")  # fmt: skip
+def pad(call: Call) -> Bounds:
+    """Padding with a constant: norm 1, and the constant's entries at zero. Reflection, replication and circular
+    padding copy entries: √ of the largest number of copies, counted.
+
+    Negative amounts cut off. Amounts come in pairs for the last dimensions; row-wise unless they reach the first.
+    """
+    x = call["self"]
+    amounts = call["pad"] if call["pad"] is not None else call["padding"]
+    rowwise = len(amounts) < 2 * len(x.shape) or not any(amounts[2 * len(x.shape) - 2 :])
+    constant = call.node.op == "aten.constant_pad_nd" or call["mode"] == "constant"
+    if constant:
+        value = Magnitude.of(abs(float(call["value"] or 0.0)))
+        outside = call.numel - _kept(x.shape, amounts)
+        peak = maximum(x.peak, value) if outside else x.peak
+        return affine(call, {"self": ONE}, offset=value * root(outside), rowwise=rowwise, peak=peak)
+    return affine(call, {"self": root(_pad_copies(call, x, amounts))}, rowwise=rowwise, peak=x.peak)
+
+
+def _kept(shape: tuple[int, ...], amounts: list[int]) -> int:
+    """How many entries negative amounts of padding leave."""
+    kept = list(shape)
+    for k in range(len(amounts) // 2):
+        kept[-1 - k] = max(0, kept[-1 - k] + min(0, amounts[2 * k]) + min(0, amounts[2 * k + 1]))
+    return math.prod(kept)
+
+
+def _pad_copies(call: Call, x: Enclosure, amounts: list[int]) -> int:
+    """How often padding uses the most copied entry, found by padding the positions of one channel."""
+    sides = x.shape[len(x.shape) - len(amounts) // 2 :]
+    positions = torch.arange(math.prod(sides), dtype=torch.float64).reshape(1, 1, *sides)
+    return multiplicity(call.node.target(positions, *call.node.args[1:], **dict(call.node.kwargs)), call.numel)
+
+
+@register_rule("aten.im2col", "aten.col2im")
+def windows(call: Call) -> Bounds:
+    """Patches of an image as columns: √c, with c the number of patches that contain the most covered entry.
+
+    Adding columns up to an image is the adjoint: the same norm, and up to c numbers in each sum.
+    """
+    x, image = call["self"], call["self"].shape[-2:] if call.node.op == "aten.im2col" else call.shape[-2:]
+    settings = [tuple(call[key]) for key in ("kernel_size", "stride", "padding", "dilation")]
+    overlap = patch_overlap(image, *settings)
+    sums = 1 if call.node.op == "aten.im2col" else overlap
+    batched = len(x.shape) == (4 if call.node.op == "aten.im2col" else 3)
+    return affine(call, {"self": root(overlap)}, rowwise=batched, peak=x.peak * float(sums), reduction=sums)
+
+
+@register_rule("aten.unfold")
+def sliding(call: Call) -> Bounds:
+    """Windows along one dimension: √ of how many contain the most covered entry."""
+    x = call["self"]
+    dim = normalized_dim(call["dimension"], len(x.shape))
+    side = x.shape[dim] if x.shape else 1
+    overlap = patch_overlap((side,), (call["size"],), (call["step"],)) if call.numel else 0
+    return affine(call, {"self": root(overlap)}, rowwise=dim != 0, peak=x.peak)

@@ -1,0 +1,135 @@
+r"""Largest entries of patches.
+
+With every entry in at most :math:`c` patches, :math:`|\max_P x - \max_P y|^2 \le \max_{i\in P}(x_i - y_i)^2 \le
+\sum_{i\in P}(x_i - y_i)^2`, summed over patches at most :math:`c\|x - y\|^2`: Lipschitz with :math:`\sqrt c`,
+reached where one entry is the largest of all patches it lies in.
+
+Where the same entry stays the largest of its patch over the whole domain the map is linear there, and the
+curvature is zero; otherwise it has a kink. An entry that leads by more than :math:`\sqrt2\,r` keeps its lead when
+the sample moves by at most :math:`r`, as :math:`|\delta_i| + |\delta_j| \le \sqrt2\,\|\delta\|`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from surefoot.enclosure import Enclosure
+from surefoot.magnitude import Magnitude
+from surefoot.operations.common import ZERO, normalized_dims, root, spatial
+from surefoot.operations.registry import Bounds, Call, register_rule
+
+_LARGEST = 2**22  # entries of all patches together that are looked at
+_REASON = (
+    "max-pooling has a kink where the largest entry of a patch changes: use average pooling (surefoot.smooth), or "
+    "shrink the domain"
+)
+
+
+@register_rule(
+    "aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d", "aten.max_pool1d_with_indices",
+    "aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices",
+)  # fmt: skip
+def max_pool(call: Call) -> Bounds:
+    """Slope √c; curvature 0 where every maximum keeps its place over the domain, otherwise a kink.
+
+    Where the places are returned as well, they are whole numbers and nothing is claimed about them.
+    """
+    dims = int(call.node.op.removesuffix("_with_indices")[-2])
+    kernel = spatial(call["kernel_size"], dims)
+    stride = spatial(call["stride"] or kernel, dims)
+    padding, dilation = spatial(call["padding"], dims), spatial(call["dilation"], dims)
+    outputs = call.shape[-dims:]
+    sides = call["self"].shape[-dims:]
+    windows = [
+        [[i * s + t * d - p for t in range(k)] for i in range(m)]
+        for m, k, s, p, d in zip(outputs, kernel, stride, padding, dilation, strict=True)
+    ]
+    return _maximum(call, [_inside(window, n) for window, n in zip(windows, sides, strict=True)])
+
+
+@register_rule("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
+def adaptive_max_pool(call: Call) -> Bounds:
+    """The same with the windows [⌊iN/P⌋, ⌈(i+1)N/P⌉), which may overlap."""
+    dims = int(call.node.op[-2])
+    sides = call["self"].shape[-dims:]
+    windows = [
+        [list(range(i * n // m, -(-(i + 1) * n // m))) for i in range(m)]
+        for n, m in zip(sides, call.shape[-dims:], strict=True)
+    ]
+    return _maximum(call, [_inside(window, n) for window, n in zip(windows, sides, strict=True)])
+
+
+@register_rule("aten.amax", "aten.amin", "aten.max", "aten.min")
+def extreme(call: Call) -> Bounds:
+    """The largest or smallest entry along some dimensions: one patch per result, slope 1."""
+    x = call["self"]
+    if call["other"] is not None:
+        raise call.refuse("the larger of two tensors is not covered; use the largest entry of a stack of both")
+    dims = normalized_dims(call["dim"], len(x.shape))
+    kept = [k for k in range(len(x.shape)) if k not in dims]
+    margin = None
+    if isinstance(x.value, Tensor) and x.shape and x.numel:
+        value = x.value if "max" in call.node.op else -x.value
+        patches = value.permute(*kept, *dims).reshape(*(x.shape[k] for k in kept), -1)
+        move = x.spread.tensor(value)
+        radius = x.radius()
+        if kept[:1] == [0] and radius is not None and radius.dim():
+            move = radius.reshape(-1, *[1] * (len(kept) - 1))
+        margin = _margin(patches, move)
+    return _bounds(call, x, 1, margin, rowwise=kept[:1] == [0])
+
+
+def _inside(window: list[list[int]], side: int) -> Tensor:
+    """Positions of each window as a table; those outside, and what is missing to a rectangle, are ``side``."""
+    width = max(len(places) for places in window)
+    rows = [[i if 0 <= i < side else side for i in places] + [side] * (width - len(places)) for places in window]
+    return torch.tensor(rows)
+
+
+def _maximum(call: Call, windows: list[Tensor]) -> Bounds:
+    x = call["self"]
+    dims = len(windows)
+    overlap = 1
+    for window, side in zip(windows, x.shape[-dims:], strict=True):
+        overlap *= int(torch.bincount(window.reshape(-1), minlength=side + 1)[:side].max())
+    return _bounds(call, x, overlap, _patch_margin(x, windows), rowwise=len(x.shape) > dims + 1)
+
+
+def _bounds(call: Call, x: Enclosure, overlap: int, margin: Tensor | None, rowwise: bool) -> Bounds:
+    kink = margin is None or not bool((margin > 0).all())
+    return Bounds(
+        jacobian={"self": root(overlap)},
+        curvature={("self", "self"): Magnitude.infinity() if kink else ZERO},
+        offset=ZERO,
+        peak=x.peak if len(call.node.specs) == 1 else None,
+        rowwise=rowwise,
+        reason=_REASON if kink else "",
+    )
+
+
+def _patch_margin(x: Enclosure, windows: list[Tensor]) -> Tensor | None:
+    """For each patch, by how much its largest entry stays above the second over the domain."""
+    dims = len(windows)
+    entries = x.numel // max(1, math.prod(x.shape[-dims:])) * math.prod(w.numel() for w in windows)
+    radius = x.radius()
+    if radius is None or not isinstance(x.value, Tensor) or entries > _LARGEST:
+        return None
+    patches = F.pad(x.value, (0, 1) * dims, value=-math.inf)
+    for place, window in enumerate(windows, start=len(x.shape) - dims):
+        # one spatial dimension becomes two: windows, and places within each, which go last
+        chosen = patches.index_select(place, window.reshape(-1).to(patches.device))
+        patches = chosen.unflatten(place, tuple(window.shape)).movedim(place + 1, -1)
+    return _margin(patches.flatten(-dims), radius)
+
+
+def _margin(patches: Tensor, move: Tensor) -> Tensor:
+    """The lead of the largest entry of each patch (last dimension) over the second, minus what it may lose."""
+    if patches.shape[-1] == 1:
+        return torch.ones(())
+    top = patches.topk(2, dim=-1).values
+    lead = top[..., 0] - top[..., 1]
+    return lead * (1 - 2.0**-50) - math.sqrt(2) * move * (1 + 1e-12)

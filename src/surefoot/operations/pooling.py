@@ -1,0 +1,131 @@
+r"""Averages over patches, and interpolation.
+
+Both are linear and act on each spatial dimension separately: the operator is a Kronecker product of small
+matrices, one per dimension, and its norm is the product of theirs: reached. The matrices are found by applying
+the operation to unit vectors. For disjoint :math:`k \times k` patches this gives :math:`1/k`; the paper's 1 is
+valid but loose. The largest entry grows at most by the product of the largest absolute row sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from surefoot.magnitude import Magnitude
+from surefoot.norms import spectral_norm
+from surefoot.operations.common import affine, spatial
+from surefoot.operations.registry import Bounds, Call, register_rule
+
+
+@register_rule("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d")
+def average_pool(call: Call) -> Bounds:
+    """The product of the norms of one-dimensional averages.
+
+    The divisor of a patch is the product of those along its sides; one given for the whole patch replaces all of
+    them, and what is left are sums.
+    """
+    x, dims = call["self"], int(call.node.op[-2])
+    kernel = spatial(call["kernel_size"], dims)
+    stride = spatial(call["stride"] or kernel, dims)
+    padding = spatial(call["padding"], dims)
+    divisor = call["divisor_override"]
+    matrices = [
+        _on_units(n, partial(_average, call=call, kernel=k, stride=s, padding=p))
+        for n, k, s, p in zip(x.shape[-dims:], kernel, stride, padding, strict=True)
+    ]
+    return _separable(call, matrices, 1.0 if divisor is None else 1.0 / abs(divisor))
+
+
+def _average(units: Tensor, call: Call, kernel: int, stride: int, padding: int) -> Tensor:
+    """Averages along one side, or sums if the call gives the divisor."""
+    return F.avg_pool2d(
+        units.unsqueeze(-1),
+        (kernel, 1),
+        (stride, 1),
+        (padding, 0),
+        ceil_mode=bool(call["ceil_mode"]),
+        count_include_pad=bool(call["count_include_pad"]),
+        divisor_override=None if call["divisor_override"] is None else 1,
+    ).squeeze(-1)
+
+
+@register_rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d")
+def adaptive_average_pool(call: Call) -> Bounds:
+    """The product of the norms of one-dimensional adaptive averages."""
+    x, dims = call["self"], int(call.node.op[-2])
+    matrices = [
+        _on_units(n, partial(F.adaptive_avg_pool1d, output_size=m))
+        for n, m in zip(x.shape[-dims:], call.shape[-dims:], strict=True)
+    ]
+    return _separable(call, matrices)
+
+
+@register_rule(
+    "aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d",
+    "aten._upsample_nearest_exact1d", "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d",
+    "aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_trilinear3d", "aten.upsample_bicubic2d",
+    "aten._upsample_bilinear2d_aa", "aten._upsample_bicubic2d_aa",
+)  # fmt: skip
+def interpolation(call: Call) -> Bounds:
+    """The product of the norms of one-dimensional interpolations.
+
+    The operation itself is applied to images that are a unit vector along one side and constant along the others,
+    which interpolation leaves constant. Their length is 2, or 1 as in the image: PyTorch interpolates images that
+    are one entry wide with other weights when it smooths them (``antialias``).
+    """
+    x, dims = call["input"] if call["input"] is not None else call["self"], _dimensions(call)
+    matrices = []
+    for k, n in enumerate(x.shape[-dims:]):
+        target = [min(side, 2) for side in x.shape[-dims:]]
+        sides = [*target]
+        sides[k], target[k] = n, call.shape[-dims + k]
+        shape = [n if dim == k else 1 for dim in range(dims)]
+        units = torch.eye(n, dtype=torch.float64).reshape(n, 1, *shape).expand(n, 1, *sides).contiguous()
+        lines = _interpolate(call, units, target, k).movedim(2 + k, 1).flatten(2)
+        matrices.append(lines[:, :, 0].T)
+    return _separable(call, matrices)
+
+
+def _dimensions(call: Call) -> int:
+    return int(call.node.op.removesuffix("_aa")[-2])
+
+
+def _interpolate(call: Call, units: Tensor, target: list[int], dim: int) -> Tensor:
+    """The operation on unit vectors along one side, with the scale the call uses for that side."""
+    packet = getattr(torch.ops.aten, call.node.op.removeprefix("aten."))
+    scales = call["scale_factors"]
+    given = scales[dim] if scales else None
+    if not scales:
+        names = {"d": 0, "h": 1, "w": 2}
+        keys = [key for key in ("scales", "scales_d", "scales_h", "scales_w") if call[key] is not None]
+        offset = 3 - _dimensions(call)
+        given = next((call[key] for key in keys if key == "scales" or names[key[-1]] - offset == dim), None)
+    factors = [1.0 if given is not None else None] * len(target)
+    factors[dim] = given
+    corners = [] if "nearest" in call.node.op else [bool(call["align_corners"])]
+    found: Tensor = packet.default(units, target, *corners, *factors)
+    return found
+
+
+def _on_units(size: int, operation: Callable[[Tensor], Tensor]) -> Tensor:
+    """The matrix of a one-dimensional linear operation."""
+    return operation(torch.eye(size, dtype=torch.float64).unsqueeze(1))[:, 0].T
+
+
+def _separable(call: Call, matrices: list[Tensor], factor: float = 1.0) -> Bounds:
+    """The bounds of a Kronecker product of matrices, whose entries err by a few units relative to their size n."""
+    (x,) = call.slots.values()
+    norm = peak = Magnitude.of(factor) * (1 + 2.0**-50)
+    for matrix in matrices:
+        slack = 1 + (matrix.shape[1] + 16) * 2.0**-50
+        norm = norm * Magnitude.of(spectral_norm(matrix)) * slack
+        peak = peak * Magnitude.of(float(matrix.abs().sum(dim=1).max())) * slack
+    reduction = math.prod(int((matrix != 0).sum(dim=1).max()) for matrix in matrices)
+    rowwise = len(call.shape) > len(matrices) + 1
+    (slot,) = call.slots
+    return affine(call, {slot: norm}, rowwise=rowwise, peak=peak * x.peak, reduction=reduction)

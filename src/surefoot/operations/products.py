@@ -1,0 +1,243 @@
+r"""Fully-connected layers, scale and shift, and forms of three tensors.
+
+A bilinear map :math:`\beta` has curvature :math:`\sup\|\beta(x, w)\|/(\|x\|\|w\|)` (Lemma tensnorm) and
+Jacobians the operator norms of :math:`\beta(\cdot, w)` and :math:`\beta(x, \cdot)`. Its spread follows from
+:math:`\beta(x, w) - \beta(\hat x, \hat w) = \beta(x - \hat x, w) + \beta(\hat x, w - \hat w)`. Contracted with a
+costate its second derivative is the bilinear form :math:`\langle\lambda, \beta(\dot x, \dot w)\rangle`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.enclosure import Enclosure, row_norms
+from surefoot.magnitude import Magnitude, minimum
+from surefoot.norms import spectral_norm
+from surefoot.norms.matrix import affordable_norm
+from surefoot.operations.arithmetic import centre_meeting_norm, meeting_norm
+from surefoot.operations.common import ONE, ZERO, broadcast_copies, root
+from surefoot.operations.registry import Along, Bounds, Call, register_rule
+
+_AFFORDABLE = 2e9  # multiplications for the norm of a costate
+_LARGEST_UNFOLDED = 2**20  # entries of a trilinear form whose unfoldings are looked at
+
+
+@register_rule("aten.linear", "aten.addmm")
+def fully_connected(call: Call) -> Bounds:
+    r""":math:`Z = XW^\top + 1b^\top` with N rows of X: L = 1, Jacobians :math:`\|W\|_2`, :math:`\|X\|_2` and √N.
+
+    :math:`\|XW^\top\|_F \le \|X\|_F\|W\|_F`, reached at rank one; :math:`\|\delta X\,W^\top\|_F \le \|\delta
+    X\|_F\|W\|_2` and :math:`\|X\,\delta W^\top\|_F \le \|X\|_2\|\delta W\|_F`; a bias entry is copied to N rows.
+    ``addmm`` is :math:`\beta b + \alpha XW` with a bias of any shape that broadcasts. Contracted with costates
+    :math:`\Lambda`: :math:`\langle\dot W, \Lambda^\top\dot X\rangle \le \|\Lambda\|_2\|\dot W\|_F\|\dot X\|_F`.
+    """
+    if call.node.op == "aten.addmm":
+        x, w, bias, slots = call["mat1"], call["mat2"], call["self"], ("mat1", "mat2", "self")
+        alpha, beta = (Magnitude.of(abs(float(call[key]))) for key in ("alpha", "beta"))
+    else:
+        x, w, bias, slots = call["input"], call["weight"], call["bias"], ("input", "weight", "bias")
+        alpha = beta = ONE
+    centre = x.centre_matrix_norm() if x.numel else ZERO
+    matrix = w.matrix_norm() if w.numel and not x.is_constant else w.bound  # a fixed x is not moved through it
+    partial = Partial(
+        norm_w=alpha * matrix,
+        norm_x=alpha * minimum(x.bound, centre + x.spread),
+        centre_x=alpha * centre,
+        constant=alpha,
+    )
+    bounds = biaffine(
+        call, slots, x, w, added(call, bias, beta), partial, inner=x.shape[-1], rowwise=len(x.shape) > 1
+    )
+    pair = slots[:2]
+    return replace(
+        bounds,
+        curvature_along=lambda costate: {pair: alpha * costate_norm(costate)},
+        change_along=lambda costate: {pair: alpha * costate.row_spread(call.shape[0])},
+    )
+
+
+def costate_norm(costate: Enclosure, matrix: Tensor | None = None) -> Magnitude:
+    """The spectral norm over the domain of a costate as a matrix: as given, or with rows its last dimension."""
+    value: Tensor = costate.value
+    if matrix is None:
+        matrix = value.reshape(-1, value.shape[-1] if value.dim() else 1)
+    if not matrix.numel():
+        return ZERO
+    return minimum(costate.bound, Magnitude.of(affordable_norm(matrix, _AFFORDABLE)) + costate.spread)
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Constants of a bilinear map: with w fixed, with x fixed (over the domain and at its centre), and its own."""
+
+    norm_w: Magnitude
+    norm_x: Magnitude
+    centre_x: Magnitude
+    constant: Magnitude
+
+
+@dataclass(frozen=True)
+class Added:
+    """A tensor that is added to the result: norm of the copying, over the whole result and over one row."""
+
+    enclosure: Enclosure
+    norm: Magnitude
+    row: Magnitude
+
+
+def added(call: Call, bias: Any, factor: Magnitude = ONE, shape: tuple[int, ...] | None = None) -> Added | None:
+    """What a bias of that shape (its own, if not given) adds when it is broadcast to the result and scaled."""
+    if not isinstance(bias, Enclosure):
+        return None
+    laid = bias.shape if shape is None else shape
+    has_rows = len(laid) == len(call.shape) and laid[:1] == call.shape[:1]
+    one_row = (1, *call.shape[1:])
+    row = broadcast_copies((1, *laid[1:]) if has_rows else laid, one_row)
+    return Added(bias, factor * root(broadcast_copies(laid, call.shape)), factor * root(row))
+
+
+def biaffine(
+    call: Call,
+    slots: tuple[str, str, str],
+    x: Enclosure,
+    w: Enclosure,
+    bias: Added | None,
+    partial: Partial,
+    *,
+    inner: int,
+    rowwise: bool,
+) -> Bounds:
+    r"""A bilinear map of x and w plus a bias that is copied: the bounds all of them share.
+
+    Row i of the result moves by at most :math:`\|\beta(\cdot, w)\|` times the move of row i of x, plus L times
+    the norm of row i of x at the centre times the move of w, plus what the bias adds to one row.
+
+    Args:
+        call: the operation.
+        slots: the names of x, w and the bias among its arguments.
+        x: the data.
+        w: the weights.
+        bias: the bias, if any.
+        partial: the constants of the bilinear map.
+        inner: how many products are added up for one entry.
+        rowwise: whether row i of the result is made of row i of x.
+    """
+    slot_x, slot_w, slot_bias = slots
+    jacobian = {slot_x: partial.norm_w, slot_w: partial.norm_x}
+    bound = minimum(partial.norm_w * x.bound, partial.norm_x * w.bound, partial.constant * x.bound * w.bound)
+    spread = partial.norm_w * x.spread + partial.centre_x * w.spread
+    rows = None
+    if rowwise and isinstance(x.value, torch.Tensor) and x.shape[0] == call.shape[0] and x.numel:
+        rows = x.row_spread(call.shape[0]) * partial.norm_w
+        rows = rows + minimum(row_norms(x.value) * partial.constant, partial.centre_x) * w.spread
+    if bias is not None:
+        jacobian[slot_bias] = bias.norm
+        bound, spread = bound + bias.norm * bias.enclosure.bound, spread + bias.norm * bias.enclosure.spread
+        rows = None if rows is None else rows + bias.row * bias.enclosure.spread
+    return Bounds(
+        jacobian,
+        curvature={(slot_x, slot_w): partial.constant},
+        bound=bound,
+        spread=spread,
+        rows=rows,
+        reduction=inner,
+        row_slots=(slot_x,) if rowwise and x.shape[:1] == call.shape[:1] else (),
+    )
+
+
+@register_rule("surefoot.scale_shift")
+def scale_shift(call: Call) -> Bounds:
+    r""":math:`z = w \circ x + b` with w and b copied along x: a product entry by entry plus copies.
+
+    Curvature 1, Jacobians :math:`\|w\|_\infty`, the root of the largest sum of :math:`x^2` over the entries one
+    scale meets, and √c. From dimension 0 on the scales belong to rows; later they are shared by them. Contracted
+    with a costate: :math:`\sum_kw_k\sum_{i \in k}\lambda_ix_i \le \max_k(\sum_{i \in
+    k}\lambda_i^2)^{1/2}\|w\|\|x\|`.
+    """
+    x, w, bias, dim = call["x"], call["weight"], call["bias"], call["dim"]
+    jacobian: dict[str, Magnitude] = {"x": ONE}
+    curvature = {}
+    bound, peak, spread = x.bound, x.peak, x.spread
+    rows = x.row_spread(call.shape[0]) if dim > 0 and isinstance(x.value, torch.Tensor) and x.numel else None
+    along: Along | None = None
+    if isinstance(w, Enclosure):
+        laid = (*w.shape, *(1,) * (len(x.shape) - dim - len(w.shape)))
+        scale = _largest_entry(w)
+        jacobian = {"x": scale, "weight": meeting_norm(x, laid, call.shape)}
+        curvature = {("x", "weight"): ONE}
+
+        def along(costate: Enclosure) -> dict[tuple[str, str], Magnitude]:
+            return {("x", "weight"): meeting_norm(costate, laid, call.shape)}
+
+        bound, peak = minimum(scale * x.bound, jacobian["weight"] * w.bound), scale * x.peak
+        centre = centre_meeting_norm(x, laid, call.shape)
+        spread = scale * x.spread + centre * w.spread
+        rows = None if rows is None else scale * rows + minimum(row_norms(x.value), centre) * w.spread
+    shift = (
+        added(call, bias, shape=(*bias.shape, *(1,) * (len(x.shape) - dim - len(bias.shape)))) if bias else None
+    )
+    if shift is not None:
+        jacobian["bias"] = shift.norm
+        bound, peak = bound + shift.norm * bias.bound, peak + bias.peak
+        spread = spread + shift.norm * bias.spread
+        rows = None if rows is None else rows + shift.row * bias.spread
+    return Bounds(
+        jacobian,
+        curvature,
+        bound=bound,
+        peak=peak,
+        spread=spread,
+        rows=rows,
+        curvature_along=along,
+        row_slots=("x",) if dim > 0 else (),
+    )
+
+
+def _largest_entry(w: Enclosure) -> Magnitude:
+    """The largest entry over the domain, from the centre where that is known."""
+    return meeting_norm(w, w.shape, w.shape)
+
+
+@register_rule("aten.bilinear")
+def bilinear(call: Call) -> Bounds:
+    r""":math:`z_{nk} = x_n^\top W_k y_n + b_k`: a form of three tensors.
+
+    With :math:`\omega \ge \|(x, y) \mapsto (x^\top W_ky)_k\|` and rows :math:`\|x_n\| \le \xi`, :math:`\|y_n\|
+    \le \eta`: Jacobians :math:`\eta\omega`, :math:`\xi\omega`, the norm of the matrix of the products
+    :math:`x_n \otimes y_n`, at most :math:`\|(\|x_n\|\|y_n\|)_n\|_2`; mixed curvatures :math:`\omega, \eta, \xi`,
+    each by Cauchy-Schwarz over n. For :math:`\omega` any unfolding of W into a matrix will do, as
+    :math:`\|W_{(k),(ij)}(x \otimes y)\| \le \|W_{(k),(ij)}\|_2\|x\|\|y\|`, and alike for the other two. All are
+    reached for a form of rank one and equal rows.
+    """
+    x, y, w, bias = call["input1"], call["input2"], call["weight"], call["bias"]
+    count = x.numel // max(1, x.shape[-1])
+    xi, eta = _longest_row(x, count), _longest_row(y, count)
+    omega = _form_norm(w)
+    pair = minimum(xi * y.bound, eta * x.bound)
+    jacobian = {"input1": eta * omega, "input2": xi * omega, "weight": pair}
+    bound = minimum(pair * omega, pair * w.bound)
+    if isinstance(bias, Enclosure):
+        jacobian["bias"] = root(count)
+        bound = bound + root(count) * bias.bound
+    curvature = {("input1", "input2"): omega, ("input1", "weight"): eta, ("input2", "weight"): xi}
+    return Bounds(jacobian, curvature, bound=bound, reduction=x.shape[-1] * y.shape[-1])
+
+
+def _longest_row(e: Enclosure, count: int) -> Magnitude:
+    """The largest norm of a row along the last dimension."""
+    if not isinstance(e.value, torch.Tensor) or count == 0:
+        return e.bound if count else ZERO
+    within = e.rows is not None and len(e.shape) > 1
+    move = minimum(e.spread, e.rows.max()) if within and e.rows is not None else e.spread
+    return minimum(e.bound, row_norms(e.value.reshape(count, -1)).max() + move)
+
+
+def _form_norm(w: Enclosure) -> Magnitude:
+    if not isinstance(w.value, torch.Tensor) or w.numel > _LARGEST_UNFOLDED:
+        return w.bound
+    unfolded = [w.value.movedim(k, 0).flatten(1) for k in range(3)]
+    return minimum(w.bound, Magnitude.of(min(spectral_norm(matrix) for matrix in unfolded)) + w.spread)

@@ -1,0 +1,190 @@
+r"""Soft-max, its logarithm, and the logarithm of the sum of exponentials.
+
+Let :math:`p` be the soft-max of :math:`x`, and :math:`v` a direction, seen as a random variable under :math:`p`.
+
+* **Jacobian of soft-max** :math:`C = \mathrm{diag}(p) - pp^\top`, the covariance: at most 1/2, as the absolute row
+  sums are :math:`2p_i(1 - p_i) \le 1/2` (Gershgorin); reached at two classes with equal probability. At most
+  :math:`\max_i p_i`, as :math:`C \preceq \mathrm{diag}(p)`; reached at equal probabilities.
+* **Curvature at most** :math:`\sqrt2/(3\sqrt3) \approx 0.2722`. Soft-max is the gradient of log-sum-exp, so its
+  second derivative is a symmetric tensor whose norm is reached on the diagonal: the third central moment
+  :math:`E(v - Ev)^3` with :math:`\|v\|_2 = 1`. The entries of :math:`v` lie in an interval of length
+  :math:`\max_{i,j}|v_i - v_j| \le \sqrt2`. A variable on an interval of length :math:`\delta` has
+  :math:`|E(v-Ev)^3| \le \delta^3/(6\sqrt3)`: for a given mean the supremum is the concave envelope of a
+  function that is concave and then convex, reached by two points at distance :math:`\delta' \le \delta`, with
+  value :math:`\delta'^3 q(1-q)(1-2q) \le \delta'^3/(6\sqrt3)`. Reached for two classes. And
+  :math:`|E(v - Ev)^3| \le \max|v - Ev|\,E(v - Ev)^2 \le \sqrt2\,\|C\|`.
+* **Log-soft-max.** :math:`I - \mathbf 1p^\top` is an oblique projection, of norm :math:`\|\mathbf 1\|\|p\| \le
+  \sqrt{k \max p}` for k > 1 classes; its second derivative is :math:`-\mathbf 1\otimes C`, of norm
+  :math:`\sqrt k\,\|C\|`. The slope :math:`\sqrt k` is approached as one class takes all.
+* **Log-sum-exp** has gradient p, of norm at most :math:`\sqrt{\max p} \le 1`, and second derivative C.
+
+Fibres (the classes of one position of one sample) are separate, so the norms are the largest over them. When the
+argument moves by at most :math:`r`, then :math:`p_i = \hat p_ie^{\delta_i}/\sum_j\hat p_je^{\delta_j}` changes by
+a factor between :math:`e^{-\sqrt2r}` and :math:`e^{\sqrt2r}`, as :math:`|\delta_i - \delta_j| \le \sqrt2r`. So a
+largest probability of at most :math:`q` over the domain gives :math:`\|C\| \le q`, and one of at least
+:math:`1 - \rho > 1/2` gives :math:`\|C\| \le 2\rho(1-\rho)`, the other classes having at most :math:`\rho`
+together; and :math:`\rho` grows at most by the same factor.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.enclosure import Enclosure
+from surefoot.magnitude import Magnitude, minimum
+from surefoot.operations.common import ONE, ZERO, normalized_dim, normalized_dims, root
+from surefoot.operations.registry import Bounds, Call, register_rule
+
+STEEPEST = Magnitude.of(math.sqrt(2) / (3 * math.sqrt(3))) * (1 + 1e-15)  # the curvature of a soft-max
+_HALF = Magnitude.of(0.5)
+_SLACK = 1e-12  # for probabilities computed in double precision
+
+
+@register_rule("aten.softmax", "aten._softmax", "surefoot.masked_softmax")
+def softmax(call: Call) -> Bounds:
+    """Slope ‖C‖ and curvature at most √2‖C‖; each fibre has norm at most 1, and no two are farther apart than √2.
+
+    Masked entries are left out of the fibre. A mask that varies but is bounded forbids nothing.
+    """
+    slot = next(iter(call.slots))
+    x, dim = call.slots[slot], call["dim"] if call["dim"] is not None else -1
+    dim = normalized_dim(dim, len(call.shape))
+    classes = call.shape[dim] if call.shape else 1
+    if classes <= 1:
+        return Bounds({slot: ZERO, **_no_mask(call)}, bound=root(call.numel), peak=ONE)
+    top = _top(x, _probabilities(call, x, dim), dim)
+    slope = _covariance(top)
+    fibres = call.numel // classes
+    rows = None
+    if dim != 0 and isinstance(x.value, Tensor):
+        rows = minimum(x.row_spread(call.shape[0]) * slope, root(2 * fibres // max(1, call.shape[0])))
+    return Bounds(
+        jacobian={slot: slope, **_no_mask(call)},
+        curvature={(slot, slot): minimum(STEEPEST, slope * math.sqrt(2) * (1 + 1e-15))},
+        bound=root(fibres),
+        peak=_largest(top),
+        spread=root(2 * fibres),
+        rows=rows,
+        reduction=classes,
+        curvature_along=None if top is None else lambda costate: {(slot, slot): _fibres_along(costate, dim, top)},
+        row_slots=(slot,) if dim != 0 else (),
+    )
+
+
+def _fibres_along(costate: Enclosure, dim: int, top: tuple[np.ndarray, np.ndarray]) -> Magnitude:
+    """The largest product over the fibres of their curvature and the norm of their costate."""
+    norms = torch.linalg.vector_norm(costate.value, dim=dim).cpu().numpy() * (1 + costate.numel * 2.0**-50)
+    rows = costate.rows is not None and dim != 0
+    move = minimum(costate.spread, costate.rows.max()) if rows and costate.rows is not None else costate.spread
+    curvature = np.minimum(STEEPEST.numpy(), _covariances(top) * (math.sqrt(2) * (1 + 1e-15)))
+    sizes = Magnitude.of(curvature.reshape(-1)) * (Magnitude.of(norms.reshape(-1)) + move)
+    return minimum(sizes.max(), Magnitude.of(float(curvature.max())) * costate.bound)
+
+
+def _no_mask(call: Call) -> dict[str, Magnitude]:
+    """The slope in a real mask: zero, as only its infinite entries count."""
+    if "mask" not in call.slots or call["mask"].is_constant:
+        return {}
+    if not call["mask"].peak.is_finite:
+        raise call.refuse("a mask that varies over the domain and may be -∞ is not covered; use a fixed mask")
+    return {"mask": ZERO}
+
+
+@register_rule("aten.log_softmax", "aten._log_softmax")
+def log_softmax(call: Call) -> Bounds:
+    """Slope √(k max p), curvature √k ‖C‖; at zero every entry is -log k."""
+    x, dim = call["self"], normalized_dim(call["dim"], len(call.shape))
+    classes = call.shape[dim] if call.shape else 1
+    if classes <= 1:
+        return Bounds({"self": ZERO}, offset=ZERO, bound=ZERO, peak=ZERO)
+    top = _top(x, _probabilities(call, x, dim), dim)
+    return Bounds(
+        jacobian={"self": root(classes) * _largest(top).sqrt()},
+        curvature={("self", "self"): root(classes) * _covariance(top)},
+        offset=Magnitude.of(math.log(classes)) * root(call.numel),
+        rowwise=dim != 0,
+        reduction=classes,
+    )
+
+
+@register_rule("aten.logsumexp")
+def log_sum_exp(call: Call) -> Bounds:
+    """Slope √(max p), curvature ‖C‖; at zero every entry is log k."""
+    x = call["self"]
+    dims = normalized_dims(call["dim"], len(x.shape))
+    classes = math.prod(x.shape[d] for d in dims)
+    top = None
+    if isinstance(x.value, Tensor) and classes > 1 and x.shape:
+        moved = x.value.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims))
+        top = _top(x, torch.softmax(moved, -1), -1, whole=0 in dims)
+    return Bounds(
+        jacobian={"self": _largest(top).sqrt()},
+        curvature={("self", "self"): _covariance(top) if classes > 1 else ZERO},
+        offset=Magnitude.of(math.log(max(1, classes))) * root(call.numel),
+        rowwise=0 not in dims and bool(x.shape),
+        reduction=classes,
+    )
+
+
+def _probabilities(call: Call, x: Enclosure, dim: int) -> Tensor | None:
+    """The soft-max at the centre, as the operation computes it."""
+    if not isinstance(x.value, Tensor):
+        return None
+    if call.node.op != "surefoot.masked_softmax":
+        return torch.softmax(x.value, dim)
+    mask = call["mask"]
+    if isinstance(mask, Enclosure) and mask.value is None:
+        return None
+    found: Tensor = call.node.target(x.value, None if mask is None else mask.value, call["causal"])
+    return found
+
+
+def _top(
+    x: Enclosure, probabilities: Tensor | None, dim: int, whole: bool = False
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """For each fibre, what its largest probability, and the others together, stay below over the domain.
+
+    ``None`` if nothing is known.
+
+    Args:
+        x: the argument.
+        probabilities: at the centre.
+        dim: along which they add up to 1.
+        whole: whether the fibres run through the first dimension, so that row spreads do not apply to them.
+    """
+    if probabilities is None or not probabilities.numel():
+        return None
+    largest = probabilities.amax(dim=dim)
+    move: Tensor | None = x.radius()
+    assert move is not None
+    if whole or normalized_dim(dim, probabilities.dim()) == 0 or move.dim() == 0:
+        move = x.spread.tensor(probabilities)
+    else:
+        move = move.reshape(-1, *[1] * (largest.dim() - 1))
+    # The round-off of a probability grows with it: what is computed as zero may be 10⁻¹² and become anything.
+    factor = (math.sqrt(2) * move).clamp(max=700.0).exp() * (1 + _SLACK)
+    bounds = [((p + _SLACK) * factor).clamp(max=1.0).cpu().numpy() for p in (largest, 1 - largest)]
+    return bounds[0], bounds[1]
+
+
+def _covariance(top: tuple[np.ndarray, np.ndarray] | None) -> Magnitude:
+    """‖C‖ from the largest probability of each fibre."""
+    if top is None:
+        return _HALF
+    return minimum(_HALF, Magnitude.of(float(_covariances(top).max())))
+
+
+def _covariances(top: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """The same for every fibre."""
+    largest, others = top
+    certain = np.where(others < 0.5, 2 * others * (1 - others) * (1 + 1e-15), 0.5)
+    return np.minimum(certain, largest)
+
+
+def _largest(top: tuple[np.ndarray, np.ndarray] | None) -> Magnitude:
+    """The largest probability of all fibres."""
+    return ONE if top is None else minimum(ONE, Magnitude.of(float(top[0].max())))

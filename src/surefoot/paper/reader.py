@@ -1,0 +1,282 @@
+r"""The paper's algorithm on a PyTorch model: printed constants, flagged where they are no upper bounds.
+
+What is computed, by domain:
+
+* ``ProductBall(R)``: Algorithm 4 (Prop. smoothdeep), :math:`\|u_t\|_2 \le R_t`.
+* ``ProductBall(R, center=...)``: the same after the corollary at the end of section 4,
+  :math:`\|u_t - u_t^*\|_2 \le R_t`.
+* ``Ball(r)``: it lies in the product of balls of radius :math:`r`, and that is what is read.
+* ``wrt="input"``: Corollary smooth_state with the present parameters on :math:`\|x\|_2 \le R`; a ball of radius
+  :math:`r` around :math:`x^*` lies in that of radius :math:`\|x^*\| + r` around zero.
+
+Parameters that ask for no gradients do not vary: a frozen weight :math:`w` makes :math:`\beta(\cdot, w)` part of
+:math:`\beta^x`, so :math:`l^x = L_b\|w\|_2` and :math:`L_b = 0`; a frozen intercept :math:`c` makes
+:math:`\beta^u(c)` part of :math:`\beta^0`, so :math:`\|b(0,0)\| = l^u\|c\|_2` and :math:`l^u = 0`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from surefoot.certificate import Certificate, Row
+from surefoot.chain import Chain
+from surefoot.domains import Ball, Domain, DomainError, ProductBall, Region
+from surefoot.enclosure import norm
+from surefoot.graph.structure import Graph, Leaf, Source
+from surefoot.magnitude import Magnitude, stack
+from surefoot.paper.algorithm import VALUE_AT_ZERO_DROPPED, algorithm_4, around_point
+from surefoot.paper.compositions import fix_parameters, smooth_state
+from surefoot.paper.constants import Computation, Result, Smooth, merge_flags
+from surefoot.paper.walk import Layer, layers_of
+
+
+def read(chain: Chain) -> tuple[Computation, ...]:
+    """The layers of a chain with the constants the paper prints for them, to give to ``algorithm_4``.
+
+    Raises:
+        UnsupportedOperation: where the paper prints none, naming operation and module.
+
+    >>> import torch
+    >>> chain = Chain(nn.Sequential(nn.Linear(3, 4), nn.Softplus(), nn.Linear(4, 2)), torch.ones(5, 3))
+    >>> print(algorithm_4(read(chain), radii=1.0, input_norm=1.0))
+    layer    m_{t,0}        m_t        ℓ_t        L_t
+        0  4.237e+00  7.336e+00  3.237e+00  2.619e+00
+        2  1.691e+01  1.691e+01  1.281e+01  9.091e+00
+    """
+    return tuple(layer.computation for layer in layers_of(chain.graph))
+
+
+def certify_as_printed(
+    model: nn.Module,
+    x: Any,
+    *,
+    domain: Domain,
+    wrt: Literal["params", "input"] = "params",
+    input_norm: float | None = None,
+    keep_value_at_zero: bool = True,
+    corrected: bool = False,
+) -> Certificate:
+    r"""Bound, Lipschitz constant and smoothness by the paper's algorithm and constants, as printed.
+
+    Args:
+        model: a network made of the layers the paper lists; on the ``meta`` device nothing is allocated.
+        x: the batch.
+        domain: where the variables may be; see the module for how each domain is read.
+        wrt: what varies: the parameters, or the input for the present parameters.
+        input_norm: use this for the norm of the stacked batch; required on ``meta``.
+        keep_value_at_zero: whether :math:`\|a(0)\|` enters, as printed; without it the numbers of the paper's
+            application come out, which are no bounds and are flagged (ERRATA 4).
+        corrected: apply ERRATA 5 and 7 to Algorithm 4. Corollary smooth_state has no such lines.
+
+    Returns:
+        A certificate without numbers for single blocks: the algorithm has one number for all of them. Its
+        ``flags`` name every constant used that is not an upper bound.
+
+    Raises:
+        UnsupportedOperation: if the paper has no constants for an operation.
+        DomainError: if the domain does not fit.
+    """
+    if not isinstance(domain, ProductBall | Ball):
+        raise DomainError(
+            f"the paper's algorithm is for balls, not for {type(domain).__name__}: use ProductBall, Ball, or "
+            'constants="certified"'
+        )
+    chain = Chain(model, x)
+    values = _Values(chain, dict(model.named_parameters()))
+    layers = layers_of(chain.graph)
+    if wrt == "input":
+        return _in_the_input(layers, values, domain, input_norm, keep_value_at_zero)
+    return _in_the_parameters(layers, values, domain, input_norm, keep_value_at_zero, corrected)
+
+
+class _Values:
+    """The present values of a chain's leaves, and their norms."""
+
+    def __init__(self, chain: Chain, parameters: Mapping[str, Tensor]) -> None:
+        self.graph: Graph = chain.graph
+        self.parameters = parameters
+        given = dict(zip((leaf.name for leaf in self.graph.inputs), chain.inputs, strict=True))
+        self.inputs = {name: given[name] for name in self.graph.live[0]}  # those that are read
+
+    def present(self, name: str) -> Tensor:
+        leaf = self.graph.leaves[name]
+        if leaf.source is Source.INPUT:
+            return self.inputs[name]
+        return self.graph.held[name] if name in self.graph.held else self.parameters[leaf.path]
+
+    def norm(self, names: Iterable[str]) -> Magnitude:
+        """The norm of several leaves together at their present values."""
+        return self._norm([(self.graph.leaves[name], self.present(name)) for name in names])
+
+    def centre_norm(self, names: Iterable[str], domain: Domain) -> Magnitude:
+        """The norm of several leaves together at the centre of the domain."""
+        center = domain.center
+        if isinstance(center, str):
+            return Magnitude.zero() if center == "origin" else self.norm(names)
+        found = []
+        for name in names:
+            leaf = self.graph.leaves[name]
+            if leaf.path not in center:
+                raise DomainError(f"the centre has no entry for '{leaf.path}'")
+            if tuple(center[leaf.path].shape) != leaf.spec.shape:
+                got = tuple(center[leaf.path].shape)
+                raise DomainError(f"the centre of '{leaf.path}' has shape {got}, not {leaf.spec.shape}")
+            found.append((leaf, center[leaf.path]))
+        return self._norm(found)
+
+    def input_norm(self, given: float | None) -> Magnitude:
+        """The norm of the stacked batch, or what was given for it."""
+        if given is not None:
+            return Magnitude.of(float(given))
+        if any(value.device.type == "meta" for value in self.inputs.values()):
+            raise DomainError(
+                "the input is on the meta device and has no norm: pass input_norm, a bound on the norm of the "
+                "stacked batch"
+            )
+        return norm([value.detach() for value in self.inputs.values()])
+
+    def _norm(self, found: Sequence[tuple[Leaf, Tensor]]) -> Magnitude:
+        for leaf, value in found:
+            if value.device.type == "meta":
+                raise DomainError(
+                    f"'{leaf.path}' is on the meta device and has no value: use ProductBall(radius), whose centre "
+                    'is the origin, and wrt="params"'
+                )
+        return norm([value.detach() for _, value in found])
+
+
+def _in_the_parameters(
+    layers: Sequence[Layer],
+    values: _Values,
+    domain: Domain,
+    input_norm: float | None,
+    keep_value_at_zero: bool,
+    corrected: bool,
+) -> Certificate:
+    graph = values.graph
+    if not graph.blocks:
+        raise DomainError("no parameter asks for gradients: nothing varies. Call model.requires_grad_(True)")
+    region = Region.of(domain, {path: block.parameters for path, block in graph.blocks.items()})
+    computations, radii, centres = [], [], []
+    for layer in layers:
+        varying = [name for name in layer.leaves if name in region.variables]
+        computations.append(_frozen(layer, values, varying))
+        radii.append(_radius(varying, graph, region))
+        centres.append(values.centre_norm(varying, domain) if varying else Magnitude.zero())
+    if domain.center != "origin":
+        computations = list(around_point(computations, centres))
+    trace = algorithm_4(computations, radii, values.input_norm(input_norm), keep_value_at_zero, corrected)
+    rows = [
+        _row(layer, Result(part.bound, part.lipschitz, part.smoothness))
+        for layer, part in zip(layers, trace.layers, strict=True)
+    ]
+    text = str(domain)
+    if isinstance(domain, Ball):
+        text += ", read as each layer within that distance"
+    return _certificate(trace.result, layers, rows, text, "params")
+
+
+def _frozen(layer: Layer, values: _Values, varying: Sequence[str]) -> Computation:
+    """The constants of a layer when only some of its tensors vary; see the module."""
+    biaffine, zero = layer.computation.biaffine, Magnitude.zero()
+    if layer.weight is not None and layer.weight not in varying:
+        fixed = biaffine.smoothness * values.norm([layer.weight])
+        biaffine = replace(biaffine, smoothness=zero, lipschitz_state=biaffine.lipschitz_state + fixed)
+    if layer.bias is not None and layer.bias not in varying:
+        fixed = biaffine.lipschitz_parameters * values.norm([layer.bias])
+        biaffine = replace(biaffine, lipschitz_parameters=zero, value_at_zero=biaffine.value_at_zero + fixed)
+    return replace(layer.computation, biaffine=biaffine)
+
+
+def _radius(varying: Sequence[str], graph: Graph, region: Region) -> Magnitude:
+    """How far the parameters of a layer may move together: the radius of their block."""
+    radii = {graph.owners[name]: Magnitude.of(region.radius(name)) for name in varying}
+    if len(radii) == 1:
+        return next(iter(radii.values()))
+    return stack(list(radii.values())).norm() if radii else Magnitude.zero()
+
+
+def _in_the_input(
+    layers: Sequence[Layer],
+    values: _Values,
+    domain: Domain,
+    input_norm: float | None,
+    keep_value_at_zero: bool,
+) -> Certificate:
+    names = tuple(values.inputs)
+    region = Region.of(domain, {"input": names})
+    radius = Magnitude.of(region.radius(names[0]))
+    text = str(domain)
+    if domain.center != "origin":
+        present = domain.center == "present" and input_norm is not None
+        radius = radius + (values.input_norm(input_norm) if present else values.centre_norm(names, domain))
+        text += f", read as within {radius} of the origin"
+    rows: list[Row] = []
+    parts: list[Smooth] = []
+    so_far = Result(radius, Magnitude.of(1.0), Magnitude.zero())
+    for layer in layers:
+        functions = fix_parameters(layer.computation, values.norm(layer.leaves))
+        functions = functions if keep_value_at_zero else (functions[0], *map(_without_value, functions[1:]))
+        parts += functions
+        so_far = _after(so_far, functions)
+        rows.append(_row(layer, so_far))
+    return _certificate(smooth_state(parts, radius), layers, rows, text, "input")
+
+
+def _without_value(function: Smooth) -> Smooth:
+    if function.value_at_zero.is_zero:
+        return function
+    flags = merge_flags(function.unsound, (VALUE_AT_ZERO_DROPPED,))
+    return replace(function, value_at_zero=Magnitude.zero(), unsound=flags)
+
+
+def _after(state: Result, functions: Sequence[Smooth]) -> Result:
+    """One more step of the corollary, its function being a whole layer."""
+    layer = smooth_state(functions, state.bound)
+    smoothness = layer.smoothness * state.lipschitz**2 + state.smoothness * layer.lipschitz
+    return Result(layer.bound, state.lipschitz * layer.lipschitz, smoothness)
+
+
+def _row(layer: Layer, result: Result) -> Row:
+    return Row(
+        module=layer.module,
+        operation=str(layer),
+        shape=layer.shape,
+        bound=result.bound,
+        lipschitz=result.lipschitz,
+        smoothness=result.smoothness,
+        share=0.0,
+    )
+
+
+def _certificate(
+    result: Result, layers: Sequence[Layer], rows: Sequence[Row], domain: str, wrt: str
+) -> Certificate:
+    return Certificate(
+        bound=result.bound,
+        lipschitz=result.lipschitz,
+        smoothness=result.smoothness,
+        block_lipschitz={},
+        block_smoothness=Magnitude.zero((0, 0)),
+        make_rows=lambda: rows,
+        reasons=() if result.smoothness.is_finite else tuple(_reasons(layers)),
+        domain=domain,
+        wrt=wrt,
+        constants="paper",
+        flags=result.flags,
+        scalar=math.prod(layers[-1].shape) == 1,
+    )
+
+
+def _reasons(layers: Sequence[Layer]) -> Iterable[str]:
+    """The functions for which the paper defines no smoothness."""
+    for layer in layers:
+        for node, function in zip(layer.functions, layer.computation.nonlinear, strict=True):
+            if not function.smoothness.is_finite:
+                place = f"{node.module or 'model'} ({node.op.rpartition('.')[2]})"
+                yield f"{place}: the paper defines no smoothness for it, since it has kinks: use surefoot.smooth"

@@ -1,0 +1,177 @@
+"""What a certificate says, in words and in a few figures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from surefoot.certificate import Certificate, advice
+from surefoot.certificate.tree import MODEL
+from surefoot.guarantees import GuaranteeError
+from surefoot.magnitude import Magnitude
+from surefoot.report.numbers import count, lower, ratio, readable, share, upper
+
+if TYPE_CHECKING:
+    from surefoot.lower import Estimate
+
+_ACCURACIES = ((1e-1, "0.1"), (1e-2, "0.01"), (1e-3, "0.001"))
+_MOST_PARTS = 5
+_NUMBER = re.compile(r"\b\d(?:\.\d+)?e[+-]\d+\b")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer.
+
+    Attributes:
+        kind: ``good``, ``open`` (nothing finite is proved) or ``doubtful`` (not a proof).
+        word: certified or not.
+        sentence: what that means.
+        step: the size of the steps that are proved to descend; empty if there is none.
+    """
+
+    kind: str
+    word: str
+    sentence: str
+    step: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with its name and what it means."""
+
+    symbol: str
+    name: str
+    value: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """``lower ≤ true ≤ upper``: what was attained, what is proved, and how far apart the two are."""
+
+    symbol: str
+    name: str
+    low: str
+    high: str
+    ratio: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """An operation and its share of the smoothness, in per cent."""
+
+    place: str
+    operation: str
+    share: str
+    width: float
+
+
+def verdict(certificate: Certificate) -> Verdict:
+    """One word and one sentence."""
+    word, _, sentence = advice.verdict(certificate).partition(": ")
+    kind = "doubtful" if certificate.flags else "good" if word == "certified" else "open"
+    has_step = kind == "good" and certificate.scalar and certificate.step_size > 0
+    return Verdict(kind, _sentence(word), _sentence(sentence), lower(certificate.step_size) if has_step else "")
+
+
+def limits(certificate: Certificate) -> list[str]:
+    """What limits a finite smoothness and what would help, or why it is infinite."""
+    found = [*certificate.flags, *map(_sentence, advice.limits(certificate)), *certificate.reasons]
+    return [f"{_NUMBER.sub(lambda match: readable(match[0]), text).rstrip('.')}." for text in found]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def figures(certificate: Certificate) -> list[Figure]:
+    """The constants and what follows from them."""
+    meanings = _meanings(certificate)
+    found = [
+        Figure("m", "bound", upper(certificate.bound), meanings[0]),
+        Figure("ℓ", "Lipschitz constant", upper(certificate.lipschitz), meanings[1]),
+        Figure("L", "smoothness", upper(certificate.smoothness), meanings[2]),
+    ]
+    if certificate.flags:
+        return found
+    if certificate.segment_step is not None:
+        found.append(Figure("η", "safe step", lower(certificate.step_size), "along the direction of the segment"))
+    elif certificate.scalar and certificate.step_size:
+        found.append(Figure("1/L", "step size", lower(certificate.step_size), "proved to descend in the domain"))
+    try:
+        damping = upper(Magnitude.of(certificate.damping))
+        found.append(Figure("κ", "Gauss-Newton damping", damping, "makes the model an upper bound"))
+    except GuaranteeError:
+        pass
+    return found
+
+
+def _meanings(certificate: Certificate) -> tuple[str, str, str]:
+    """What the three constants bound, if they do."""
+    name = "F" if certificate.scalar else "f"
+    if is_along_a_segment(certificate):
+        curve = "below a parabola of this curvature" if certificate.scalar else "within ½Lη² of a straight line"
+        return f"‖{name}‖ is at most this", f"a step of η moves {name} by at most ℓη", f"{name} is {curve}"
+    claim = "as printed, of {}" if certificate.flags else "{} is at most this"
+    return claim.format(f"‖{name}‖"), claim.format(f"‖D{name}‖"), claim.format(f"‖D²{name}‖")
+
+
+def is_along_a_segment(certificate: Certificate) -> bool:
+    """Whether the constants are those of one direction: certified ones, and nothing is known about blocks."""
+    return certificate.constants == "certified" and not certificate.block_lipschitz
+
+
+def iterations(certificate: Certificate) -> list[tuple[str, str]]:
+    """Accuracies and how many steps reach them; empty where no number is guaranteed."""
+    try:
+        return [(written, count(certificate.iterations(eps))) for eps, written in _ACCURACIES]
+    except GuaranteeError:
+        return []
+
+
+def brackets(certificate: Certificate, estimate: Estimate | None) -> list[Bracket]:
+    """The truth between what was attained and what is proved.
+
+    Raises:
+        Contradiction: if a value was attained that the certificate excludes.
+    """
+    if estimate is None:
+        return []
+    certificate.bracket(estimate)
+    return [
+        Bracket(symbol, name, lower(low), upper(high), ratio(high, Magnitude.of(float(low))))
+        for symbol, name, low, high in (
+            ("m", "bound", estimate.bound, certificate.bound),
+            ("ℓ", "Lipschitz constant", estimate.lipschitz, certificate.lipschitz),
+            ("L", "smoothness", estimate.smoothness, certificate.smoothness),
+        )
+    ]
+
+
+def parts(certificate: Certificate) -> list[Part]:
+    """The operations with the largest shares of a finite smoothness."""
+    if not certificate.smoothness.is_finite:
+        return []
+    largest = sorted(certificate.rows, key=lambda row: -row.share)[:_MOST_PARTS]
+    return [
+        Part(row.module or MODEL, row.operation, share(row.share), round(100 * min(row.share, 1.0), 2))
+        for row in largest
+        if share(row.share)
+    ]
+
+
+__all__ = [
+    "Bracket",
+    "Figure",
+    "Part",
+    "Verdict",
+    "brackets",
+    "figures",
+    "is_along_a_segment",
+    "iterations",
+    "limits",
+    "parts",
+    "verdict",
+]

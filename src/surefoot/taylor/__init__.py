@@ -1,0 +1,1 @@
+"""Polynomials along a segment, with a bound of what they leave out."""
