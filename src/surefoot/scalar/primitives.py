@@ -72,11 +72,25 @@ def opposite(rule: Callable[[TailSeries], TailSeries]) -> Callable[[TailSeries],
     return lambda u: -rule(-u)
 
 
+def unknown(like: Series) -> Series:
+    """A series of which nothing is known."""
+    return like.unknown() if isinstance(like, TailSeries) else arb_series([arb("nan")] * LENGTH, prec=LENGTH)
+
+
+def is_undefined(u: Series) -> bool:
+    """Whether the value is not a number, which is more than to be unbounded."""
+    return (u[0].ball if isinstance(u, TailSeries) else u[0]).is_nan()
+
+
+def multiply(a: Series, b: Series) -> Series:
+    """a * b; not a number where a or b is not, which the zero series would hide."""
+    return unknown(a) if is_undefined(a) or is_undefined(b) else a * b
+
+
 def divide(a: Series, b: Series) -> Series:
     """a / b; not a number where b may be zero."""
-    if not isinstance(b, TailSeries) and b[0].contains(0):
-        return arb_series([arb("nan")] * LENGTH, prec=LENGTH)
-    return a / b
+    undefined = is_undefined(a) or is_undefined(b) or (not isinstance(b, TailSeries) and b[0].contains(0))
+    return unknown(a) if undefined else a / b
 
 
 def invert(u: Series) -> Series:
@@ -190,7 +204,7 @@ def _softplus(u: torch.Tensor) -> torch.Tensor:
 PRIMITIVES: dict[str, Primitive] = {
     "add": Primitive(torch.add, operator.add, recurrences.add, arity=2),
     "sub": Primitive(torch.sub, operator.sub, recurrences.subtract, arity=2),
-    "mul": Primitive(torch.mul, operator.mul, recurrences.multiply, arity=2),
+    "mul": Primitive(torch.mul, multiply, recurrences.multiply, arity=2),
     "div": Primitive(torch.div, divide, recurrences.divide, arity=2),
     "neg": Primitive(torch.neg, operator.neg, recurrences.negate, operator.neg, operator.neg),
     "pow": Primitive(torch.pow, _power, recurrences.power, _power, _power),

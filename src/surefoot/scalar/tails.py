@@ -225,7 +225,7 @@ class TailSeries:
         """
         value = self.coefficients[0]
         if value.rate == 0 and value.power == 1 and value.ball.is_exact() and value.ball.is_finite():
-            return Scale(self.start, arb(1), rate=-_rational(value.ball))
+            return Scale(self.start, arb(1), rate=-rational(value.ball))
         if value.rate != 0 or self.direction >= 0:
             return None
         steepness = -value.ball.upper()
@@ -233,7 +233,7 @@ class TailSeries:
             decay = (-steepness * ball_of(self.start) ** ball_of(value.power)).exp()
             return Scale(self.start, hull(arb(0), decay))
         rate = (steepness * ball_of(self.start) ** ball_of(value.power - 1)).lower()
-        return Scale(self.start, hull(arb(0), arb(1)), rate=_rational(rate))
+        return Scale(self.start, hull(arb(0), arb(1)), rate=rational(rate))
 
     def log(self) -> TailSeries:
         """log(f) for f(t) = t^p e^(-rt) b with b > 0: log b + p log t - r t, with log t in [0, t / e]."""
@@ -271,7 +271,7 @@ class TailSeries:
         return TailSeries(self.start, coefficients)
 
 
-def _rational(number: arb) -> Fraction:
+def rational(number: arb) -> Fraction:
     """The exact value of a ball of radius zero."""
     mantissa, exponent = number.man_exp()
     return Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
