@@ -121,6 +121,8 @@ def test_no_function_is_defined_where_its_argument_is_not(outer: ScalarFunction)
             assert supremum(function, 0, low, high) == supremum(function, 1, low, high) == math.inf
         assert supremum(function, 0, 2.0, 3.0) <= 2.0
     assert supremum(0.0 * (1.0 / x), 0, 0.0, 1.0) == math.inf
+    for constant in ((x - x) ** -0.5, apply("log", x - x), apply("sqrt", 0.0 * x - 1.0)):
+        assert supremum(constant, 0, 0.0, 1.0) == supremum(constant, 1, 2.0, math.inf) == math.inf
 
 
 def test_breaks_beyond_the_range_of_doubles() -> None:

@@ -27,6 +27,16 @@ from surefoot.scalar.tails import LENGTH, Scale, TailSeries, hull
 Series: TypeAlias = Any  # arb_series on a ball, TailSeries on a half line; both have the same arithmetic
 
 
+def unknown(like: Series) -> Series:
+    """A series of which nothing is known."""
+    return like.unknown() if isinstance(like, TailSeries) else arb_series([arb("nan")] * LENGTH, prec=LENGTH)
+
+
+def is_undefined(u: Series) -> bool:
+    """Whether the value is not a number, which is more than to be unbounded."""
+    return (u[0].ball if isinstance(u, TailSeries) else u[0]).is_nan()
+
+
 @dataclass(frozen=True)
 class Primitive:
     """An elementary function.
@@ -48,14 +58,12 @@ class Primitive:
     arity: int = 1
 
     def enclose(self, *arguments: Series) -> Series:
-        """The function of one or two series (and its parameters)."""
+        """The function of one or two series (and its parameters); unknown where its value is not a number."""
         first = arguments[0]
-        if self.arity == 2 or not isinstance(first, TailSeries):
-            return self.ball(*arguments)
-        rule = {1: self.plus, -1: self.minus}.get(first.direction)
-        if rule is not None:
-            return rule(*arguments)
-        return first.bounded(lambda u: self.ball(u, *arguments[1:]))
+        tail = self.arity == 1 and isinstance(first, TailSeries)
+        rule = {1: self.plus, -1: self.minus}.get(first.direction) if tail else self.ball
+        result = rule(*arguments) if rule else first.bounded(lambda u: self.ball(u, *arguments[1:]))
+        return unknown(first) if is_undefined(result) else result
 
 
 def integrate(value: Callable[[arb], arb], derivative: Callable[[Series], Series]) -> Callable[[Any], Any]:
@@ -70,16 +78,6 @@ def integrate(value: Callable[[arb], arb], derivative: Callable[[Series], Series
 def opposite(rule: Callable[[TailSeries], TailSeries]) -> Callable[[TailSeries], TailSeries]:
     """The rule of an odd function at minus infinity from that at plus infinity."""
     return lambda u: -rule(-u)
-
-
-def unknown(like: Series) -> Series:
-    """A series of which nothing is known."""
-    return like.unknown() if isinstance(like, TailSeries) else arb_series([arb("nan")] * LENGTH, prec=LENGTH)
-
-
-def is_undefined(u: Series) -> bool:
-    """Whether the value is not a number, which is more than to be unbounded."""
-    return (u[0].ball if isinstance(u, TailSeries) else u[0]).is_nan()
 
 
 def multiply(a: Series, b: Series) -> Series:
@@ -163,7 +161,7 @@ def _power(u: Series, exponent: float) -> Series:
     if isinstance(u, TailSeries):
         return u.power(exponent)
     if not exponent.is_integer():
-        return u ** arb(exponent)
+        return unknown(u) if exponent < 0 and u[0].contains(0) else u ** arb(exponent)
     result = u ** abs(int(exponent)) if exponent else u * 0 + 1
     return result if exponent >= 0 else invert(result)
 
