@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -147,10 +148,22 @@ class Region:
         groups = tuple((tuple(position[n] for n in names), radius) for names, radius in domain.groups(blocks))
         return cls(variables, groups, {path: tuple(position[n] for n in names) for path, names in blocks.items()})
 
+    @cached_property
+    def _radii(self) -> dict[str, float]:
+        return {self.variables[position]: radius for members, radius in self.groups for position in members}
+
     def radius(self, variable: str) -> float:
         """How far one variable may be from its centre."""
-        position = self.variables.index(variable)
-        return next(radius for members, radius in self.groups if position in members)
+        return self._radii[variable]
+
+    @cached_property
+    def _rows(self) -> tuple[np.ndarray, Magnitude]:
+        """The positions of each group, filled up with one beyond the last variable, and its radius."""
+        width = max((len(members) for members, _ in self.groups), default=0)
+        beyond = len(self.variables)
+        rows = [[*members, *[beyond] * (width - len(members))] for members, _ in self.groups]
+        radii = Magnitude.of(np.array([radius for _, radius in self.groups]))
+        return np.array(rows, dtype=np.intp).reshape(len(rows), width), radii
 
     def reach(self, lipschitz: Magnitude) -> Magnitude:
         r"""How far a function with these Lipschitz constants may move on the domain.
@@ -159,5 +172,5 @@ class Region:
         :math:`\|z(u) - z(u^*)\| \le \sum_s \ell_s\|u_s - u_s^*\|`, and by Cauchy-Schwarz the supremum over a
         group of variables with joint radius :math:`r` is :math:`r (\sum_s \ell_s^2)^{1/2}`.
         """
-        terms = [lipschitz[list(members)].norm() * radius for members, radius in self.groups]
-        return Magnitude(np.array([term.log2 for term in terms])).sum()
+        rows, radii = self._rows
+        return (Magnitude(np.append(lipschitz.log2, -np.inf))[rows].norm(axis=1) * radii).sum()
