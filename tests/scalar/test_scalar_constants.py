@@ -16,30 +16,14 @@ import pytest
 
 from surefoot.scalar import ScalarFunction, bounds, supremum
 
-NAMES = [
-    "relu",
-    "leaky_relu",
-    "rrelu",
-    "elu",
-    "celu",
-    "selu",
-    "gelu",
-    "silu",
-    "mish",
-    "softplus",
-    "sigmoid",
-    "log_sigmoid",
-    "tanh",
-    "softsign",
-    "hardtanh",
-    "relu6",
-    "hardswish",
-    "hardsigmoid",
-    "tanhshrink",
-    "softshrink",
-    "hardshrink",
+NAMES = (
+    "relu leaky_relu rrelu elu celu selu gelu silu mish softplus sigmoid log_sigmoid tanh softsign hardtanh relu6 "
+    "hardswish hardsigmoid tanhshrink softshrink hardshrink"
+)
+DEFAULTS: list[tuple[str, dict[str, str]]] = [
+    *((name, {}) for name in NAMES.split(" ")),
+    ("gelu", {"approximate": "tanh"}),
 ]
-DEFAULTS: list[tuple[str, dict[str, str]]] = [*((name, {}) for name in NAMES), ("gelu", {"approximate": "tanh"})]
 SHIPPED = files("surefoot.scalar").joinpath("constants.json")
 
 

@@ -43,11 +43,8 @@ _NEAR = Fraction(1, 2**1200)  # closer than any two doubles: stands for one side
 def evaluate(function: ScalarFunction, x: Series, cell: Interval | None) -> tuple[Series, int]:
     """The series of a function of a series, and its smoothness (``LENGTH`` if without kinks).
 
-    Args:
-        function: the function.
-        x: encloses the argument.
-        cell: an interval that contains the argument, if one is known exactly: it decides which pieces count.
-            Pieces that meet it in a single point do not.
+    The cell is an interval that contains the argument, if one is known exactly: it decides which pieces count.
+    Pieces that meet it in a single point do not.
     """
     values: list[Series] = []
     smoothness = LENGTH
@@ -79,21 +76,14 @@ def _image(function: ScalarFunction, index: int, cell: Interval | None) -> Inter
     if pair is None or cell is None:
         return None
     slope, intercept = pair
-    if slope == 1 and intercept == 0:
-        return cell
     if slope == 0:
         return intercept, intercept
-    low, high = (_affine(slope, intercept, end) for end in cell)
-    return (low, high) if slope > 0 else (high, low)
-
-
-def _affine(slope: Fraction, intercept: Fraction, x: Fraction | float) -> Fraction | float:
-    """slope * x + intercept, exactly; a double where it is one, since these are faster to compare."""
-    if not math.isfinite(x):
-        return x if slope > 0 else -x
-    exact = slope * Fraction(x) + intercept
-    double = float(exact)
-    return double if double == exact else exact
+    if pair == (1, 0):
+        return cell
+    first, last = (
+        slope * Fraction(end) + intercept if math.isfinite(end) else math.copysign(1, slope) * end for end in cell
+    )
+    return (first, last) if slope > 0 else (last, first)
 
 
 def _evaluate_piecewise(step: Step, u: Series, cell: Interval | None) -> tuple[Series, int]:
@@ -124,11 +114,8 @@ def _clip(u: Series, left: float, right: float) -> Series:
     """The same series, its constant term limited to [left, right]; a half line is left as it is."""
     if isinstance(u, TailSeries):
         return u
-    value = u[0]
-    if math.isfinite(left):
-        value = value.max(arb(left))
-    if math.isfinite(right):
-        value = value.min(arb(right))
+    value = u[0].max(arb(left)) if math.isfinite(left) else u[0]
+    value = value.min(arb(right)) if math.isfinite(right) else value
     return arb_series([value, *u.coeffs()[1:]], prec=LENGTH)
 
 
@@ -189,10 +176,9 @@ def _agreement(first: Series, second: Series, value: arb) -> int:
 
 @lru_cache(maxsize=4096)
 def kinks(function: ScalarFunction) -> tuple[Fraction, ...]:
-    """The exactly known points, in order, where pieces meet.
+    """The exactly known points, in order, where pieces meet: breaks of steps whose argument is affine in x.
 
-    They are the breaks of piecewise steps whose argument is an affine function of x. Breaks that a nonlinear
-    argument reaches somewhere are not listed; a cell that may contain such a point is enclosed by a hull.
+    Breaks that a nonlinear argument reaches are not listed; a cell that may contain one is enclosed by a hull.
     """
     points: set[Fraction] = set()
     for step in function.steps:

@@ -44,13 +44,10 @@ def _operator(name: str) -> tuple[Operator, Operator]:
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of an expression.
+    """``"variable"``, ``"constant"``, ``"piecewise"`` or one of :data:`PRIMITIVES`, applied to earlier steps.
 
-    Attributes:
-        op: ``"variable"``, ``"constant"``, ``"piecewise"`` or a name of :data:`PRIMITIVES`.
-        operands: the indices of the earlier steps it is applied to.
-        parameters: the value of a constant, the exponent of a power, the breaks of a piecewise function.
-        pieces: the functions, one more than there are breaks, that a piecewise step is made of.
+    ``parameters`` are the value of a constant, the exponent of a power, or the breaks of a piecewise function, of
+    which there is one fewer than of its pieces.
     """
 
     op: str
@@ -83,10 +80,8 @@ class ScalarFunction:
 
     @staticmethod
     def apply(name: str, *operands: ScalarFunction | float) -> ScalarFunction:
-        """An elementary function or an activation applied to functions of the same variable or to numbers.
-
-        ``name`` is one of :data:`PRIMITIVES`, ``"maximum"``, ``"minimum"`` or an activation that needs no
-        parameters. The exponent of ``"pow"`` is a number.
+        """One of :data:`PRIMITIVES`, ``"maximum"``, ``"minimum"`` or an activation without parameters, applied to
+        functions of the same variable or to numbers. The exponent of ``"pow"`` is a number.
 
         Raises:
             ValueError: if the function is not known or got the wrong number of arguments.
@@ -129,15 +124,10 @@ class ScalarFunction:
         ordered = all(a < b for a, b in pairwise(breaks)) and not any(map(math.isnan, breaks))
         if len(functions) != len(breaks) + 1 or not ordered:
             raise ValueError(f"expected increasing breaks and one more piece, got {breaks}, {len(pieces)} pieces")
-        functions = [
-            piece
-            for piece, left, right in zip(functions, [-math.inf, *breaks], [*breaks, math.inf], strict=True)
-            if left < math.inf and right > -math.inf
-        ]
+        ends = zip([-math.inf, *breaks], [*breaks, math.inf], functions, strict=True)
+        used = tuple(piece for left, right, piece in ends if left < math.inf and right > -math.inf)
         finite = tuple(float(point) for point in breaks if math.isfinite(point))
-        if not finite:
-            return functions[0]
-        return ScalarFunction((Step("variable"), Step("piecewise", (0,), finite, tuple(functions))))
+        return ScalarFunction((Step("variable"), Step("piecewise", (0,), finite, used))) if finite else used[0]
 
     def compose(self, inner: ScalarFunction) -> ScalarFunction:
         """The function x -> self(inner(x))."""

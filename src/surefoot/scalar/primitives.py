@@ -1,9 +1,7 @@
 r"""The elementary functions: one entry of :data:`PRIMITIVES` each.
 
-An entry says how to evaluate the function on tensors, how to enclose its Taylor series on a ball, the recurrence
-of its Taylor coefficients on tensors, and, where its argument may tend to infinity, how to enclose it there. Only
-exp, log and powers have a rule of their own at infinity (:mod:`surefoot.scalar.tails`); the others are rewritten
-in terms of these, e.g. for :math:`u \to \infty`
+Only exp, log and powers have a rule of their own at infinity (:mod:`surefoot.scalar.tails`); the others are
+rewritten in terms of these, e.g. for :math:`u \to \infty`
 
 .. math:: \sigma(u) = 1 / (1 + e^{-u}), \qquad \operatorname{softplus}(u) = u + \log(1 + e^{-u}).
 
@@ -16,12 +14,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from flint import arb, arb_series
 
-from surefoot.scalar import recurrences
+from surefoot.scalar import recurrences as taylor
 from surefoot.scalar.tails import LENGTH, Scale, TailSeries, hull
 
 Series: TypeAlias = Any  # arb_series on a ball, TailSeries on a half line; both have the same arithmetic
@@ -52,7 +51,7 @@ class Primitive:
 
     tensor: Callable[..., torch.Tensor]
     ball: Callable[..., Any]
-    series: recurrences.Rule
+    series: taylor.Rule
     plus: Callable[..., TailSeries] | None = None
     minus: Callable[..., TailSeries] | None = None
     arity: int = 1
@@ -142,10 +141,6 @@ def _sigmoid_slope(u: Series) -> Series:
     return sigmoid(u) * sigmoid(-u)
 
 
-def _tanh_slope(u: Series) -> Series:
-    return 4 * _sigmoid_slope(2 * u)
-
-
 def _tanh_plus(u: TailSeries) -> TailSeries:
     return 1 - 2 * sigmoid(-2 * u)
 
@@ -173,14 +168,6 @@ def _erfc_plus(u: TailSeries) -> TailSeries:
     return slope.integral(gauss[0].times(hull(arb(0), arb(1))))
 
 
-def _erfc_minus(u: TailSeries) -> TailSeries:
-    return 2 - _erfc_plus(-u)
-
-
-def _erf_plus(u: TailSeries) -> TailSeries:
-    return 1 - _erfc_plus(u)
-
-
 def _atan_plus(u: TailSeries) -> TailSeries:
     """The value is between atan of the infimum and pi / 2."""
     low, _ = u[0].limits()
@@ -200,68 +187,76 @@ def _softplus(u: torch.Tensor) -> torch.Tensor:
 
 
 PRIMITIVES: dict[str, Primitive] = {
-    "add": Primitive(torch.add, operator.add, recurrences.add, arity=2),
-    "sub": Primitive(torch.sub, operator.sub, recurrences.subtract, arity=2),
-    "mul": Primitive(torch.mul, multiply, recurrences.multiply, arity=2),
-    "div": Primitive(torch.div, divide, recurrences.divide, arity=2),
-    "neg": Primitive(torch.neg, operator.neg, recurrences.negate, operator.neg, operator.neg),
-    "pow": Primitive(torch.pow, _power, recurrences.power, _power, _power),
-    "reciprocal": Primitive(torch.reciprocal, invert, recurrences.invert, invert, invert),
-    "sqrt": Primitive(torch.sqrt, arb_series.sqrt, recurrences.root, lambda u: u.power(0.5)),
-    "rsqrt": Primitive(torch.rsqrt, arb_series.rsqrt, recurrences.inverse_root, lambda u: u.power(-0.5)),
-    "exp": Primitive(torch.exp, arb_series.exp, recurrences.exponential, TailSeries.exp, TailSeries.exp),
+    "add": Primitive(torch.add, operator.add, taylor.add, arity=2),
+    "sub": Primitive(torch.sub, operator.sub, partial(taylor.add, sign=-1.0), arity=2),
+    "mul": Primitive(torch.mul, multiply, taylor.multiply, arity=2),
+    "div": Primitive(torch.div, divide, taylor.divide, arity=2),
+    "neg": Primitive(torch.neg, operator.neg, taylor.negate, operator.neg, operator.neg),
+    "pow": Primitive(torch.pow, _power, taylor.power, _power, _power),
+    "reciprocal": Primitive(torch.reciprocal, invert, taylor.invert, invert, invert),
+    "sqrt": Primitive(torch.sqrt, arb_series.sqrt, taylor.root, lambda u: u.power(0.5)),
+    "rsqrt": Primitive(
+        torch.rsqrt, arb_series.rsqrt, partial(taylor.power, exponent=-0.5), lambda u: u.power(-0.5)
+    ),
+    "exp": Primitive(torch.exp, arb_series.exp, taylor.exponential, TailSeries.exp, TailSeries.exp),
     "expm1": Primitive(
         torch.expm1,
         integrate(arb.expm1, arb_series.exp),
-        recurrences.exponential_minus_one,
+        taylor.exponential_minus_one,
         lambda u: u.exp() - 1,
         lambda u: u.exp() - 1,
     ),
-    "log": Primitive(torch.log, arb_series.log, recurrences.logarithm, TailSeries.log),
+    "log": Primitive(torch.log, arb_series.log, lambda c, p: taylor.logarithmic(c, p, p), TailSeries.log),
     "log1p": Primitive(
         torch.log1p,
         integrate(arb.log1p, lambda u: invert(1 + u)),
-        recurrences.logarithm_of_one_plus,
+        taylor.logarithm_of_one_plus,
         lambda u: (1 + u).log(),
     ),
-    "sigmoid": Primitive(torch.sigmoid, sigmoid, recurrences.logistic, sigmoid, sigmoid),
+    "sigmoid": Primitive(torch.sigmoid, sigmoid, taylor.logistic, sigmoid, sigmoid),
     "softplus": Primitive(
         _softplus,
         integrate(_softplus_value, sigmoid),
-        recurrences.soft_plus,
+        taylor.soft_plus,
         lambda u: u + PRIMITIVES["log1p"].enclose((-u).exp()),
         lambda u: PRIMITIVES["log1p"].enclose(u.exp()),
     ),
     "tanh": Primitive(
         torch.tanh,
-        integrate(arb.tanh, _tanh_slope),
-        recurrences.hyperbolic_tangent,
+        integrate(arb.tanh, lambda u: 4 * _sigmoid_slope(2 * u)),
+        taylor.hyperbolic_tangent,
         _tanh_plus,
         opposite(_tanh_plus),
     ),
     "sinh": Primitive(
         torch.sinh,
         integrate(arb.sinh, lambda u: (u.exp() + (-u).exp()) / 2),
-        recurrences.oscillation(torch.cosh, 1.0, 1.0),
+        taylor.oscillation(torch.cosh, 1.0, 1.0),
     ),
     "cosh": Primitive(
         torch.cosh,
         integrate(arb.cosh, lambda u: (u.exp() - (-u).exp()) / 2),
-        recurrences.oscillation(torch.sinh, 1.0, 1.0),
+        taylor.oscillation(torch.sinh, 1.0, 1.0),
     ),
     "asinh": Primitive(
         torch.asinh,
         integrate(arb.asinh, lambda u: (1 + u * u).rsqrt()),
-        recurrences.inverse_hyperbolic_sine,
+        taylor.inverse_hyperbolic_sine,
         _asinh_plus,
         opposite(_asinh_plus),
     ),
-    "atan": Primitive(torch.atan, arb_series.atan, recurrences.arc_tangent, _atan_plus, opposite(_atan_plus)),
-    "sin": Primitive(torch.sin, arb_series.sin, recurrences.oscillation(torch.cos, 1.0, -1.0)),
-    "cos": Primitive(torch.cos, arb_series.cos, recurrences.oscillation(torch.sin, -1.0, 1.0)),
-    "tan": Primitive(torch.tan, arb_series.tan, recurrences.tangent),
-    "erf": Primitive(torch.erf, arb_series.erf, recurrences.error_function(1.0), _erf_plus, opposite(_erf_plus)),
-    "erfc": Primitive(torch.erfc, arb_series.erfc, recurrences.error_function(-1.0), _erfc_plus, _erfc_minus),
+    "atan": Primitive(torch.atan, arb_series.atan, taylor.arc_tangent, _atan_plus, opposite(_atan_plus)),
+    "sin": Primitive(torch.sin, arb_series.sin, taylor.oscillation(torch.cos, 1.0, -1.0)),
+    "cos": Primitive(torch.cos, arb_series.cos, taylor.oscillation(torch.sin, -1.0, 1.0)),
+    "tan": Primitive(torch.tan, arb_series.tan, taylor.tangent),
+    "erf": Primitive(
+        torch.erf,
+        arb_series.erf,
+        taylor.error_function(1.0),
+        lambda u: 1 - _erfc_plus(u),
+        lambda u: _erfc_plus(-u) - 1,
+    ),
+    "erfc": Primitive(
+        torch.erfc, arb_series.erfc, taylor.error_function(-1.0), _erfc_plus, lambda u: 2 - _erfc_plus(-u)
+    ),
 }
-
-__all__ = ["PRIMITIVES", "Primitive", "Series"]
