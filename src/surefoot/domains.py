@@ -43,8 +43,7 @@ class ProductBall:
     center: Center = "origin"
 
     def __post_init__(self) -> None:
-        radii = self.radius.values() if isinstance(self.radius, Mapping) else [self.radius]
-        for radius in radii:
+        for radius in self.radius.values() if isinstance(self.radius, Mapping) else [self.radius]:
             _check_radius(radius)
 
     def groups(self, blocks: Mapping[str, tuple[str, ...]]) -> list[tuple[tuple[str, ...], float]]:
@@ -59,10 +58,9 @@ class ProductBall:
         return [(variables, float(self.radius[path])) for path, variables in blocks.items()]
 
     def __str__(self) -> str:
-        where = "" if self.center == "origin" else " of its centre"
-        if isinstance(self.radius, Mapping):
-            return f"each block within its own radius{where or ' of the origin'}"
-        return f"each block within {self.radius:g}{where or ' of the origin'}"
+        where = "the origin" if self.center == "origin" else "its centre"
+        size = "its own radius" if isinstance(self.radius, Mapping) else f"{self.radius:g}"
+        return f"each block within {size} of {where}"
 
 
 @dataclass(frozen=True)

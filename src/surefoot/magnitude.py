@@ -46,6 +46,13 @@ def _up(log2: Any) -> Any:
         return np.where(np.isfinite(log2), log2 + (np.abs(log2) + 2.0) * _ROUNDING, log2)
 
 
+def _log2(number: float, sign: float = 1.0) -> float:
+    """The logarithm of a positive number, or of its reciprocal for sign = -1, rounded upwards; exact for 2^n."""
+    log2 = math.log2(number)
+    exact = log2.is_integer() and number == 2 ** int(log2)
+    return sign * log2 if exact else _up(sign * log2)
+
+
 def _add(a: Any, b: Any) -> Any:
     """log2(2**a + 2**b), rounded upwards; exact where one of the two is zero."""
     if type(a) is float and type(b) is float:
@@ -112,13 +119,10 @@ class Magnitude:
     __array_ufunc__ = None  # array * magnitude is left to the magnitude
 
     def __init__(self, log2: np.ndarray | float) -> None:
-        if isinstance(log2, np.ndarray) and log2.ndim:
-            self.log2: Any = np.asarray(log2, dtype=np.float64)
-            invalid = bool(np.isnan(log2).any())
-        else:
-            self.log2 = float(log2)  # single numbers are Python floats: ten times faster than 0-d arrays
-            invalid = math.isnan(self.log2)
-        if invalid:
+        array = isinstance(log2, np.ndarray) and log2.ndim > 0
+        # single numbers are Python floats: ten times faster than 0-d arrays
+        self.log2: Any = np.asarray(log2, dtype=np.float64) if array else float(log2)
+        if np.isnan(self.log2).any() if array else math.isnan(self.log2):
             raise ValueError("a magnitude cannot be NaN: it stands for a non-negative extended real")
 
     @classmethod
@@ -133,11 +137,7 @@ class Magnitude:
         if isinstance(value, float | int):
             if not value >= 0:
                 raise ValueError(f"a magnitude is a non-negative number, got {value!r}")
-            if value in (0, math.inf):
-                return cls(-math.inf if value == 0 else math.inf)
-            log2 = math.log2(value)
-            exact = log2.is_integer() and value == 2 ** int(log2)
-            return cls(log2 if exact else _up(log2))
+            return cls(_log2(value)) if 0 < value < math.inf else cls(value or -math.inf)
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu()
             value = (value if value.dtype is torch.int64 else value.double()).numpy()
@@ -203,9 +203,7 @@ class Magnitude:
             return Magnitude(np.where(undefined, np.inf, _multiply(self.log2, -other.log2)))
         if not 0 < other < math.inf:
             raise ValueError(f"can only divide a magnitude by a positive number, got {other!r}")
-        log2 = math.log2(other)
-        exact = log2.is_integer() and other == 2 ** int(log2)
-        return self * Magnitude(-log2 if exact else _up(-log2))
+        return self * Magnitude(_log2(other, -1.0))
 
     def __rtruediv__(self, other: Number) -> Magnitude:
         return Magnitude.of(other) / self
@@ -228,21 +226,18 @@ class Magnitude:
 
     def sum(self, axis: int | None = None) -> Magnitude:
         """The sum along an axis, or of everything."""
-        if np.size(self.log2) <= 1 and axis is None:
-            return Magnitude(np.max(self.log2, initial=-np.inf))
         if axis is None:
-            return Magnitude(self.log2.reshape(-1)).sum(axis=0)
+            few = np.size(self.log2) <= 1
+            return self.max() if few else Magnitude(self.log2.reshape(-1)).sum(axis=0)
         top = np.max(self.log2, axis=axis, keepdims=True, initial=-np.inf)
         finite = np.where(np.isfinite(top), top, 0.0)
         with np.errstate(over="ignore", divide="ignore", under="ignore"):
             total = np.log2(np.exp2(self.log2 - finite).sum(axis=axis)) + np.squeeze(finite, axis=axis)
         count = self.log2.shape[axis]
-        if count == 1:
-            return Magnitude(np.squeeze(self.log2, axis=axis))
         # n additions of non-negative numbers: relative error at most (n + 8) u, underflow included, since the
         # largest term is 1; in the log domain at most 1.45 times that
-        total = total + (count + 8) * 2.0**-52
-        return Magnitude(_up(total))
+        total = np.squeeze(self.log2, axis=axis) if count == 1 else _up(total + (count + 8) * 2.0**-52)
+        return Magnitude(total)
 
     def norm(self, axis: int | None = None) -> Magnitude:
         """The Euclidean norm along an axis, or of everything."""
@@ -363,6 +358,3 @@ def minimum(*values: Number) -> Magnitude:
 def stack(values: list[Magnitude]) -> Magnitude:
     """Several magnitudes of one shape as one array."""
     return Magnitude(np.stack([v.log2 for v in values]))
-
-
-__all__ = ["Magnitude", "Number", "maximum", "minimum", "stack"]
