@@ -15,6 +15,7 @@ from surefoot.cli.app import app
 from surefoot.cli.compare import ratio, rounded_down
 from surefoot.data import DataError, load
 from surefoot.magnitude import Magnitude
+from surefoot.operations import rules
 
 
 def test_cost_is_that_of_the_library(surefoot):

@@ -8,6 +8,7 @@ import pytest
 
 from operations.catalogue import CASES, GAPS, at_point, built, settings
 from operations.harness import SETTINGS, study
+from surefoot.operations import rules
 
 OPERATIONS = sorted(CASES)
 _OUTCOMES = ("bound", "peak", "spread", "rows")
