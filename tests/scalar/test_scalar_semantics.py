@@ -131,6 +131,9 @@ def test_breaks_beyond_the_range_of_doubles() -> None:
     assert supremum(far, 1) >= 1e-200
     assert supremum(far, 2) == math.inf
     assert sup_on(far, 1, *ENDS).item() == 0.0
+    steep = apply("relu", 1e200 * apply("relu", 1e200 * x) - 1.0)
+    assert supremum(steep, 1, -1.0, 1e10) == math.inf  # 1e400
+    assert supremum(steep, 1, -1.0, 0.0) == 0.0
     close = apply("relu", 1e200 * x - 1e-200)
     assert supremum(close, 2, -1.0, 0.0) == 0.0
     assert supremum(close, 2, 0.0, 1.0) == math.inf

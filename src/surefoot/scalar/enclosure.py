@@ -78,12 +78,11 @@ def _image(function: ScalarFunction, index: int, cell: Interval | None) -> Inter
     slope, intercept = pair
     if slope == 0:
         return intercept, intercept
-    if pair == (1, 0):
+    if slope == 1 and intercept == 0:
         return cell
-    first, last = (
-        slope * Fraction(end) + intercept if math.isfinite(end) else math.copysign(1, slope) * end for end in cell
-    )
-    return (first, last) if slope > 0 else (last, first)
+    sign = 1 if slope > 0 else -1
+    low, high = (sign * end if end in (-math.inf, math.inf) else slope * Fraction(end) + intercept for end in cell)
+    return (low, high) if slope > 0 else (high, low)
 
 
 def _evaluate_piecewise(step: Step, u: Series, cell: Interval | None) -> tuple[Series, int]:

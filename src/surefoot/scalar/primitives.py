@@ -38,15 +38,10 @@ def is_undefined(u: Series) -> bool:
 
 @dataclass(frozen=True)
 class Primitive:
-    """An elementary function.
+    """An elementary function of ``arity`` arguments (and its parameters), on tensors and on power series of balls.
 
-    Attributes:
-        tensor: evaluates it on tensors (and its parameters).
-        ball: encloses it on power series of balls.
-        series: the recurrence of its Taylor coefficients on tensors (:mod:`surefoot.scalar.recurrences`).
-        plus: encloses it on a tail series that tends to plus infinity; without it nothing is known there.
-        minus: the same for minus infinity.
-        arity: the number of its arguments.
+    ``series`` is the recurrence of its Taylor coefficients on tensors (:mod:`surefoot.scalar.recurrences`);
+    ``plus`` and ``minus`` enclose it on tail series that tend to infinity; without them nothing is known there.
     """
 
     tensor: Callable[..., torch.Tensor]
@@ -231,12 +226,12 @@ PRIMITIVES: dict[str, Primitive] = {
     "sinh": Primitive(
         torch.sinh,
         integrate(arb.sinh, lambda u: (u.exp() + (-u).exp()) / 2),
-        taylor.oscillation(torch.cosh, 1.0, 1.0),
+        partial(taylor.oscillation, partner=torch.cosh, sign=1.0, back=1.0),
     ),
     "cosh": Primitive(
         torch.cosh,
         integrate(arb.cosh, lambda u: (u.exp() - (-u).exp()) / 2),
-        taylor.oscillation(torch.sinh, 1.0, 1.0),
+        partial(taylor.oscillation, partner=torch.sinh, sign=1.0, back=1.0),
     ),
     "asinh": Primitive(
         torch.asinh,
@@ -246,17 +241,25 @@ PRIMITIVES: dict[str, Primitive] = {
         opposite(_asinh_plus),
     ),
     "atan": Primitive(torch.atan, arb_series.atan, taylor.arc_tangent, _atan_plus, opposite(_atan_plus)),
-    "sin": Primitive(torch.sin, arb_series.sin, taylor.oscillation(torch.cos, 1.0, -1.0)),
-    "cos": Primitive(torch.cos, arb_series.cos, taylor.oscillation(torch.sin, -1.0, 1.0)),
+    "sin": Primitive(
+        torch.sin, arb_series.sin, partial(taylor.oscillation, partner=torch.cos, sign=1.0, back=-1.0)
+    ),
+    "cos": Primitive(
+        torch.cos, arb_series.cos, partial(taylor.oscillation, partner=torch.sin, sign=-1.0, back=1.0)
+    ),
     "tan": Primitive(torch.tan, arb_series.tan, taylor.tangent),
     "erf": Primitive(
         torch.erf,
         arb_series.erf,
-        taylor.error_function(1.0),
+        taylor.error_function,
         lambda u: 1 - _erfc_plus(u),
         lambda u: _erfc_plus(-u) - 1,
     ),
     "erfc": Primitive(
-        torch.erfc, arb_series.erfc, taylor.error_function(-1.0), _erfc_plus, lambda u: 2 - _erfc_plus(-u)
+        torch.erfc,
+        arb_series.erfc,
+        partial(taylor.error_function, sign=-1.0),
+        _erfc_plus,
+        lambda u: 2 - _erfc_plus(-u),
     ),
 }

@@ -27,6 +27,7 @@ Coefficient: TypeAlias = Tensor | float | None
 Coefficients: TypeAlias = list[Coefficient]
 Term: TypeAlias = tuple[float, Coefficient, Coefficient]
 Rule: TypeAlias = Callable[..., Coefficients]
+Function: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def combine(terms: Iterable[Term]) -> Coefficient:
@@ -220,30 +221,22 @@ def integral(value: Coefficient, p: Coefficients, slope: Coefficients) -> Coeffi
     return [value, *(chain(slope, p, m) for m in range(1, len(p)))]
 
 
-def oscillation(partner: Callable[[Tensor], Tensor], sign: float, back: float) -> Rule:
+def oscillation(value: Coefficient, p: Coefficients, partner: Function, sign: float, back: float) -> Coefficients:
     """c' = sign * d p' and d' = back * c p' with d_0 = partner(p_0): sines and cosines, of either kind."""
-
-    def rule(value: Coefficient, p: Coefficients) -> Coefficients:
-        c: Coefficients = [value]
-        d: Coefficients = [partner(tensor(p[0]))]
-        for m in range(1, len(p)):
-            c.append(chain(d, p, m, sign))
-            d.append(chain(c, p, m, back) if m + 1 < len(p) else None)
-        return c
-
-    return rule
+    c: Coefficients = [value]
+    d: Coefficients = [partner(tensor(p[0]))]
+    for m in range(1, len(p)):
+        c.append(chain(d, p, m, sign))
+        d.append(chain(c, p, m, back) if m + 1 < len(p) else None)
+    return c
 
 
-def error_function(sign: float) -> Rule:
+def error_function(value: Coefficient, p: Coefficients, sign: float = 1.0) -> Coefficients:
     """c' = sign * 2 / sqrt(pi) * exp(-p^2) p'."""
-
-    def rule(value: Coefficient, p: Coefficients) -> Coefficients:
-        inner = p[:-1]
-        square = multiply(tensor(p[0]).square(), inner, inner)
-        gauss = (-tensor(square[0])).exp() * (sign * 2.0 / math.sqrt(math.pi))
-        return integral(value, p, exponential(gauss, square, -1.0))
-
-    return rule
+    inner = p[:-1]
+    square = multiply(tensor(p[0]).square(), inner, inner)
+    gauss = (-tensor(square[0])).exp() * (sign * 2.0 / math.sqrt(math.pi))
+    return integral(value, p, exponential(gauss, square, -1.0))
 
 
 def tensor(value: Coefficient) -> Tensor:

@@ -166,10 +166,7 @@ class TailSeries:
         return self._lift(other) * self.power(-1.0)
 
     def _convolve(self, a: Sequence[Scale], b: Sequence[Scale], order: int) -> Scale:
-        total = Scale(self.start, arb(0))
-        for index in range(order + 1):
-            total = total + a[index] * b[order - index]
-        return total
+        return sum((a[index] * b[order - index] for index in range(order + 1)), Scale(self.start, arb(0)))
 
     def derivative(self) -> TailSeries:
         """The series of f'; one coefficient fewer."""
@@ -263,10 +260,8 @@ class TailSeries:
         inverse = Scale(self.start, 1 / value.ball, -value.power, -value.rate)
         coefficients = [first]
         for k in range(1, LENGTH):
-            total = Scale(self.start, arb(0))
-            for j in range(1, k + 1):
-                weight = ball_of(j * e - k + j)
-                total = total + (self.coefficients[j] * coefficients[k - j]).times(weight)
+            weighted = [self.coefficients[j].times(ball_of(j * e - k + j)) for j in range(1, k + 1)]
+            total = self._convolve(weighted, coefficients, k - 1)
             coefficients.append((total * inverse).times(arb(1) / k))
         return TailSeries(self.start, coefficients)
 
