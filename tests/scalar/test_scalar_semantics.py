@@ -139,3 +139,10 @@ def test_breaks_beyond_the_range_of_doubles() -> None:
     assert supremum(close, 2, 0.0, 1.0) == math.inf
     with pytest.raises(ValueError, match="increasing breaks"):
         ScalarFunction.piecewise([math.nan], [x, 0.0])
+
+
+@pytest.mark.parametrize("exponent", [2.0, 5.0, 1e6])
+def test_large_natural_powers_are_found_by_squaring(exponent: float) -> None:
+    power = apply("sin", x) ** exponent
+    assert 1.0 <= supremum(power, 0) <= 1.01
+    assert supremum(power, 0, 0.25, 0.5) == pytest.approx(math.sin(0.5) ** exponent, abs=1e-9)

@@ -249,9 +249,9 @@ class TailSeries:
         value, whole = self.coefficients[0], float(exponent).is_integer()
         if not (value.ball > 0 or (value.ball < 0 and whole)):
             if whole and exponent >= 0:
-                result = self.constant(1.0)
-                for _ in range(int(exponent)):
-                    result = result * self
+                result, base, left = self.constant(1.0), self, int(exponent)
+                while left:
+                    result, base, left = result * base if left % 2 else result, base * base, left // 2
                 return result
             return self.bounded(lambda u: u ** arb(exponent))
         sign = -1 if value.ball < 0 and exponent % 2 else 1
