@@ -21,8 +21,7 @@ part of the function that the certificate speaks of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +31,7 @@ from torch import Tensor
 
 from surefoot.domains import Region
 from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
+from surefoot.graph.evaluate import run_in_double as run_in_double
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.operations.registry import Bounds, Call, Slot, rule_for
@@ -249,37 +249,3 @@ def value_of(node: Node, inputs: Mapping[str, Any]) -> Any:
         return None
     with torch.no_grad():
         return run_in_double(node, inputs)
-
-
-def run_in_double(node: Node, inputs: Mapping[str, Any]) -> Any:
-    """The operation on these values, in double precision."""
-    args = [_in_double(a) for a in node.args]
-    kwargs = {key: _in_double(a, key) for key, a in node.kwargs.items()}
-    with _double_by_default():
-        value = replace(node, args=tuple(args), kwargs=kwargs).run(inputs)
-    if isinstance(value, Tensor):
-        return value.to(torch.float64) if value.is_floating_point() else value
-    return tuple(v.to(torch.float64) if v.is_floating_point() else v for v in value)
-
-
-@contextmanager
-def _double_by_default() -> Iterator[None]:
-    """Whole numbers times 0.1 are of the default type: double precision here."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def _in_double(argument: Any, key: str = "") -> Any:
-    """Casts to a narrower type are the identity in real arithmetic; constants are computed where they can be."""
-    if isinstance(argument, torch.dtype) and argument in _NARROW:
-        return torch.float64
-    if key == "device" and argument is not None and torch.device(argument).type == "meta":
-        return torch.device("cpu")
-    return argument

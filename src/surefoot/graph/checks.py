@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from surefoot.errors import CaptureError
 from surefoot.graph.owned import refuse_shared_memory
+from surefoot.torch_private import Dropout
 
 
 def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -93,7 +94,7 @@ def _check_module(path: str, module: nn.Module) -> None:
             where=path,
             remedy="Pass the original module.",
         )
-    if module.training and isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+    if module.training and isinstance(module, Dropout) and module.p > 0:
         raise random_dropout(path, module.p)
     if module.training and isinstance(module, nn.RReLU) and module.lower != module.upper:
         raise CaptureError(

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
+
+from surefoot.torch_private import FakeTensor
 
 
 class HeldCopies:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from surefoot.spec import Spec
+from surefoot.torch_private import schema_of
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Node:
     @cached_property
     def arguments(self) -> dict[str, Any]:
         """All arguments by the name the operation's signature gives them, defaults filled in."""
-        schema = getattr(self.target, "_schema", None)
+        schema = schema_of(self.target)
         if schema is None:
             return {**dict(zip(_parameter_names(self.target), self.args, strict=False)), **self.kwargs}
         bound: dict[str, Any] = {}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from surefoot.errors import CaptureError
 from surefoot.graph.nodes import Source
+from surefoot.torch_private import storage_of
 
 
 class Owned:
@@ -84,7 +85,7 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not (a.numel() and b.numel()):
+    if storage_of(a) != storage_of(b) or not (a.numel() and b.numel()):
         return False
     (start, stop), (other, end) = _span(a), _span(b)
     return start < end and other < stop

@@ -18,6 +18,7 @@ from surefoot.graph.naming import PREFIX, fresh, module_path, operation
 from surefoot.graph.nodes import Leaf, Node, Ref, Source, Spec
 from surefoot.graph.owned import Owned
 from surefoot.graph.structure import Graph
+from surefoot.torch_private import HigherOrderOperator
 
 UNKNOWN = -1  # a size that only the data decides
 
@@ -79,7 +80,7 @@ def operations(module: fx.GraphModule, values: dict[fx.Node, Any], taken: set[st
         if node.op == "get_attr":
             values.setdefault(node, getattr(module, str(node.target)))
         elif node.op == "call_function":
-            if isinstance(node.target, torch._ops.HigherOrderOperator):
+            if isinstance(node.target, HigherOrderOperator):
                 yield from _region(node, values, taken)
                 continue
             result = node.meta.get("val")

@@ -12,6 +12,7 @@ from surefoot.errors import CaptureError
 from surefoot.graph.checks import random_dropout
 from surefoot.graph.nodes import Node, Ref, Role, Spec
 from surefoot.graph.structure import Graph
+from surefoot.torch_private import schema_of
 
 _SELECTS = {
     "aten.embedding", "aten.embedding_bag", "aten.index", "aten.index_select", "aten.gather", "aten.where",
@@ -109,7 +110,7 @@ def _refuse_unknown(node: Node) -> None:
 
 def _refuse_writing(node: Node) -> None:
     """Refuse what would write into a tensor when it is run, and what is no operation on tensors at all."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if schema is not None and schema.is_mutable:
         raise CaptureError(
             f"the operation '{node.op}' writes into its argument",

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from surefoot.errors import CaptureError
 from surefoot.graph.naming import module_path
+from surefoot.torch_private import HigherOrderOperator
 
 
 def refuse_severed(program: ExportedProgram) -> None:
@@ -47,7 +48,7 @@ def _check(module: fx.GraphModule, sources: Iterable[fx.Node]) -> None:
 def _check_node(node: fx.Node, module: fx.GraphModule, varying: set[fx.Node]) -> None:
     if node.target in _DETACH and _is_real(node.meta.get("val")):
         raise _severed("is detached", node)
-    if not isinstance(node.target, torch._ops.HigherOrderOperator):
+    if not isinstance(node.target, HigherOrderOperator):
         return
     body = next(_bodies(node, module), None)
     if str(node.target) == "wrap_with_set_grad_enabled" and node.args[0] is False:

@@ -13,6 +13,7 @@ from surefoot.errors import CaptureError
 from surefoot.graph.nodes import Leaf, Source, renamed
 from surefoot.graph.preserve import Change
 from surefoot.graph.structure import Graph
+from surefoot.torch_private import pre_hooks_of
 
 
 def refuse_stored(changes: Sequence[Change], model: nn.Module) -> None:
@@ -115,5 +116,6 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 def _computed_by_hook(module: nn.Module, attribute: str) -> bool:
     """Whether a hook of PyTorch sets the attribute before each call, from the parameters."""
-    hooks = module._forward_pre_hooks.values()
-    return any(isinstance(hook, WeightNorm | SpectralNorm) and hook.name == attribute for hook in hooks)
+    return any(
+        isinstance(hook, WeightNorm | SpectralNorm) and hook.name == attribute for hook in pre_hooks_of(module)
+    )

@@ -138,6 +138,20 @@ class Graph:
         return {name: tuple(nodes) for name, nodes in readers.items()}
 
     @cached_property
+    def last_readers(self) -> dict[str, Node]:
+        """The last node that reads each tensor; a tensor that none reads has no entry."""
+        return {name: node for node in self.nodes for name in node.inputs}
+
+    @cached_property
+    def finished(self) -> dict[str, tuple[str, ...]]:
+        """For each node, the tensors that no later node reads and that are not returned: free to forget."""
+        last, kept = self.last_readers, set(self.outputs)
+        return {
+            node.name: tuple(name for name in node.inputs if last[name] is node and name not in kept)
+            for node in self.nodes
+        }
+
+    @cached_property
     def live(self) -> tuple[tuple[str, ...], ...]:
         """The live set at every cut: ``live[k]`` is the state between nodes ``k - 1`` and ``k``.
 
@@ -145,7 +159,7 @@ class Graph:
         So it is :math:`x_t` for a plain network, and the paper's augmented state
         :math:`(x_{t-1}; x_t)` or :math:`(x_0; …; x_t)` for residual and dense ones.
         """
-        last = {name: k for k, node in enumerate(self.nodes) for name in node.inputs}
+        last = {name: self.position[node.name] for name, node in self.last_readers.items()}
         last |= dict.fromkeys(self.outputs, len(self.nodes))
         alive = [leaf.name for leaf in self.inputs if leaf.name in last]
         cuts = [tuple(alive)]
@@ -167,21 +181,12 @@ class Graph:
     def run(self, parameters: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         """The outputs at the given parameters (by path) and inputs; intermediate values are freed early."""
         values = self.bind(parameters, inputs)
-        for node, finished in self._schedule:
-            values[node.name] = node.run(values)
-            for name in finished:
-                del values[name]
+        for node in self.nodes:
+            if node.name not in self.constant_names:
+                values[node.name] = node.run(values)
+                for name in self.finished[node.name]:
+                    del values[name]
         return tuple(values[name] for name in self.outputs)
-
-    @cached_property
-    def _schedule(self) -> tuple[tuple[Node, tuple[str, ...]], ...]:
-        """The nodes that depend on input or parameters, each with the tensors no longer needed after it."""
-        nodes = [node for node in self.nodes if node.name not in self.constant_names]
-        last_reader = {name: node for node in nodes for name in node.inputs}
-        return tuple(
-            (node, tuple(n for n in node.inputs if last_reader[n] is node and n not in self.outputs))
-            for node in nodes
-        )
 
     def bind(self, parameters: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> dict[str, Any]:
         """Values of all leaves and constants, by name.

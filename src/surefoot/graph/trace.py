@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 
 from surefoot.errors import CaptureError, SurefootError
@@ -21,6 +20,13 @@ from surefoot.graph.outputs import select_outputs
 from surefoot.graph.preserve import Change, Watch
 from surefoot.graph.survey import Survey
 from surefoot.graph.translate import LOST, LOST_REMEDY, translated
+from surefoot.torch_private import (
+    BatchNormalisation,
+    FakeTensor,
+    constants_allowed,
+    global_forward_hooks,
+    schema_of,
+)
 
 
 @dataclass(frozen=True)
@@ -127,9 +133,7 @@ def _as_if_alone(model: nn.Module) -> Iterator[None]:
     momentum of a batch normalisation enters its running statistics only, which a graph does not update.
     """
     fast_attention = torch.backends.mha.get_fastpath_enabled()
-    averaging = [
-        m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.momentum is None
-    ]
+    averaging = [m for m in model.modules() if isinstance(m, BatchNormalisation) and m.momentum is None]
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         for module in averaging:
@@ -137,7 +141,7 @@ def _as_if_alone(model: nn.Module) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for device in ("cpu", "cuda"):
                 stack.enter_context(torch.autocast(device, enabled=False))
-            stack.enter_context(torch._export.config.patch(error_on_lifted_constant_tensors=False))
+            stack.enter_context(constants_allowed())
             stack.enter_context(_global_hooks_within(model))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
@@ -152,7 +156,7 @@ def _as_if_alone(model: nn.Module) -> Iterator[None]:
 def _global_hooks_within(model: nn.Module) -> Iterator[None]:
     """Keep hooks on all modules from being called on the modules that tracing wraps around the user's."""
     own = {id(module) for module in model.modules()}
-    tables = [nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks]
+    tables = global_forward_hooks()
     saved = [dict(table) for table in tables]
     for table in tables:
         for key, hook in table.items():
@@ -177,7 +181,7 @@ def _writes(module: fx.GraphModule, buffers: set[str]) -> bool:
         body = getattr(module, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(body, fx.GraphModule) and _writes(body, set()):
             return True
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         if node.op == "call_function" and schema is not None and schema.is_mutable:
             written = node.args[0] if node.args else None
             if node.target is torch.ops.aten.detach_.default and _is_constant(written):

@@ -21,12 +21,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from surefoot.enclosure import Enclosure
 from surefoot.errors import SurefootError, UnsupportedOperation, describe
 from surefoot.graph.structure import Graph, Node, Ref
 from surefoot.magnitude import Magnitude
+from surefoot.torch_private import OpOverload, OpOverloadPacket
 
 Slot = str
 Pair = tuple[Slot, Slot]
@@ -188,9 +187,9 @@ def register_rule(*operations: Any) -> Callable[[Rule], Rule]:
 def _name(operation: Any) -> str:
     if isinstance(operation, str):
         return operation
-    if isinstance(operation, torch._ops.OpOverload):
+    if isinstance(operation, OpOverload):
         return str(operation.overloadpacket)
-    if isinstance(operation, torch._ops.OpOverloadPacket):
+    if isinstance(operation, OpOverloadPacket):
         return str(operation)
     if callable(operation) and hasattr(operation, "__name__"):
         return operation.__name__

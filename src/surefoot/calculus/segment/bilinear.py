@@ -27,6 +27,7 @@ from surefoot.graph.structure import Node, Ref, Spec
 from surefoot.magnitude import Magnitude
 from surefoot.operations.registry import Call, rules
 from surefoot.taylor.model import UNIT, TaylorModel, rounded_up
+from surefoot.torch_private import schema_of
 
 # operation: slots of the data, the weights and what is added
 SLOTS = {
@@ -150,7 +151,7 @@ def _excess(x: TaylorModel, w: TaylorModel, order: int, constant_: float) -> Ten
 def run(node: Node, values: dict[str, Any]) -> Tensor:
     """The operation with some of its arguments replaced, by slot."""
     arguments = {**node.arguments, **values}
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if schema is None:
         return node.target(**{key: arguments[key] for key in arguments})
     positional = [arguments[a.name] for a in schema.arguments if not a.kwarg_only]
