@@ -8,19 +8,24 @@ chain has each parameter in one computation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from surefoot.chain.computation import Computation
-from surefoot.graph import Graph, Node, Role, Spec
+from surefoot.graph import Graph, Node, Role
 from surefoot.operations.forms import Degree, Form, degree_of, form_of
+
+_Piece = dict[str, Any]  # the fields of a computation, all but its graph
+_pieces_of: WeakKeyDictionary[Graph, tuple[_Piece, ...]] = WeakKeyDictionary()
 
 
 def cut(graph: Graph) -> tuple[Computation, ...]:
-    """The computations of a graph, in order; found once per graph."""
-    known = vars(graph).get("_computations")
-    if known is None:
-        known = tuple(_computation(graph, *piece) for piece in _joined(graph, list(_pieces(graph))))
-        vars(graph)["_computations"] = known
-    return known
+    """The computations of a graph, in order; cut once per graph."""
+    pieces = _pieces_of.get(graph)
+    if pieces is None:
+        pieces = tuple(_piece(graph, *part) for part in _joined(graph, list(_pieces(graph))))
+        _pieces_of[graph] = pieces
+    return tuple(Computation(graph=graph, **piece) for piece in pieces)
 
 
 def initial_degrees(graph: Graph, state: Iterable[str]) -> dict[str, Degree]:
@@ -101,22 +106,22 @@ def _joined(graph: Graph, pieces: list[list[Node]]) -> Iterator[tuple[list[Node]
 
 
 def _blocks_of(graph: Graph, piece: Sequence[Node]) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+    paths: list[str] = []
     for node in piece:
-        direct = [graph.owners[name] for name in node.inputs if name in graph.owners]
-        found |= dict.fromkeys([*direct, *sorted(graph.blocks_read.get(node.name, frozenset()))])
-    return tuple(found)
+        paths += [graph.owners[name] for name in node.inputs if name in graph.owners]
+        paths += sorted(graph.blocks_read.get(node.name, ()))
+    return tuple(dict.fromkeys(paths))
 
 
-def _computation(graph: Graph, piece: Sequence[Node], blocks: tuple[str, ...]) -> Computation:
-    start, stop = graph.position[piece[0].name], graph.position[piece[-1].name] + 1
+def _piece(graph: Graph, nodes: Sequence[Node], blocks: tuple[str, ...]) -> _Piece:
+    start, stop = graph.position[nodes[0].name], graph.position[nodes[-1].name] + 1
     before, after = graph.live[start], graph.live[stop]
     if stop == len(graph.nodes):  # what is returned is the last state, also where it depends on parameters alone
         after = tuple(dict.fromkeys(graph.outputs))
     degrees = initial_degrees(graph, before)
     biaffine: list[Node] = []
     parts: list[list[Node]] = []
-    for node in piece:
+    for node in nodes:
         degrees[node.name] = degree_of(node, degrees)
         if degrees[node.name].is_biaffine:
             biaffine.append(node)
@@ -124,17 +129,9 @@ def _computation(graph: Graph, piece: Sequence[Node], blocks: tuple[str, ...]) -
             parts[-1].append(node)
         else:
             parts.append([node])
-    return Computation(
-        graph=graph,
-        nodes=tuple(piece),
-        blocks=blocks,
-        before=before,
-        after=after,
-        biaffine=tuple(biaffine),
-        nonaffine=tuple(map(tuple, parts)),
-    )
+    found = {"nodes": tuple(nodes), "blocks": blocks, "before": before, "after": after}
+    return {**found, "biaffine": tuple(biaffine), "nonaffine": tuple(map(tuple, parts))}
 
 
 def _is_real(graph: Graph, name: str) -> bool:
-    spec = graph.spec(name)
-    return all(item.is_real for item in ((spec,) if isinstance(spec, Spec) else spec))
+    return all(spec.is_real for spec in graph.specs(name))

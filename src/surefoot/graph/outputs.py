@@ -17,7 +17,8 @@ def select_outputs(result: Any) -> tuple[Tensor, ...]:
 
     A tensor is itself. A tuple or list of tensors is several outputs. Anything else (a mapping, a named tuple, an
     output object, a tuple of this and that) stands for the one tensor in it that goes by an obvious name
-    (``logits``, ``last_hidden_state``, …), or for the only one there is, at any depth.
+    (``logits``, ``last_hidden_state``, …), or for the only one there is, at any depth. Without such a name, an
+    output object of the ``transformers`` package stands for its tensors, in order.
 
     Raises:
         CaptureError: if there is no tensor, or no obvious one.
@@ -32,6 +33,8 @@ def select_outputs(result: Any) -> tuple[Tensor, ...]:
     for name in _OBVIOUS:
         if name in tensors:
             return _real({f"output '{name}'": tensors[name]})
+    if tensors and hasattr(result, "to_tuple"):  # an output of the transformers package with names of its own
+        return _real({f"output '{name}'": value for name, value in tensors.items()})
     candidates = _real_tensors(result, "")
     if len(candidates) == 1:
         return tuple(candidates.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,18 +13,19 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
 from surefoot.errors import CaptureError
 from surefoot.graph.assemble import assemble
-from surefoot.graph.canonical import canonical, filled
 from surefoot.graph.naming import PREFIX, fresh, module_path, operation
 from surefoot.graph.nodes import Leaf, Node, Ref, Source, Spec
 from surefoot.graph.owned import Owned
+from surefoot.graph.plain import plain
 from surefoot.graph.structure import Graph
 from surefoot.torch_private import HigherOrderOperator
 
+Rewrite = Callable[[Iterable[Node]], list[Node]]
 UNKNOWN = -1  # a size that only the data decides
 
 
-def read(program: ExportedProgram, model: nn.Module) -> Graph:
-    """The graph of a traced model.
+def read(program: ExportedProgram, model: nn.Module, rewrite: Rewrite) -> Graph:
+    """The graph of a traced model, its operations rewritten.
 
     Raises:
         CaptureError: if the program holds control flow, or writes into what the output is computed from.
@@ -50,7 +51,7 @@ def read(program: ExportedProgram, model: nn.Module) -> Graph:
         for node, spec in zip(returned.args[0], program.graph_signature.output_specs, strict=True)
         if spec.kind is OutputKind.USER_OUTPUT
     ]
-    graph = assemble(leaves, canonical(nodes), tuple(outputs), held, owned.aliases)
+    graph = assemble(leaves, rewrite(nodes), tuple(outputs), held, owned.aliases)
     _refuse_written(program, graph)
     return graph
 
@@ -71,6 +72,10 @@ def _leaf(
         raise CaptureError(
             f"the model reads '{placeholder.name}', which is no tensor", remedy="Pass tensors only."
         )
+    if value.layout is not torch.strided and placeholder.users:
+        owner, _, name = path.rpartition(".")
+        remedy = "Hold it as a dense tensor: value.to_dense()."
+        raise CaptureError(f"the {source.value} '{name}' is a sparse tensor", where=owner, remedy=remedy)
     return Leaf(placeholder.name, path, source, _spec(value)), held
 
 
@@ -107,7 +112,7 @@ def _node(node: fx.Node, name: str, args: Any, kwargs: Mapping[str, Any]) -> Nod
         module=module_path(node),
         spec=_specs(result),
     )
-    return filled(found, result.device) if isinstance(result, Tensor) else found
+    return plain(found, result.device) if isinstance(result, Tensor) else found
 
 
 def _region(node: fx.Node, values: dict[fx.Node, Any], taken: set[str]) -> Iterator[Node]:

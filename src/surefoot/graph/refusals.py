@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,16 +15,6 @@ from surefoot.graph.nodes import Node, Ref, Role, Spec
 from surefoot.graph.structure import Graph
 from surefoot.torch_private import schema_of
 
-_SELECTS = {
-    "aten.embedding", "aten.embedding_bag", "aten.index", "aten.index_select", "aten.gather", "aten.where",
-    "aten.masked_fill", "aten.scaled_dot_product_attention", "aten.take_along_dim", "aten.index_put",
-    "aten.scatter", "aten.scatter_add", "aten.index_add", "aten.index_copy",
-}  # fmt: skip
-_MULTIPLIES = {
-    "aten.linear", "aten.matmul", "aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.mv", "aten.conv1d",
-    "aten.conv2d", "aten.conv3d", "aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d",
-    "aten.scaled_dot_product_attention",
-}  # fmt: skip
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -40,11 +31,8 @@ def refuse_unfaithful(graph: Graph) -> None:
         _refuse_mixed_types(graph, node)
     _refuse_integers(graph)
     if not any(Role.INPUT in graph.roles[name] for name in graph.outputs):
-        raise CaptureError(
-            "the output does not depend on the input",
-            where="",
-            remedy="Return something that is computed from the input.",
-        )
+        remedy = "Return something that is computed from the input."
+        raise CaptureError("the output does not depend on the input", where="", remedy=remedy)
 
 
 def refuse_wrong_ids(graph: Graph, inputs: Sequence[Tensor]) -> None:
@@ -55,14 +43,10 @@ def refuse_wrong_ids(graph: Graph, inputs: Sequence[Tensor]) -> None:
     """
     given = {leaf.name: value for leaf, value in zip(graph.inputs, inputs, strict=True)}
     for node in graph.nodes:
-        indices = node.arguments.get("indices")
-        if node.op != "aten.embedding" or not isinstance(indices, Ref) or indices.name not in given:
+        indices = node.arguments.get("indices") if node.op == "aten.embedding" else None
+        if not isinstance(indices, Ref) or indices.name not in given or given[indices.name].is_meta:
             continue
-        ids, weight = given[indices.name], graph.spec(node.arguments["weight"].name)
-        assert isinstance(weight, Spec)
-        size = weight.shape[0]
-        if ids.device.type == "meta":
-            continue
+        ids, size = given[indices.name], one_spec(graph, node.arguments["weight"].name).shape[0]
         smallest, largest = int(ids.min()), int(ids.max())
         if smallest < 0 or largest >= size:
             raise CaptureError(
@@ -70,6 +54,52 @@ def refuse_wrong_ids(graph: Graph, inputs: Sequence[Tensor]) -> None:
                 where=node.module,
                 remedy="Pass ids that are smaller than the number of entries.",
             )
+
+
+def refuse_masked_rows(graph: Graph, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]) -> None:
+    """Refuse an input that masks all that a soft-max may look at: it divides zero by zero.
+
+    A mask is computed from integers, truth values and constants. Where an operation reads one and a whole row
+    comes out as minus infinity, the model is run: some return zeros for such a row, and that is a function.
+
+    Raises:
+        CaptureError: naming the module that reads the mask, if the model returns NaN.
+    """
+    given = {leaf.name: value for leaf, value in zip(graph.inputs, inputs, strict=True)}
+    varies = {*graph.parameters, *graph.frozen, *(leaf for leaf in graph.inputs if leaf.spec.is_real)}
+    masks = {leaf.name for leaf in graph.leaves.values() if leaf not in varies}
+    for node in graph.nodes:
+        if masks.issuperset(node.inputs):
+            masks.add(node.name)
+    suspects = masks & (given.keys() | graph.by_name.keys())
+    suspects = {name for name in suspects if one_spec(graph, name).dtype not in _INTEGERS}
+    readers = [n for n in graph.nodes if n.name not in masks and suspects.intersection(n.inputs)]
+    if not readers or any(value.is_meta for value in (*inputs, *graph.held.values(), *parameters.values())):
+        return
+    values = {**graph.constants, **given}
+    with torch.no_grad():
+        for node in graph.nodes:
+            if node.name in masks and node.name not in values:
+                values[node.name] = node.run(values)
+        for node in readers:
+            read = {name: values[name] for name in node.inputs if name in masks}
+            if not any(value.dtype is torch.bool or bool(value.isinf().any()) for value in read.values()):
+                continue
+            result = _at_zero(graph, node, read)
+            if isinstance(result, Tensor) and result.dim() and bool(result.isneginf().all(dim=-1).any()):
+                if any(bool(output.isnan().any()) for output in graph.run(parameters, inputs)):
+                    raise CaptureError(
+                        "a mask hides everything from a row of the attention, and the model returns NaN",
+                        where=node.module,
+                        remedy="Leave at least one entry visible in each row, or drop the samples that have none.",
+                    )
+                return
+
+
+def one_spec(graph: Graph, name: str) -> Spec:
+    """Shape and type of a tensor; the first of them if there are several."""
+    spec = graph.spec(name)
+    return spec if isinstance(spec, Spec) else spec[0]
 
 
 def _refuse_random(node: Node) -> None:
@@ -126,30 +156,36 @@ def _refuse_writing(node: Node) -> None:
 
 
 def _refuse_integers(graph: Graph) -> None:
-    """Integers of the input may choose (ids, masks, conditions); they may not be computed with."""
+    """Integers of the input may choose (ids, masks, conditions); they may not be computed with.
+
+    They choose where no real number could stand in their place: an operation refuses 0.5 as an index.
+    """
     given = {leaf.name for leaf in graph.inputs if leaf.spec.dtype in _INTEGERS}
     for node in graph.nodes:
         read = given.intersection(node.inputs)
-        if not read or node.op in _SELECTS:
-            continue
-        if any(spec.is_real for spec in node.specs):
-            dtype = next(spec.dtype for name in read if isinstance(spec := graph.spec(name), Spec))
+        picks = node.target is operator.getitem  # one of several results
+        real = None if picks else next((spec.dtype for spec in node.specs if spec.is_real), None)
+        if read and real and any(_runs(graph, node, {name: real}) for name in read):
+            dtype = one_spec(graph, min(read)).dtype
             raise CaptureError(
                 f"'{node.op}' computes with integers ({dtype}) that come from the input",
                 where=node.module,
                 remedy="Integer inputs can only be ids for an embedding, or masks: pass numbers as x.float().",
             )
-        if any(spec.dtype in _INTEGERS for spec in node.specs):
+        if read and any(spec.dtype in _INTEGERS for spec in node.specs):
             given.add(node.name)
 
 
 def _refuse_mixed_types(graph: Graph, node: Node) -> None:
     """Tracing does not notice that two element types cannot be multiplied; running does."""
-    if node.op not in _MULTIPLIES:
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()):  # converts what it reads to one type
         return
-    specs = [graph.spec(name) for name in node.inputs]
-    types = dict.fromkeys(spec.dtype for spec in specs if isinstance(spec, Spec) and spec.is_real)
-    if len(types) > 1:
+    specs = {name: one_spec(graph, name) for name in node.inputs}
+    types = dict.fromkeys(spec.dtype for spec in specs.values() if spec.is_real)
+    if len(types) < 2 or _runs(graph, node, {}):
+        return
+    first = next(iter(types))
+    if _runs(graph, node, {name: first for name, spec in specs.items() if spec.is_real}):
         raise CaptureError(
             f"'{node.op}' multiplies {' by '.join(map(str, types))}",
             where=node.module,
@@ -157,4 +193,28 @@ def _refuse_mixed_types(graph: Graph, node: Node) -> None:
         )
 
 
-__all__ = ["refuse_unfaithful", "refuse_wrong_ids"]
+def _runs(graph: Graph, node: Node, types: Mapping[str, torch.dtype]) -> bool:
+    """Whether an operation accepts its arguments where these have other element types; tried on zeros."""
+    try:
+        _at_zero(graph, node, {name: _zeros(one_spec(graph, name).shape, dtype) for name, dtype in types.items()})
+    except Exception:  # kernels raise many types
+        return False
+    return True
+
+
+def _at_zero(graph: Graph, node: Node, values: Mapping[str, Any]) -> Any:
+    """The result of an operation where all tensors are zero but those that are given."""
+    device = next((value.device for value in values.values()), None)
+    others = {}
+    for name in node.inputs:
+        spec = graph.spec(name)
+        specs = (spec,) if isinstance(spec, Spec) else spec
+        zeros = tuple(_zeros(one.shape, one.dtype, device) for one in specs)
+        others[name] = zeros[0] if isinstance(spec, Spec) else zeros
+    with torch.no_grad():
+        return node.run({**others, **values})
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Zeros that share one entry."""
+    return torch.zeros((), dtype=dtype, device=device).expand(tuple(shape))

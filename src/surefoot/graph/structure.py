@@ -174,9 +174,13 @@ class Graph:
         """Shape and type of a tensor."""
         return self.leaves[name].spec if name in self.leaves else self.by_name[name].spec
 
+    def specs(self, name: str) -> tuple[Spec, ...]:
+        """Shapes and types of a tensor, or of the several results of an operation."""
+        return (self.leaves[name].spec,) if name in self.leaves else self.by_name[name].specs
+
     def numel(self, name: str) -> int:
         """How many numbers a tensor holds."""
-        return self.leaves[name].spec.numel if name in self.leaves else self.by_name[name].numel
+        return sum(spec.numel for spec in self.specs(name))
 
     def run(self, parameters: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         """The outputs at the given parameters (by path) and inputs; intermediate values are freed early."""
@@ -216,15 +220,11 @@ class Graph:
         return {**held, **self._compute(held)}
 
     def __str__(self) -> str:
-        rows = [(node.name, node.op, _shape(node), node.module) for node in self.nodes]
+        rows = [(node.name, node.op, " ".join(map(str, node.specs)), node.module) for node in self.nodes]
         widths = [max((len(row[k]) for row in rows), default=0) for k in range(3)]
         lines = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
         counts = f"{_count(len(rows), 'operation')}, {_count(len(self.blocks), 'parameter block')}"
         return "\n".join([f"Graph: {counts}, returns {', '.join(self.outputs)}", *lines])
-
-
-def _shape(node: Node) -> str:
-    return " ".join("×".join(map(str, spec.shape)) or "scalar" for spec in node.specs)
 
 
 def _count(number: int, what: str) -> str:

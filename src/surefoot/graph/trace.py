@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from surefoot.errors import CaptureError, SurefootError
+from surefoot.graph.derivative import custom_functions
 from surefoot.graph.naming import module_path
 from surefoot.graph.outputs import select_outputs
 from surefoot.graph.preserve import Change, Watch
@@ -37,11 +38,13 @@ class Traced:
         program: its operations, none of which writes into its arguments.
         original: the same as it was traced, where one sees which operations ran without gradients.
         changes: what the forward pass changed among the attributes of the model.
+        custom: names of the functions with a hand-written backward that it calls.
     """
 
     program: ExportedProgram
     original: ExportedProgram
     changes: tuple[Change, ...]
+    custom: tuple[str, ...]
 
 
 def trace(
@@ -53,7 +56,8 @@ def trace(
         CaptureError: if the forward pass fails or cannot be traced.
     """
     changes: list[Change] = []
-    selected = _Selected(model, survey, calls, changes)
+    custom: list[str] = []
+    selected = _Selected(model, survey, calls, changes, custom)
     try:
         with quiet(), _as_if_alone(model):
             named = {key: _usable(value) for key, value in kwargs.items()}
@@ -62,7 +66,7 @@ def trace(
             buffers = set(original.graph_signature.inputs_to_buffers)
             writes = _writes(original.graph_module, buffers)
             program = original.run_decompositions({}) if writes else original
-        return Traced(program, original, tuple(changes))
+        return Traced(program, original, tuple(changes), tuple(custom))
     except SurefootError:
         raise
     except Exception as error:  # torch.export raises many types; all mean the same to the user
@@ -76,10 +80,12 @@ class _Selected(nn.Module):
     What a call changes is looked at here: ``torch.export`` exchanges tensors before, and puts some back after.
     """
 
-    def __init__(self, model: nn.Module, survey: Survey, calls: int, changes: list[Change]) -> None:
+    def __init__(
+        self, model: nn.Module, survey: Survey, calls: int, changes: list[Change], custom: list[str]
+    ) -> None:
         super().__init__()
         self.model = model
-        self._survey, self._calls, self._changes = survey, calls, changes
+        self._survey, self._calls, self._changes, self._custom = survey, calls, changes, custom
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         tables, watch = _tables(self.model), Watch(self._survey)
@@ -87,7 +93,9 @@ class _Selected(nn.Module):
             result = self.model(*args, **kwargs)
         _refuse_assigned(tables, _tables(self.model))
         self._changes.extend(watch.changes(own=tables.values()))
-        return select_outputs(result)
+        outputs = select_outputs(result)
+        self._custom.extend(custom_functions(outputs))
+        return outputs
 
 
 def _usable(value: Tensor) -> Tensor:
