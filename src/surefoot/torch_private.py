@@ -83,7 +83,7 @@ def global_hooks() -> dict[str, Any]:
 
 def global_forward_hooks() -> tuple[dict[int, Any], dict[int, Any]]:
     """The tables of hooks called before and after the forward of all modules."""
-    return _module._global_forward_pre_hooks, _module._global_forward_hooks  # type: ignore[return-value]
+    return _module._global_forward_pre_hooks, _module._global_forward_hooks
 
 
 def constants_allowed() -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Hand-written derivatives, masks, sparse tensors, outputs in parts, integers: accepted or refused in our words."""
+"""Hand-written derivatives, masks, sparse tensors, integers, parts of outputs: accepted, or refused by name."""
 
 from __future__ import annotations
 

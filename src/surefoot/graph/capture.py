@@ -18,7 +18,7 @@ from surefoot.graph.nodes import Source
 from surefoot.graph.preserve import preserved
 from surefoot.graph.read import Rewrite, read
 from surefoot.graph.refusals import refuse_masked_rows, refuse_unfaithful, refuse_wrong_ids
-from surefoot.graph.stateful import refuse_drawn, refuse_other, refuse_stored, refuse_written
+from surefoot.graph.stateful import refuse_effects, refuse_other, refuse_stored
 from surefoot.graph.structure import Graph
 from surefoot.graph.survey import Survey
 from surefoot.graph.trace import trace
@@ -115,8 +115,7 @@ def _capture(model: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Te
     with preserved(model, survey) as before:
         traced = trace(model, args, kwargs, survey)
         refuse_stored(traced.changes, model)
-        refuse_written(before.written_to())
-        refuse_drawn(before.drawn_from())
+        refuse_effects(before.written_to(), before.drawn_from())
         graph = read(traced.program, model, rewrite)
         refuse_severed(traced.original)
         refuse_severed(traced.program)

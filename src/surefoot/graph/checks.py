@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surefoot.errors import CaptureError
-from surefoot.graph.owned import refuse_shared_memory
 from surefoot.torch_private import Dropout
 
 
@@ -29,16 +29,12 @@ def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     elif isinstance(x, Sequence) and not isinstance(x, str):
         args = tuple(x)
     else:
-        raise CaptureError(
-            f"the input is of type {type(x).__name__}",
-            remedy="Pass a tensor, a tuple of tensors, or a dict of keyword arguments that are tensors.",
-        )
+        remedy = "Pass a tensor, a tuple of tensors, or a dict of keyword arguments that are tensors."
+        raise CaptureError(f"the input is of type {type(x).__name__}", remedy=remedy)
     for name, value in _labelled(args, kwargs):
         if not isinstance(value, Tensor):
-            raise CaptureError(
-                f"{name} is of type {type(value).__name__}, not a tensor",
-                remedy="Pass tensors only; fix other arguments in a small module that wraps yours.",
-            )
+            remedy = "Pass tensors only; fix other arguments in a small module that wraps yours."
+            raise CaptureError(f"{name} is of type {type(value).__name__}, not a tensor", remedy=remedy)
     return args, kwargs
 
 
@@ -52,18 +48,15 @@ def check_inputs(args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> None:
         raise CaptureError("no input was given", remedy="Pass an example batch: surefoot reads shapes from it.")
     for name, value in _labelled(args, kwargs):
         if value.numel() == 0:
-            raise CaptureError(
-                f"{name} has shape {tuple(value.shape)}: the batch is empty", remedy="Pass at least one sample."
-            )
+            what = f"{name} has shape {tuple(value.shape)}: the batch is empty"
+            raise CaptureError(what, remedy="Pass at least one sample.")
         if value.is_complex():
             raise CaptureError(f"{name} is complex", remedy="Pass its real and imaginary parts as real tensors.")
         if value.layout is not torch.strided:
             raise CaptureError(f"{name} is a sparse tensor", remedy="Pass a dense one: x.to_dense().")
         if not _finite(value):
-            raise CaptureError(
-                f"{name} has NaN or infinite entries",
-                remedy="Clean the data first; to mask entries, pass a boolean mask and not minus infinity.",
-            )
+            remedy = "Clean the data first; to mask entries, pass a boolean mask and not minus infinity."
+            raise CaptureError(f"{name} has NaN or infinite entries", remedy=remedy)
 
 
 def check_model(model: Any) -> None:
@@ -75,71 +68,75 @@ def check_model(model: Any) -> None:
     """
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
-        raise CaptureError(
-            f"expected a torch.nn.Module, got {kind}",
-            remedy="Pass an instance of a module; wrap a function in a small module whose forward calls it.",
-        )
+        remedy = "Pass an instance of a module; wrap a function in a small module whose forward calls it."
+        raise CaptureError(f"expected a torch.nn.Module, got {kind}", remedy=remedy)
     for path, module in model.named_modules():
         _check_module(path, module)
     for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for path, value in tensors:
-            _check_tensor(kind, path, value)
-    refuse_shared_memory(model)
+            owner, _, name = path.rpartition(".")
+            for problem, remedy in _problems(kind, value):
+                raise CaptureError(f"the {kind} '{name}' {problem}", where=owner, remedy=remedy)
+    _refuse_shared_memory(model)
 
 
 def _check_module(path: str, module: nn.Module) -> None:
     if isinstance(module, torch.jit.ScriptModule):
-        raise CaptureError(
-            "it was compiled by torch.jit, and its operations cannot be read",
-            where=path,
-            remedy="Pass the original module.",
-        )
+        what = "it was compiled by torch.jit, and its operations cannot be read"
+        raise CaptureError(what, where=path, remedy="Pass the original module.")
     if module.training and isinstance(module, Dropout) and module.p > 0:
         raise random_dropout(path, module.p)
     if module.training and isinstance(module, nn.RReLU) and module.lower != module.upper:
-        raise CaptureError(
-            "RReLU draws random slopes in training mode",
-            where=path,
-            remedy="Call model.eval(), or set lower = upper.",
-        )
+        remedy = "Call model.eval(), or set lower = upper."
+        raise CaptureError("RReLU draws random slopes in training mode", where=path, remedy=remedy)
 
 
-def _check_tensor(kind: str, path: str, value: Tensor) -> None:
-    owner, _, name = path.rpartition(".")
+def _problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
+    """What is wrong with a parameter or buffer, and what to do about it."""
     if is_lazy(value):
-        raise CaptureError(
-            f"the {kind} '{name}' is not initialised yet (a lazy module)",
-            where=owner,
-            remedy="Run the model once, model(x), so that it takes its shapes.",
+        yield (
+            "is not initialised yet (a lazy module)",
+            "Run the model once, model(x), so that it takes its shapes.",
         )
     if value.is_inference():
-        raise CaptureError(
-            f"the {kind} '{name}' was made under torch.inference_mode() and can have no gradient",
-            where=owner,
-            remedy="Build the model outside of inference mode.",
-        )
+        what = "was made under torch.inference_mode() and can have no gradient"
+        yield what, "Build the model outside of inference mode."
     if value.is_complex():
-        raise CaptureError(
-            f"the {kind} '{name}' is complex",
-            where=owner,
-            remedy="Hold its real and imaginary parts as real tensors.",
-        )
+        yield "is complex", "Hold its real and imaginary parts as real tensors."
     if not _finite(value):
         masks = "" if kind == "parameter" else " A mask is better boolean, with torch.where or masked_fill."
-        raise CaptureError(
-            f"the {kind} '{name}' has NaN or infinite entries",
-            where=owner,
-            remedy=f"No bound holds there: re-initialise it, or load finite values.{masks}",
+        yield (
+            "has NaN or infinite entries",
+            f"No bound holds there: re-initialise it, or load finite values.{masks}",
         )
 
 
 def random_dropout(path: str, probability: float) -> CaptureError:
     """The refusal of dropout while training, whichever way it was written."""
-    return CaptureError(
-        f"dropout with p = {probability:g} is random in training mode",
-        where=path,
-        remedy="Call model.eval(), or set p = 0: an objective must be a function of the weights.",
-    )
+    remedy = "Call model.eval(), or set p = 0: an objective must be a function of the weights."
+    return CaptureError(f"dropout with p = {probability:g} is random in training mode", where=path, remedy=remedy)
+
+
+def span(value: Tensor) -> tuple[int, int]:
+    """First and last position of its entries in the storage."""
+    start = int(value.storage_offset())
+    return start, start + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True)) + 1
+
+
+def _refuse_shared_memory(model: nn.Module) -> None:
+    """Refuse different parameters in one place of memory: a step along one would move the other."""
+    spans: dict[int, list[tuple[int, int, str]]] = {}
+    for path, value in model.named_parameters():
+        if value.device.type != "meta" and value.numel() and value.layout is torch.strided:
+            spans.setdefault(value.untyped_storage().data_ptr(), []).append((*span(value), path))
+    for together in spans.values():
+        together.sort()
+        for (_, stop, first), (start, _, second) in pairwise(together):
+            if start < stop:
+                owner, _, name = second.rpartition(".")
+                what = f"the parameter '{name}' shares its memory with '{first}' and is another parameter"
+                remedy = "Tie them by assigning one nn.Parameter to both, or give each its own memory."
+                raise CaptureError(what, where=owner, remedy=remedy)
 
 
 def _labelled(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from surefoot.graph.naming import module_path
 from surefoot.graph.outputs import select_outputs
 from surefoot.graph.structure import Graph
 from surefoot.torch_private import HigherOrderOperator
+
+_NO_STEP = "Its gradient would not be the derivative of the function, so no step along it could be guaranteed: "
 
 
 def refuse_severed(program: ExportedProgram) -> None:
@@ -37,14 +39,14 @@ def refuse_severed(program: ExportedProgram) -> None:
 
 def custom_functions(outputs: Iterable[Tensor]) -> tuple[str, ...]:
     """Names of the functions with a hand-written backward (``torch.autograd.Function``) behind some tensors."""
-    waiting = [output.grad_fn for output in outputs]
+    waiting: list[Any] = [output.grad_fn for output in outputs]
     met: set[Any] = {None}
     names: dict[str, None] = {}
     while waiting:
         step = waiting.pop()
         if step not in met:
             met.add(step)
-            waiting += [before for before, _ in step.next_functions]  # type: ignore[union-attr]
+            waiting += [before for before, _ in step.next_functions]
             if isinstance(step, BackwardCFunction):
                 names[type(step).__name__.removesuffix("Backward")] = None
     return tuple(names)
@@ -74,13 +76,9 @@ def refuse_other_derivative(
     except Exception:  # a copy or a run in double precision may fail in many ways
         same = False
     if not same:
-        raise CaptureError(
-            f"the backward of {functions} (torch.autograd.Function) was not seen to be the derivative of its "
-            "forward",
-            where="",
-            remedy="Its gradient would not be that of the function, so no step along it could be guaranteed: "
-            "write forward with differentiable operations, and pass a model with values in memory.",
-        )
+        remedy = f"{_NO_STEP}write forward with differentiable operations, and pass a model with values in memory."
+        what = f"the backward of {functions} (torch.autograd.Function) is not seen to be the derivative of forward"
+        raise CaptureError(what, where="", remedy=remedy)
 
 
 def _same_derivative(
@@ -131,29 +129,19 @@ def _check_node(node: fx.Node, module: fx.GraphModule, varying: set[fx.Node]) ->
         raise _severed("is detached", node)
     if not isinstance(node.target, HigherOrderOperator):
         return
-    body = next(_bodies(node, module), None)
+    attributes = [a for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]
+    bodies = [body for a in attributes if isinstance(body := getattr(module, str(a.target), None), fx.GraphModule)]
+    body = bodies[0] if bodies else None
     if str(node.target) == "wrap_with_set_grad_enabled" and node.args[0] is False:
         # Decisions have no gradient anyway: only real numbers that leave the region are cut off.
         results = [user for user in node.users if user.target is operator.getitem and user.users]
         if any(_is_real(result.meta.get("val")) for result in results):
-            raise _severed("is computed under torch.no_grad()", next(_computing(body), node))
+            computing = [inner for inner in body.graph.nodes if inner.op == "call_function"] if body else []
+            raise _severed("is computed under torch.no_grad()", computing[0] if computing else node)
     elif body is not None:
         operands = [argument for argument in node.args if isinstance(argument, fx.Node)]
         inputs = body.graph.find_nodes(op="placeholder")
         _check(body, [p for p, o in zip(inputs, operands[-len(inputs) :], strict=False) if o in varying])
-
-
-def _bodies(node: fx.Node, module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    for argument in node.args:
-        if isinstance(argument, fx.Node) and argument.op == "get_attr":
-            body = getattr(module, str(argument.target), None)
-            if isinstance(body, fx.GraphModule):
-                yield body
-
-
-def _computing(body: fx.GraphModule | None) -> Iterator[fx.Node]:
-    if body is not None:
-        yield from (node for node in body.graph.nodes if node.op == "call_function")
 
 
 def _is_real(value: Any) -> bool:
@@ -161,13 +149,12 @@ def _is_real(value: Any) -> bool:
 
 
 def _severed(how: str, node: fx.Node) -> CaptureError:
-    return CaptureError(
-        f"a tensor that depends on the parameters {how}",
-        where=module_path(node),
-        remedy="Its gradient would not be the derivative of the function, so no step along it could be "
-        "guaranteed: let the gradient pass (in torch.utils.checkpoint, with use_reentrant=False), or freeze these "
-        "parameters with requires_grad_(False).",
+    remedy = (
+        f"{_NO_STEP}let the gradient pass (in torch.utils.checkpoint, with use_reentrant=False), or freeze these "
+        "parameters with requires_grad_(False)."
     )
+    what = f"a tensor that depends on the parameters {how}"
+    return CaptureError(what, where=module_path(node), remedy=remedy)
 
 
 _DETACH = (torch.ops.aten.detach.default, torch.ops.aten.detach_.default)

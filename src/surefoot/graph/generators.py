@@ -13,15 +13,15 @@ Generator = random.Random | np.random.Generator | np.random.RandomState | torch.
 
 def state_of(generator: Generator) -> Any:
     """The state of a generator, to compare with :func:`same_state` or to give to :func:`set_state`."""
-    match generator:
-        case random.Random():
-            return generator.getstate()
-        case np.random.Generator():
-            return generator.bit_generator.state
-        case np.random.RandomState():
-            return generator.get_state(legacy=False)
-        case _:
-            return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return (
+        generator.get_state(legacy=False)
+        if isinstance(generator, np.random.RandomState)
+        else generator.get_state()
+    )
 
 
 def set_state(generator: Generator, state: Any) -> None:
@@ -34,13 +34,12 @@ def set_state(generator: Generator, state: Any) -> None:
     >>> generator.random() == first
     True
     """
-    match generator:
-        case random.Random():
-            generator.setstate(state)
-        case np.random.Generator():
-            generator.bit_generator.state = state
-        case _:
-            generator.set_state(state)
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
 
 
 def same_state(a: Any, b: Any) -> bool:

@@ -28,23 +28,19 @@ def select_outputs(result: Any) -> tuple[Tensor, ...]:
     plain = isinstance(result, tuple | list) and not hasattr(result, "_fields")
     if plain and result and all(isinstance(item, Tensor) for item in result):
         return _real({f"output {k}": item for k, item in enumerate(result)})
-    entries = _entries(result)
-    tensors = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
+    tensors = {f"output '{key}'": value for key, value in _entries(result).items() if isinstance(value, Tensor)}
     for name in _OBVIOUS:
-        if name in tensors:
-            return _real({f"output '{name}'": tensors[name]})
-    if tensors and hasattr(result, "to_tuple"):  # an output of the transformers package with names of its own
-        return _real({f"output '{name}'": value for name, value in tensors.items()})
+        if f"output '{name}'" in tensors:
+            return _real({f"output '{name}'": tensors[f"output '{name}'"]})
+    if tensors and hasattr(result, "to_tuple"):  # of the transformers package, with names of its own
+        return _real(tensors)
     candidates = _real_tensors(result, "")
     if len(candidates) == 1:
         return tuple(candidates.values())
     names = ", ".join(f"'{name}'" for name in candidates)
-    found = f"several tensors: {names}" if candidates else "no floating-point tensor"
-    raise CaptureError(
-        f"the model returns a {type(result).__name__} with {found}",
-        where="",
-        remedy="Wrap it in a module whose forward returns the tensor you mean, or a tuple of tensors for several.",
-    )
+    what = f"several tensors: {names}" if candidates else "no floating-point tensor"
+    remedy = "Wrap it in a module whose forward returns the tensor you mean, or a tuple of tensors for several."
+    raise CaptureError(f"the model returns a {type(result).__name__} with {what}", where="", remedy=remedy)
 
 
 def _entries(result: Any) -> dict[str, Any]:
@@ -70,15 +66,9 @@ def _real_tensors(result: Any, label: str, depth: int = 4) -> dict[str, Tensor]:
 def _real(tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     for name, value in tensors.items():
         if value.is_complex():
-            raise CaptureError(
-                f"{name} is complex",
-                where="",
-                remedy="Return its real and imaginary parts, or its absolute value.",
-            )
+            remedy = "Return its real and imaginary parts, or its absolute value."
+            raise CaptureError(f"{name} is complex", where="", remedy=remedy)
         if not value.is_floating_point():
-            raise CaptureError(
-                f"{name} is made of {value.dtype}, not of real numbers",
-                where="",
-                remedy="Return scores rather than decisions: there is no derivative through integers.",
-            )
+            remedy = "Return scores rather than decisions: there is no derivative through integers."
+            raise CaptureError(f"{name} is made of {value.dtype}, not of real numbers", where="", remedy=remedy)
     return tuple(tensors.values())

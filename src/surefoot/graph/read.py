@@ -120,17 +120,13 @@ def _region(node: fx.Node, values: dict[fx.Node, Any], taken: set[str]) -> Itera
     name = str(node.target)
     bodies = [a for a in node.args if isinstance(a, fx.Node) and isinstance(values.get(a), fx.GraphModule)]
     if name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast") or len(bodies) != 1:
-        raise CaptureError(
-            f"the model contains the control flow operation '{name}'",
-            where=module_path(node),
-            remedy="A certificate covers one function: unroll the loop or fix the branch.",
-        )
+        what = f"the model contains the control flow operation '{name}'"
+        remedy = "A certificate covers one function: unroll the loop or fix the branch."
+        raise CaptureError(what, where=module_path(node), remedy=remedy)
     if name == "wrap_with_autocast" and node.args[2]:
-        raise CaptureError(
-            "the forward pass switches to a lower precision (torch.autocast)",
-            where=module_path(node),
-            remedy="A certificate speaks of real numbers: leave the choice of precision to the training loop.",
-        )
+        what = "the forward pass switches to a lower precision (torch.autocast)"
+        remedy = "A certificate speaks of real numbers: leave the choice of precision to the training loop."
+        raise CaptureError(what, where=module_path(node), remedy=remedy)
     body: fx.GraphModule = values[bodies[0]]
     operands = node.args[node.args.index(bodies[0]) + 1 :]
     inner: dict[fx.Node, Any] = {}

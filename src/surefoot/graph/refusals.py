@@ -15,6 +15,8 @@ from surefoot.graph.nodes import Node, Ref, Role, Spec
 from surefoot.graph.structure import Graph
 from surefoot.torch_private import schema_of
 
+ONE_FUNCTION = "a certificate covers one function."
+NOT_RANDOM = f"Call model.eval() if that stops it, or pass the random numbers as an input: {ONE_FUNCTION}"
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -46,14 +48,12 @@ def refuse_wrong_ids(graph: Graph, inputs: Sequence[Tensor]) -> None:
         indices = node.arguments.get("indices") if node.op == "aten.embedding" else None
         if not isinstance(indices, Ref) or indices.name not in given or given[indices.name].is_meta:
             continue
-        ids, size = given[indices.name], one_spec(graph, node.arguments["weight"].name).shape[0]
+        ids, size = given[indices.name], graph.specs(node.arguments["weight"].name)[0].shape[0]
         smallest, largest = int(ids.min()), int(ids.max())
         if smallest < 0 or largest >= size:
-            raise CaptureError(
-                f"an embedding of {size} entries is asked for ids from {smallest} to {largest}",
-                where=node.module,
-                remedy="Pass ids that are smaller than the number of entries.",
-            )
+            what = f"an embedding of {size} entries is asked for ids from {smallest} to {largest}"
+            remedy = "Pass ids that are smaller than the number of entries."
+            raise CaptureError(what, where=node.module, remedy=remedy)
 
 
 def refuse_masked_rows(graph: Graph, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]) -> None:
@@ -72,7 +72,7 @@ def refuse_masked_rows(graph: Graph, inputs: Sequence[Tensor], parameters: Mappi
         if masks.issuperset(node.inputs):
             masks.add(node.name)
     suspects = masks & (given.keys() | graph.by_name.keys())
-    suspects = {name for name in suspects if one_spec(graph, name).dtype not in _INTEGERS}
+    suspects = {name for name in suspects if graph.specs(name)[0].dtype not in _INTEGERS}
     readers = [n for n in graph.nodes if n.name not in masks and suspects.intersection(n.inputs)]
     if not readers or any(value.is_meta for value in (*inputs, *graph.held.values(), *parameters.values())):
         return
@@ -88,18 +88,10 @@ def refuse_masked_rows(graph: Graph, inputs: Sequence[Tensor], parameters: Mappi
             result = _at_zero(graph, node, read)
             if isinstance(result, Tensor) and result.dim() and bool(result.isneginf().all(dim=-1).any()):
                 if any(bool(output.isnan().any()) for output in graph.run(parameters, inputs)):
-                    raise CaptureError(
-                        "a mask hides everything from a row of the attention, and the model returns NaN",
-                        where=node.module,
-                        remedy="Leave at least one entry visible in each row, or drop the samples that have none.",
-                    )
+                    what = "a mask hides everything from a row of the attention, and the model returns NaN"
+                    remedy = "Leave at least one entry visible in each row, or drop the samples that have none."
+                    raise CaptureError(what, where=node.module, remedy=remedy)
                 return
-
-
-def one_spec(graph: Graph, name: str) -> Spec:
-    """Shape and type of a tensor; the first of them if there are several."""
-    spec = graph.spec(name)
-    return spec if isinstance(spec, Spec) else spec[0]
 
 
 def _refuse_random(node: Node) -> None:
@@ -114,27 +106,19 @@ def _refuse_random(node: Node) -> None:
         return
     if node.op == "aten.rrelu" and (not training or arguments["lower"] == arguments["upper"]):
         return
-    raise CaptureError(
-        f"the operation '{node.op}' draws random numbers",
-        where=node.module,
-        remedy="Call model.eval() if that stops it, or pass the random numbers as an input: a certificate covers "
-        "one function.",
-    )
+    raise CaptureError(f"the operation '{node.op}' draws random numbers", where=node.module, remedy=NOT_RANDOM)
 
 
 def _refuse_unknown(node: Node) -> None:
     """Refuse results whose shape, or value as a number, is known only once the data are."""
     if not node.specs:
-        raise CaptureError(
-            "a number is taken out of a tensor (.item(), float(), int() or tolist())",
-            where=node.module,
-            remedy="Compute with the tensor itself: a number has no gradient.",
-        )
+        what = "a number is taken out of a tensor (.item(), float(), int() or tolist())"
+        remedy = "Compute with the tensor itself: a number has no gradient."
+        raise CaptureError(what, where=node.module, remedy=remedy)
     if any(size < 0 for spec in node.specs for size in spec.shape):
+        remedy = "Keep all entries and mask them, for example with torch.where."
         raise CaptureError(
-            f"the shape of what '{node.op}' returns depends on the data",
-            where=node.module,
-            remedy="Keep all entries and mask them, for example with torch.where.",
+            f"the shape of what '{node.op}' returns depends on the data", where=node.module, remedy=remedy
         )
 
 
@@ -142,17 +126,12 @@ def _refuse_writing(node: Node) -> None:
     """Refuse what would write into a tensor when it is run, and what is no operation on tensors at all."""
     schema = schema_of(node.target)
     if schema is not None and schema.is_mutable:
-        raise CaptureError(
-            f"the operation '{node.op}' writes into its argument",
-            where=node.module,
-            remedy="Make forward a pure function: return new tensors.",
-        )
+        remedy = "Make forward a pure function: return new tensors."
+        raise CaptureError(f"the operation '{node.op}' writes into its argument", where=node.module, remedy=remedy)
     if schema is None and node.target is not operator.getitem and not node.op.startswith("surefoot."):
-        raise CaptureError(
-            f"the operation '{node.op.lstrip('_')}' is no operation on tensors that can be followed",
-            where=node.module,
-            remedy="Do without torch.func (vmap, grad, jacrev) inside forward.",
-        )
+        what = f"the operation '{node.op.lstrip('_')}' is no operation on tensors that can be followed"
+        remedy = "Do without torch.func (vmap, grad, jacrev) inside forward."
+        raise CaptureError(what, where=node.module, remedy=remedy)
 
 
 def _refuse_integers(graph: Graph) -> None:
@@ -166,12 +145,10 @@ def _refuse_integers(graph: Graph) -> None:
         picks = node.target is operator.getitem  # one of several results
         real = None if picks else next((spec.dtype for spec in node.specs if spec.is_real), None)
         if read and real and any(_runs(graph, node, {name: real}) for name in read):
-            dtype = one_spec(graph, min(read)).dtype
-            raise CaptureError(
-                f"'{node.op}' computes with integers ({dtype}) that come from the input",
-                where=node.module,
-                remedy="Integer inputs can only be ids for an embedding, or masks: pass numbers as x.float().",
-            )
+            dtype = graph.specs(min(read))[0].dtype
+            what = f"'{node.op}' computes with integers ({dtype}) that come from the input"
+            remedy = "Integer inputs can only be ids for an embedding, or masks: pass numbers as x.float()."
+            raise CaptureError(what, where=node.module, remedy=remedy)
         if read and any(spec.dtype in _INTEGERS for spec in node.specs):
             given.add(node.name)
 
@@ -180,23 +157,21 @@ def _refuse_mixed_types(graph: Graph, node: Node) -> None:
     """Tracing does not notice that two element types cannot be multiplied; running does."""
     if torch.Tag.pointwise in getattr(node.target, "tags", ()):  # converts what it reads to one type
         return
-    specs = {name: one_spec(graph, name) for name in node.inputs}
+    specs = {name: graph.specs(name)[0] for name in node.inputs}
     types = dict.fromkeys(spec.dtype for spec in specs.values() if spec.is_real)
     if len(types) < 2 or _runs(graph, node, {}):
         return
     first = next(iter(types))
     if _runs(graph, node, {name: first for name, spec in specs.items() if spec.is_real}):
-        raise CaptureError(
-            f"'{node.op}' multiplies {' by '.join(map(str, types))}",
-            where=node.module,
-            remedy="Convert the model or the input, for example x = x.to(torch.float64) or model.double().",
-        )
+        what = f"'{node.op}' multiplies {' by '.join(map(str, types))}"
+        remedy = "Convert the model or the input, for example x = x.to(torch.float64) or model.double()."
+        raise CaptureError(what, where=node.module, remedy=remedy)
 
 
 def _runs(graph: Graph, node: Node, types: Mapping[str, torch.dtype]) -> bool:
     """Whether an operation accepts its arguments where these have other element types; tried on zeros."""
     try:
-        _at_zero(graph, node, {name: _zeros(one_spec(graph, name).shape, dtype) for name, dtype in types.items()})
+        _at_zero(graph, node, {name: _zeros(graph.specs(name)[0].shape, dtype) for name, dtype in types.items()})
     except Exception:  # kernels raise many types
         return False
     return True
@@ -207,10 +182,8 @@ def _at_zero(graph: Graph, node: Node, values: Mapping[str, Any]) -> Any:
     device = next((value.device for value in values.values()), None)
     others = {}
     for name in node.inputs:
-        spec = graph.spec(name)
-        specs = (spec,) if isinstance(spec, Spec) else spec
-        zeros = tuple(_zeros(one.shape, one.dtype, device) for one in specs)
-        others[name] = zeros[0] if isinstance(spec, Spec) else zeros
+        zeros = tuple(_zeros(spec.shape, spec.dtype, device) for spec in graph.specs(name))
+        others[name] = zeros[0] if isinstance(graph.spec(name), Spec) else zeros
     with torch.no_grad():
         return node.run({**others, **values})
 

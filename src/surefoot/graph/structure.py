@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from surefoot.graph.held import HeldCopies
-from surefoot.graph.nodes import Block, Leaf, Node, Ref, Role, Source, Spec
+from surefoot.graph.nodes import Block, Leaf, Node, Ref, Role, Source, Spec, roles_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +64,7 @@ class Graph:
     @cached_property
     def roles(self) -> dict[str, Role]:
         """What each tensor depends on."""
-        roles = {name: leaf.role for name, leaf in self.leaves.items()}
-        for node in self.nodes:
-            role = Role.CONSTANT
-            for name in node.inputs:
-                role |= roles[name]
-            roles[node.name] = role
-        return roles
+        return roles_of(self.leaves, self.nodes)
 
     @cached_property
     def owners(self) -> dict[str, str]:

@@ -20,7 +20,7 @@ from surefoot.graph.naming import module_path
 from surefoot.graph.outputs import select_outputs
 from surefoot.graph.preserve import Change, Watch
 from surefoot.graph.survey import Survey
-from surefoot.graph.translate import LOST, LOST_REMEDY, translated
+from surefoot.graph.translate import LOST, LOST_REMEDY, PURE, translated
 from surefoot.torch_private import (
     BatchNormalisation,
     FakeTensor,
@@ -111,17 +111,10 @@ def _refuse_assigned(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) 
     for label in {**before, **after}:
         if before.get(label) is not after.get(label):
             path, _, name = label.rpartition(".")
-            if label not in before:
-                raise CaptureError(
-                    f"the forward pass creates the parameter or buffer '{name}'",
-                    where=path,
-                    remedy="Run model(x) once if that completes the model, or create it in __init__.",
-                )
-            raise CaptureError(
-                f"the forward pass assigns another value to the parameter or buffer '{name}'",
-                where=path,
-                remedy="Make forward a pure function: return new tensors and keep no results on self.",
-            )
+            create = "Run model(x) once if that completes the model, or create it in __init__."
+            verb, remedy = ("assigns another value to", PURE) if label in before else ("creates", create)
+            what = f"the forward pass {verb} the parameter or buffer '{name}'"
+            raise CaptureError(what, where=path, remedy=remedy)
 
 
 def _refuse_lost(program: ExportedProgram) -> None:
@@ -147,12 +140,10 @@ def _as_if_alone(model: nn.Module) -> Iterator[None]:
         for module in averaging:
             module.momentum = 0.0
         with contextlib.ExitStack() as stack:
-            for device in ("cpu", "cuda"):
-                stack.enter_context(torch.autocast(device, enabled=False))
-            stack.enter_context(constants_allowed())
-            stack.enter_context(_global_hooks_within(model))
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
+            plain = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]
+            gradients = torch.inference_mode(False), torch.enable_grad()
+            for context in (*plain, constants_allowed(), _global_hooks_within(model), *gradients):
+                stack.enter_context(context)
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_attention)
