@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.chain.autodiff import Autodiff
-from surefoot.chain.computation import Computation, State
-from surefoot.chain.cut import cut
+from surefoot.chain.cut import Computation, State, cut
 from surefoot.errors import ChainError
 from surefoot.graph import Graph, capture
 from surefoot.graph.checks import as_inputs

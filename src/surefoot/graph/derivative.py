@@ -13,9 +13,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.export import ExportedProgram
 
 from surefoot.errors import CaptureError
+from surefoot.graph.checks import select_outputs
 from surefoot.graph.evaluate import evaluate_in_double, in_double
 from surefoot.graph.naming import module_path
-from surefoot.graph.outputs import select_outputs
 from surefoot.graph.structure import Graph
 from surefoot.torch_private import HigherOrderOperator
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.graph.generators import global_generators, same_state, set_state, state_of
+from surefoot.graph.identity import global_generators, same_state, set_state, state_of
 from surefoot.graph.survey import Survey
 from surefoot.torch_private import set_writes_of, writes_of
 

@@ -29,8 +29,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from surefoot.graph.generators import Generator, state_of
-from surefoot.graph.identity import Same, closure_of, digest, globals_read, is_library, slots_of, tensor_digest
+from surefoot.graph.identity import (
+    Generator,
+    Same,
+    closure_of,
+    digest,
+    globals_read,
+    is_library,
+    slots_of,
+    state_of,
+    tensor_digest,
+)
 from surefoot.torch_private import STANDARD_TABLES, TABLES, OpOverload, OpOverloadPacket, global_hooks, writes_of
 
 _LIMIT = 200_000  # objects; beyond, describing the model costs more than capturing it again

@@ -15,9 +15,9 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from surefoot.errors import CaptureError, SurefootError
+from surefoot.graph.checks import select_outputs
 from surefoot.graph.derivative import custom_functions
 from surefoot.graph.naming import module_path
-from surefoot.graph.outputs import select_outputs
 from surefoot.graph.preserve import Change, Watch
 from surefoot.graph.survey import Survey
 from surefoot.graph.translate import LOST, LOST_REMEDY, PURE, translated

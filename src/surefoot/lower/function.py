@@ -72,23 +72,23 @@ class Expansion:
     def push(self, v: Tensor) -> Tensor:
         r""":math:`Df(u)v`."""
         w = torch.zeros_like(self.value).requires_grad_()
-        return gradient(gradient(self._output, self._point, w, again=True), w, v)
+        return gradient(self._slope(w), w, v)
 
     def bend(self, w: Tensor, v: Tensor) -> Tensor:
         r""":math:`D^2\langle w, f\rangle(u)\,v`."""
-        slope = gradient(self._output, self._point, w, again=True)
-        return gradient(slope, self._point, v)
+        return gradient(self._slope(w), self._point, v)
 
     def bend_twice(self, v: Tensor) -> Tensor:
         r""":math:`D^2f(u)[v, v]`."""
         w = torch.zeros_like(self.value).requires_grad_()
-        slope = gradient(self._output, self._point, w, again=True)
-        return gradient(gradient(slope, self._point, v, again=True), w, v)
+        return gradient(gradient(self._slope(w), self._point, v, again=True), w, v)
 
     def twist(self, w: Tensor, v: Tensor) -> Tensor:
         r"""The gradient of :math:`u \mapsto \langle w, D^2f(u)[v, v]\rangle`."""
-        slope = gradient(self._output, self._point, w, again=True)
-        return gradient(gradient(slope, self._point, v, again=True), self._point, v)
+        return gradient(gradient(self._slope(w), self._point, v, again=True), self._point, v)
+
+    def _slope(self, w: Tensor) -> Tensor:
+        return gradient(self._output, self._point, w, again=True)
 
 
 def gradient(output: Tensor, argument: Tensor, weight: Tensor, *, again: bool = False) -> Tensor:
@@ -106,6 +106,3 @@ def gradient(output: Tensor, argument: Tensor, weight: Tensor, *, again: bool = 
             raise
         return torch.zeros_like(argument)
     return torch.zeros_like(argument) if found is None else found
-
-
-__all__ = ["Expansion", "Function", "Objective"]
