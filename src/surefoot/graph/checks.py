@@ -48,15 +48,17 @@ def check_inputs(args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> None:
         raise CaptureError("no input was given", remedy="Pass an example batch: surefoot reads shapes from it.")
     for name, value in _labelled(args, kwargs):
         if value.numel() == 0:
-            what = f"{name} has shape {tuple(value.shape)}: the batch is empty"
-            raise CaptureError(what, remedy="Pass at least one sample.")
-        if value.is_complex():
-            raise CaptureError(f"{name} is complex", remedy="Pass its real and imaginary parts as real tensors.")
-        if value.layout is not torch.strided:
-            raise CaptureError(f"{name} is a sparse tensor", remedy="Pass a dense one: x.to_dense().")
-        if not _finite(value):
+            what, remedy = f"has shape {tuple(value.shape)}: the batch is empty", "Pass at least one sample."
+        elif value.is_complex():
+            what, remedy = "is complex", "Pass its real and imaginary parts as real tensors."
+        elif value.layout is not torch.strided:
+            what, remedy = "is a sparse tensor", "Pass a dense one: x.to_dense()."
+        elif not _finite(value):
+            what = "has NaN or infinite entries"
             remedy = "Clean the data first; to mask entries, pass a boolean mask and not minus infinity."
-            raise CaptureError(f"{name} has NaN or infinite entries", remedy=remedy)
+        else:
+            continue
+        raise CaptureError(f"{name} {what}", remedy=remedy)
 
 
 def check_model(model: Any) -> None:
@@ -71,27 +73,27 @@ def check_model(model: Any) -> None:
         remedy = "Pass an instance of a module; wrap a function in a small module whose forward calls it."
         raise CaptureError(f"expected a torch.nn.Module, got {kind}", remedy=remedy)
     for path, module in model.named_modules():
-        _check_module(path, module)
+        for what, remedy in _module_problems(module):
+            raise CaptureError(what, where=path, remedy=remedy)
     for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for path, value in tensors:
             owner, _, name = path.rpartition(".")
-            for problem, remedy in _problems(kind, value):
+            for problem, remedy in _tensor_problems(kind, value):
                 raise CaptureError(f"the {kind} '{name}' {problem}", where=owner, remedy=remedy)
     _refuse_shared_memory(model)
 
 
-def _check_module(path: str, module: nn.Module) -> None:
+def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """What is wrong with a module, and what to do about it."""
     if isinstance(module, torch.jit.ScriptModule):
-        what = "it was compiled by torch.jit, and its operations cannot be read"
-        raise CaptureError(what, where=path, remedy="Pass the original module.")
+        yield "it was compiled by torch.jit, and its operations cannot be read", "Pass the original module."
     if module.training and isinstance(module, Dropout) and module.p > 0:
-        raise random_dropout(path, module.p)
+        yield random_dropout(module.p)
     if module.training and isinstance(module, nn.RReLU) and module.lower != module.upper:
-        remedy = "Call model.eval(), or set lower = upper."
-        raise CaptureError("RReLU draws random slopes in training mode", where=path, remedy=remedy)
+        yield "RReLU draws random slopes in training mode", "Call model.eval(), or set lower = upper."
 
 
-def _problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
+def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
     """What is wrong with a parameter or buffer, and what to do about it."""
     if is_lazy(value):
         yield (
@@ -111,10 +113,10 @@ def _problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
         )
 
 
-def random_dropout(path: str, probability: float) -> CaptureError:
-    """The refusal of dropout while training, whichever way it was written."""
-    remedy = "Call model.eval(), or set p = 0: an objective must be a function of the weights."
-    return CaptureError(f"dropout with p = {probability:g} is random in training mode", where=path, remedy=remedy)
+def random_dropout(probability: float) -> tuple[str, str]:
+    """What is wrong with dropout while training, whichever way it was written, and what to do about it."""
+    what = f"dropout with p = {probability:g} is random in training mode"
+    return what, "Call model.eval(), or set p = 0: an objective must be a function of the weights."
 
 
 def span(value: Tensor) -> tuple[int, int]:

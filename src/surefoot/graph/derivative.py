@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from surefoot.errors import CaptureError
 from surefoot.graph.checks import select_outputs
-from surefoot.graph.evaluate import evaluate_in_double, in_double
+from surefoot.graph.evaluate import double_by_default, evaluate_in_double, in_double
 from surefoot.graph.naming import module_path
 from surefoot.graph.structure import Graph
 from surefoot.torch_private import HigherOrderOperator
@@ -92,7 +92,7 @@ def _same_derivative(
     values |= {leaf.name: value for leaf, value in zip(graph.inputs, inputs, strict=True)}
     variables = [value for value in (*parameters.values(), *inputs) if value.requires_grad]
     generator = torch.Generator().manual_seed(0)
-    with torch.enable_grad():
+    with torch.enable_grad(), double_by_default():
         live, read = select_outputs(model(*inputs[: len(args)], **keywords)), evaluate_in_double(graph, values)
     slopes = [torch.randn(out.shape, dtype=torch.float64, generator=generator).to(out.device) for out in live]
     found = [
@@ -100,9 +100,10 @@ def _same_derivative(
                             allow_unused=True, materialize_grads=True)
         for outs in (live, read)
     ]  # fmt: skip
-    return all(
-        torch.allclose(a, b, rtol=1e-6, atol=1e-6 * float(b.abs().max())) for a, b in zip(*found, strict=True)
-    )
+    if scale != 1 and not all(bool(b.isfinite().all()) for b in found[1]):
+        return True  # too far from the example to say anything
+    sizes = [float(b.abs().max()) for b in found[1]]
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-4 * size) for a, b, size in zip(*found, sizes, strict=True))
 
 
 def _scaled(value: Tensor, scale: float) -> Tensor:

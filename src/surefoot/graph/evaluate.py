@@ -26,7 +26,7 @@ def run_in_double(node: Node, values: Mapping[str, Any]) -> Any:
     args = tuple(_widened(argument) for argument in node.args)
     kwargs = {key: _widened(argument, key) for key, argument in node.kwargs.items()}
     wide = replace(node, target=_EXACT.get(node.op, node.target), args=args, kwargs=kwargs)
-    with _double_by_default():
+    with double_by_default():
         value = wide.run(values)
     return in_double(value) if isinstance(value, Tensor) else tuple(map(in_double, value))
 
@@ -60,7 +60,7 @@ def in_double(value: Tensor) -> Tensor:
 
 
 @contextmanager
-def _double_by_default() -> Iterator[None]:
+def double_by_default() -> Iterator[None]:
     """Whole numbers times 0.1 are of the default type: double precision here."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

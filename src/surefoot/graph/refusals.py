@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,12 +26,12 @@ def refuse_unfaithful(graph: Graph) -> None:
     Raises:
         CaptureError: naming the operation and its module.
     """
+    given = {leaf.name for leaf in graph.inputs if leaf.spec.dtype in _INTEGERS}
     for node in graph.nodes:
-        _refuse_random(node)
-        _refuse_unknown(node)
-        _refuse_writing(node)
-        _refuse_mixed_types(graph, node)
-    _refuse_integers(graph)
+        for what, remedy in (*_problems(node), *_mixed_types(graph, node), *_integers(graph, node, given)):
+            raise CaptureError(what, where=node.module, remedy=remedy)
+        if given.intersection(node.inputs) and any(spec.dtype in _INTEGERS for spec in node.specs):
+            given.add(node.name)
     if not any(Role.INPUT in graph.roles[name] for name in graph.outputs):
         remedy = "Return something that is computed from the input."
         raise CaptureError("the output does not depend on the input", where="", remedy=remedy)
@@ -94,78 +94,57 @@ def refuse_masked_rows(graph: Graph, inputs: Sequence[Tensor], parameters: Mappi
                 return
 
 
-def _refuse_random(node: Node) -> None:
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return
-    arguments = node.arguments
-    training = arguments.get("train", arguments.get("training", True))
-    probability = arguments.get("p", arguments.get("dropout_p", arguments.get("dropout")))
-    if "dropout" in node.op or probability is not None:  # attention and recurrent layers drop entries as well
-        if training and probability:
-            raise random_dropout(node.module, probability)
-        return
-    if node.op == "aten.rrelu" and (not training or arguments["lower"] == arguments["upper"]):
-        return
-    raise CaptureError(f"the operation '{node.op}' draws random numbers", where=node.module, remedy=NOT_RANDOM)
-
-
-def _refuse_unknown(node: Node) -> None:
-    """Refuse results whose shape, or value as a number, is known only once the data are."""
+def _problems(node: Node) -> Iterator[tuple[str, str]]:
+    """What is wrong with an operation, and what to do about it."""
     if not node.specs:
         what = "a number is taken out of a tensor (.item(), float(), int() or tolist())"
-        remedy = "Compute with the tensor itself: a number has no gradient."
-        raise CaptureError(what, where=node.module, remedy=remedy)
+        yield what, "Compute with the tensor itself: a number has no gradient."
     if any(size < 0 for spec in node.specs for size in spec.shape):
-        remedy = "Keep all entries and mask them, for example with torch.where."
-        raise CaptureError(
-            f"the shape of what '{node.op}' returns depends on the data", where=node.module, remedy=remedy
-        )
-
-
-def _refuse_writing(node: Node) -> None:
-    """Refuse what would write into a tensor when it is run, and what is no operation on tensors at all."""
+        what = f"the shape of what '{node.op}' returns depends on the data"
+        yield what, "Keep all entries and mask them, for example with torch.where."
     schema = schema_of(node.target)
     if schema is not None and schema.is_mutable:
-        remedy = "Make forward a pure function: return new tensors."
-        raise CaptureError(f"the operation '{node.op}' writes into its argument", where=node.module, remedy=remedy)
+        what = f"the operation '{node.op}' writes into its argument"
+        yield what, "Make forward a pure function: return new tensors."
     if schema is None and node.target is not operator.getitem and not node.op.startswith("surefoot."):
         what = f"the operation '{node.op.lstrip('_')}' is no operation on tensors that can be followed"
-        remedy = "Do without torch.func (vmap, grad, jacrev) inside forward."
-        raise CaptureError(what, where=node.module, remedy=remedy)
+        yield what, "Do without torch.func (vmap, grad, jacrev) inside forward."
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        arguments = node.arguments
+        training = arguments.get("train", arguments.get("training", True))
+        probability = arguments.get("p", arguments.get("dropout_p", arguments.get("dropout")))
+        if "dropout" in node.op or probability is not None:  # attention and recurrent layers drop entries as well
+            if training and probability:
+                yield random_dropout(probability)
+        elif node.op != "aten.rrelu" or (training and arguments["lower"] != arguments["upper"]):
+            yield f"the operation '{node.op}' draws random numbers", NOT_RANDOM
 
 
-def _refuse_integers(graph: Graph) -> None:
+def _integers(graph: Graph, node: Node, given: set[str]) -> Iterator[tuple[str, str]]:
     """Integers of the input may choose (ids, masks, conditions); they may not be computed with.
 
     They choose where no real number could stand in their place: an operation refuses 0.5 as an index.
     """
-    given = {leaf.name for leaf in graph.inputs if leaf.spec.dtype in _INTEGERS}
-    for node in graph.nodes:
-        read = given.intersection(node.inputs)
-        picks = node.target is operator.getitem  # one of several results
-        real = None if picks else next((spec.dtype for spec in node.specs if spec.is_real), None)
-        if read and real and any(_runs(graph, node, {name: real}) for name in read):
-            dtype = graph.specs(min(read))[0].dtype
-            what = f"'{node.op}' computes with integers ({dtype}) that come from the input"
-            remedy = "Integer inputs can only be ids for an embedding, or masks: pass numbers as x.float()."
-            raise CaptureError(what, where=node.module, remedy=remedy)
-        if read and any(spec.dtype in _INTEGERS for spec in node.specs):
-            given.add(node.name)
+    read = given.intersection(node.inputs)
+    picks = node.target is operator.getitem  # one of several results
+    real = None if picks else next((spec.dtype for spec in node.specs if spec.is_real), None)
+    if real and any(_runs(graph, node, {name: real}) for name in read):
+        what = f"'{node.op}' computes with integers ({graph.specs(min(read))[0].dtype}) that come from the input"
+        yield what, "Integer inputs can only be ids for an embedding, or masks: pass numbers as x.float()."
 
 
-def _refuse_mixed_types(graph: Graph, node: Node) -> None:
+def _mixed_types(graph: Graph, node: Node) -> Iterator[tuple[str, str]]:
     """Tracing does not notice that two element types cannot be multiplied; running does."""
     if torch.Tag.pointwise in getattr(node.target, "tags", ()):  # converts what it reads to one type
         return
     specs = {name: graph.specs(name)[0] for name in node.inputs}
-    types = dict.fromkeys(spec.dtype for spec in specs.values() if spec.is_real)
+    real = {name: spec.dtype for name, spec in specs.items() if spec.is_real}
+    types = dict.fromkeys(real.values())
     if len(types) < 2 or _runs(graph, node, {}):
         return
-    first = next(iter(types))
-    if _runs(graph, node, {name: first for name, spec in specs.items() if spec.is_real}):
+    if _runs(graph, node, dict.fromkeys(real, next(iter(types)))):
         what = f"'{node.op}' multiplies {' by '.join(map(str, types))}"
-        remedy = "Convert the model or the input, for example x = x.to(torch.float64) or model.double()."
-        raise CaptureError(what, where=node.module, remedy=remedy)
+        yield what, "Convert the model or the input, for example x = x.to(torch.float64) or model.double()."
 
 
 def _runs(graph: Graph, node: Node, types: Mapping[str, torch.dtype]) -> bool:
