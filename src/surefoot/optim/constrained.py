@@ -18,6 +18,7 @@ from surefoot.objectives import Objective
 from surefoot.optim.base import GuaranteedOptimizer
 from surefoot.optim.projection import Balls
 from surefoot.optim.record import StepRecord
+from surefoot.torch_private import writes_of
 
 
 class ConstrainedOptimizer(GuaranteedOptimizer):
@@ -123,7 +124,7 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
         """Changes whenever what certificates rest on does: the graph, what varies in it, the values held fixed."""
         fixed = [value for value in self.model.parameters() if not value.requires_grad]
         held = (*fixed, *self.model.buffers())
-        return graph, tuple(self.trainable), tuple((id(value), value._version) for value in held)
+        return graph, tuple(self.trainable), tuple((id(value), writes_of(value)) for value in held)
 
     def _place(self, centre: dict[str, Tensor]) -> None:
         self.domain = replace(self.domain, center=centre)
