@@ -32,17 +32,13 @@ RESIDUAL_BOUND = (
 )
 
 
-def _square_root(count: int) -> Magnitude:
-    return Magnitude.of(count).sqrt()
-
-
 def fully_connected(batch: int = 1) -> Biaffine:
     r"""A fully connected layer :math:`W^\top X + w^0 1^\top`: :math:`L = 1`, :math:`l^u = \sqrt m`.
 
     Section 5, item 2. The appendix ("Smoothness of fully-connected layer", "Batch of inputs") prints the
     same, with :math:`l^u = 1` for one sample. Both are attained.
     """
-    return Biaffine(ONE, _square_root(batch))
+    return Biaffine(ONE, Magnitude.of(batch).sqrt())
 
 
 def convolution(
@@ -70,7 +66,7 @@ def convolution(
     factor = overlap if linear_part == "main text" else 1
     valid = positions is not None and positions <= factor**2
     flags = () if valid else (CONVOLUTION_BIAS,)
-    return Biaffine(Magnitude.of(overlap), _square_root(batch) * factor, unsound=flags)
+    return Biaffine(Magnitude.of(overlap), Magnitude.of(batch).sqrt() * factor, unsound=flags)
 
 
 def relu() -> Smooth:
@@ -83,7 +79,7 @@ def softplus(entries: int) -> Smooth:
 
     Both are the suprema. At zero: :math:`\|a(0)\| = \log 2\,\sqrt{\text{entries}}`, :math:`a'(0) = 1/2`.
     """
-    value = Magnitude.of(math.log(2.0)) * _square_root(entries)
+    value = Magnitude.of(math.log(2.0)) * Magnitude.of(entries).sqrt()
     return Smooth(INFINITY, ONE, Magnitude.of(0.25), value, Magnitude.of(0.5))
 
 
@@ -93,7 +89,7 @@ def sigmoid(entries: int) -> Smooth:
     Loose: the supremum of :math:`|a''|` is :math:`\sqrt3/18 \approx 0.0962`. No bound is printed, so
     :math:`m = \infty` (:math:`\sqrt{\text{entries}}` holds).
     """
-    value = _square_root(entries) / 2
+    value = Magnitude.of(entries).sqrt() / 2
     return Smooth(INFINITY, Magnitude.of(0.25), Magnitude.of(0.1), value, Magnitude.of(0.25))
 
 

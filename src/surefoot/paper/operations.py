@@ -32,20 +32,9 @@ from surefoot.magnitude import Magnitude
 from surefoot.norms import patch_overlap
 from surefoot.operations.common import spatial
 from surefoot.operations.forms import Form, form_of
+from surefoot.paper import layers
 from surefoot.paper.constants import ZERO, Biaffine, Smooth
-from surefoot.paper.layers import (
-    CONVOLUTION_BIAS,
-    OVERLAPPING_MAX_POOL,
-    average_pool,
-    batch_norm,
-    convolution,
-    fully_connected,
-    max_pool,
-    relu,
-    sigmoid,
-    softmax,
-    softplus,
-)
+from surefoot.paper.layers import CONVOLUTION_BIAS, OVERLAPPING_MAX_POOL
 
 UNEVEN_AVERAGE = (
     "Also wrong in the paper: an average pooling with overlapping patches whose divisor is smaller at the border "
@@ -143,7 +132,7 @@ def _with_intercept(node: Node, biaffine: Biaffine) -> Biaffine:
 
 @printed("aten.linear")
 def _linear(graph: Graph, node: Node) -> Biaffine:
-    return _with_intercept(node, fully_connected(math.prod(_shape(node)[:-1])))
+    return _with_intercept(node, layers.fully_connected(math.prod(_shape(node)[:-1])))
 
 
 @printed("aten.conv1d", "aten.conv2d", "aten.conv3d")
@@ -154,7 +143,7 @@ def _convolution(graph: Graph, node: Node) -> Biaffine:
     kernel = _argument_shape(graph, node, "weight")[-dims:]
     stride, dilation = (spatial(node.arguments[key], dims) for key in ("stride", "dilation"))
     if dims == 2 and len({*zip(kernel, stride, strict=True)}) == 1 and set(dilation) == {1}:
-        return _with_intercept(node, convolution(kernel[0], stride[0], batch, positions))
+        return _with_intercept(node, layers.convolution(kernel[0], stride[0], batch, positions))
     sides = zip(kernel, stride, dilation, strict=True)
     patches = math.prod(math.ceil(k * math.gcd(s, d) / s) for k, s, d in sides)
     overlap = Magnitude.of(patches).sqrt()
@@ -164,12 +153,12 @@ def _convolution(graph: Graph, node: Node) -> Biaffine:
 
 @printed("aten.relu")
 def _relu(graph: Graph, node: Node) -> Smooth:
-    return relu()
+    return layers.relu()
 
 
 @printed("aten.sigmoid")
 def _sigmoid(graph: Graph, node: Node) -> Smooth:
-    return sigmoid(node.numel)
+    return layers.sigmoid(node.numel)
 
 
 @printed("aten.softplus")
@@ -178,14 +167,14 @@ def _softplus(graph: Graph, node: Node) -> Smooth:
         refuse(node, f"soft-plus has β = 1, here it has β = {node.arguments['beta']:g}")
     if node.arguments["threshold"] < _SOFTPLUS_THRESHOLD:
         refuse(node, f"soft-plus is curved, here it is linear above {node.arguments['threshold']:g}")
-    return softplus(node.numel)
+    return layers.softplus(node.numel)
 
 
 @printed("aten.softmax")
 def _softmax(graph: Graph, node: Node) -> Smooth:
     shape = _shape(node)
     classes = shape[node.arguments["dim"]] if shape else 1
-    return softmax(classes, node.numel // classes)
+    return layers.softmax(classes, node.numel // classes)
 
 
 @printed("aten.batch_norm")
@@ -193,7 +182,7 @@ def _batch_norm(graph: Graph, node: Node) -> Smooth:
     if node.arguments["running_mean"] is not None:
         refuse(node, "batch-normalisation uses the statistics of the batch, as after model.train()")
     batch = _shape(node)[0]
-    return batch_norm(node.numel // batch, batch, node.arguments["eps"])
+    return layers.batch_norm(node.numel // batch, batch, node.arguments["eps"])
 
 
 @printed("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d")
@@ -201,12 +190,12 @@ def _max_pool(graph: Graph, node: Node) -> Smooth:
     dims = int(node.op[-2])
     dilation = spatial(node.arguments["dilation"], dims)
     overlap = patch_overlap(*_patches(graph, node), dilation, _shape(node)[-dims:])
-    return replace(max_pool(), unsound=(OVERLAPPING_MAX_POOL,) if overlap > 1 else ())
+    return replace(layers.max_pool(), unsound=(OVERLAPPING_MAX_POOL,) if overlap > 1 else ())
 
 
 @printed("aten.mean")
 def _mean(graph: Graph, node: Node) -> Smooth:
-    return average_pool()
+    return layers.average_pool()
 
 
 @printed("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d")
@@ -243,4 +232,4 @@ def _averaging(average: Callable[..., torch.Tensor], overlapping: Sequence[_Side
     for size, *options in overlapping:
         matrix = average(torch.eye(size, dtype=torch.float64).unsqueeze(1), *options)[:, 0]
         norm *= float(torch.linalg.matrix_norm(matrix, ord=2))
-    return replace(average_pool(), unsound=(UNEVEN_AVERAGE,) if norm > _EXPANSIVE else ())
+    return replace(layers.average_pool(), unsound=(UNEVEN_AVERAGE,) if norm > _EXPANSIVE else ())

@@ -38,18 +38,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.magnitude import Magnitude
+from surefoot.paper import layers as printed
 from surefoot.paper.algorithm import algorithm_4
 from surefoot.paper.constants import Biaffine, Computation, Result, Smooth
-from surefoot.paper.layers import (
-    average_pool,
-    batch_norm,
-    convolution,
-    fully_connected,
-    max_pool,
-    relu,
-    softmax,
-    softplus,
-)
 
 # side of the images, filters and number of convolutions of each stage, which a 2×2 pooling ends
 _STAGES = ((224, 64, 2), (112, 128, 2), (56, 256, 3), (28, 512, 3), (14, 512, 3))
@@ -86,14 +77,13 @@ AS_PRINTED = Reading()
 def _convolution(side: int, batch: int, reading: Reading) -> Biaffine:
     if reading.linear_part == "proved":
         return Biaffine.of(3.0, Magnitude.of(batch * side**2).sqrt())
-    return convolution(3, 1, batch, side**2, reading.linear_part)
+    return printed.convolution(3, 1, batch, side**2, reading.linear_part)
 
 
 def _normalisation(side: int, channels: int, batch: int, epsilon: float, reading: Reading) -> Smooth:
-    positions = side**2
-    features = channels * positions if reading.normalised_over == "every entry" else channels
-    samples = batch * positions if reading.normalised_over == "images" else batch
-    return batch_norm(features, samples, epsilon, reading.normalisation_smoothness)
+    features = channels * side**2 if reading.normalised_over == "every entry" else channels
+    samples = batch * side**2 if reading.normalised_over == "images" else batch
+    return printed.batch_norm(features, samples, epsilon, reading.normalisation_smoothness)
 
 
 def _network(batch: int, reading: Reading, smooth: bool, epsilon: float | None) -> tuple[Computation, ...]:
@@ -101,19 +91,19 @@ def _network(batch: int, reading: Reading, smooth: bool, epsilon: float | None) 
     layers: list[Computation] = []
     for side, filters, count in _STAGES:
         for position in range(1, count + 1):
-            functions = [softplus(batch * filters * side**2) if smooth else relu()]
+            functions = [printed.softplus(batch * filters * side**2) if smooth else printed.relu()]
             if position == count:
-                functions.append(average_pool() if smooth else max_pool(2, 2))
+                functions.append(printed.average_pool() if smooth else printed.max_pool(2, 2))
             if epsilon is not None:
                 left = side // 2 if position == count else side
                 functions.append(_normalisation(left, filters, batch, epsilon, reading))
             name = f"conv {len(layers) + 1}"
             layers.append(Computation(_convolution(side, batch, reading), tuple(functions), name))
     for index, width in enumerate(FULLY_CONNECTED, start=len(layers) + 1):
-        activation = softplus(batch * width) if smooth else relu()
-        layers.append(Computation(fully_connected(batch), (activation,), f"full {index}"))
-    last = (softmax(CLASSES, batch),) if reading.soft_max else ()
-    layers.append(Computation(fully_connected(batch), last, f"full {len(layers) + 1}"))
+        activation = printed.softplus(batch * width) if smooth else printed.relu()
+        layers.append(Computation(printed.fully_connected(batch), (activation,), f"full {index}"))
+    last = (printed.softmax(CLASSES, batch),) if reading.soft_max else ()
+    layers.append(Computation(printed.fully_connected(batch), last, f"full {len(layers) + 1}"))
     return tuple(layers)
 
 
