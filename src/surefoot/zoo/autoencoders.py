@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from surefoot.zoo.naming import ZooError, unknown
+from surefoot.zoo.fully_connected import mlp
 from surefoot.zoo.parts import Activation, check_sizes, make_activation
-from surefoot.zoo.perceptron import mlp
-from surefoot.zoo.registry import register
+from surefoot.zoo.registry import ZooError, register, unknown
 from surefoot.zoo.samples import Sample, image, vector
 
 _KINDS = ("dense", "convolutional")

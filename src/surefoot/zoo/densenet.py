@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from surefoot.zoo.naming import ZooError
 from surefoot.zoo.parts import Activation, make_activation, make_pooling
-from surefoot.zoo.registry import register
+from surefoot.zoo.registry import ZooError, register
 from surefoot.zoo.samples import image_of_any_size
 
 _BOTTLENECK = 4

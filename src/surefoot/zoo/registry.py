@@ -7,6 +7,7 @@ average pooling. What a caller passes wins over what a variant chose.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,12 +16,39 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from surefoot.zoo.naming import UnknownModel, ZooError, unknown
+from surefoot.errors import SurefootError
 from surefoot.zoo.samples import Sample
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
 _RESERVED = frozenset({"batch", "device", "dtype", "seed"})
+
+
+class ZooError(SurefootError, ValueError):
+    """A model of the zoo was asked for in a way it cannot be built, or fed an input it cannot take."""
+
+
+class UnknownModel(ZooError, LookupError):
+    """No model of the zoo has this name."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    """The sentence for a name that is not in a list: what was asked, the closest match, all that exists.
+
+    Args:
+        kind: what is named, for example ``"model"``.
+        name: the name that was asked for.
+        known: the names that exist.
+
+    >>> unknown("activation", "softpuls", ["relu", "softplus"])
+    "there is no activation 'softpuls': did you mean 'softplus'? Known: relu, softplus."
+    >>> unknown("activation", "??", ["relu", "softplus"])
+    "there is no activation '??'. Known: relu, softplus."
+    """
+    listed = list(known)
+    close = difflib.get_close_matches(str(name).lower(), listed, n=1, cutoff=0.5)
+    hint = f": did you mean {close[0]!r}?" if close else "."
+    return f"there is no {kind} {name!r}{hint} Known: {', '.join(listed) or 'none'}."
 
 
 @dataclass(frozen=True)

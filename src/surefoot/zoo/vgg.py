@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from surefoot.zoo.naming import ZooError, unknown
 from surefoot.zoo.parts import Activation, check_image, make_activation, make_pooling, scaled
-from surefoot.zoo.registry import register
+from surefoot.zoo.registry import ZooError, register, unknown
 from surefoot.zoo.samples import image
 
 # Channels and number of convolutions of each stage; a pooling ends it (paper, "Detailed network").
