@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -13,23 +12,13 @@ from surefoot.zoo.registry import register
 from surefoot.zoo.samples import image_of_any_size
 
 # A branch is a list of convolutions: kernel, and channels relative to the stage's.
+_Branch = tuple[tuple[int, int], ...]
 _BASIC = ((3, 1), (3, 1))
 _BOTTLENECK = ((1, 1), (3, 1), (1, 4))
 _STAGE_CHANNELS = (64, 128, 256, 512)
 
 _SMALL = {"width": 1 / 16, "small_input": True, "num_classes": 5}
-_OPTIONS = """The variant ``{}-smooth`` has soft-plus and, in the stem, average pooling. The stride of a bottleneck is
-in its 3×3 convolution, as in the networks torchvision publishes.
-
-Args:
-    num_classes: the number of logits.
-    in_channels: the channels of the images.
-    width: multiplies the channels of every layer.
-    small_input: for images of about 32×32: the stem is one 3×3 convolution, without pooling.
-    activation: by name or class.
-    pooling: of the stem, ``"max"`` or ``"average"``.
-    norm_eps: the ε of the batch-normalisations.
-"""
+_VARIANTS = {"smooth": {"activation": "softplus", "pooling": "average"}}
 
 
 class ConvolutionNorm(nn.Sequential):
@@ -46,7 +35,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(
         self,
-        branch: tuple[tuple[int, int], ...],
+        branch: _Branch,
         inputs: int,
         channels: int,
         stride: int,
@@ -79,8 +68,8 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        branch: tuple[tuple[int, int], ...],
-        repeats: tuple[int, int, int, int],
+        branch: _Branch,
+        repeats: tuple[int, ...],
         num_classes: int,
         in_channels: int,
         width: float,
@@ -119,30 +108,61 @@ class ResNet(nn.Module):
         return self.classifier(self.flatten(self.pooling(self.stages(self.stem(x)))))
 
 
-def _resnet(
-    name: str, branch: tuple[tuple[int, int], ...], repeats: tuple[int, int, int, int], what: str
-) -> Callable[..., ResNet]:
-    """The builder of a residual network, registered."""
+@register("resnet18", example=image_of_any_size, small=_SMALL, variants=_VARIANTS)
+def resnet18(
+    num_classes: int = 1000,
+    in_channels: int = 3,
+    width: float = 1.0,
+    small_input: bool = False,
+    activation: Activation = "relu",
+    pooling: str = "max",
+    norm_eps: float = 1e-5,
+) -> ResNet:
+    """ResNet-18: eight residual blocks of two 3×3 convolutions; images of any size.
 
-    def build(
-        num_classes: int = 1000,
-        in_channels: int = 3,
-        width: float = 1.0,
-        small_input: bool = False,
-        activation: Activation = "relu",
-        pooling: str = "max",
-        norm_eps: float = 1e-5,
-    ) -> ResNet:
-        return ResNet(branch, repeats, num_classes, in_channels, width, small_input, activation, pooling, norm_eps)
+    The variant ``resnet18-smooth`` has soft-plus and, in the stem, average pooling.
 
-    build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"{what}; images of any size.\n\n{_OPTIONS.format(name)}"
-    variants = {"smooth": {"activation": "softplus", "pooling": "average"}}
-    return register(name, example=image_of_any_size, small=_SMALL, variants=variants)(build)
+    Args:
+        num_classes: the number of logits.
+        in_channels: the channels of the images.
+        width: multiplies the channels of every layer.
+        small_input: for images of about 32×32: the stem is one 3×3 convolution, without pooling.
+        activation: by name or class.
+        pooling: of the stem, ``"max"`` or ``"average"``.
+        norm_eps: the ε of the batch-normalisations.
+    """
+    options = num_classes, in_channels, width, small_input, activation, pooling, norm_eps
+    return ResNet(_BASIC, (2, 2, 2, 2), *options)
 
 
-resnet18 = _resnet("resnet18", _BASIC, (2, 2, 2, 2), "ResNet-18: eight residual blocks of two 3×3 convolutions")
-resnet50 = _resnet(
-    "resnet50", _BOTTLENECK, (3, 4, 6, 3), "ResNet-50: sixteen bottleneck blocks of 1×1, 3×3 and 1×1 convolutions"
-)
-resnet152 = _resnet("resnet152", _BOTTLENECK, (3, 8, 36, 3), "ResNet-152: fifty bottleneck blocks")
+@register("resnet50", example=image_of_any_size, small=_SMALL, variants=_VARIANTS)
+def resnet50(
+    num_classes: int = 1000,
+    in_channels: int = 3,
+    width: float = 1.0,
+    small_input: bool = False,
+    activation: Activation = "relu",
+    pooling: str = "max",
+    norm_eps: float = 1e-5,
+) -> ResNet:
+    """ResNet-50: sixteen bottleneck blocks of 1×1, 3×3 and 1×1 convolutions; options as :func:`resnet18`.
+
+    The stride of a block is in its 3×3 convolution, as in the networks torchvision publishes.
+    """
+    options = num_classes, in_channels, width, small_input, activation, pooling, norm_eps
+    return ResNet(_BOTTLENECK, (3, 4, 6, 3), *options)
+
+
+@register("resnet152", example=image_of_any_size, small=_SMALL, variants=_VARIANTS)
+def resnet152(
+    num_classes: int = 1000,
+    in_channels: int = 3,
+    width: float = 1.0,
+    small_input: bool = False,
+    activation: Activation = "relu",
+    pooling: str = "max",
+    norm_eps: float = 1e-5,
+) -> ResNet:
+    """ResNet-152: fifty bottleneck blocks; options as :func:`resnet18`."""
+    options = num_classes, in_channels, width, small_input, activation, pooling, norm_eps
+    return ResNet(_BOTTLENECK, (3, 8, 36, 3), *options)
