@@ -10,6 +10,10 @@
 * ``autoencoders`` has ``autoencoder``, an encoder and a decoder, of vectors or of images.
 * ``transformer`` has ``vit``, a small transformer of images, and ``gpt``, a small causal one of integer ids.
 
+Options with one meaning everywhere: ``activation``, by name or class; ``bias``, whether layers have intercepts;
+``num_classes``, the number of outputs; ``in_channels`` and ``image_size``, the channels and the side of images;
+``inputs`` and ``outputs``, the sizes of vectors; ``norm_eps``, the ε of normalisations.
+
 >>> import torch
 >>> from surefoot import zoo
 >>> with torch.device("meta"):

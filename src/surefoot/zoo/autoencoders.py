@@ -57,13 +57,9 @@ def autoencoder(
         kind: ``"dense"``, two perceptrons, or ``"convolutional"``, convolutions that halve the image and
             transposed convolutions that double it again.
         sizes: dense: from the size of the input down to that of the code; the decoder mirrors it.
-        in_channels: convolutional: the channels of the images.
-        image_size: convolutional: height and width of the images, any number.
         channels: convolutional: the channels after each convolution.
         code: convolutional: the size of the code, reached by a matrix product; ``None`` to let the last
             feature map be the code.
-        activation: by name or class.
-        bias: whether layers have intercepts.
 
     Raises:
         ZooError: the kind is not one of the two, or a size is not positive.

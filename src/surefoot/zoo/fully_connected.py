@@ -28,8 +28,6 @@ def mlp(
 
     Args:
         sizes: the size of the input, then that of each layer's output.
-        activation: between layers, by name or class.
-        bias: whether layers have intercepts :math:`w_t`.
 
     >>> mlp((2, 8, 1), "tanh")
     Sequential(
@@ -97,8 +95,6 @@ def dense(
 
     Args:
         sizes: the size of the input :math:`x_0`, then that of each state :math:`x_t`.
-        activation: of all layers but the last, by name or class.
-        bias: whether layers have intercepts :math:`w_t`.
     """
     return Dense(check_sizes(sizes, "dense"), activation, bias)
 
@@ -210,8 +206,6 @@ def highway(
         width: the size of each hidden state.
         depth: the number of hidden states.
         inputs: the size of the input; a gated network embeds it first if it is not ``width``.
-        outputs: the size of the output.
-        activation: of the hidden layers, by name or class.
         bias: whether layers have intercepts; gates always have.
         gated: whether states are mixed by gates.
     """
@@ -272,10 +266,7 @@ def residual(
     Args:
         width: the size of each state.
         depth: the number of residual layers.
-        inputs: the size of the input.
         outputs: the size of the output of the head; ``None`` for no head.
-        activation: by name or class.
-        bias: whether layers have intercepts :math:`w_t`.
     """
     check_sizes((inputs, *[width] * depth, width if outputs is None else outputs), "residual")
     return Residual(width, depth, inputs, outputs, activation, bias)

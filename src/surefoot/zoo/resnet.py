@@ -123,13 +123,9 @@ def resnet18(
     The variant ``resnet18-smooth`` has soft-plus and, in the stem, average pooling.
 
     Args:
-        num_classes: the number of logits.
-        in_channels: the channels of the images.
         width: multiplies the channels of every layer.
         small_input: for images of about 32×32: the stem is one 3×3 convolution, without pooling.
-        activation: by name or class.
         pooling: of the stem, ``"max"`` or ``"average"``.
-        norm_eps: the ε of the batch-normalisations.
     """
     options = num_classes, in_channels, width, small_input, activation, pooling, norm_eps
     return ResNet(_BASIC, (2, 2, 2, 2), *options)

@@ -172,18 +172,13 @@ def vit(
     ``vit-mean`` reads the mean of the sequence instead of a class token.
 
     Args:
-        num_classes: the number of logits.
-        image_size: height and width of the images.
         patch_size: the side of a patch; divides ``image_size``.
-        in_channels: the channels of the images.
         width: the size of each vector of the sequence.
         depth: the number of blocks.
         heads: the number of attention heads; divides ``width``.
         mlp_ratio: the hidden size of a block's perceptron, relative to ``width``.
         pooling: what the head reads: ``"class"``, a token of its own, or ``"mean"``, the mean of all vectors.
-        activation: of the perceptrons, by name or class.
         bias: whether the matrix products of the blocks have intercepts.
-        norm_eps: the ε of the layer normalisations.
 
     Raises:
         ZooError: the sizes do not divide, or there is no such pooling.
@@ -249,14 +244,9 @@ def gpt(
     Args:
         vocabulary: the number of different ids.
         context: the longest sequence.
-        width: the size of each vector of the sequence.
-        depth: the number of blocks.
-        heads: the number of attention heads; divides ``width``.
-        mlp_ratio: the hidden size of a block's perceptron, relative to ``width``.
+        width, depth, heads, mlp_ratio: as for :func:`vit`.
         tie_weights: whether the head's matrix is the token table itself (the variant ``gpt-tied``).
-        activation: of the perceptrons, by name or class.
         bias: whether the matrix products of the blocks have intercepts; the head has none.
-        norm_eps: the ε of the layer normalisations.
     """
     blocks = [Block(width, heads, mlp_ratio, True, activation, bias, norm_eps) for _ in range(depth)]
     return LanguageModel(vocabulary, context, width, blocks, tie_weights, norm_eps)
