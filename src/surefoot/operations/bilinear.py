@@ -16,81 +16,37 @@ of :class:`Norms`, which an optimizer keeps from step to step.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, constant
-from surefoot.graph.structure import Node, Ref, Spec
+from surefoot.graph.structure import Node, Ref
 from surefoot.magnitude import Magnitude
-from surefoot.operations.registry import Call, rules
+from surefoot.operations.call import Call, Slot
+from surefoot.operations.moving import Gain, Moving
+from surefoot.operations.record import record_of
+from surefoot.operations.rows import rows_of
+from surefoot.spec import Spec
 from surefoot.taylor.model import UNIT, TaylorModel, rounded_up
 from surefoot.torch_private import schema_of
 
-# operation: slots of the data, the weights and what is added
-SLOTS = {
-    "aten.linear": ("input", "weight", "bias"),
-    "surefoot.scale_shift": ("x", "weight", "bias"),
-} | {f"aten.conv{kind}{dims}d": ("input", "weight", "bias") for kind in ("", "_transpose") for dims in (1, 2, 3)}
 
-
-@dataclass
-class Gain:
-    """The norm of an operation in its data at some weights, and its constant C."""
-
-    weights: Tensor
-    norm: float
-    constant: float
-    reduction: int
-
-
-class Norms:
-    r"""Norms of operations in their data, kept from one segment to the next.
-
-    :math:`\|\beta(\cdot, w)\| \le \|\beta(\cdot, w')\| + C\|w - w'\|`: a norm found at w' serves until the weights
-    have moved so far that it is loose by more than ``slack``.
-    """
-
-    def __init__(self, slack: float = 0.05) -> None:
-        self._slack = slack
-        self._kept: dict[tuple[str, tuple[int, ...]], Gain] = {}
-
-    def __call__(self, node: Node, weights: Tensor, data: Spec) -> tuple[float, Gain]:
-        """A bound on the norm at these weights, and what it rests on."""
-        key = node.name, data.shape[1:]  # the norm of a convolution depends on the size of its images
-        gain = self._kept.get(key)
-        if gain is not None and gain.weights.shape == weights.shape:
-            moved = gain.constant * float(torch.linalg.vector_norm(weights - gain.weights)) * (1 + 2.0**-26)
-            if moved <= self._slack * gain.norm:
-                return (gain.norm + moved) * (1 + 2.0**-50), gain
-        gain = measured(node, weights, data)
-        self._kept[key] = gain
-        return gain.norm, gain
-
-
-def measured(node: Node, weights: Tensor, data: Spec) -> Gain:
-    """The norm from the operation's rule, which is told nothing about the data."""
-    slot_x, slot_w, _ = SLOTS[node.op]
-    infinite = Magnitude.infinity()
-    unknown = Enclosure(data, None, infinite, infinite, infinite, None, infinite, Magnitude.zero((1,)))
-    known = {_name(node, slot_x): unknown, _name(node, slot_w): replace(constant(weights, 1), is_constant=False)}
-    bare = replace(node, args=_without_bias(node), kwargs=_without_bias_by_name(node))
-    bounds = rules()[node.op](Call(bare, known))
-    pair = bounds.curvature[slot_x, slot_w]
-    return Gain(weights.clone(), float(bounds.jacobian[slot_x]), float(pair), bounds.reduction)
-
-
-def bilinear(node: Node, models: dict[str, TaylorModel], norms: Norms, order: int) -> TaylorModel:
-    """The model of data times weights plus a bias."""
-    slot_x, slot_w, slot_b = SLOTS[node.op]
-    x, w, bias = models[slot_x], models[slot_w].merged(), models.get(slot_b)
-    x = x if _keeps_rows(node, x) else x.merged()
-    at_start, gain = norms(node, w.value, Spec(tuple(x.value.shape), x.value.dtype))
+def along_segment(moving: Moving, data: Slot, weights: Slot, shift: Slot) -> TaylorModel | None:
+    """The model of data times weights plus a shift; ``None`` if one of the two factors is missing."""
+    node, order = moving.node, moving.order
+    if data not in moving.slots or weights not in moving.slots:
+        return None
+    x, w, bias = moving.slots[data], moving.slots[weights].merged(), moving.slots.get(shift)
+    spec = Spec(tuple(x.value.shape), x.value.dtype)
+    x = x if x.rowwise and data in rows_of(moving.use) else x.merged()
+    slots = data, weights, shift
+    at_start, gain = moving.norms.at(node, w.value, spec, lambda: measured(node, w.value, spec, slots))
     norm = at_start + gain.constant * float(w.move)
     size = x.sizes * (gain.constant * float(w.sizes))
-    coefficients = _coefficients(node, x, w, bias, order)
+    coefficients = _coefficients(node, slots, x, w, bias, order)
     excess = _excess(x, w, order, gain.constant)
     copies = 1.0
     if bias is not None:
@@ -106,18 +62,29 @@ def bilinear(node: Node, models: dict[str, TaylorModel], norms: Norms, order: in
     return TaylorModel(tuple(coefficients), x.length, rounded_up(own), x.rowwise)
 
 
-def _keeps_rows(node: Node, x: TaylorModel) -> bool:
-    """Whether row i of the result is made of row i of the data."""
-    if node.op == "surefoot.scale_shift":
-        return x.rowwise and node.arguments["dim"] > 0
-    least = 2 if node.op == "aten.linear" else int(node.op[-2]) + 2
-    return x.rowwise and x.value.dim() >= least
+def measured(node: Node, weights: Tensor, data: Spec, slots: tuple[Slot, Slot, Slot]) -> Gain:
+    """The norm from the operation's bounds, which are told nothing about the data."""
+    slot_x, slot_w, slot_b = slots
+    infinite = Magnitude.infinity()
+    unknown = Enclosure(data, None, infinite, infinite, infinite, None, infinite, Magnitude.zero((1,)))
+    known = {node.arguments[slot_x].name: unknown}
+    known[node.arguments[slot_w].name] = replace(constant(weights, 1), is_constant=False)
+    rule = record_of(node).bounds
+    assert rule is not None
+    bounds = rule(Call(_without(node, slot_b), known))
+    constant_ = float(bounds.curvature[slot_x, slot_w])
+    return Gain(weights.clone(), float(bounds.jacobian[slot_x]), constant_, bounds.reduction)
 
 
 def _coefficients(
-    node: Node, x: TaylorModel, w: TaylorModel, bias: TaylorModel | None, count: int
+    node: Node,
+    slots: tuple[Slot, Slot, Slot],
+    x: TaylorModel,
+    w: TaylorModel,
+    bias: TaylorModel | None,
+    count: int,
 ) -> list[Tensor | None]:
-    slot_x, slot_w, slot_b = SLOTS[node.op]
+    slot_x, slot_w, slot_b = slots
     result: list[Tensor | None] = []
     for j in range(count):
         total: Tensor | None = None
@@ -159,17 +126,10 @@ def run(node: Node, values: dict[str, Any]) -> Tensor:
     return node.target(*positional, **named)
 
 
-def _name(node: Node, slot: str) -> str:
-    reference = node.arguments[slot]
-    assert isinstance(reference, Ref)
-    return reference.name
-
-
-def _without_bias(node: Node) -> tuple[Any, ...]:
-    bias = node.arguments.get(SLOTS[node.op][2])
-    return tuple(None if argument is bias and bias is not None else argument for argument in node.args)
-
-
-def _without_bias_by_name(node: Node) -> dict[str, Any]:
-    slot = SLOTS[node.op][2]
-    return {key: None if key == slot else argument for key, argument in node.kwargs.items()}
+def _without(node: Node, slot: Slot) -> Node:
+    """The operation without one of its tensors."""
+    absent = node.arguments.get(slot)
+    if not isinstance(absent, Ref):
+        return node
+    args = tuple(None if argument is absent else argument for argument in node.args)
+    return replace(node, args=args, kwargs={key: None if key == slot else a for key, a in node.kwargs.items()})
