@@ -31,6 +31,14 @@ def run_in_double(node: Node, values: Mapping[str, Any]) -> Any:
     return in_double(value) if isinstance(value, Tensor) else tuple(map(in_double, value))
 
 
+def value_of(node: Node, values: Mapping[str, Any]) -> Any:
+    """The same without derivatives; ``None`` if one of the values is not known."""
+    if any(value is None for value in values.values()):
+        return None
+    with torch.no_grad():
+        return run_in_double(node, values)
+
+
 def evaluate_in_double(graph: Graph, values: Mapping[str, Any]) -> tuple[Any, ...]:
     """The outputs of a graph from values of its leaves by name, in double precision, differentiable.
 

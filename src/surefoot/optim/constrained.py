@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from surefoot.calculus.certify import certify
 from surefoot.certificate import Certificate
 from surefoot.domains import Ball, Domain, ProductBall
-from surefoot.graph import Graph, capture
+from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError, require_smooth
 from surefoot.objectives import Objective
+from surefoot.operations.captured import capture
 from surefoot.optim.base import GuaranteedOptimizer
 from surefoot.optim.projection import Balls
 from surefoot.optim.record import StepRecord
