@@ -116,7 +116,7 @@ class ConvexClustering(Envelope):
 
     def paper_constants(self, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
         """Appendix "Convex clustering": n(n−1)/2 and 1, for unit weights on all pairs; for a mean, 1/n of both."""
-        from surefoot.paper.losses import convex_clustering
+        from surefoot.objectives.printed import convex_clustering
 
         if not self._plain:
             return super().paper_constants(outputs, targets, radius)

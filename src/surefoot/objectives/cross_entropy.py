@@ -162,7 +162,7 @@ class CrossEntropy(Loss):
         """Appendix "Logistic loss", for one marked class per sample, as a mean (ERRATA 12 and 13)."""
         if not self.is_plain:
             return super().paper_constants(outputs, targets, radius)
-        from surefoot.paper import losses as printed
+        from surefoot.objectives import printed
 
         count, classes = outputs.shape
         total = printed.supervised([printed.logistic_loss(classes, marked=1)] * count)

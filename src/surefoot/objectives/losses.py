@@ -46,7 +46,7 @@ class Square(Loss):
             return super().paper_constants(outputs, targets, radius)
         from surefoot.enclosure import row_norms
         from surefoot.magnitude import Magnitude
-        from surefoot.paper import losses as printed
+        from surefoot.objectives import printed
 
         labels = [Magnitude.infinity()] * outputs.shape[0]
         if targets is not None and targets.device.type != "meta":
