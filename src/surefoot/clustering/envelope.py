@@ -32,7 +32,7 @@ from torch import Tensor
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import ObjectiveError
-from surefoot.objectives.losses import Square
+from surefoot.objectives.entrywise import Square
 
 REDUCTIONS = ("mean", "sum")
 

@@ -12,13 +12,24 @@ from torch import Tensor, nn
 
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.constants import Constants, ObjectiveError, certified, checked_radius, spec_of
+from surefoot.operations.losses import LossFacts
+from surefoot.operations.record import record_of
 
-_BY_OPERATION: dict[str, type[Objective]] = {}
+_UNSTATED = LossFacts(lambda *arguments: NotImplemented, convex=True, smooth=True, nonnegative=True)
 
 
-def kind_of(operation: str) -> type[Objective] | None:
-    """The kind of objective that an operation of a graph computes; ``None`` if it is no objective."""
-    return _BY_OPERATION.get(operation)
+class _Fact:
+    """An attribute that the record of the operation states, unless the class states it itself."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Objective | None, owner: type[Objective]) -> Any:
+        return getattr(owner.facts(), self.name)
+
+
+def _fact() -> Any:
+    return _Fact()
 
 
 class Objective(nn.Module):
@@ -27,33 +38,34 @@ class Objective(nn.Module):
     ``objective(outputs, y)`` is its value; an objective made with targets is bound to them:
     ``objective(outputs)``. One that has no targets (clustering) is called with the outputs alone.
 
+    The mathematics is that of its operation (:mod:`surefoot.operations.losses`), whose record states the function
+    and whether it is convex, smooth, non-negative and quadratic (:class:`~surefoot.operations.losses.LossFacts`).
+    Of an operation without such facts, a class that states nothing else claims the first three.
+
     Attributes:
-        operation: the name of its rule.
-        function: computes it from outputs, targets if it takes any, and :attr:`options`.
+        operation: the name of the operation.
         takes_targets: whether outputs are compared with targets.
-        convex: whether it is convex in the outputs.
-        smooth: whether its gradient is Lipschitz on the whole space.
-        nonnegative: whether it is never below zero.
-        quadratic: whether it is a quadratic function of the outputs.
     """
 
     operation: str
-    function: Callable[..., Tensor]
     takes_targets: bool = True
-    convex: bool = True
-    smooth: bool = True
-    nonnegative: bool = True
-    quadratic: bool = False
     targets: Tensor | None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "operation" in cls.__dict__:
-            _BY_OPERATION[cls.operation] = cls
+    function: Callable[..., Tensor] = _fact()
+    convex: bool = _fact()
+    smooth: bool = _fact()
+    nonnegative: bool = _fact()
+    quadratic: bool = _fact()
+    rows: bool = _fact()
 
     def __init__(self, targets: Any = None) -> None:
         super().__init__()
         self.register_buffer("targets", None if targets is None else self.admitted(targets), persistent=False)
+
+    @classmethod
+    def facts(cls) -> LossFacts:
+        """What the record of the operation says about the loss."""
+        record = record_of(cls.operation)
+        return _UNSTATED if record is None or record.loss is None else record.loss
 
     def bound_to(self, targets: Any) -> Self:
         """The same loss, options and all, with these targets; ``None`` for one that is not bound.
@@ -214,7 +226,7 @@ class Objective(nn.Module):
 
 def _derivative(value: Tensor, point: Tensor, direction: Tensor | None, create_graph: bool = False) -> Tensor:
     """The derivative with respect to a point, contracted; zero if there is no dependence."""
-    found = None
-    if value.requires_grad:
-        (found,) = torch.autograd.grad(value, point, direction, create_graph=create_graph, allow_unused=True)
-    return torch.zeros_like(point) if found is None else found
+    if not value.requires_grad:
+        return torch.zeros_like(point)
+    (slope,) = torch.autograd.grad(value, point, direction, create_graph=create_graph, allow_unused=True)
+    return torch.zeros_like(point) if slope is None else slope

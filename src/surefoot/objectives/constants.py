@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from surefoot.enclosure import Enclosure, constant, unknown_constant
 from surefoot.errors import SurefootError
 from surefoot.graph.nodes import Node, Ref, Spec
 from surefoot.magnitude import Magnitude
+from surefoot.operations.registry import Call, rules
 
 if TYPE_CHECKING:
-    from surefoot.enclosure import Enclosure
     from surefoot.objectives.base import Objective
 
 
@@ -60,9 +61,6 @@ def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radiu
     Raises:
         ObjectiveError: if the objective has no rule.
     """
-    from surefoot.enclosure import constant, unknown_constant
-    from surefoot.operations.registry import Call, rules
-
     rule = rules().get(objective.operation)
     if rule is None:
         raise ObjectiveError(
@@ -94,8 +92,6 @@ def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radiu
 
 def _ball(spec: Spec, radius: float, device: torch.device) -> Enclosure:
     """The outputs on a ball around zero; no centre is known if the ball is everything, or on the meta device."""
-    from surefoot.enclosure import Enclosure
-
     size, unit = Magnitude.of(radius), Magnitude.zero((1,))
     if math.isinf(radius) or device.type == "meta":
         infinite = Magnitude.infinity()

@@ -9,9 +9,16 @@ from torch import nn
 
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import ObjectiveError
-from surefoot.objectives.cross_entropy import CrossEntropy
-from surefoot.objectives.further import Absolute, Divergence, NegativeLogLikelihood, Poisson, SoftMargin
-from surefoot.objectives.losses import BinaryCrossEntropy, Huber, Square
+from surefoot.objectives.cross_entropy import CrossEntropy, NegativeLogLikelihood
+from surefoot.objectives.entrywise import (
+    Absolute,
+    BinaryCrossEntropy,
+    Divergence,
+    Huber,
+    Poisson,
+    SoftMargin,
+    Square,
+)
 
 
 def from_torch(loss: nn.Module, targets: Any = None) -> Objective:

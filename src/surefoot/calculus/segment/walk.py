@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 import surefoot.operations.families  # noqa: F401  registers the rules
 from surefoot.calculus.forward import value_of
-from surefoot.calculus.segment import bilinear, losses
+from surefoot.calculus.segment import bilinear
 from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.fallback import by_rule
 from surefoot.calculus.segment.scalar import scalar
 from surefoot.graph.structure import Graph, Node, Ref, Source
-from surefoot.operations.losses import SEPARABLE
+from surefoot.operations.moving import Moving
+from surefoot.operations.record import record_of
 from surefoot.taylor.model import TaylorModel
-
-_LOSSES: dict[str, Callable[..., TaylorModel]] = {
-    "surefoot.square": losses.square,
-    "surefoot.cross_entropy": losses.cross_entropy,
-    **{operation: partial(losses.separable, operation) for operation in SEPARABLE},
-}
 
 
 def leaf_models(
@@ -73,9 +67,11 @@ def _apply(
         return scalar(node.arguments["function"], _extended(x, known))
     if node.op in bilinear.SLOTS and {*bilinear.SLOTS[node.op][:2]} <= slots.keys():
         return bilinear.bilinear(node, slots, norms, known)
-    if node.op in _LOSSES and slots["outputs"].rowwise and slots["targets"].is_constant:
-        return _LOSSES[node.op](slots["outputs"], slots["targets"].value, known, **node.kwargs)
-    return by_rule(graph, node, arguments, known)
+    record = record_of(node.op)
+    model = None
+    if record is not None and record.taylor is not None:
+        model = record.taylor(Moving(node, slots, known, norms))
+    return model or by_rule(graph, node, arguments, known)
 
 
 def _extended(model: TaylorModel, order: int) -> TaylorModel:

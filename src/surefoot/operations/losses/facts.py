@@ -1,0 +1,90 @@
+r"""What is known about a loss besides its bounds, and what all losses share.
+
+Every loss here is :math:`h(\hat y) = \frac{\text{scale}}N\sum_i h_i(\hat y_i)` with the samples along the first
+dimension; N is the number of samples unless another reduction is asked for. So the gradient is the stack of the
+:math:`\nabla h_i`, and the Hessian is block-diagonal with blocks :math:`\nabla^2h_i`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from surefoot.operations.moving import Moving
+from surefoot.taylor.model import TaylorModel, rounded_up
+
+Numbers: TypeAlias = "float | tuple[Numbers, ...]"
+UNIT = 2.0**-52
+
+
+@dataclass(frozen=True)
+class LossFacts:
+    r"""Facts about a loss :math:`h(\hat y)` or :math:`h(\hat y, y)`. What is not stated is not claimed.
+
+    Attributes:
+        function: computes it from outputs, targets if it takes any, and options by keyword.
+        convex: whether it is convex in the outputs.
+        smooth: whether its gradient is Lipschitz on the whole space.
+        nonnegative: whether it is never below zero.
+        quadratic: whether it is a quadratic function of the outputs.
+        rows: whether it is a sum over the rows of the outputs, the samples.
+        options: the options of the function with their usual values.
+    """
+
+    function: Callable[..., Tensor]
+    convex: bool = False
+    smooth: bool = False
+    nonnegative: bool = False
+    quadratic: bool = False
+    rows: bool = False
+    options: Mapping[str, Hashable] = field(default_factory=dict)
+
+
+def keywords(function: Callable[..., object]) -> dict[str, Hashable]:
+    """The keyword-only arguments of a function with their usual values."""
+    arguments = inspect.signature(function).parameters.values()
+    return {argument.name: argument.default for argument in arguments if argument.kind is argument.KEYWORD_ONLY}
+
+
+def divisor(shape: Sequence[int], reduction: str) -> int:
+    """N for outputs of this shape.
+
+    >>> [divisor((2, 3, 4), reduction) for reduction in ("mean", "sum", "entries", "row")]
+    [2, 1, 24, 12]
+    """
+    sizes = {"mean": shape[:1], "entries": shape, "row": shape[1:]}
+    return math.prod(sizes.get(reduction, ()))
+
+
+def as_tensor(numbers: Numbers, like: Tensor) -> Tensor:
+    """Weights as a tensor of the type and on the device of another one."""
+    return torch.tensor(numbers, dtype=torch.float64).to(like)
+
+
+def times(weight: Tensor, size: Tensor) -> Tensor:
+    """A product in which zero times infinity is zero: what has no weight is constant."""
+    return torch.where(weight == 0, 0.0, weight * size)
+
+
+def compared(moving: Moving) -> tuple[TaylorModel, Tensor] | None:
+    """Outputs and targets along a segment; ``None`` if the targets move, or samples are not kept apart."""
+    outputs, targets = moving.slots["outputs"], moving.slots["targets"]
+    return (outputs, targets.value) if outputs.rowwise and targets.is_constant else None
+
+
+def dense(model: TaylorModel, order: int) -> list[Tensor]:
+    """The coefficients up to an order with zeros written out."""
+    given = [*model.coefficients, *[None] * (order - model.order)]
+    return [torch.zeros_like(model.value) if c is None else c for c in given]
+
+
+def weighted_sum(coefficients: list[Tensor], tail: Tensor, length: float, weights: Tensor) -> TaylorModel:
+    """The sum over the samples with weights, a column."""
+    sums = tuple((weights * c).sum() for c in coefficients)
+    return TaylorModel(sums, length, rounded_up(times(weights, tail).sum(dim=0, keepdim=True)), rowwise=False)
