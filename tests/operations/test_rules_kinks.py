@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from rules.case import Case, operation, pieces
-from rules.harness import claims, enclosed
 from torch import Tensor
 
+from operations.case import Case, operation, pieces
+from operations.harness import claims, enclosed
 from surefoot.calculus.prepare.fuse import scalar
 from surefoot.calculus.prepare.pieces import unit
 from surefoot.scalar import ScalarFunction
