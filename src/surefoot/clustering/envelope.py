@@ -18,27 +18,40 @@ Three facts follow for all of them, with z a minimiser at :math:`\hat y`:
   point upwards. So :math:`h(\psi(u))` is below the square loss with targets z, which is smooth
   (:meth:`Envelope.majoriser`);
 * *second derivative*: :math:`s(I - Dz)`, where z has a derivative.
+
+**Bounds.** Without a penalty h is :math:`\frac s2` times the squared distance from a set that contains zero. A
+distance is 1-Lipschitz and at most the norm, so over the domain
+
+.. math:: \|\nabla h\| = s\,\mathrm{dist}(\hat y) \le s\min(\sup\|\hat y\|,\ \|\hat y^* - z\| + \text{spread})
+
+for *any* z of the set: that the solver may have missed the nearest one makes the bound looser, not wrong. At kinks
+this is the Lipschitz constant of h, by continuity.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from surefoot.enclosure import norm
 from surefoot.graph.nodes import Spec
+from surefoot.magnitude import Magnitude, minimum
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import ObjectiveError
 from surefoot.objectives.entrywise import Square
+from surefoot.operations.common import ONE
+from surefoot.operations.registry import Bounds, Call
 
-REDUCTIONS = ("mean", "sum")
+Result = TypeVar("Result")
+UNIT = 2.0**-52
 
 
 @dataclass(frozen=True)
-class Nearest:
+class Nearest(Generic[Result]):
     r"""A solution of the inner problem.
 
     Attributes:
@@ -55,16 +68,16 @@ class Nearest:
     derivative: Callable[[Tensor], Tensor]
     gap: float | None
     error: float | None
-    result: Any
+    result: Result
 
 
-class Proximity:
+class Proximity(Generic[Result]):
     """Solves the inner problem; remembers the last solution, so that value and derivatives share one."""
 
     def __init__(self) -> None:
-        self._last: tuple[Tensor, Nearest] | None = None
+        self._last: tuple[Tensor, Nearest[Result]] | None = None
 
-    def solved(self, outputs: Tensor) -> Nearest:
+    def solved(self, outputs: Tensor) -> Nearest[Result]:
         """The solution at these outputs, in double precision.
 
         Raises:
@@ -78,11 +91,11 @@ class Proximity:
                 "the outputs have entries that are not finite, or too large to square, and cannot be clustered: "
                 "look for a step that was too long, or an input that is not finite"
             )
-        found = self.nearest(point)
-        self._last = point.clone(), found
-        return found
+        nearest = self.nearest(point)
+        self._last = point.clone(), nearest
+        return nearest
 
-    def nearest(self, outputs: Tensor) -> Nearest:
+    def nearest(self, outputs: Tensor) -> Nearest[Result]:
         """Solve, in double precision."""
         raise NotImplementedError
 
@@ -94,7 +107,7 @@ class Proximity:
         return {**self.__dict__, "_last": None}
 
 
-class Envelope(Objective):
+class Envelope(Objective, Generic[Result]):
     """A clustering objective: a function of all outputs together, without targets.
 
     Args:
@@ -106,12 +119,11 @@ class Envelope(Objective):
     """
 
     takes_targets = False
-    convex = False
-    smooth = False
+    k: int | None = None  # how many clusters, where that is given
 
-    def __init__(self, proximity: Proximity, reduction: str) -> None:
+    def __init__(self, proximity: Proximity[Result], reduction: str) -> None:
         super().__init__()
-        if reduction not in REDUCTIONS:
+        if reduction not in ("mean", "sum"):
             raise ObjectiveError(f"the reduction is 'mean' or 'sum', got {reduction!r}")
         self.proximity, self.reduction = proximity, reduction
 
@@ -121,11 +133,16 @@ class Envelope(Objective):
         return {"proximity": self.proximity, "reduction": self.reduction}
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """Outputs are n × d real numbers."""
+        """Outputs are n × d real numbers, at least one sample per cluster."""
         if len(outputs.shape) != 2 or not outputs.numel or not outputs.dtype.is_floating_point:
             raise ObjectiveError(
                 f"{type(self).__name__} reads real outputs (samples × dimensions), got "
                 f"{'×'.join(map(str, outputs.shape)) or 'a number'} of {outputs.dtype}; flatten each sample"
+            )
+        if self.k is not None and self.k > outputs.shape[0]:
+            raise ObjectiveError(
+                f"{self.k} clusters need at least {self.k} samples, got {outputs.shape[0]}: lower k, or take more "
+                "samples"
             )
 
     def bound_to(self, targets: Any) -> Self:
@@ -138,7 +155,7 @@ class Envelope(Objective):
             raise ObjectiveError(f"{type(self).__name__} compares outputs with each other: it has no targets")
         return self
 
-    def solve(self, outputs: Tensor) -> Any:
+    def solve(self, outputs: Tensor) -> Result:
         """The clusters of these outputs.
 
         Raises:
@@ -165,11 +182,14 @@ class Envelope(Objective):
         self.proximity.forget()
 
     def extra_repr(self) -> str:
-        """The reduction, if it is not the mean."""
-        return "" if self.reduction == "mean" else f"reduction={self.reduction!r}"
+        """The number of clusters, and the reduction if it is not the mean."""
+        clusters = "" if self.k is None else f"k={self.k}"
+        return ", ".join(
+            filter(None, (clusters, "" if self.reduction == "mean" else f"reduction={self.reduction!r}"))
+        )
 
 
-def envelope(outputs: Tensor, proximity: Proximity, reduction: str) -> Tensor:
+def envelope(outputs: Tensor, proximity: Proximity[Any], reduction: str) -> Tensor:
     """The value, twice differentiable by automatic differentiation."""
     scale = 1.0 / outputs.shape[0] if reduction == "mean" else 1.0
     value: Tensor = _Value.apply(outputs, _Held(proximity), scale)
@@ -179,17 +199,63 @@ def envelope(outputs: Tensor, proximity: Proximity, reduction: str) -> Tensor:
 class _Held:
     """The solution, found where plain tensors are at hand, for the derivatives."""
 
-    def __init__(self, proximity: Proximity) -> None:
+    def __init__(self, proximity: Proximity[Any]) -> None:
         self.proximity = proximity
-        self.nearest: Nearest | None = None
+        self.nearest: Nearest[Any] | None = None
 
-    def __call__(self, outputs: Tensor) -> Nearest:
+    def __call__(self, outputs: Tensor) -> Nearest[Any]:
         if self.nearest is None:
             self.nearest = self.proximity.solved(outputs)
         return self.nearest
 
 
-class _Value(torch.autograd.Function):
+def half_square(call: Call, distance: Magnitude, curvature: Magnitude, reason: str = "") -> Bounds:
+    """A squared distance, halved and scaled."""
+    scale = scale_of(call)
+    return Bounds(
+        jacobian={"outputs": distance * scale},
+        curvature={("outputs", "outputs"): curvature},
+        bound=distance**2 * scale / 2,
+        reduction=call["outputs"].numel,
+        reason=reason,
+    )
+
+
+def scale_of(call: Call) -> Magnitude:
+    """s."""
+    return ONE / call["outputs"].shape[0] if call["reduction"] == "mean" else ONE
+
+
+def solution_at(call: Call) -> Nearest[Any] | None:
+    """The solution at the centre, where that is known."""
+    value = call["outputs"].value
+    if not isinstance(value, Tensor) or value.device.type == "meta":
+        return None
+    nearest: Nearest[Any] = call["proximity"].solved(value)
+    return nearest
+
+
+def distance_from(call: Call, nearest: Nearest[Any] | None) -> Magnitude:
+    """The largest distance from the set over the domain."""
+    outputs = call["outputs"]
+    if nearest is None:
+        return outputs.bound
+    # z is off the set by the round-off of a mean or of a product with singular vectors
+    off = outputs.centre_norm * (16.0 * (sum(outputs.shape) + 16) * UNIT)
+    return minimum(outputs.bound, norm(outputs.value - nearest.point) + off + outputs.spread)
+
+
+class _Differentiated(torch.autograd.Function):
+    """What the derivatives below share: they depend on the outputs, the solution held, and the scale."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        outputs, *_, ctx.held, ctx.scale = inputs
+        ctx.save_for_backward(outputs)
+        ctx.save_for_forward(outputs)
+
+
+class _Value(_Differentiated):
     @staticmethod
     def forward(outputs: Tensor, held: _Held, scale: float) -> Tensor:
         nearest = held(outputs)
@@ -197,43 +263,29 @@ class _Value(torch.autograd.Function):
         return (scale * (distance + nearest.penalty)).to(outputs.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        outputs, ctx.held, ctx.scale = inputs
-        ctx.save_for_backward(outputs)
-        ctx.save_for_forward(outputs)
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0] * _Slope.apply(*ctx.saved_tensors, ctx.held, ctx.scale), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        slope: Tensor = _Slope.apply(*ctx.saved_tensors, ctx.held, ctx.scale)
-        return (slope * tangents[0]).sum()
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return (_Slope.apply(*ctx.saved_tensors, ctx.held, ctx.scale) * tangents[0]).sum()
 
 
-class _Slope(torch.autograd.Function):
+class _Slope(_Differentiated):
     @staticmethod
     def forward(outputs: Tensor, held: _Held, scale: float) -> Tensor:
         return (scale * (outputs.detach().to(torch.float64) - held(outputs).point)).to(outputs.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        outputs, ctx.held, ctx.scale = inputs
-        ctx.save_for_backward(outputs)
-        ctx.save_for_forward(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _Curve.apply(*ctx.saved_tensors, grads[0], ctx.held, ctx.scale), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        curved: Tensor = _Curve.apply(*ctx.saved_tensors, tangents[0], ctx.held, ctx.scale)
-        return curved
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _Curve.apply(*ctx.saved_tensors, tangents[0], ctx.held, ctx.scale)
 
 
-class _Curve(torch.autograd.Function):
+class _Curve(_Differentiated):
     """The second derivative applied to a direction: linear and symmetric in it, and not differentiated further."""
 
     @staticmethod
@@ -242,23 +294,16 @@ class _Curve(torch.autograd.Function):
         return (scale * (wide - held(outputs).derivative(wide))).to(direction.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        outputs, _, ctx.held, ctx.scale = inputs
-        ctx.save_for_backward(outputs)
-        ctx.save_for_forward(outputs)
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.needs_input_grad[0]:
             raise NotImplementedError("clustering objectives have no third derivatives here")
         return None, _Curve.apply(*ctx.saved_tensors, grads[0], ctx.held, ctx.scale), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+    def jvp(ctx: Any, *tangents: Any) -> Any:
         if tangents[0] is not None:
             raise NotImplementedError("clustering objectives have no third derivatives here")
-        curved: Tensor = _Curve.apply(*ctx.saved_tensors, tangents[1], ctx.held, ctx.scale)
-        return curved
+        return _Curve.apply(*ctx.saved_tensors, tangents[1], ctx.held, ctx.scale)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:

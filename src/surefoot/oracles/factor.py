@@ -13,9 +13,9 @@ from surefoot.oracles.problem import OracleError, Problem
 def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
     r"""R at the output of the problem, in the given precision.
 
-    It is that of the loss's record, if there is one. For any other loss it comes from the eigenvalues of the second
-    derivative of each row; what is negative beyond round-off is refused. That the loss is a sum over the rows is
-    checked on one vector that has no entry zero.
+    It is that of the loss's record, if there is one. For any other loss it comes from the eigenvalues of the
+    second derivative of each row; what is negative beyond round-off is refused. That the loss is a sum over the
+    rows is checked on one vector that has no entry zero.
 
     Raises:
         OracleError: if the loss is not convex, or not a sum over the rows.

@@ -100,10 +100,10 @@ def taylor(moving: Moving) -> TaylorModel | None:
     centred coefficients of the scores and :math:`M(\eta) = \sum_k\pi_ke^{q_k(\eta)}`. Then the loss of a row is
     :math:`h(\eta) = h(0) + \sum_{j\ge1}(\langle\pi, \hat y_j\rangle - \langle y, \hat y_j\rangle)\eta^j + \log
     M(\eta)` with :math:`y = M_i/m_i`, and :math:`M \ge e^{\langle\pi, q\rangle} = 1` by Jensen's inequality. At
-    any point of the segment the Taylor coefficients of M are at most :math:`X_i = \sum_k\pi_ke^{Q_k}b_i(P_k)`, with
-    :math:`Q_k` the farthest move of :math:`q_k`, :math:`P_k` bounds of its Taylor coefficients and :math:`b_i` the
-    coefficients of :math:`\exp(\sum_j P_{kj}t^j)`; the first one, zero at the beginning, is at most
-    :math:`2\bar\eta X_2`, too. As the Taylor coefficients of the logarithm at M ≥ 1 are at most 1/i, what the
+    any point of the segment the Taylor coefficients of M are at most :math:`X_i = \sum_k\pi_ke^{Q_k}b_i(P_k)`,
+    with :math:`Q_k` the farthest move of :math:`q_k`, :math:`P_k` bounds of its Taylor coefficients and
+    :math:`b_i` the coefficients of :math:`\exp(\sum_j P_{kj}t^j)`; the first one, zero at the beginning, is at
+    most :math:`2\bar\eta X_2`, too. As the Taylor coefficients of the logarithm at M ≥ 1 are at most 1/i, what the
     coefficients of :math:`\log M` leave out is at most the coefficient of :math:`t^m` in
     :math:`\sum_i\frac1i(\sum_jX_jt^j)^i`. The rests of the scores are multiplied by the norm of the gradient,
     :math:`\|p - y\| \le \min(\sqrt2, \|\pi - y\| + \frac12\|\hat y - \hat y_0\|)`, soft-max having Lipschitz
@@ -177,9 +177,9 @@ def root(outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Fac
     \mathrm{diag}(s)(I - ss^\top)\mathrm{diag}(s)`, and :math:`I - ss^\top = UU^\top` for an orthonormal basis U of
     the complement of s: all but the first column of the reflection :math:`I - uu^\top/(1 + s_1)`,
     :math:`u = s + e_1`, which takes s to :math:`-e_1` (its first column is :math:`-s`). So :math:`R_i =
-    \sqrt{m_i}\,\mathrm{diag}(s)U`, one column less than classes; and :math:`R_i\bar w_i = g_i` for :math:`\bar w_i =
-    U^\top(g_i/s)/\sqrt{m_i}`, because the entries of :math:`g_i` add up to 0, so that :math:`g_i/s` is orthogonal
-    to s.
+    \sqrt{m_i}\,\mathrm{diag}(s)U`, one column less than classes; and :math:`R_i\bar w_i = g_i` for
+    :math:`\bar w_i = U^\top(g_i/s)/\sqrt{m_i}`, because the entries of :math:`g_i` add up to 0,
+    so that :math:`g_i/s` is orthogonal to s.
     """
     if outputs.shape[1] < 2:
         return None

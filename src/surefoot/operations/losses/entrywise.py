@@ -58,7 +58,7 @@ def binary_cross_entropy(
 
 
 def _binary_sum(outputs: Tensor, targets: Tensor, **options: Numbers | None) -> Tensor:
-    weights = {name: None if value is None else as_tensor(value, outputs) for name, value in options.items()}
+    weights: dict[str, Any] = {name: w if w is None else as_tensor(w, outputs) for name, w in options.items()}
     return F.binary_cross_entropy_with_logits(outputs, targets, reduction="sum", **weights)
 
 

@@ -1,8 +1,8 @@
 r"""The curvature of a loss as a product: :math:`\nabla^2h(\hat y) = RR^\top`.
 
 A loss is a sum over the rows of the outputs, so R has one block :math:`R_i` (outputs × columns) per row i. The
-record of a loss gives it by ``factor(outputs, targets, slope, **options)``, with the gradient as samples × outputs,
-in whose precision the result is; ``None`` if it does not apply.
+record of a loss gives it by ``factor(outputs, targets, slope, **options)``, with the gradient as samples ×
+outputs, in whose precision the result is; ``None`` if it does not apply.
 """
 
 from __future__ import annotations

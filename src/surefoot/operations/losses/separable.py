@@ -7,7 +7,7 @@ The form is :math:`h(x) = c\sum_e(\mu_e\varphi(s_ex_e - t_e) - b_ex_e + k_e)` wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,20 +44,14 @@ class Separable:
     """A loss in this form: its bounds, its Taylor rule and the factor of its Hessian."""
 
     reason = "'{label}' has a kink where an output meets its target: use surefoot.objectives.Huber"
-
-    def value(self, outputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
-        """The loss."""
-        raise NotImplementedError
-
-    def at(self, targets: Tensor, shape: Sequence[int], **options: Any) -> Form:
-        """The form for these targets and outputs of this shape."""
-        raise NotImplementedError
+    value: Callable[..., Tensor]  # of outputs, targets and options
+    at: Callable[..., Form]  # for targets, the shape of the outputs and options
 
     def extremes(self, **own: Any) -> tuple[float, float]:
         """Upper bounds of slope and curvature of an entry, whatever the targets, without c; by default unknown."""
         return math.inf, math.inf
 
-    def register(self, name: str, options: Mapping[str, Hashable], nonnegative: bool) -> None:
+    def register(self, name: str, options: Mapping[str, Any], nonnegative: bool) -> None:
         """Make it an operation, given its options with their usual values."""
         facts = LossFacts(
             self.value,
@@ -120,8 +114,8 @@ class Separable:
         return factor * slope * root(math.prod(shape)), factor * bend
 
     def taylor(self, moving: Moving) -> TaylorModel | None:
-        r"""The loss along a segment: an entry :math:`\mu\varphi(\omega) - bx` is expanded like any scalar function,
-        with suprema over what ω reaches.
+        r"""The loss along a segment: an entry :math:`\mu\varphi(\omega) - bx` is expanded like any scalar
+        function, with suprema over what ω reaches.
 
         If :math:`\varphi''` jumps, two coefficients are known: :math:`\varphi'` is Lipschitz, and the remainder of
         Taylor's formula needs no more. The rests of the outputs are multiplied by the norm of the largest gradient

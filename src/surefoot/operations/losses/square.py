@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -50,7 +52,7 @@ def taylor(moving: Moving) -> TaylorModel | None:
     return weighted_sum(products[:order], tail, length, torch.full_like(start, factor))
 
 
-def root(outputs: Tensor, targets: Tensor, slope: Tensor, **options: object) -> Factor:
+def root(outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Factor:
     r"""R: :math:`\nabla^2h = cI`."""
     size = _factor(outputs.shape, **options) ** 0.5
     return Factor(size, outputs.shape, slope / size)
