@@ -23,7 +23,16 @@ from torch.nn import functional as F
 from surefoot.enclosure import Enclosure, norm
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.operations.losses.factor import Factor, modest
-from surefoot.operations.losses.facts import UNIT, LossFacts, as_tensor, compared, dense, keywords, weighted_sum
+from surefoot.operations.losses.facts import (
+    UNIT,
+    LossFacts,
+    as_tensor,
+    compared,
+    dense,
+    keywords,
+    row_bounds,
+    weighted_sum,
+)
 from surefoot.operations.moving import Moving
 from surefoot.operations.record import operation
 from surefoot.operations.registry import Bounds, Call
@@ -229,18 +238,8 @@ def cross_entropy(call: Call) -> Bounds:
         curvatures = minimum(curvatures, _curvature(outputs) * weights)
         if mass is not None:
             slope = minimum(slope, _gradient(outputs, mass) + curvatures.max() * outputs.spread)
-    return Bounds(
-        jacobian={"outputs": slope},
-        curvature={("outputs", "outputs"): curvatures.max()},
-        bound=bound,
-        reduction=outputs.numel,
-        rows_along=lambda costate: {("outputs", "outputs"): curvatures * costate.bound},
-        change_along=lambda costate: {
-            ("outputs", "outputs"): costate.row_spread(count) * curvatures
-            + _change(outputs) * weights * costate.bound
-        },
-        row_slots=("outputs",),
-    )
+    change = STEEPEST * outputs.row_spread(count) * weights  # the Hessian of a row is the Jacobian of the soft-max
+    return row_bounds(call, slope, curvatures, change, bound=bound)
 
 
 def _row_masses(mass: Tensor) -> Magnitude:
@@ -285,13 +284,6 @@ def _curvature(outputs: Enclosure) -> Magnitude:
     nearest = torch.minimum(torch.maximum(low, torch.tensor(0.5, dtype=low.dtype, device=low.device)), high)
     best = torch.minimum(high.amax(dim=1), 2 * (nearest * (1 - nearest)).amax(dim=1))
     return Magnitude.of(best * (1 + 8 * UNIT))
-
-
-def _change(outputs: Enclosure) -> Magnitude:
-    """How far the second derivative in a row of mass 1 may be from that at the centre: it is the Jacobian of the
-    soft-max, of curvature 0.2722 (:mod:`surefoot.operations.softmax`).
-    """
-    return STEEPEST * outputs.row_spread(outputs.shape[0])
 
 
 def _gradient(outputs: Enclosure, mass: Tensor) -> Magnitude:

@@ -11,12 +11,14 @@ import inspect
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from surefoot.magnitude import Magnitude
 from surefoot.operations.moving import Moving
+from surefoot.operations.registry import Bounds, Call
 from surefoot.taylor.model import TaylorModel, rounded_up
 
 Numbers: TypeAlias = "float | tuple[Numbers, ...]"
@@ -70,6 +72,21 @@ def as_tensor(numbers: Numbers, like: Tensor) -> Tensor:
 def times(weight: Tensor, size: Tensor) -> Tensor:
     """A product in which zero times infinity is zero: what has no weight is constant."""
     return torch.where(weight == 0, 0.0, weight * size)
+
+
+def row_bounds(call: Call, slope: Magnitude, curvatures: Magnitude, change: Magnitude, **others: Any) -> Bounds:
+    """Bounds of a sum over the rows, from its gradient and, for each row, curvature and how far that changes."""
+    outputs = call["outputs"]
+    pair, count = ("outputs", "outputs"), outputs.shape[0]
+    return Bounds(
+        jacobian={"outputs": slope},
+        curvature={pair: curvatures.max()},
+        reduction=outputs.numel,
+        rows_along=lambda costate: {pair: curvatures * costate.bound},
+        change_along=lambda costate: {pair: costate.row_spread(count) * curvatures + change * costate.bound},
+        row_slots=("outputs",),
+        **others,
+    )
 
 
 def compared(moving: Moving) -> tuple[TaylorModel, Tensor] | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from surefoot.operations.losses.facts import UNIT, times
 from surefoot.scalar import ScalarFunction, derivatives, range_on, sup_on
 
 _SLACK = 2.0**-40  # more than the relative round-off of everything below
-_TENSORS = ("weight", "sign", "shift", "linear", "constant")
+_USUAL = {"weight": 1.0, "sign": 1.0, "shift": 0.0, "linear": 0.0, "constant": 0.0}
 
 
 @dataclass(frozen=True)
@@ -48,23 +49,16 @@ class Form:
     factor: float = 1.0
 
     @staticmethod
-    def of(
-        like: Tensor,
-        function: ScalarFunction | None,
-        *,
-        weight: Tensor | float = 1.0,
-        sign: Tensor | float = 1.0,
-        shift: Tensor | float = 0.0,
-        linear: Tensor | float = 0.0,
-        constant: Tensor | float = 0.0,
-    ) -> Form:
-        """The form with numbers in place of tensors, on the device of one."""
+    def of(like: Tensor, function: ScalarFunction | None, **numbers: Tensor | float) -> Form:
+        """The form with numbers in place of tensors, on the device of one; by default 1 for μ and s, else 0."""
         double = torch.zeros((), dtype=torch.float64, device=like.device)
-        return Form(function, *(double + number for number in (weight, sign, shift, linear, constant)))
+        given: Any = {name: double + number for name, number in {**_USUAL, **numbers}.items()}
+        return Form(function, **given)
 
     def to(self, change: Callable[[Tensor], Tensor]) -> Form:
         """The same with changed tensors."""
-        return replace(self, **{name: change(getattr(self, name)) for name in _TENSORS})
+        changed: Any = {name: change(getattr(self, name)) for name in _USUAL}
+        return replace(self, **changed)
 
     def total(self, x: Tensor) -> Tensor:
         """The sum without c, differentiable, in the precision of the outputs."""
@@ -108,32 +102,25 @@ class Form:
         size = size + _SLACK * (torch.maximum(ends[0].abs(), ends[1].abs()) + self.linear.abs())
         return self.factor * size * (1 + _SLACK)
 
-    def bends(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower and upper bounds of the diagonal of the Hessian between two outputs."""
+    def bends(self, low: Tensor, high: Tensor, x: object = None) -> tuple[Tensor, Tensor]:
+        """Lower and upper bounds of the diagonal of the Hessian between two outputs.
+
+        A point x between them makes these sharper where they are near to each other: a derivative is at most its
+        value at the point plus the distance times the supremum of the next one.
+        """
         if self.function is None:
             return torch.zeros_like(low), torch.zeros_like(low)
-        reach, square = self.reach(low, high), self.factor * self.weight * self.sign.square()
-        least = range_on(self.function, *reach, 2)[0].nan_to_num(nan=0.0).clamp(min=0.0)
-        most = sup_on(self.function, 2, *reach)
-        return times(square, least) * (1 - _SLACK), times(square, most) * (1 + _SLACK)
-
-    def bends_around(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """The same with a point between them, which is sharper where they are near to each other.
-
-        A derivative is at most its value at the point plus the distance times the supremum of the next one.
-        """
-        least, most = self.bends(low, high)
-        if self.function is None:
-            return least, most
-        near, far = self.reach(low, high)
-        here = self.curvatures(x)
-        argument = self.argument(x)
-        square = self.factor * self.weight * self.sign.square()
+        (near, far), square = self.reach(low, high), self.factor * self.weight * self.sign.square()
+        least = range_on(self.function, near, far, 2)[0].nan_to_num(nan=0.0).clamp(min=0.0)
+        most = times(square, sup_on(self.function, 2, near, far))
+        least, upper = times(square, least) * (1 - _SLACK), most * (1 + _SLACK)
+        if not isinstance(x, Tensor):
+            return least, upper
+        here, argument = self.curvatures(x), self.argument(x)
         further = sup_on(self.function, 3, near, far) * torch.maximum(far - argument, argument - near)
-        further = further.nan_to_num(nan=torch.inf, posinf=torch.inf)
-        error = _SLACK * (here.abs() + times(square, sup_on(self.function, 2, near, far)))
-        move = times(square, further) * (1 + _SLACK) + error
-        return torch.maximum(least, here - move), torch.minimum(most, here + move)
+        move = times(square, further.nan_to_num(nan=torch.inf, posinf=torch.inf)) * (1 + _SLACK)
+        move = move + _SLACK * (here.abs() + most)
+        return torch.maximum(least, here - move), torch.minimum(upper, here + move)
 
     def size_at_zero(self, shape: Sequence[int]) -> float:
         """An upper bound of |h(0)|."""

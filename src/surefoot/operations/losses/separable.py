@@ -25,6 +25,7 @@ from surefoot.operations.losses.facts import (
     dense,
     divisor,
     keywords,
+    row_bounds,
     times,
     weighted_sum,
 )
@@ -72,38 +73,28 @@ class Separable:
         are not known, every entry has the largest slope and curvature there are.
         """
         outputs, targets, options = call["outputs"], call["targets"], dict(call.node.kwargs)
-        count, pair = outputs.shape[0], ("outputs", "outputs")
+        count, x, y = outputs.shape[0], outputs.value, targets.value
         steepest, bend = self._extremes(outputs.shape, **options)
-        reason = self.reason.format(label=call.label)
-        if not isinstance(targets.value, Tensor):
+        if not isinstance(y, Tensor):
             return Bounds(
                 jacobian={"outputs": steepest},
-                curvature={pair: bend},
+                curvature={("outputs", "outputs"): bend},
                 reduction=outputs.numel,
                 row_slots=("outputs",),
-                reason="" if bend.is_finite else reason,
+                reason="" if bend.is_finite else self.reason.format(label=call.label),
             )
-        form, x = self.at(targets.value, outputs.shape, **options), outputs.value
-        low, high = (end.to(targets.value.device).expand(outputs.shape) for end in outputs.interval())
-        slope, changes = minimum(norm(form.slopes(low, high)), steepest), Magnitude.infinity()
-        _, most = form.bends(low, high)
-        if isinstance(x, Tensor):
-            least, most = form.bends_around(x, low, high)
-            here = form.curvatures(x)
-            changes = top(torch.maximum(most - here, here - least).nan_to_num(nan=torch.inf).clamp(min=0.0), count)
+        form = self.at(y, outputs.shape, **options)
+        low, high = (end.to(y.device).expand(outputs.shape) for end in outputs.interval())
+        slope, change = minimum(norm(form.slopes(low, high)), steepest), Magnitude.infinity()
+        least, most = form.bends(low, high, x)
         curvatures = minimum(top(most, count), bend)
         if isinstance(x, Tensor):
+            here = form.curvatures(x)
+            change = top(torch.maximum(most - here, here - least).nan_to_num(nan=torch.inf).clamp(min=0.0), count)
             slope = minimum(slope, form.steepness(x, most) + curvatures.max() * outputs.spread)
-        return Bounds(
-            jacobian={"outputs": slope},
-            curvature={pair: curvatures.max()},
-            offset=Magnitude.of(form.size_at_zero(outputs.shape)),
-            reduction=outputs.numel,
-            rows_along=lambda costate: {pair: curvatures * costate.bound},
-            change_along=lambda costate: {pair: costate.row_spread(count) * curvatures + changes * costate.bound},
-            row_slots=("outputs",),
-            reason="" if curvatures.max().is_finite else reason,
-        )
+        size = Magnitude.of(form.size_at_zero(outputs.shape))
+        reason = "" if curvatures.max().is_finite else self.reason.format(label=call.label)
+        return row_bounds(call, slope, curvatures, change, offset=size, reason=reason)
 
     def _extremes(
         self, shape: Sequence[int], *, reduction: str = "mean", scale: float = 1.0, **own: Any

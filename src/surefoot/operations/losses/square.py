@@ -11,7 +11,16 @@ from torch import Tensor
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.losses.factor import Factor
-from surefoot.operations.losses.facts import UNIT, LossFacts, compared, dense, divisor, keywords, weighted_sum
+from surefoot.operations.losses.facts import (
+    UNIT,
+    LossFacts,
+    compared,
+    dense,
+    divisor,
+    keywords,
+    row_bounds,
+    weighted_sum,
+)
 from surefoot.operations.moving import Moving
 from surefoot.operations.record import operation
 from surefoot.operations.registry import Bounds, Call
@@ -75,19 +84,11 @@ def square(call: Call) -> Bounds:
     curvature c.
     """
     outputs, targets = call["outputs"], call["targets"]
-    count = outputs.shape[0]
     reduction, scale = call.node.kwargs.get("reduction", "mean"), call.node.kwargs.get("scale", 1.0)
     factor = Magnitude.of(scale) / divisor(outputs.shape, reduction)
     distance = outputs.bound + targets.bound
     if isinstance(outputs.value, Tensor) and isinstance(targets.value, Tensor):
         gap = outputs.value - targets.value
         distance = minimum(distance, norm(gap) * (1 + 4 * UNIT) + outputs.spread)
-    return Bounds(
-        jacobian={"outputs": distance * factor},
-        curvature={("outputs", "outputs"): factor},
-        bound=distance**2 * factor / 2,
-        reduction=outputs.numel,
-        rows_along=lambda costate: {("outputs", "outputs"): Magnitude.of(np.ones(count)) * factor * costate.bound},
-        change_along=lambda costate: {("outputs", "outputs"): costate.row_spread(count) * factor},
-        row_slots=("outputs",),
-    )
+    curvatures = Magnitude.of(np.ones(outputs.shape[0])) * factor
+    return row_bounds(call, distance * factor, curvatures, Magnitude.zero(), bound=distance**2 * factor / 2)
