@@ -45,6 +45,9 @@ class Objective(nn.Module):
     Attributes:
         operation: the name of the operation.
         takes_targets: whether outputs are compared with targets.
+
+    Raises:
+        ObjectiveError: by every method, if targets are missing or something does not fit.
     """
 
     operation: str
@@ -68,21 +71,13 @@ class Objective(nn.Module):
         return _UNSTATED if record is None or record.loss is None else record.loss
 
     def bound_to(self, targets: Any) -> Self:
-        """The same loss, options and all, with these targets; ``None`` for one that is not bound.
-
-        Raises:
-            ObjectiveError: if their values are not allowed.
-        """
+        """The same loss, options and all, with these targets; ``None`` for one that is not bound."""
         bound = copy.copy(self)
         bound._buffers = {**self._buffers, "targets": None if targets is None else self.admitted(targets)}
         return bound
 
     def admitted(self, targets: Any) -> Tensor:
-        """Targets as a tensor, after a look at their values.
-
-        Raises:
-            ObjectiveError: if they are no numbers, or numbers that the objective has no use for.
-        """
+        """Targets as a tensor, after a look at their values."""
         try:
             given = torch.as_tensor(targets).detach()
         except (TypeError, ValueError, RuntimeError) as error:
@@ -92,11 +87,7 @@ class Objective(nn.Module):
         return given
 
     def check_values(self, targets: Tensor) -> None:
-        """Refuse targets by their values; by default those that are not finite.
-
-        Raises:
-            ObjectiveError: saying what was expected.
-        """
+        """Refuse targets by their values, saying what was expected; by default those that are not finite."""
         if targets.is_floating_point() and not bool(torch.isfinite(targets).all()):
             raise ObjectiveError(f"the targets of {type(self).__name__} have entries that are not finite")
 
@@ -106,11 +97,7 @@ class Objective(nn.Module):
         return {}
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """Refuse outputs, or targets that do not fit the outputs.
-
-        Raises:
-            ObjectiveError: saying what was expected.
-        """
+        """Refuse outputs, or targets that do not fit the outputs, saying what was expected."""
         raise NotImplementedError
 
     def target_spec(self, outputs: Spec) -> Spec:
@@ -118,19 +105,11 @@ class Objective(nn.Module):
         return outputs
 
     def fit(self, outputs: Spec, targets: Tensor) -> None:
-        """Refuse targets that do not fit the outputs: by their shape, and by their values where that matters.
-
-        Raises:
-            ObjectiveError: saying what was expected.
-        """
+        """Refuse targets that do not fit the outputs: by their shape, and by their values where that matters."""
         self.check(outputs, spec_of(targets))
 
     def forward(self, outputs: Tensor, targets: Any = None) -> Tensor:
-        """The value, differentiable in the outputs.
-
-        Raises:
-            ObjectiveError: if there are no targets, or they do not fit.
-        """
+        """The value, differentiable in the outputs."""
         if not self.takes_targets:
             self.check(spec_of(outputs), None)
             return type(self).function(outputs, **self.options)
@@ -139,11 +118,7 @@ class Objective(nn.Module):
         return type(self).function(outputs, chosen, **self.options)
 
     def chosen(self, targets: Any = None) -> Tensor:
-        """The targets given here, or those it is bound to.
-
-        Raises:
-            ObjectiveError: if there are none.
-        """
+        """The targets given here, or those it is bound to; without any it refuses."""
         if targets is not None:
             return self.admitted(targets)
         if self.targets is None:
@@ -152,11 +127,7 @@ class Objective(nn.Module):
         return self.targets
 
     def gradient(self, outputs: Tensor, targets: Any = None) -> Tensor:
-        """The gradient in the outputs, of their shape; no graph is left behind.
-
-        Raises:
-            ObjectiveError: if there are no targets, or they do not fit.
-        """
+        """The gradient in the outputs, of their shape; no graph is left behind."""
         with torch.enable_grad():
             point = outputs.detach().requires_grad_()
             return _derivative(self(point, targets), point, None)
@@ -166,9 +137,6 @@ class Objective(nn.Module):
 
         It exists almost everywhere; where it jumps (:class:`~surefoot.objectives.Huber` at a distance of δ), this
         is its value on one side.
-
-        Raises:
-            ObjectiveError: if there are no targets, or something does not fit.
         """
         if direction.shape != outputs.shape:
             raise ObjectiveError(
@@ -210,11 +178,7 @@ class Objective(nn.Module):
         raise ObjectiveError(f"the table of constants is 'certified' or 'paper', got {table!r}")
 
     def paper_constants(self, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
-        """What the paper prints.
-
-        Raises:
-            ObjectiveError: if it says nothing of this objective.
-        """
+        """What the paper prints, if it says anything of this objective."""
         raise ObjectiveError(
             f"the paper gives no constants of {type(self).__name__} with these options: use table='certified'"
         )

@@ -50,13 +50,7 @@ class Constants:
 
 
 def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
-    """What the registered rule says of an objective on a ball of outputs.
-
-    Args:
-        objective: with its rule under :attr:`~surefoot.objectives.Objective.operation`.
-        outputs: their shape and type.
-        targets: ``None`` if there are none, or they are not known.
-        radius: of the ball around zero; infinite for the whole space.
+    """What the rule of an objective says on a ball of outputs around zero; targets may be unknown.
 
     Raises:
         ObjectiveError: if the objective has no rule.
@@ -101,11 +95,7 @@ def _ball(spec: Spec, radius: float, device: torch.device) -> Enclosure:
 
 
 def spec_of(outputs: Tensor | Sequence[int]) -> Spec:
-    """Shape and type of outputs, or of a shape.
-
-    Raises:
-        ObjectiveError: if it is neither.
-    """
+    """Shape and type of outputs, or of a shape; refuses what is neither."""
     if isinstance(outputs, Tensor):
         return Spec(tuple(outputs.shape), outputs.dtype)
     try:
@@ -118,11 +108,7 @@ def spec_of(outputs: Tensor | Sequence[int]) -> Spec:
 
 
 def checked_radius(radius: float) -> float:
-    """The radius of a ball of outputs.
-
-    Raises:
-        ObjectiveError: if it is negative or NaN.
-    """
+    """The radius of a ball of outputs; refuses one that is negative or NaN."""
     if not float(radius) >= 0:
         raise ObjectiveError(f"the radius of a ball of outputs is a number ≥ 0, got {radius!r}")
     return float(radius)

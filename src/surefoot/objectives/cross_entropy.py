@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.constants import Constants, ObjectiveError
-from surefoot.objectives.loss import Loss, frozen_numbers, refuse_empty, shape_of
+from surefoot.objectives.loss import Averaging, Loss, frozen_numbers, refuse_empty, shape_of
 from surefoot.operations.losses.cross_entropy import ClassWeights
 
 
@@ -17,8 +17,18 @@ class ClassLoss(Loss):
     """A loss of outputs (samples × classes) and class numbers."""
 
     reductions = ("mean", "sum")
+    compared_with = "class numbers (samples)"
     weight: ClassWeights
     ignore_index: int | None
+
+    def __init__(
+        self, targets: Any = None, *, weight: Any = None, ignore_index: int | None = None, **options: Any
+    ) -> None:
+        numbers, name = frozen_numbers(weight, f"the class weight of {type(self).__name__}"), type(self).__name__
+        if not (numbers is None or (isinstance(numbers, tuple) and all(isinstance(n, float) for n in numbers))):
+            raise ObjectiveError(f"the class weight of {name} has one dimension, one entry per class")
+        ignored = None if ignore_index is None else int(ignore_index)
+        super().__init__(targets, weight=numbers, ignore_index=ignored, **options)
 
     def check_values(self, targets: Tensor) -> None:
         """Class numbers; some weight must be left to divide by."""
@@ -54,8 +64,6 @@ class ClassLoss(Loss):
                 f"{name} has {len(self.weight)} class weights, the outputs have {outputs.shape[1]} classes"
             )
 
-    compared_with = "class numbers (samples)"
-
     def _wanted(self, outputs: Spec, targets: Spec) -> tuple[int, ...]:
         return outputs.shape[:1]
 
@@ -90,9 +98,6 @@ class CrossEntropy(ClassLoss):
         reduction: ``"mean"`` or ``"sum"``.
         scale: a positive factor.
 
-    Raises:
-        ObjectiveError: if an option or the targets are not allowed.
-
     >>> round(float(CrossEntropy()(torch.zeros(2, 10), torch.tensor([3, 7]))), 6)
     2.302585
     """
@@ -107,19 +112,12 @@ class CrossEntropy(ClassLoss):
         weight: Any = None,
         label_smoothing: float = 0.0,
         ignore_index: int | None = None,
-        reduction: str = "mean",
-        scale: float = 1.0,
+        **averaging: Unpack[Averaging],
     ) -> None:
         if not 0 <= float(label_smoothing) < 1:
             raise ObjectiveError(f"the label smoothing is at least 0 and less than 1, got {label_smoothing!r}")
-        super().__init__(
-            targets,
-            reduction=reduction,
-            scale=scale,
-            weight=class_weights(weight, "CrossEntropy"),
-            label_smoothing=float(label_smoothing),
-            ignore_index=None if ignore_index is None else int(ignore_index),
-        )
+        smoothing = {"label_smoothing": float(label_smoothing)}
+        super().__init__(targets, weight=weight, ignore_index=ignore_index, **averaging, **smoothing)
 
     def check_values(self, targets: Tensor) -> None:
         """Class numbers, or distributions."""
@@ -162,39 +160,8 @@ class NegativeLogLikelihood(ClassLoss):
 
     operation = "surefoot.negative_log_likelihood"
 
-    def __init__(
-        self,
-        targets: Any = None,
-        *,
-        weight: Any = None,
-        ignore_index: int | None = None,
-        reduction: str = "mean",
-        scale: float = 1.0,
-    ) -> None:
-        super().__init__(
-            targets,
-            reduction=reduction,
-            scale=scale,
-            weight=class_weights(weight, "NegativeLogLikelihood"),
-            ignore_index=None if ignore_index is None else int(ignore_index),
-        )
-
     def check_values(self, targets: Tensor) -> None:
         """Class numbers."""
         if targets.is_floating_point():
             raise ObjectiveError("the targets of NegativeLogLikelihood are class numbers, integers (y.long())")
         super().check_values(targets)
-
-
-def class_weights(weight: Any, name: str) -> ClassWeights:
-    """Weights of classes as a tuple.
-
-    Raises:
-        ObjectiveError: if they are not a list of finite numbers ≥ 0.
-    """
-    numbers = frozen_numbers(weight, f"the class weight of {name}")
-    if numbers is None:
-        return None
-    if not isinstance(numbers, tuple) or not all(isinstance(number, float) for number in numbers):
-        raise ObjectiveError(f"the class weight of {name} has one dimension, one entry per class")
-    return tuple(number for number in numbers if isinstance(number, float))

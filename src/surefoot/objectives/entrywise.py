@@ -1,19 +1,23 @@
 r"""Losses of outputs and targets of one shape.
 
 Each is a mean over the samples of sums over the entries of a sample. (Losses of torch.nn are means over all
-entries: ``reduction="entries"``.)
+entries: ``reduction="entries"``.) All take the options ``reduction`` and ``scale`` of
+:class:`~surefoot.objectives.Loss`, and raise :class:`ObjectiveError` if an option or the targets are not allowed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from surefoot.enclosure import row_norms
 from surefoot.graph.nodes import Spec
+from surefoot.magnitude import Magnitude
 from surefoot.objectives.constants import Constants, ObjectiveError
-from surefoot.objectives.loss import Loss, frozen_numbers, shape_of
+from surefoot.objectives.loss import Averaging, Loss, frozen_numbers, shape_of
 from surefoot.operations.losses.facts import Numbers
 
 
@@ -30,8 +34,6 @@ class Square(Loss):
         """Appendix "Square loss", as a mean (ERRATA 12)."""
         if not self.is_plain:
             return super().paper_constants(outputs, targets, radius)
-        from surefoot.enclosure import row_norms
-        from surefoot.magnitude import Magnitude
         from surefoot.paper import losses as printed
 
         labels = [Magnitude.infinity()] * outputs.shape[0]
@@ -46,44 +48,25 @@ class BinaryCrossEntropy(Loss):
     \log(1 + e^{-\hat y_{ij}})\big)`, outputs being logits.
 
     Args:
-        targets: of the shape of the outputs, between 0 and 1; bound to the loss, or ``None``.
+        targets: between 0 and 1; bound to the loss, or ``None``.
         weight: w ≥ 0, broadcast to the outputs.
         pos_weight: c ≥ 0, the weight of positive targets, likewise.
-        reduction: see :class:`~surefoot.objectives.loss.Loss`.
-        scale: a positive factor.
-
-    Raises:
-        ObjectiveError: if an option or the targets are not allowed.
 
     >>> round(float(BinaryCrossEntropy()(torch.zeros(5, 2), torch.ones(5, 2))), 6)
     1.386294
     """
 
     operation = "surefoot.binary_cross_entropy"
+    low, high, allowed = 0.0, 1.0, "numbers between 0 and 1"
     weight: Numbers | None
     pos_weight: Numbers | None
 
     def __init__(
-        self,
-        targets: Any = None,
-        *,
-        weight: Any = None,
-        pos_weight: Any = None,
-        reduction: str = "mean",
-        scale: float = 1.0,
+        self, targets: Any = None, *, weight: Any = None, pos_weight: Any = None, **averaging: Unpack[Averaging]
     ) -> None:
-        super().__init__(
-            targets,
-            reduction=reduction,
-            scale=scale,
-            weight=frozen_numbers(weight, "the weight of BinaryCrossEntropy"),
-            pos_weight=frozen_numbers(pos_weight, "the pos_weight of BinaryCrossEntropy"),
-        )
-
-    def check_values(self, targets: Tensor) -> None:
-        """Between 0 and 1."""
-        if not bool(((targets >= 0) & (targets <= 1)).all()):
-            raise ObjectiveError("the targets of BinaryCrossEntropy are numbers between 0 and 1")
+        given = {"weight": weight, "pos_weight": pos_weight}
+        numbers = {name: frozen_numbers(n, f"the {name} of BinaryCrossEntropy") for name, n in given.items()}
+        super().__init__(targets, **averaging, **numbers)
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
         """Weights broadcast to the outputs."""
@@ -107,13 +90,8 @@ class Huber(Loss):
     exist almost everywhere.
 
     Args:
-        targets: of the shape of the outputs; bound to the loss, or ``None``.
+        targets: bound to the loss, or ``None``.
         delta: where the parabola becomes a line.
-        reduction: see :class:`~surefoot.objectives.loss.Loss`.
-        scale: a positive factor.
-
-    Raises:
-        ObjectiveError: if an option or the targets are not allowed.
 
     >>> float(Huber(delta=2.0)(torch.tensor([[1.0, 5.0]]), torch.zeros(1, 2)))
     8.5
@@ -122,12 +100,10 @@ class Huber(Loss):
     operation = "surefoot.huber"
     delta: float
 
-    def __init__(
-        self, targets: Any = None, delta: float = 1.0, *, reduction: str = "mean", scale: float = 1.0
-    ) -> None:
+    def __init__(self, targets: Any = None, delta: float = 1.0, **averaging: Unpack[Averaging]) -> None:
         if not 1e-100 < float(delta) < 1e100:
             raise ObjectiveError(f"the delta of Huber is a positive number of ordinary size, got {delta!r}")
-        super().__init__(targets, reduction=reduction, scale=scale, delta=float(delta))
+        super().__init__(targets, delta=float(delta), **averaging)
 
 
 class Absolute(Loss):
@@ -144,11 +120,7 @@ class SoftMargin(Loss):
     r""":math:`h(\hat y) = \frac1n\sum_{ij}\log(1 + e^{-y_{ij}\hat y_{ij}})` with targets -1 or 1, or between."""
 
     operation = "surefoot.soft_margin"
-
-    def check_values(self, targets: Tensor) -> None:
-        """Between -1 and 1."""
-        if not bool(((targets >= -1) & (targets <= 1)).all()):
-            raise ObjectiveError("the targets of SoftMargin are -1 or 1, or numbers between")
+    low, high, allowed = -1.0, 1.0, "-1 or 1, or numbers between"
 
 
 class Poisson(Loss):
@@ -159,23 +131,14 @@ class Poisson(Loss):
     Args:
         targets: counts ≥ 0; bound to the loss, or ``None``.
         full: whether to add Stirling's approximation of :math:`\log y!` for counts above 1, a constant.
-        reduction: see :class:`~surefoot.objectives.loss.Loss`.
-        scale: a positive factor.
     """
 
     operation = "surefoot.poisson"
+    low, allowed = 0.0, "counts, not negative"
     full: bool
 
-    def __init__(
-        self, targets: Any = None, *, full: bool = False, reduction: str = "mean", scale: float = 1.0
-    ) -> None:
-        super().__init__(targets, reduction=reduction, scale=scale, full=bool(full))
-
-    def check_values(self, targets: Tensor) -> None:
-        """Not negative."""
-        super().check_values(targets)
-        if not bool((targets >= 0).all()):
-            raise ObjectiveError("the targets of Poisson are counts, not negative")
+    def __init__(self, targets: Any = None, *, full: bool = False, **averaging: Unpack[Averaging]) -> None:
+        super().__init__(targets, full=bool(full), **averaging)
 
 
 class Divergence(Loss):
@@ -186,20 +149,12 @@ class Divergence(Loss):
     Args:
         targets: numbers ≥ 0, or their logarithms; bound to the loss, or ``None``.
         log_target: whether targets are logarithms, too.
-        reduction: see :class:`~surefoot.objectives.loss.Loss`.
-        scale: a positive factor.
     """
 
     operation = "surefoot.divergence"
+    allowed = "probabilities, not negative, or log_target=True"
     log_target: bool
 
-    def __init__(
-        self, targets: Any = None, *, log_target: bool = False, reduction: str = "mean", scale: float = 1.0
-    ) -> None:
-        super().__init__(targets, reduction=reduction, scale=scale, log_target=bool(log_target))
-
-    def check_values(self, targets: Tensor) -> None:
-        """Not negative, unless they are logarithms."""
-        super().check_values(targets)
-        if not self.log_target and not bool((targets >= 0).all()):
-            raise ObjectiveError("the targets of Divergence are probabilities, not negative, or log_target=True")
+    def __init__(self, targets: Any = None, *, log_target: bool = False, **averaging: Unpack[Averaging]) -> None:
+        self.low = -math.inf if log_target else 0.0
+        super().__init__(targets, log_target=bool(log_target), **averaging)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
+from torch import Tensor
 
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import ObjectiveError
 from surefoot.operations.losses.facts import Numbers
+
+
+class Averaging(TypedDict, total=False):
+    """The options that all losses have."""
+
+    reduction: str
+    scale: float
 
 
 class Loss(Objective):
@@ -30,6 +38,7 @@ class Loss(Objective):
     """
 
     reductions: tuple[str, ...] = ("mean", "sum", "entries", "row")
+    low, high, allowed = -math.inf, math.inf, "real numbers"  # what targets may be
 
     def __init__(
         self, targets: Any = None, *, reduction: str = "mean", scale: float = 1.0, **own: Hashable
@@ -62,6 +71,12 @@ class Loss(Objective):
         usual = self.facts().options
         return {name: value for name, value in self.options.items() if value != usual[name]}
 
+    def check_values(self, targets: Tensor) -> None:
+        """Targets are finite, and as large as they may be."""
+        if bool(((targets < self.low) | (targets > self.high)).any()):
+            raise ObjectiveError(f"the targets of {type(self).__name__} are {self.allowed}")
+        super().check_values(targets)
+
     def check(self, outputs: Spec, targets: Spec | None) -> None:
         """Targets have the shape of the outputs, and there is at least one number."""
         assert targets is not None
@@ -78,11 +93,7 @@ class Loss(Objective):
 
 
 def refuse_empty(name: str, outputs: Spec) -> None:
-    """Refuse outputs without entries.
-
-    Raises:
-        ObjectiveError: for these, as their mean is not defined.
-    """
+    """Refuse outputs without entries, as their mean is not defined."""
     if not outputs.numel:
         raise ObjectiveError(f"{name} of {shape_of(outputs)} outputs is not defined: give at least one sample")
 
