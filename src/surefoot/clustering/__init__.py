@@ -13,7 +13,7 @@
 
 from surefoot.clustering.convex import ConvexClustering
 from surefoot.clustering.envelope import Envelope
-from surefoot.clustering.fused import ConvexClusteringResult
+from surefoot.clustering.fusion import ConvexClusteringResult
 from surefoot.clustering.kmeans import KMeans, KMeansResult
 from surefoot.clustering.spectral import Spectral, SpectralResult
 from surefoot.clustering.weights import Edges, all_pairs, explicit, matrix, nearest_neighbours

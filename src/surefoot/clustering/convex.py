@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from surefoot.clustering.envelope import UNIT, Envelope, envelope, scale_of, solution_at
-from surefoot.clustering.fused import ConvexClusteringResult, Fused
+from surefoot.clustering.fused import Fused
+from surefoot.clustering.fusion import ConvexClusteringResult
 from surefoot.clustering.kmeans import positive
 from surefoot.clustering.weights import Edges, explicit, matrix, nearest_neighbours
 from surefoot.enclosure import norm
