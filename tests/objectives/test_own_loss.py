@@ -15,10 +15,11 @@ from objectives.pseudo_huber import PseudoHuber
 from surefoot.calculus.segment.certify import Along
 from surefoot.magnitude import Magnitude
 from surefoot.objectives import Objective, ObjectiveError
-from surefoot.operations.losses import LossFacts
+from surefoot.operations.losses import LossFacts, separable
 from surefoot.operations.record import operation
 from surefoot.operations.registry import Bounds, Call
 from surefoot.report import render_report
+from surefoot.scalar import ScalarFunction
 
 
 def problem() -> tuple[nn.Sequential, Tensor, PseudoHuber]:
@@ -42,6 +43,12 @@ def test_its_facts_and_its_value_are_derived():
     )
     with pytest.raises(TypeError, match="has no option delta"):
         PseudoHuber(delta=2.0)
+
+
+def test_a_function_that_is_not_convex_is_refused():
+    r = ScalarFunction.variable()
+    with pytest.raises(sf.errors.SurefootError, match="no convex function"):
+        separable("example.valley", r**4.0 - r**2.0)
 
 
 def test_constants_hold_for_all_targets_and_are_reached():

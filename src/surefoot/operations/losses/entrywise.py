@@ -110,6 +110,7 @@ separable(
     "surefoot.absolute",
     ScalarFunction.named("abs"),
     sum_of=partial(F.l1_loss, reduction="sum"),
+    extremes=lambda: (1.0, math.inf),
     nonnegative=True,
 )
 separable(

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefoot.enclosure import norm
+from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.common import root, top
 from surefoot.operations.losses.factor import Factor, modest
@@ -213,24 +215,24 @@ def separable(
 
     Returns:
         The name.
+
+    Raises:
+        SurefootError: if a point was found at which φ is not convex.
     """
     if isinstance(form, ScalarFunction):
-        made, largest = _of_differences(form)
-        loss = Entrywise(made, sum_of, extremes or largest, reason)
-    else:
-        loss = Entrywise(form, sum_of, extremes, reason)
+        function = form
+        bends = derivatives(function, torch.linspace(-50, 50, 4001, dtype=torch.float64), 2)[2]
+        if bool((bends < -1e-9 * bends.abs().nan_to_num().max()).any()):
+            raise SurefootError(f"'{name}' is no convex function of the differences: it bends downwards")
+        form = partial(_of_differences, function)
+        extremes = extremes or (lambda: (supremum(function, 1), supremum(function, 2)))
+    loss = Entrywise(form, sum_of, extremes, reason)
     loss.register(name, {**keywords(loss.form), "reduction": "mean", "scale": 1.0}, nonnegative)
     return name
 
 
-def _of_differences(
-    function: ScalarFunction,
-) -> tuple[Callable[[Tensor], Form], Callable[[], tuple[float, float]]]:
-    """Form and extremes of φ of the differences of outputs and targets."""
-    return (
-        lambda targets: Form.of(targets, function, shift=targets.double()),
-        lambda: (supremum(function, 1), supremum(function, 2)),
-    )
+def _of_differences(function: ScalarFunction, targets: Tensor) -> Form:
+    return Form.of(targets, function, shift=targets.double())
 
 
 def _move(coefficients: list[Tensor], length: float) -> Tensor:
