@@ -354,7 +354,6 @@ def test_it_is_convex_whatever_the_round_off(weights, penalty):
     model, x = torch.nn.Linear(3, 2).double(), torch.randn(15, 3).double()
     loss = ConvexClustering(weights, penalty=penalty, neighbours=4)
     assert loss.convex
-    assert not loss.rows
     chain = sf.Chain(model, x)
     with pytest.raises(sf.oracles.OracleError, match="not a sum over the rows"):
         sf.oracles.gauss_newton(chain, loss, method="dual")

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from operations.case import Case, Fixed, operation
 from operations.tensors import real
-from surefoot.operations.record import record_of
+from surefoot.operations.record import records
 
 
 def _case(name: str, outputs: Tensor, targets: Any, **options: Any) -> Case:
     op = f"surefoot.{name}"
-    record = record_of(op)
-    assert record is not None
-    return operation(record.loss.function, outputs, targets, op=op, **options)
+    facts = records()[op].loss
+    assert facts is not None
+    return operation(facts.function, outputs, targets, op=op, **options)
 
 
 def _labels(outputs: Tensor, name: str = "cross_entropy", **options: Any) -> Case:

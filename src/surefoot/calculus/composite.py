@@ -8,17 +8,14 @@ from dataclasses import replace
 from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.forward import Pass, Step
 from surefoot.magnitude import Magnitude
-from surefoot.operations.losses import LossFacts
-from surefoot.operations.record import record_of
+from surefoot.operations.record import LossFacts, record_of
 
 
 def objective_of(result: Pass) -> tuple[Step, LossFacts] | None:
     """The operation that computes the output and what is known about it, if it is an objective."""
     step = result.steps[-1] if result.steps else None
-    record = None if step is None else record_of(step.node.op)
-    if step is None or record is None or record.loss is None or result.outputs != (step.node.name,):
-        return None
-    return step, record.loss
+    facts = None if step is None else record_of(step.node).loss
+    return None if step is None or facts is None or result.outputs != (step.node.name,) else (step, facts)
 
 
 def is_nonnegative(result: Pass) -> bool:

@@ -29,10 +29,9 @@ from surefoot.enclosure import norm
 from surefoot.graph.nodes import Spec
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.objectives.constants import Constants, ObjectiveError
+from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE, ZERO
-from surefoot.operations.losses import LossFacts
-from surefoot.operations.record import operation
-from surefoot.operations.registry import Bounds, Call
+from surefoot.operations.record import LossFacts, operation
 
 
 class ConvexClustering(Envelope[ConvexClusteringResult]):

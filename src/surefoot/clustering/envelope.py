@@ -43,8 +43,8 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import ObjectiveError
 from surefoot.objectives.entrywise import Square
+from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE
-from surefoot.operations.registry import Bounds, Call
 
 Result = TypeVar("Result")
 UNIT = 2.0**-52

@@ -28,10 +28,9 @@ from surefoot.clustering.envelope import (
 )
 from surefoot.magnitude import Magnitude
 from surefoot.objectives.constants import ObjectiveError
+from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ZERO
-from surefoot.operations.losses import LossFacts
-from surefoot.operations.record import operation
-from surefoot.operations.registry import Bounds, Call
+from surefoot.operations.record import LossFacts, operation
 
 MISSING = (
     "{what} is solved by scikit-learn, which is not installed: install the extra surefoot[clustering] "

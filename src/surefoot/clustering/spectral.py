@@ -45,10 +45,9 @@ from surefoot.clustering.envelope import (
 )
 from surefoot.clustering.kmeans import lloyd, positive
 from surefoot.magnitude import Magnitude
+from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE, ZERO
-from surefoot.operations.losses import LossFacts
-from surefoot.operations.record import operation
-from surefoot.operations.registry import Bounds, Call
+from surefoot.operations.record import LossFacts, operation
 
 _KINK = (
     "the domain may contain outputs with σ_k = σ_{k+1}, where spectral clustering has a kink: shrink it, choose k "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, Self
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.constants import Constants, ObjectiveError, certified, checked_radius, spec_of
-from surefoot.operations.losses import LossFacts
-from surefoot.operations.record import record_of
+from surefoot.operations.record import LossFacts, records
+from surefoot.torch_private import with_buffer
 
 _UNSTATED = LossFacts(lambda *arguments: NotImplemented, convex=True, smooth=True, nonnegative=True)
 
@@ -39,7 +38,7 @@ class Objective(nn.Module):
     ``objective(outputs)``. One that has no targets (clustering) is called with the outputs alone.
 
     The mathematics is that of its operation (:mod:`surefoot.operations.losses`), whose record states the function
-    and whether it is convex, smooth, non-negative and quadratic (:class:`~surefoot.operations.losses.LossFacts`).
+    and whether it is convex, smooth, non-negative and quadratic (:class:`~surefoot.operations.record.LossFacts`).
     Of an operation without such facts, a class that states nothing else claims the first three.
 
     Attributes:
@@ -58,7 +57,6 @@ class Objective(nn.Module):
     smooth: bool = _fact()
     nonnegative: bool = _fact()
     quadratic: bool = _fact()
-    rows: bool = _fact()
 
     def __init__(self, targets: Any = None) -> None:
         super().__init__()
@@ -67,14 +65,12 @@ class Objective(nn.Module):
     @classmethod
     def facts(cls) -> LossFacts:
         """What the record of the operation says about the loss."""
-        record = record_of(cls.operation)
+        record = records().get(cls.operation)
         return _UNSTATED if record is None or record.loss is None else record.loss
 
     def bound_to(self, targets: Any) -> Self:
         """The same loss, options and all, with these targets; ``None`` for one that is not bound."""
-        bound = copy.copy(self)
-        bound._buffers = {**self._buffers, "targets": None if targets is None else self.admitted(targets)}
-        return bound
+        return with_buffer(self, "targets", None if targets is None else self.admitted(targets))
 
     def admitted(self, targets: Any) -> Tensor:
         """Targets as a tensor, after a look at their values."""

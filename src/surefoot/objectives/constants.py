@@ -20,7 +20,8 @@ from surefoot.enclosure import Enclosure, constant, unknown_constant
 from surefoot.errors import SurefootError
 from surefoot.graph.nodes import Node, Ref, Spec
 from surefoot.magnitude import Magnitude
-from surefoot.operations.registry import Call, rules
+from surefoot.operations.call import Call
+from surefoot.operations.record import rules
 
 if TYPE_CHECKING:
     from surefoot.objectives.base import Objective

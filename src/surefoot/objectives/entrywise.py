@@ -18,7 +18,7 @@ from surefoot.graph.nodes import Spec
 from surefoot.magnitude import Magnitude
 from surefoot.objectives.constants import Constants, ObjectiveError
 from surefoot.objectives.loss import Averaging, Loss, frozen_numbers, shape_of
-from surefoot.operations.losses.facts import Numbers
+from surefoot.operations.losses.sums import Numbers
 
 
 class Square(Loss):

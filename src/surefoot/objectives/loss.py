@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import ObjectiveError
-from surefoot.operations.losses.facts import Numbers
+from surefoot.operations.losses.sums import Numbers
 
 
 class Averaging(TypedDict, total=False):

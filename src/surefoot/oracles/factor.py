@@ -6,7 +6,7 @@ import torch
 
 from surefoot.objectives import Objective
 from surefoot.operations.losses import Factor
-from surefoot.operations.record import record_of
+from surefoot.operations.record import records
 from surefoot.oracles.problem import OracleError, Problem
 
 
@@ -22,8 +22,9 @@ def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
     """
     output, objective = problem.output, problem.objective
     require_convex(objective)
-    record = record_of(objective.operation)
-    if record is not None and record.factor is not None and type(objective).function is record.loss.function:
+    record = records().get(objective.operation)
+    stated = record is not None and record.loss is not None and type(objective).function is record.loss.function
+    if record is not None and record.factor is not None and stated:
         targets = objective.chosen().to(output.device)
         slope = problem.slope.to(dtype).reshape(output.shape[0], -1)
         factor: Factor | None = record.factor(output, targets, slope, **objective.options)

@@ -1,6 +1,6 @@
 """Losses: operations that end a graph in one number. Each owns its value, bounds, Taylor rule and Hessian factor.
 
-* ``facts``: :class:`LossFacts`, what is known about a loss besides its bounds; what all losses share.
+* ``sums``: what all losses share: sums over the samples, their bounds and their Taylor models.
 * ``factor``: :class:`Factor`, the Hessian of a loss in the outputs as a product.
 * ``square``: half the squared distance.
 * ``cross_entropy``: the logistic loss of several classes.
@@ -11,8 +11,8 @@
 
 from surefoot.operations.losses import cross_entropy, entrywise, square  # noqa: F401  registers them
 from surefoot.operations.losses.factor import Factor
-from surefoot.operations.losses.facts import LossFacts
 from surefoot.operations.losses.form import Form
 from surefoot.operations.losses.separable import separable
+from surefoot.operations.record import LossFacts
 
 __all__ = ["Factor", "Form", "LossFacts", "separable"]

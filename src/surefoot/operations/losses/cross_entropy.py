@@ -22,20 +22,20 @@ from torch.nn import functional as F
 
 from surefoot.enclosure import Enclosure, norm
 from surefoot.magnitude import Magnitude, maximum, minimum
+from surefoot.operations.call import Bounds, Call
 from surefoot.operations.losses.factor import Factor, modest
-from surefoot.operations.losses.facts import (
+from surefoot.operations.losses.sums import (
     UNIT,
-    LossFacts,
     as_tensor,
     compared,
     dense,
     keywords,
     row_bounds,
+    samples,
     weighted_sum,
 )
 from surefoot.operations.moving import Moving
-from surefoot.operations.record import operation
-from surefoot.operations.registry import Bounds, Call
+from surefoot.operations.record import LossFacts, operation
 from surefoot.operations.softmax import STEEPEST
 from surefoot.taylor.model import TaylorModel, row_norms
 from surefoot.taylor.series import compose, shifted
@@ -206,9 +206,11 @@ def root(outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Fac
 
 @operation(
     "surefoot.cross_entropy",
-    loss=LossFacts(value, convex=True, smooth=True, nonnegative=True, rows=True, options=keywords(value)),
+    loss=LossFacts(value, convex=True, smooth=True, nonnegative=True, options=keywords(value)),
+    rows=samples,
     taylor=taylor,
     factor=root,
+    errata=(12, 13),
 )
 def cross_entropy(call: Call) -> Bounds:
     r""":math:`\sum_i(m_i\log\sum_k e^{\hat y_{ik}} - \langle M_i, \hat y_i\rangle)` with masses :math:`M \ge 0`

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from surefoot.operations.losses.cross_entropy import ClassWeights, masses
-from surefoot.operations.losses.facts import Numbers, as_tensor, keywords
 from surefoot.operations.losses.form import Form
 from surefoot.operations.losses.separable import Separable, separable
+from surefoot.operations.losses.sums import Numbers, as_tensor, keywords
 from surefoot.scalar import ScalarFunction
 
 _x = ScalarFunction.variable()

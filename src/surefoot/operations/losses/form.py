@@ -19,7 +19,7 @@ from torch import Tensor
 
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude
-from surefoot.operations.losses.facts import UNIT, times
+from surefoot.operations.losses.sums import UNIT, times
 from surefoot.scalar import ScalarFunction, derivatives, range_on, sup_on
 
 _SLACK = 2.0**-40  # more than the relative round-off of everything below

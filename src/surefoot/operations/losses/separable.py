@@ -18,23 +18,23 @@ from torch import Tensor
 from surefoot.enclosure import norm
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude, minimum
+from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import root, top
 from surefoot.operations.losses.factor import Factor, modest
-from surefoot.operations.losses.facts import (
+from surefoot.operations.losses.form import Form
+from surefoot.operations.losses.sums import (
     UNIT,
-    LossFacts,
     compared,
     dense,
     divisor,
     keywords,
     row_bounds,
+    samples,
     times,
     weighted_sum,
 )
-from surefoot.operations.losses.form import Form
 from surefoot.operations.moving import Moving
-from surefoot.operations.record import operation
-from surefoot.operations.registry import Bounds, Call
+from surefoot.operations.record import LossFacts, operation
 from surefoot.scalar import ScalarFunction, derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
 from surefoot.taylor.model import TaylorModel, row_norms
@@ -61,10 +61,9 @@ class Separable:
             convex=True,
             smooth=self._extremes((1,), **options)[1].is_finite,
             nonnegative=nonnegative,
-            rows=True,
             options=options,
         )
-        operation(name, loss=facts, taylor=self.taylor, factor=self.factor)(self.bounds)
+        operation(name, loss=facts, rows=samples, taylor=self.taylor, factor=self.factor)(self.bounds)
 
     def bounds(self, call: Call) -> Bounds:
         r"""A sum over the entries, :math:`c\sum_e(\mu_e\varphi(s_ex_e - t_e) - b_ex_e + k_e)`
@@ -82,7 +81,6 @@ class Separable:
                 jacobian={"outputs": steepest},
                 curvature={("outputs", "outputs"): bend},
                 reduction=outputs.numel,
-                row_slots=("outputs",),
                 reason="" if bend.is_finite else self.reason.format(label=call.label),
             )
         form = self.at(y, outputs.shape, **options)

@@ -10,20 +10,20 @@ from torch import Tensor
 
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude, minimum
+from surefoot.operations.call import Bounds, Call
 from surefoot.operations.losses.factor import Factor
-from surefoot.operations.losses.facts import (
+from surefoot.operations.losses.sums import (
     UNIT,
-    LossFacts,
     compared,
     dense,
     divisor,
     keywords,
     row_bounds,
+    samples,
     weighted_sum,
 )
 from surefoot.operations.moving import Moving
-from surefoot.operations.record import operation
-from surefoot.operations.registry import Bounds, Call
+from surefoot.operations.record import LossFacts, operation
 from surefoot.taylor.model import TaylorModel, row_norms
 
 
@@ -73,11 +73,11 @@ def _factor(shape: torch.Size, *, reduction: str = "mean", scale: float = 1.0) -
 
 @operation(
     "surefoot.square",
-    loss=LossFacts(
-        value, convex=True, smooth=True, nonnegative=True, quadratic=True, rows=True, options=keywords(value)
-    ),
+    loss=LossFacts(value, convex=True, smooth=True, nonnegative=True, quadratic=True, options=keywords(value)),
+    rows=samples,
     taylor=taylor,
     factor=root,
+    errata=(12,),
 )
 def square(call: Call) -> Bounds:
     r""":math:`\frac c2\sum_i\|\hat y_i - y_i\|^2`, c = 1/n for a mean: gradient :math:`c(\hat y - y)`,
