@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.clustering.envelope import UNIT, Envelope, envelope, scale_of, solution_at
+from surefoot.clustering.envelope import UNIT, Envelope, Over, envelope
 from surefoot.clustering.fused import Fused
 from surefoot.clustering.fusion import ConvexClusteringResult
 from surefoot.clustering.kmeans import positive
@@ -89,11 +89,7 @@ class ConvexClustering(Envelope[ConvexClusteringResult]):
         self.penalty, self._plain = float(penalty), weights is None and float(penalty) == 1.0
 
     def bind(self, points: Tensor) -> ConvexClustering:
-        """Find the neighbours among these points, one per sample, instead of among the first outputs.
-
-        Raises:
-            ObjectiveError: if the weights are given otherwise.
-        """
+        """Find the neighbours among these points, one per sample, instead of among the first outputs."""
         assert isinstance(self.proximity, Fused)
         self.proximity.bind(points)
         return self
@@ -152,7 +148,8 @@ def convex_clustering_bounds(call: Call) -> Bounds:
     constant of the weights times the norm.
     """
     proximity: Fused = call["proximity"]
-    outputs, scale, nearest = call["outputs"], scale_of(call), solution_at(call)
+    over = Over(call)
+    outputs, scale, nearest = over.outputs, over.scale, over.nearest
     steepest = proximity.steepest(outputs.shape[0])
     slope = minimum(outputs.bound, steepest)
     value = minimum(outputs.bound**2 / 2, steepest * outputs.bound)

@@ -44,7 +44,7 @@ from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import ObjectiveError
 from surefoot.objectives.entrywise import Square
 from surefoot.operations.call import Bounds, Call
-from surefoot.operations.common import ONE
+from surefoot.operations.common import ONE, ZERO
 
 Result = TypeVar("Result")
 UNIT = 2.0**-52
@@ -78,11 +78,7 @@ class Proximity(Generic[Result]):
         self._last: tuple[Tensor, Nearest[Result]] | None = None
 
     def solved(self, outputs: Tensor) -> Nearest[Result]:
-        """The solution at these outputs, in double precision.
-
-        Raises:
-            ObjectiveError: if they are not finite.
-        """
+        """The solution at these outputs, in double precision; refuses those that are not finite."""
         point = outputs.detach().to(torch.float64)
         if self._last is not None and self._last[0].device == point.device and torch.equal(self._last[0], point):
             return self._last[1]
@@ -146,21 +142,13 @@ class Envelope(Objective, Generic[Result]):
             )
 
     def bound_to(self, targets: Any) -> Self:
-        """Itself: there are no targets.
-
-        Raises:
-            ObjectiveError: if some are given.
-        """
+        """Itself: there are no targets, and some that are given are refused."""
         if targets is not None:
             raise ObjectiveError(f"{type(self).__name__} compares outputs with each other: it has no targets")
         return self
 
     def solve(self, outputs: Tensor) -> Result:
-        """The clusters of these outputs.
-
-        Raises:
-            ObjectiveError: if the outputs do not fit.
-        """
+        """The clusters of these outputs, if they fit."""
         self.check(Spec(tuple(outputs.shape), outputs.dtype), None)
         return self.proximity.solved(outputs).result
 
@@ -170,9 +158,6 @@ class Envelope(Objective, Generic[Result]):
         Up to the constant :math:`s\,\Omega(z)` it is above h everywhere and equal to it at these outputs. It is
         smooth, so a step that is proved to decrease it by some amount decreases h by at least as much, whatever
         the clustering does meanwhile.
-
-        Raises:
-            ObjectiveError: if the outputs do not fit.
         """
         self.check(Spec(tuple(outputs.shape), outputs.dtype), None)
         return Square(self.proximity.solved(outputs).point.to(outputs.dtype), reduction=self.reduction)
@@ -183,10 +168,8 @@ class Envelope(Objective, Generic[Result]):
 
     def extra_repr(self) -> str:
         """The number of clusters, and the reduction if it is not the mean."""
-        clusters = "" if self.k is None else f"k={self.k}"
-        return ", ".join(
-            filter(None, (clusters, "" if self.reduction == "mean" else f"reduction={self.reduction!r}"))
-        )
+        clusters = [] if self.k is None else [f"k={self.k}"]
+        return ", ".join(clusters + ([] if self.reduction == "mean" else [f"reduction={self.reduction!r}"]))
 
 
 def envelope(outputs: Tensor, proximity: Proximity[Any], reduction: str) -> Tensor:
@@ -209,40 +192,42 @@ class _Held:
         return self.nearest
 
 
-def half_square(call: Call, distance: Magnitude, curvature: Magnitude, reason: str = "") -> Bounds:
-    """A squared distance, halved and scaled."""
-    scale = scale_of(call)
-    return Bounds(
-        jacobian={"outputs": distance * scale},
-        curvature={("outputs", "outputs"): curvature},
-        bound=distance**2 * scale / 2,
-        reduction=call["outputs"].numel,
-        reason=reason,
-    )
+class Over:
+    """A clustering objective over the enclosure of its outputs.
+
+    Attributes:
+        outputs: the enclosure.
+        scale: s.
+        nearest: the solution at the centre, where that is known.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.outputs, value = call["outputs"], call["outputs"].value
+        self.scale = ONE / self.outputs.shape[0] if call["reduction"] == "mean" else ONE
+        at_hand = isinstance(value, Tensor) and value.device.type != "meta"
+        self.nearest: Nearest[Any] | None = call["proximity"].solved(value) if at_hand else None
+
+    def half_square(self, curvature: Magnitude, reason: str) -> Bounds:
+        """Half the squared distance from the set, scaled."""
+        distance = self.outputs.bound
+        if self.nearest is not None:
+            # z is off the set by the round-off of a mean or of a product with singular vectors
+            off = self.outputs.centre_norm * (16.0 * (sum(self.outputs.shape) + 16) * UNIT)
+            here = norm(self.outputs.value - self.nearest.point) + off
+            distance = minimum(distance, here + self.outputs.spread)
+        return Bounds(
+            jacobian={"outputs": distance * self.scale},
+            curvature={("outputs", "outputs"): curvature * self.scale},
+            bound=distance**2 * self.scale / 2,
+            reduction=self.outputs.numel,
+            reason=reason,
+        )
 
 
-def scale_of(call: Call) -> Magnitude:
-    """s."""
-    return ONE / call["outputs"].shape[0] if call["reduction"] == "mean" else ONE
-
-
-def solution_at(call: Call) -> Nearest[Any] | None:
-    """The solution at the centre, where that is known."""
-    value = call["outputs"].value
-    if not isinstance(value, Tensor) or value.device.type == "meta":
-        return None
-    nearest: Nearest[Any] = call["proximity"].solved(value)
-    return nearest
-
-
-def distance_from(call: Call, nearest: Nearest[Any] | None) -> Magnitude:
-    """The largest distance from the set over the domain."""
-    outputs = call["outputs"]
-    if nearest is None:
-        return outputs.bound
-    # z is off the set by the round-off of a mean or of a product with singular vectors
-    off = outputs.centre_norm * (16.0 * (sum(outputs.shape) + 16) * UNIT)
-    return minimum(outputs.bound, norm(outputs.value - nearest.point) + off + outputs.spread)
+def zero(call: Call) -> Bounds:
+    """The bounds of an objective that is zero everywhere."""
+    jacobian, curvature = {"outputs": ZERO}, {("outputs", "outputs"): ZERO}
+    return Bounds(jacobian=jacobian, curvature=curvature, bound=ZERO, reduction=call["outputs"].numel)
 
 
 class _Differentiated(torch.autograd.Function):

@@ -16,20 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.clustering.envelope import (
-    Envelope,
-    Nearest,
-    Proximity,
-    distance_from,
-    envelope,
-    half_square,
-    scale_of,
-    solution_at,
-)
+from surefoot.clustering.envelope import Envelope, Nearest, Over, Proximity, envelope, zero
 from surefoot.magnitude import Magnitude
 from surefoot.objectives.constants import ObjectiveError
 from surefoot.operations.call import Bounds, Call
-from surefoot.operations.common import ZERO
+from surefoot.operations.common import ONE
 from surefoot.operations.record import LossFacts, operation
 
 MISSING = (
@@ -177,11 +168,7 @@ def lloyd(points: Tensor, k: int, seed: int, restarts: int, start: Tensor | None
 
 
 def positive(number: Any, name: str) -> int:
-    """A positive whole number.
-
-    Raises:
-        ObjectiveError: if it is none.
-    """
+    """A positive whole number; refuses anything else."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ObjectiveError(f"{name} is a whole number of at least 1, got {number!r}")
     return number
@@ -194,9 +181,7 @@ def kmeans_bounds(call: Call) -> Bounds:
     The curvature is that of one assignment, s, for k = 1 (:math:`h = \frac s2\|(I - \frac1n11^\top)\hat y\|^2`),
     zero for k = n (h = 0), and otherwise infinite: which assignment is the best cannot be followed over a domain.
     """
-    proximity: Partition = call["proximity"]
-    count = call["outputs"].shape[0]
-    if proximity.k >= count:
-        return half_square(call, ZERO, ZERO)
-    curvature = scale_of(call) if proximity.k == 1 else Magnitude.infinity()
-    return half_square(call, distance_from(call, solution_at(call)), curvature, _KINK)
+    k: int = call["proximity"].k
+    if k >= call["outputs"].shape[0]:
+        return zero(call)
+    return Over(call).half_square(ONE if k == 1 else Magnitude.infinity(), _KINK)

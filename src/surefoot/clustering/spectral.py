@@ -32,21 +32,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.clustering.envelope import (
-    UNIT,
-    Envelope,
-    Nearest,
-    Proximity,
-    distance_from,
-    envelope,
-    half_square,
-    scale_of,
-    solution_at,
-)
+from surefoot.clustering.envelope import UNIT, Envelope, Nearest, Over, Proximity, envelope, zero
 from surefoot.clustering.kmeans import lloyd, positive
-from surefoot.magnitude import Magnitude
+from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call
-from surefoot.operations.common import ONE, ZERO
+from surefoot.operations.common import ONE
 from surefoot.operations.record import LossFacts, operation
 
 _KINK = (
@@ -223,16 +213,13 @@ def spectral_bounds(call: Call) -> Bounds:
     continuously differentiable on the ball, and the largest ratio bounds its second derivative there. The
     round-off of the singular values is added to r. Where k is at least the smaller side, h = 0.
     """
-    proximity: Truncation = call["proximity"]
-    outputs, nearest = call["outputs"], solution_at(call)
-    if proximity.k >= min(outputs.shape):
-        return half_square(call, ZERO, ZERO)
-    curvature = Magnitude.infinity()
-    if nearest is not None and outputs.spread.is_finite:
-        parts: Factors = nearest.result
-        reach = float(outputs.spread + parts.error)
+    if call["proximity"].k >= min(call["outputs"].shape):
+        return zero(call)
+    over, curvature = Over(call), Magnitude.infinity()
+    if over.nearest is not None and over.outputs.spread.is_finite:
+        parts: Factors = over.nearest.result
+        reach = float(over.outputs.spread + parts.error)
         gap = (parts.gap - 1.5 * reach) * (1 - 4 * UNIT)  # 1.5 > √2 covers the rounding of the difference
         if gap > 2 * UNIT * float(parts.values[0]):
-            ratio = (Magnitude.of(parts.next) + reach) / gap
-            curvature = scale_of(call) * (ratio if ratio > ONE else ONE)
-    return half_square(call, distance_from(call, nearest), curvature, _KINK)
+            curvature = maximum(ONE, (Magnitude.of(parts.next) + reach) / gap)
+    return over.half_square(curvature, _KINK)
