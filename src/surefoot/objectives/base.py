@@ -14,7 +14,13 @@ from surefoot.objectives.constants import Constants, ObjectiveError, certified, 
 from surefoot.operations.record import LossFacts, records
 from surefoot.torch_private import with_buffer
 
-_UNSTATED = LossFacts(lambda *arguments: NotImplemented, convex=True, smooth=True, nonnegative=True)
+_UNSTATED = LossFacts(
+    lambda *arguments: NotImplemented,
+    convex=True,
+    smooth=True,
+    nonnegative=True,
+    options={"reduction": "mean", "scale": 1.0},
+)
 
 
 class _Fact:
