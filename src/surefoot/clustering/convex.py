@@ -28,6 +28,7 @@ from surefoot.clustering.weights import Edges, explicit, matrix, nearest_neighbo
 from surefoot.enclosure import norm
 from surefoot.graph.nodes import Spec
 from surefoot.magnitude import Magnitude, minimum
+from surefoot.objectives import printed
 from surefoot.objectives.constants import Constants, ObjectiveError
 from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE, ZERO
@@ -107,13 +108,11 @@ class ConvexClustering(Envelope[ConvexClusteringResult]):
 
     def paper_constants(self, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
         """Appendix "Convex clustering": n(n−1)/2 and 1, for unit weights on all pairs; for a mean, 1/n of both."""
-        from surefoot.paper.losses import convex_clustering
-
         if not self._plain:
             return super().paper_constants(outputs, targets, radius)
-        printed = convex_clustering(outputs.shape[0])
+        total = printed.convex_clustering(outputs.shape[0])
         count = outputs.shape[0] if self.reduction == "mean" else 1
-        return Constants(printed.lipschitz / count, printed.smoothness / count, True, True, printed.unsound)
+        return Constants(total.lipschitz / count, total.smoothness / count, True, True, total.unsound)
 
     def extra_repr(self) -> str:
         """The penalty."""

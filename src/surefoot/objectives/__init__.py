@@ -7,6 +7,7 @@
 * ``cross_entropy``: :class:`CrossEntropy` and :class:`NegativeLogLikelihood`, losses of class numbers.
 * ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Divergence`.
 * ``reconstruction``: :class:`Reconstruction`, the objective of auto-encoders.
+* ``printed``: constants of losses as the paper prints them.
 * ``from_torch``: losses of torch.nn as objectives.
 * ``regularizers``: :class:`Ridge`, a function of the parameters.
 """

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from surefoot.graph.nodes import Spec
+from surefoot.objectives import printed
 from surefoot.objectives.constants import Constants, ObjectiveError
 from surefoot.objectives.loss import Averaging, Loss, frozen_numbers, refuse_empty, shape_of
 from surefoot.operations.losses.cross_entropy import ClassWeights
@@ -138,8 +139,6 @@ class CrossEntropy(ClassLoss):
         """Appendix "Logistic loss", for one marked class per sample, as a mean (ERRATA 12 and 13)."""
         if not self.is_plain:
             return super().paper_constants(outputs, targets, radius)
-        from surefoot.paper import losses as printed
-
         count, classes = outputs.shape
         total = printed.supervised([printed.logistic_loss(classes, marked=1)] * count)
         return Constants(total.lipschitz, total.smoothness, True, True, total.unsound)

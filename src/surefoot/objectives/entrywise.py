@@ -16,6 +16,7 @@ from torch import Tensor
 from surefoot.enclosure import row_norms
 from surefoot.graph.nodes import Spec
 from surefoot.magnitude import Magnitude
+from surefoot.objectives import printed
 from surefoot.objectives.constants import Constants, ObjectiveError
 from surefoot.objectives.loss import Averaging, Loss, frozen_numbers, shape_of
 from surefoot.operations.losses.sums import Numbers
@@ -34,8 +35,6 @@ class Square(Loss):
         """Appendix "Square loss", as a mean (ERRATA 12)."""
         if not self.is_plain:
             return super().paper_constants(outputs, targets, radius)
-        from surefoot.paper import losses as printed
-
         labels = [Magnitude.infinity()] * outputs.shape[0]
         if targets is not None and targets.device.type != "meta":
             labels = list(row_norms(targets.double()))
