@@ -18,9 +18,8 @@ from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Pa
 from surefoot.optim.constrained import flat_product
 from surefoot.optim.moving_ball import MovingBall
 from surefoot.optim.record import StepRecord
-from surefoot.oracles.line_search import armijo
-from surefoot.oracles.problem import OracleError, Problem
-from surefoot.oracles.step import Step
+from surefoot.oracles.problem import OracleError, Problem, Step
+from surefoot.oracles.search_along import armijo
 
 Damping = Literal["adapted", "certified"] | float
 Solver = Callable[[float], Step]

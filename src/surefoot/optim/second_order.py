@@ -16,9 +16,8 @@ from surefoot.optim.base import Parameters
 from surefoot.optim.damped import Damping, SecondOrder, Solver
 from surefoot.optim.record import StepRecord
 from surefoot.oracles.dual_gram import DualGram
-from surefoot.oracles.gauss_newton import METHODS, Method, check_tolerance, solve
-from surefoot.oracles.problem import Problem
-from surefoot.oracles.step import Step
+from surefoot.oracles.problem import Problem, Step, check_tolerance
+from surefoot.oracles.steps import METHODS, Method, solve_gauss_newton
 
 
 class GaussNewton(SecondOrder):
@@ -95,7 +94,7 @@ class GaussNewton(SecondOrder):
             known = self._change if data == self._data and self.method == "dual" else None
             if known is not None and known.shape != problem.output.shape:
                 known = None
-            step = solve(problem, kappa, self.method, self.tolerance, self.accumulate, known)
+            step = solve_gauss_newton(problem, kappa, self.method, self.tolerance, self.accumulate, known)
             self._change, self._data = step.output_change, data
             return step
 
@@ -171,7 +170,7 @@ class Newton(SecondOrder):
             from surefoot.oracles.dynamic import solve_dynamic
 
             return lambda kappa: solve_dynamic(problem, kappa, "newton", double=True)
-        from surefoot.oracles.conjugate import solve_conjugate
+        from surefoot.oracles.newton_conjugate import solve_conjugate
 
         return lambda kappa: solve_conjugate(problem, kappa, True, None)
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from surefoot.chain import Chain
 from surefoot.objectives import Objective, Ridge
-from surefoot.oracles.problem import OracleError, Problem
-from surefoot.oracles.step import Step
+from surefoot.oracles.problem import OracleError, Problem, Step
 
 
 def line_search(
