@@ -27,6 +27,7 @@ from surefoot.calculus.forward import run_in_double
 from surefoot.graph import Graph, Source
 from surefoot.graph.checks import as_inputs
 from surefoot.objectives import Objective
+from surefoot.oracles.problem import curved_along
 
 Tensors = dict[str, Tensor]
 
@@ -146,10 +147,7 @@ class InDouble:
             )
             pairs = [(p, m) for p, m in zip(pulled, moved, strict=True) if p is not None and p.requires_grad]
             (along,) = torch.autograd.grad([p for p, _ in pairs], symbol, [m for _, m in pairs])
-            outputs = self.outputs.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self.objective(outputs), outputs, create_graph=True)
-            (curved,) = torch.autograd.grad(slope, outputs, along)
-        return float((along * curved).sum())
+        return float((along * curved_along(self.objective, self.outputs, along)).sum())
 
 
 __all__ = ["InDouble", "Proposal", "flat_product", "norm_of", "promised", "resolution", "stored"]

@@ -5,8 +5,8 @@
 * ``dual``: Gauss-Newton by conjugate gradients on the dual; ``dual_gram``: with the Gram matrix of the dual;
   ``gram``, ``gram_layers``, ``rows``: how that is assembled; ``factor``: the curvature of a loss as a product.
 * ``newton_conjugate``: Newton by conjugate gradients. ``dynamic``, ``riccati``: by dynamic programming, on the
-  chain as ``factored`` writes it; ``stages``, ``inner``, ``fully_connected``, ``outer``: one computation in two
-  stages; ``vectors``: states as vectors.
+  chain as ``factored`` writes it; ``stages``, ``inner``, ``outer``: one computation in two stages;
+  ``vectors``: states as vectors.
 * ``quadratic_problem``: :func:`linear_quadratic`, the paper's linear-quadratic problem to look at.
 """
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from surefoot.objectives import CrossEntropy, Objective, Square
 from surefoot.objectives.separable import SeparableLoss
-from surefoot.oracles.problem import OracleError, Problem
+from surefoot.oracles.problem import OracleError, Problem, curved_along
 
 _LARGEST = 1e4  # entries of w̄: a target of probability 1e-8 among them
 
@@ -90,7 +90,9 @@ def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
     require_convex(objective)
     slope = problem.slope.to(dtype).reshape(output.shape[0], -1)
     if type(objective) is Square:
-        root = float(_curve(objective, output.double(), torch.ones_like(output).double()).flatten()[0]) ** 0.5
+        root = (
+            float(curved_along(objective, output.double(), torch.ones_like(output).double()).flatten()[0]) ** 0.5
+        )
         return Factor(root, output.shape, slope / root)
     if type(objective) is CrossEntropy and output.dim() == 2 and output.shape[1] > 1:
         mass = _masses(objective, output).to(dtype).unsqueeze(1)
@@ -120,7 +122,7 @@ def _masses(objective: Objective, output: Tensor) -> Tensor:
     """
     direction = torch.zeros_like(output, dtype=torch.float64)
     direction[:, 0], direction[:, 1] = 1.0, -1.0
-    return output.shape[1] * _curve(objective, torch.zeros_like(direction), direction)[:, 0].clamp_min(0.0)
+    return output.shape[1] * curved_along(objective, torch.zeros_like(direction), direction)[:, 0].clamp_min(0.0)
 
 
 def require_convex(objective: Objective) -> None:
@@ -167,15 +169,6 @@ def _by_eigenvalues(problem: Problem, dtype: torch.dtype) -> Factor:
             f"{type(problem.objective).__name__} is not a sum over the rows of the output: use method='dynamic'"
         )
     return factor
-
-
-def _curve(objective: Objective, output: Tensor, direction: Tensor) -> Tensor:
-    """∇²h at an output, applied to a direction."""
-    with torch.enable_grad():
-        point = output.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(objective(point), point, create_graph=True)
-        (curved,) = torch.autograd.grad(slope, point, direction)
-    return curved
 
 
 __all__ = ["Factor", "factor_of", "refuse_negative", "require_convex"]

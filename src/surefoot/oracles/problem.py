@@ -122,11 +122,7 @@ class Problem:
 
     def curve(self, direction: Tensor) -> Tensor:
         """∇²h(ψ(u)) applied to a change of the output."""
-        with torch.enable_grad():
-            output = self.output.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self.objective(output), output, create_graph=True)
-            (curved,) = torch.autograd.grad(slope, output, direction)
-        return curved
+        return curved_along(self.objective, self.output, direction)
 
 
 class ParameterSpace:
@@ -271,6 +267,15 @@ def refused(
     )
 
 
+def curved_along(objective: Objective, output: Tensor, direction: Tensor) -> Tensor:
+    """∇²h at an output, applied to a change of it."""
+    with torch.enable_grad():
+        point = output.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(objective(point), point, create_graph=True)
+        (curved,) = torch.autograd.grad(slope, point, direction)
+    return curved
+
+
 def all_finite(value: Tensor) -> bool:
     """Whether no entry is infinite or NaN: a finite sum says so; an infinite one may come from large entries."""
     return bool(value.sum().isfinite()) or bool(torch.isfinite(value).all())
@@ -310,6 +315,7 @@ __all__ = [
     "all_finite",
     "check_kappa",
     "check_tolerance",
+    "curved_along",
     "refused",
     "solved_status",
 ]

@@ -1,4 +1,10 @@
-r"""The oracles people call: gradient (eq. grad_step), Gauss-Newton (eq. gn_step) and Newton (eq. newton_step)."""
+r"""The oracles people call: gradient (eq. grad_step), Gauss-Newton (eq. gn_step) and Newton (eq. newton_step).
+
+Each is asked for a ``chain`` (the network and its batch) and an ``objective`` (a loss bound to its targets), at
+the point ``params`` by path (the model's present parameters by default), with a ``regularizer`` added to the loss
+and a proximal term of weight ``kappa`` > 0. Each refuses, by an :class:`OracleError`, what is not finite, is in
+half precision, or does not fit.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +38,6 @@ def gradient(
 
     The minimiser is :math:`v = -\nabla F(u)/\kappa`, a gradient step of size 1/κ, and the model falls by
     :math:`\frac1{2\kappa}\|\nabla F(u)\|^2`.
-
-    Args:
-        chain: the network and its batch.
-        objective: a loss bound to its targets.
-        kappa: the inverse of the step size.
-        params: the point, by path; the model's present parameters by default.
-        regularizer: added to the loss.
-
-    Raises:
-        OracleError: if something is not finite, is in half precision, or does not fit.
 
     >>> import torch, surefoot as sf
     >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0]])
@@ -77,22 +73,19 @@ def gauss_newton(
     with h and r at the present point and J the derivative of the chain there.
 
     Args:
-        chain: the network and its batch.
-        objective: a convex loss bound to its targets.
-        kappa: the weight of the proximal term.
+        chain: see above, as for all that is not named here.
+        objective: a convex loss.
         method: ``"dual"``: conjugate gradients within 2d + 1 calls of the automatic-differentiation oracle, d the
             size of the output (:mod:`surefoot.oracles.dual`); ``"dual_gram"``: the same system from its Gram
             matrix, assembled layer by layer (:mod:`surefoot.oracles.dual_gram`); ``"dynamic"``: dynamic
             programming over the chain.
-        params: the point, by path; the model's present parameters by default.
-        regularizer: added to the loss.
         tolerance: of the gradient of the model at the result, relative to that at 0; by default 1e-6 in single and
             1e-12 in double precision.
         accumulate: the precision of the vectors of the dual solvers; that of the parameters if ``None``.
         warm_start: for the dual solvers a guess of Jv, such as the ``output_change`` of an earlier step.
 
     Raises:
-        OracleError: if something is not finite, not convex, in half precision, or does not fit.
+        OracleError: also if the loss is not convex.
 
     >>> import surefoot as sf
     >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]])
@@ -143,25 +136,15 @@ def newton(
     of F will do.
 
     Args:
-        chain: the network and its batch.
-        objective: a loss bound to its targets.
-        kappa: the weight of the proximal term, positive.
+        chain: see above, as for all that is not named here.
         method: "dynamic", exact and linear in the depth (Algorithm "Newton oracle"); or "cg", conjugate gradients
             on Hessian-vector products, which needs no matrices.
-        params: the point, by path; the model's present parameters by default.
-        regularizer: added to the objective.
         double: whether kappa is doubled until the model is bounded below; if not, the step is zero and not solved.
         tolerance: of "cg", on the relative residual; by default near what the precision allows.
 
-    Raises:
-        OracleError: if something does not fit or is not finite.
-
-    >>> import torch
-    >>> from torch import nn
-    >>> from surefoot.objectives import Square
-    >>> model = nn.Linear(1, 1, bias=False)
-    >>> chain = Chain(model, torch.tensor([[2.0]]))
-    >>> step = newton(chain, Square(torch.tensor([[6.0]])), kappa=1e-6)
+    >>> import surefoot as sf
+    >>> model = torch.nn.Linear(1, 1, bias=False)
+    >>> step = newton(Chain(model, torch.tensor([[2.0]])), sf.Square(torch.tensor([[6.0]])), kappa=1e-6)
     >>> round(float(model.weight.detach() + step.direction["weight"]), 4)
     3.0
     >>> print(step.status)
