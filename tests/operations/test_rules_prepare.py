@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from rules.case import traced
-from rules.harness import claims, study
-from rules.tensors import away, real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from operations.case import traced
+from operations.harness import claims, study
+from operations.tensors import away, real
 from surefoot.calculus.prepare import prepared
 from surefoot.graph import capture
 

@@ -3,8 +3,6 @@ r"""Rewriting operations into the form the rest of surefoot reads.
 A normalisation with its own scale and shift is two things: a normalisation, which is one of the paper's
 non-affine parts :math:`\nu_t`, and a biaffine map of its result and the module's parameters. Here they become
 two nodes, so the next computation of the chain starts where its parameters enter, and each has one rule.
-
-What only takes the shape of another tensor does not depend on it, and is written as the constant it is.
 """
 
 from __future__ import annotations
@@ -55,23 +53,6 @@ def canonical(nodes: Iterable[Node]) -> list[Node]:
         else:
             rewritten += _SPLITS.get(node.op, _unchanged)(node)
     return rewritten
-
-
-def filled(node: Node, device: torch.device) -> Node:
-    """A tensor filled with one number, written without the tensor whose shape it takes; other nodes unchanged.
-
-    Memory that is not initialised is filled with zeros: what a model returns may not depend on it.
-    """
-    if node.op not in _FILLS or not isinstance(node.spec, Spec):
-        return node
-    value = _FILLS[node.op]
-    value = node.arguments["fill_value"] if value is None else value
-    if isinstance(value, Ref):
-        return node
-    target, settings = _aten.full.default, {"dtype": node.spec.dtype, "device": device}
-    return replace(
-        node, op=str(target.overloadpacket), target=target, args=(list(node.spec.shape), value), kwargs=settings
-    )
 
 
 def _unchanged(node: Node) -> Iterator[Node]:
@@ -147,20 +128,6 @@ def _group_norm(node: Node) -> Iterator[Node]:
     yield from _affine(node, core, a["weight"], a["bias"], 1)
 
 
-def _reshape(node: Node) -> Iterator[Node]:
-    """A view is a reshape that promises a memory layout, and layouts may differ between two runs."""
-    if len(node.args) == 2 and isinstance(node.args[1], list):
-        target = _aten.reshape.default
-        node = replace(node, op=str(target.overloadpacket), target=target)
-    yield node
-
-
-def _alias(node: Node) -> Iterator[Node]:
-    """As a function, to detach is to do nothing; where that would matter the model is refused."""
-    target = _aten.alias.default
-    yield replace(node, op=str(target.overloadpacket), target=target)
-
-
 def _argmin(node: Node) -> Iterator[Node]:
     """A layer that minimises: recorded by number, computed by its inner problem, which is differentiable."""
     from surefoot.implicit.operation import read
@@ -174,24 +141,8 @@ def _rank(node: Node) -> int:
     return len(node.spec.shape)
 
 
-_FILLS: dict[str, float | None] = {
-    "aten.zeros_like": 0,
-    "aten.new_zeros": 0,
-    "aten.empty": 0,
-    "aten.empty_like": 0,
-    "aten.empty_strided": 0,
-    "aten.new_empty": 0,
-    "aten.ones_like": 1,
-    "aten.new_ones": 1,
-    "aten.full_like": None,
-    "aten.new_full": None,
-}
 _Split = Callable[[Node], Iterator[Node]]
 _SPLITS: dict[str, _Split] = {
-    "aten.view": _reshape,
-    "aten._unsafe_view": _reshape,
-    "aten.detach": _alias,
-    "aten.detach_": _alias,
     "aten.batch_norm": _batch_norm,
     "aten.instance_norm": _instance_norm,
     "aten.layer_norm": _layer_norm,

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.certify import Along
 from surefoot.calculus.segment.majorant import Majorant
 from surefoot.certificate import Certificate
 from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError
 from surefoot.objectives import Objective
+from surefoot.operations.moving import Norms
 from surefoot.optim.base import Closure, GuaranteedOptimizer
 from surefoot.optim.moving_ball import GROWTH, INSIDE, ROOM, MovingBall
 from surefoot.optim.record import StepRecord

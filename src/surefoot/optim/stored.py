@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.calculus.certify import present_value
-from surefoot.calculus.forward import run_in_double
 from surefoot.graph import Graph, Source
 from surefoot.graph.checks import as_inputs
+from surefoot.graph.evaluate import evaluate_in_double
 from surefoot.objectives import Objective
 from surefoot.oracles.problem import curved_along
 
@@ -113,9 +113,7 @@ class InDouble:
             if leaf.source is Source.PARAMETER:
                 self._leaves[leaf.path] = values[name] = values[name].clone().requires_grad_()
         with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            for node in graph.nodes:
-                values[node.name] = run_in_double(node, values)
-        self.outputs: Tensor = values[graph.outputs[0]]
+            (self.outputs,) = evaluate_in_double(graph, values)
 
     @cached_property
     def _slopes(self) -> tuple[float, Tensors]:
