@@ -307,7 +307,7 @@ class GuaranteedOptimizer(Optimizer):
             raise ValueError(f"this is the state of {kind or 'another optimizer'}, not of {type(self).__name__}")
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "surefoot"})
         self.history = from_columns(own.pop("history"))
-        self.watch.load(own.pop("watch"))
+        self.watch.load(own.pop("watch", {"left": "", "functions": {}}))
         self.load_extra_state(own)
 
     def __getstate__(self) -> dict[str, Any]:
