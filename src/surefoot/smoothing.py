@@ -32,7 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from surefoot.errors import SurefootError, describe
-from surefoot.graph import Graph, Node, Role, capture
+from surefoot.graph import Graph, Node, Role
+from surefoot.operations.captured import capture
 from surefoot.torch_private import children_of
 
 

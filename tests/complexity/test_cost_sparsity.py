@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefoot.complexity.sparsity import sparsity
-from surefoot.graph import capture
+from surefoot.operations.captured import capture
 from surefoot.operations.sparsity import Sparsity
 
 

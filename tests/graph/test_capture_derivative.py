@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from surefoot.errors import CaptureError
-from surefoot.graph import Graph, Node, capture
+from surefoot.graph import Graph, Node
+from surefoot.operations.captured import capture
 
 
 class Reversal(torch.autograd.Function):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.graph import capture
+from surefoot.operations.captured import capture
 from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton, ProjectedGradient
 from surefoot.optim.stored import InDouble, promised, stored
 

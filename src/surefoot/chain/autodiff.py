@@ -32,7 +32,7 @@ class Autodiff:
         calls: how many pull-backs and push-forwards were made so far.
 
     >>> from torch import nn
-    >>> from surefoot.graph import capture
+    >>> from surefoot.operations.captured import capture
     >>> model, x = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0]])
     >>> oracle = Autodiff(capture(model, x), [x], dict(model.named_parameters()))
     >>> oracle.pullback(torch.ones(1, 1))["weight"]

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.cut import Computation, State, cut
 from surefoot.errors import ChainError
-from surefoot.graph import Graph, capture
+from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs
 from surefoot.graph.compose import Naming, compose, restrict
+from surefoot.operations.captured import capture
 
 _Parameters = Mapping[str, Tensor]
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.errors import SurefootError
-from surefoot.graph import Graph, capture
+from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs
 from surefoot.objectives import Objective, Ridge
+from surefoot.operations.captured import capture
 from surefoot.optim.record import Stationarity, StepRecord, best_stationarity, from_columns, to_columns
 from surefoot.optim.stored import InDouble, Proposal
 from surefoot.optim.watch import Fingerprint, Watch

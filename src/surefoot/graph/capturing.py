@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surefoot.graph.canonical import canonical
 from surefoot.graph.checks import as_inputs, check_inputs, check_model
 from surefoot.graph.derivative import refuse_other_derivative, refuse_severed
 from surefoot.graph.nodes import Source
@@ -26,7 +25,7 @@ _KEPT = 16  # captures per model; one that changes an attribute at every call wo
 _SMALL = 4096  # entries of a buffer whose every change makes a new graph, whatever reads it
 
 
-def capture(model: nn.Module, x: Any, *, rewrite: Rewrite = canonical) -> Graph:
+def capture_with(model: nn.Module, x: Any, rewrite: Rewrite) -> Graph:
     """Read a model as a graph of operations.
 
     The model is left exactly as it was: mode, attributes, hooks, gradient flags, buffers, random state.
@@ -44,13 +43,6 @@ def capture(model: nn.Module, x: Any, *, rewrite: Rewrite = canonical) -> Graph:
 
     Raises:
         CaptureError: if the model or the input cannot be read faithfully; it says what, where, what to do.
-
-    >>> import torch
-    >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
-    >>> print(capture(model, torch.ones(2, 3)))
-    Graph: 2 operations, 1 parameter block, returns relu
-    linear  aten.linear  2×4  0
-    relu    aten.relu    2×4  1
     """
     check_model(model)
     args, kwargs = as_inputs(x)

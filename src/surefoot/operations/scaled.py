@@ -1,14 +1,13 @@
-r"""Rewriting operations into the form the rest of surefoot reads.
+r"""A normalisation split from its own scale and shift.
 
-A normalisation with its own scale and shift is two things: a normalisation, which is one of the paper's
-non-affine parts :math:`\nu_t`, and a biaffine map of its result and the module's parameters. Here they become
-two nodes, so the next computation of the chain starts where its parameters enter, and each has one rule.
+It is two things: a normalisation, which is one of the paper's non-affine parts :math:`\nu_t`, and a biaffine map
+of its result and the module's parameters. As two nodes, the next computation of the chain starts where its
+parameters enter, and each has one rule.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from surefoot.graph.nodes import Node, Ref, Spec
+from surefoot.operations.record import declare
 
 _aten: Any = torch.ops.aten
 
@@ -37,26 +37,6 @@ def scale_shift(x: Tensor, weight: Tensor | None, bias: Tensor | None, dim: int)
 def _along(vector: Tensor, x: Tensor, dim: int) -> Tensor:
     trailing = x.dim() - dim - vector.dim()
     return vector.reshape(vector.shape + (1,) * trailing)
-
-
-def canonical(nodes: Iterable[Node]) -> list[Node]:
-    """The same computation with every normalisation split from its scale and shift."""
-    functional: dict[str, Node] = {}
-    rewritten: list[Node] = []
-    for node in nodes:
-        if node.op in _TRIPLES:  # functional batch-norm: (result, statistics, …)
-            functional[node.name] = node
-        elif node.target is operator.getitem and node.args[0].name in functional:
-            if node.args[1] == 0:
-                triple = functional[node.args[0].name]
-                rewritten += _TRIPLES[triple.op](replace(triple, name=node.name, spec=node.spec))
-        else:
-            rewritten += _SPLITS.get(node.op, _unchanged)(node)
-    return rewritten
-
-
-def _unchanged(node: Node) -> Iterator[Node]:
-    yield node
 
 
 def _affine(node: Node, core: Node, weight: Any, bias: Any, dim: int) -> Iterator[Node]:
@@ -128,30 +108,15 @@ def _group_norm(node: Node) -> Iterator[Node]:
     yield from _affine(node, core, a["weight"], a["bias"], 1)
 
 
-def _argmin(node: Node) -> Iterator[Node]:
-    """A layer that minimises: recorded by number, computed by its inner problem, which is differentiable."""
-    from surefoot.implicit.operation import read
-
-    problem, arguments = read(*node.args)
-    yield replace(node, target=problem, args=arguments)
-
-
 def _rank(node: Node) -> int:
     assert isinstance(node.spec, Spec)
     return len(node.spec.shape)
 
 
-_Split = Callable[[Node], Iterator[Node]]
-_SPLITS: dict[str, _Split] = {
-    "aten.batch_norm": _batch_norm,
-    "aten.instance_norm": _instance_norm,
-    "aten.layer_norm": _layer_norm,
-    "aten.rms_norm": _rms_norm,
-    "aten.group_norm": _group_norm,
-    "surefoot.argmin": _argmin,
-}
-_TRIPLES: dict[str, _Split] = {
-    "aten._native_batch_norm_legit": _batch_norm,
-    "aten._native_batch_norm_legit_functional": _batch_norm,
-    "aten._native_batch_norm_legit_no_training": _batch_norm_eval,
-}
+declare("aten.batch_norm", canonical=_batch_norm)
+declare("aten.instance_norm", canonical=_instance_norm)
+declare("aten.layer_norm", canonical=_layer_norm)
+declare("aten.rms_norm", canonical=_rms_norm)
+declare("aten.group_norm", canonical=_group_norm)
+declare("aten._native_batch_norm_legit", "aten._native_batch_norm_legit_functional", canonical=_batch_norm)
+declare("aten._native_batch_norm_legit_no_training", canonical=_batch_norm_eval)
