@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefoot.cost.record import Sparsity
 from surefoot.cost.sparsity import sparsity
 from surefoot.graph import capture
+from surefoot.operations.sparsity import Sparsity
 
 
 class _Function(nn.Module):

@@ -18,7 +18,7 @@ from operations.modules import MODULES, example
 from operations.tensors import away, real, whole, yes_or_no
 from surefoot.calculus.certify import certify
 from surefoot.calculus.forward import forward
-from surefoot.calculus.prepare.fuse import scalar
+from surefoot.calculus.prepare import scalar
 from surefoot.domains import ProductBall
 from surefoot.enclosure import unknown_constant
 from surefoot.errors import UnsupportedOperation

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from operations.case import Case, operation, pieces
 from operations.harness import claims, enclosed
-from surefoot.calculus.prepare.fuse import scalar
-from surefoot.calculus.prepare.pieces import unit
+from surefoot.calculus.prepare import scalar
+from surefoot.operations.compositions import unit
 from surefoot.scalar import ScalarFunction
 
 aten = torch.ops.aten

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.chain import Computation
-from surefoot.cost.record import Sparsity
 from surefoot.cost.sparsity import sparsity
 from surefoot.graph import Node, Role
 from surefoot.operations.forms import Degree, degree_of
-
-_SUMS = frozenset({"aten.add", "aten.sub", "aten.rsub"})
+from surefoot.operations.record import Form, record_of
+from surefoot.operations.sparsity import Sparsity
 
 
 @dataclass(frozen=True)
@@ -133,6 +132,8 @@ def _biaffine(node: Node, counts: Sparsity, degrees: dict[str, Degree]) -> dict[
     for name in counts.factors:
         product = product + degrees.get(name, Degree())
     amounts = {"bilinear": 0, "affine_parameters": 0, "affine_state": 0}
+    record = record_of(node)
+    sums = record.form_of(node) is Form.LINEAR and len(node.inputs) > 1
     varying = [name for name in counts.factors if not degrees.get(name, Degree()).is_constant]
     if len(varying) > 1:
         amounts["bilinear"] += counts.product
@@ -140,7 +141,7 @@ def _biaffine(node: Node, counts: Sparsity, degrees: dict[str, Degree]) -> dict[
         amounts[_kind(product)] += counts.product
     for name, nonzeros in counts.terms:
         degree = degrees.get(name, Degree())
-        merged = node.op in _SUMS and _is_mixed(degree)
+        merged = sums and _is_mixed(degree)
         if not degree.is_constant and not merged:
             amounts[_kind(degree)] += nonzeros
     return amounts

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.calculus.forward import Pass, Step, run_in_double
+from surefoot.calculus.evaluate import run_in_double
+from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Spec
 

@@ -1,14 +1,7 @@
-r"""Operations that are compositions of simpler ones, taken apart; and lengths divided out, put together.
-
-* ``glu``: the first half of the entries times the sigmoid of the second.
-* ``cosine_similarity``: the inner product of two directions.
-* ``x / x.norm().clamp_min(eps)``, what ``torch.nn.functional.normalize`` does: a direction. Piece by piece it
-  would be a quotient of two tensors that know nothing of each other.
-"""
+"""Operations that are compositions of simpler ones, taken apart; and lengths divided out, put together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +9,9 @@ import torch
 from torch import Tensor
 
 from surefoot.graph.structure import Graph, Node, Ref, Spec
+from surefoot.operations.record import Expansion, declare, expansion
+from surefoot.operations.rows import unless_along
+from surefoot.operations.sparsity import every_entry
 
 _aten: Any = torch.ops.aten
 
@@ -29,59 +25,67 @@ def unit(x: Tensor, dim: int | list[int] | None, eps: float) -> Tensor:
     return x / torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps)
 
 
-def pieces(graph: Graph) -> Graph:
-    """The graph with these operations rewritten."""
-    by_name = graph.by_name
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        nodes += _REWRITE[node.op](graph, node, by_name) if node.op in _REWRITE else (node,)
-    return replace(graph, nodes=tuple(nodes))
-
-
-def _glu(graph: Graph, node: Node, by_name: dict[str, Node]) -> Iterator[Node]:
+@expansion("aten.glu")
+def gated_unit(graph: Graph, node: Node) -> Expansion:
+    """The first half of the entries times the sigmoid of the second."""
     x, dim = node.arguments["self"], node.arguments["dim"]
     spec = node.spec
     assert isinstance(spec, Spec)
     half = spec.shape[dim]
     cut = [(Ref(x.name), dim, start, start + half) for start in (0, half)]
     first, second, gate = (f"{node.name}_{suffix}" for suffix in ("values", "logits", "gate"))
-    yield Node(first, "aten.slice", _aten.slice.Tensor, cut[0], {}, node.module, spec)
-    yield Node(second, "aten.slice", _aten.slice.Tensor, cut[1], {}, node.module, spec)
-    yield Node(gate, "aten.sigmoid", _aten.sigmoid.default, (Ref(second),), {}, node.module, spec)
-    yield replace(node, op="aten.mul", target=_aten.mul.Tensor, args=(Ref(first), Ref(gate)), kwargs={})
+    return Expansion(
+        (
+            Node(first, "aten.slice", _aten.slice.Tensor, cut[0], {}, node.module, spec),
+            Node(second, "aten.slice", _aten.slice.Tensor, cut[1], {}, node.module, spec),
+            Node(gate, "aten.sigmoid", _aten.sigmoid.default, (Ref(second),), {}, node.module, spec),
+            replace(node, op="aten.mul", target=_aten.mul.Tensor, args=(Ref(first), Ref(gate)), kwargs={}),
+        )
+    )
 
 
-def _cosine(graph: Graph, node: Node, by_name: dict[str, Node]) -> Iterator[Node]:
+declare("aten.glu", rows=unless_along(), cost=lambda use: every_entry(2 * use.numel))
+
+
+@expansion("aten.cosine_similarity")
+def cosine(graph: Graph, node: Node) -> Expansion | None:
+    """The inner product of two directions.
+
+    A vector of length one spread along the dimension is left as it is, without bounds.
+    """
     a = node.arguments
     specs = [graph.spec(a[key].name) for key in ("x1", "x2")]
     full = torch.broadcast_shapes(*(spec.shape for spec in specs if isinstance(spec, Spec)))
     dim = a["dim"] % len(full)
-    names = []
+    units: list[Node] = []
     for label, key, spec in zip(("first", "second"), ("x1", "x2"), specs, strict=True):
         assert isinstance(spec, Spec)
         own = dim - len(full) + len(spec.shape)
         if own < 0 or spec.shape[own] != full[dim]:
-            yield node  # a vector of length one spread along the dimension: left as it is, without a rule
-            return
-        names.append(f"{node.name}_{label}")
-        yield Node(names[-1], "surefoot.unit", unit, (a[key], [own], a["eps"]), {}, node.module, spec)
+            return None
+        args = (a[key], [own], a["eps"])
+        units.append(Node(f"{node.name}_{label}", "surefoot.unit", unit, args, {}, node.module, spec))
     letters = "".join(chr(ord("a") + k) for k in range(len(full)))
     terms = [letters[len(full) - len(spec.shape) :] for spec in specs if isinstance(spec, Spec)]
     equation = f"{','.join(terms)}->{letters.replace(letters[dim], '')}"
-    target = _aten.einsum.default
-    yield replace(node, op="aten.einsum", target=target, args=(equation, [Ref(n) for n in names]), kwargs={})
+    product = (equation, [Ref(factor.name) for factor in units])
+    last = replace(node, op="aten.einsum", target=_aten.einsum.default, args=product, kwargs={})
+    return Expansion((*units, last))
 
 
-def _quotient(graph: Graph, node: Node, by_name: dict[str, Node]) -> Iterator[Node]:
-    """A division by the length of the numerator, bounded below by eps."""
+@expansion("aten.div")
+def divided_by_its_length(graph: Graph, node: Node) -> Expansion | None:
+    """A division by the length of the numerator, bounded below by eps: what ``functional.normalize`` does.
+
+    Piece by piece it would be a quotient of two tensors that know nothing of each other.
+    """
     data, divisor = node.arguments["self"], node.arguments["other"]
     found = None
     if isinstance(data, Ref) and isinstance(divisor, Ref) and graph.spec(data.name) == node.spec:
-        found = _length_of(data, divisor, by_name)
+        found = _length_of(data, divisor, graph.by_name)
     if found is None or node.arguments.get("rounding_mode") is not None:
-        yield node
-    else:
-        yield replace(node, op="surefoot.unit", target=unit, args=(data, *found), kwargs={})
+        return None
+    return Expansion((replace(node, op="surefoot.unit", target=unit, args=(data, *found), kwargs={}),))
 
 
 def _length_of(data: Ref, divisor: Ref, by_name: dict[str, Node]) -> tuple[Any, float] | None:
@@ -101,11 +105,3 @@ def _length_of(data: Ref, divisor: Ref, by_name: dict[str, Node]) -> tuple[Any, 
     if a["ord"] != 2 or not (a["keepdim"] or whole) or eps < 0:
         return None
     return a["dim"], eps
-
-
-_Rewrite = Callable[[Graph, Node, dict[str, Node]], Iterator[Node]]
-_REWRITE: dict[str, _Rewrite] = {
-    "aten.glu": _glu,
-    "aten.cosine_similarity": _cosine,
-    "aten.div": _quotient,
-}

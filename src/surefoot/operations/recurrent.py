@@ -13,7 +13,7 @@ The input of a layer is multiplied once for all times, so that its matrix is one
 
 from __future__ import annotations
 
-import operator
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,34 +21,12 @@ from typing import Any
 import torch
 
 from surefoot.graph.structure import Graph, Node, Ref, Spec
+from surefoot.operations.call import Use
+from surefoot.operations.record import Expansion, declare, expansion
+from surefoot.operations.sparsity import Contraction, Sparsity, tensors
 
 _aten: Any = torch.ops.aten
 Shape = tuple[int, ...]
-
-
-def recurrent(graph: Graph) -> Graph:
-    """Every recurrent layer and cell replaced by its pieces; what is not covered stays, and has no rule."""
-    nodes: list[Node] = []
-    results: dict[str, list[Ref]] = {}
-    for node in graph.nodes:
-        builder = _Builder(graph, node)
-        if node.op in _CELLS:
-            results[node.name] = _cell(builder, node)
-            nodes += builder.nodes
-            if not isinstance(node.spec, tuple):
-                nodes.append(_alias(node, results[node.name][0]))
-        elif node.op in _LAYERS and _covered(node):
-            results[node.name] = _layers(builder, node)
-            nodes += builder.nodes
-        elif node.target is operator.getitem and node.args[0].name in results:
-            nodes.append(_alias(node, results[node.args[0].name][node.args[1]]))
-        else:
-            nodes.append(node)
-    return replace(graph, nodes=tuple(nodes))
-
-
-def _alias(node: Node, ref: Ref) -> Node:
-    return replace(node, op="aten.alias", target=_aten.alias.default, args=(ref,), kwargs={})
 
 
 @dataclass
@@ -132,11 +110,17 @@ _CELLS: dict[str, _Step] = {
 _LAYERS = {f"aten.{name}": _CELLS[f"aten.{name}_cell"] for name in ("rnn_tanh", "rnn_relu", "gru", "lstm")}
 
 
-def _cell(b: _Builder, node: Node) -> list[Ref]:
-    a = node.arguments
+@expansion(*_CELLS)
+def unrolled_cell(graph: Graph, node: Node) -> Expansion:
+    """One step of a recurrent network, by its formula."""
+    a, b = node.arguments, _Builder(graph, node)
     state = list(a["hx"]) if isinstance(a["hx"], list | tuple) else [a["hx"]]
     before, after = b.linear(a["input"], a["w_ih"], a["b_ih"]), b.linear(state[0], a["w_hh"], a["b_hh"])
-    return _CELLS[node.op](b, before, after, state)
+    results = _CELLS[node.op](b, before, after, state)
+    if isinstance(node.spec, tuple):
+        return Expansion(tuple(b.nodes), tuple(results))
+    last = replace(node, op="aten.alias", target=_aten.alias.default, args=(results[0],), kwargs={})
+    return Expansion((*b.nodes, last))
 
 
 def _covered(node: Node) -> bool:
@@ -148,9 +132,15 @@ def _covered(node: Node) -> bool:
     return len(a["params"]) == parts * (4 if a["has_biases"] else 2)
 
 
-def _layers(b: _Builder, node: Node) -> list[Ref]:
-    """Output of all times, then the last states: those of all layers and directions stacked."""
-    a = node.arguments
+@expansion(*_LAYERS)
+def unrolled_layers(graph: Graph, node: Node) -> Expansion | None:
+    """Output of all times, then the last states: those of all layers and directions stacked.
+
+    What is not covered stays, and has no bounds.
+    """
+    if not _covered(node):
+        return None
+    a, b = node.arguments, _Builder(graph, node)
     given = list(a["hx"]) if isinstance(a["hx"], list | tuple) else [a["hx"]]
     time = 1 if a["batch_first"] else 0
     directions = 2 if a["bidirectional"] else 1
@@ -168,7 +158,8 @@ def _layers(b: _Builder, node: Node) -> list[Ref]:
         if directions == 2:
             shape = b.shape(x)
             x = b.add("cat", _aten.cat.default, sides, -1, shape=(*shape[:-1], 2 * shape[-1]))
-    return [x, *(b.stack(list(states), 0) for states in zip(*last, strict=True))]
+    results = (x, *(b.stack(list(states), 0) for states in zip(*last, strict=True)))
+    return Expansion(tuple(b.nodes), results)
 
 
 def _weights(params: list[Ref], has_biases: bool) -> list[tuple[Ref, Ref, Ref | None, Ref | None]]:
@@ -196,3 +187,28 @@ def _run(
         state = step(b, b.select(inputs, time, t), b.linear(state[0], recurrent_matrix, recurrent_bias), state)
         outputs[t] = state[0]
     return [outputs[t] for t in times], state
+
+
+def _cost(use: Use) -> Sparsity:
+    """Recurrent layers: every entry of every weight matrix is used once for each step of each sample.
+
+    The derivative goes along both factors of each product, so it is applied with twice as many. An output may
+    depend on all inputs of its sample and on all parameters, which bounds the entries of the derivative.
+    """
+    output, inputs = use.node.specs[0], use.shapes["input"]
+    samples = inputs[0 if use["batch_first"] else 1] if len(inputs) == 3 else 1
+    parameters = [slot for slot in use.names if slot.startswith("params.")]
+    shapes = [use.shapes[slot] for slot in parameters]
+    count = math.prod(inputs[:-1]) * sum(math.prod(shape) for shape in shapes if len(shape) == 2)
+    reached = math.prod(inputs) // samples + sum(map(math.prod, shapes))
+    sides = frozenset(tensors(use, "input")), frozenset(tensors(use, *parameters))
+    return Sparsity(
+        evaluation=count + use.numel,
+        derivative=use.numel,
+        jacobian=output.numel * reached,
+        application=2 * count + use.numel,
+        contractions=(Contraction(count, sides),),
+    )
+
+
+declare(*_LAYERS, cost=_cost)

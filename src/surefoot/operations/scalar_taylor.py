@@ -18,6 +18,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from surefoot.operations.moving import Moving
 from surefoot.scalar import ScalarFunction, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
 from surefoot.scalar.series import derivatives
@@ -28,7 +29,16 @@ _PART = 2**14  # entries at a time: all intermediate results fit into the cache
 _EVALUATION = 2.0**-44  # relative error of the coefficients, to the sum of the absolute values of their terms
 
 
-def scalar(function: ScalarFunction, x: TaylorModel) -> TaylorModel:
+def scalar_along(moving: Moving) -> TaylorModel:
+    """The model of a fused scalar function."""
+    x = moving.slots["x"]
+    if x.order < moving.order:  # an exact polynomial has zeros behind its last coefficient
+        missing = (None,) * (moving.order - x.order)
+        x = TaylorModel((*x.coefficients, *missing), x.length, x.tail, x.rowwise)
+    return composed(moving.node.arguments["function"], x.truncated(moving.order))
+
+
+def composed(function: ScalarFunction, x: TaylorModel) -> TaylorModel:
     """The model of a(x)."""
     value = x.value
     rows = value.shape[0] if x.rowwise else 1

@@ -16,21 +16,17 @@ from typing import Any
 import torch
 
 from surefoot.graph.structure import Graph, Node, Ref, Spec
+from surefoot.operations.record import Expansion, expansion
 
 _aten: Any = torch.ops.aten
 
 
-def rms(graph: Graph) -> Graph:
-    """Every such expression replaced by one ``rms_norm`` or ``layer_norm`` node."""
+@expansion("aten.mul", "aten.div")
+def normalised_by_hand(graph: Graph, node: Node) -> Expansion | None:
+    """One ``rms_norm`` or ``layer_norm`` for such an expression."""
+    if len(node.inputs) != 2 or not isinstance(node.spec, Spec) or node.arguments.get("rounding_mode") is not None:
+        return None
     by_name = graph.by_name
-    return replace(graph, nodes=tuple(_recognised(graph, node, by_name) for node in graph.nodes))
-
-
-def _recognised(graph: Graph, node: Node, by_name: dict[str, Node]) -> Node:
-    if node.op not in ("aten.mul", "aten.div") or len(node.inputs) != 2 or not isinstance(node.spec, Spec):
-        return node
-    if node.arguments.get("rounding_mode") is not None:
-        return node
     args: tuple[Any, ...]
     data, factor = node.args[0].name, node.args[1].name
     pairs = [(data, factor)] if node.op == "aten.div" else [(data, factor), (factor, data)]
@@ -43,8 +39,8 @@ def _recognised(graph: Graph, node: Node, by_name: dict[str, Node]) -> Node:
         target, args = _aten.rms_norm.default, (Ref(data), size, None, eps)
         if source != data:
             target, args = _aten.layer_norm.default, (Ref(source), size, None, None, eps)
-        return replace(node, op=str(target.overloadpacket), target=target, args=args, kwargs={})
-    return node
+        return Expansion((replace(node, op=str(target.overloadpacket), target=target, args=args, kwargs={}),))
+    return None
 
 
 def _same_shape(graph: Graph, name: str, spec: Spec) -> bool:
