@@ -33,11 +33,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from surefoot.errors import SurefootError, describe
-from surefoot.graph import Graph, Node, Ref, Role, capture
-from surefoot.operations import families  # noqa: F401  registers the operations
+from surefoot.graph import Graph, Node, Ref, Role
+from surefoot.operations.captured import capture
 from surefoot.operations.record import record_of
 from surefoot.scalar import ScalarFunction, supremum
 from surefoot.scalar.enclosure import doubles_at, kinks
+from surefoot.torch_private import children_of
 
 
 class NotSmooth(SurefootError, ValueError):
@@ -149,9 +150,9 @@ def smooth(model: nn.Module, x: Any = None) -> nn.Module:
             made[id(module)] = counterpart.train(module.training)
     _refuse("modules that have kinks and no smooth counterpart", refused)
     for parent in list(copied.modules()):
-        for name, child in list(parent._modules.items()):  # named_children() skips a second name of one module
+        for name, child in list(children_of(parent).items()):
             if id(child) in made:
-                parent._modules[name] = made[id(child)]
+                children_of(parent)[name] = made[id(child)]
     result = made.get(id(copied), copied)
     if x is not None:
         _refuse("operations with kinks that are called as functions", list(_kinks(capture(result, x))))

@@ -8,7 +8,7 @@ import torch
 
 from operations.case import Case, Fixed, operation
 from operations.tensors import real
-from surefoot.graph.canonical import scale_shift
+from surefoot.operations.scaled import scale_shift
 
 aten = torch.ops.aten
 Thunk = Callable[[], Case]

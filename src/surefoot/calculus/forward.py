@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from surefoot.calculus.evaluate import value_of
 from surefoot.domains import Region
 from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
+from surefoot.graph.evaluate import value_of
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.operations.call import Bounds, Call, Slot

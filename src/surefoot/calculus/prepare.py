@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 import surefoot.operations.families  # noqa: F401  registers the operations
-from surefoot.calculus.evaluate import run_in_double
-from surefoot.graph.nodes import renamed
+from surefoot.graph.evaluate import fold_in_double
 from surefoot.graph.structure import Graph, Node, Ref, Role, Spec
 from surefoot.operations.record import record_of
 from surefoot.scalar import ScalarFunction
@@ -53,10 +52,7 @@ def without_casts(graph: Graph) -> Graph:
     source: dict[str, str] = {}
     nodes = []
     for node in graph.nodes:
-        moved = node
-        if any(name in source for name in node.inputs):
-            kwargs = {key: renamed(a, source) for key, a in node.kwargs.items()}
-            moved = replace(node, args=tuple(renamed(a, source) for a in node.args), kwargs=kwargs)
+        moved = node.renamed(source) if any(name in source for name in node.inputs) else node
         nodes.append(moved)
         if record_of(node).identity and _same_kind(graph.spec(node.inputs[0]), node.spec):
             source[node.name] = moved.inputs[0]
@@ -102,7 +98,7 @@ def scalar(x: Tensor, function: ScalarFunction) -> Tensor:
 def fused(graph: Graph) -> Graph:
     """Every node that is a scalar function of one tensor, and not affine, becomes one node."""
     known: dict[str, _Expression] = {}
-    exact = cache(partial(_in_double, graph))  # computed when first asked for
+    exact = cache(partial(fold_in_double, graph, graph.held))  # computed when first asked for
     nodes = []
     for node in graph.nodes:
         expression = _expression(graph, node, known, exact)
@@ -176,12 +172,3 @@ def _finite(value: Any) -> float | None:
         return None
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-def _in_double(graph: Graph) -> dict[str, Any]:
-    """The constants with one entry, computed in double precision."""
-    values: dict[str, Any] = {n: v.double() if v.is_floating_point() else v for n, v in graph.held.items()}
-    for node in graph.nodes:
-        if node.name in graph.constant_names:
-            values[node.name] = run_in_double(node, values)
-    return values

@@ -20,8 +20,9 @@ from surefoot.clustering.kmeans import Partition
 from surefoot.clustering.spectral import Factors, Truncation
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude, minimum
+from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE, ZERO
-from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.record import register_rule
 
 _UNIT = 2.0**-52
 _PAIR = ("outputs", "outputs")

@@ -51,7 +51,8 @@ from surefoot.operations.record import operation
 def _samples(use: Use) -> list[str]:
     """The inputs that hold one problem per row."""
     assert isinstance(use.node.target, Minimiser)
-    return [slot for slot in use.names if slot.startswith("inputs.")] if use.node.target.problem.batched else []
+    batched = use.node.target.problem.batched
+    return [slot for slot in use.names if slot.startswith("inputs.")] if batched else []
 
 
 @operation("surefoot.argmin", rows=_samples, canonical=rewrite)

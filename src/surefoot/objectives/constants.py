@@ -61,7 +61,8 @@ def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radiu
         ObjectiveError: if the objective has no rule.
     """
     from surefoot.enclosure import constant, unknown_constant
-    from surefoot.operations.registry import Call, rules
+    from surefoot.operations.call import Call
+    from surefoot.operations.record import rules
 
     rule = rules().get(objective.operation)
     if rule is None:

@@ -31,6 +31,7 @@ from surefoot.operations.record import record_of
 from surefoot.operations.rows import rows_of
 from surefoot.spec import Spec
 from surefoot.taylor.model import UNIT, TaylorModel, rounded_up
+from surefoot.torch_private import schema_of
 
 
 def along_segment(moving: Moving, data: Slot, weights: Slot, shift: Slot) -> TaylorModel | None:
@@ -117,7 +118,7 @@ def _excess(x: TaylorModel, w: TaylorModel, order: int, constant_: float) -> Ten
 def run(node: Node, values: dict[str, Any]) -> Tensor:
     """The operation with some of its arguments replaced, by slot."""
     arguments = {**node.arguments, **values}
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if schema is None:
         return node.target(**{key: arguments[key] for key in arguments})
     positional = [arguments[a.name] for a in schema.arguments if not a.kwarg_only]

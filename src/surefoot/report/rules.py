@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from surefoot.certificate import Certificate, Row
-from surefoot.operations.registry import Rule, rules
+from surefoot.operations.record import Rule, rules
 from surefoot.report.prose import inline, summary
 
 

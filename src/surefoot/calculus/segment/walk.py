@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import surefoot.operations.families  # noqa: F401  registers the rules
-from surefoot.calculus.evaluate import value_of
 from surefoot.calculus.segment import losses
 from surefoot.calculus.segment.fallback import by_rule
+from surefoot.graph.evaluate import value_of
 from surefoot.graph.structure import Graph, Node, Ref, Source
 from surefoot.operations.losses import SEPARABLE
 from surefoot.operations.moving import Moving, Norms

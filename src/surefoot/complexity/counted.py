@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from surefoot.chain import Chain
 from surefoot.chain.autodiff import Autodiff
+from surefoot.torch_private import FakeTensorMode, storage_of
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,7 @@ def _fake(mode: FakeTensorMode, value: Any) -> Any:
 
 def _storages(values: Iterable[Tensor]) -> dict[int, int]:
     """The distinct storages of tensors, with their sizes in bytes."""
-    storages = [value.untyped_storage() for value in values]
-    return {storage._cdata: storage.nbytes() for storage in storages}
+    return {storage_of(value): value.untyped_storage().nbytes() for value in values}
 
 
 def _counter() -> FlopCounterMode:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefoot.cost.sparsity import sparsity
-from surefoot.graph import capture
+from surefoot.complexity.sparsity import sparsity
+from surefoot.operations.captured import capture
 from surefoot.operations.sparsity import Sparsity
 
 

@@ -11,14 +11,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from surefoot.graph.checks import as_inputs, check_inputs, check_model
-from surefoot.graph.held import HeldCopies
+from surefoot.graph.derivative import refuse_other_derivative, refuse_severed
 from surefoot.graph.nodes import Source
 from surefoot.graph.preserve import preserved
-from surefoot.graph.read import read
-from surefoot.graph.refusals import refuse_unfaithful, refuse_wrong_ids
-from surefoot.graph.severed import refuse_severed
-from surefoot.graph.stateful import refuse_drawn, refuse_other, refuse_stored, refuse_written
-from surefoot.graph.structure import Graph
+from surefoot.graph.read import Rewrite, read
+from surefoot.graph.refusals import refuse_masked_rows, refuse_unfaithful, refuse_wrong_ids
+from surefoot.graph.stateful import refuse_effects, refuse_other, refuse_stored
+from surefoot.graph.structure import Graph, HeldCopies
 from surefoot.graph.survey import Survey
 from surefoot.graph.trace import trace
 
@@ -26,7 +25,7 @@ _KEPT = 16  # captures per model; one that changes an attribute at every call wo
 _SMALL = 4096  # entries of a buffer whose every change makes a new graph, whatever reads it
 
 
-def capture(model: nn.Module, x: Any) -> Graph:
+def capture_with(model: nn.Module, x: Any, rewrite: Rewrite) -> Graph:
     """Read a model as a graph of operations.
 
     The model is left exactly as it was: mode, attributes, hooks, gradient flags, buffers, random state.
@@ -36,6 +35,7 @@ def capture(model: nn.Module, x: Any) -> Graph:
     Args:
         model: any module that ``torch.export`` can trace; it may live on the ``meta`` device.
         x: an example batch: a tensor, a tuple of tensors, or a dict of keyword tensors.
+        rewrite: from the traced operations to those the graph shall have.
 
     Returns:
         The graph, whose buffers and constants refer to the model's. It is the same object as long as neither
@@ -43,31 +43,26 @@ def capture(model: nn.Module, x: Any) -> Graph:
 
     Raises:
         CaptureError: if the model or the input cannot be read faithfully; it says what, where, what to do.
-
-    >>> import torch
-    >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
-    >>> print(capture(model, torch.ones(2, 3)))
-    Graph: 2 operations, 1 parameter block, returns relu
-    linear  aten.linear  2×4  0
-    relu    aten.relu    2×4  1
     """
     check_model(model)
     args, kwargs = as_inputs(x)
     check_inputs(args, kwargs)
     survey = Survey(model, record=False)
     shapes = tuple(map(_describe, args)), tuple((key, _describe(value)) for key, value in kwargs.items())
-    key = None if survey.description is None else (survey.description, shapes)
+    key = None if survey.description is None else (survey.description, shapes, rewrite)
     entries = _entries_of(model)
     entry = entries.get(key)
     if entry is None:
-        entry = _Entry(_capture(model, args, kwargs))
+        entry = _Entry(_capture(model, args, kwargs, rewrite))
     entry = entry.refreshed(model)
     if key is not None:
         entries[key] = entry
         entries.move_to_end(key)
         while len(entries) > _KEPT:
             entries.popitem(last=False)
-    refuse_wrong_ids(entry.graph, (*args, *kwargs.values()))
+    inputs = (*args, *kwargs.values())
+    refuse_wrong_ids(entry.graph, inputs)
+    refuse_masked_rows(entry.graph, inputs, dict(model.named_parameters()))
     return entry.graph
 
 
@@ -106,19 +101,20 @@ def _entries_of(model: nn.Module) -> OrderedDict[Hashable, _Entry]:
     return known[1]
 
 
-def _capture(model: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> Graph:
+def _capture(model: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], rewrite: Rewrite) -> Graph:
     survey = Survey(model)
     with preserved(model, survey) as before:
         traced = trace(model, args, kwargs, survey)
         refuse_stored(traced.changes, model)
-        refuse_written(before.written_to())
-        refuse_drawn(before.drawn_from())
-        graph = read(traced.program, model)
+        refuse_effects(before.written_to(), before.drawn_from())
+        graph = read(traced.program, model, rewrite)
         refuse_severed(traced.original)
         refuse_severed(traced.program)
         refuse_unfaithful(graph)
+        if traced.custom:
+            refuse_other_derivative(model, graph, args, kwargs, traced.custom)
         if traced.changes:  # harmless, if a second call in a row computes the same
-            again = read(trace(model, args, kwargs, survey, calls=2).program, model)
+            again = read(trace(model, args, kwargs, survey, calls=2).program, model, rewrite)
             refuse_other(graph, again, traced.changes, model)
     return graph
 

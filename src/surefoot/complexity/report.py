@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from surefoot.chain import Chain
-from surefoot.cost.counted import Counted, counted
-from surefoot.cost.layers import ComputationCost, computation_cost
-from surefoot.cost.oracles import OracleCost, oracle_costs
-from surefoot.cost.units import engineering, table
+from surefoot.complexity.counted import Counted, counted
+from surefoot.complexity.layers import ComputationCost, computation_cost
+from surefoot.complexity.oracles import OracleCost, oracle_costs
+from surefoot.complexity.units import engineering, table
 
 
 @dataclass(frozen=True)

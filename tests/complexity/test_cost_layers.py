@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from surefoot.cost import cost
-from surefoot.cost.oracles import newton_layer
+from surefoot.complexity import cost
+from surefoot.complexity.oracles import newton_layer
 
 
 def test_fully_connected_closed_form() -> None:

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from surefoot import zoo
 from surefoot.chain import Chain
-from surefoot.cost import Cost, chain_cost, cost
+from surefoot.complexity import Cost, chain_cost, cost
 
 SMALL = [
     "autoencoder",

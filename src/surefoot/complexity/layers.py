@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefoot.chain import Computation
-from surefoot.cost.sparsity import sparsity
+from surefoot.complexity.sparsity import sparsity
 from surefoot.graph import Node, Role
 from surefoot.operations.forms import Degree, degree_of
 from surefoot.operations.record import Form, record_of

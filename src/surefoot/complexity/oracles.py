@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from surefoot.cost.layers import ComputationCost
+from surefoot.complexity.layers import ComputationCost
 
 
 @dataclass(frozen=True)
