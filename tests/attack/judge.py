@@ -13,10 +13,10 @@ from attack.networks import Case, Network
 from attack.operations import wrong_rules
 from judges import Target, attack, violations
 from judges.function import in_double
-from surefoot.calculus.certify import certify, enclose_leaves
 from surefoot.calculus.forward import forward
+from surefoot.calculus.leaves import captured, enclose_leaves
 from surefoot.calculus.prepare import prepared
-from surefoot.graph import capture
+from surefoot.certificate.proving import certify_proved
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Judge:
     def verdict(self, case: Case, seed: int) -> Verdict:
         """Certify the case and attack it."""
         model, x = self.network.model, self.network.x
-        certificate = certify(model, x, domain=case.domain, wrt=case.wrt, input_norm=case.input_norm)
+        certificate = certify_proved(model, x, domain=case.domain, wrt=case.wrt, input_norm=case.input_norm)
         target = Target.on(self.twin, self.inputs, case.domain, case.wrt)
         found = attack(target, seed=seed)
         wrong = [*map(str, violations(certificate, found)), *self._wrong_inside(case, target, found.points, seed)]
@@ -56,10 +56,10 @@ class Judge:
 
     def _wrong_inside(self, case: Case, target: Target, points: list[Tensor], seed: int) -> list[str]:
         model, x = self.network.model, self.network.x
-        graph = capture(model, x)
+        graph, inputs = captured(model, x, None)
         (leaf,) = graph.inputs
         leaves, region = enclose_leaves(
-            graph, dict(model.named_parameters()), {leaf.name: x}, case.domain, case.wrt, case.input_norm
+            graph, dict(model.named_parameters()), inputs, case.domain, case.wrt, case.input_norm
         )
         ready = prepared(graph)
         result = forward(ready, leaves, region)

@@ -21,20 +21,20 @@ part of the function that the certificate speaks of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+import surefoot.operations.families  # noqa: F401  registers the rules
+from surefoot.calculus.evaluate import value_of
 from surefoot.domains import Region
 from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
-from surefoot.operations.registry import Bounds, Call, Slot, rule_for
+from surefoot.operations.registry import Bounds, Call, Pair, Slot, rule_for, rules
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,20 @@ class Step:
     @property
     def light(self) -> Step:
         """The same without what depends on centre values."""
-        return replace(self, bounds=_light(self.bounds))
+        numbers = replace(
+            self.bounds, curvature_along=None, rows_along=None, change_along=None, jacobian_change=None
+        )
+        return replace(self, bounds=numbers)
+
+    def partners(self, slot: Slot) -> list[tuple[Pair, Slot]]:
+        """The pairs with curvature that a slot belongs to, each with the other slot, if that varies."""
+        pairs = [(pair, pair[pair[0] == slot]) for pair in self.bounds.curvature if slot in pair]
+        return [(pair, other) for pair, other in pairs if other in self.names]
+
+    def row_moves(self, slot: Slot, enclosures: Mapping[str, Enclosure], count: int) -> Magnitude:
+        """How far what each row of the result reads in a slot may be from the centre."""
+        e = enclosures[self.names[slot]]
+        return e.row_spread(count) if slot in self.row_slots else Magnitude(np.full(count, e.spread.log2))
 
 
 @dataclass(frozen=True)
@@ -72,13 +85,7 @@ class Pass:
         return replace(self, enclosures=enclosures, steps=tuple(step.light for step in self.steps), graph=None)
 
 
-def forward(
-    graph: Graph,
-    leaves: Mapping[str, Enclosure],
-    region: Region,
-    keep: bool = False,
-    sharpen: Callable[[Step, Enclosure], Enclosure] | None = None,
-) -> Pass:
+def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region, keep: bool = False) -> Pass:
     """Run the rules over the graph.
 
     Args:
@@ -87,7 +94,6 @@ def forward(
         region: the domain.
         keep: whether to keep centre values for a pass backwards; otherwise they are dropped as soon as no later
             operation reads them.
-        sharpen: given an operation and the enclosure of its result, returns one that may be sharper.
 
     Raises:
         UnsupportedOperation: if an operation that varies has no rule.
@@ -96,36 +102,38 @@ def forward(
     steps: list[Step] = []
     last_reader = {name: node for node in graph.nodes for name in node.inputs}
     for node in graph.nodes:
-        call = Call(node, enclosures)
         value = value_of(node, {name: enclosures[name].value for name in node.inputs})
         if all(enclosures[name].is_constant for name in node.inputs):
-            enclosures[node.name] = _constant(graph, call, value, region)
+            enclosures[node.name] = _constant(graph, Call(node, enclosures), value, region)
         else:
-            bounds = rule_for(node, graph)(call)
-            names = {slot: name for slot, name in call.names.items() if slot in call.varying}
-            steps.append(_step(call, bounds, names, keep))
-            enclosed = _enclose(call, bounds, value, region)
-            enclosures[node.name] = enclosed if sharpen is None else sharpen(steps[-1], enclosed)
+            step, enclosures[node.name] = enclose(graph, node, value, enclosures, region)
+            steps.append(step if keep else step.light)
         for name in node.inputs:
             if last_reader[name] is node and name not in graph.outputs and not keep:
                 enclosures[name] = replace(enclosures[name], value=None)
     return Pass(region, enclosures, tuple(steps), graph.outputs, graph if keep else None)
 
 
-def _step(call: Call, bounds: Bounds, names: Mapping[Slot, str], keep: bool) -> Step:
-    """What later passes need to know; contracted curvatures hold centre values and are dropped with them."""
-    if not keep:
-        return Step(call.node, _light(bounds), names)
-    count = call.shape[0] if call.shape else 0
+def enclose(
+    graph: Graph, node: Node, value: Any, enclosures: Mapping[str, Enclosure], region: Region
+) -> tuple[Step, Enclosure]:
+    """What the rule of an operation that varies claims, and the enclosure of its result.
+
+    Args:
+        graph: where it stands.
+        node: the operation.
+        value: of its result at the centre, ``None`` if that is not known.
+        enclosures: of its arguments.
+        region: the domain.
+    """
+    call = Call(node, enclosures)
+    bounds = rule_for(node, graph)(call)
     rows = set(bounds.row_slots)
     if bounds.rowwise:
+        count = call.shape[0] if call.shape else 0
         rows |= {slot for slot, e in call.varying.items() if e.rows is not None and e.rows.shape == (count,)}
-    return Step(call.node, bounds, names, frozenset(rows))
-
-
-def _light(bounds: Bounds) -> Bounds:
-    """The numbers alone."""
-    return replace(bounds, curvature_along=None, rows_along=None, change_along=None, jacobian_change=None)
+    names = {slot: name for slot, name in call.names.items() if slot in call.varying}
+    return Step(node, bounds, names, frozenset(rows)), _enclose(call, bounds, value, region)
 
 
 def _enclose(call: Call, bounds: Bounds, value: Any, region: Region) -> Enclosure:
@@ -226,60 +234,12 @@ def _constant(graph: Graph, call: Call, value: Any, region: Region) -> Enclosure
         first = constant(value[0], variables)
         return replace(first, spec=call.node.spec, value=value, bound=size, peak=peak)
     unknown = unknown_constant(call.node.spec, variables)
-    if call.node.op not in _known_rules() or not call.slots or not _real(call.node):
+    if call.node.op not in rules() or not call.slots or not _real(call.node):
         return unknown
     bounds = rule_for(call.node, graph)(call)
     bound, peak = _sizes(call, _from_zero(call, bounds), bounds.peak)
     return replace(unknown, bound=bound, peak=peak)
 
 
-def _known_rules() -> dict[str, Any]:
-    from surefoot.operations.registry import rules
-
-    return rules()
-
-
 def _real(node: Node) -> bool:
     return all(isinstance(spec, Spec) and spec.dtype.is_floating_point for spec in node.specs)
-
-
-def value_of(node: Node, inputs: Mapping[str, Any]) -> Any:
-    """The operation at the given values, in double precision; ``None`` if one of them is not known."""
-    if any(value is None for value in inputs.values()):
-        return None
-    with torch.no_grad():
-        return run_in_double(node, inputs)
-
-
-def run_in_double(node: Node, inputs: Mapping[str, Any]) -> Any:
-    """The operation on these values, in double precision."""
-    args = [_in_double(a) for a in node.args]
-    kwargs = {key: _in_double(a, key) for key, a in node.kwargs.items()}
-    with _double_by_default():
-        value = replace(node, args=tuple(args), kwargs=kwargs).run(inputs)
-    if isinstance(value, Tensor):
-        return value.to(torch.float64) if value.is_floating_point() else value
-    return tuple(v.to(torch.float64) if v.is_floating_point() else v for v in value)
-
-
-@contextmanager
-def _double_by_default() -> Iterator[None]:
-    """Whole numbers times 0.1 are of the default type: double precision here."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def _in_double(argument: Any, key: str = "") -> Any:
-    """Casts to a narrower type are the identity in real arithmetic; constants are computed where they can be."""
-    if isinstance(argument, torch.dtype) and argument in _NARROW:
-        return torch.float64
-    if key == "device" and argument is not None and torch.device(argument).type == "meta":
-        return torch.device("cpu")
-    return argument

@@ -2,7 +2,6 @@
 
 * ``base``: :class:`Objective`: value, derivatives, constants.
 * ``constants``: :class:`Constants` of an objective as a function of the stacked outputs.
-* ``attach``: how an objective becomes the last operation of a graph.
 * ``loss``: what supervised losses share, a scale and a reduction.
 * ``cross_entropy``: :class:`CrossEntropy`, the logistic loss of several classes.
 * ``losses``: :class:`Square`, :class:`BinaryCrossEntropy` and :class:`Huber`.
@@ -14,7 +13,7 @@
 * ``regularizers``: :class:`Ridge`, a function of the parameters.
 """
 
-from surefoot.objectives.attach import attach
+from surefoot.calculus.attach import attach
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import Constants, ObjectiveError
 from surefoot.objectives.cross_entropy import CrossEntropy

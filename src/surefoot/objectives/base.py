@@ -12,13 +12,7 @@ from torch import Tensor, nn
 
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.constants import Constants, ObjectiveError, certified, checked_radius, spec_of
-
-_BY_OPERATION: dict[str, type[Objective]] = {}
-
-
-def kind_of(operation: str) -> type[Objective] | None:
-    """The kind of objective that an operation of a graph computes; ``None`` if it is no objective."""
-    return _BY_OPERATION.get(operation)
+from surefoot.operations.facts import LOSSES, LossFacts
 
 
 class Objective(nn.Module):
@@ -49,7 +43,7 @@ class Objective(nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "operation" in cls.__dict__:
-            _BY_OPERATION[cls.operation] = cls
+            LOSSES[cls.operation] = LossFacts(cls.convex, cls.nonnegative, cls.quadratic)
 
     def __init__(self, targets: Any = None) -> None:
         super().__init__()

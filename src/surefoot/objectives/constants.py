@@ -16,17 +16,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from surefoot.errors import SurefootError
+from surefoot.errors import ObjectiveError
 from surefoot.graph.nodes import Node, Ref, Spec
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
     from surefoot.enclosure import Enclosure
     from surefoot.objectives.base import Objective
-
-
-class ObjectiveError(SurefootError, ValueError):
-    """The objective does not fit the outputs or the targets."""
 
 
 @dataclass(frozen=True)

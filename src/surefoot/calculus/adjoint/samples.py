@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.calculus.forward import Pass, Step, run_in_double
+from surefoot.calculus.evaluate import run_in_double
+from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Spec
 
@@ -110,8 +111,10 @@ class Samples:
 def samples(result: Pass) -> Samples | None:
     """The function sample by sample; ``None`` if samples interact or it would cost too much."""
     last = result.steps[-1]
-    reads = [result.enclosures[name] for name in dict.fromkeys(last.names.values())]
-    if len(reads) != 1 or not reads[0].shape or last.node.name != result.outputs[0]:
+    reads = [result.enclosures[name].spec for name in dict.fromkeys(last.names.values())]
+    if len(reads) != 1 or not isinstance(reads[0], Spec) or last.node.name != result.outputs[0]:
+        return None
+    if not reads[0].shape:
         return None
     count = reads[0].shape[0]
     found = [_source(result, step) for step in result.steps]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surefoot.calculus.forward import run_in_double
+from surefoot.calculus.evaluate import run_in_double
 from surefoot.enclosure import Enclosure, measure
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, minimum

@@ -8,8 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-import surefoot.operations.families  # noqa: F401  registers the rules
-from surefoot.calculus.forward import value_of
+from surefoot.calculus.evaluate import value_of, widened
 from surefoot.calculus.segment import bilinear, losses
 from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.fallback import by_rule
@@ -31,9 +30,9 @@ def leaf_models(
     """Leaves along the segment; values and the direction by leaf name."""
     models = {}
     for name, leaf in graph.leaves.items():
-        value = _wide(values[name])
+        value = widened(values[name].detach())
         if name in direction:
-            models[name] = TaylorModel((value, _wide(direction[name])), length)
+            models[name] = TaylorModel((value, widened(direction[name].detach())), length)
         else:
             rows = leaf.source is Source.INPUT and value.dim() > 0
             models[name] = TaylorModel((value,), length, rowwise=rows)
@@ -90,8 +89,3 @@ def _has_rows(value: object, arguments: Mapping[str, TaylorModel]) -> bool:
     """Whether a constant keeps the rows of the batch; nothing moves, so they are only a way to count."""
     rows = {tuple(model.value.shape[:1]) for model in arguments.values() if model.rowwise}
     return isinstance(value, Tensor) and value.dim() > 0 and rows == {tuple(value.shape[:1])}
-
-
-def _wide(value: Tensor) -> Tensor:
-    value = value.detach()
-    return value.to(torch.float64) if value.is_floating_point() else value
