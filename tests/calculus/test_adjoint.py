@@ -143,7 +143,7 @@ class Judge:
 
 
 def run(model: nn.Module, x: Tensor, objective: nn.Module, domain: sf.Ball) -> Pass:
-    return Analysis(model, x, objective).over(domain)
+    return Analysis.of(model, x, objective).over(domain)
 
 
 def costates_of(result: Pass) -> dict[str, Enclosure]:

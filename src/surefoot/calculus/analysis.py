@@ -7,6 +7,7 @@ present weights, the *centre*, and the costates :math:`\partial F/\partial z` th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -52,24 +53,17 @@ class Reading:
         return len(self.graph.outputs) == 1 and self.graph.numel(self.graph.outputs[0]) == 1
 
 
+@dataclass(frozen=True, eq=False)
 class Analysis:
     """A function of the parameters: the outputs of a model on a batch, or an objective of them.
 
-    Args:
+    Attributes:
         model: the model; it is not changed.
         x: a batch.
         objective: a loss bound to its targets, or any module that maps the outputs to one number; ``None`` for
             the outputs.
-        reading: to be used again if it is of the same graph.
-        norms: of layers, to be used again otherwise.
-
-    Attributes:
         reading: what holds for all weights.
         values: of the leaves of the graph, by name, as they were when it was read.
-
-    Raises:
-        CaptureError: if the model cannot be read.
-        ObjectiveError: if the objective does not fit the outputs.
 
     >>> model, x = nn.Linear(2, 1), torch.ones(3, 2)
     >>> first = Analysis.of(model, x)
@@ -82,31 +76,39 @@ class Analysis:
     (False, True)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Any,
-        objective: nn.Module | None = None,
-        reading: Reading | None = None,
-        norms: Norms | None = None,
-    ) -> None:
-        graph, values = _read(model, x, objective)
-        self.model, self.x, self.objective = model, x, objective
-        fits = reading is not None and reading.graph is graph
-        self.reading = reading if fits else Reading(graph, norms or Norms())
-        self.values = {name: value.detach().clone() for name, value in values.items()}
+    model: nn.Module
+    x: Any
+    objective: nn.Module | None
+    reading: Reading
+    values: Mapping[str, Tensor]
 
     @classmethod
     def of(
-        cls, model: nn.Module, x: Any, objective: nn.Module | None = None, previous: Analysis | None = None
+        cls,
+        model: nn.Module,
+        x: Any,
+        objective: nn.Module | None = None,
+        previous: Analysis | None = None,
+        norms: Norms | None = None,
     ) -> Analysis:
         """The previous analysis if it still says what the model computes, otherwise a new one.
 
-        A new one takes over what holds for all weights, if the graph is the same.
+        A new one takes over what holds for all weights, if the graph is the same; otherwise it starts with these
+        norms of layers.
+
+        Raises:
+            CaptureError: if the model cannot be read.
+            ObjectiveError: if the objective does not fit the outputs.
         """
-        if previous is None:
-            return cls(model, x, objective)
-        return previous if previous._holds_for(model, x, objective) else cls(model, x, objective, previous.reading)
+        graph, values = _read(model, x, objective)
+        if previous is not None and previous.model is model and previous.reading.graph is graph:
+            if previous._has(values):
+                return previous
+            reading = previous.reading
+        else:
+            reading = Reading(graph, norms or Norms())
+        kept = {name: value.detach().clone() for name, value in values.items()}
+        return cls(model, x, objective, reading, kept)
 
     def is_current(self) -> bool:
         """Whether the model still computes this function, at these weights.
@@ -114,14 +116,12 @@ class Analysis:
         Compared are the values of parameters, buffers, inputs and targets, and what the graph depends on: modes,
         gradient flags, and all attributes that ``forward`` reads.
         """
-        return self._holds_for(self.model, self.x, self.objective)
+        graph, values = _read(self.model, self.x, self.objective)
+        return graph is self.reading.graph and self._has(values)
 
-    def _holds_for(self, model: nn.Module, x: Any, objective: nn.Module | None) -> bool:
+    def _has(self, values: Mapping[str, Tensor]) -> bool:
         """PyTorch's count of writes misses those through ``.data`` and NumPy, so values are compared."""
-        if model is not self.model:
-            return False
-        graph, values = _read(model, x, objective)
-        return graph is self.reading.graph and all(_equal(values[n], kept) for n, kept in self.values.items())
+        return all(_equal(values[name], kept) for name, kept in self.values.items())
 
     def verify(self) -> None:
         """Compare the centre with what the model computes.
@@ -132,7 +132,7 @@ class Analysis:
             AnalysisError: if they differ, or the analysis is out of date.
         """
         if not self.is_current():
-            raise AnalysisError("the model has changed since it was analysed: make a new Analysis")
+            raise AnalysisError("the model has changed since it was analysed: make a new one with Analysis.of")
         args, kwargs = as_inputs(self.x)
         buffers = {name: value.clone() for name, value in self.model.named_buffers(remove_duplicate=False)}
         with torch.no_grad():

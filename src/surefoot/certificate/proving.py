@@ -62,7 +62,7 @@ def certify_proved(
             raise DomainError("along a segment the parameters vary, and the constants are certified ones")
         with ordinary_device():
             return _on_segment(Along(model, x, objective), domain)
-    analysis = Analysis(model, x, objective)
+    analysis = Analysis.of(model, x, objective)
     with ordinary_device():
         return certificate_of(analysis.over(domain, wrt, input_norm), domain, wrt)
 

@@ -42,7 +42,7 @@ def setting(make: type[nn.Module] | object, seed: int = 0) -> tuple[nn.Module, T
 
 
 def run(model: nn.Module, x: Tensor, objective: nn.Module, domain: sf.Ball) -> Pass:
-    return Analysis(model, x, objective).over(domain)
+    return Analysis.of(model, x, objective).over(domain)
 
 
 def points(model: nn.Module, radius: float, count: int = 4) -> list[dict[str, Tensor]]:

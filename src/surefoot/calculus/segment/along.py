@@ -32,7 +32,7 @@ class Along:
     """
 
     def __init__(self, model: nn.Module, x: Any, objective: nn.Module | None, norms: Norms | None = None) -> None:
-        self._last = Analysis(model, x, objective, norms=norms)
+        self._last = Analysis.of(model, x, objective, norms=norms)
         self._last.require_values()
 
     @property
@@ -51,7 +51,8 @@ class Along:
 
     def majorant(self, direction: Mapping[str, Tensor], length: float, order: int) -> Majorant:
         """The quadratic upper bound of the objective along a direction."""
-        return _majorant(self.analysis, direction, length, order)
+        (output,) = self.expand(direction, length, order)
+        return majorant(output)
 
     def longest(
         self, direction: Mapping[str, Tensor], whole: Majorant, order: int, refinements: int = 0
@@ -68,7 +69,7 @@ class Along:
             order: Taylor coefficients.
             refinements: how often the interval is halved.
         """
-        analysis, bound, too_long = self.analysis, whole, whole.length
+        bound, too_long = whole, whole.length
         for _ in range(_TRIALS):
             if bound.step >= 0.25 * bound.length:
                 break
@@ -76,12 +77,12 @@ class Along:
             shorter = 2 * bound.step if bound.step > 0.1 * bound.length else bound.length / 5
             if shorter == 0:
                 break
-            bound = _majorant(analysis, direction, shorter, order)
+            bound = self.majorant(direction, shorter, order)
         low = bound.step
         for _ in range(refinements):
             if not low < 0.99 * too_long:
                 break
-            middle = _majorant(analysis, direction, 0.5 * (low + too_long), order)
+            middle = self.majorant(direction, 0.5 * (low + too_long), order)
             bound = middle if middle.step > bound.step else bound
             if middle.step >= 0.999 * middle.length:
                 low = middle.length
@@ -92,11 +93,6 @@ class Along:
     def steepest_descent(self) -> dict[str, Tensor]:
         """Minus the gradient of the objective, in double precision."""
         return {path: -slope for path, slope in self.analysis.gradient.items()}
-
-
-def _majorant(analysis: Analysis, direction: Mapping[str, Tensor], length: float, order: int) -> Majorant:
-    (output,) = _expand(analysis, direction, length, order)
-    return majorant(output)
 
 
 def _expand(

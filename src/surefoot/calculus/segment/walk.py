@@ -13,7 +13,7 @@ from surefoot.calculus.segment import bilinear, losses
 from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.fallback import by_rule
 from surefoot.calculus.segment.scalar import scalar
-from surefoot.graph.structure import Graph, Node, Ref, Source
+from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
 from surefoot.operations.losses import SEPARABLE
 from surefoot.taylor.model import TaylorModel
 
@@ -40,7 +40,7 @@ def leaf_models(
 
 
 def expand(graph: Graph, leaves: Mapping[str, TaylorModel], order: int, norms: Norms) -> tuple[TaylorModel, ...]:
-    """The outputs of a graph along a segment, to an order of at least 2.
+    """The outputs of a graph along a segment, to an order of at least 2; not numbers where something overflows.
 
     Raises:
         UnsupportedOperation: if an operation that moves has no rule.
@@ -51,6 +51,8 @@ def expand(graph: Graph, leaves: Mapping[str, TaylorModel], order: int, norms: N
     with torch.no_grad():
         for node in graph.nodes:
             models[node.name] = _apply(graph, node, models, order, length, norms)
+            if not _is_finite(models[node.name]):
+                return tuple(_unknown(graph.spec(name), length, order) for name in graph.outputs)
             for name in node.inputs:
                 if last_reader[name] is node and name not in graph.outputs:
                     del models[name]
@@ -75,6 +77,16 @@ def _apply(
     if node.op in _LOSSES and slots["outputs"].rowwise and slots["targets"].is_constant:
         return _LOSSES[node.op](slots["outputs"], slots["targets"].value, known, **node.kwargs)
     return by_rule(graph, node, arguments, known)
+
+
+def _is_finite(model: TaylorModel) -> bool:
+    return model.is_constant or all(bool(torch.isfinite(c).all()) for c in model.coefficients if c is not None)
+
+
+def _unknown(spec: Spec | tuple[Spec, ...], length: float, order: int) -> TaylorModel:
+    """A tensor of which nothing is known."""
+    assert isinstance(spec, Spec)
+    return TaylorModel((torch.full(spec.shape, torch.nan, dtype=torch.float64),) * order, length)
 
 
 def _extended(model: TaylorModel, order: int) -> TaylorModel:
