@@ -13,9 +13,8 @@ from attack.networks import Case, Network
 from attack.operations import wrong_rules
 from judges import Target, attack, violations
 from judges.function import in_double
+from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.forward import forward
-from surefoot.calculus.leaves import captured, enclose_leaves
-from surefoot.calculus.prepare import prepared
 from surefoot.certificate.proving import certify_proved
 
 
@@ -56,12 +55,10 @@ class Judge:
 
     def _wrong_inside(self, case: Case, target: Target, points: list[Tensor], seed: int) -> list[str]:
         model, x = self.network.model, self.network.x
-        graph, inputs = captured(model, x, None)
+        analysis = Analysis.of(model, x)
+        graph, ready = analysis.reading.graph, analysis.reading.prepared
         (leaf,) = graph.inputs
-        leaves, region = enclose_leaves(
-            graph, dict(model.named_parameters()), inputs, case.domain, case.wrt, case.input_norm
-        )
-        ready = prepared(graph)
+        leaves, region = analysis.enclosed(case.domain, case.wrt, case.input_norm)
         result = forward(ready, leaves, region)
         base = {name: enclosure.value for name, enclosure in leaves.items()} | {leaf.name: self.inputs[0]}
         if case.wrt == "input":

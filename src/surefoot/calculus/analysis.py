@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from surefoot.calculus.evaluate import values_at
 from surefoot.calculus.forward import Pass, forward
-from surefoot.calculus.leaves import Wrt, captured, enclose_leaves, present_value
+from surefoot.calculus.leaves import Wrt, captured, enclose_leaves
 from surefoot.calculus.prepare import prepared
 from surefoot.calculus.segment.bilinear import Norms
-from surefoot.domains import Domain, DomainError
+from surefoot.domains import Domain, DomainError, Region
+from surefoot.enclosure import Enclosure
 from surefoot.errors import SurefootError
 from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs
@@ -100,7 +101,7 @@ class Analysis:
             CaptureError: if the model cannot be read.
             ObjectiveError: if the objective does not fit the outputs.
         """
-        graph, values = _read(model, x, objective)
+        graph, values = captured(model, x, objective)
         if previous is not None and previous.model is model and previous.reading.graph is graph:
             if previous._has(values):
                 return previous
@@ -116,7 +117,7 @@ class Analysis:
         Compared are the values of parameters, buffers, inputs and targets, and what the graph depends on: modes,
         gradient flags, and all attributes that ``forward`` reads.
         """
-        graph, values = _read(self.model, self.x, self.objective)
+        graph, values = captured(self.model, self.x, self.objective)
         return graph is self.reading.graph and self._has(values)
 
     def _has(self, values: Mapping[str, Tensor]) -> bool:
@@ -195,6 +196,16 @@ class Analysis:
         if any(value.device.type == "meta" for value in self.values.values()):
             raise DomainError("a segment starts at the present weights, and on the meta device there are none")
 
+    def enclosed(
+        self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None
+    ) -> tuple[dict[str, Enclosure], Region]:
+        """The leaves over a domain.
+
+        Raises:
+            DomainError: if the domain does not fit.
+        """
+        return enclose_leaves(self.reading.graph, self.values, domain, wrt, input_norm)
+
     def over(self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None) -> Pass:
         """The forward pass over a domain; for a scalar function centre values are kept for a pass backwards.
 
@@ -202,17 +213,8 @@ class Analysis:
             DomainError: if the domain does not fit.
             UnsupportedOperation: if an operation has no rule.
         """
-        graph = self.reading.graph
-        parameters = {leaf.path: self.values[leaf.name] for leaf in graph.parameters}
-        leaves, region = enclose_leaves(graph, parameters, self.values, domain, wrt, input_norm)
+        leaves, region = self.enclosed(domain, wrt, input_norm)
         return forward(self.reading.prepared, leaves, region, keep=self.reading.is_scalar)
-
-
-def _read(model: nn.Module, x: Any, objective: nn.Module | None) -> tuple[Graph, dict[str, Tensor]]:
-    """The graph, and the values of its leaves by name."""
-    graph, inputs = captured(model, x, objective)
-    parameters = dict(model.named_parameters())
-    return graph, {name: present_value(graph, leaf, parameters, inputs) for name, leaf in graph.leaves.items()}
 
 
 def _equal(present: Tensor, kept: Tensor) -> bool:

@@ -10,11 +10,11 @@ import numpy as np
 
 from surefoot.calculus.assemble import Term
 from surefoot.calculus.forward import Pass, Step
-from surefoot.magnitude import Magnitude, maximum, minimum
+from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.norms import nonnegative_norm
 from surefoot.operations.registry import label
 
-_MOST_ENTRIES = 5e7  # of all matrices together; beyond that, numbers in place of matrices
+_MOST_ENTRIES = 5e7  # of all matrices together
 _SHARPEST = 64  # variables up to which every matrix is worth a sharp norm
 
 
@@ -30,28 +30,25 @@ def largest_curvature(step: Step) -> Magnitude:
 
 
 def smoothness_by_tensor(result: Pass) -> dict[str, Magnitude]:
-    """The smoothness of every result as a function of the variables, by the recursion of
-    :mod:`surefoot.calculus.assemble`.
+    """The smoothness of every result as a function of the variables: the recursion of
+    :mod:`surefoot.calculus.assemble` with a matrix per tensor, and the norms of those.
+
+    Where the matrices would be too many, all variables count as one: larger, and cheap.
     """
-    by_matrix = len(result.region.variables) ** 2 * len(result.steps) <= _MOST_ENTRIES
-    return _smoothness_by_matrix(result) if by_matrix else _smoothness_by_number(result)
-
-
-def _smoothness_by_matrix(result: Pass) -> dict[str, Magnitude]:
-    """With a matrix per tensor, and the norms of those."""
-    count = len(result.region.variables)
-    zero = Magnitude.zero((count, count))
+    slopes = {name: e.lipschitz for name, e in result.enclosures.items()}
+    if len(result.region.variables) ** 2 * len(result.steps) > _MOST_ENTRIES:
+        slopes = {name: stack([slope.norm()]) for name, slope in slopes.items()}
     matrices: dict[str, Magnitude] = {}
     last_reader = {name: step.node.name for step in result.steps for name in step.names.values()}
     norms: dict[str, Magnitude] = {}
     for step in result.steps:
-        total = zero
+        count = len(slopes[step.node.name])
+        total = Magnitude.zero((count, count))
         for slot, name in step.names.items():
             if name in matrices:
                 total = total + matrices[name] * step.bounds.jacobian[slot]
         for first, second, curvature in _curvatures(step):
-            left, right = (result.enclosures[step.names[slot]].lipschitz for slot in (first, second))
-            outer = Magnitude(np.asarray(left.log2)[:, None]) * Magnitude(np.asarray(right.log2)[None, :])
+            outer = slopes[step.names[first]][:, None] * slopes[step.names[second]][None, :]
             total = total + outer * curvature
             if first != second:
                 total = total + Magnitude(outer.log2.T) * curvature
@@ -66,20 +63,6 @@ def _smoothness_by_matrix(result: Pass) -> dict[str, Magnitude]:
 def _quick_norm(matrix: Magnitude) -> Magnitude:
     """The spectral norm of a symmetric matrix is at most its Frobenius norm, and at most its largest row sum."""
     return minimum(matrix.norm(), matrix.sum(axis=1).max())
-
-
-def _smoothness_by_number(result: Pass) -> dict[str, Magnitude]:
-    """On norms: larger, and cheap for any number of variables."""
-    smooth: dict[str, Magnitude] = {}
-    for step in result.steps:
-        total = Magnitude.zero()
-        for slot, name in step.names.items():
-            total = total + step.bounds.jacobian[slot] * smooth.get(name, Magnitude.zero())
-        for first, second, curvature in _curvatures(step):
-            sizes = [result.enclosures[step.names[slot]].lipschitz.norm() for slot in (first, second)]
-            total = total + curvature * sizes[0] * sizes[1] * (1.0 if first == second else 2.0)
-        smooth[step.node.name] = total
-    return smooth
 
 
 def _curvatures(step: Step) -> list[tuple[str, str, Magnitude]]:

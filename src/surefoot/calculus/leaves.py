@@ -19,37 +19,25 @@ from surefoot.magnitude import Magnitude
 Wrt = Literal["params", "input"]
 
 
-def captured(model: nn.Module, x: Any, objective: nn.Module | None) -> tuple[Graph, dict[str, Tensor]]:
-    """The graph of a model, or of an objective of it, and the values of inputs and targets by leaf name.
+def captured(model: nn.Module, x: Any, objective: nn.Module | None = None) -> tuple[Graph, dict[str, Tensor]]:
+    """The graph of a model, or of an objective of it, and the present values of its leaves by name.
 
     It is the same graph as long as nothing that it depends on has changed.
     """
     graph = capture(model, x)
     args, kwargs = as_inputs(x)
-    inputs = dict(zip((leaf.name for leaf in graph.inputs), (*args, *kwargs.values()), strict=True))
-    if objective is None:
-        return graph, inputs
-    graph, targets = attach(graph, objective)
-    return graph, inputs | targets
-
-
-def present_value(
-    graph: Graph, leaf: Leaf, parameters: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
-) -> Tensor:
-    """The value of a leaf: parameters by path, inputs and targets by leaf name."""
-    match leaf.source:
-        case Source.INPUT | Source.TARGET:
-            return inputs[leaf.name]
-        case Source.PARAMETER:
-            return parameters[leaf.path]
-        case _:
-            return graph.held[leaf.name]
+    values = dict(zip((leaf.name for leaf in graph.inputs), (*args, *kwargs.values()), strict=True))
+    if objective is not None:
+        graph, targets = attach(graph, objective)
+        values |= targets
+    parameters = dict(model.named_parameters())
+    values |= {leaf.name: parameters[leaf.path] for leaf in graph.parameters}
+    return graph, values | {name: value for name, value in graph.held.items() if name in graph.leaves}
 
 
 def enclose_leaves(
     graph: Graph,
-    parameters: Mapping[str, Tensor],
-    inputs: Mapping[str, Tensor],
+    values: Mapping[str, Tensor],
     domain: Domain,
     wrt: Wrt = "params",
     input_norm: float | None = None,
@@ -63,7 +51,7 @@ def enclose_leaves(
     count = len(region.variables)
     enclosures: dict[str, Enclosure] = {}
     for leaf in graph.leaves.values():
-        value = present_value(graph, leaf, parameters, inputs)
+        value = values[leaf.name]
         if leaf.name in region.variables:
             enclosures[leaf.name] = _variable(leaf, value, domain, region)
         elif leaf.source is Source.INPUT and value.is_floating_point():
@@ -82,9 +70,7 @@ def _variable_blocks(graph: Graph, wrt: Wrt) -> dict[str, tuple[str, ...]]:
             raise DomainError("the input is made of integers: there is no derivative with respect to it")
         return {"input": names}
     trainable = {leaf.name for leaf in graph.parameters if leaf.trainable}
-    blocks = {
-        path: tuple(name for name in block.parameters if name in trainable) for path, block in graph.blocks.items()
-    }
+    blocks = {path: tuple(n for n in block.parameters if n in trainable) for path, block in graph.blocks.items()}
     blocks = {path: names for path, names in blocks.items() if names}
     if not blocks:
         raise DomainError("no parameter asks for gradients: nothing varies. Call model.requires_grad_(True)")
@@ -95,16 +81,15 @@ def _variable(leaf: Leaf, present: Tensor, domain: Domain, region: Region) -> En
     """A variable: within its radius of its centre, with derivative one with respect to itself."""
     radius = Magnitude.of(region.radius(leaf.name))
     unit = Magnitude.of(np.array([float(name == leaf.name) for name in region.variables]))
-    center = domain.center
     if present.device.type == "meta":
-        if center != "origin":
+        if domain.center != "origin":
             raise DomainError(
                 f"'{leaf.path}' is on the meta device and has no value to be the centre: use "
                 "ProductBall(radius), whose centre is the origin"
             )
         infinite = Magnitude.infinity()
         return Enclosure(leaf.spec, None, radius, radius, infinite, None, infinite, unit)
-    value = _centre(leaf, present, center)
+    value = _centre(leaf, present, domain.center)
     size, peak = measure(value)
     return Enclosure(leaf.spec, value, size + radius, peak + radius, radius, None, Magnitude.zero(), unit)
 
