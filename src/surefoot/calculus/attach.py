@@ -52,9 +52,7 @@ _composed_with: WeakKeyDictionary[Graph, dict[Hashable, tuple[Graph, str]]] = We
 def attach(graph: Graph, objective: nn.Module) -> tuple[Graph, dict[str, Tensor]]:
     """The graph of the objective of a model, and the values of its targets by leaf name.
 
-    Args:
-        graph: the model.
-        objective: a :class:`Loss` bound to targets, or any module that maps the outputs to one number.
+    The objective is a :class:`Loss` bound to targets, or any module that maps the outputs to one number.
 
     Raises:
         ObjectiveError: if it does not fit the outputs.

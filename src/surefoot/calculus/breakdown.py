@@ -78,8 +78,7 @@ def shares(summands: Sequence[Term]) -> dict[str, float]:
     """How much of the smoothness each operation contributes, by the norm of its summands."""
     logs: dict[str, list[float]] = {}
     for term in summands:
-        size = term.weight * term.left.norm() * term.right.norm()
-        logs.setdefault(term.step.node.name, []).append(float(size.log2))
+        logs.setdefault(term.step.node.name, []).append(float(term.size.log2))
     if not logs:
         return {}
     top = max(max(values) for values in logs.values())

@@ -86,14 +86,9 @@ class Pass:
 
 
 def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region, keep: bool = False) -> Pass:
-    """Run the rules over the graph.
+    """Run the rules over the graph, from enclosures of the leaves.
 
-    Args:
-        graph: the operations.
-        leaves: enclosures of what comes from outside.
-        region: the domain.
-        keep: whether to keep centre values for a pass backwards; otherwise they are dropped as soon as no later
-            operation reads them.
+    Centre values are kept for a pass backwards, or dropped as soon as no later operation reads them.
 
     Raises:
         UnsupportedOperation: if an operation that varies has no rule.
@@ -117,14 +112,8 @@ def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region, keep:
 def enclose(
     graph: Graph, node: Node, value: Any, enclosures: Mapping[str, Enclosure], region: Region
 ) -> tuple[Step, Enclosure]:
-    """What the rule of an operation that varies claims, and the enclosure of its result.
-
-    Args:
-        graph: where it stands.
-        node: the operation.
-        value: of its result at the centre, ``None`` if that is not known.
-        enclosures: of its arguments.
-        region: the domain.
+    """What the rule of an operation that varies claims, and the enclosure of its result around a centre value,
+    ``None`` if that is not known.
     """
     call = Call(node, enclosures)
     bounds = rule_for(node, graph)(call)

@@ -32,7 +32,7 @@ def captured(model: nn.Module, x: Any, objective: nn.Module | None = None) -> tu
         values |= targets
     parameters = dict(model.named_parameters())
     values |= {leaf.name: parameters[leaf.path] for leaf in graph.parameters}
-    return graph, values | {name: value for name, value in graph.held.items() if name in graph.leaves}
+    return graph, {**values, **graph.held}
 
 
 def enclose_leaves(

@@ -35,11 +35,8 @@ class Backward:
 
 
 def backward(result: Pass) -> Backward | None:
-    """The backward pass; ``None`` if the output is not one number, or a value or a costate is not known or not
-    finite.
-
-    Args:
-        result: the forward pass, with centre values.
+    """The backward pass after a forward pass with centre values; ``None`` if the output is not one number, or a
+    value or a costate is not known or not finite.
     """
     if result.graph is None or len(result.outputs) != 1 or result.enclosures[result.outputs[0]].numel != 1:
         return None
@@ -63,13 +60,7 @@ def backward(result: Pass) -> Backward | None:
 
 
 def pull_back(step: Step, values: Mapping[str, Any], costate: Value) -> dict[str, Value | None]:
-    """The transposed Jacobians of an operation at the centre times its costate, by name of the argument.
-
-    Args:
-        step: the operation.
-        values: of everything it reads, at the centre.
-        costate: of its result.
-    """
+    """The transposed Jacobians of an operation at these values times its costate, by name of the argument."""
     inputs = {name: values[name] for name in step.node.inputs}
     names = list(dict.fromkeys(step.names.values()))
     leaves: dict[str, list[Tensor]] = {}

@@ -51,9 +51,8 @@ def scalar_bounds(result: Pass) -> ScalarBounds | None:
     if at is None:
         return None
     result, found, matrix = _costates(result, at)
-    summands = terms(
-        result, lambda step: contracted(step, found[step.node.name]) if step.node.name in found else {}
-    )
+    reached = [step for step in result.steps if step.node.name in found]
+    summands = terms(result, {step.node.name: contracted(step, found[step.node.name]) for step in reached})
     variables = [found.get(name) for name in result.region.variables]
     whole, zero = assemble(summands, len(variables)), Magnitude.zero()
     return ScalarBounds(

@@ -81,12 +81,7 @@ class Share:
 
 
 def costates(result: Pass, centre: Backward) -> dict[str, Enclosure]:
-    """An enclosure of the costate of every tensor that varies and reaches the output.
-
-    Args:
-        result: the forward pass, with centre values.
-        centre: the backward pass at the centre.
-    """
+    """An enclosure of the costate of every tensor that varies and reaches the output."""
     weight = weights(result)
     shares = {result.outputs[0]: Share(centre.seed)}
     found: dict[str, Enclosure] = {}

@@ -36,9 +36,11 @@ from surefoot.calculus.adjoint.tangents import (
     Rows,
     Tangents,
     Variable,
+    in_variables,
     moved_at_most,
     placed,
     reach,
+    weight_spread,
 )
 from surefoot.calculus.assemble import weights
 from surefoot.calculus.forward import Step
@@ -65,13 +67,7 @@ class Cotangents:
 
 
 def cotangents(forward: Tangents, centre: Centre, at: Backward) -> Cotangents:
-    """Sharpen costates on the way back, and collect how far second derivatives move.
-
-    Args:
-        forward: the forward pass, sample by sample.
-        centre: derivatives at the centre.
-        at: costates at the centre.
-    """
+    """Sharpen the costates at the centre on the way back, and collect how far second derivatives move."""
     result, count, layers = forward.result, forward.count, {s.name: k for k, s in enumerate(forward.sources)}
     readers = Counter(name for step in result.steps for name in step.names.values())
     alone = {s.reads: k for k, s in enumerate(forward.sources) if s.reads and readers[s.reads] == 1}
@@ -88,7 +84,8 @@ def cotangents(forward: Tangents, centre: Centre, at: Backward) -> Cotangents:
         if name in layers:
             k = layers[name]
             curvature = centre.curvature[:, k, :] + norms[:, k, :] * centre.error + change[:, k, :]
-            slopes[k] = forward.slopes(curvature) + _through_weights(forward, of_layer, k)
+            slopes[k] = in_variables(curvature, forward.variables, result.region)
+            slopes[k] = slopes[k] + _through_weights(forward, of_layer, k)
             costate = of_layer[k] = moved_at_most(costate, reach(result.region, slopes[k]))
         elif name in alone:
             k = alone[name]
@@ -134,7 +131,7 @@ def _entry_slopes(forward: Tangents, layer: int, slopes: Magnitude, costate: Enc
     as the latter does, times the norm of the column, and on that weight itself.
     """
     source = forward.sources[layer]
-    slopes = slopes * (row_norms(source.matrix.mT).max() + forward.weight_spread(source))
+    slopes = slopes * (row_norms(source.matrix.mT).max() + weight_spread(source, forward.result.enclosures))
     if source.weight is None:
         return slopes
     return slopes + placed(slopes.shape, [((slice(None), source.weight), _sizes(costate, forward.count))])

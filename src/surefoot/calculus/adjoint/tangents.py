@@ -128,23 +128,9 @@ class Tangents:
     sources: Sequence[Source]
     count: int
 
-    def slopes(self, injected: Magnitude) -> Magnitude:
-        """Bounds in every variable, from those in the injections of every layer (samples × layers)."""
-        return in_variables(injected, self.variables, self.result.region)
-
-    def weight_spread(self, source: Source) -> Magnitude:
-        """How far the weight of a layer may be from its centre."""
-        return weight_of(source, self.result.enclosures).spread
-
 
 def tangents(first: Pass, samples: Samples, centre: Centre) -> Tangents:
-    """Enclose every tensor again, each by what is known of the derivatives of those before it.
-
-    Args:
-        first: the forward pass, with centre values.
-        samples: its linear layers.
-        centre: derivatives at the centre.
-    """
+    """Enclose every tensor of a pass again, each by what is known of the derivatives of those before it."""
     graph, region, sources, count = first.graph, first.region, samples.sources, centre.count
     assert graph is not None
     layers = {source.name: k for k, source in enumerate(sources)}
@@ -285,12 +271,12 @@ def _entry_slopes(
     own = [position for position in (source.weight, source.bias) if position is not None]
     through = np.full(slopes.shape, -np.inf)
     if source.reads is not None:
-        largest = row_norms(source.matrix).max() + weight_of(source, enclosures).spread
+        largest = row_norms(source.matrix).max() + weight_spread(source, enclosures)
         through = (in_variables(rows[source.reads].domain, variables, region) * largest).log2.copy()
     through[:, own] = slopes.log2[:, own]
     return minimum(Magnitude(through), slopes)
 
 
-def weight_of(source: Source, enclosures: Enclosures) -> Enclosure:
-    """The weight of a layer over the domain."""
-    return enclosures[source.step.node.args[1].name]
+def weight_spread(source: Source, enclosures: Enclosures) -> Magnitude:
+    """How far the weight of a layer may be from its centre."""
+    return enclosures[source.step.node.args[1].name].spread
