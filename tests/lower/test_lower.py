@@ -16,7 +16,7 @@ import surefoot as sf
 from judges import Target, jacobian_norm, second_derivative, tensor_norm
 from surefoot.domains import DomainError
 from surefoot.lower import Estimate, LowerBound, bracket
-from surefoot.lower.bracket import Contradiction
+from surefoot.lower.value import Contradiction
 from surefoot.magnitude import Magnitude
 
 

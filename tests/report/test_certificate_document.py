@@ -15,7 +15,7 @@ import surefoot as sf
 from surefoot.certificate.document import SCHEMA, CertificateError
 from surefoot.guarantees import GuaranteeError
 from surefoot.lower import Estimate, LowerBound
-from surefoot.lower.bracket import Contradiction
+from surefoot.lower.value import Contradiction
 from surefoot.magnitude import Magnitude
 
 logarithms = st.one_of(

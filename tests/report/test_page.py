@@ -17,7 +17,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.lower import Estimate, LowerBound
-from surefoot.lower.bracket import Contradiction
+from surefoot.lower.value import Contradiction
 from surefoot.report import ReportError, render_report, write_report
 from surefoot.report import write as page
 

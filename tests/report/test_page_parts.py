@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import surefoot as sf
 from surefoot.calculus.prepare import prepared
 from surefoot.certificate import Row
-from surefoot.graph import capture
 from surefoot.magnitude import Magnitude
+from surefoot.operations.captured import capture
 from surefoot.operations.registry import label, rule_for, rules
 from surefoot.report.blocks import block_lines, heat
 from surefoot.report.compare import comparison

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.calculus.evaluate import values_at
 from surefoot.calculus.forward import Pass, forward
 from surefoot.calculus.leaves import Wrt, captured, enclose_leaves
 from surefoot.calculus.prepare import prepared
-from surefoot.calculus.segment.bilinear import Norms
 from surefoot.domains import Domain, DomainError, Region
 from surefoot.enclosure import Enclosure
 from surefoot.errors import SurefootError
 from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs
+from surefoot.graph.evaluate import fold_in_double
+from surefoot.operations.moving import Norms
 
 
 class AnalysisError(SurefootError, RuntimeError):
@@ -155,7 +155,7 @@ class Analysis:
         """
         self.require_values()
         with torch.no_grad():
-            return values_at(self.reading.prepared, self.values)
+            return fold_in_double(self.reading.prepared, self.values)
 
     @cached_property
     def costates(self) -> dict[str, Tensor]:
@@ -174,7 +174,7 @@ class Analysis:
             for name, value in self.values.items()
         }
         with torch.enable_grad():
-            values = values_at(graph, leaves)
+            values = fold_in_double(graph, leaves)
             moving = {n: v for n, v in values.items() if isinstance(v, Tensor) and v.requires_grad}
             if not moving.get(graph.outputs[0], torch.zeros(())).requires_grad:
                 return {name: torch.zeros_like(value) for name, value in moving.items()}

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ObjectiveError
-from surefoot.graph import Graph, Leaf, Source, capture
+from surefoot.graph import Graph, Leaf, Source
 from surefoot.graph.assemble import assemble
 from surefoot.graph.compose import Naming, compose
 from surefoot.graph.naming import fresh
 from surefoot.graph.nodes import Node, Ref, Spec
+from surefoot.operations.captured import capture
 
 
 @runtime_checkable

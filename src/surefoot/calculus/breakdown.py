@@ -12,7 +12,7 @@ from surefoot.calculus.assemble import Term
 from surefoot.calculus.forward import Pass, Step
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.norms import nonnegative_norm
-from surefoot.operations.registry import label
+from surefoot.operations.call import label
 
 _MOST_ENTRIES = 5e7  # of all matrices together
 _SHARPEST = 64  # variables up to which every matrix is worth a sharp norm

@@ -1,4 +1,4 @@
-"""Names that live in ``surefoot.certificate.proving`` and in ``leaves`` and ``evaluate`` of this package."""
+"""Names that live in ``surefoot.certificate.proving`` and in ``leaves`` of this package."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from surefoot.calculus.evaluate import ordinary_device
-from surefoot.calculus.leaves import Wrt
+from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.certificate.proving import certify_proved
 from surefoot.certificate.record import Certificate
 from surefoot.domains import Domain, DomainError, ProductBall, Segment

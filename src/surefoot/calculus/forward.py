@@ -28,13 +28,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-import surefoot.operations.families  # noqa: F401  registers the rules
-from surefoot.calculus.evaluate import value_of
 from surefoot.domains import Region
 from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
+from surefoot.graph.evaluate import value_of
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
-from surefoot.operations.registry import Bounds, Call, Pair, Slot, rule_for, rules
+from surefoot.operations.call import Bounds, Call, Pair, Slot
+from surefoot.operations.record import record_of, rule_for
+from surefoot.operations.rows import rows_of
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,7 @@ class Step:
 
     def row_moves(self, slot: Slot, enclosures: Mapping[str, Enclosure], count: int) -> Magnitude:
         """How far what each row of the result reads in a slot may be from the centre."""
-        e = enclosures[self.names[slot]]
-        return e.row_spread(count) if slot in self.row_slots else Magnitude(np.full(count, e.spread.log2))
+        return row_moves(enclosures[self.names[slot]], slot in self.row_slots, count)
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,9 @@ def enclose(
     """
     call = Call(node, enclosures)
     bounds = rule_for(node, graph)(call)
-    rows = set(bounds.row_slots)
-    if bounds.rowwise:
-        count = call.shape[0] if call.shape else 0
-        rows |= {slot for slot, e in call.varying.items() if e.rows is not None and e.rows.shape == (count,)}
     names = {slot: name for slot, name in call.names.items() if slot in call.varying}
-    return Step(node, bounds, names, frozenset(rows)), _enclose(call, bounds, value, region)
+    rows = frozenset(slot for slot in rows_of(call) & names.keys() if names[slot] not in region.variables)
+    return Step(node, bounds, names, rows), _enclose(call, bounds, value, region)
 
 
 def _enclose(call: Call, bounds: Bounds, value: Any, region: Region) -> Enclosure:
@@ -183,16 +180,24 @@ def _combine(terms: list[Magnitude], orthogonal: bool) -> Magnitude:
 
 
 def _rows(call: Call, bounds: Bounds, roundoff: Magnitude) -> Magnitude | None:
-    """Row spreads: the rule's own, or for a row-wise operation those of the arguments times the Jacobians."""
-    if not call.shape or (isinstance(call.node.spec, tuple) and not bounds.rowwise):
+    """Row spreads: the rule's own, or the Jacobians times those of the arguments whose rows are those of the
+    result and the spreads of the others.
+    """
+    if not call.shape:
         return None
     count = call.shape[0]
     if bounds.rows is not None:
         return bounds.rows + roundoff if bounds.rows.shape == (count,) else None
-    if not bounds.rowwise:
+    slots = rows_of(call)
+    if not any(e.rows is not None for slot, e in call.varying.items() if slot in slots):
         return None
-    terms = [e.row_spread(count) * bounds.jacobian[slot] for slot, e in call.varying.items()]
-    return stack(terms).sum(axis=0) + roundoff
+    moves = {slot: row_moves(e, slot in slots, count) for slot, e in call.varying.items()}
+    return stack([move * bounds.jacobian[slot] for slot, move in moves.items()]).sum(axis=0) + roundoff
+
+
+def row_moves(e: Enclosure, rowed: bool, count: int) -> Magnitude:
+    """How far what each row of a result reads of an argument may be from the centre: a row of it, or all."""
+    return e.row_spread(count) if rowed else Magnitude(np.full(count, e.spread.log2))
 
 
 def _roundoff(call: Call, bounds: Bounds, size: Magnitude) -> Magnitude:
@@ -223,7 +228,7 @@ def _constant(graph: Graph, call: Call, value: Any, region: Region) -> Enclosure
         first = constant(value[0], variables)
         return replace(first, spec=call.node.spec, value=value, bound=size, peak=peak)
     unknown = unknown_constant(call.node.spec, variables)
-    if call.node.op not in rules() or not call.slots or not _real(call.node):
+    if record_of(call.node).bounds is None or not call.slots or not _real(call.node):
         return unknown
     bounds = rule_for(call.node, graph)(call)
     bound, peak = _sizes(call, _from_zero(call, bounds), bounds.peak)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -12,11 +13,17 @@ from torch import Tensor, nn
 from surefoot.calculus.attach import attach
 from surefoot.domains import Domain, DomainError, Region
 from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
-from surefoot.graph import Graph, Leaf, Source, capture
+from surefoot.graph import Graph, Leaf, Source
 from surefoot.graph.checks import as_inputs
 from surefoot.magnitude import Magnitude
+from surefoot.operations.captured import capture
 
 Wrt = Literal["params", "input"]
+
+
+def ordinary_device() -> AbstractContextManager[object]:
+    """Where a model was built ``with torch.device("meta")``, bounds are computed on the CPU all the same."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def captured(model: nn.Module, x: Any, objective: nn.Module | None = None) -> tuple[Graph, dict[str, Tensor]]:

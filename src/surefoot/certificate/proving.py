@@ -29,16 +29,15 @@ from surefoot.calculus.breakdown import (
     smoothness_by_tensor,
 )
 from surefoot.calculus.composite import damping_of, is_nonnegative
-from surefoot.calculus.evaluate import ordinary_device
 from surefoot.calculus.forward import Pass
-from surefoot.calculus.leaves import Wrt
+from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
 from surefoot.calculus.segment.majorant import largest, majorant
 from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, ten_times_epsilon
 from surefoot.certificate.record import Certificate, Row
 from surefoot.domains import Domain, DomainError, ProductBall, Segment
 from surefoot.magnitude import Magnitude, minimum, stack
-from surefoot.operations.registry import label
+from surefoot.operations.call import label
 from surefoot.taylor.model import TaylorModel
 
 _REFINEMENTS = 10  # of the length of a segment

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot import objectives
+from surefoot import clustering, objectives
 from surefoot.cli import output
 from surefoot.cli.batches import real_dtype, refusal, sample_shape, scaled, suited, with_batch
 from surefoot.cli.frame import UsageError
@@ -220,8 +220,9 @@ def objective_class(name: str) -> type[objectives.Objective]:
         UsageError: if there is none, or it needs more than its name.
     """
     known = {}
-    for attribute in objectives.__all__:
-        found = getattr(objectives, attribute)
+    for attribute, found in [
+        (name, getattr(home, name)) for home in (objectives, clustering) for name in home.__all__
+    ]:
         if (
             isinstance(found, type)
             and issubclass(found, objectives.Objective)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.leaves import Wrt
 from surefoot.domains import Domain, DomainError, ProductBall
-from surefoot.lower.ascent import Found, climb, curvature, size, slope
+from surefoot.lower.ascent import Found, climb, curvature, size, slope, steepest_part
 from surefoot.lower.function import Function, Objective
-from surefoot.lower.kinks import steepest_part
 from surefoot.lower.space import Space, unit
 from surefoot.lower.value import Estimate, LowerBound
 
@@ -108,6 +107,3 @@ def _differences(function: Function, space: Space, found: Found, generator: torc
 def _largest(values: list[float]) -> LowerBound:
     """The largest finite value; what overflowed was not attained."""
     return LowerBound(max(value for value in values if math.isfinite(value)))
-
-
-__all__ = ["estimate"]

@@ -13,7 +13,6 @@
 * ``regularizers``: :class:`Ridge`, a function of the parameters.
 """
 
-from surefoot.calculus.attach import attach
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import Constants, ObjectiveError
 from surefoot.objectives.cross_entropy import CrossEntropy
@@ -38,7 +37,6 @@ __all__ = [
     "Ridge",
     "SoftMargin",
     "Square",
-    "attach",
     "encode_decode",
     "from_torch",
 ]

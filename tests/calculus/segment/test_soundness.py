@@ -13,9 +13,9 @@ import surefoot as sf
 from attack.networks import network
 from judges.function import in_double
 from surefoot.calculus.segment.along import Along
-from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.majorant import majorant
 from surefoot.errors import SurefootError
+from surefoot.operations.moving import Norms
 
 
 def direction_for(model: nn.Module, seed: int) -> dict[str, Tensor]:

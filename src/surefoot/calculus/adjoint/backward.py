@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.calculus.evaluate import run_in_double
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import norm
+from surefoot.graph.evaluate import run_in_double
 
 Value = Tensor | tuple[Tensor, ...]
 

@@ -46,7 +46,7 @@ from surefoot.calculus.assemble import weights
 from surefoot.calculus.forward import Step
 from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.registry import Pair
+from surefoot.operations.call import Pair
 
 
 @dataclass(frozen=True)

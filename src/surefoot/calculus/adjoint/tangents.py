@@ -35,7 +35,7 @@ from surefoot.calculus.forward import Pass, Step, enclose
 from surefoot.domains import Region
 from surefoot.enclosure import Enclosure, measure, row_norms
 from surefoot.magnitude import Magnitude, maximum, minimum
-from surefoot.operations.registry import Slot
+from surefoot.operations.call import Slot
 
 Enclosures = Mapping[str, Enclosure]
 

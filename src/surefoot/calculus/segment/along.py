@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.calculus.analysis import Analysis
-from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.majorant import Majorant, majorant
 from surefoot.calculus.segment.walk import expand, leaf_models
 from surefoot.domains import DomainError
+from surefoot.operations.moving import Norms
 from surefoot.taylor.model import TaylorModel
 
 _TRIALS = 40  # reductions of a segment before giving up

@@ -8,13 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from surefoot.calculus.evaluate import value_of, widened
-from surefoot.calculus.segment import bilinear, losses
-from surefoot.calculus.segment.bilinear import Norms
+from surefoot.calculus.segment import losses
 from surefoot.calculus.segment.fallback import by_rule
-from surefoot.calculus.segment.scalar import scalar
+from surefoot.graph.evaluate import in_double, value_of
 from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
 from surefoot.operations.losses import SEPARABLE
+from surefoot.operations.moving import Moving, Norms
+from surefoot.operations.record import record_of
 from surefoot.taylor.model import TaylorModel
 
 _LOSSES: dict[str, Callable[..., TaylorModel]] = {
@@ -30,9 +30,9 @@ def leaf_models(
     """Leaves along the segment; values and the direction by leaf name."""
     models = {}
     for name, leaf in graph.leaves.items():
-        value = widened(values[name].detach())
+        value = in_double(values[name].detach())
         if name in direction:
-            models[name] = TaylorModel((value, widened(direction[name].detach())), length)
+            models[name] = TaylorModel((value, in_double(direction[name].detach())), length)
         else:
             rows = leaf.source is Source.INPUT and value.dim() > 0
             models[name] = TaylorModel((value,), length, rowwise=rows)
@@ -69,11 +69,10 @@ def _apply(
         return TaylorModel((value,), length, rowwise=rows)
     known = min([order, *(model.order for model in arguments.values() if model.tail is not None)])
     slots = {slot: arguments[ref.name] for slot, ref in node.arguments.items() if isinstance(ref, Ref)}
-    if node.op == "surefoot.scalar":
-        (x,) = arguments.values()
-        return scalar(node.arguments["function"], _extended(x, known))
-    if node.op in bilinear.SLOTS and {*bilinear.SLOTS[node.op][:2]} <= slots.keys():
-        return bilinear.bilinear(node, slots, norms, known)
+    taylor = record_of(node).taylor
+    model = None if taylor is None else taylor(Moving(node, slots, known, norms))
+    if model is not None:
+        return model
     if node.op in _LOSSES and slots["outputs"].rowwise and slots["targets"].is_constant:
         return _LOSSES[node.op](slots["outputs"], slots["targets"].value, known, **node.kwargs)
     return by_rule(graph, node, arguments, known)
@@ -87,14 +86,6 @@ def _unknown(spec: Spec | tuple[Spec, ...], length: float, order: int) -> Taylor
     """A tensor of which nothing is known."""
     assert isinstance(spec, Spec)
     return TaylorModel((torch.full(spec.shape, torch.nan, dtype=torch.float64),) * order, length)
-
-
-def _extended(model: TaylorModel, order: int) -> TaylorModel:
-    """The same to that order: an exact polynomial has zeros behind its last coefficient."""
-    if model.order >= order:
-        return model.truncated(order)
-    missing = (None,) * (order - model.order)
-    return TaylorModel((*model.coefficients, *missing), model.length, model.tail, model.rowwise)
 
 
 def _has_rows(value: object, arguments: Mapping[str, TaylorModel]) -> bool:
