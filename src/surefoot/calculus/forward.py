@@ -95,7 +95,6 @@ def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region, keep:
     """
     enclosures = dict(leaves)
     steps: list[Step] = []
-    last_reader = {name: node for node in graph.nodes for name in node.inputs}
     for node in graph.nodes:
         value = value_of(node, {name: enclosures[name].value for name in node.inputs})
         if all(enclosures[name].is_constant for name in node.inputs):
@@ -103,9 +102,8 @@ def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region, keep:
         else:
             step, enclosures[node.name] = enclose(graph, node, value, enclosures, region)
             steps.append(step if keep else step.light)
-        for name in node.inputs:
-            if last_reader[name] is node and name not in graph.outputs and not keep:
-                enclosures[name] = replace(enclosures[name], value=None)
+        for name in () if keep else graph.finished[node.name]:
+            enclosures[name] = replace(enclosures[name], value=None)
     return Pass(region, enclosures, tuple(steps), graph.outputs, graph if keep else None)
 
 

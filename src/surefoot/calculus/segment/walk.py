@@ -47,15 +47,13 @@ def expand(graph: Graph, leaves: Mapping[str, TaylorModel], order: int, norms: N
     """
     models = dict(leaves)
     length = next(model.length for model in models.values())
-    last_reader = {name: node for node in graph.nodes for name in node.inputs}
     with torch.no_grad():
         for node in graph.nodes:
             models[node.name] = _apply(graph, node, models, order, length, norms)
             if not _is_finite(models[node.name]):
                 return tuple(_unknown(graph.spec(name), length, order) for name in graph.outputs)
-            for name in node.inputs:
-                if last_reader[name] is node and name not in graph.outputs:
-                    del models[name]
+            for name in graph.finished[node.name]:
+                del models[name]
     return tuple(models[name] for name in graph.outputs)
 
 
