@@ -20,7 +20,7 @@ from surefoot.operations.captured import capture
 
 
 @runtime_checkable
-class Loss(Protocol):
+class Attachable(Protocol):
     """What makes an objective one operation: its name, a function of outputs, targets and options, and checks."""
 
     operation: str
@@ -53,7 +53,7 @@ _composed_with: WeakKeyDictionary[Graph, dict[Hashable, tuple[Graph, str]]] = We
 def attach(graph: Graph, objective: nn.Module) -> tuple[Graph, dict[str, Tensor]]:
     """The graph of the objective of a model, and the values of its targets by leaf name.
 
-    The objective is a :class:`Loss` bound to targets, or any module that maps the outputs to one number.
+    The objective is a loss bound to targets, or any module that maps the outputs to one number.
 
     Raises:
         ObjectiveError: if it does not fit the outputs.
@@ -63,7 +63,7 @@ def attach(graph: Graph, objective: nn.Module) -> tuple[Graph, dict[str, Tensor]
         raise ObjectiveError(
             f"an objective reads one tensor, the model returns {len(graph.outputs)}: return only what is compared"
         )
-    if not isinstance(objective, Loss):
+    if not isinstance(objective, Attachable):
         return _composed_with_module(graph, outputs, objective), {}
     if not objective.takes_targets:
         objective.check(outputs, None)
@@ -74,7 +74,7 @@ def attach(graph: Graph, objective: nn.Module) -> tuple[Graph, dict[str, Tensor]
     return composed, {name: targets}
 
 
-def _composed(graph: Graph, outputs: Spec, objective: Loss, targets: Spec | None) -> tuple[Graph, str]:
+def _composed(graph: Graph, outputs: Spec, objective: Attachable, targets: Spec | None) -> tuple[Graph, str]:
     """The loss as one more node."""
     kept = _composed_with.setdefault(graph, {})
     key = objective.operation, targets, tuple(objective.options.items())

@@ -8,14 +8,14 @@ from dataclasses import replace
 from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.forward import Pass
 from surefoot.magnitude import Magnitude
-from surefoot.operations.facts import LOSSES, LossFacts
+from surefoot.operations.record import LossFacts, record_of
 
 
 def loss_facts(result: Pass) -> LossFacts | None:
     """What is known of the operation that computes the output; ``None`` if it is no loss."""
     if not result.steps or result.outputs != (result.steps[-1].node.name,):
         return None
-    return LOSSES.get(result.steps[-1].node.op)
+    return record_of(result.steps[-1].node).loss
 
 
 def is_nonnegative(result: Pass) -> bool:

@@ -2,23 +2,30 @@
 
 * ``base``: :class:`Objective`: value, derivatives, constants.
 * ``constants``: :class:`Constants` of an objective as a function of the stacked outputs.
-* ``loss``: what supervised losses share, a scale and a reduction.
-* ``cross_entropy``: :class:`CrossEntropy`, the logistic loss of several classes.
-* ``losses``: :class:`Square`, :class:`BinaryCrossEntropy` and :class:`Huber`.
-* ``further``: :class:`Absolute`, :class:`SoftMargin`, :class:`Poisson`, :class:`Divergence` and
-  :class:`NegativeLogLikelihood`.
-* ``separable``: the form of the losses that are sums over the entries.
+* ``loss``: :class:`Loss`, what supervised losses share, a scale and a reduction.
+* ``cross_entropy``: :class:`CrossEntropy` and :class:`NegativeLogLikelihood`, losses of class numbers.
+* ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Divergence`.
 * ``reconstruction``: :class:`Reconstruction`, the objective of auto-encoders.
+* ``printed``: constants of losses as the paper prints them.
 * ``from_torch``: losses of torch.nn as objectives.
 * ``regularizers``: :class:`Ridge`, a function of the parameters.
 """
 
+from surefoot.calculus.attach import attach
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import Constants, ObjectiveError
-from surefoot.objectives.cross_entropy import CrossEntropy
+from surefoot.objectives.cross_entropy import CrossEntropy, NegativeLogLikelihood
+from surefoot.objectives.entrywise import (
+    Absolute,
+    BinaryCrossEntropy,
+    Divergence,
+    Huber,
+    Poisson,
+    SoftMargin,
+    Square,
+)
 from surefoot.objectives.from_torch import from_torch
-from surefoot.objectives.further import Absolute, Divergence, NegativeLogLikelihood, Poisson, SoftMargin
-from surefoot.objectives.losses import BinaryCrossEntropy, Huber, Square
+from surefoot.objectives.loss import Loss
 from surefoot.objectives.reconstruction import Reconstruction, encode_decode
 from surefoot.objectives.regularizers import Ridge
 
@@ -29,6 +36,7 @@ __all__ = [
     "CrossEntropy",
     "Divergence",
     "Huber",
+    "Loss",
     "NegativeLogLikelihood",
     "Objective",
     "ObjectiveError",
@@ -37,6 +45,7 @@ __all__ = [
     "Ridge",
     "SoftMargin",
     "Square",
+    "attach",
     "encode_decode",
     "from_torch",
 ]
