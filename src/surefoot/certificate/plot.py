@@ -15,15 +15,15 @@ import numpy as np
 
 from surefoot.certificate.frame import MissingPackage
 from surefoot.certificate.numbers import log10, short
+from surefoot.certificate.rows import MODEL, Row
 from surefoot.certificate.text import clipped
-from surefoot.certificate.tree import MODEL
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from surefoot.certificate import Certificate, Row
+    from surefoot.certificate.record import Certificate
 
 _CURVES = (
     ("bound", "bound m", "tab:green"),
@@ -38,7 +38,7 @@ _LONGEST_LABEL = 34
 _INFINITE = "tab:red"
 
 
-def plot(certificate: Certificate) -> tuple[Figure, tuple[Axes, Axes]]:
+def figure_of(certificate: Certificate) -> tuple[Figure, tuple[Axes, Axes]]:
     """The figure, and its two axes.
 
     The first has one curve for each of m, ℓ and L, with gaps where they are zero; where L is infinite the
@@ -215,4 +215,4 @@ def _plain(text: Any) -> None:
     text.set_parse_math(False)
 
 
-__all__ = ["plot"]
+__all__ = ["figure_of"]

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.attained import Estimate, LowerBound
 from surefoot.calculus.certify import Wrt, captured, enclose_leaves
 from surefoot.domains import Domain, DomainError, ProductBall
 from surefoot.lower.ascent import Found, climb, curvature, size, slope
 from surefoot.lower.function import Function, Objective
 from surefoot.lower.kinks import steepest_part
 from surefoot.lower.space import Space, unit
-from surefoot.lower.value import Estimate, LowerBound
 
 _POWER_ITERATIONS = 4
 

@@ -74,7 +74,7 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
         """
         certificate = certify(self.model, x, objective=self.objective.bound_to(y), domain=self.domain)
         require_smooth(certificate)
-        if certificate.step_size == 0:
+        if certificate.inverse_smoothness == 0:
             raise GuaranteeError(
                 f"the smoothness is {certificate.smoothness}: 1/L is beyond the range of doubles. Take smaller "
                 "radii, fewer layers, or a set around the present parameters: surefoot.Ball(0.1)"

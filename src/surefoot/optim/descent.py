@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from surefoot.blockwise import block_inverse_smoothness
 from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.certify import Along
 from surefoot.calculus.segment.majorant import Majorant
@@ -36,7 +37,7 @@ class CertifiedDescent(GuaranteedOptimizer):
     * ``mode="ball"``: with the smoothness L on a ball of radius r around the weights, the step
       :math:`\min(1/L, r/\|\nabla F\|)` against the gradient.
     * ``mode="blocks"``: one proved step size per layer on the same ball
-      (:attr:`surefoot.Certificate.block_step_sizes`), shortened together if they would leave it.
+      (:func:`surefoot.blockwise.block_inverse_smoothness`), shortened together if they would leave it.
 
     Every record in the history holds the proof: the smoothness and the step size, the decrease that was promised
     and the one that came out. :meth:`stationarity` is the anytime bound on the smallest gradient norm.
@@ -192,11 +193,11 @@ class CertifiedDescent(GuaranteedOptimizer):
     def _within(self, certificate: Any, radius: float, gradient: Tensors, size: float) -> _Proposal:
         smoothness = float(certificate.smoothness)
         if self.mode == "ball":
-            step = min(certificate.step_size, radius / size)
+            step = min(certificate.inverse_smoothness, radius / size)
             promised = step * size**2 * (1 - 0.5 * smoothness * step)
             move = {name: -step * g.double() for name, g in gradient.items()}
             return _Proposal(move, step, smoothness, promised, radius)
-        sizes = certificate.block_step_sizes
+        sizes = block_inverse_smoothness(certificate)
         move = {name: -sizes[_block(name, sizes)] * g.double() for name, g in gradient.items()}
         scale = min(1.0, radius / norm_of(move))
         gain = -flat_product(gradient, move)  # Σ γ_s ‖g_s‖², and ½ Σ D_s ‖v_s‖² is half of it
