@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot import zoo
-from surefoot.cli.frame import UsageError
+from surefoot.cli.guard import UsageError
 from surefoot.cli.models import Spec
 from surefoot.data import Dataset
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from surefoot.cli.frame import UsageError
+from surefoot.cli.guard import UsageError
 
 
 def check_destination(path: Path | None, option: str, suffixes: Sequence[str] = ()) -> None:
