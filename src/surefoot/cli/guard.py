@@ -50,7 +50,7 @@ def guarded(command: Callable[..., Outcome]) -> Callable[..., None]:
     that are fields of it, so that commands can share them.
     """
     parameters = inspect.signature(command, eval_str=True).parameters
-    records = {name: p.annotation for name, p in parameters.items() if is_dataclass(p.annotation)}
+    records: dict[str, Any] = {name: p.annotation for name, p in parameters.items() if is_dataclass(p.annotation)}
 
     def run(**given: Any) -> None:
         debug = given.pop("debug")
