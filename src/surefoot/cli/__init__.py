@@ -5,7 +5,7 @@
 * ``certifying``, ``comparing``, ``training`` (with ``checkpoints``), ``stepping`` (with ``trials``), ``catalogue``
   (rules and models), ``health``: what the commands do.
 * ``models``: a model by name, by import or from a file, and its weights; ``exported``: files of ``torch.export``,
-  read without running what may be hidden in them; ``files``: whole files or none.
+  read without running what may be hidden in them; ``files``: where files may be written.
 * ``cases``: from options to a model, a batch, an objective and a domain; ``batches``: data as a model takes them.
 """
 

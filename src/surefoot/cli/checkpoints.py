@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from surefoot.cli import output
 from surefoot.cli.batches import refusal
-from surefoot.cli.files import written_whole
 from surefoot.cli.guard import UsageError
 from surefoot.data import DataError, Dataset
 from surefoot.objectives import Objective
 from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton
+from surefoot.report.page import written_whole
 
 
 @dataclass(frozen=True)

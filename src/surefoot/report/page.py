@@ -11,7 +11,8 @@ import base64
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -64,17 +65,24 @@ def write_report(
         OSError: if the file cannot be written.
     """
     page = render_report(certificates, title=title, estimates=estimates)
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
+    with written_whole(Path(path)) as temporary:
+        temporary.write_text(page, encoding="utf-8", newline="\n")
+    return Path(path)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` to write to; it takes the place of ``path`` when the body ends well."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem[:100]}-", suffix=path.suffix, dir=path.absolute().parent)
+    os.close(handle)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(page)
-        os.chmod(temporary, _mode(target))
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return target
+        yield Path(name)
+        os.umask(mask := os.umask(0))
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask
+        os.chmod(name, mode)  # a temporary file is private, the result as the file it replaces or an ordinary one
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def render_report(certificates: Named, *, title: str | None = None, estimates: Estimates | None = None) -> str:
@@ -155,15 +163,6 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _mode(target: Path) -> int:
-    """The permissions of the file that is replaced, or those a new file would have."""
-    if target.exists():
-        return target.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
-
-
 def _policy(style: str, script: str) -> str:
     """The content security policy: this style and this script, and nothing from anywhere."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
@@ -190,4 +189,4 @@ def _template() -> Template:
     return environment.get_template("report.html.j2")
 
 
-__all__ = ["ReportError", "render_report", "write_report"]
+__all__ = ["ReportError", "render_report", "write_report", "written_whole"]
