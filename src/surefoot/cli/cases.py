@@ -73,8 +73,9 @@ def dataset_of(request: Request) -> Dataset | None:
     Raises:
         UsageError: if a shape is given as well, or an objective has nothing to compare with.
     """
+    targets = request.objective and objective_class(request.objective).takes_targets  # a wrong name is said first
     if request.data is None:
-        if request.objective is not None and objective_class(request.objective).takes_targets:
+        if targets:
             raise UsageError(
                 f"--objective {request.objective} compares outputs with targets: say which, with --data digits, "
                 "--data mnist-5k, or a file with tensors x and y"
@@ -89,15 +90,13 @@ def dataset_of(request: Request) -> Dataset | None:
     return whole.take(order[: request.batch])
 
 
-def case(name: str, request: Request) -> Case:
-    """Build what the request is about.
+def case(name: str, request: Request, data: Dataset | None = None) -> Case:
+    """Build what the request is about; its data may be at hand.
 
     Raises:
         SurefootError: if something does not exist or does not fit.
     """
-    if request.objective is not None:
-        objective_class(request.objective)  # a wrong name is said before anything is loaded
-    spec, data = Spec.of(name), dataset_of(request)
+    spec, data = Spec.of(name), dataset_of(request) if data is None else data
     values = request.needs_numbers
     meta = spec.is_zoo and not values
     batch = request.batch or (_SHAPE_ONLY if meta else _RANDOM)
@@ -252,7 +251,7 @@ def trainable(start: Start, test: float) -> Subject:
     assert given is not None
     if given.y is None and kind.takes_targets and kind is not objectives.Reconstruction:
         raise UsageError(f"--data {data} has no targets y, which --objective {objective} needs")
-    found = case(start.model, request)
+    found = case(start.model, request, given)
     if not any(value.requires_grad for value in found.model.parameters()):
         raise UsageError(f"'{start.model}' has no parameter that asks for gradients: there is nothing to train")
     dtype = torch.float32 if start.single else torch.float64

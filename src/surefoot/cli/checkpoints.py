@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.cli import output
-from surefoot.cli.batches import refusal
+from surefoot.cli.batches import in_evaluation, real_dtype, refusal
 from surefoot.cli.guard import UsageError
 from surefoot.data import DataError, Dataset
 from surefoot.objectives import Objective
@@ -149,11 +149,8 @@ def accuracy(model: nn.Module, data: Dataset) -> float | None:
     """The part of the samples whose largest output is that of their class; ``None`` if there are no classes."""
     if data.y is None or data.y.is_floating_point() or not len(data):
         return None
-    modes = [(module, module.training) for module in model.modules()]
-    with torch.no_grad():
-        outputs = model.eval()(data.x)
-    for module, training in modes:
-        module.training = training
+    with in_evaluation(model):
+        outputs = model(data.x)
     return float((outputs.argmax(dim=1) == data.y).double().mean())
 
 
@@ -162,16 +159,10 @@ def promises(optimizer: GuaranteedOptimizer) -> tuple[int, int]:
 
     A promise holds in exact arithmetic; a loss is known up to round-off, which is allowed for.
     """
-    known = [r for r in optimizer.history if r.promised_decrease is not None and r.actual_decrease is not None]
-    kept = [
-        r
-        for r in known
-        if (r.actual_decrease or 0.0) >= (r.promised_decrease or 0.0) - _slack(optimizer.model, r.loss)
+    slack = 64 * torch.finfo(real_dtype(optimizer.model)).eps  # what round-off may do, relative to the loss
+    excess = [
+        r.actual_decrease - r.promised_decrease + slack * max(abs(r.loss), 1.0)
+        for r in optimizer.history
+        if r.promised_decrease is not None and r.actual_decrease is not None
     ]
-    return len(known), len(kept)
-
-
-def _slack(model: nn.Module, loss: float) -> float:
-    """What round-off may do to the difference of two losses."""
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
-    return 64 * torch.finfo(dtype).eps * max(abs(loss), 1.0)
+    return len(excess), sum(each >= 0 for each in excess)

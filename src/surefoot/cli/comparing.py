@@ -8,7 +8,7 @@ from pathlib import Path
 from surefoot.certificate import Certificate
 from surefoot.certificate.numbers import down, log10, quotient
 from surefoot.cli import output
-from surefoot.cli.cases import Case, case
+from surefoot.cli.cases import Case, case, dataset_of
 from surefoot.cli.certifying import certificates, document, outcome, write_page
 from surefoot.cli.guard import Outcome
 from surefoot.cli.options import Request
@@ -25,10 +25,11 @@ _REASONS = 3  # that are shown of why L is infinite
 def certify_all(models: Sequence[str], request: Request, json: bool, report: Path | None) -> Outcome:
     """Certify models and show them side by side."""
     found: Found = []
+    data = dataset_of(request)
     with output.progress("certifying", len(models)) as advance:
         for model in models:
             try:
-                subject = case(model, request)
+                subject = case(model, request, data)
                 found.append((subject, certificates(subject, request)))
             except SurefootError:
                 output.note(f"there is no certificate for {model}:")
