@@ -132,7 +132,12 @@ def test_a_finite_constant_may_be_of_no_use():
     known = verdict(replace(steep, curvature=2.6e11))
     assert known.startswith("useful: ")
     assert known.endswith("; 1/L is 0.25 of what the curvature at the weights allows")
-    assert verdict(constructed(smoothness=0.0, scalar=True, curvature=0.0)).startswith("useful: ")
+    for flat in (0.0, 1.0):
+        assert verdict(constructed(smoothness=flat, scalar=True, curvature=0.0)).startswith("useful: ")
+    point = constructed(scalar=True, radius=0.0)
+    assert verdict(point) == (
+        "finite but of no use: the gradient is L-Lipschitz on the domain, but no step stays in it"
+    )
     assert sf.Certificate.from_json(replace(steep, curvature=2e11).to_json()).curvature == 2e11
 
 

@@ -19,27 +19,29 @@ _STEEP = 2.0  # slopes below this are not pointed at
 
 
 USEFUL, OF_NO_USE, NOT_CERTIFIED = "useful", "finite but of no use", "not certified"
-_HOPELESS = 1e12  # times the gradient, or 1: steps 1/L then move weights of ordinary size by nothing they can hold
-_WASTEFUL = 1e6  # times the curvature at the weights: 1/L is then less than a millionth of the step it allows
+_HOPELESS = 1e12  # times the gradient, or 1
+_WASTEFUL = 1e6  # times the curvature at the weights
 
 
 def worth(certificate: Certificate) -> str:
     r"""``useful``, ``finite but of no use``, or ``not certified``.
 
-    Not certified: L is infinite, or rests on constants that are not bounds. Of no use: a step 1/L is so short that
-    nobody would take it. That is so if L is a million times the curvature at the weights, where this is known, and
-    otherwise if :math:`L \ge 10^{12}\max(1, \|\nabla F\|)` with the gradient at the centre: the weights then move
-    by less than :math:`10^{-12}`.
+    Not certified: L is infinite, or rests on constants that are not bounds. Of no use: no step stays in the
+    domain, or a step 1/L is so short that nobody would take it. That is so if :math:`L \ge
+    10^{12}\max(1, \|\nabla F\|)`, with the gradient at the centre: the weights then move by less than :math:`10^{-12}`. Where the curvature c at
+    the weights is known, it is so already if :math:`L \ge 10^6\max(1, \|\nabla F\|, c)`: the step is then
+    less than a millionth of 1/c too.
     """
     if certificate.segment_step is not None and not certificate.flags:
         return USEFUL if certificate.segment_step > 0 else NOT_CERTIFIED
     if certificate.flags or not certificate.smoothness.is_finite:
         return NOT_CERTIFIED
-    if certificate.curvature is not None:
-        most = _WASTEFUL * certificate.curvature
-    else:
-        most = _HOPELESS * max(1.0, math.hypot(*(certificate.block_gradients or {}).values()))
-    return OF_NO_USE if certificate.smoothness >= max(most, math.ulp(0.0)) else USEFUL
+    if certificate.scalar and certificate.step_size == 0:
+        return OF_NO_USE
+    scale = max(1.0, math.hypot(*(certificate.block_gradients or {}).values()))
+    known = certificate.curvature
+    most = _HOPELESS * scale if known is None else _WASTEFUL * max(scale, known)
+    return OF_NO_USE if certificate.smoothness >= most else USEFUL
 
 
 def verdict(certificate: Certificate) -> str:
@@ -62,8 +64,9 @@ def _because(certificate: Certificate) -> str:
         return f"L is infinite because of {_culprits(certificate)}{rest}"
     if not certificate.scalar:
         return "on the domain the output is at most m, its derivative at most ℓ and L-Lipschitz"
-    if certificate.inverse_smoothness == 0:
-        return "the gradient is L-Lipschitz on the domain, but 1/L is less than any double"
+    if certificate.step_size == 0:
+        why = "no step stays in it" if certificate.inverse_smoothness else "1/L is less than any double"
+        return f"the gradient is L-Lipschitz on the domain, but {why}"
     part = certificate.curvature and certificate.curvature * certificate.inverse_smoothness
     more = f"; 1/L is {times(part)} of what the curvature at the weights allows" if part else ""
     return f"the gradient is L-Lipschitz on the domain; gradient steps of at most 1/L descend within it{more}"

@@ -35,7 +35,17 @@ _TAGS = {
     "strong": "strong",
 }
 _SILENT = ("system_message", "comment", "substitution_definition")
-_ATTRIBUTES = ("accent", "columnalign", "display", "displaystyle", "mathvariant", "stretchy")
+_ATTRIBUTES = (
+    "accent",
+    "columnalign",
+    "display",
+    "displaystyle",
+    "fence",
+    "form",
+    "mathvariant",
+    "stretchy",
+    "width",
+)
 
 
 def prose(docstring: str | None) -> Markup:
