@@ -17,42 +17,42 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     (
         "Lemma smooth_elt_wise, item 1: stacking functions of separate arguments is ‖ℓ‖₂-Lipschitz",
         "max ℓᵢ: the Jacobian is block diagonal. The application uses the maximum",
-        "`calculus/paper/combinations.py` (both), `rules/elementwise.py`",
+        "`paper/combinations.py` (both), `operations/elementwise.py`",
     ),
     (
         "convolution: the intercept has lᵘ = √m⌈k/s⌉ (main text) or √m (appendix)",
         "√(m·positions): it is copied to every position of every sample. **Not a bound as printed**",
-        "flagged by `calculus/paper/layers.py`; `rules/convolution.py`",
+        "flagged by `paper/layers.py`; `operations/convolution.py`",
     ),
     (
         "batch-normalisation: bound δm, ℓ = 2ε^(-1/2), L = 2m^(-1/2)ε^(-1), in the appendix δ times that",
         "√(δm), ε^(-1/2), 0.8587·m^(-1/2)ε^(-1); for images m counts positions too",
-        "`calculus/paper/layers.py` (as printed), `rules/normalisation.py`",
+        "`paper/layers.py` (as printed), `operations/normalisation.py`",
     ),
     (
         "smooth VGG: ℓ changes by at most 10⁻⁴",
         "only if ‖a(0)‖ is left out of Algorithm 4, which makes the numbers no bounds",
-        "`keep_value_at_zero` in `calculus/paper/algorithm.py`, flagged; the table above",
+        "`keep_value_at_zero` in `paper/algorithm.py`, flagged; the table above",
     ),
     (
         "Algorithm 4, L_{t,j} uses ℓ of a_{t,j}",
         "the lemma behind it has the restricted ℓ̃",
-        "`corrected` in `calculus/paper/algorithm.py`",
+        "`corrected` in `paper/algorithm.py`",
     ),
     (
         "eq. (smooth_refined_dyn), ℓˣ(R_x, R_u) = … L^{xx}R_u + L^{ux}R_x",
         "the radii are swapped. **Not a bound as printed**",
-        "`as_printed` in `calculus/paper/chains.py`, flagged where it is too small",
+        "`as_printed` in `paper/chains.py`, flagged where it is too small",
     ),
     (
         "Algorithm 4, m_{t,0} = ℓˣm + ℓᵘR + ‖b(0,0)‖",
         "counts the bilinear term twice: L m R + lˣm + lᵘR + ‖b(0,0)‖ holds",
-        "`corrected` in `calculus/paper/algorithm.py`",
+        "`corrected` in `paper/algorithm.py`",
     ),
     (
         "convex clustering: ℓ ≤ n(n-1)/2",
         "fails for n = 2, where ℓ = √2; n√((n-1)/2) holds for all n. **Not a bound as printed** for n = 2",
-        "flagged by `calculus/paper/losses.py`",
+        "flagged by `paper/losses.py`",
     ),
     (
         "spectral clustering: Σ σᵢ² over i > n - k",
@@ -67,33 +67,33 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     (
         "Lemma bilin_smooth_elt_wise: the proof lacks squares on L",
         "the statement, a maximum, is right",
-        "proved in `calculus/paper/combinations.py`",
+        "proved in `paper/combinations.py`",
     ),
     (
         "supervised objectives: only the smoothness of each hᵢ is needed",
         "the mean of n losses has L = max Lᵢ/n and ℓ = max ℓᵢ/√n",
-        "`calculus/paper/losses.py`",
+        "`paper/losses.py`",
     ),
     (
         "logistic loss ℓ ≤ 2, L ≤ 2; soft-max ℓ = 2, L = 4",
         "√2 and 1/2; 1/2 and √2/(3√3)",
-        "`calculus/paper/losses.py`, `calculus/paper/layers.py` (as printed), `rules/softmax.py`",
+        "`paper/losses.py`, `paper/layers.py` (as printed), `operations/softmax.py`",
     ),
     (
         "residual networks: (a(ω₁), ω₂) is bounded by 1 + m_a",
         "√(m_a² + sup‖ω₂‖²): ω₂ is the previous state. **Not a bound as printed** for bounded a",
-        "flagged by `calculus/paper/layers.py`",
+        "flagged by `paper/layers.py`",
     ),
     (
         "pooling: ℓ = 1",
         "average 1/k for disjoint k×k patches; maximum √(patches over one entry). **Not a bound as printed** for "
         "overlapping maxima",
-        "flagged by `calculus/paper/operations.py`, which counts the patches; `rules/pooling.py`",
+        "flagged by `paper/operations.py`, which counts the patches; `operations/pooling.py`",
     ),
     (
         "Lemma inv_der: ∇(g⁻¹) = ∇g[·, g⁻¹, g⁻¹]",
         "the sign is missing; norms do not see it",
-        "`calculus/paper/layers.py` (implicit functions) uses norms only",
+        "`paper/layers.py` (implicit functions) uses norms only",
     ),
     (
         "ℓ_t = ℓˣℓ_{t-1} + ℓᵘ",
@@ -319,7 +319,7 @@ kept:
 ## Errata
 
 `ERRATA n` in a flag of a certificate is row n. Printed constants that are valid but loose stay as they are in
-`calculus/paper`; those that are no upper bounds are computed too, and flagged wherever they are shown. The default
+`paper`; those that are no upper bounds are computed too, and flagged wherever they are shown. The default
 constants, `certified`, repeat none of this.
 
 {errata}

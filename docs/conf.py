@@ -10,8 +10,8 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS))  # what writes pages from the package is beside this file
 
 import commands  # noqa: E402
-import operations  # noqa: E402
 
+import operations  # noqa: E402
 import surefoot  # noqa: E402
 
 project = "surefoot"

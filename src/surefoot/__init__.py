@@ -18,7 +18,7 @@ _NAMES = {
     "Segment": "surefoot.domains",
     "Square": "surefoot.objectives",
     "certify": "surefoot.calculus.certify",
-    "cost": "surefoot.cost",
+    "cost": "surefoot.complexity",
     "estimate": "surefoot.lower",
     "register_rule": "surefoot.operations",
     "smooth": "surefoot.smoothing",
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from surefoot.calculus.certify import certify
     from surefoot.certificate import Certificate
     from surefoot.chain import Chain
-    from surefoot.cost import cost
+    from surefoot.complexity import cost
     from surefoot.domains import Ball, ProductBall, Segment
     from surefoot.lower import estimate
     from surefoot.magnitude import Magnitude

@@ -19,8 +19,7 @@ from surefoot.magnitude import Magnitude
 if TYPE_CHECKING:
     from surefoot.certificate import Certificate
 
-# What an evaluation in double precision may add to an attained value.
-_ROUNDOFF = 1e-9
+_ROUNDOFF = 1e-9  # what an evaluation in double precision may add to an attained value
 
 
 @total_ordering
@@ -155,6 +154,3 @@ def _ratio(name: str, low: LowerBound, high: Magnitude) -> str:
         return "1.00" if high.is_zero else "∞"
     quotient = high / float(low)
     return f"{float(quotient):.2f}" if float(quotient) < 1e3 else str(quotient)
-
-
-__all__ = ["Contradiction", "Estimate", "LowerBound", "bracket"]

@@ -32,7 +32,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from surefoot.errors import SurefootError, describe
-from surefoot.graph import Graph, Node, Role, capture
+from surefoot.graph import Graph, Node, Role
+from surefoot.operations.captured import capture
+from surefoot.torch_private import children_of
 
 
 class NotSmooth(SurefootError, ValueError):
@@ -144,9 +146,9 @@ def smooth(model: nn.Module, x: Any = None) -> nn.Module:
             made[id(module)] = counterpart.train(module.training)
     _refuse("modules that have kinks and no smooth counterpart", refused)
     for parent in list(copied.modules()):
-        for name, child in list(parent._modules.items()):  # named_children() skips a second name of one module
+        for name, child in list(children_of(parent).items()):
             if id(child) in made:
-                parent._modules[name] = made[id(child)]
+                children_of(parent)[name] = made[id(child)]
     result = made.get(id(copied), copied)
     if x is not None:
         _refuse("operations with kinks that are called as functions", list(_kinks(capture(result, x))))

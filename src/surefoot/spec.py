@@ -23,3 +23,6 @@ class Spec:
     def is_real(self) -> bool:
         """Whether its entries vary continuously: ids, masks and other integers do not."""
         return self.dtype.is_floating_point or self.dtype.is_complex
+
+    def __str__(self) -> str:
+        return "×".join(map(str, self.shape)) or "scalar"

@@ -16,7 +16,7 @@ from judges.function import in_double
 from surefoot.calculus.certify import certify, enclose_leaves
 from surefoot.calculus.forward import forward
 from surefoot.calculus.prepare import prepared
-from surefoot.graph import capture
+from surefoot.operations.captured import capture
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_cur
 from surefoot.calculus.certify import enclose_leaves
 from surefoot.calculus.forward import Pass, forward
 from surefoot.calculus.prepare import prepared
-from surefoot.graph import capture
 from surefoot.objectives import attach
+from surefoot.operations.captured import capture
 
 
 class Twice(nn.Module):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from surefoot import zoo
 from surefoot.chain import Chain, Computation
 from surefoot.chain.cut import initial_degrees
-from surefoot.graph import Role, capture
+from surefoot.graph import Role
+from surefoot.operations.captured import capture
 from surefoot.operations.forms import NOT_POLYNOMIAL, Degree, Form, degree_of, form_of
 
 

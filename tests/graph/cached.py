@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.graph import capture
+from surefoot.operations.captured import capture
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
 

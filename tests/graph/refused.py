@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import CaptureError
-from surefoot.graph import capture
+from surefoot.operations.captured import capture
 
 X = torch.ones(2, 3)
 Pair = namedtuple("Pair", "left right")

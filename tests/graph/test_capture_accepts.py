@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from surefoot.graph import capture
+from surefoot.operations.captured import capture
 
 ACCEPTED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "dropout in eval mode": (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).eval(), X),

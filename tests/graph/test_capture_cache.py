@@ -12,8 +12,9 @@ from cached import Custom, X, assert_current
 from torch import Tensor, nn
 
 from surefoot import zoo
-from surefoot.graph import Role, capture
+from surefoot.graph import Role
 from surefoot.graph.survey import Survey
+from surefoot.operations.captured import capture
 
 
 def small() -> nn.Sequential:

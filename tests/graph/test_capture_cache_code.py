@@ -17,7 +17,7 @@ from cached import Custom, X, assert_current
 from torch import Tensor, nn
 from torch.nn import functional
 
-from surefoot.graph import capture
+from surefoot.operations.captured import capture
 
 FACTOR = 2.0
 TABLE = {"shift": [1.0]}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import CaptureError
-from surefoot.graph import capture
+from surefoot.operations.captured import capture
 
 
 class Custom(nn.Module):

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from surefoot.errors import CaptureError, SurefootError
-from surefoot.graph import capture
+from surefoot.operations.captured import capture
 
 
 def branch(self: Any, x: Tensor) -> Tensor:

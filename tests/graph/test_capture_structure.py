@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from surefoot import zoo
-from surefoot.graph import Graph, Role, Source, capture
+from surefoot.graph import Graph, Role, Source
+from surefoot.operations.captured import capture
 
 
 class Branches(nn.Module):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from surefoot import zoo
-from surefoot.graph import Graph, capture
+from surefoot.graph import Graph
+from surefoot.operations.captured import capture
 
 
 class Function(nn.Module):

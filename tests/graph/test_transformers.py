@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.chain import Chain
-from surefoot.graph import capture
+from surefoot.operations.captured import capture
 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import surefoot as sf
 from implicit.inner_problems import numbers
 from surefoot.errors import UnsupportedOperation
-from surefoot.graph import capture
 from surefoot.implicit import ArgMin, Constants, Energy, ImplicitError
+from surefoot.operations.captured import capture
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 X, Y = numbers(4, 3), numbers(4, 2, seed=2)

@@ -172,8 +172,8 @@ def test_the_smoothness_of_a_ridge():
 
 
 def test_a_composition_is_made_once():
-    from surefoot.graph import capture
     from surefoot.objectives import attach
+    from surefoot.operations.captured import capture
 
     model, x = network()
     graph = capture(model, x)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from surefoot.calculus.prepare import prepared
-from surefoot.graph import Graph, capture
+from surefoot.graph import Graph
 from surefoot.graph.nodes import Leaf, Node, Ref, Source, Spec
+from surefoot.operations.captured import capture
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from rules.case import Case, Fixed, operation, pieces
-from rules.tensors import real, whole, yes_or_no
+
+from operations.case import Case, Fixed, operation, pieces
+from operations.tensors import real, whole, yes_or_no
 
 aten = torch.ops.aten
 Thunk = Callable[[], Case]

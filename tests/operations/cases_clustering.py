@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from rules.case import Case, operation
-from rules.tensors import real
 
+from operations.case import Case, operation
+from operations.tensors import real
 from surefoot.clustering import ConvexClustering, Envelope, KMeans, Spectral
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from rules.case import Case, Fixed, operation
-from rules.tensors import real
+
+from operations.case import Case, Fixed, operation
+from operations.tensors import real
 
 aten = torch.ops.aten
 Thunk = Callable[[], Case]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rules.case import Case, operation
-from rules.tensors import real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from operations.case import Case, operation
+from operations.tensors import real
 from surefoot.implicit import ArgMin, Constants
 
 

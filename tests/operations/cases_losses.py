@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from rules.case import Case, Fixed, operation
-from rules.tensors import real
 from torch import Tensor
 
+from operations.case import Case, Fixed, operation
+from operations.tensors import real
 from surefoot.objectives import further, losses
 from surefoot.objectives.cross_entropy import cross_entropy
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 
 import torch
-from rules.case import Case, Fixed, operation
-from rules.tensors import away, real, yes_or_no
 
-from surefoot.calculus.prepare.attention import finite_part, masked_softmax
-from surefoot.calculus.prepare.fuse import scalar
-from surefoot.calculus.prepare.pieces import unit
+from operations.case import Case, Fixed, operation
+from operations.tensors import away, real, yes_or_no
+from surefoot.calculus.prepare import scalar
+from surefoot.operations.attention import finite_part, masked_softmax
+from surefoot.operations.compositions import unit
 from surefoot.scalar import ScalarFunction
 
 aten = torch.ops.aten

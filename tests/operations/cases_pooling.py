@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from rules.case import Case, operation, pieces
-from rules.tensors import real
+
+from operations.case import Case, operation, pieces
+from operations.tensors import real
 
 aten = torch.ops.aten
 Thunk = Callable[[], Case]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from rules.case import Case, Fixed, operation
-from rules.tensors import real
 
-from surefoot.graph.canonical import scale_shift
+from operations.case import Case, Fixed, operation
+from operations.tensors import real
+from surefoot.operations.scaled import scale_shift
 
 aten = torch.ops.aten
 Thunk = Callable[[], Case]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from rules import (
+from operations import (
     cases_arithmetic,
     cases_choices,
     cases_clustering,
@@ -17,8 +17,8 @@ from rules import (
     cases_pooling,
     cases_products,
 )
-from rules.case import Case
-from rules.harness import SETTINGS, Study, study
+from operations.case import Case
+from operations.harness import SETTINGS, Study, study
 
 _FAMILIES = (
     cases_arithmetic,

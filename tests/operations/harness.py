@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from rules.case import Case
-from rules.derivatives import gradients, jacobian, second_derivative, spectral, tensor_norm
 from torch import Tensor
 
 import surefoot.operations.families  # noqa: F401  registers the rules
+from operations.case import Case
+from operations.derivatives import gradients, jacobian, second_derivative, spectral, tensor_norm
 from surefoot.calculus.forward import Pass, Step, forward
 from surefoot.domains import Region
 from surefoot.enclosure import Enclosure, constant, largest, norm

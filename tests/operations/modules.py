@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from rules.tensors import real, whole
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+
+from operations.tensors import real, whole
 
 Build = Callable[[], nn.Module]
 Shape = tuple[int, ...]

@@ -8,17 +8,17 @@ from fractions import Fraction
 
 import pytest
 import torch
-from rules.case import Case, Fixed, operation, pieces
-from rules.derivatives import spectral, tensor_norm
-from rules.harness import claims, enclose, enclosed
-from rules.modules import MODULES, example
-from rules.tensors import away, real, whole, yes_or_no
 from torch import Tensor
 
 from judges import assert_upper_bound
+from operations.case import Case, Fixed, operation, pieces
+from operations.derivatives import spectral, tensor_norm
+from operations.harness import claims, enclose, enclosed
+from operations.modules import MODULES, example
+from operations.tensors import away, real, whole, yes_or_no
 from surefoot.calculus.certify import certify
 from surefoot.calculus.forward import forward
-from surefoot.calculus.prepare.fuse import scalar
+from surefoot.calculus.prepare import scalar
 from surefoot.domains import ProductBall
 from surefoot.enclosure import unknown_constant
 from surefoot.errors import UnsupportedOperation

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rules.catalogue import built
-from rules.harness import study
 
 import surefoot.calculus.forward as calculus
+from operations.catalogue import built
+from operations.harness import study
 from surefoot.enclosure import Enclosure
 from surefoot.operations import Bounds
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from rules.case import Case, operation, pieces
-from rules.harness import claims, enclosed
 from torch import Tensor
 
-from surefoot.calculus.prepare.fuse import scalar
-from surefoot.calculus.prepare.pieces import unit
+from operations.case import Case, operation, pieces
+from operations.harness import claims, enclosed
+from surefoot.calculus.prepare import scalar
+from surefoot.operations.compositions import unit
 from surefoot.scalar import ScalarFunction
 
 aten = torch.ops.aten

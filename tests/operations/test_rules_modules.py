@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from rules.modules import MODULES, example
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from judges import assert_upper_bound
+from operations.modules import MODULES, example
 from surefoot.calculus.certify import certify
 from surefoot.certificate import Certificate
 from surefoot.domains import Ball, ProductBall

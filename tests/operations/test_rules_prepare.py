@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from rules.case import traced
-from rules.harness import claims, study
-from rules.tensors import away, real
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from operations.case import traced
+from operations.harness import claims, study
+from operations.tensors import away, real
 from surefoot.calculus.prepare import prepared
-from surefoot.graph import capture
+from surefoot.operations.captured import capture
 
 _ALLOWED = torch.tensor([[True, False, True], [False, True, True]])
 _FORBIDDING = real(2, 3).masked_fill(~_ALLOWED, -math.inf)

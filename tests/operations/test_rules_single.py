@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from rules.catalogue import CASES, GAPS, at_point, built, settings
-from rules.harness import SETTINGS, study
 
+from operations.catalogue import CASES, GAPS, at_point, built, settings
+from operations.harness import SETTINGS, study
 from surefoot.operations import rules
 
 OPERATIONS = sorted(CASES)

@@ -10,7 +10,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.domains import DomainError
-from surefoot.graph import capture
+from surefoot.operations.captured import capture
 from surefoot.optim.projection import Balls
 
 Point = dict[str, torch.Tensor]

@@ -18,7 +18,7 @@ from surefoot.paper.chains import SWAPPED_RADII
 from surefoot.paper.layers import CONVOLUTION_BIAS, OVERLAPPING_MAX_POOL, RESIDUAL_BOUND
 from surefoot.paper.losses import TWO_CLUSTERED_POINTS
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 application = from_docs("application")

@@ -19,8 +19,8 @@ from surefoot.calculus.prepare import prepared
 from surefoot.certificate import Row
 from surefoot.certificate.numbers import count, lower, per_cent, readable, sort_key, upper
 from surefoot.certificate.rows import lines
-from surefoot.graph import capture
 from surefoot.magnitude import Magnitude
+from surefoot.operations.captured import capture
 from surefoot.operations.registry import label, rule_for, rules
 from surefoot.report.blocks import block_lines, heat
 from surefoot.report.docstrings import maths, prose, summary

@@ -20,10 +20,11 @@ from surefoot.calculus.prepare import prepared
 from surefoot.certificate import Certificate
 from surefoot.domains import Domain, DomainError, ProductBall, Region, Segment
 from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
-from surefoot.graph import Graph, Leaf, Source, capture
+from surefoot.graph import Graph, Leaf, Source
 from surefoot.graph.checks import as_inputs
 from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.objectives import ObjectiveError, attach
+from surefoot.operations.captured import capture
 
 Wrt = Literal["params", "input"]
 

@@ -21,20 +21,21 @@ part of the function that the certificate speaks of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from surefoot.domains import Region
 from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
+from surefoot.graph.evaluate import value_of
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
-from surefoot.operations.registry import Bounds, Call, Slot, rule_for
+from surefoot.operations.call import Bounds, Call, Slot
+from surefoot.operations.record import record_of, rule_for
+from surefoot.operations.rows import rows_of
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def forward(
         else:
             bounds = rule_for(node, graph)(call)
             names = {slot: name for slot, name in call.names.items() if slot in call.varying}
-            steps.append(_step(call, bounds, names, keep))
+            steps.append(_step(call, bounds, names, region, keep))
             enclosed = _enclose(call, bounds, value, region)
             enclosures[node.name] = enclosed if sharpen is None else sharpen(steps[-1], enclosed)
         for name in node.inputs:
@@ -112,15 +113,12 @@ def forward(
     return Pass(region, enclosures, tuple(steps), graph.outputs, graph if keep else None)
 
 
-def _step(call: Call, bounds: Bounds, names: Mapping[Slot, str], keep: bool) -> Step:
+def _step(call: Call, bounds: Bounds, names: Mapping[Slot, str], region: Region, keep: bool) -> Step:
     """What later passes need to know; contracted curvatures hold centre values and are dropped with them."""
     if not keep:
         return Step(call.node, _light(bounds), names)
-    count = call.shape[0] if call.shape else 0
-    rows = set(bounds.row_slots)
-    if bounds.rowwise:
-        rows |= {slot for slot, e in call.varying.items() if e.rows is not None and e.rows.shape == (count,)}
-    return Step(call.node, bounds, names, frozenset(rows))
+    rows = frozenset(slot for slot in rows_of(call) & names.keys() if names[slot] not in region.variables)
+    return Step(call.node, bounds, names, rows)
 
 
 def _light(bounds: Bounds) -> Bounds:
@@ -186,16 +184,26 @@ def _combine(terms: list[Magnitude], orthogonal: bool) -> Magnitude:
 
 
 def _rows(call: Call, bounds: Bounds, roundoff: Magnitude) -> Magnitude | None:
-    """Row spreads: the rule's own, or for a row-wise operation those of the arguments times the Jacobians."""
-    if not call.shape or (isinstance(call.node.spec, tuple) and not bounds.rowwise):
+    """Row spreads: the rule's own, or the Jacobians times those of the arguments whose rows are those of the
+    result and the spreads of the others.
+    """
+    if not call.shape:
         return None
     count = call.shape[0]
     if bounds.rows is not None:
         return bounds.rows + roundoff if bounds.rows.shape == (count,) else None
-    if not bounds.rowwise:
+    slots = rows_of(call)
+    if not any(e.rows is not None for slot, e in call.varying.items() if slot in slots):
         return None
-    terms = [e.row_spread(count) * bounds.jacobian[slot] for slot, e in call.varying.items()]
-    return stack(terms).sum(axis=0) + roundoff
+    moves = {
+        slot: e.row_spread(count) if slot in slots else _each(e.spread, count) for slot, e in call.varying.items()
+    }
+    return stack([move * bounds.jacobian[slot] for slot, move in moves.items()]).sum(axis=0) + roundoff
+
+
+def _each(spread: Magnitude, count: int) -> Magnitude:
+    """The same number for each row."""
+    return Magnitude(np.full(count, spread.log2))
 
 
 def _roundoff(call: Call, bounds: Bounds, size: Magnitude) -> Magnitude:
@@ -226,60 +234,12 @@ def _constant(graph: Graph, call: Call, value: Any, region: Region) -> Enclosure
         first = constant(value[0], variables)
         return replace(first, spec=call.node.spec, value=value, bound=size, peak=peak)
     unknown = unknown_constant(call.node.spec, variables)
-    if call.node.op not in _known_rules() or not call.slots or not _real(call.node):
+    if record_of(call.node).bounds is None or not call.slots or not _real(call.node):
         return unknown
     bounds = rule_for(call.node, graph)(call)
     bound, peak = _sizes(call, _from_zero(call, bounds), bounds.peak)
     return replace(unknown, bound=bound, peak=peak)
 
 
-def _known_rules() -> dict[str, Any]:
-    from surefoot.operations.registry import rules
-
-    return rules()
-
-
 def _real(node: Node) -> bool:
     return all(isinstance(spec, Spec) and spec.dtype.is_floating_point for spec in node.specs)
-
-
-def value_of(node: Node, inputs: Mapping[str, Any]) -> Any:
-    """The operation at the given values, in double precision; ``None`` if one of them is not known."""
-    if any(value is None for value in inputs.values()):
-        return None
-    with torch.no_grad():
-        return run_in_double(node, inputs)
-
-
-def run_in_double(node: Node, inputs: Mapping[str, Any]) -> Any:
-    """The operation on these values, in double precision."""
-    args = [_in_double(a) for a in node.args]
-    kwargs = {key: _in_double(a, key) for key, a in node.kwargs.items()}
-    with _double_by_default():
-        value = replace(node, args=tuple(args), kwargs=kwargs).run(inputs)
-    if isinstance(value, Tensor):
-        return value.to(torch.float64) if value.is_floating_point() else value
-    return tuple(v.to(torch.float64) if v.is_floating_point() else v for v in value)
-
-
-@contextmanager
-def _double_by_default() -> Iterator[None]:
-    """Whole numbers times 0.1 are of the default type: double precision here."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def _in_double(argument: Any, key: str = "") -> Any:
-    """Casts to a narrower type are the identity in real arithmetic; constants are computed where they can be."""
-    if isinstance(argument, torch.dtype) and argument in _NARROW:
-        return torch.float64
-    if key == "device" and argument is not None and torch.device(argument).type == "meta":
-        return torch.device("cpu")
-    return argument

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 from surefoot.calculus.assemble import terms, weighted_curvature
 from surefoot.calculus.forward import Pass, Step
 from surefoot.magnitude import Magnitude, stack
-from surefoot.operations.registry import Pair, Slot
+from surefoot.operations.call import Pair, Slot
+from surefoot.operations.record import record_of
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def ten_times_epsilon(step: Step) -> Change:
 
 def epsilon_of(step: Step) -> float | None:
     """The ε of a normalisation, ``None`` for other operations."""
-    epsilon = step.node.arguments.get("eps") if step.node.op.endswith("_norm") else None
+    slot = record_of(step.node).epsilon
+    epsilon = None if slot is None else step.node.arguments[slot]
     return float(epsilon) if isinstance(epsilon, float | int) and epsilon > 0 else None
 
 

@@ -28,9 +28,9 @@ def worth(certificate: Certificate) -> str:
 
     Not certified: L is infinite, or rests on constants that are not bounds. Of no use: no step stays in the
     domain, or a step 1/L is so short that nobody would take it. That is so if :math:`L \ge
-    10^{12}\max(1, \|\nabla F\|)`, with the gradient at the centre: the weights then move by less than :math:`10^{-12}`. Where the curvature c at
-    the weights is known, it is so already if :math:`L \ge 10^6\max(1, \|\nabla F\|, c)`: the step is then
-    less than a millionth of 1/c too.
+    10^{12}\max(1, \|\nabla F\|)`, with the gradient at the centre: the weights then move by less than
+    :math:`10^{-12}`. Where the curvature c at the weights is known, it is so already if :math:`L \ge 10^6\max(1,
+    \|\nabla F\|, c)`: the step is then less than a millionth of 1/c too.
     """
     if certificate.segment_step is not None and not certificate.flags:
         return USEFUL if certificate.segment_step > 0 else NOT_CERTIFIED

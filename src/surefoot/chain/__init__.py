@@ -1,11 +1,11 @@
 """A network as a chain of computations: the paper's Definition 1, read off the graph.
 
 * ``chain``: the chain, its states, its value, its parts and compositions.
-* ``computation``: one computation, with its biaffine and its non-affine parts.
-* ``cut``: where a graph is cut into computations.
+* ``cut``: one computation, with its biaffine and its non-affine parts, and where a graph is cut into them.
+* ``autodiff``: the value of a chain and its derivative as a linear operator.
 """
 
 from surefoot.chain.chain import Chain
-from surefoot.chain.computation import Computation, State
+from surefoot.chain.cut import Computation, State
 
 __all__ = ["Chain", "Computation", "State"]

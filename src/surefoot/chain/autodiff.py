@@ -32,7 +32,7 @@ class Autodiff:
         calls: how many pull-backs and push-forwards were made so far.
 
     >>> from torch import nn
-    >>> from surefoot.graph import capture
+    >>> from surefoot.operations.captured import capture
     >>> model, x = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0]])
     >>> oracle = Autodiff(capture(model, x), [x], dict(model.named_parameters()))
     >>> oracle.pullback(torch.ones(1, 1))["weight"]
@@ -67,8 +67,7 @@ class Autodiff:
         for given, output in zip(slopes, self._outputs, strict=True):
             _check_like("the slope", given, "the value", output)
         self.calls += 1
-        found = self._gradients(slopes, create_graph=False)
-        return {path: found[path] if path in found else torch.zeros_like(leaf) for path, leaf in self._detached()}
+        return self._gradients(slopes, create_graph=False)
 
     def pushforward(self, direction: Mapping[str, Tensor]) -> Any:
         r"""The Jacobian-vector product :math:`\nabla\psi(u)^\top v`, of the shape of the value.
@@ -85,51 +84,39 @@ class Autodiff:
             if path not in self._leaves:
                 raise ChainError(f"the chain has no trainable parameter '{path}'")
             _check_like(f"the direction of '{path}'", given, "the parameter", self._leaves[path])
-        if self._linear is None:
-            self._linear = self._linearize()
+        if self._linear is None:  # the pull-back at a symbolic slope, kept for all later push-forwards
+            with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
+                unknown = tuple(torch.zeros_like(output).requires_grad_() for output in self._outputs)
+                self._linear = unknown, self._gradients(unknown, create_graph=True)
         slopes, gradients = self._linear
         self.calls += 1
-        paths = [path for path in direction if path in gradients and gradients[path].requires_grad]
-        tangents: tuple[Tensor | None, ...] = (None,) * len(slopes)
-        if paths:
-            tangents = torch.autograd.grad(
-                [gradients[path] for path in paths],
-                slopes,
-                [direction[path] for path in paths],
-                retain_graph=True,
-                allow_unused=True,
-            )
-        filled = [
-            torch.zeros_like(slope) if tangent is None else tangent.detach()
-            for slope, tangent in zip(slopes, tangents, strict=True)
-        ]
-        return _one_or_all(tuple(value.detach() for value in filled))
-
-    def _linearize(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """The pull-back at a symbolic slope, kept for all later push-forwards."""
-        with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
-            slopes = tuple(torch.zeros_like(output).requires_grad_() for output in self._outputs)
-            return slopes, self._gradients(slopes, create_graph=True)
+        paths = [path for path in direction if gradients[path].requires_grad]
+        return _one_or_all(
+            _differentiated([gradients[path] for path in paths], slopes, [direction[path] for path in paths])
+        )
 
     def _gradients(self, slopes: Sequence[Tensor], create_graph: bool) -> dict[str, Tensor]:
-        """The gradients that are not zero by structure."""
-        outputs = [
-            (output, slope) for output, slope in zip(self._outputs, slopes, strict=True) if output.requires_grad
-        ]
-        if not outputs or not self._leaves:
-            return {}
-        found = torch.autograd.grad(
-            [output for output, _ in outputs],
-            list(self._leaves.values()),
-            [slope for _, slope in outputs],
-            retain_graph=True,
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-        return {path: value for path, value in zip(self._leaves, found, strict=True) if value is not None}
+        varying = [k for k, output in enumerate(self._outputs) if output.requires_grad]
+        outputs, weights = [self._outputs[k] for k in varying], [slopes[k] for k in varying]
+        found = _differentiated(outputs, list(self._leaves.values()), weights, create_graph)
+        return dict(zip(self._leaves, found, strict=True))
 
-    def _detached(self) -> list[tuple[str, Tensor]]:
-        return [(path, leaf.detach()) for path, leaf in self._leaves.items()]
+
+def _differentiated(
+    outputs: Sequence[Tensor], variables: Sequence[Tensor], weights: Sequence[Tensor], create_graph: bool = False
+) -> tuple[Tensor, ...]:
+    """Vector-Jacobian products; zero where nothing depends on a variable."""
+    if not outputs or not variables:
+        return tuple(torch.zeros_like(variable) for variable in variables)
+    return torch.autograd.grad(
+        outputs,
+        variables,
+        weights,
+        retain_graph=True,
+        create_graph=create_graph,
+        allow_unused=True,
+        materialize_grads=True,
+    )
 
 
 def _usable(value: Any) -> Any:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.chain.autodiff import Autodiff
-from surefoot.chain.computation import Computation, State
-from surefoot.chain.cut import cut
+from surefoot.chain.cut import Computation, State, cut
 from surefoot.errors import ChainError
-from surefoot.graph import Graph, Spec, capture
+from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs
 from surefoot.graph.compose import Naming, compose, restrict
+from surefoot.operations.captured import capture
 
 _Parameters = Mapping[str, Tensor]
 
@@ -183,14 +183,8 @@ class Chain:
         rows = []
         for t, computation in enumerate(self.computations, start=1):
             blocks = ", ".join(path or "(model)" for path in computation.blocks) or "none"
-            sizes = ", ".join(_shape(self.graph, name) for name in computation.after)
+            sizes = ", ".join(" ".join(map(str, self.graph.specs(name))) for name in computation.after)
             rows.append((f"  φ_{t}: {computation}", f"u_{t}: {blocks}", f"x_{t}: {sizes}"))
         widths = [max((len(row[k]) for row in rows), default=0) for k in range(2)]
         lines = [f"{a:<{widths[0]}}    {b:<{widths[1]}}    {c}" for a, b, c in rows]
         return "\n".join([f"Chain of {len(self)} computation{'s' if len(self) != 1 else ''}", *lines])
-
-
-def _shape(graph: Graph, name: str) -> str:
-    spec = graph.spec(name)
-    specs = (spec,) if isinstance(spec, Spec) else spec
-    return " ".join("×".join(map(str, s.shape)) or "scalar" for s in specs)

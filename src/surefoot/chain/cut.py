@@ -1,4 +1,4 @@
-r"""Where a graph is cut into computations.
+r"""One computation of a chain, and where a graph is cut into them.
 
 A computation :math:`\phi_t` ends where parameters enter and the result would no longer be biaffine in its state
 and its parameters. Computations that share parameters are joined with all that stands between them, because a
@@ -7,20 +7,87 @@ chain has each parameter in one computation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
 
-from surefoot.chain.computation import Computation
-from surefoot.graph import Graph, Node, Role, Spec
+from torch import Tensor
+
+from surefoot.graph import Graph, Node, Role
 from surefoot.operations.forms import Degree, Form, degree_of, form_of
+
+State = dict[str, Any]
+_Piece = dict[str, Any]  # the fields of a computation, all but its graph
+_pieces_of: WeakKeyDictionary[Graph, tuple[_Piece, ...]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Computation:
+    r"""One computation :math:`\phi_t = a_{t,k} \circ \dots \circ a_{t,1} \circ b_t`, from live set to live set.
+
+    Every operation whose result is at most of degree one in the state :math:`x_{t-1}` and at most of degree one
+    in the parameters :math:`u_t` belongs to :math:`b_t`, whatever stands between them in the order of the graph:
+    the arguments of such an operation are of that kind too, so :math:`b_t` can be computed first.
+
+    Attributes:
+        graph: the graph it is part of.
+        nodes: its operations, in order.
+        blocks: paths of the parameter blocks it reads, the parts of :math:`u_t`.
+        before: names of the tensors of :math:`x_{t-1}`.
+        after: names of the tensors of :math:`x_t`.
+        biaffine: the operations of :math:`b_t`.
+        nonaffine: the operations of :math:`a_{t,1}, …, a_{t,k}`, one tuple each.
+    """
+
+    graph: Graph
+    nodes: tuple[Node, ...]
+    blocks: tuple[str, ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    biaffine: tuple[Node, ...]
+    nonaffine: tuple[tuple[Node, ...], ...]
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(name for path in self.blocks for name in self.graph.blocks[path].parameters)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Paths of the parameters it reads."""
+        return tuple(self.graph.leaves[name].path for name in self._names)
+
+    @property
+    def state_size(self) -> int:
+        """Dimension :math:`d_t` of the state after it."""
+        return sum(map(self.graph.numel, self.after))
+
+    @property
+    def parameter_size(self) -> int:
+        """Dimension :math:`p_t` of its parameters."""
+        return sum(map(self.graph.numel, self._names))
+
+    def __call__(self, state: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> State:
+        """The next state :math:`x_t = φ_t(x_{t-1}, u_t)`; parameters are given by path, as many as one likes."""
+        values = {**self.graph.constants_at(parameters), **state}
+        values |= {name: parameters[self.graph.leaves[name].path] for name in self._names}
+        for node in self.nodes:
+            values[node.name] = node.run(values)
+        return {name: values[name] for name in self.after}
+
+    def __str__(self) -> str:
+        names = [[node.op.rpartition(".")[2] for node in part] for part in (self.biaffine, *self.nonaffine)]
+        return " → ".join("+".join(part) or "identity" for part in names)
 
 
 def cut(graph: Graph) -> tuple[Computation, ...]:
-    """The computations of a graph, in order; found once per graph."""
-    known = vars(graph).get("_computations")
-    if known is None:
-        known = tuple(_computation(graph, *piece) for piece in _joined(graph, list(_pieces(graph))))
-        vars(graph)["_computations"] = known
-    return known
+    """The computations of a graph, in order; cut once per graph."""
+    pieces = _pieces_of.get(graph)
+    if pieces is None:
+        pieces = tuple(_piece(graph, *part) for part in _joined(graph, list(_pieces(graph))))
+        _pieces_of[graph] = pieces
+    return tuple(Computation(graph=graph, **piece) for piece in pieces)
 
 
 def initial_degrees(graph: Graph, state: Iterable[str]) -> dict[str, Degree]:
@@ -101,22 +168,22 @@ def _joined(graph: Graph, pieces: list[list[Node]]) -> Iterator[tuple[list[Node]
 
 
 def _blocks_of(graph: Graph, piece: Sequence[Node]) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+    paths: list[str] = []
     for node in piece:
-        direct = [graph.owners[name] for name in node.inputs if name in graph.owners]
-        found |= dict.fromkeys([*direct, *sorted(graph.blocks_read.get(node.name, frozenset()))])
-    return tuple(found)
+        paths += [graph.owners[name] for name in node.inputs if name in graph.owners]
+        paths += sorted(graph.blocks_read.get(node.name, ()))
+    return tuple(dict.fromkeys(paths))
 
 
-def _computation(graph: Graph, piece: Sequence[Node], blocks: tuple[str, ...]) -> Computation:
-    start, stop = graph.position[piece[0].name], graph.position[piece[-1].name] + 1
+def _piece(graph: Graph, nodes: Sequence[Node], blocks: tuple[str, ...]) -> _Piece:
+    start, stop = graph.position[nodes[0].name], graph.position[nodes[-1].name] + 1
     before, after = graph.live[start], graph.live[stop]
     if stop == len(graph.nodes):  # what is returned is the last state, also where it depends on parameters alone
         after = tuple(dict.fromkeys(graph.outputs))
     degrees = initial_degrees(graph, before)
     biaffine: list[Node] = []
     parts: list[list[Node]] = []
-    for node in piece:
+    for node in nodes:
         degrees[node.name] = degree_of(node, degrees)
         if degrees[node.name].is_biaffine:
             biaffine.append(node)
@@ -124,17 +191,9 @@ def _computation(graph: Graph, piece: Sequence[Node], blocks: tuple[str, ...]) -
             parts[-1].append(node)
         else:
             parts.append([node])
-    return Computation(
-        graph=graph,
-        nodes=tuple(piece),
-        blocks=blocks,
-        before=before,
-        after=after,
-        biaffine=tuple(biaffine),
-        nonaffine=tuple(map(tuple, parts)),
-    )
+    found = {"nodes": tuple(nodes), "blocks": blocks, "before": before, "after": after}
+    return {**found, "biaffine": tuple(biaffine), "nonaffine": tuple(map(tuple, parts))}
 
 
 def _is_real(graph: Graph, name: str) -> bool:
-    spec = graph.spec(name)
-    return all(item.is_real for item in ((spec,) if isinstance(spec, Spec) else spec))
+    return all(spec.is_real for spec in graph.specs(name))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.cost import Cost, chain_cost
+from surefoot.complexity import Cost, chain_cost
 from surefoot.errors import SurefootError
 from surefoot.objectives import Objective
 from surefoot.oracles.line_search import armijo

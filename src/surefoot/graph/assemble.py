@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from surefoot.graph.nodes import Block, Leaf, Node, Role, Source
+from surefoot.graph.nodes import Block, Leaf, Node, Role, Source, roles_of
 from surefoot.graph.structure import Graph
 
 
@@ -51,13 +51,9 @@ def ordered(nodes: Sequence[Node], leaves: Mapping[str, Leaf]) -> list[Node]:
     So what depends on parameters alone is never part of a state of the chain. The pieces of an operation with
     several results follow it at once, so that states are made of tensors and not of tuples.
     """
-    roles = {name: leaf.role for name, leaf in leaves.items()}
+    roles = roles_of(leaves, nodes)
     pieces: dict[str, list[Node]] = {}
     for node in nodes:
-        role = Role.CONSTANT
-        for name in node.inputs:
-            role |= roles[name]
-        roles[node.name] = role
         if node.target is operator.getitem:
             pieces.setdefault(node.inputs[0], []).append(node)
     by_name = {node.name: node for node in nodes}

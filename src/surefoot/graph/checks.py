@@ -1,8 +1,9 @@
-"""What a model and its input must be before anything is captured."""
+"""What a model, its input and what it returns must be."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surefoot.errors import CaptureError
-from surefoot.graph.owned import refuse_shared_memory
+from surefoot.torch_private import Dropout
 
 
 def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -28,16 +29,12 @@ def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     elif isinstance(x, Sequence) and not isinstance(x, str):
         args = tuple(x)
     else:
-        raise CaptureError(
-            f"the input is of type {type(x).__name__}",
-            remedy="Pass a tensor, a tuple of tensors, or a dict of keyword arguments that are tensors.",
-        )
+        remedy = "Pass a tensor, a tuple of tensors, or a dict of keyword arguments that are tensors."
+        raise CaptureError(f"the input is of type {type(x).__name__}", remedy=remedy)
     for name, value in _labelled(args, kwargs):
         if not isinstance(value, Tensor):
-            raise CaptureError(
-                f"{name} is of type {type(value).__name__}, not a tensor",
-                remedy="Pass tensors only; fix other arguments in a small module that wraps yours.",
-            )
+            remedy = "Pass tensors only; fix other arguments in a small module that wraps yours."
+            raise CaptureError(f"{name} is of type {type(value).__name__}, not a tensor", remedy=remedy)
     return args, kwargs
 
 
@@ -51,18 +48,17 @@ def check_inputs(args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> None:
         raise CaptureError("no input was given", remedy="Pass an example batch: surefoot reads shapes from it.")
     for name, value in _labelled(args, kwargs):
         if value.numel() == 0:
-            raise CaptureError(
-                f"{name} has shape {tuple(value.shape)}: the batch is empty", remedy="Pass at least one sample."
-            )
-        if value.is_complex():
-            raise CaptureError(f"{name} is complex", remedy="Pass its real and imaginary parts as real tensors.")
-        if value.layout is not torch.strided:
-            raise CaptureError(f"{name} is a sparse tensor", remedy="Pass a dense one: x.to_dense().")
-        if not _finite(value):
-            raise CaptureError(
-                f"{name} has NaN or infinite entries",
-                remedy="Clean the data first; to mask entries, pass a boolean mask and not minus infinity.",
-            )
+            what, remedy = f"has shape {tuple(value.shape)}: the batch is empty", "Pass at least one sample."
+        elif value.is_complex():
+            what, remedy = "is complex", "Pass its real and imaginary parts as real tensors."
+        elif value.layout is not torch.strided:
+            what, remedy = "is a sparse tensor", "Pass a dense one: x.to_dense()."
+        elif not _finite(value):
+            what = "has NaN or infinite entries"
+            remedy = "Clean the data first; to mask entries, pass a boolean mask and not minus infinity."
+        else:
+            continue
+        raise CaptureError(f"{name} {what}", remedy=remedy)
 
 
 def check_model(model: Any) -> None:
@@ -74,71 +70,75 @@ def check_model(model: Any) -> None:
     """
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
-        raise CaptureError(
-            f"expected a torch.nn.Module, got {kind}",
-            remedy="Pass an instance of a module; wrap a function in a small module whose forward calls it.",
-        )
+        remedy = "Pass an instance of a module; wrap a function in a small module whose forward calls it."
+        raise CaptureError(f"expected a torch.nn.Module, got {kind}", remedy=remedy)
     for path, module in model.named_modules():
-        _check_module(path, module)
+        for what, remedy in _module_problems(module):
+            raise CaptureError(what, where=path, remedy=remedy)
     for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for path, value in tensors:
-            _check_tensor(kind, path, value)
-    refuse_shared_memory(model)
+            owner, _, name = path.rpartition(".")
+            for problem, remedy in _tensor_problems(kind, value):
+                raise CaptureError(f"the {kind} '{name}' {problem}", where=owner, remedy=remedy)
+    _refuse_shared_memory(model)
 
 
-def _check_module(path: str, module: nn.Module) -> None:
+def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """What is wrong with a module, and what to do about it."""
     if isinstance(module, torch.jit.ScriptModule):
-        raise CaptureError(
-            "it was compiled by torch.jit, and its operations cannot be read",
-            where=path,
-            remedy="Pass the original module.",
-        )
-    if module.training and isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-        raise random_dropout(path, module.p)
+        yield "it was compiled by torch.jit, and its operations cannot be read", "Pass the original module."
+    if module.training and isinstance(module, Dropout) and module.p > 0:
+        yield random_dropout(module.p)
     if module.training and isinstance(module, nn.RReLU) and module.lower != module.upper:
-        raise CaptureError(
-            "RReLU draws random slopes in training mode",
-            where=path,
-            remedy="Call model.eval(), or set lower = upper.",
-        )
+        yield "RReLU draws random slopes in training mode", "Call model.eval(), or set lower = upper."
 
 
-def _check_tensor(kind: str, path: str, value: Tensor) -> None:
-    owner, _, name = path.rpartition(".")
+def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
+    """What is wrong with a parameter or buffer, and what to do about it."""
     if is_lazy(value):
-        raise CaptureError(
-            f"the {kind} '{name}' is not initialised yet (a lazy module)",
-            where=owner,
-            remedy="Run the model once, model(x), so that it takes its shapes.",
+        yield (
+            "is not initialised yet (a lazy module)",
+            "Run the model once, model(x), so that it takes its shapes.",
         )
     if value.is_inference():
-        raise CaptureError(
-            f"the {kind} '{name}' was made under torch.inference_mode() and can have no gradient",
-            where=owner,
-            remedy="Build the model outside of inference mode.",
-        )
+        what = "was made under torch.inference_mode() and can have no gradient"
+        yield what, "Build the model outside of inference mode."
     if value.is_complex():
-        raise CaptureError(
-            f"the {kind} '{name}' is complex",
-            where=owner,
-            remedy="Hold its real and imaginary parts as real tensors.",
-        )
+        yield "is complex", "Hold its real and imaginary parts as real tensors."
     if not _finite(value):
         masks = "" if kind == "parameter" else " A mask is better boolean, with torch.where or masked_fill."
-        raise CaptureError(
-            f"the {kind} '{name}' has NaN or infinite entries",
-            where=owner,
-            remedy=f"No bound holds there: re-initialise it, or load finite values.{masks}",
+        yield (
+            "has NaN or infinite entries",
+            f"No bound holds there: re-initialise it, or load finite values.{masks}",
         )
 
 
-def random_dropout(path: str, probability: float) -> CaptureError:
-    """The refusal of dropout while training, whichever way it was written."""
-    return CaptureError(
-        f"dropout with p = {probability:g} is random in training mode",
-        where=path,
-        remedy="Call model.eval(), or set p = 0: an objective must be a function of the weights.",
-    )
+def random_dropout(probability: float) -> tuple[str, str]:
+    """What is wrong with dropout while training, whichever way it was written, and what to do about it."""
+    what = f"dropout with p = {probability:g} is random in training mode"
+    return what, "Call model.eval(), or set p = 0: an objective must be a function of the weights."
+
+
+def span(value: Tensor) -> tuple[int, int]:
+    """First and last position of its entries in the storage."""
+    start = int(value.storage_offset())
+    return start, start + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True)) + 1
+
+
+def _refuse_shared_memory(model: nn.Module) -> None:
+    """Refuse different parameters in one place of memory: a step along one would move the other."""
+    spans: dict[int, list[tuple[int, int, str]]] = {}
+    for path, value in model.named_parameters():
+        if value.device.type != "meta" and value.numel() and value.layout is torch.strided:
+            spans.setdefault(value.untyped_storage().data_ptr(), []).append((*span(value), path))
+    for together in spans.values():
+        together.sort()
+        for (_, stop, first), (start, _, second) in pairwise(together):
+            if start < stop:
+                owner, _, name = second.rpartition(".")
+                what = f"the parameter '{name}' shares its memory with '{first}' and is another parameter"
+                remedy = "Tie them by assigning one nn.Parameter to both, or give each its own memory."
+                raise CaptureError(what, where=owner, remedy=remedy)
 
 
 def _labelled(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -158,3 +158,68 @@ def _finite(value: Tensor) -> bool:
         return True
     value = value.detach()
     return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())
+
+
+_OBVIOUS = ("logits", "last_hidden_state", "output", "out", "prediction", "predictions", "sample")
+
+
+def select_outputs(result: Any) -> tuple[Tensor, ...]:
+    """The floating-point tensors a model returns.
+
+    A tensor is itself. A tuple or list of tensors is several outputs. Anything else (a mapping, a named tuple, an
+    output object, a tuple of this and that) stands for the one tensor in it that goes by an obvious name
+    (``logits``, ``last_hidden_state``, …), or for the only one there is, at any depth. Without such a name, an
+    output object of the ``transformers`` package stands for its tensors, in order.
+
+    Raises:
+        CaptureError: if there is no tensor, or no obvious one.
+    """
+    if isinstance(result, Tensor):
+        return _real({"the output": result})
+    plain = isinstance(result, tuple | list) and not hasattr(result, "_fields")
+    if plain and result and all(isinstance(item, Tensor) for item in result):
+        return _real({f"output {k}": item for k, item in enumerate(result)})
+    tensors = {f"output '{key}'": value for key, value in _entries(result).items() if isinstance(value, Tensor)}
+    for name in _OBVIOUS:
+        if f"output '{name}'" in tensors:
+            return _real({f"output '{name}'": tensors[f"output '{name}'"]})
+    if tensors and hasattr(result, "to_tuple"):  # of the transformers package, with names of its own
+        return _real(tensors)
+    candidates = _real_tensors(result, "")
+    if len(candidates) == 1:
+        return tuple(candidates.values())
+    names = ", ".join(f"'{name}'" for name in candidates)
+    what = f"several tensors: {names}" if candidates else "no floating-point tensor"
+    remedy = "Wrap it in a module whose forward returns the tensor you mean, or a tuple of tensors for several."
+    raise CaptureError(f"the model returns a {type(result).__name__} with {what}", where="", remedy=remedy)
+
+
+def _entries(result: Any) -> dict[str, Any]:
+    if isinstance(result, Mapping):
+        return {str(key): value for key, value in result.items()}
+    if hasattr(result, "_asdict"):
+        return dict(result._asdict())
+    if isinstance(result, tuple | list):
+        return {str(k): item for k, item in enumerate(result)}
+    return dict(getattr(result, "__dict__", {}))
+
+
+def _real_tensors(result: Any, label: str, depth: int = 4) -> dict[str, Tensor]:
+    if isinstance(result, Tensor):
+        return {label: result} if result.is_floating_point() else {}
+    found: dict[str, Tensor] = {}
+    if depth and not isinstance(result, type):
+        for key, value in _entries(result).items():
+            found |= _real_tensors(value, f"{label}.{key}" if label else key, depth - 1)
+    return found
+
+
+def _real(tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    for name, value in tensors.items():
+        if value.is_complex():
+            remedy = "Return its real and imaginary parts, or its absolute value."
+            raise CaptureError(f"{name} is complex", where="", remedy=remedy)
+        if not value.is_floating_point():
+            remedy = "Return scores rather than decisions: there is no derivative through integers."
+            raise CaptureError(f"{name} is made of {value.dtype}, not of real numbers", where="", remedy=remedy)
+    return tuple(tensors.values())

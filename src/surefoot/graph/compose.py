@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from surefoot.errors import ChainError
 from surefoot.graph.assemble import assemble
 from surefoot.graph.naming import fresh
-from surefoot.graph.nodes import Leaf, Node, Source, Spec, renamed
+from surefoot.graph.nodes import Leaf, Node, Source, Spec
 from surefoot.graph.structure import Graph
 
 _OWNED = (Source.PARAMETER, Source.FROZEN)
@@ -64,15 +64,7 @@ def compose(first: Graph, second: Graph, naming: Naming, second_naming: Naming) 
             leaves[names[leaf.name]] = replace(moved, name=names[leaf.name])
     for node in second.nodes:
         names[node.name] = fresh(node.name, taken)
-        nodes.append(
-            replace(
-                node,
-                name=names[node.name],
-                args=tuple(renamed(argument, names) for argument in node.args),
-                kwargs={key: renamed(argument, names) for key, argument in node.kwargs.items()},
-                module=second_naming.module(node.module),
-            )
-        )
+        nodes.append(node.renamed(names, name=names[node.name], module=second_naming.module(node.module)))
     held = {**first.held, **{names[name]: value for name, value in second.held.items()}}
     aliases = {naming.parameter(path): naming.parameter(name) for path, name in first.aliases.items()}
     aliases |= {second_naming.parameter(path): second_naming.parameter(n) for path, n in second.aliases.items()}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 from functools import cached_property
 from typing import Any
 
 from surefoot.spec import Spec
+from surefoot.torch_private import schema_of
 
 
 @dataclass(frozen=True)
@@ -99,17 +102,14 @@ class Node:
     @cached_property
     def arguments(self) -> dict[str, Any]:
         """All arguments by the name the operation's signature gives them, defaults filled in."""
-        schema = getattr(self.target, "_schema", None)
+        schema = schema_of(self.target)
         if schema is None:
             return {**dict(zip(_parameter_names(self.target), self.args, strict=False)), **self.kwargs}
         bound: dict[str, Any] = {}
         for position, argument in enumerate(schema.arguments):
-            if position < len(self.args):
-                bound[argument.name] = self.args[position]
-            elif argument.name in self.kwargs:
-                bound[argument.name] = self.kwargs[argument.name]
-            else:
-                bound[argument.name] = argument.default_value if argument.has_default_value() else None
+            default = argument.default_value if argument.has_default_value() else None
+            given = position < len(self.args)
+            bound[argument.name] = self.args[position] if given else self.kwargs.get(argument.name, default)
         return bound
 
     @property
@@ -124,9 +124,26 @@ class Node:
 
     def run(self, values: Mapping[str, Any]) -> Any:
         """Compute it from the values of its inputs."""
-        args = [_fill(argument, values) for argument in self.args]
-        kwargs = {key: _fill(argument, values) for key, argument in self.kwargs.items()}
+        args, kwargs = self._with_refs(lambda ref: values[ref.name])
         return self.target(*args, **kwargs)
+
+    def renamed(self, names: Mapping[str, str], **changes: Any) -> Node:
+        """The same with other names of the tensors it reads; a name that is not in the mapping stays."""
+        args, kwargs = self._with_refs(lambda ref: Ref(names.get(ref.name, ref.name)))
+        return replace(self, args=args, kwargs=kwargs, **changes)
+
+    def _with_refs(self, change: Callable[[Ref], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with every reference replaced."""
+        args = tuple(_mapped(argument, change) for argument in self.args)
+        return args, {key: _mapped(argument, change) for key, argument in self.kwargs.items()}
+
+
+def roles_of(leaves: Mapping[str, Leaf], nodes: Iterable[Node]) -> dict[str, Role]:
+    """What each tensor depends on."""
+    roles = {name: leaf.role for name, leaf in leaves.items()}
+    for node in nodes:
+        roles[node.name] = functools.reduce(operator.or_, (roles[name] for name in node.inputs), Role.CONSTANT)
+    return roles
 
 
 @dataclass(frozen=True)
@@ -142,32 +159,19 @@ class Block:
     parameters: tuple[str, ...]
 
 
-def renamed(argument: Any, names: Mapping[str, str]) -> Any:
-    """An argument of a node with its tensors renamed; a name that is not in the mapping stays."""
-    if isinstance(argument, Ref):
-        return Ref(names.get(argument.name, argument.name))
-    if isinstance(argument, list | tuple):
-        return type(argument)(renamed(item, names) for item in argument)
-    return argument
-
-
 def _refs(argument: Any) -> Iterator[Ref]:
     if isinstance(argument, Ref):
         yield argument
-    elif isinstance(argument, Mapping):
-        for item in argument.values():
-            yield from _refs(item)
-    elif isinstance(argument, list | tuple):
-        for item in argument:
+    elif isinstance(argument, Mapping | list | tuple):
+        for item in argument.values() if isinstance(argument, Mapping) else argument:
             yield from _refs(item)
 
 
-def _fill(argument: Any, values: Mapping[str, Any]) -> Any:
-    """The argument with references replaced by values."""
+def _mapped(argument: Any, change: Callable[[Ref], Any]) -> Any:
     if isinstance(argument, Ref):
-        return values[argument.name]
+        return change(argument)
     if isinstance(argument, list | tuple):
-        return type(argument)(_fill(item, values) for item in argument)
+        return type(argument)(_mapped(item, change) for item in argument)
     return argument
 
 

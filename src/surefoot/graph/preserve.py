@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.graph.generators import global_generators, same_state, set_state, state_of
+from surefoot.graph.identity import global_generators, same_state, set_state, state_of
 from surefoot.graph.survey import Survey
+from surefoot.torch_private import set_writes_of, writes_of
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Snapshot:
     def __init__(self, model: nn.Module, survey: Survey) -> None:
         self._watch = Watch(survey)
         known = [(label, value) for label, value in survey.tensors if _has_values(value)]
-        self._tensors = [(label, value, value.detach().clone(), value._version) for label, value in known]
+        self._tensors = [(label, value, value.detach().clone(), writes_of(value)) for label, value in known]
         self._gradients = [(value, value.requires_grad, value.grad) for value in model.parameters()]
         generators = [*global_generators().items(), *((f"'{key}'", value) for key, value in survey.generators)]
         self._generators = [(name, generator, state_of(generator)) for name, generator in generators]
@@ -81,7 +82,7 @@ class Snapshot:
             if not _equal(value, saved):
                 value.data.copy_(saved)
             # Autograd counts writes. A pending backward pass may go on: the values are what they were.
-            torch._C._autograd._unsafe_set_version_counter((value,), (version,))
+            set_writes_of(value, version)
         for parameter, requires_grad, grad in self._gradients:
             if parameter.requires_grad != requires_grad:
                 parameter.requires_grad_(requires_grad)

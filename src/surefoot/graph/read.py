@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,17 +13,19 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
 from surefoot.errors import CaptureError
 from surefoot.graph.assemble import assemble
-from surefoot.graph.canonical import canonical, filled
+from surefoot.graph.checks import span
 from surefoot.graph.naming import PREFIX, fresh, module_path, operation
 from surefoot.graph.nodes import Leaf, Node, Ref, Source, Spec
-from surefoot.graph.owned import Owned
+from surefoot.graph.plain import plain
 from surefoot.graph.structure import Graph
+from surefoot.torch_private import HigherOrderOperator, storage_of
 
+Rewrite = Callable[[Iterable[Node]], list[Node]]
 UNKNOWN = -1  # a size that only the data decides
 
 
-def read(program: ExportedProgram, model: nn.Module) -> Graph:
-    """The graph of a traced model.
+def read(program: ExportedProgram, model: nn.Module, rewrite: Rewrite) -> Graph:
+    """The graph of a traced model, its operations rewritten.
 
     Raises:
         CaptureError: if the program holds control flow, or writes into what the output is computed from.
@@ -49,7 +51,7 @@ def read(program: ExportedProgram, model: nn.Module) -> Graph:
         for node, spec in zip(returned.args[0], program.graph_signature.output_specs, strict=True)
         if spec.kind is OutputKind.USER_OUTPUT
     ]
-    graph = assemble(leaves, canonical(nodes), tuple(outputs), held, owned.aliases)
+    graph = assemble(leaves, rewrite(nodes), tuple(outputs), held, owned.aliases)
     _refuse_written(program, graph)
     return graph
 
@@ -70,6 +72,10 @@ def _leaf(
         raise CaptureError(
             f"the model reads '{placeholder.name}', which is no tensor", remedy="Pass tensors only."
         )
+    if value.layout is not torch.strided and placeholder.users:
+        owner, _, name = path.rpartition(".")
+        remedy = "Hold it as a dense tensor: value.to_dense()."
+        raise CaptureError(f"the {source.value} '{name}' is a sparse tensor", where=owner, remedy=remedy)
     return Leaf(placeholder.name, path, source, _spec(value)), held
 
 
@@ -79,7 +85,7 @@ def operations(module: fx.GraphModule, values: dict[fx.Node, Any], taken: set[st
         if node.op == "get_attr":
             values.setdefault(node, getattr(module, str(node.target)))
         elif node.op == "call_function":
-            if isinstance(node.target, torch._ops.HigherOrderOperator):
+            if isinstance(node.target, HigherOrderOperator):
                 yield from _region(node, values, taken)
                 continue
             result = node.meta.get("val")
@@ -106,7 +112,7 @@ def _node(node: fx.Node, name: str, args: Any, kwargs: Mapping[str, Any]) -> Nod
         module=module_path(node),
         spec=_specs(result),
     )
-    return filled(found, result.device) if isinstance(result, Tensor) else found
+    return plain(found, result.device) if isinstance(result, Tensor) else found
 
 
 def _region(node: fx.Node, values: dict[fx.Node, Any], taken: set[str]) -> Iterator[Node]:
@@ -114,17 +120,13 @@ def _region(node: fx.Node, values: dict[fx.Node, Any], taken: set[str]) -> Itera
     name = str(node.target)
     bodies = [a for a in node.args if isinstance(a, fx.Node) and isinstance(values.get(a), fx.GraphModule)]
     if name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast") or len(bodies) != 1:
-        raise CaptureError(
-            f"the model contains the control flow operation '{name}'",
-            where=module_path(node),
-            remedy="A certificate covers one function: unroll the loop or fix the branch.",
-        )
+        what = f"the model contains the control flow operation '{name}'"
+        remedy = "A certificate covers one function: unroll the loop or fix the branch."
+        raise CaptureError(what, where=module_path(node), remedy=remedy)
     if name == "wrap_with_autocast" and node.args[2]:
-        raise CaptureError(
-            "the forward pass switches to a lower precision (torch.autocast)",
-            where=module_path(node),
-            remedy="A certificate speaks of real numbers: leave the choice of precision to the training loop.",
-        )
+        what = "the forward pass switches to a lower precision (torch.autocast)"
+        remedy = "A certificate speaks of real numbers: leave the choice of precision to the training loop."
+        raise CaptureError(what, where=module_path(node), remedy=remedy)
     body: fx.GraphModule = values[bodies[0]]
     operands = node.args[node.args.index(bodies[0]) + 1 :]
     inner: dict[fx.Node, Any] = {}
@@ -178,3 +180,53 @@ def _specs(value: Any) -> Spec | tuple[Spec, ...]:
 
 def _spec(value: Tensor) -> Spec:
     return Spec(tuple(n if type(n) is int else UNKNOWN for n in value.shape), value.dtype)
+
+
+class Owned:
+    """Parameters and buffers of a model.
+
+    Attributes:
+        aliases: for a tensor with several paths, every further path to the first one.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tensors: dict[str, tuple[Source, Tensor]] = {}
+        for path, parameter in model.named_parameters(remove_duplicate=False):
+            self._tensors[path] = Source.PARAMETER if parameter.requires_grad else Source.FROZEN, parameter
+        for path, buffer in model.named_buffers(remove_duplicate=False):
+            self._tensors[path] = Source.BUFFER, buffer
+        first: dict[int, str] = {}
+        self._first = {path: first.setdefault(id(value), path) for path, (_, value) in self._tensors.items()}
+        self.aliases = {path: first for path, first in self._first.items() if path != first}
+
+    def find(self, path: str) -> tuple[Source, str, Tensor | None]:
+        """What goes by a path: its kind, its first path, and its value unless it varies."""
+        first = self._first[path]
+        source, value = self._tensors[first]
+        return source, first, None if source is Source.PARAMETER else value
+
+    def identify(self, path: str, value: Tensor) -> tuple[Source, str, Tensor | None]:
+        """What a constant of a traced program is: a parameter that was reached by another way, or indeed constant.
+
+        Raises:
+            CaptureError: if it is a part of a parameter.
+        """
+        for name, (source, owned) in self._tensors.items():
+            overlaps = _overlap(owned, value)
+            same = overlaps and span(owned) == span(value) and owned.shape == value.shape
+            if owned is value or (same and owned.stride() == value.stride()):
+                return self.find(name)
+            if source is Source.PARAMETER and overlaps:
+                what = f"the forward pass reads a view of the parameter '{name}' that was made outside of it"
+                remedy = "Make the view inside forward, so that its gradient reaches the parameter."
+                raise CaptureError(what, where=name.rpartition(".")[0], remedy=remedy)
+        return Source.CONSTANT, path, value
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    if any(value.layout is not torch.strided or not value.numel() for value in (a, b)):
+        return False
+    if storage_of(a) != storage_of(b):
+        return False
+    (start, stop), (other, end) = span(a), span(b)
+    return start < end and other < stop

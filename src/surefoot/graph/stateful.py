@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from surefoot.errors import CaptureError
-from surefoot.graph.nodes import Leaf, Source, renamed
+from surefoot.graph.nodes import Leaf, Source
 from surefoot.graph.preserve import Change
+from surefoot.graph.refusals import NOT_RANDOM
 from surefoot.graph.structure import Graph
+from surefoot.graph.translate import PURE
+from surefoot.torch_private import pre_hooks_of
 
 
 def refuse_stored(changes: Sequence[Change], model: nn.Module) -> None:
@@ -25,40 +28,26 @@ def refuse_stored(changes: Sequence[Change], model: nn.Module) -> None:
         path, attribute = _split(change.label, model)
         hooked = _computed_by_hook(model.get_submodule(path), attribute)
         if change.of_model and change.holds_tensor and not hooked:
-            raise CaptureError(
-                f"the forward pass stores a tensor on self, as '{attribute}'",
-                where=path,
-                remedy="Make forward a pure function: return the tensor, or keep it out of the module.",
-            )
+            remedy = "Make forward a pure function: return the tensor, or keep it out of the module."
+            what = f"the forward pass stores a tensor on self, as '{attribute}'"
+            raise CaptureError(what, where=path, remedy=remedy)
 
 
-def refuse_written(labels: Sequence[str]) -> None:
-    """Refuse a forward pass that writes into tensors kept beside the parameters and buffers.
+def refuse_effects(written: Sequence[str], drawn: Sequence[str]) -> None:
+    """Refuse a forward pass that acts outside of the graph.
 
-    Raises:
-        CaptureError: naming the first of them.
-    """
-    if labels:
-        raise CaptureError(
-            f"the forward pass writes into the tensor '{labels[0]}'",
-            where="",
-            remedy="Make forward a pure function: return new tensors and keep no results on self.",
-        )
-
-
-def refuse_drawn(generators: Sequence[str]) -> None:
-    """Refuse a forward pass that draws random numbers outside of the graph.
+    Args:
+        written: tensors beside the parameters and buffers that it writes into.
+        drawn: generators that it draws random numbers from.
 
     Raises:
-        CaptureError: naming the generators.
+        CaptureError: naming them.
     """
-    if generators:
-        raise CaptureError(
-            f"the forward pass draws random numbers (from {' and '.join(generators)})",
-            where="",
-            remedy="Call model.eval() if that stops it, or pass the random numbers as an input: a certificate "
-            "covers one function.",
-        )
+    if written:
+        raise CaptureError(f"the forward pass writes into the tensor '{written[0]}'", where="", remedy=PURE)
+    if drawn:
+        what = f"the forward pass draws random numbers (from {' and '.join(drawn)})"
+        raise CaptureError(what, where="", remedy=NOT_RANDOM)
 
 
 def refuse_other(graph: Graph, again: Graph, changes: Sequence[Change], model: nn.Module) -> None:
@@ -69,11 +58,9 @@ def refuse_other(graph: Graph, again: Graph, changes: Sequence[Change], model: n
     """
     if not same_function(graph, again):
         path, attribute = _split(changes[0].label, model)
-        raise CaptureError(
-            f"the forward pass changes '{attribute}', and the next one computes something else",
-            where=path,
-            remedy="Make forward a pure function: pass what changes from call to call as an input.",
-        )
+        what = f"the forward pass changes '{attribute}', and the next one computes something else"
+        remedy = "Make forward a pure function: pass what changes from call to call as an input."
+        raise CaptureError(what, where=path, remedy=remedy)
 
 
 def same_function(a: Graph, b: Graph) -> bool:
@@ -87,9 +74,8 @@ def same_function(a: Graph, b: Graph) -> bool:
             return False
     for node, twin in zip(a.nodes, b.nodes, strict=True):
         names[twin.name] = node.name
-        args = tuple(renamed(argument, names) for argument in twin.args)
-        kwargs = {key: renamed(argument, names) for key, argument in twin.kwargs.items()}
-        if (node.target, node.args, node.kwargs, node.spec) != (twin.target, args, kwargs, twin.spec):
+        twin = twin.renamed(names)
+        if (node.target, node.args, node.kwargs, node.spec) != (twin.target, twin.args, twin.kwargs, twin.spec):
             return False
     return a.outputs == tuple(names[name] for name in b.outputs)
 
@@ -106,14 +92,12 @@ def _same_leaf(a: Graph, leaf: Leaf, b: Graph, other: Leaf) -> bool:
         return False
     if leaf.source is not Source.CONSTANT:
         return leaf.path == other.path
-    return _equal(a.held[leaf.name], b.held[other.name])
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.device.type != "meta" and torch.equal(a, b))
+    first, second = a.held[leaf.name], b.held[other.name]
+    return first is second or (first.device.type != "meta" and torch.equal(first, second))
 
 
 def _computed_by_hook(module: nn.Module, attribute: str) -> bool:
     """Whether a hook of PyTorch sets the attribute before each call, from the parameters."""
-    hooks = module._forward_pre_hooks.values()
-    return any(isinstance(hook, WeightNorm | SpectralNorm) and hook.name == attribute for hook in hooks)
+    return any(
+        isinstance(hook, WeightNorm | SpectralNorm) and hook.name == attribute for hook in pre_hooks_of(module)
+    )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from surefoot.graph.held import HeldCopies
-from surefoot.graph.nodes import Block, Leaf, Node, Ref, Role, Source, Spec
+from surefoot.graph.nodes import Block, Leaf, Node, Ref, Role, Source, Spec, roles_of
+from surefoot.torch_private import FakeTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +65,7 @@ class Graph:
     @cached_property
     def roles(self) -> dict[str, Role]:
         """What each tensor depends on."""
-        roles = {name: leaf.role for name, leaf in self.leaves.items()}
-        for node in self.nodes:
-            role = Role.CONSTANT
-            for name in node.inputs:
-                role |= roles[name]
-            roles[node.name] = role
-        return roles
+        return roles_of(self.leaves, self.nodes)
 
     @cached_property
     def owners(self) -> dict[str, str]:
@@ -138,6 +133,20 @@ class Graph:
         return {name: tuple(nodes) for name, nodes in readers.items()}
 
     @cached_property
+    def last_readers(self) -> dict[str, Node]:
+        """The last node that reads each tensor; a tensor that none reads has no entry."""
+        return {name: node for node in self.nodes for name in node.inputs}
+
+    @cached_property
+    def finished(self) -> dict[str, tuple[str, ...]]:
+        """For each node, the tensors that no later node reads and that are not returned: free to forget."""
+        last, kept = self.last_readers, set(self.outputs)
+        return {
+            node.name: tuple(name for name in node.inputs if last[name] is node and name not in kept)
+            for node in self.nodes
+        }
+
+    @cached_property
     def live(self) -> tuple[tuple[str, ...], ...]:
         """The live set at every cut: ``live[k]`` is the state between nodes ``k - 1`` and ``k``.
 
@@ -145,7 +154,7 @@ class Graph:
         So it is :math:`x_t` for a plain network, and the paper's augmented state
         :math:`(x_{t-1}; x_t)` or :math:`(x_0; …; x_t)` for residual and dense ones.
         """
-        last = {name: k for k, node in enumerate(self.nodes) for name in node.inputs}
+        last = {name: self.position[node.name] for name, node in self.last_readers.items()}
         last |= dict.fromkeys(self.outputs, len(self.nodes))
         alive = [leaf.name for leaf in self.inputs if leaf.name in last]
         cuts = [tuple(alive)]
@@ -160,28 +169,23 @@ class Graph:
         """Shape and type of a tensor."""
         return self.leaves[name].spec if name in self.leaves else self.by_name[name].spec
 
+    def specs(self, name: str) -> tuple[Spec, ...]:
+        """Shapes and types of a tensor, or of the several results of an operation."""
+        return (self.leaves[name].spec,) if name in self.leaves else self.by_name[name].specs
+
     def numel(self, name: str) -> int:
         """How many numbers a tensor holds."""
-        return self.leaves[name].spec.numel if name in self.leaves else self.by_name[name].numel
+        return sum(spec.numel for spec in self.specs(name))
 
     def run(self, parameters: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         """The outputs at the given parameters (by path) and inputs; intermediate values are freed early."""
         values = self.bind(parameters, inputs)
-        for node, finished in self._schedule:
-            values[node.name] = node.run(values)
-            for name in finished:
-                del values[name]
+        for node in self.nodes:
+            if node.name not in self.constant_names:
+                values[node.name] = node.run(values)
+                for name in self.finished[node.name]:
+                    del values[name]
         return tuple(values[name] for name in self.outputs)
-
-    @cached_property
-    def _schedule(self) -> tuple[tuple[Node, tuple[str, ...]], ...]:
-        """The nodes that depend on input or parameters, each with the tensors no longer needed after it."""
-        nodes = [node for node in self.nodes if node.name not in self.constant_names]
-        last_reader = {name: node for node in nodes for name in node.inputs}
-        return tuple(
-            (node, tuple(n for n in node.inputs if last_reader[n] is node and n not in self.outputs))
-            for node in nodes
-        )
 
     def bind(self, parameters: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> dict[str, Any]:
         """Values of all leaves and constants, by name.
@@ -211,15 +215,51 @@ class Graph:
         return {**held, **self._compute(held)}
 
     def __str__(self) -> str:
-        rows = [(node.name, node.op, _shape(node), node.module) for node in self.nodes]
+        rows = [(node.name, node.op, " ".join(map(str, node.specs)), node.module) for node in self.nodes]
         widths = [max((len(row[k]) for row in rows), default=0) for k in range(3)]
         lines = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:<{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
         counts = f"{_count(len(rows), 'operation')}, {_count(len(self.blocks), 'parameter block')}"
         return "\n".join([f"Graph: {counts}, returns {', '.join(self.outputs)}", *lines])
 
 
-def _shape(node: Node) -> str:
-    return " ".join("×".join(map(str, spec.shape)) or "scalar" for spec in node.specs)
+class HeldCopies:
+    """Copies of some tensors, to notice later that a buffer or a constant was written to.
+
+    PyTorch counts the writes to a tensor, but not those through ``.data`` or through a NumPy array that shares
+    its memory. What was computed from a buffer would then silently be out of date, so values are compared.
+
+    Args:
+        held: tensors by name.
+        names: which of them to copy; names of other tensors are ignored.
+
+    >>> held = {"scale": torch.ones(2)}
+    >>> copies = HeldCopies(held, ["scale"])
+    >>> held["scale"].data[0] = 3.0
+    >>> copies.outdated(held)
+    True
+    """
+
+    def __init__(self, held: Mapping[str, Tensor], names: Collection[str]) -> None:
+        self._tensors = {name: held[name] for name in names if name in held}
+        self._copies = {
+            name: value.detach().clone() for name, value in self._tensors.items() if _has_values(value)
+        }
+
+    def outdated(self, held: Mapping[str, Tensor]) -> bool:
+        """Whether one of the tensors is another one now or has other entries."""
+        if any(held[name] is not value for name, value in self._tensors.items()):
+            return True
+        return not all(_equal(held[name], copy) for name, copy in self._copies.items())
+
+
+def _equal(present: Tensor, copy: Tensor) -> bool:
+    same_kind = present.dtype == copy.dtype and present.device == copy.device
+    return same_kind and torch.equal(present.detach(), copy)
+
+
+def _has_values(value: Tensor) -> bool:
+    """Whether there are entries to compare: on the meta device and in fake tensors there are none."""
+    return not isinstance(value, FakeTensor) and value.device.type != "meta"
 
 
 def _count(number: int, what: str) -> str:

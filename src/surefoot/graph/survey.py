@@ -29,8 +29,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from surefoot.graph.generators import Generator, state_of
-from surefoot.graph.identity import Same, closure_of, digest, globals_read, is_library, slots_of, tensor_digest
+from surefoot.graph.identity import (
+    Generator,
+    Same,
+    closure_of,
+    digest,
+    globals_read,
+    is_library,
+    slots_of,
+    state_of,
+    tensor_digest,
+)
+from surefoot.torch_private import STANDARD_TABLES, TABLES, OpOverload, OpOverloadPacket, global_hooks, writes_of
 
 _LIMIT = 200_000  # objects; beyond, describing the model costs more than capturing it again
 _LARGEST_COMPARED = 1_000_000  # entries of a tensor that is compared by value
@@ -39,14 +49,13 @@ _VALUES = {int, bool, str, bytes, complex, type(None), type(...)}
 _IMMUTABLE = (
     slice | range | int | str | bytes | complex | torch.dtype | torch.device | torch.layout | torch.memory_format
 )
-_STANDARD = {key for key, item in vars(nn.Module()).items() if isinstance(item, dict | set)}
 _CONTAINERS = {dict, OrderedDict, list, set}
 _MAPPINGS = dict | types.MappingProxyType
 _FIXED = tuple | frozenset | types.MappingProxyType
 _OPAQUE = (
     types.ModuleType, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType,
     types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
-    types.MemberDescriptorType, types.CodeType, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+    types.MemberDescriptorType, types.CodeType, OpOverload, OpOverloadPacket,
     logging.Logger, re.Pattern, type(threading.Lock()), type(threading.RLock()),
 )  # fmt: skip
 
@@ -90,7 +99,7 @@ class Survey:
         self._later: list[tuple[types.FunctionType | type, str, bool]] = []
         self._of_model, self._recorded, self._comparable = True, record, True
         with suppress(RecursionError):
-            own = [self._walk(model, ""), self._walk(_global_hooks(), "global hooks"), _environment()]
+            own = [self._walk(model, ""), self._walk(global_hooks(), "global hooks"), _environment()]
             # Code comes last, so that what is the model's own is known as such wherever code refers to it too.
             while self._later:
                 own.append(self._code(*self._later.pop()))
@@ -178,9 +187,9 @@ class Survey:
         for key, item in table.items():
             if type(item) in _VALUES:
                 described.append((key, type(item), item))
-            elif key not in _STANDARD or item:
+            elif key not in STANDARD_TABLES or item:
                 # The tables of a module hold its children and tensors under their own names.
-                inner = label if key in ("_modules", "_parameters", "_buffers") else _join(label, key)
+                inner = label if key in TABLES else _join(label, key)
                 described.append((key, self._walk(item, inner)))
             else:
                 self._hold(_join(label, key), item)
@@ -197,7 +206,7 @@ class Survey:
         if value.is_inference() or type(value) not in (Tensor, nn.Parameter):
             return self._incomparable()
         small = value.numel() <= _LARGEST_COMPARED and value.layout is torch.strided
-        return self._same(value), value._version, kind, tensor_digest(value) if small else None
+        return self._same(value), writes_of(value), kind, tensor_digest(value) if small else None
 
     def _code(self, value: types.FunctionType | type, label: str, recorded: bool) -> Hashable:
         with self._outside(recorded=recorded):
@@ -255,10 +264,6 @@ class Survey:
 def _environment() -> Hashable:
     """What else decides how a forward pass is traced."""
     return str(torch.get_default_dtype()), str(torch.get_default_device())
-
-
-def _global_hooks() -> dict[str, Any]:
-    return {key: value for key, value in vars(nn.modules.module).items() if key.startswith("_global_")}
 
 
 def _join(label: str, key: Any) -> str:

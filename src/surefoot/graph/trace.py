@@ -12,15 +12,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 
 from surefoot.errors import CaptureError, SurefootError
+from surefoot.graph.checks import select_outputs
+from surefoot.graph.derivative import custom_functions
 from surefoot.graph.naming import module_path
-from surefoot.graph.outputs import select_outputs
 from surefoot.graph.preserve import Change, Watch
 from surefoot.graph.survey import Survey
-from surefoot.graph.translate import LOST, LOST_REMEDY, translated
+from surefoot.graph.translate import LOST, LOST_REMEDY, PURE, translated
+from surefoot.torch_private import (
+    BatchNormalisation,
+    FakeTensor,
+    constants_allowed,
+    global_forward_hooks,
+    schema_of,
+)
 
 
 @dataclass(frozen=True)
@@ -31,11 +38,13 @@ class Traced:
         program: its operations, none of which writes into its arguments.
         original: the same as it was traced, where one sees which operations ran without gradients.
         changes: what the forward pass changed among the attributes of the model.
+        custom: names of the functions with a hand-written backward that it calls.
     """
 
     program: ExportedProgram
     original: ExportedProgram
     changes: tuple[Change, ...]
+    custom: tuple[str, ...]
 
 
 def trace(
@@ -47,7 +56,8 @@ def trace(
         CaptureError: if the forward pass fails or cannot be traced.
     """
     changes: list[Change] = []
-    selected = _Selected(model, survey, calls, changes)
+    custom: list[str] = []
+    selected = _Selected(model, survey, calls, changes, custom)
     try:
         with quiet(), _as_if_alone(model):
             named = {key: _usable(value) for key, value in kwargs.items()}
@@ -56,7 +66,7 @@ def trace(
             buffers = set(original.graph_signature.inputs_to_buffers)
             writes = _writes(original.graph_module, buffers)
             program = original.run_decompositions({}) if writes else original
-        return Traced(program, original, tuple(changes))
+        return Traced(program, original, tuple(changes), tuple(custom))
     except SurefootError:
         raise
     except Exception as error:  # torch.export raises many types; all mean the same to the user
@@ -70,10 +80,12 @@ class _Selected(nn.Module):
     What a call changes is looked at here: ``torch.export`` exchanges tensors before, and puts some back after.
     """
 
-    def __init__(self, model: nn.Module, survey: Survey, calls: int, changes: list[Change]) -> None:
+    def __init__(
+        self, model: nn.Module, survey: Survey, calls: int, changes: list[Change], custom: list[str]
+    ) -> None:
         super().__init__()
         self.model = model
-        self._survey, self._calls, self._changes = survey, calls, changes
+        self._survey, self._calls, self._changes, self._custom = survey, calls, changes, custom
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         tables, watch = _tables(self.model), Watch(self._survey)
@@ -81,7 +93,9 @@ class _Selected(nn.Module):
             result = self.model(*args, **kwargs)
         _refuse_assigned(tables, _tables(self.model))
         self._changes.extend(watch.changes(own=tables.values()))
-        return select_outputs(result)
+        outputs = select_outputs(result)
+        self._custom.extend(custom_functions(outputs))
+        return outputs
 
 
 def _usable(value: Tensor) -> Tensor:
@@ -97,17 +111,10 @@ def _refuse_assigned(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) 
     for label in {**before, **after}:
         if before.get(label) is not after.get(label):
             path, _, name = label.rpartition(".")
-            if label not in before:
-                raise CaptureError(
-                    f"the forward pass creates the parameter or buffer '{name}'",
-                    where=path,
-                    remedy="Run model(x) once if that completes the model, or create it in __init__.",
-                )
-            raise CaptureError(
-                f"the forward pass assigns another value to the parameter or buffer '{name}'",
-                where=path,
-                remedy="Make forward a pure function: return new tensors and keep no results on self.",
-            )
+            create = "Run model(x) once if that completes the model, or create it in __init__."
+            verb, remedy = ("assigns another value to", PURE) if label in before else ("creates", create)
+            what = f"the forward pass {verb} the parameter or buffer '{name}'"
+            raise CaptureError(what, where=path, remedy=remedy)
 
 
 def _refuse_lost(program: ExportedProgram) -> None:
@@ -127,20 +134,16 @@ def _as_if_alone(model: nn.Module) -> Iterator[None]:
     momentum of a batch normalisation enters its running statistics only, which a graph does not update.
     """
     fast_attention = torch.backends.mha.get_fastpath_enabled()
-    averaging = [
-        m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.momentum is None
-    ]
+    averaging = [m for m in model.modules() if isinstance(m, BatchNormalisation) and m.momentum is None]
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         for module in averaging:
             module.momentum = 0.0
         with contextlib.ExitStack() as stack:
-            for device in ("cpu", "cuda"):
-                stack.enter_context(torch.autocast(device, enabled=False))
-            stack.enter_context(torch._export.config.patch(error_on_lifted_constant_tensors=False))
-            stack.enter_context(_global_hooks_within(model))
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
+            plain = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]
+            gradients = torch.inference_mode(False), torch.enable_grad()
+            for context in (*plain, constants_allowed(), _global_hooks_within(model), *gradients):
+                stack.enter_context(context)
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_attention)
@@ -152,7 +155,7 @@ def _as_if_alone(model: nn.Module) -> Iterator[None]:
 def _global_hooks_within(model: nn.Module) -> Iterator[None]:
     """Keep hooks on all modules from being called on the modules that tracing wraps around the user's."""
     own = {id(module) for module in model.modules()}
-    tables = [nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks]
+    tables = global_forward_hooks()
     saved = [dict(table) for table in tables]
     for table in tables:
         for key, hook in table.items():
@@ -177,7 +180,7 @@ def _writes(module: fx.GraphModule, buffers: set[str]) -> bool:
         body = getattr(module, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(body, fx.GraphModule) and _writes(body, set()):
             return True
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         if node.op == "call_function" and schema is not None and schema.is_mutable:
             written = node.args[0] if node.args else None
             if node.target is torch.ops.aten.detach_.default and _is_constant(written):

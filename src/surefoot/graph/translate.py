@@ -6,7 +6,7 @@ import linecache
 import re
 import traceback
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from surefoot.graph.naming import PREFIX
 _MACHINERY = tuple(str(Path(package.__file__ or "").parent) for package in (torch, surefoot))
 LOST = "a tensor leaves the computation that can be followed"
 LOST_REMEDY = "Do without .data, .numpy(), torch.autograd.grad and torch.func inside forward."
+PURE = "Make forward a pure function: return new tensors and keep no results on self."
 _TRACE = str(Path(__file__).with_name("trace.py"))
 _Frame = tuple[types.FrameType, int]
 _KNOWN = (
@@ -33,15 +34,11 @@ _KNOWN = (
         "tensors on different devices meet",
         "Move the model and the input to one device, for example x = x.to(device).",
     ),
-    (
-        r"\.numpy\(\) is not supported|functorch tensor|__array__",
-        LOST,
-        LOST_REMEDY,
-    ),
+    (r"\.numpy\(\) is not supported|functorch tensor|__array__", LOST, LOST_REMEDY),
     (
         r"is mutated in the forward|assigned during export|in-?place operation|mutat",
         "the forward pass writes into a tensor that outlives it",
-        "Make forward a pure function: return new tensors and keep no results on self.",
+        PURE,
     ),
     (
         r"same dtype|expected scalar type|dtype mismatch|should be the same",
@@ -53,7 +50,10 @@ _KNOWN = (
 
 def translated(error: Exception, model: nn.Module, inputs: Sequence[Tensor]) -> CaptureError:
     """The error of a traced forward pass as one of ours."""
-    frames = list(_frames(error))
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    frames = list(traceback.walk_tb(cause.__traceback__))
     owner, line = _module_of(frames, model), _line_of(frames)
     path, module = owner or (None, None)
     at = f" ({line})" if line else ""
@@ -68,11 +68,8 @@ def translated(error: Exception, model: nn.Module, inputs: Sequence[Tensor]) -> 
             return CaptureError(f"{what}{more}{at}", where=path, remedy=remedy)
     of = f" of {module}" if module is not None and "\n" not in repr(module) else ""
     shapes = ", ".join(str(tuple(value.shape)) for value in inputs)
-    return CaptureError(
-        f"the forward pass{of} fails: {_summary(error)}{at}",
-        where=path,
-        remedy=f"Check that model(x) runs on this input (of shape {shapes}), and that it uses plain PyTorch.",
-    )
+    remedy = f"Check that model(x) runs on this input (of shape {shapes}), and that it uses plain PyTorch."
+    return CaptureError(f"the forward pass{of} fails: {_summary(error)}{at}", where=path, remedy=remedy)
 
 
 def _devices(model: nn.Module, inputs: Sequence[Tensor]) -> str:
@@ -85,12 +82,6 @@ def _summary(error: Exception) -> str:
     first = next((line for line in str(error).splitlines() if line.strip()), "").strip().rstrip(".")
     name = "" if type(error) in (RuntimeError, ValueError, TypeError) else f"{type(error).__name__}: "
     return f"{name}{first[:200]}" or type(error).__name__
-
-
-def _frames(error: BaseException) -> Iterator[_Frame]:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    yield from traceback.walk_tb(error.__traceback__)
 
 
 def _module_of(frames: Sequence[_Frame], model: nn.Module) -> tuple[str, nn.Module] | None:

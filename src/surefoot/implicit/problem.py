@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 
 from surefoot.implicit.constants import Constants, ConstantsOf
 from surefoot.implicit.errors import ImplicitError
 from surefoot.implicit.settings import Settings
+from surefoot.torch_private import FakeTensor
 
 Tensors = tuple[Tensor, ...]
 

@@ -41,8 +41,9 @@ from surefoot.implicit.constants import BETA, Constants, gradient_error
 from surefoot.implicit.differentiate import minimiser, solved
 from surefoot.implicit.problem import Problem, Tensors
 from surefoot.magnitude import Magnitude
+from surefoot.operations.call import Bounds, Call, Pair, Use
 from surefoot.operations.common import ZERO, root
-from surefoot.operations.registry import Bounds, Call, Pair, register_rule
+from surefoot.operations.record import operation
 
 if TYPE_CHECKING:
     from surefoot.implicit.derived import Derived
@@ -50,7 +51,14 @@ if TYPE_CHECKING:
 _UNIT = 2.0**-53
 
 
-@register_rule("surefoot.argmin")
+def _samples(use: Use) -> list[str]:
+    """The inputs that hold one problem per row."""
+    problem = use.node.target
+    assert isinstance(problem, Problem)
+    return [slot for slot in use.names if slot.startswith("inputs.")] if problem.batched else []
+
+
+@operation("surefoot.argmin", rows=_samples)
 def argmin(call: Call) -> Bounds:
     """A layer that minimises, from the constants of its inner problem."""
     layout = _Layout(call)
@@ -97,13 +105,6 @@ class _Layout:
         e = self.tensors[name]
         return e.row_norms(self.count).max() if name in self.per_sample else e.bound
 
-    def is_rowwise(self) -> bool:
-        """Whether rows of arguments are samples: what all samples share must not look as if it had their rows."""
-        shared = (e for name, e in self.tensors.items() if name not in self.per_sample)
-        return self.problem.batched and not any(
-            e.rows is not None and e.rows.shape == (self.count,) for e in shared
-        )
-
     @cached_property
     def centre(self) -> tuple[Tensors, Tensor, Tensor] | None:
         """The tensors at the centre if they are known, the minimisers there, and the residual of the solver."""
@@ -147,13 +148,9 @@ class _Layout:
         return Bounds(
             jacobian={slots[name]: amount for name, amount in jacobian.items()},
             curvature={(slots[a], slots[b]): amount for (a, b), amount in curvature.items()},
-            rowwise=self.is_rowwise(),
             rows=rows,
             reduction=self._reduction(constants, jacobian, terms),
             curvature_along=along if self.problem.batched else None,
-            row_slots=tuple(slots[name] for name in self.problem.inputs if name in slots)
-            if rows is not None
-            else (),
             error=error,
         )
 

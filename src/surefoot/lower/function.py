@@ -7,19 +7,17 @@ Everything is a reverse pass: :math:`Df(u)^\top w` is the gradient of :math:`\la
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surefoot.graph import Graph, Node, Source
+from surefoot.graph import Graph
+from surefoot.graph.evaluate import evaluate_in_double, fold_in_double
 from surefoot.lower.space import Space, flat
 
 Objective = Callable[[Any], Tensor]
-
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Function:
@@ -37,20 +35,14 @@ class Function:
     def __init__(
         self, graph: Graph, fixed: Mapping[str, Tensor], space: Space, objective: Objective | None = None
     ) -> None:
-        held = {name: fixed[name] for name in graph.held}
-        self._graph = replace(graph, nodes=tuple(map(_in_double, graph.nodes)), held=held)
-        self._fixed, self._space, self._objective = fixed, space, objective
+        self._graph, self._space, self._objective = graph, space, objective
+        with torch.no_grad():
+            self._fixed = fold_in_double(graph, fixed)
 
     def __call__(self, point: Tensor) -> Tensor:
         """The outputs at a point as one vector, differentiable."""
-        leaves = {**self._fixed, **self._space.split(point)}
-        parameters = {
-            leaf.path: leaves[leaf.name]
-            for leaf in self._graph.leaves.values()
-            if leaf.source is not Source.INPUT and leaf.name in leaves
-        }
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-            outputs = self._graph.run(parameters, [leaves[leaf.name] for leaf in self._graph.inputs])
+            outputs = evaluate_in_double(self._graph, {**self._fixed, **self._space.split(point)})
         if self._objective is None:
             return flat([output for output in outputs if output.is_floating_point()])
         return self._objective(outputs[0] if len(outputs) == 1 else outputs).reshape(-1)
@@ -58,22 +50,6 @@ class Function:
     def at(self, point: Tensor) -> Expansion:
         """The function near a point."""
         return Expansion(self, point)
-
-
-def _in_double(node: Node) -> Node:
-    """Casts to a narrower type are the identity in real arithmetic."""
-    if node.op == "aten.hardsigmoid":  # its backward kernel holds 1/6 in single precision
-        return replace(node, target=_hardsigmoid)
-    args = tuple(_wide(argument) for argument in node.args)
-    return replace(node, args=args, kwargs={key: _wide(argument) for key, argument in node.kwargs.items()})
-
-
-def _wide(argument: Any) -> Any:
-    return torch.float64 if isinstance(argument, torch.dtype) and argument in _NARROW else argument
-
-
-def _hardsigmoid(x: Tensor) -> Tensor:
-    return torch.nn.functional.relu6(x + 3) / 6
 
 
 class Expansion:
@@ -96,23 +72,23 @@ class Expansion:
     def push(self, v: Tensor) -> Tensor:
         r""":math:`Df(u)v`."""
         w = torch.zeros_like(self.value).requires_grad_()
-        return gradient(gradient(self._output, self._point, w, again=True), w, v)
+        return gradient(self._slope(w), w, v)
 
     def bend(self, w: Tensor, v: Tensor) -> Tensor:
         r""":math:`D^2\langle w, f\rangle(u)\,v`."""
-        slope = gradient(self._output, self._point, w, again=True)
-        return gradient(slope, self._point, v)
+        return gradient(self._slope(w), self._point, v)
 
     def bend_twice(self, v: Tensor) -> Tensor:
         r""":math:`D^2f(u)[v, v]`."""
         w = torch.zeros_like(self.value).requires_grad_()
-        slope = gradient(self._output, self._point, w, again=True)
-        return gradient(gradient(slope, self._point, v, again=True), w, v)
+        return gradient(gradient(self._slope(w), self._point, v, again=True), w, v)
 
     def twist(self, w: Tensor, v: Tensor) -> Tensor:
         r"""The gradient of :math:`u \mapsto \langle w, D^2f(u)[v, v]\rangle`."""
-        slope = gradient(self._output, self._point, w, again=True)
-        return gradient(gradient(slope, self._point, v, again=True), self._point, v)
+        return gradient(gradient(self._slope(w), self._point, v, again=True), self._point, v)
+
+    def _slope(self, w: Tensor) -> Tensor:
+        return gradient(self._output, self._point, w, again=True)
 
 
 def gradient(output: Tensor, argument: Tensor, weight: Tensor, *, again: bool = False) -> Tensor:
@@ -130,6 +106,3 @@ def gradient(output: Tensor, argument: Tensor, weight: Tensor, *, again: bool = 
             raise
         return torch.zeros_like(argument)
     return torch.zeros_like(argument) if found is None else found
-
-
-__all__ = ["Expansion", "Function", "Objective"]

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from surefoot.attained import Estimate, LowerBound
 from surefoot.calculus.certify import Wrt, captured, enclose_leaves
 from surefoot.domains import Domain, DomainError, ProductBall
-from surefoot.lower.ascent import Found, climb, curvature, size, slope
+from surefoot.lower.ascent import Found, climb, curvature, size, slope, steepest_part
 from surefoot.lower.function import Function, Objective
-from surefoot.lower.kinks import steepest_part
 from surefoot.lower.space import Space, unit
 
 _POWER_ITERATIONS = 4
@@ -108,6 +107,3 @@ def _differences(function: Function, space: Space, found: Found, generator: torc
 def _largest(values: list[float]) -> LowerBound:
     """The largest finite value; what overflowed was not attained."""
     return LowerBound(max(value for value in values if math.isfinite(value)))
-
-
-__all__ = ["estimate"]

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.graph import Graph, Leaf, Source, capture
+from surefoot.graph import Graph, Leaf, Source
 from surefoot.graph.assemble import assemble
 from surefoot.graph.compose import Naming, compose
 from surefoot.graph.naming import fresh
 from surefoot.graph.nodes import Node, Ref, Spec
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import ObjectiveError, spec_of
+from surefoot.operations.captured import capture
 
 
 def attach(graph: Graph, objective: nn.Module) -> tuple[Graph, dict[str, Tensor]]:

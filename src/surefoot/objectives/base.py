@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, Self
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.constants import Constants, ObjectiveError, certified, checked_radius, spec_of
+from surefoot.torch_private import with_buffer
 
 _BY_OPERATION: dict[str, type[Objective]] = {}
 
@@ -61,9 +61,7 @@ class Objective(nn.Module):
         Raises:
             ObjectiveError: if their values are not allowed.
         """
-        bound = copy.copy(self)
-        bound._buffers = {**self._buffers, "targets": None if targets is None else self.admitted(targets)}
-        return bound
+        return with_buffer(self, "targets", None if targets is None else self.admitted(targets))
 
     def admitted(self, targets: Any) -> Tensor:
         """Targets as a tensor, after a look at their values.

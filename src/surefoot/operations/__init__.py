@@ -21,6 +21,7 @@
 * ``clustering``: distances from clustered points.
 """
 
-from surefoot.operations.registry import Bounds, Call, register_rule, rules
+from surefoot.operations.call import Bounds, Call
+from surefoot.operations.record import register_rule, rules
 
 __all__ = ["Bounds", "Call", "register_rule", "rules"]

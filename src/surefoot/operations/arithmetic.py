@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 
 from surefoot.enclosure import Enclosure, largest
+from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.common import (
-    ONE,
-    ZERO,
-    affine,
-    broadcast_copies,
-    broadcast_dims,
-    normalized_dim,
-    normalized_dims,
-    root,
-    rows_meet,
-    size_of,
-)
-from surefoot.operations.registry import Bounds, Call, Slot, register_rule
+from surefoot.operations.call import Bounds, Call, Slot, Use
+from surefoot.operations.common import ONE, ZERO, affine, root, size_of
+from surefoot.operations.dimensions import broadcast_copies, broadcast_dims, normalized_dim, normalized_dims
+from surefoot.operations.record import Form, declare, operation
+from surefoot.operations.rows import aligned, unless_along
+from surefoot.operations.sparsity import Sparsity, entrywise_product, linear_terms
+from surefoot.scalar import ScalarFunction
 
 
-@register_rule("aten.add", "aten.sub", "aten.rsub")
+def _fused_sum(o: dict[str, Any], sign: float = 1.0, reverse: bool = False) -> ScalarFunction | None:
+    alpha = o.get("alpha")
+    first, second = (o["other"], o["self"]) if reverse else (o["self"], o["other"])
+    scaled = second if alpha in (None, 1) else second * float(alpha)
+    if not isinstance(first, ScalarFunction) and not isinstance(scaled, ScalarFunction):
+        return None
+    total: ScalarFunction = first + scaled if sign > 0 else first - scaled
+    return total
+
+
+@operation("aten.add", "aten.sub", "aten.rsub", form=Form.LINEAR, rows=aligned, scalar=_fused_sum)
 def addition(call: Call) -> Bounds:
     r"""``self ± alpha·other``: norm 1 and \|alpha\|, times √c for an argument broadcast to c copies.
 
@@ -41,10 +47,15 @@ def addition(call: Call) -> Bounds:
             norms[slot] = root(broadcast_copies(argument.shape, call.shape)) * factor
         else:
             offset = offset + size_of(argument) * factor * root(call.numel)
-    return affine(call, norms, offset=offset, rowwise=rows_meet(call), peak=peak)
+    return affine(call, norms, offset=offset, peak=peak)
 
 
-@register_rule("aten.mul", "aten.multiply")
+declare("aten.sub", scalar=partial(_fused_sum, sign=-1.0))
+declare("aten.rsub", scalar=partial(_fused_sum, sign=-1.0, reverse=True))
+
+
+@operation("aten.mul", "aten.multiply", form=Form.PRODUCT, factors=("self", "other"), rows=aligned,
+           cost=entrywise_product, scalar=lambda o: o["self"] * o["other"])  # fmt: skip
 def product(call: Call) -> Bounds:
     r"""``self ∘ other``, entry by entry.
 
@@ -59,7 +70,7 @@ def product(call: Call) -> Bounds:
     if not isinstance(b, Enclosure) or not isinstance(a, Enclosure):
         tensor, factor = (a, b) if isinstance(a, Enclosure) else (b, a)
         slot = "self" if isinstance(a, Enclosure) else "other"
-        return affine(call, {slot: size_of(factor)}, rowwise=True, peak=tensor.peak * size_of(factor))
+        return affine(call, {slot: size_of(factor)}, peak=tensor.peak * size_of(factor))
     jacobian = {"self": meeting_norm(b, a.shape, call.shape), "other": meeting_norm(a, b.shape, call.shape)}
     centre = {
         "self": centre_meeting_norm(b, a.shape, call.shape),
@@ -75,7 +86,6 @@ def product(call: Call) -> Bounds:
         bound=minimum(jacobian["self"] * a.bound, jacobian["other"] * b.bound),
         peak=a.peak * b.peak,
         spread=spread,
-        rowwise=rows_meet(call),
         curvature_along=lambda costate: {("self", "other"): _product_along(costate, a.shape, b.shape, call.shape)},
         change_along=lambda costate: {("self", "other"): costate.row_spread(call.shape[0])},
     )
@@ -119,7 +129,17 @@ def centre_meeting_norm(other: Enclosure, mine: tuple[int, ...], result: tuple[i
     return largest(total).sqrt() * (1 + (count + 8) * 2.0**-52) + root(count) * 2.0**-511
 
 
-@register_rule("aten.div", "aten.divide", "aten.true_divide")
+def _fused_quotient(o: dict[str, Any]) -> ScalarFunction | None:
+    return None if o.get("rounding_mode") is not None else o["self"] / o["other"]
+
+
+def _quotient_form(node: Node) -> Form:
+    return Form.OTHER if node.arguments.get("rounding_mode") is not None else Form.QUOTIENT
+
+
+@operation(
+    "aten.div", "aten.divide", "aten.true_divide", form=_quotient_form, rows=aligned, scalar=_fused_quotient
+)
 def quotient(call: Call) -> Bounds:
     r"""``self / other``, entry by entry, by a number or by a tensor that keeps away from zero.
 
@@ -135,7 +155,7 @@ def quotient(call: Call) -> Bounds:
         if float(b) == 0:
             raise call.refuse("division by zero")
         size = ONE / abs(float(b))
-        return affine(call, {"self": size}, rowwise=True, peak=a.peak * size)
+        return affine(call, {"self": size}, peak=a.peak * size)
     smallest = _smallest(b)
     if not smallest > 0:
         infinite = Magnitude.infinity()
@@ -170,11 +190,15 @@ def _by_tensor(call: Call, a: Any, b: Enclosure, inverse: Magnitude) -> Bounds:
         {pair: c for pair, c in curvature.items() if all(slot in call.slots for slot in pair)},
         bound=whole * copies_a * inverse,
         peak=size_of(a) * inverse,
-        rowwise=rows_meet(call),
     )
 
 
-@register_rule("aten.sum", "aten.mean")
+def _each_once(use: Use) -> Sparsity:
+    """Each input entry is used once."""
+    return Sparsity(terms=linear_terms(use, math.prod(use.shapes["self"]), "self"))
+
+
+@operation("aten.sum", "aten.mean", form=Form.LINEAR, rows=unless_along(), cost=_each_once)
 def summation(call: Call) -> Bounds:
     r"""Sums and means over c entries: norm √c and 1/√c (Cauchy-Schwarz, reached at equal entries)."""
     x = call["self"]
@@ -184,12 +208,17 @@ def summation(call: Call) -> Bounds:
         norm, peak = (ONE / max(1, count)).sqrt(), x.peak
     else:
         norm, peak = root(count), x.peak * float(count)
-    return affine(
-        call, {"self": norm}, rowwise=0 not in dims and bool(x.shape), peak=peak, reduction=max(1, count)
-    )
+    return affine(call, {"self": norm}, peak=peak, reduction=max(1, count))
 
 
-@register_rule("aten.cumsum")
+def _triangle(use: Use) -> Sparsity:
+    """A triangle of n(n + 1)/2 entries on each line of n entries."""
+    shape = use.shapes["self"]
+    length = shape[use["dim"]] if shape else 1
+    return Sparsity(terms=linear_terms(use, math.prod(shape) * (length + 1) // 2, "self"))
+
+
+@operation("aten.cumsum", form=Form.LINEAR, rows=unless_along(), cost=_triangle)
 def cumulative_sum(call: Call) -> Bounds:
     r"""Sums of the first j of n entries: norm :math:`1/(2\sin(\pi/(4n+2)))`.
 
@@ -200,4 +229,4 @@ def cumulative_sum(call: Call) -> Bounds:
     dim = normalized_dim(call["dim"], len(call.shape))
     n = call.shape[dim] if call.shape else 1
     norm = Magnitude.of(1.0 / (2.0 * math.sin(math.pi / (4 * n + 2)))) * (1 + 1e-14)
-    return affine(call, {"self": norm}, rowwise=dim != 0, peak=call["self"].peak * float(n), reduction=n)
+    return affine(call, {"self": norm}, peak=call["self"].peak * float(n), reduction=n)

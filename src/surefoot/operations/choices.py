@@ -7,35 +7,40 @@ chosen entry is chosen, counted where the indices are known.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure
+from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.norms import spectral_norm
+from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import (
     ONE,
     ZERO,
     affine,
-    broadcast_copies,
-    broadcast_dims,
     largest_peak,
     multiplicity,
-    normalized_dim,
     root,
     row_multiplicities,
-    rows_meet,
     same_norm,
     size_of,
 )
-from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.dimensions import broadcast_copies, broadcast_dims, normalized_dim
+from surefoot.operations.gram import lookup_rows
+from surefoot.operations.layout import layout
+from surefoot.operations.record import Form, GramRows, operation
+from surefoot.operations.rows import aligned, unless_along
 
 _LARGEST_BAGS = 2**20  # entries of the matrix of bags that is formed
 
 
-@register_rule("aten.embedding")
+@layout("aten.embedding", rows=lambda use: ("indices",), selects=("indices",),
+        gram=GramRows(("weight",), lookup_rows, lambda use: not use["scale_grad_by_freq"] and not use["sparse"])
+        )  # fmt: skip
 def embedding(call: Call) -> Bounds:
     """Rows of the weight chosen by ids: √ of how often the most frequent id occurs, in all and in each sample.
 
@@ -49,7 +54,12 @@ def embedding(call: Call) -> Bounds:
     return affine(call, {"weight": root(count)}, rows=rows, peak=w.peak)
 
 
-@register_rule("aten.embedding_bag")
+def _bag_form(node: Node) -> Form:
+    weighted, largest = node.arguments["per_sample_weights"] is not None, node.arguments["mode"] == 2
+    return Form.OTHER if weighted or largest else Form.LINEAR
+
+
+@operation("aten.embedding_bag", form=_bag_form, selects=("indices", "offsets"))
 def embedding_bag(call: Call) -> Bounds:
     r"""Sums or means of rows of the weight: :math:`Z = AW` with the counts of ids per bag, divided for means by
     the number of ids of the bag. The norm is :math:`\|A\|_2`, or :math:`\sqrt{\|A\|_1\|A\|_\infty}` for a large
@@ -80,21 +90,26 @@ def _bags(call: Call, ids: Tensor, offsets: Tensor, mean: bool, size: int) -> Te
     return matrix / matrix.sum(1, keepdim=True).clamp(min=1) if mean else matrix
 
 
-@register_rule("aten.index_select")
+@layout("aten.index_select", rows=unless_along(), selects=("index",))
 def index_select(call: Call) -> Bounds:
     """Slices chosen by indices: √ of how often the most frequent one is chosen."""
     index = call["index"]
     count = multiplicity(index.value, math.prod(index.shape))
-    rowwise = normalized_dim(call["dim"], len(call["self"].shape)) != 0
-    return affine(call, {"self": root(count)}, rowwise=rowwise, peak=call["self"].peak)
+    return affine(call, {"self": root(count)}, peak=call["self"].peak)
 
 
-@register_rule("aten.index")
+def _first_taken_whole(use: Use) -> list[Slot]:
+    """The argument, if its first dimension is taken whole and indices stand side by side, so that it stays
+    first.
+    """
+    used = [k for k, index in enumerate(use["indices"]) if index is not None]
+    return ["self"] if used and used[0] > 0 and used == list(range(used[0], used[-1] + 1)) else []
+
+
+@layout("aten.index", rows=_first_taken_whole, selects=("indices",))
 def advanced_indexing(call: Call) -> Bounds:
     """Entries chosen by several tensors of indices: √ of how often the most read entry is read, found by indexing
     positions; if an index is not known, √ of the number of places that are read.
-
-    Row-wise when the first dimension is taken whole and the indices stand side by side, so that it stays first.
     """
     x, indices = call["self"], call["indices"]
     used = [k for k, index in enumerate(indices) if index is not None]
@@ -107,11 +122,14 @@ def advanced_indexing(call: Call) -> Bounds:
         shape = [n if masked or k in used else 1 for k, n in enumerate(x.shape)]
         positions = torch.arange(math.prod(shape), device=values[used[0]].device).reshape(shape)
         count = multiplicity(torch.ops.aten.index.Tensor(positions, values), call.numel)
-    rowwise = bool(used) and used[0] > 0 and used == list(range(used[0], used[-1] + 1))
-    return affine(call, {"self": root(count)}, rowwise=rowwise, peak=x.peak)
+    return affine(call, {"self": root(count)}, peak=x.peak)
 
 
-@register_rule("aten.gather", "aten.take_along_dim")
+def _gathered_within(use: Use) -> Iterable[Slot]:
+    return [] if use["dim"] is None or not use.shape else unless_along()(use)
+
+
+@layout("aten.gather", "aten.take_along_dim", rows=_gathered_within, selects=("index", "indices"))
 def gather(call: Call) -> Bounds:
     """Along one dimension, entries chosen by indices, each at its own place along the others.
 
@@ -125,12 +143,11 @@ def gather(call: Call) -> Bounds:
     if rank == 0:
         return affine(call, {"self": ONE}, peak=x.peak)
     dim = normalized_dim(call["dim"], rank)
-    rowwise = dim != 0 and x.shape[0] == call.shape[0]
     full = list(call.shape)
     full[dim] = x.shape[dim]
     if not isinstance(index.value, Tensor):
         copies = broadcast_copies(x.shape, full) if call.node.op == "aten.take_along_dim" else 1
-        return affine(call, {"self": root(call.shape[dim] * copies)}, rowwise=rowwise, peak=x.peak)
+        return affine(call, {"self": root(call.shape[dim] * copies)}, peak=x.peak)
     place = index.value.expand(call.shape) if call.node.op == "aten.take_along_dim" else index.value
     shape = full if call.node.op == "aten.take_along_dim" else list(x.shape)
     counts = torch.zeros(shape, dtype=torch.int64, device=place.device)
@@ -138,10 +155,10 @@ def gather(call: Call) -> Bounds:
     repeated = broadcast_dims(x.shape, shape)
     counts = counts.sum(dim=repeated) if repeated else counts
     most = int(counts.max()) if counts.numel() else 0
-    return affine(call, {"self": root(most)}, rowwise=rowwise, peak=x.peak)
+    return affine(call, {"self": root(most)}, peak=x.peak)
 
 
-@register_rule("aten.where")
+@layout("aten.where", rows=aligned, selects=("condition",))
 def where(call: Call) -> Bounds:
     """A fixed choice between two tensors, entry by entry, in orthogonal parts of the result.
 
@@ -158,10 +175,10 @@ def where(call: Call) -> Bounds:
             norms[slot] = root(_chosen(condition, when, argument.shape, call))
         else:
             offset = offset + size_of(argument) * root(_chosen(condition, when, (), call))
-    return affine(call, norms, offset=offset, orthogonal=True, rowwise=rows_meet(call), peak=peak)
+    return affine(call, norms, offset=offset, orthogonal=True, peak=peak)
 
 
-@register_rule("aten.masked_fill")
+@layout("aten.masked_fill", rows=aligned, selects=("mask",))
 def masked_fill(call: Call) -> Bounds:
     """Entries under a fixed mask replaced by a constant: norm 1, or √ of how often an entry is left in a broadcast
     argument.
@@ -174,7 +191,7 @@ def masked_fill(call: Call) -> Bounds:
     replaced = _chosen(mask, True, (), call)
     norms = {"self": root(_chosen(mask, False, x.shape, call))}
     peak = maximum(x.peak, size) if replaced else x.peak
-    return affine(call, norms, offset=size * root(replaced), rowwise=rows_meet(call), peak=peak)
+    return affine(call, norms, offset=size * root(replaced), peak=peak)
 
 
 def _fixed(call: Call, condition: Any) -> None:
@@ -192,7 +209,7 @@ def _chosen(condition: Enclosure, when: bool, shape: tuple[int, ...], call: Call
     return int(counts.max()) if counts.numel() else 0
 
 
-@register_rule(
+@operation(
     "aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.new_zeros", "aten.new_ones", "aten.new_full"
 )
 def filled(call: Call) -> Bounds:
@@ -203,9 +220,9 @@ def filled(call: Call) -> Bounds:
     return affine(call, same_norm(call, ZERO), offset=size * root(call.numel), peak=size)
 
 
-@register_rule("surefoot.finite_part")
+@layout("surefoot.finite_part", rows=aligned)
 def finite_part(call: Call) -> Bounds:
     """A mask with 0 in place of -∞: the identity, for a mask that varies but is bounded and so forbids nothing."""
     if not call["mask"].peak.is_finite:
         raise call.refuse("a mask that varies over the domain and may be -∞ is not covered; use a fixed mask")
-    return affine(call, {"mask": ONE}, rowwise=True, peak=largest_peak(call))
+    return affine(call, {"mask": ONE}, peak=largest_peak(call))

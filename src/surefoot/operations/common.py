@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, maximum
-from surefoot.operations.registry import Bounds, Call, Slot
+from surefoot.operations.call import Bounds, Call, Slot
 
 ZERO = Magnitude.zero()
 ONE = Magnitude.of(1.0)
@@ -28,7 +27,6 @@ def affine(
     norms: Mapping[Slot, Magnitude],
     *,
     offset: Magnitude = ZERO,
-    rowwise: bool = False,
     rows: Magnitude | None = None,
     orthogonal: bool = False,
     peak: Magnitude | None = None,
@@ -41,8 +39,7 @@ def affine(
         norms: operator norm of the linear part, by slot. Tensors of whole numbers do not vary: what they
             contribute is part of the offset.
         offset: norm of the value at zero.
-        rowwise: see :class:`Bounds`, as for the rest.
-        rows: the spread of each row.
+        rows: the spread of each row, where it is less than the norms say.
         orthogonal: the arguments end up in orthogonal parts of the result.
         peak: on the largest entry of the result.
         reduction: how many numbers are added up for one entry.
@@ -56,7 +53,6 @@ def affine(
         jacobian=jacobian,
         offset=offset,
         bound=offset + (sizes.norm() if orthogonal else sizes.sum()),  # the Jacobians hold everywhere
-        rowwise=rowwise,
         rows=rows,
         orthogonal=orthogonal,
         peak=peak,
@@ -100,48 +96,6 @@ def largest_peak(call: Call, slots: Iterable[Slot] | None = None) -> Magnitude:
 def size_of(number: Any) -> Magnitude:
     """The absolute value of a plain number, or the largest entry of a tensor."""
     return number.peak if isinstance(number, Enclosure) else Magnitude.of(abs(float(number)))
-
-
-def spatial(value: Any, dims: int) -> tuple[int, ...]:
-    """An int, a list of one, or a list of ``dims`` ints, as ``dims`` ints."""
-    items = [value] if isinstance(value, int) else list(value)
-    return tuple(items * dims if len(items) == 1 else items)
-
-
-def normalized_dim(dim: int, rank: int) -> int:
-    """A dimension counted from the front."""
-    return dim % rank if rank else 0
-
-
-def normalized_dims(dims: int | Sequence[int] | None, rank: int) -> list[int]:
-    """The dimensions a reduction runs over, counted from the front; none given, or an empty list, means all."""
-    if dims is None or dims == [] or rank == 0:
-        return list(range(rank))
-    return sorted({normalized_dim(d, rank) for d in ([dims] if isinstance(dims, int) else dims)})
-
-
-def broadcast_copies(shape: Sequence[int], result: Sequence[int]) -> int:
-    """How many entries of the result each entry of a broadcast argument goes to."""
-    return math.prod(result) // max(1, math.prod(shape))
-
-
-def broadcast_dims(shape: Sequence[int], result: Sequence[int]) -> list[int]:
-    """The dimensions of the result along which an argument is repeated."""
-    padded = (1,) * (len(result) - len(shape)) + tuple(shape)
-    return [k for k, (mine, full) in enumerate(zip(padded, result, strict=True)) if mine == 1 and full != 1]
-
-
-def has_rows_of(e: Enclosure, call: Call) -> bool:
-    """Whether the rows of an argument are those of the result: the same first dimension, not broadcast."""
-    return bool(call.shape) and len(e.shape) == len(call.shape) and e.shape[0] == call.shape[0]
-
-
-def rows_meet(call: Call) -> bool:
-    """Whether every argument that varies either has the rows of the result or has no row spreads of its own.
-
-    The calculus takes a vector of row spreads that is as long as the result has rows for that of its rows.
-    """
-    return bool(call.shape) and all(e.rows is None or has_rows_of(e, call) for e in call.varying.values())
 
 
 def multiplicity(index: Tensor | None, otherwise: int) -> int:

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +30,14 @@ from torch.nn import functional as F
 from surefoot.enclosure import Enclosure, norm
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.norms import convolution_norm, patch_overlap, spectral_norm
-from surefoot.operations.common import root, spatial
+from surefoot.operations.bilinear import along_segment
+from surefoot.operations.call import Bounds, Call, Slot, Use
+from surefoot.operations.common import root
+from surefoot.operations.dimensions import spatial
+from surefoot.operations.gram import convolution_rows
 from surefoot.operations.products import Partial, added, biaffine, costate_norm
-from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.record import Form, GramRows, declare, operation
+from surefoot.operations.sparsity import Sparsity, product
 
 _LARGEST_MATRIX = 2**24  # entries of the matrix of patches
 _LARGEST_GRAM = 2e9  # multiplications for its Gram matrix
@@ -54,7 +61,33 @@ class Setting:
         return patch_overlap(self.size, self.kernel, self.stride, self.padding, self.dilation, self.outputs)
 
 
-@register_rule("aten.conv1d", "aten.conv2d", "aten.conv3d")
+def _batched(use: Use) -> list[Slot]:
+    """The data, unless they are a single image."""
+    return ["input"] if len(use.shapes["input"]) == len(use.shapes["weight"]) else []
+
+
+def _cost(use: Use) -> Sparsity:
+    r""":math:`s_\beta = m\, n^p\, n^f\, s^f`, patches times coefficients of all filters.
+
+    Each coefficient of the weight (:math:`n^f s^f` of them, whatever the groups) meets each patch once. A
+    convolution has one patch per output position, its transpose one per input position. Zero padding is not
+    subtracted, as in the paper, so with padding this is above the number of non-zero entries.
+    """
+    weight, inputs = use.shapes["weight"], use.shapes["input"]
+    axes = len(weight) - 2
+    batch = inputs[0] if len(inputs) == axes + 2 else 1
+    transposed = "transpose" in use.op or bool(use["transposed"])
+    patches = math.prod((inputs if transposed else use.shape)[-axes:])
+    return product(use, batch * patches * math.prod(weight), "input", "weight", "bias")
+
+
+_READINGS: dict[str, Any] = {
+    "form": Form.PRODUCT, "factors": ("input", "weight"), "rows": _batched, "cost": _cost, "errata": (2,),
+    "taylor": partial(along_segment, data="input", weights="weight", shift="bias"),
+}  # fmt: skip
+
+
+@operation("aten.conv1d", "aten.conv2d", "aten.conv3d", **_READINGS)
 def convolution(call: Call) -> Bounds:
     r"""L = √c, Jacobians: the operator norm of the convolution, the norm of the matrix of patches, and √(m·n^p).
 
@@ -98,7 +131,12 @@ def _largest_group(costate: Enclosure, dims: int, groups: int) -> Magnitude:
     return maximum(*(costate_norm(costate, part) for part in parts))
 
 
-@register_rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
+declare("aten.conv1d", "aten.conv2d", gram=GramRows(("weight", "bias"), convolution_rows,
+        lambda use: not isinstance(use["padding"], str) and bool(_batched(use))))  # fmt: skip
+declare("aten.convolution", **{**_READINGS, "taylor": None})
+
+
+@operation("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d", **_READINGS)
 def transposed_convolution(call: Call) -> Bounds:
     """The adjoint of the convolution with the same weights: the same constants, on the output's size.
 
@@ -133,10 +171,9 @@ def _bounds(call: Call, setting: Setting, at_centre: Magnitude, patches: Magnitu
     norm_w = minimum(constant * w.bound, at_centre + constant * w.spread)
     centre_x = minimum(constant * (x.bound if x.value is None else norm(x.value)), patches)
     norm_x = minimum(constant * x.bound, centre_x + constant * x.spread)
-    partial = Partial(norm_w, norm_x, centre_x, constant)
-    batched = len(x.shape) == dims + 2
+    constants = Partial(norm_w, norm_x, centre_x, constant)
     shift = added(call, bias, shape=(*bias.shape, *(1,) * dims)) if isinstance(bias, Enclosure) else None
-    return biaffine(call, ("input", "weight", "bias"), x, w, shift, partial, inner=inner, rowwise=batched)
+    return biaffine(call, ("input", "weight", "bias"), x, w, shift, constants, inner=inner)
 
 
 def _patch_norm(call: Call, x: Enclosure, setting: Setting) -> Magnitude:

@@ -19,9 +19,12 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure, norm, row_norms
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.operations.arithmetic import meeting_norm
+from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE, ZERO, entries, root, top, weighed
-from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.record import Form, operation
 from surefoot.operations.rounding import evaluation_error
+from surefoot.operations.rows import aligned, batch
+from surefoot.operations.scalar_taylor import scalar_along
 from surefoot.scalar import ScalarFunction, range_on, sup_on, supremum, sups_on
 
 _FAR = 32.0
@@ -29,7 +32,7 @@ _LINEAR = 0.5  # over shorter distances a range says no more than the slope
 _PART = 2**16
 
 
-@register_rule("surefoot.scalar")
+@operation("surefoot.scalar", form=Form.ELEMENTWISE, rows=aligned, taylor=scalar_along)
 def scalar_function(call: Call) -> Bounds:
     r"""Slope and curvature over the reachable interval of every entry.
 
@@ -61,7 +64,6 @@ def scalar_function(call: Call) -> Bounds:
         peak=peak,
         spread=spread,
         rows=rows,
-        rowwise=bool(x.shape),
         reduction=_reduction(function, x.value, slope),
         curvature_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends))},
         rows_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends), len(bends))},
@@ -151,7 +153,7 @@ def _reason(call: Call) -> str:
 _PRELU_KINK = "PReLU has a kink at zero: use a smooth activation (surefoot.smooth), or shrink the domain"
 
 
-@register_rule("aten.prelu", "aten._prelu_kernel")
+@operation("aten.prelu", "aten._prelu_kernel", form=Form.ELEMENTWISE, rows=batch("self", 1))
 def prelu(call: Call) -> Bounds:
     r""":math:`z = \max(x, 0) + w \min(x, 0)` with one slope w for all, or one per channel.
 
@@ -179,6 +181,5 @@ def prelu(call: Call) -> Bounds:
         },
         bound=slope * x.bound,
         peak=slope * x.peak,
-        rowwise=bool(call.shape) and w.rows is None,
         reason=_PRELU_KINK if reachable else "",
     )

@@ -1,8 +1,11 @@
-"""Every family of rules; importing this module registers them."""
+"""Every family of operations; importing this module registers them."""
 
 from surefoot.operations import (
+    activations,
     arithmetic,
+    attention,
     choices,
+    compositions,
     convolution,
     elementwise,
     layout,
@@ -10,15 +13,22 @@ from surefoot.operations import (
     matmul,
     maxima,
     normalisation,
+    normalised_by_hand,
     pooling,
     products,
+    recurrent,
+    scaled,
     softmax,
     statistics,
+    without_bounds,
 )
 
 __all__ = [
+    "activations",
     "arithmetic",
+    "attention",
     "choices",
+    "compositions",
     "convolution",
     "elementwise",
     "layout",
@@ -26,8 +36,12 @@ __all__ = [
     "matmul",
     "maxima",
     "normalisation",
+    "normalised_by_hand",
     "pooling",
     "products",
+    "recurrent",
+    "scaled",
     "softmax",
     "statistics",
+    "without_bounds",
 ]

@@ -9,31 +9,29 @@ are, so the peak is kept.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.norms import patch_overlap
-from surefoot.operations.common import (
-    ONE,
-    ZERO,
-    affine,
-    largest_peak,
-    multiplicity,
-    normalized_dim,
-    root,
-    same_norm,
-)
-from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.call import Bounds, Call, Slot, Use
+from surefoot.operations.common import ONE, ZERO, affine, largest_peak, multiplicity, root, same_norm
+from surefoot.operations.dimensions import normalized_dim
+from surefoot.operations.record import Form, Rows, Rule, declare, operation
+from surefoot.operations.rows import aligned, batch, unless_along
 
 
-@register_rule(
-    "aten.contiguous", "aten.clone", "aten.alias", "aten.lift_fresh_copy", "aten.to", "aten._to_copy",
-    "aten.type_as", "aten.dropout", "aten.feature_dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout",
-    "aten.neg", "aten.detach",
-)  # fmt: skip
+def layout(*names: str, rows: Rows, **readings: Any) -> Callable[[Rule], Rule]:
+    """Register operations that only move numbers: linear, without arithmetic, so without cost."""
+    return operation(*names, form=Form.LAYOUT, rows=rows, **readings)
+
+
+@layout("aten.contiguous", "aten.clone", "aten.alias", "aten.lift_fresh_copy", "aten.to", "aten._to_copy",
+        "aten.type_as", "aten.dropout", "aten.feature_dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout",
+        "aten.neg", "aten.detach", rows=aligned, identity=True, lends=("other",))  # fmt: skip
 def isometry(call: Call) -> Bounds:
     """The identity, or its negative: norm 1.
 
@@ -46,11 +44,14 @@ def isometry(call: Call) -> Bounds:
         raise call.refuse("a tensor that varies over the domain is turned into whole numbers, which jump")
     moved = next(iter(call.slots))  # the first argument; a second one only lends its type
     norms = {slot: ONE if slot == moved else ZERO for slot in call.slots}
-    return affine(call, norms, rowwise=True, peak=call.slots[moved].peak)
+    return affine(call, norms, peak=call.slots[moved].peak)
 
 
-@register_rule("aten.reshape", "aten.view", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.view_as",
-               "aten.reshape_as", "aten.squeeze", "aten.unsqueeze")  # fmt: skip
+declare("aten.neg", form=Form.LINEAR, identity=False)
+
+
+@layout("aten.reshape", "aten.view", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.view_as",
+        "aten.reshape_as", "aten.squeeze", "aten.unsqueeze", rows=batch("self", 1), lends=("other",))  # fmt: skip
 def reshape(call: Call) -> Bounds:
     """The same numbers in the same order: norm 1. Another tensor only lends its shape.
 
@@ -61,8 +62,7 @@ def reshape(call: Call) -> Bounds:
         raise call.refuse("the bits of a tensor are read as another type: no function of real numbers")
     x = call["self"]
     norms = {slot: ONE if slot == "self" else ZERO for slot in call.slots}
-    bounds = affine(call, norms, rows=_regrouped(x, call), peak=x.peak)
-    return replace(bounds, row_slots=("self",)) if x.shape[:1] == call.shape[:1] != () else bounds
+    return affine(call, norms, rows=_regrouped(x, call), peak=x.peak)
 
 
 def _regrouped(x: Enclosure, call: Call) -> Magnitude | None:
@@ -77,64 +77,55 @@ def _regrouped(x: Enclosure, call: Call) -> Magnitude | None:
     return None
 
 
-@register_rule("aten.permute", "aten.transpose", "aten.t", "aten.numpy_T", "aten.mT", "aten.mH", "aten.adjoint",
-               "aten.movedim", "aten.moveaxis", "aten.swapaxes", "aten.swapdims", "aten.flip", "aten.fliplr",
-               "aten.flipud", "aten.rot90", "aten.roll", "aten.channel_shuffle", "aten.pixel_shuffle",
-               "aten.pixel_unshuffle")  # fmt: skip
-def permutation(call: Call) -> Bounds:
-    """A permutation of the entries: norm 1. Row-wise when the first dimension stays where it is."""
-    return affine(call, same_norm(call), rowwise=_first_stays(call), peak=largest_peak(call))
-
-
-def _first_stays(call: Call) -> bool:
-    """Whether the first dimension stays where it is.
+def _unless_moved(use: Use) -> list[Slot]:
+    """The argument, if its first dimension stays where it is.
 
     Where dimensions are exchanged, their strides are: those of a contiguous tensor differ, but for dimensions of
     size 1, which do not matter.
     """
-    x = call["self"]
-    rank = len(x.shape)
-    match call.node.op:
-        case "aten.flip" | "aten.roll":
-            return rank > 0 and 0 not in [normalized_dim(d, rank) for d in call["dims"] or [0]]
-        case "aten.fliplr":
-            return True
-        case "aten.channel_shuffle" | "aten.pixel_shuffle" | "aten.pixel_unshuffle":
-            return rank > 3
-        case "aten.flipud" | "aten.rot90":
-            return False
-    if rank == 0:
-        return False
-    before = torch.empty(x.shape, device="meta")
-    after = call.node.target(before, *call.node.args[1:], **dict(call.node.kwargs))
-    return bool(after.shape[0] == before.shape[0] and after.stride()[0] == before.stride()[0])
+    shape = use.shapes["self"]
+    if not shape or not use.shape:
+        return []
+    before = torch.empty(shape, device="meta")
+    after = use.node.target(before, *use.node.args[1:], **dict(use.node.kwargs))
+    return ["self"] if after.shape[0] == before.shape[0] and after.stride()[0] == before.stride()[0] else []
 
 
-_ALONG_ONE_DIMENSION = {
-    "aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.select", "aten.unbind",
-    "aten.tensor_split",
-}  # fmt: skip
+@layout("aten.permute", "aten.transpose", "aten.t", "aten.numpy_T", "aten.mT", "aten.mH", "aten.adjoint",
+        "aten.movedim", "aten.moveaxis", "aten.swapaxes", "aten.swapdims", rows=_unless_moved)  # fmt: skip
+def permutation(call: Call) -> Bounds:
+    """A permutation of the entries: norm 1. Rows stay rows when the first dimension stays where it is."""
+    return affine(call, same_norm(call), peak=largest_peak(call))
 
 
-@register_rule(*sorted(_ALONG_ONE_DIMENSION), "aten.diagonal", "aten.tril", "aten.triu")
+layout("aten.flip", "aten.roll", rows=unless_along(key="dims"))(permutation)
+layout("aten.fliplr", rows=batch("self"))(permutation)
+layout("aten.channel_shuffle", "aten.pixel_shuffle", "aten.pixel_unshuffle", rows=batch("self", 4))(permutation)
+layout("aten.flipud", "aten.rot90", rows=lambda use: ())(permutation)
+
+
+@layout("aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.select",
+        "aten.unbind", "aten.tensor_split", rows=unless_along())  # fmt: skip
 def selection(call: Call) -> Bounds:
     """Some of the entries, each at most once: norm 1, or 0 if nothing is left. The pieces of a split count as one
     vector.
 
-    Row-wise when it selects along another dimension than the first; triangles of matrices keep entries in place.
+    Rows stay rows when it selects along another dimension than the first; triangles of matrices keep entries in
+    place.
     """
-    rank = len(call["self"].shape)
-    if call.node.op in _ALONG_ONE_DIMENSION:
-        rowwise = normalized_dim(call["dim"] or 0, rank) != 0
-    elif call.node.op == "aten.diagonal":
-        rowwise = 0 not in (normalized_dim(call["dim1"], rank), normalized_dim(call["dim2"], rank))
-    else:
-        rowwise = True
-    norm = ONE if call.numel else ZERO
-    return affine(call, same_norm(call, norm), rowwise=rowwise, peak=largest_peak(call))
+    return affine(call, same_norm(call, ONE if call.numel else ZERO), peak=largest_peak(call))
 
 
-@register_rule("getitem")
+def _off_diagonal(use: Use) -> list[Slot]:
+    dims = [normalized_dim(use[key], len(use.shapes["self"])) for key in ("dim1", "dim2")]
+    return [] if 0 in dims else ["self"]
+
+
+layout("aten.diagonal", rows=_off_diagonal)(selection)
+layout("aten.tril", "aten.triu", rows=aligned)(selection)
+
+
+@layout("getitem", rows=batch("self", 1))
 def item(call: Call) -> Bounds:
     """One of several results: norm 1, with the row spreads of all of them together."""
     (whole,) = call.slots.values()
@@ -145,17 +136,26 @@ def item(call: Call) -> Bounds:
     return affine(call, same_norm(call), rows=whole.rows, peak=whole.peak)
 
 
-@register_rule("aten.expand", "aten.expand_as", "aten.broadcast_to", "aten.repeat", "aten.tile")
+def _self_aligned(use: Use) -> list[Slot]:
+    return [slot for slot in aligned(use) if slot == "self"]
+
+
+@layout("aten.expand", "aten.expand_as", "aten.broadcast_to", "aten.repeat", "aten.tile", rows=_self_aligned,
+        lends=("other",))  # fmt: skip
 def copies(call: Call) -> Bounds:
     """Every entry copied c times: norm √c. Another tensor only lends its shape."""
     x = call["self"]
     count = math.prod(call.shape) // max(1, x.numel)
-    aligned = len(x.shape) == len(call.shape) and x.shape[:1] == call.shape[:1]
     norms = {slot: root(count) if slot == "self" else ZERO for slot in call.slots}
-    return affine(call, norms, rowwise=aligned, peak=x.peak)
+    return affine(call, norms, peak=x.peak)
 
 
-@register_rule("aten.repeat_interleave")
+def _repeated_within(use: Use) -> list[Slot]:
+    """The argument, unless its first dimension is repeated; without a dimension it is flattened before."""
+    return [] if use["dim"] is None or normalized_dim(use["dim"], len(use.shapes["self"])) == 0 else ["self"]
+
+
+@layout("aten.repeat_interleave", rows=_repeated_within, selects=("repeats",))
 def repeat_interleave(call: Call) -> Bounds:
     """Every entry copied ``repeats`` times, or as often as its place along ``dim`` says: norm √ of the largest."""
     repeats = call["repeats"]
@@ -163,46 +163,59 @@ def repeat_interleave(call: Call) -> Bounds:
         if not isinstance(repeats.value, torch.Tensor) or not repeats.is_constant:
             raise call.refuse("numbers of repeats that are not known are not covered; expand and reshape instead")
         repeats = int(repeats.value.max()) if repeats.value.numel() else 0
-    dim = call["dim"]
-    rowwise = dim is not None and normalized_dim(dim, len(call["self"].shape)) != 0
-    return affine(call, {"self": root(repeats)}, rowwise=rowwise, peak=call["self"].peak)
+    return affine(call, {"self": root(repeats)}, peak=call["self"].peak)
 
 
-@register_rule("aten.cat", "aten.concat", "aten.stack", "aten.hstack", "aten.vstack", "aten.dstack",
-               "aten.column_stack")  # fmt: skip
+_JOINED_ALONG = {"aten.hstack": 1, "aten.vstack": 0, "aten.dstack": 2, "aten.column_stack": 1}
+
+
+def _joined_within(use: Use) -> list[Slot]:
+    """All arguments, unless they are joined along the first dimension."""
+    rank = len(use.shape)
+    dim = min(_JOINED_ALONG.get(use.op, normalized_dim(use["dim"] or 0, rank)), rank - 1)
+    within = dim != 0 and all(shape[:1] == use.shape[:1] for shape in use.shapes.values())
+    return list(use.shapes) if within else []
+
+
+@layout("aten.cat", "aten.concat", "aten.stack", "aten.hstack", "aten.vstack", "aten.dstack", "aten.column_stack",
+        rows=_joined_within)  # fmt: skip
 def concatenation(call: Call) -> Bounds:
     r"""Arguments side by side: norm 1 each, in orthogonal parts of the result.
 
     So :math:`\|Dz[v]\|^2 = \sum_k \|Dx_k[v]\|^2`, and by Minkowski's inequality the Lipschitz vector is the
-    root of the sum of squares. Row-wise when joined along another dimension than the first.
+    root of the sum of squares.
     """
-    rank = len(call.shape)
-    joined_along = {"aten.hstack": min(1, rank - 1), "aten.vstack": 0, "aten.dstack": 2, "aten.column_stack": 1}
-    dim = joined_along.get(call.node.op, normalized_dim(call["dim"] or 0, rank))
-    rowwise = dim != 0 and all(e.shape[:1] == call.shape[:1] for e in call.tensors.values())
     norms = dict.fromkeys(call.tensors, ONE)
-    return affine(call, norms, rowwise=rowwise, orthogonal=True, peak=largest_peak(call, call.tensors))
+    return affine(call, norms, orthogonal=True, peak=largest_peak(call, call.tensors))
 
 
-@register_rule("aten.pad", "aten.constant_pad_nd", "aten.reflection_pad1d", "aten.reflection_pad2d",
-               "aten.reflection_pad3d", "aten.replication_pad1d", "aten.replication_pad2d",
-               "aten.replication_pad3d")  # fmt: skip
+def _amounts(use: Use) -> list[int]:
+    """How much is padded, in pairs for the last dimensions."""
+    return list(use["pad"] if use["pad"] is not None else use["padding"])
+
+
+def _unless_padded_first(use: Use) -> list[Slot]:
+    amounts, rank = _amounts(use), len(use.shapes["self"])
+    return ["self"] if len(amounts) < 2 * rank or not any(amounts[2 * rank - 2 :]) else []
+
+
+@layout("aten.pad", "aten.constant_pad_nd", "aten.reflection_pad1d", "aten.reflection_pad2d",
+        "aten.reflection_pad3d", "aten.replication_pad1d", "aten.replication_pad2d", "aten.replication_pad3d",
+        rows=_unless_padded_first)  # fmt: skip
 def pad(call: Call) -> Bounds:
     """Padding with a constant: norm 1, and the constant's entries at zero. Reflection, replication and circular
     padding copy entries: √ of the largest number of copies, counted.
 
-    Negative amounts cut off. Amounts come in pairs for the last dimensions; row-wise unless they reach the first.
+    Negative amounts cut off.
     """
-    x = call["self"]
-    amounts = call["pad"] if call["pad"] is not None else call["padding"]
-    rowwise = len(amounts) < 2 * len(x.shape) or not any(amounts[2 * len(x.shape) - 2 :])
+    x, amounts = call["self"], _amounts(call)
     constant = call.node.op == "aten.constant_pad_nd" or call["mode"] == "constant"
     if constant:
         value = Magnitude.of(abs(float(call["value"] or 0.0)))
         outside = call.numel - _kept(x.shape, amounts)
         peak = maximum(x.peak, value) if outside else x.peak
-        return affine(call, {"self": ONE}, offset=value * root(outside), rowwise=rowwise, peak=peak)
-    return affine(call, {"self": root(_pad_copies(call, x, amounts))}, rowwise=rowwise, peak=x.peak)
+        return affine(call, {"self": ONE}, offset=value * root(outside), peak=peak)
+    return affine(call, {"self": root(_pad_copies(call, x, amounts))}, peak=x.peak)
 
 
 def _kept(shape: tuple[int, ...], amounts: list[int]) -> int:
@@ -220,7 +233,7 @@ def _pad_copies(call: Call, x: Enclosure, amounts: list[int]) -> int:
     return multiplicity(call.node.target(positions, *call.node.args[1:], **dict(call.node.kwargs)), call.numel)
 
 
-@register_rule("aten.im2col", "aten.col2im")
+@layout("aten.im2col", rows=batch("self", 4))
 def windows(call: Call) -> Bounds:
     """Patches of an image as columns: √c, with c the number of patches that contain the most covered entry.
 
@@ -230,15 +243,17 @@ def windows(call: Call) -> Bounds:
     settings = [tuple(call[key]) for key in ("kernel_size", "stride", "padding", "dilation")]
     overlap = patch_overlap(image, *settings)
     sums = 1 if call.node.op == "aten.im2col" else overlap
-    batched = len(x.shape) == (4 if call.node.op == "aten.im2col" else 3)
-    return affine(call, {"self": root(overlap)}, rowwise=batched, peak=x.peak * float(sums), reduction=sums)
+    return affine(call, {"self": root(overlap)}, peak=x.peak * float(sums), reduction=sums)
 
 
-@register_rule("aten.unfold")
+layout("aten.col2im", rows=batch("self", 3))(windows)
+
+
+@layout("aten.unfold", rows=unless_along(key="dimension"))
 def sliding(call: Call) -> Bounds:
     """Windows along one dimension: √ of how many contain the most covered entry."""
     x = call["self"]
     dim = normalized_dim(call["dimension"], len(x.shape))
     side = x.shape[dim] if x.shape else 1
     overlap = patch_overlap((side,), (call["size"],), (call["step"],)) if call.numel else 0
-    return affine(call, {"self": root(overlap)}, rowwise=dim != 0, peak=x.peak)
+    return affine(call, {"self": root(overlap)}, peak=x.peak)

@@ -22,8 +22,9 @@ from surefoot.objectives.further import Absolute, Divergence, NegativeLogLikelih
 from surefoot.objectives.loss import divisor
 from surefoot.objectives.losses import BinaryCrossEntropy, Huber
 from surefoot.objectives.separable import Form, SeparableLoss
+from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import root, top
-from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.record import LossFacts, operation
 from surefoot.operations.softmax import STEEPEST
 
 _UNIT = 2.0**-52
@@ -34,12 +35,17 @@ SEPARABLE: dict[str, type[SeparableLoss]] = {
 }
 
 
+def _samples(use: Use) -> tuple[Slot]:
+    """Row i of the outputs enters the i-th summand."""
+    return ("outputs",)
+
+
 def options_of(call: Call) -> dict[str, Any]:
     """The options of a loss."""
     return dict(call.node.kwargs)
 
 
-@register_rule("surefoot.square")
+@operation("surefoot.square", rows=_samples, loss=LossFacts(quadratic=True), errata=(12,))
 def square(call: Call) -> Bounds:
     r""":math:`\frac c2\sum_i\|\hat y_i - y_i\|^2`, c = 1/n for a mean: gradient :math:`c(\hat y - y)`,
     curvature c.
@@ -57,7 +63,6 @@ def square(call: Call) -> Bounds:
         reduction=outputs.numel,
         rows_along=lambda costate: {("outputs", "outputs"): Magnitude.of(np.ones(count)) * factor * costate.bound},
         change_along=lambda costate: {("outputs", "outputs"): costate.row_spread(count) * factor},
-        row_slots=("outputs",),
     )
 
 
@@ -67,7 +72,7 @@ def _factor(call: Call, outputs: Enclosure) -> Magnitude:
     return Magnitude.of(options.get("scale", 1.0)) / divisor(outputs.shape, options.get("reduction", "mean"))
 
 
-@register_rule("surefoot.cross_entropy")
+@operation("surefoot.cross_entropy", rows=_samples, loss=LossFacts(), errata=(12, 13))
 def cross_entropy(call: Call) -> Bounds:
     r""":math:`\sum_i(m_i\log\sum_k e^{\hat y_{ik}} - \langle M_i, \hat y_i\rangle)` with masses :math:`M \ge 0`
     and :math:`m_i = \sum_kM_{ik}` (:mod:`surefoot.objectives.cross_entropy`); for a plain mean :math:`m_i = 1/n`.
@@ -106,7 +111,6 @@ def cross_entropy(call: Call) -> Bounds:
             ("outputs", "outputs"): costate.row_spread(count) * curvatures
             + _change(outputs) * weights * costate.bound
         },
-        row_slots=("outputs",),
     )
 
 
@@ -170,7 +174,7 @@ def _gradient(outputs: Enclosure, mass: Tensor) -> Magnitude:
     return norm(difference) + _row_masses(mass).norm() * slack
 
 
-@register_rule(*SEPARABLE)
+@operation(*SEPARABLE, rows=_samples, loss=LossFacts())
 def separable(call: Call) -> Bounds:
     r"""A sum over the entries, :math:`c\sum_e(\mu_e\varphi(s_ex_e - t_e) - b_ex_e + k_e)`
     (:mod:`surefoot.objectives.separable`).
@@ -188,7 +192,6 @@ def separable(call: Call) -> Bounds:
             jacobian={"outputs": steepest},
             curvature={("outputs", "outputs"): bend},
             reduction=outputs.numel,
-            row_slots=("outputs",),
             reason="" if bend.is_finite else _reason(call),
         )
     form = loss.form(targets.value, outputs.shape, **options)
@@ -213,7 +216,6 @@ def separable(call: Call) -> Bounds:
         change_along=lambda costate: {
             ("outputs", "outputs"): costate.row_spread(count) * curvatures + changes * costate.bound
         },
-        row_slots=("outputs",),
         reason="" if curvatures.max().is_finite else _reason(call),
     )
 

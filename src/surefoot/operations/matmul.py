@@ -14,17 +14,21 @@ Over the domain a spectral norm moves by at most the spread. Contracted with cos
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import batched_spectral_norm
-from surefoot.operations.common import ONE, has_rows_of, root
+from surefoot.operations.call import Bounds, Call, Slot, Use
+from surefoot.operations.common import ONE, root
 from surefoot.operations.products import added, costate_norm
-from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.record import Form, Rule, operation, record_of
+from surefoot.operations.rows import aligned, rows_of
+from surefoot.operations.sparsity import Contraction, Sparsity, linear_terms, product, tensors
 
 
 @dataclass(frozen=True)
@@ -35,16 +39,47 @@ class Side:
     centre: Magnitude
 
 
-@register_rule(
-    "aten.matmul", "aten.mm", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.outer", "aten.baddbmm"
-)
+def _product_rows(use: Use) -> list[Slot]:
+    """The first factor, where its rows are those of the result; in a batch of products also the second one's."""
+    first, second = record_of(use.node).factors
+    a, b = use.shapes[first], use.shapes[second]
+    batched = len(b) == len(a) > 2 and a[0] == b[0]
+    if len(a) < 2 or not (len(a) == len(use.shape) or len(b) == 1):
+        return []
+    added = [slot for slot in aligned(use) if slot not in (first, second)]
+    return [first, *([second] if batched else []), *added]
+
+
+def _product_cost(use: Use) -> Sparsity:
+    """Outputs times the inner dimension.
+
+    A product with a vector on the right is no matrix product to PyTorch, and not counted by it.
+    """
+    left, right = record_of(use.node).factors
+    counted = len(use.shapes[right]) >= 2
+    bias = next((slot for slot in use.names if slot not in (left, right)), "")
+    return product(use, use.numel * use.shapes[left][-1], left, right, bias, counted)
+
+
+def _matrices_product(*names: str, factors: tuple[Slot, Slot], **readings: Any) -> Callable[[Rule], Rule]:
+    common: dict[str, Any] = {"form": Form.PRODUCT, "rows": _product_rows, "cost": _product_cost}
+    return operation(*names, factors=factors, **(common | readings))
+
+
+@_matrices_product("aten.matmul", "aten.vdot", factors=("self", "other"))
+@_matrices_product("aten.mm", "aten.bmm", factors=("self", "mat2"))
+@_matrices_product("aten.mv", factors=("self", "vec"))
+@_matrices_product("aten.dot", factors=("self", "tensor"))
+@_matrices_product("aten.outer", factors=("self", "vec2"), rows=lambda use: ("self",),
+                   cost=lambda use: product(use, use.numel, "self", "vec2", counted=False))  # fmt: skip
+@_matrices_product("aten.baddbmm", factors=("batch1", "batch2"))
 def matrix_product(call: Call) -> Bounds:
     r"""Batches of products, with broadcasting; vectors are matrices of one row or column.
 
     Rows, where those of the result are those of the first factor: row i moves by at most the norm of the second
     factor times its own move, plus the norm at the centre times the move of the second factor, or of its row.
     """
-    first, second = _FACTORS.get(call.node.op, ("self", "other"))
+    first, second = record_of(call.node).factors
     a, b = call[first], call[second]
     alpha, beta = ONE, ONE
     if call.node.op == "aten.baddbmm":
@@ -53,9 +88,9 @@ def matrix_product(call: Call) -> Bounds:
     by_a, by_b = _met(b, right, left, 0), _met(a, left, right, 1)
     spread = by_a.norm * a.spread + by_b.centre * b.spread
     rows = None
-    same_rows = len(a.shape) > 1 and (has_rows_of(a, call) or len(b.shape) == 1)
-    if same_rows and isinstance(a.value, Tensor) and a.numel:
-        if len(b.shape) == len(a.shape) > 2 and b.shape[0] == a.shape[0]:
+    row_slots = rows_of(call)
+    if first in row_slots and len(a.shape) > 1 and isinstance(a.value, Tensor) and a.numel:
+        if second in row_slots:
             moved = by_b.centre * b.row_spread(a.shape[0])
         else:
             moved = minimum(row_norms(a.value), by_b.centre) * b.spread
@@ -68,9 +103,6 @@ def matrix_product(call: Call) -> Bounds:
         jacobian["self"] = shift.norm
         bound, spread = bound + shift.norm * shift.enclosure.bound, spread + shift.norm * shift.enclosure.spread
         rows = None if rows is None else rows + shift.row * shift.enclosure.spread
-    row_slots: tuple[str, ...] = (first,) if rows is not None else ()
-    if rows is not None and len(b.shape) == len(a.shape) > 2 and b.shape[0] == a.shape[0]:
-        row_slots = (first, second)
     return Bounds(
         jacobian,
         curvature={(first, second): alpha},
@@ -79,7 +111,6 @@ def matrix_product(call: Call) -> Bounds:
         rows=rows,
         reduction=left[-1],
         curvature_along=lambda costate: {(first, second): alpha * _costate_norm(costate, left, right)},
-        row_slots=row_slots,
     )
 
 
@@ -95,16 +126,6 @@ def _costate_norm(costate: Enclosure, left: tuple[int, ...], right: tuple[int, .
     within = costate.rows is not None and costate.shape[:1] == left[:1]
     move = minimum(costate.spread, costate.rows.max()) if within and costate.rows is not None else costate.spread
     return minimum(costate.bound, _largest_norm(matrices) + move)
-
-
-_FACTORS = {
-    "aten.mm": ("self", "mat2"),
-    "aten.bmm": ("self", "mat2"),
-    "aten.mv": ("self", "vec"),
-    "aten.dot": ("self", "tensor"),
-    "aten.outer": ("self", "vec2"),
-    "aten.baddbmm": ("batch1", "batch2"),
-}
 
 
 def _matrices(op: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -146,7 +167,45 @@ def _largest_norm(matrices: Tensor) -> Magnitude:
     return Magnitude.of(batched_spectral_norm(matrices).reshape(-1)).max()
 
 
-@register_rule("aten.einsum")
+def _einsum_rows(use: Use) -> list[Slot]:
+    """The factors whose first index is the first of the result and occurs in them once."""
+    terms, result = einsum_indices(use["equation"], [use.shapes[slot] for slot in use.shapes])
+    first = result[:1]
+    pairs = zip(use.shapes, terms, strict=True)
+    return [slot for slot, term in pairs if first and term[:1] == first and term.count(first) == 1]
+
+
+def _einsum_cost(use: Use) -> Sparsity:
+    """Contracted in pairs, first with second, the result put last, as PyTorch does it.
+
+    A pair costs the product of the sizes of its indices; those that occur in one of the two alone and in no other
+    place are summed before.
+    """
+    terms, output = einsum_indices(use["equation"], list(use.shapes.values()), repeated=False)
+    sides = zip(terms, use.shapes.items(), strict=True)
+    pending = [
+        (dict(zip(term, shape, strict=True)), frozenset([use.names[slot]])) for term, (slot, shape) in sides
+    ]
+    pairs: list[Contraction] = []
+    while len(pending) > 1:
+        (left, left_names), (right, right_names), *pending = pending
+        kept = {index for sizes, _ in pending for index in sizes} | set(output)
+        result, count = {}, 1
+        for index in {**left, **right}:
+            sizes_here = left.get(index, 1), right.get(index, 1)
+            if index in kept:
+                result[index] = max(sizes_here)
+            if index in kept or min(sizes_here) > 1:
+                count *= max(sizes_here)
+        pairs.append(Contraction(count, (left_names, right_names)))
+        pending.append((result, left_names | right_names))
+    if not pairs:
+        return Sparsity(terms=linear_terms(use, math.prod(pending[0][0].values()), *use.names))
+    total = sum(pair.multiplications for pair in pairs)
+    return Sparsity(product=total, factors=tensors(use, *use.names), contractions=tuple(pairs))
+
+
+@operation("aten.einsum", form=Form.PRODUCT, factors=("tensors",), rows=_einsum_rows, cost=_einsum_cost)
 def einstein_sum(call: Call) -> Bounds:
     r"""Products of two tensors summed over shared indices, or sums and diagonals of one.
 
@@ -155,7 +214,7 @@ def einstein_sum(call: Call) -> Bounds:
     matrix products, whose batch are the indices in both factors and the result.
     """
     operands = call["tensors"]
-    terms, result = _indices(call, operands)
+    terms, result = einsum_indices(call["equation"], [e.shape for e in operands])
     if len(operands) == 1:
         return _one_factor(call, operands[0], terms[0], result)
     if len(operands) != 2 or any(len(set(term)) != len(term) for term in terms):
@@ -217,15 +276,20 @@ def _consecutive(*counts: int) -> list[range]:
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
-def _indices(call: Call, operands: Sequence[Enclosure]) -> tuple[list[str], str]:
+def einsum_indices(
+    equation: str, shapes: Sequence[tuple[int, ...]], repeated: bool = True
+) -> tuple[list[str], str]:
     """The indices of the factors and of the result, with the dots and an implied result written out.
 
     Where an index has size 1 in one factor only, that factor is repeated along it: as if it had an index of its
-    own there, of size 1.
+    own there, of size 1 (unless ``repeated`` is off).
+
+    >>> einsum_indices("ij,jk", [(2, 3), (3, 4)])
+    (['ij', 'jk'], 'ik')
     """
-    equation = call["equation"].replace(" ", "")
+    equation = equation.replace(" ", "")
     left, arrow, result = equation.partition("->")
-    given = list(zip(left.split(","), (e.shape for e in operands), strict=True))
+    given = list(zip(left.split(","), shapes, strict=True))
     longest = max((len(shape) - len(term) + 3 for term, shape in given if "..." in term), default=0)
     spare = [letter for letter in map(chr, range(ord("A"), ord("Z") + 1)) if letter not in equation][:longest]
     terms, sizes = [], dict[str, int]()
@@ -238,7 +302,7 @@ def _indices(call: Call, operands: Sequence[Enclosure]) -> tuple[list[str], str]
     implied = "".join(spare) + "".join(index for index in letters if left.count(index) == 1)
     alone = map(chr, range(0x100, 0x200))  # indices that occur nowhere else
     written = [
-        "".join(i if n == sizes[i] else next(alone) for i, n in zip(term, shape, strict=True))
+        "".join(i if n == sizes[i] or not repeated else next(alone) for i, n in zip(term, shape, strict=True))
         for term, (_, shape) in zip(terms, given, strict=True)
     ]
     return written, result.replace("...", "".join(spare)) if arrow else implied

@@ -19,8 +19,13 @@ from torch.nn import functional as F
 
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude
-from surefoot.operations.common import ZERO, normalized_dims, root, spatial
-from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.call import Bounds, Call, Use
+from surefoot.operations.common import ZERO, root
+from surefoot.operations.dimensions import normalized_dims, spatial
+from surefoot.operations.pooling import batched, patch_entries
+from surefoot.operations.record import declare, operation
+from surefoot.operations.rows import unless_along
+from surefoot.operations.sparsity import Sparsity
 
 _LARGEST = 2**22  # entries of all patches together that are looked at
 _REASON = (
@@ -29,9 +34,20 @@ _REASON = (
 )
 
 
-@register_rule(
-    "aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d", "aten.max_pool1d_with_indices",
-    "aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices",
+def _one_of_each_patch(use: Use) -> Sparsity:
+    """Every entry of a patch is compared, one of them is passed on."""
+    outputs = use.node.specs[0].numel
+    return Sparsity(evaluation=patch_entries(use), jacobian=outputs, application=outputs)
+
+
+def _one_of_each_group(use: Use) -> Sparsity:
+    outputs = use.node.specs[0].numel
+    return Sparsity(evaluation=math.prod(use.shapes["self"]), jacobian=outputs, application=outputs)
+
+
+@operation(
+    "aten.max_pool1d", "aten.max_pool1d_with_indices", "aten.max_pool2d", "aten.max_pool2d_with_indices",
+    "aten.max_pool3d", "aten.max_pool3d_with_indices", rows=batched, cost=_one_of_each_patch, errata=(15,),
 )  # fmt: skip
 def max_pool(call: Call) -> Bounds:
     """Slope √c; curvature 0 where every maximum keeps its place over the domain, otherwise a kink.
@@ -51,7 +67,8 @@ def max_pool(call: Call) -> Bounds:
     return _maximum(call, [_inside(window, n) for window, n in zip(windows, sides, strict=True)])
 
 
-@register_rule("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
+@operation("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d", rows=batched,
+           errata=(15,))  # fmt: skip
 def adaptive_max_pool(call: Call) -> Bounds:
     """The same with the windows [⌊iN/P⌋, ⌈(i+1)N/P⌉), which may overlap."""
     dims = int(call.node.op[-2])
@@ -63,7 +80,10 @@ def adaptive_max_pool(call: Call) -> Bounds:
     return _maximum(call, [_inside(window, n) for window, n in zip(windows, sides, strict=True)])
 
 
-@register_rule("aten.amax", "aten.amin", "aten.max", "aten.min")
+declare("aten.median", rows=unless_along(), cost=_one_of_each_group)
+
+
+@operation("aten.amax", "aten.amin", "aten.max", "aten.min", rows=unless_along(), cost=_one_of_each_group)
 def extreme(call: Call) -> Bounds:
     """The largest or smallest entry along some dimensions: one patch per result, slope 1."""
     x = call["self"]
@@ -80,7 +100,7 @@ def extreme(call: Call) -> Bounds:
         if kept[:1] == [0] and radius is not None and radius.dim():
             move = radius.reshape(-1, *[1] * (len(kept) - 1))
         margin = _margin(patches, move)
-    return _bounds(call, x, 1, margin, rowwise=kept[:1] == [0])
+    return _bounds(call, x, 1, margin)
 
 
 def _inside(window: list[list[int]], side: int) -> Tensor:
@@ -96,17 +116,16 @@ def _maximum(call: Call, windows: list[Tensor]) -> Bounds:
     overlap = 1
     for window, side in zip(windows, x.shape[-dims:], strict=True):
         overlap *= int(torch.bincount(window.reshape(-1), minlength=side + 1)[:side].max())
-    return _bounds(call, x, overlap, _patch_margin(x, windows), rowwise=len(x.shape) > dims + 1)
+    return _bounds(call, x, overlap, _patch_margin(x, windows))
 
 
-def _bounds(call: Call, x: Enclosure, overlap: int, margin: Tensor | None, rowwise: bool) -> Bounds:
+def _bounds(call: Call, x: Enclosure, overlap: int, margin: Tensor | None) -> Bounds:
     kink = margin is None or not bool((margin > 0).all())
     return Bounds(
         jacobian={"self": root(overlap)},
         curvature={("self", "self"): Magnitude.infinity() if kink else ZERO},
         offset=ZERO,
         peak=x.peak if len(call.node.specs) == 1 else None,
-        rowwise=rowwise,
         reason=_REASON if kink else "",
     )
 

@@ -35,14 +35,43 @@ import numpy as np
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, row_norms
+from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
+from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import affine, root
-from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.record import Form, operation
+from surefoot.operations.rows import batch, rows_of
+from surefoot.operations.sparsity import Sparsity, grouped, linear_terms
 
 _KAPPA = 1.5 * 0.8**2.5 * (1 + 1e-15)
 
 
-@register_rule("aten.batch_norm", "aten.instance_norm")
+def _form(node: Node) -> Form:
+    """With running statistics affine."""
+    return Form.LINEAR if node.arguments["running_mean"] is not None else Form.OTHER
+
+
+def _batch_rows(use: Use) -> list[Slot]:
+    return ["input"] if use["running_mean"] is not None and not use["training"] else []
+
+
+def _cost(use: Use) -> Sparsity:
+    """Groups are channels, over samples and positions or over positions; with fixed statistics it is affine."""
+    if use["running_mean"] is not None:
+        return Sparsity(terms=linear_terms(use, use.numel, "input"))
+    return grouped(
+        use.numel, use.numel // use.shape[1] if use.op == "aten.batch_norm" else math.prod(use.shape[2:])
+    )
+
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+@operation(
+    "aten.batch_norm", form=_form, fixed=_STATISTICS, rows=_batch_rows, cost=_cost, epsilon="eps", errata=(3,)
+)
+@operation("aten.instance_norm", form=_form, fixed=_STATISTICS, rows=batch("input", 3), cost=_cost, epsilon="eps",
+           errata=(3,))  # fmt: skip
 def batch_or_instance_norm(call: Call) -> Bounds:
     """With running statistics an affine map, x ↦ (x - μ)/√(σ² + ε) per channel, of norm the largest 1/√(σ² + ε);
     otherwise channels are groups, over the whole batch or over each sample.
@@ -52,41 +81,43 @@ def batch_or_instance_norm(call: Call) -> Bounds:
         return _fixed_statistics(call, x)
     if call.node.op == "aten.batch_norm":
         size = x.numel // x.shape[1]
-        return normalise(call, x, lambda t: t.transpose(0, 1).reshape(-1, size), size, centred=True, rowwise=False)
+        return normalise(call, x, lambda t: t.transpose(0, 1).reshape(-1, size), size, centred=True)
     size = math.prod(x.shape[2:])
-    return normalise(call, x, lambda t: t.reshape(-1, size), size, centred=True, rowwise=True)
+    return normalise(call, x, lambda t: t.reshape(-1, size), size, centred=True)
 
 
 def _fixed_statistics(call: Call, x: Enclosure) -> Bounds:
     mean, var, eps = call["running_mean"], call["running_var"], float(call["eps"])
     if mean.value is None or var.value is None:  # on meta only the signs of the statistics are known
         scale = Magnitude.of(eps**-0.5) * (1 + 1e-12)
-        return affine(call, {"input": scale}, offset=Magnitude.infinity(), rowwise=True)
+        return affine(call, {"input": scale}, offset=Magnitude.infinity())
     factors = (var.value.double() + eps).rsqrt()
     per_channel = x.numel // max(1, x.shape[1])
     offset = Magnitude.of((mean.value.double() * factors).norm()) * root(per_channel) * (1 + 1e-9)
-    return affine(call, {"input": Magnitude.of(factors.max()) * (1 + 1e-12)}, offset=offset, rowwise=True)
+    return affine(call, {"input": Magnitude.of(factors.max()) * (1 + 1e-12)}, offset=offset)
 
 
-@register_rule("aten.layer_norm", "aten.rms_norm")
+@operation("aten.layer_norm", "aten.rms_norm", epsilon="eps", errata=(3,),
+           rows=lambda use: ["input"] if len(use["normalized_shape"]) < len(use.shapes["input"]) else [],
+           cost=lambda use: grouped(use.numel, math.prod(use["normalized_shape"])))  # fmt: skip
 def layer_norm(call: Call) -> Bounds:
     """Groups are the last dimensions of each sample."""
     x = call["input"]
     size = math.prod(call["normalized_shape"])
-    rowwise, centred = len(x.shape) > len(call["normalized_shape"]), call.node.op == "aten.layer_norm"
-    return normalise(call, x, lambda t: t.reshape(-1, size), size, centred=centred, rowwise=rowwise)
+    return normalise(call, x, lambda t: t.reshape(-1, size), size, centred=call.op == "aten.layer_norm")
 
 
-@register_rule("aten.group_norm")
+@operation("aten.group_norm", rows=batch("input"), epsilon="eps", errata=(3,),
+           cost=lambda use: grouped(use.numel, use.numel // (use.shape[0] * use["num_groups"])))  # fmt: skip
 def group_norm(call: Call) -> Bounds:
     """Groups are blocks of channels of each sample."""
     x = call["input"]
     size = x.numel // (x.shape[0] * call["num_groups"])
-    return normalise(call, x, lambda t: t.reshape(-1, size), size, centred=True, rowwise=True)
+    return normalise(call, x, lambda t: t.reshape(-1, size), size, centred=True)
 
 
 def normalise(
-    call: Call, x: Enclosure, arrange: Callable[[Tensor], Tensor], size: int, *, centred: bool, rowwise: bool
+    call: Call, x: Enclosure, arrange: Callable[[Tensor], Tensor], size: int, *, centred: bool
 ) -> Bounds:
     """The bounds all normalisations share; sharper where the centre keeps the groups away from zero.
 
@@ -96,8 +127,10 @@ def normalise(
         arrange: lays a tensor of its shape out as a matrix with one group per row.
         size: numbers per group.
         centred: whether the mean is subtracted.
-        rowwise: whether groups lie within rows, in consecutive blocks.
+
+    Where rows of the result are those of the argument, groups lie within rows, in consecutive blocks.
     """
+    rowwise = "input" in rows_of(call)
     eps = float(call["eps"])
     if eps <= 0:
         raise call.refuse("a normalisation with eps = 0 has no bounded slope; use a positive eps")
@@ -122,11 +155,9 @@ def normalise(
         offset=Magnitude.zero(),
         bound=root(call.numel),
         peak=root(max(1, size - 1)) if centred else root(size),
-        rowwise=rowwise,
         rows=rows,
         reduction=size,
         curvature_along=along if known else None,
-        row_slots=("input",) if rowwise else (),
     )
 
 

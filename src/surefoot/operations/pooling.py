@@ -18,11 +18,62 @@ from torch.nn import functional as F
 
 from surefoot.magnitude import Magnitude
 from surefoot.norms import spectral_norm
-from surefoot.operations.common import affine, spatial
-from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.call import Bounds, Call, Slot, Use
+from surefoot.operations.common import affine
+from surefoot.operations.dimensions import spatial
+from surefoot.operations.record import Form, operation
+from surefoot.operations.sparsity import Sparsity, linear_terms
 
 
-@register_rule("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d")
+def _axes(use: Use) -> int:
+    """How many dimensions the patches have."""
+    return int(use.op.removesuffix("_with_indices").removesuffix("_aa")[-2])
+
+
+def batched(use: Use) -> list[Slot]:
+    """The images, unless there is a single one."""
+    slot = "self" if "self" in use.shapes else "input"
+    return [slot] if len(use.shapes[slot]) > _axes(use) + 1 else []
+
+
+def patch_entries(use: Use) -> int:
+    """How many pairs of an output and an input entry of its patch there are, padding left out."""
+    axes = _axes(use)
+    kernel = spatial(use["kernel_size"], axes)
+    stride = spatial(use["stride"] or kernel, axes)
+    padding, dilation = spatial(use["padding"], axes), spatial(use["dilation"] or 1, axes)
+    count = math.prod(use.shape[:-axes])
+    for axis, (size, outputs) in enumerate(zip(use.shapes["self"][-axes:], use.shape[-axes:], strict=True)):
+        count *= sum(
+            0 <= i * stride[axis] - padding[axis] + j * dilation[axis] < size
+            for i in range(outputs)
+            for j in range(kernel[axis])
+        )
+    return count
+
+
+def _patch_cost(use: Use) -> Sparsity:
+    return Sparsity(terms=linear_terms(use, patch_entries(use), "self"))
+
+
+def _adaptive_cost(use: Use) -> Sparsity:
+    """The patches are ⌊i·n/k⌋ to ⌈(i + 1)·n/k⌉ of each axis of n entries, i < k."""
+    axes = _axes(use)
+    count = math.prod(use.shape[:-axes])
+    for size, outputs in zip(use.shapes["self"][-axes:], use.shape[-axes:], strict=True):
+        count *= sum(-(-(i + 1) * size // outputs) - i * size // outputs for i in range(outputs))
+    return Sparsity(terms=linear_terms(use, count, "self"))
+
+
+def _interpolation_cost(use: Use) -> Sparsity:
+    """So many input entries for each output."""
+    kind = use.op.rpartition("upsample_")[2][:-2]
+    points = {"linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16}.get(kind, 1)
+    return Sparsity(terms=((use.node.inputs[0], points * use.numel),))
+
+
+@operation("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d", form=Form.LINEAR, rows=batched,
+           cost=_patch_cost, errata=(15,))  # fmt: skip
 def average_pool(call: Call) -> Bounds:
     """The product of the norms of one-dimensional averages.
 
@@ -54,7 +105,8 @@ def _average(units: Tensor, call: Call, kernel: int, stride: int, padding: int) 
     ).squeeze(-1)
 
 
-@register_rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d")
+@operation("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d", form=Form.LINEAR,
+           rows=batched, cost=_adaptive_cost, errata=(15,))  # fmt: skip
 def adaptive_average_pool(call: Call) -> Bounds:
     """The product of the norms of one-dimensional adaptive averages."""
     x, dims = call["self"], int(call.node.op[-2])
@@ -65,11 +117,12 @@ def adaptive_average_pool(call: Call) -> Bounds:
     return _separable(call, matrices)
 
 
-@register_rule(
+@operation(
     "aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d",
     "aten._upsample_nearest_exact1d", "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d",
     "aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_trilinear3d", "aten.upsample_bicubic2d",
     "aten._upsample_bilinear2d_aa", "aten._upsample_bicubic2d_aa",
+    form=Form.LINEAR, rows=batched, cost=_interpolation_cost,
 )  # fmt: skip
 def interpolation(call: Call) -> Bounds:
     """The product of the norms of one-dimensional interpolations.
@@ -78,7 +131,7 @@ def interpolation(call: Call) -> Bounds:
     which interpolation leaves constant. Their length is 2, or 1 as in the image: PyTorch interpolates images that
     are one entry wide with other weights when it smooths them (``antialias``).
     """
-    x, dims = call["input"] if call["input"] is not None else call["self"], _dimensions(call)
+    x, dims = call["input"] if call["input"] is not None else call["self"], _axes(call)
     matrices = []
     for k, n in enumerate(x.shape[-dims:]):
         target = [min(side, 2) for side in x.shape[-dims:]]
@@ -91,10 +144,6 @@ def interpolation(call: Call) -> Bounds:
     return _separable(call, matrices)
 
 
-def _dimensions(call: Call) -> int:
-    return int(call.node.op.removesuffix("_aa")[-2])
-
-
 def _interpolate(call: Call, units: Tensor, target: list[int], dim: int) -> Tensor:
     """The operation on unit vectors along one side, with the scale the call uses for that side."""
     packet = getattr(torch.ops.aten, call.node.op.removeprefix("aten."))
@@ -103,7 +152,7 @@ def _interpolate(call: Call, units: Tensor, target: list[int], dim: int) -> Tens
     if not scales:
         names = {"d": 0, "h": 1, "w": 2}
         keys = [key for key in ("scales", "scales_d", "scales_h", "scales_w") if call[key] is not None]
-        offset = 3 - _dimensions(call)
+        offset = 3 - _axes(call)
         given = next((call[key] for key in keys if key == "scales" or names[key[-1]] - offset == dim), None)
     factors = [1.0 if given is not None else None] * len(target)
     factors[dim] = given
@@ -126,6 +175,5 @@ def _separable(call: Call, matrices: list[Tensor], factor: float = 1.0) -> Bound
         norm = norm * Magnitude.of(spectral_norm(matrix)) * slack
         peak = peak * Magnitude.of(float(matrix.abs().sum(dim=1).max())) * slack
     reduction = math.prod(int((matrix != 0).sum(dim=1).max()) for matrix in matrices)
-    rowwise = len(call.shape) > len(matrices) + 1
     (slot,) = call.slots
-    return affine(call, {slot: norm}, rowwise=rowwise, peak=peak * x.peak, reduction=reduction)
+    return affine(call, {slot: norm}, peak=peak * x.peak, reduction=reduction)

@@ -8,7 +8,9 @@ costate its second derivative is the bilinear form :math:`\langle\lambda, \beta(
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,14 +21,32 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import spectral_norm
 from surefoot.norms.matrix import affordable_norm
 from surefoot.operations.arithmetic import centre_meeting_norm, meeting_norm
-from surefoot.operations.common import ONE, ZERO, broadcast_copies, root
-from surefoot.operations.registry import Along, Bounds, Call, register_rule
+from surefoot.operations.bilinear import along_segment
+from surefoot.operations.call import Along, Bounds, Call, Use
+from surefoot.operations.common import ONE, ZERO, root
+from surefoot.operations.dimensions import broadcast_copies
+from surefoot.operations.gram import linear_rows, scale_rows
+from surefoot.operations.record import Form, GramRows, operation
+from surefoot.operations.rows import aligned, batch, rows_of
+from surefoot.operations.sparsity import Sparsity, linear_terms, product, tensors
 
 _AFFORDABLE = 2e9  # multiplications for the norm of a costate
 _LARGEST_UNFOLDED = 2**20  # entries of a trilinear form whose unfoldings are looked at
 
 
-@register_rule("aten.linear", "aten.addmm")
+def _linear_cost(use: Use) -> Sparsity:
+    r""":math:`s_\beta = m \tilde\delta \delta`, outputs times inputs of one output."""
+    return product(use, use.numel * use.shapes["weight"][-1], "input", "weight", "bias")
+
+
+def _addmm_cost(use: Use) -> Sparsity:
+    return product(use, use.numel * use.shapes["mat1"][-1], "mat1", "mat2", "self")
+
+
+@operation("aten.linear", form=Form.PRODUCT, factors=("input", "weight"), rows=batch("input"), cost=_linear_cost,
+           gram=GramRows(("weight", "bias"), linear_rows, lambda use: len(use.shape) > 1),
+           taylor=partial(along_segment, data="input", weights="weight", shift="bias"))  # fmt: skip
+@operation("aten.addmm", form=Form.PRODUCT, factors=("mat1", "mat2"), rows=batch("mat1"), cost=_addmm_cost)
 def fully_connected(call: Call) -> Bounds:
     r""":math:`Z = XW^\top + 1b^\top` with N rows of X: L = 1, Jacobians :math:`\|W\|_2`, :math:`\|X\|_2` and √N.
 
@@ -43,15 +63,13 @@ def fully_connected(call: Call) -> Bounds:
         alpha = beta = ONE
     centre = x.centre_matrix_norm() if x.numel else ZERO
     matrix = w.matrix_norm() if w.numel and not x.is_constant else w.bound  # a fixed x is not moved through it
-    partial = Partial(
+    constants = Partial(
         norm_w=alpha * matrix,
         norm_x=alpha * minimum(x.bound, centre + x.spread),
         centre_x=alpha * centre,
         constant=alpha,
     )
-    bounds = biaffine(
-        call, slots, x, w, added(call, bias, beta), partial, inner=x.shape[-1], rowwise=len(x.shape) > 1
-    )
+    bounds = biaffine(call, slots, x, w, added(call, bias, beta), constants, inner=x.shape[-1])
     pair = slots[:2]
     return replace(
         bounds,
@@ -109,7 +127,6 @@ def biaffine(
     partial: Partial,
     *,
     inner: int,
-    rowwise: bool,
 ) -> Bounds:
     r"""A bilinear map of x and w plus a bias that is copied: the bounds all of them share.
 
@@ -124,14 +141,13 @@ def biaffine(
         bias: the bias, if any.
         partial: the constants of the bilinear map.
         inner: how many products are added up for one entry.
-        rowwise: whether row i of the result is made of row i of x.
     """
     slot_x, slot_w, slot_bias = slots
     jacobian = {slot_x: partial.norm_w, slot_w: partial.norm_x}
     bound = minimum(partial.norm_w * x.bound, partial.norm_x * w.bound, partial.constant * x.bound * w.bound)
     spread = partial.norm_w * x.spread + partial.centre_x * w.spread
     rows = None
-    if rowwise and isinstance(x.value, torch.Tensor) and x.shape[0] == call.shape[0] and x.numel:
+    if slot_x in rows_of(call) and isinstance(x.value, torch.Tensor) and x.numel:
         rows = x.row_spread(call.shape[0]) * partial.norm_w
         rows = rows + minimum(row_norms(x.value) * partial.constant, partial.centre_x) * w.spread
     if bias is not None:
@@ -145,11 +161,20 @@ def biaffine(
         spread=spread,
         rows=rows,
         reduction=inner,
-        row_slots=(slot_x,) if rowwise and x.shape[:1] == call.shape[:1] else (),
     )
 
 
-@register_rule("surefoot.scale_shift")
+def _scale_cost(use: Use) -> Sparsity:
+    """One multiplication per output, and the shift is a bias."""
+    if use["weight"] is None:
+        return Sparsity(terms=linear_terms(use, use.numel, "x", "bias"))
+    return product(use, use.numel, "x", "weight", "bias", counted=False)
+
+
+@operation("surefoot.scale_shift", form=Form.PRODUCT, factors=("x", "weight"), cost=_scale_cost,
+           rows=lambda use: ("x",) if use["dim"] > 0 else (),
+           gram=GramRows(("weight", "bias"), scale_rows, lambda use: use["dim"] > 0),
+           taylor=partial(along_segment, data="x", weights="weight", shift="bias"))  # fmt: skip
 def scale_shift(call: Call) -> Bounds:
     r""":math:`z = w \circ x + b` with w and b copied along x: a product entry by entry plus copies.
 
@@ -193,7 +218,6 @@ def scale_shift(call: Call) -> Bounds:
         spread=spread,
         rows=rows,
         curvature_along=along,
-        row_slots=("x",) if dim > 0 else (),
     )
 
 
@@ -202,7 +226,14 @@ def _largest_entry(w: Enclosure) -> Magnitude:
     return meeting_norm(w, w.shape, w.shape)
 
 
-@register_rule("aten.bilinear")
+def _form_cost(use: Use) -> Sparsity:
+    """Outputs times the entries of one of its matrices."""
+    count, terms = use.numel * math.prod(use.shapes["weight"][1:]), linear_terms(use, use.numel, "bias")
+    return Sparsity(product=count, factors=tensors(use, "input1", "input2", "weight"), terms=terms)
+
+
+@operation("aten.bilinear", form=Form.PRODUCT, factors=("input1", "input2", "weight"), cost=_form_cost,
+           rows=lambda use: [s for s in aligned(use) if s.startswith("input") and len(use.shape) > 1])  # fmt: skip
 def bilinear(call: Call) -> Bounds:
     r""":math:`z_{nk} = x_n^\top W_k y_n + b_k`: a form of three tensors.
 

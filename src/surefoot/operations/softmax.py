@@ -36,15 +36,30 @@ from torch import Tensor
 
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.common import ONE, ZERO, normalized_dim, normalized_dims, root
-from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.call import Bounds, Call, Slot, Use
+from surefoot.operations.common import ONE, ZERO, root
+from surefoot.operations.dimensions import normalized_dim, normalized_dims
+from surefoot.operations.record import declare, operation
+from surefoot.operations.rows import aligned, unless_along
+from surefoot.operations.sparsity import Sparsity, every_entry, grouped
 
 STEEPEST = Magnitude.of(math.sqrt(2) / (3 * math.sqrt(3))) * (1 + 1e-15)  # the curvature of a soft-max
 _HALF = Magnitude.of(0.5)
 _SLACK = 1e-12  # for probabilities computed in double precision
 
 
-@register_rule("aten.softmax", "aten._softmax", "surefoot.masked_softmax")
+def _cost(use: Use) -> Sparsity:
+    """On lines of k entries, k² derivatives a line."""
+    length = use.shape[use["dim"] if use["dim"] is not None else -1] if use.shape else 1
+    return grouped(use.numel, length, evaluation=2, application=2)
+
+
+def _masked_rows(use: Use) -> list[Slot]:
+    return aligned(use) if len(use.shape) > 1 else []
+
+
+@operation("aten.softmax", "aten._softmax", rows=unless_along(), cost=_cost, errata=(13,))
+@operation("surefoot.masked_softmax", rows=_masked_rows, cost=_cost, errata=(13,))
 def softmax(call: Call) -> Bounds:
     """Slope ‖C‖ and curvature at most √2‖C‖; each fibre has norm at most 1, and no two are farther apart than √2.
 
@@ -71,7 +86,6 @@ def softmax(call: Call) -> Bounds:
         rows=rows,
         reduction=classes,
         curvature_along=None if top is None else lambda costate: {(slot, slot): _fibres_along(costate, dim, top)},
-        row_slots=(slot,) if dim != 0 else (),
     )
 
 
@@ -94,7 +108,10 @@ def _no_mask(call: Call) -> dict[str, Magnitude]:
     return {"mask": ZERO}
 
 
-@register_rule("aten.log_softmax", "aten._log_softmax")
+declare("aten.softmin", rows=unless_along(), cost=_cost)
+
+
+@operation("aten.log_softmax", "aten._log_softmax", rows=unless_along(), cost=_cost, errata=(13,))
 def log_softmax(call: Call) -> Bounds:
     """Slope √(k max p), curvature √k ‖C‖; at zero every entry is -log k."""
     x, dim = call["self"], normalized_dim(call["dim"], len(call.shape))
@@ -106,12 +123,12 @@ def log_softmax(call: Call) -> Bounds:
         jacobian={"self": root(classes) * _largest(top).sqrt()},
         curvature={("self", "self"): root(classes) * _covariance(top)},
         offset=Magnitude.of(math.log(classes)) * root(call.numel),
-        rowwise=dim != 0,
         reduction=classes,
     )
 
 
-@register_rule("aten.logsumexp")
+@operation("aten.logsumexp", rows=unless_along(), errata=(13,),
+           cost=lambda use: every_entry(math.prod(use.shapes["self"])))  # fmt: skip
 def log_sum_exp(call: Call) -> Bounds:
     """Slope √(max p), curvature ‖C‖; at zero every entry is log k."""
     x = call["self"]
@@ -125,7 +142,6 @@ def log_sum_exp(call: Call) -> Bounds:
         jacobian={"self": _largest(top).sqrt()},
         curvature={("self", "self"): _covariance(top) if classes > 1 else ZERO},
         offset=Magnitude.of(math.log(max(1, classes))) * root(call.numel),
-        rowwise=0 not in dims and bool(x.shape),
         reduction=classes,
     )
 

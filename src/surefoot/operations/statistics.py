@@ -21,8 +21,12 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.arithmetic import meeting_norm
-from surefoot.operations.common import ONE, ZERO, normalized_dims, root
-from surefoot.operations.registry import Bounds, Call, register_rule
+from surefoot.operations.call import Bounds, Call, Use
+from surefoot.operations.common import ONE, ZERO, root
+from surefoot.operations.dimensions import normalized_dims
+from surefoot.operations.record import declare, operation
+from surefoot.operations.rows import unless_along
+from surefoot.operations.sparsity import Sparsity, every_entry
 
 _BEND = 2.0 / math.sqrt(3.0) * (1 + 1e-15)
 
@@ -56,7 +60,15 @@ def _inverse(smallest: np.ndarray, power: int = 1) -> Magnitude:
     return Magnitude.infinity() if not least > 0 else (ONE / least) ** power
 
 
-@register_rule("aten.var", "aten.std")
+def _whole(use: Use) -> Sparsity:
+    """Each input entry acts on one output."""
+    return every_entry(math.prod(use.shapes["self"]))
+
+
+declare("aten.norm", "aten.linalg_norm", "aten.prod", rows=unless_along(), cost=_whole)
+
+
+@operation("aten.var", "aten.std", rows=unless_along(), cost=_whole)
 def spread_of_group(call: Call) -> Bounds:
     r"""Variance :math:`\|Px\|^2/(M - c)` and deviation :math:`\|Px\|/\sqrt{M - c}`; P subtracts the mean.
 
@@ -72,24 +84,16 @@ def spread_of_group(call: Call) -> Bounds:
     if not freedom > 0:
         raise call.refuse(f"the variance of {count} numbers divides by {freedom:g}; use correction=0")
     largest, smallest = _by_group(x, dims, centred=True)
-    rowwise = 0 not in dims and bool(x.shape)
     if call.node.op == "aten.var":
         slope, curvature = largest * 2.0 / freedom, ONE * 2.0 / freedom
         peak = largest**2 / freedom
         bound = minimum(largest * x.bound / freedom, peak * root(call.numel))
-        return Bounds(
-            {"self": slope},
-            {("self", "self"): curvature},
-            bound=bound,
-            peak=peak,
-            rowwise=rowwise,
-            reduction=count,
-        )
+        return Bounds({"self": slope}, {("self", "self"): curvature}, bound=bound, peak=peak, reduction=count)
     scale = (ONE / freedom).sqrt()
-    return _length(call, x, scale, _inverse(smallest), largest, rowwise, count)
+    return _length(call, x, scale, _inverse(smallest), largest, count)
 
 
-@register_rule("aten.linalg_vector_norm")
+@operation("aten.linalg_vector_norm", rows=unless_along(), cost=_whole)
 def vector_norm(call: Call) -> Bounds:
     """The length of groups of numbers; other norms than the Euclidean one have kinks wherever an entry is zero,
     and are refused.
@@ -100,11 +104,11 @@ def vector_norm(call: Call) -> Bounds:
     dims = normalized_dims(call["dim"], len(x.shape))
     largest, smallest = _by_group(x, dims)
     count = math.prod(x.shape[k] for k in dims)
-    return _length(call, x, ONE, _inverse(smallest), largest, 0 not in dims and bool(x.shape), count)
+    return _length(call, x, ONE, _inverse(smallest), largest, count)
 
 
 def _length(
-    call: Call, x: Enclosure, scale: Magnitude, inverse: Magnitude, largest: Magnitude, rowwise: bool, count: int
+    call: Call, x: Enclosure, scale: Magnitude, inverse: Magnitude, largest: Magnitude, count: int
 ) -> Bounds:
     curvature = scale * inverse if count > 1 or not inverse.is_finite else ZERO
     return Bounds(
@@ -112,13 +116,12 @@ def _length(
         curvature={("self", "self"): curvature},
         bound=scale * x.bound,
         peak=scale * largest,
-        rowwise=rowwise,
         reduction=max(1, count),
         reason="" if curvature.is_finite else "a length has a kink at zero: keep it away from zero",
     )
 
 
-@register_rule("surefoot.unit")
+@operation("surefoot.unit", rows=unless_along("x"))
 def unit(call: Call) -> Bounds:
     r""":math:`x/\max(\|x\|, \epsilon)` for each group: a direction outside of the ball of radius :math:`\epsilon`,
     linear inside, with a kink between the two.
@@ -138,13 +141,12 @@ def unit(call: Call) -> Bounds:
         offset=ZERO,
         bound=root(groups),
         peak=ONE,
-        rowwise=0 not in dims and bool(x.shape),
         reduction=max(1, math.prod(x.shape[k] for k in dims)),
         reason="" if outside else "dividing by a length that may be as small as eps: keep it away from zero",
     )
 
 
-@register_rule("aten._weight_norm")
+@operation("aten._weight_norm")
 def weight_norm(call: Call) -> Bounds:
     r""":math:`z = g\,v/\|v\|` for each slice of v along ``dim``, with its own length g.
 

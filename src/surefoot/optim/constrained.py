@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from surefoot.calculus.certify import certify
 from surefoot.certificate import Certificate
 from surefoot.domains import Ball, Domain, ProductBall
-from surefoot.graph import Graph, capture
+from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError, require_smooth
 from surefoot.objectives import Objective
+from surefoot.operations.captured import capture
 from surefoot.optim.base import GuaranteedOptimizer
 from surefoot.optim.projection import Balls
 from surefoot.optim.record import StepRecord
+from surefoot.torch_private import writes_of
 
 
 class ConstrainedOptimizer(GuaranteedOptimizer):
@@ -123,7 +125,7 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
         """Changes whenever what certificates rest on does: the graph, what varies in it, the values held fixed."""
         fixed = [value for value in self.model.parameters() if not value.requires_grad]
         held = (*fixed, *self.model.buffers())
-        return graph, tuple(self.trainable), tuple((id(value), value._version) for value in held)
+        return graph, tuple(self.trainable), tuple((id(value), writes_of(value)) for value in held)
 
     def _place(self, centre: dict[str, Tensor]) -> None:
         self.domain = replace(self.domain, center=centre)

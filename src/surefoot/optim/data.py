@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.graph.checks import as_inputs
+from surefoot.torch_private import writes_of
 
 
 class Fingerprint:
@@ -35,7 +36,7 @@ class Fingerprint:
         if any(tensor.is_inference() for tensor in tensors):  # these do not count their changes
             self._seen = ()
             return _digest(tensors)
-        versions = tuple(tensor._version for tensor in tensors)
+        versions = tuple(writes_of(tensor) for tensor in tensors)
         same = len(tensors) == len(self._seen) and all(a is b for a, b in zip(tensors, self._seen, strict=True))
         if not same or versions != self._versions:
             self._name = _digest(tensors)

@@ -9,12 +9,12 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from surefoot.blockwise import block_inverse_smoothness
-from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.certify import Along
 from surefoot.calculus.segment.majorant import Majorant
 from surefoot.domains import Ball
 from surefoot.guarantees import GuaranteeError
 from surefoot.objectives import Objective
+from surefoot.operations.moving import Norms
 from surefoot.optim.base import Closure, GuaranteedOptimizer, norm_of
 from surefoot.optim.constrained import flat_product
 from surefoot.optim.moving_ball import MovingBall

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from surefoot.certificate import Certificate
-from surefoot.graph import Graph, capture
+from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError, gap_of, iterations
 from surefoot.magnitude import Magnitude
+from surefoot.operations.captured import capture
 from surefoot.optim.base import Closure, norm_of
 from surefoot.optim.constrained import ConstrainedOptimizer, flat_product
 from surefoot.optim.record import StepRecord

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from surefoot.certificate import Certificate
 from surefoot.domains import Domain
-from surefoot.graph import Graph, capture
+from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError, gap_of, iterations, require_smooth
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.objectives import Objective
+from surefoot.operations.captured import capture
 from surefoot.optim.base import Closure, norm_of
 from surefoot.optim.constrained import ConstrainedOptimizer
 from surefoot.optim.record import StepRecord

@@ -1,7 +1,7 @@
 r"""The Gram matrix :math:`R^\top JM^{-1}J^\top R` of a problem, assembled layer by layer.
 
 The layers' results are reached by pull-backs of whole batches, one per column of the blocks of R, where samples
-are apart: by the operations (:func:`surefoot.oracles.rows.separate`) or, at this point, by slopes that are
+are apart: by the operations (:func:`surefoot.operations.rows.separate`) or, at this point, by slopes that are
 random in some samples and zero in the others. Two samples differ in a binary digit of their number, so for each
 digit two such slopes find every dependence of one sample's output on another one's intermediate result, but for
 a cancellation of random numbers. What is left - parameters used more than once, operations without a formula,
@@ -22,10 +22,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.graph import Graph, Leaf, Node
 from surefoot.graph.nodes import Ref
+from surefoot.operations.rows import separate
 from surefoot.oracles.factor import Factor
 from surefoot.oracles.gram_layers import Outer, Outers, pieces, slots_of
 from surefoot.oracles.problem import Problem
-from surefoot.oracles.rows import separate
 
 _MOST_ROWS = 1 << 27  # numbers of rows that are held at a time
 _MOST_DUAL = 1 << 14  # size of a Gram matrix
@@ -107,7 +107,7 @@ def _taps(graph: Graph, samples: int) -> list[_Tap]:
     }
     taps = []
     for node in graph.nodes:
-        slots = slots_of(node) if node.specs[0].shape[:1] == (samples,) else frozenset()
+        slots = slots_of(graph, node) if node.specs[0].shape[:1] == (samples,) else frozenset()
         arguments = node.arguments if slots else {}
         refs = {slot: arguments[slot] for slot in slots if isinstance(arguments[slot], Ref)}
         counts = [value.name for value in arguments.values() if isinstance(value, Ref)]

@@ -21,7 +21,7 @@ from surefoot.chain import Computation
 from surefoot.graph import Graph, Node, Role, Spec
 from surefoot.graph.nodes import Ref
 from surefoot.operations.forms import Degree, Form, degree_of, form_of
-from surefoot.oracles.rows import separate
+from surefoot.operations.rows import separate
 
 
 @dataclass(frozen=True)

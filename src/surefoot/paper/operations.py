@@ -30,7 +30,7 @@ from surefoot.errors import UnsupportedOperation, describe
 from surefoot.graph.structure import Graph, Node, Ref, Spec
 from surefoot.magnitude import Magnitude
 from surefoot.norms import patch_overlap
-from surefoot.operations.common import spatial
+from surefoot.operations.dimensions import spatial
 from surefoot.paper.constants import Biaffine, Smooth
 from surefoot.paper.layers import (
     CONVOLUTION_BIAS,

@@ -16,8 +16,8 @@ from surefoot.calculus.adjoint.tangents import Tangents
 from surefoot.calculus.certify import enclose_leaves
 from surefoot.calculus.forward import Pass, forward
 from surefoot.calculus.prepare import prepared
-from surefoot.graph import capture
 from surefoot.objectives import attach
+from surefoot.operations.captured import capture
 
 
 class Residual(nn.Module):

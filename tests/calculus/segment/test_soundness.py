@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import surefoot as sf
 from attack.networks import network
 from judges.function import in_double
-from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.certify import Along
 from surefoot.calculus.segment.majorant import majorant
 from surefoot.errors import SurefootError
+from surefoot.operations.moving import Norms
 
 
 def direction_for(model: nn.Module, seed: int) -> dict[str, Tensor]:

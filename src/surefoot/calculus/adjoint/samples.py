@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.calculus.forward import Pass, Step, run_in_double
+from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Enclosure
+from surefoot.graph.evaluate import run_in_double
 from surefoot.graph.structure import Spec
 
 # Some hundreds of gradients for networks of this size, and less for smaller ones; beyond it norms have to do.

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.calculus.forward import Step, run_in_double
+from surefoot.calculus.forward import Step
+from surefoot.graph.evaluate import run_in_double
 
 Value = Tensor | tuple[Tensor, ...]
 

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.calculus.certify import captured, present_value
-from surefoot.calculus.forward import run_in_double
 from surefoot.calculus.prepare import prepared
-from surefoot.calculus.segment.bilinear import Norms
 from surefoot.calculus.segment.majorant import Majorant, largest, majorant
 from surefoot.calculus.segment.walk import expand, leaf_models
 from surefoot.certificate import Certificate
 from surefoot.domains import DomainError, Segment
 from surefoot.graph import Graph
+from surefoot.graph.evaluate import run_in_double
 from surefoot.magnitude import Magnitude
+from surefoot.operations.moving import Norms
 from surefoot.taylor.model import TaylorModel
 
 _TRIALS = 40  # reductions of a segment before giving up

@@ -23,11 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surefoot.calculus.forward import run_in_double
 from surefoot.enclosure import Enclosure, measure
+from surefoot.graph.evaluate import run_in_double
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.registry import Bounds, Call, rule_for
+from surefoot.operations.call import Bounds, Call
+from surefoot.operations.record import rule_for
+from surefoot.operations.rows import rows_of
 from surefoot.taylor.model import UNIT, TaylorModel, rounded_up
 
 
@@ -44,7 +46,7 @@ def by_rule(graph: Graph, node: Node, models: dict[str, TaylorModel], order: int
     moving = {slot: models[call.names[slot]] for slot in call.varying}
     curved = any(not c.is_zero for (a, b), c in bounds.curvature.items() if a in moving and b in moving)
     order = min(order, 2) if curved else order
-    rowwise = _keeps_rows(bounds, call, moving)
+    rowwise = _keeps_rows(call, moving)
     moving = {slot: (m if rowwise else m.merged()).truncated(order) for slot, m in moving.items()}
     pieces = {name: models[name].truncated(order) for name in models}
     coefficients = _coefficients(node, pieces, order)
@@ -76,11 +78,10 @@ def _tail(bounds: Bounds, moving: dict[str, TaylorModel], coefficients: tuple[Te
     return rounded_up(own + tail)
 
 
-def _keeps_rows(bounds: Bounds, call: Call, moving: dict[str, TaylorModel]) -> bool:
-    """Whether the result has the rows of its arguments."""
-    rowed = [model for model in moving.values() if model.rowwise]
-    same = all(call.shape[:1] == tuple(model.value.shape[:1]) for model in rowed)
-    return bool(bounds.rowwise and rowed and call.shape and same)
+def _keeps_rows(call: Call, moving: dict[str, TaylorModel]) -> bool:
+    """Whether the result has the rows of those of its arguments that have any."""
+    rowed = {slot for slot, model in moving.items() if model.rowwise}
+    return bool(rowed and call.shape and rowed <= rows_of(call))
 
 
 def _coefficients(node: Node, models: dict[str, TaylorModel], order: int) -> tuple[Tensor | None, ...]:

@@ -18,7 +18,7 @@ y_0\|)`, soft-max having Lipschitz constant 1/2. With masses (:mod:`surefoot.obj
 :math:`m_i` times such a loss, with :math:`y_i = M_i/m_i`.
 
 **Sums over the entries** (:mod:`surefoot.objectives.separable`). An entry :math:`\mu\varphi(\omega) - bx` is
-expanded like any scalar function (:mod:`surefoot.calculus.segment.scalar`), with suprema over what ω reaches. If
+expanded like any scalar function (:mod:`surefoot.operations.scalar_taylor`), with suprema over what ω reaches. If
 :math:`\varphi''` jumps, two coefficients are known: :math:`\varphi'` is Lipschitz, and the remainder of Taylor's
 formula needs no more. The rests of the outputs are multiplied by the norm of the largest gradient of the row.
 """

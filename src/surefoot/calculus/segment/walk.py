@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import surefoot.operations.families  # noqa: F401  registers the rules
-from surefoot.calculus.forward import value_of
-from surefoot.calculus.segment import bilinear, losses
-from surefoot.calculus.segment.bilinear import Norms
+from surefoot.calculus.segment import losses
 from surefoot.calculus.segment.fallback import by_rule
-from surefoot.calculus.segment.scalar import scalar
+from surefoot.graph.evaluate import value_of
 from surefoot.graph.structure import Graph, Node, Ref, Source
 from surefoot.operations.losses import SEPARABLE
+from surefoot.operations.moving import Moving, Norms
+from surefoot.operations.record import record_of
 from surefoot.taylor.model import TaylorModel
 
 _LOSSES: dict[str, Callable[..., TaylorModel]] = {
@@ -68,22 +68,13 @@ def _apply(
         return TaylorModel((value,), length, rowwise=rows)
     known = min([order, *(model.order for model in arguments.values() if model.tail is not None)])
     slots = {slot: arguments[ref.name] for slot, ref in node.arguments.items() if isinstance(ref, Ref)}
-    if node.op == "surefoot.scalar":
-        (x,) = arguments.values()
-        return scalar(node.arguments["function"], _extended(x, known))
-    if node.op in bilinear.SLOTS and {*bilinear.SLOTS[node.op][:2]} <= slots.keys():
-        return bilinear.bilinear(node, slots, norms, known)
+    taylor = record_of(node).taylor
+    model = None if taylor is None else taylor(Moving(node, slots, known, norms))
+    if model is not None:
+        return model
     if node.op in _LOSSES and slots["outputs"].rowwise and slots["targets"].is_constant:
         return _LOSSES[node.op](slots["outputs"], slots["targets"].value, known, **node.kwargs)
     return by_rule(graph, node, arguments, known)
-
-
-def _extended(model: TaylorModel, order: int) -> TaylorModel:
-    """The same to that order: an exact polynomial has zeros behind its last coefficient."""
-    if model.order >= order:
-        return model.truncated(order)
-    missing = (None,) * (order - model.order)
-    return TaylorModel((*model.coefficients, *missing), model.length, model.tail, model.rowwise)
 
 
 def _has_rows(value: object, arguments: Mapping[str, TaylorModel]) -> bool:

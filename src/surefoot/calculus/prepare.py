@@ -1,0 +1,176 @@
+r"""Rewriting a graph before the calculus reads it: the same function, in operations with sharp constants.
+
+* Changes of the floating-point type are the identity in real arithmetic.
+* What has an expansion (:func:`surefoot.operations.record.expansion`) is written in other operations: recurrent
+  layers are unrolled, attention is products and a soft-max, normalisations written out by hand are recognised.
+* Chains of scalar operations on one tensor become one scalar function. Bounded operation by operation
+  :math:`x\,\sigma(x)` would look like a product of two unrelated tensors; as one function its constants are exact.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import surefoot.operations.families  # noqa: F401  registers the operations
+from surefoot.graph.evaluate import fold_in_double
+from surefoot.graph.structure import Graph, Node, Ref, Role, Spec
+from surefoot.operations.record import record_of
+from surefoot.scalar import ScalarFunction
+
+
+def prepared(graph: Graph) -> Graph:
+    """The graph the calculus runs on; computed once per graph."""
+    cached: Any = graph.__dict__.get("_prepared")
+    if cached is None:
+        cached = fused(expanded(without_casts(graph)))
+        cached = replace(cached, nodes=_needed(cached.nodes, cached.outputs))
+        graph.__dict__["_prepared"] = cached
+    return cached
+
+
+def _needed(nodes: Sequence[Node], outputs: tuple[str, ...]) -> tuple[Node, ...]:
+    """The nodes an output depends on."""
+    wanted = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if node.name in wanted:
+            kept.append(node)
+            wanted.update(node.inputs)
+    return tuple(reversed(kept))
+
+
+def without_casts(graph: Graph) -> Graph:
+    """Readers of a cast, a copy or an idle dropout read its argument instead."""
+    source: dict[str, str] = {}
+    nodes = []
+    for node in graph.nodes:
+        moved = node
+        if any(name in source for name in node.inputs):
+            moved = node.renamed(source)
+        nodes.append(moved)
+        if record_of(node).identity and _same_kind(graph.spec(node.inputs[0]), node.spec):
+            source[node.name] = moved.inputs[0]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _same_kind(before: Spec | tuple[Spec, ...], after: Spec | tuple[Spec, ...]) -> bool:
+    if not isinstance(before, Spec) or not isinstance(after, Spec):
+        return False
+    return before.dtype.is_floating_point and after.dtype.is_floating_point and before.shape == after.shape
+
+
+def expanded(graph: Graph) -> Graph:
+    """Every operation replaced by its first expansion that applies."""
+    nodes: list[Node] = []
+    results: dict[str, tuple[Ref, ...]] = {}
+    for node in graph.nodes:
+        if node.target is operator.getitem and node.args[0].name in results:
+            args = (results[node.args[0].name][node.args[1]],)
+            nodes.append(replace(node, op="aten.alias", target=torch.ops.aten.alias.default, args=args, kwargs={}))
+            continue
+        attempts = (expand(graph, node) for expand in record_of(node).expansions)
+        expansion = next((attempt for attempt in attempts if attempt is not None), None)
+        nodes += (node,) if expansion is None else expansion.nodes
+        if expansion is not None and expansion.results:
+            results[node.name] = expansion.results
+    return replace(graph, nodes=tuple(nodes))
+
+
+@dataclass(frozen=True)
+class _Expression:
+    """A tensor as a scalar function of the entries of another."""
+
+    root: str
+    function: ScalarFunction
+
+
+def scalar(x: Tensor, function: ScalarFunction) -> Tensor:
+    """A scalar function on every entry."""
+    return function(x)
+
+
+def fused(graph: Graph) -> Graph:
+    """Every node that is a scalar function of one tensor, and not affine, becomes one node."""
+    known: dict[str, _Expression] = {}
+    exact = cache(partial(fold_in_double, graph, graph.held))  # computed when first asked for
+    nodes = []
+    for node in graph.nodes:
+        expression = _expression(graph, node, known, exact)
+        if expression is None:
+            nodes.append(node)
+            continue
+        known[node.name] = expression
+        if expression.function.affine[-1] is not None:
+            nodes.append(node)
+        else:
+            args = (Ref(expression.root), expression.function)
+            nodes.append(replace(node, op="surefoot.scalar", target=scalar, args=args, kwargs={}))
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _expression(
+    graph: Graph, node: Node, known: dict[str, _Expression], exact: Callable[[], Mapping[str, Any]]
+) -> _Expression | None:
+    build = record_of(node).scalar
+    if build is None or not isinstance(node.spec, Spec) or not node.spec.dtype.is_floating_point:
+        return None
+    operands: dict[str, Any] = {}
+    roots: set[str] = set()
+    for key, argument in node.arguments.items():
+        if isinstance(argument, Ref):
+            number = _number(graph, argument, exact)
+            if number is not None:
+                operands[key] = number
+                continue
+            if not _same_shape(graph, argument, node):
+                return None
+            found = known.get(argument.name, _Expression(argument.name, ScalarFunction.variable()))
+            roots.add(found.root)
+            operands[key] = found.function
+        else:
+            operands[key] = argument
+    if len(roots) != 1:
+        return None
+    infinite = {key for key, value in operands.items() if isinstance(value, float) and not math.isfinite(value)}
+    if infinite - {"min", "max"}:  # an infinite limit limits nothing
+        return None
+    function = build(operands)
+    return None if function is None else _Expression(roots.pop(), function)
+
+
+def _same_shape(graph: Graph, argument: Ref, node: Node) -> bool:
+    """Whether a tensor of real numbers meets the result entry by entry; whole numbers are not functions of x."""
+    spec = graph.spec(argument.name)
+    if not isinstance(spec, Spec) or not isinstance(node.spec, Spec) or not spec.dtype.is_floating_point:
+        return False
+    return spec.shape == node.spec.shape
+
+
+def _number(graph: Graph, argument: Ref, exact: Callable[[], Mapping[str, Any]]) -> float | None:
+    """A constant tensor with one entry, as a number.
+
+    A number that was computed from others counts if its value does not depend on the precision: otherwise it is a
+    rounded one, and not the number that the model defines.
+    """
+    if argument.name in graph.held:
+        return _finite(graph.held[argument.name])
+    spec = graph.spec(argument.name)
+    if graph.roles[argument.name] != Role.CONSTANT or not isinstance(spec, Spec) or spec.numel != 1:
+        return None
+    computed, precise = _finite(graph.constants[argument.name]), _finite(exact()[argument.name])
+    return computed if computed == precise else None
+
+
+def _finite(value: Any) -> float | None:
+    if not isinstance(value, Tensor) or value.numel() != 1 or value.device.type == "meta":
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None

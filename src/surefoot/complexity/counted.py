@@ -1,0 +1,97 @@
+"""What PyTorch really does: multiplications counted by its own counter, bytes held by autograd.
+
+Both are taken from one run of the automatic-differentiation oracle on tensors that have shapes but no numbers
+(``FakeTensorMode``), so that a model of any size is counted at once and without memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
+
+from surefoot.chain import Chain
+from surefoot.chain.autodiff import Autodiff
+from surefoot.torch_private import FakeTensorMode, storage_of
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Counts of one forward and one backward pass.
+
+    Attributes:
+        forward: multiplications of matrix products and convolutions in the forward pass.
+        backward: the same in the backward pass with respect to the parameters.
+        held_bytes: memory that autograd holds between the two passes: storages that are neither parameters nor
+            inputs nor buffers, each once.
+        held_input_bytes: inputs, buffers and constants that it refers to.
+        held_parameter_bytes: parameters that it refers to.
+    """
+
+    forward: int
+    backward: int
+    held_bytes: int
+    held_input_bytes: int
+    held_parameter_bytes: int
+
+
+def counted(chain: Chain) -> Counted:
+    """Count one call of the oracle ``chain.autodiff()`` and one pull-back."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    parameters = {path: _fake(mode, value) for path, value in chain.parameters.items()}
+    inputs = [_fake(mode, value) for value in chain.inputs]
+    graph = replace(chain.graph, held={name: _fake(mode, value) for name, value in chain.graph.held.items()})
+    saved: list[Tensor] = []
+
+    def keep(value: Tensor) -> Tensor:
+        saved.append(value.detach())  # not itself: a result that refers to itself would never be freed
+        return saved[-1]
+
+    with mode:
+        constants = [value for value in graph.constants.values() if isinstance(value, Tensor)]
+        with _counter() as forward, saved_tensors_hooks(keep, lambda value: value):
+            oracle = Autodiff(graph, inputs, parameters)
+        values = oracle.value if isinstance(oracle.value, tuple) else (oracle.value,)
+        with _counter() as backward:
+            if parameters:
+                oracle.pullback([torch.ones_like(value) for value in values])
+    owned, given = _storages(parameters.values()), _storages([*inputs, *constants])
+    held = _storages(saved)
+    return Counted(
+        forward=forward.get_total_flops() // 2,
+        backward=backward.get_total_flops() // 2,
+        held_bytes=sum(size for key, size in held.items() if key not in owned and key not in given),
+        held_input_bytes=sum(size for key, size in held.items() if key in given),
+        held_parameter_bytes=sum(size for key, size in held.items() if key in owned),
+    )
+
+
+def _fake(mode: FakeTensorMode, value: Any) -> Any:
+    return mode.from_tensor(value.detach(), static_shapes=True) if isinstance(value, Tensor) else value
+
+
+def _storages(values: Iterable[Tensor]) -> dict[int, int]:
+    """The distinct storages of tensors, with their sizes in bytes."""
+    return {storage_of(value): value.untyped_storage().nbytes() for value in values}
+
+
+def _counter() -> FlopCounterMode:
+    aten: Any = torch.ops.aten
+    return FlopCounterMode(display=False, custom_mapping={aten.convolution_backward: _convolution_backward})
+
+
+def _convolution_backward(
+    gradient: Any, x: Any, weight: Any, *options: Any, out_shape: Any = None, **rest: Any
+) -> int:
+    """As PyTorch counts it, except that groups are not ignored in the derivative along the weight.
+
+    Either derivative uses each coefficient of the weight once for each patch, as the convolution does.
+    """
+    transposed, mask = options[4], options[7]
+    once = int(conv_flop_count(x, weight, gradient, transposed=transposed))
+    return once * (int(mask[0]) + int(mask[1]))

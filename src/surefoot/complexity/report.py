@@ -1,0 +1,225 @@
+r"""The cost of a chain: the paper's complexities next to what PyTorch does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from surefoot.chain import Chain
+from surefoot.complexity.counted import Counted, counted
+from surefoot.complexity.layers import ComputationCost, computation_cost
+from surefoot.complexity.oracles import OracleCost, oracle_costs
+from surefoot.complexity.units import engineering, table
+
+
+@dataclass(frozen=True)
+class Passes:
+    r"""The forward-backward algorithm under one way of counting.
+
+    Attributes:
+        backward: multiplications of the backward pass.
+        forward_backward: :math:`\mathcal{T}_{FB}`, those of both passes.
+        ratio: :math:`Q = \mathcal{T}_{FB} / \mathcal{T}(f)`: how many values a derivative costs (Baur-Strassen).
+    """
+
+    backward: int
+    forward_backward: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    r"""Space and time of the oracles on a chain (paper, "Oracle arithmetic complexity").
+
+    Time is counted in multiplications, space in numbers, both for the whole batch.
+
+    Attributes:
+        computations: the cost of each computation :math:`\phi_t`.
+        outputs: dimension :math:`d_\tau` of the output.
+        counted: multiplications counted by PyTorch, and memory held by autograd.
+    """
+
+    computations: tuple[ComputationCost, ...]
+    outputs: int
+    counted: Counted
+
+    @property
+    def space(self) -> int:
+        r""":math:`\mathcal{S}_{FB} \leq \sum_t (p_t + d_{t-1}) d_t`."""
+        return sum(layer.space for layer in self.computations)
+
+    @property
+    def forward(self) -> int:
+        r""":math:`\mathcal{T}(f)`, the multiplications of the forward pass."""
+        return sum(layer.forward for layer in self.computations)
+
+    @property
+    def products(self) -> int:
+        """The part of ``forward`` that is matrix products and convolutions: what ``counted.forward`` counts."""
+        return sum(layer.products for layer in self.computations)
+
+    @property
+    def products_backward(self) -> int:
+        """The same in the backward pass with respect to the parameters: what ``counted.backward`` counts."""
+        return sum(layer.products_backward for layer in self.computations)
+
+    @property
+    def generic(self) -> Passes:
+        r"""Full matrices: :math:`\sum_t \mathcal{T}(\phi_t, \nabla\phi_t) + 2 (d_{t-1} d_t + p_t d_t)`."""
+        return self._passes(lambda layer: layer.backward_generic)
+
+    @property
+    def refined(self) -> Passes:
+        r"""By sparsity, backward :math:`\sum_t s_{a_t} + 2s_{\beta_t} + s_{\beta^u_t} + s_{\beta^x_t}`."""
+        return self._passes(lambda layer: layer.backward_refined)
+
+    @property
+    def structured(self) -> Passes:
+        """By sparsity, with normalisations, soft-max and attention differentiated in factored form.
+
+        The same as ``refined`` when all other parts act on each entry, or are poolings. Baur-Strassen's constant
+        is then at most 3 if every operation is a product of two factors or has one argument that varies: the
+        products cost :math:`s` forward and :math:`2s` backward, a scalar function one operation for its value,
+        one for its derivative and one for the product with it, and what is left costs less.
+        """
+        return self._passes(lambda layer: layer.backward_structured)
+
+    @cached_property
+    def oracles(self) -> tuple[OracleCost, ...]:
+        """The cost of each step: gradient, Gauss-Newton, Newton."""
+        return oracle_costs(self.computations, self.outputs)
+
+    def _passes(self, backward_of: Callable[[ComputationCost], int]) -> Passes:
+        backward = sum(map(backward_of, self.computations))
+        both = backward + sum(layer.forward_with_derivative for layer in self.computations)
+        if self.forward:
+            return Passes(backward, both, both / self.forward)
+        return Passes(backward, both, math.inf if both else 1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as numbers, strings, lists and dicts."""
+        return {
+            "computations": [
+                asdict(layer) | {"blocks": list(layer.blocks), "forward": layer.forward, "space": layer.space}
+                for layer in self.computations
+            ],
+            "outputs": self.outputs,
+            "space": self.space,
+            "forward": self.forward,
+            "products": self.products,
+            "products_backward": self.products_backward,
+            "generic": asdict(self.generic),
+            "refined": asdict(self.refined),
+            "structured": asdict(self.structured),
+            "oracles": [asdict(oracle) for oracle in self.oracles],
+            "counted": asdict(self.counted),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"Cost of a chain of {len(self.computations)} computations, in multiplications",
+                *table([_HEADER, *self._layer_rows(), self._total_row()], left=2),
+                "",
+                *table(self._pass_rows()),
+                "",
+                *table([("step", "oracle calls", "multiplications", "gradients"), *map(_step, self.oracles)]),
+                "",
+                *table(self._counted_rows()),
+                "",
+                *table(self._memory_rows()),
+            ]
+        )
+
+    def _layer_rows(self) -> list[tuple[str, ...]]:
+        rows = []
+        for t, layer in enumerate(self.computations, start=1):
+            affine = layer.affine_parameters + layer.affine_state
+            numbers = (layer.parameters, layer.state_after, layer.bilinear, affine, layer.nonaffine, layer.forward)
+            rows.append((f"φ_{t}", _short(layer.label), *map(engineering, numbers)))
+        return rows
+
+    def _total_row(self) -> tuple[str, ...]:
+        def total(count: Callable[[ComputationCost], int]) -> str:
+            return engineering(sum(map(count, self.computations)))
+
+        return (
+            "",
+            "all",
+            total(lambda c: c.parameters),
+            total(lambda c: c.state_after),
+            total(lambda c: c.bilinear),
+            total(lambda c: c.affine_parameters + c.affine_state),
+            total(lambda c: c.nonaffine),
+            engineering(self.forward),
+        )
+
+    def _pass_rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("forward-backward", "backward", "both passes", "Q")]
+        for name in ("generic", "refined", "structured"):
+            passes: Passes = getattr(self, name)
+            both = engineering(passes.forward_backward)
+            rows.append((name, engineering(passes.backward), both, f"{passes.ratio:.4g}"))
+        return rows
+
+    def _counted_rows(self) -> list[tuple[str, ...]]:
+        seen = self.counted
+        return [
+            ("matrix products and convolutions", "predicted", "counted by PyTorch"),
+            ("forward", f"{self.products:,}", f"{seen.forward:,}"),
+            ("backward", f"{self.products_backward:,}", f"{seen.backward:,}"),
+        ]
+
+    def _memory_rows(self) -> list[tuple[str, ...]]:
+        return [
+            ("memory", ""),
+            ("all derivatives stored, S_FB", f"{engineering(self.space)} numbers"),
+            ("held by autograd after the forward pass", engineering(self.counted.held_bytes, "B")),
+        ]
+
+
+_HEADER = ("", "computation", "p_t", "d_t", "s_β", "s_βu + s_βx", "s_a", "T(φ_t)")
+_WIDTH = 44
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _WIDTH else label[: _WIDTH - 1] + "…"
+
+
+def _step(oracle: OracleCost) -> tuple[str, ...]:
+    calls = "" if oracle.calls is None else f"{oracle.calls:,}"
+    return oracle.name, calls, engineering(oracle.multiplications), f"{oracle.relative:.4g}"
+
+
+def cost(model: nn.Module, x: Any) -> Cost:
+    r"""The cost of the oracles on a model: the paper's complexities, next to what PyTorch counts.
+
+    Nothing is computed, only shapes are read: the model and the input may be on the ``meta`` device.
+
+    Args:
+        model: any module that can be captured as a graph.
+        x: the batch.
+
+    Returns:
+        The costs, whose ``print`` is a table.
+
+    >>> import torch
+    >>> mlp = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> found = cost(mlp, torch.ones(5, 4))
+    >>> found.products == found.counted.forward == 5 * (4 * 3 + 3 * 2)
+    True
+    >>> found.refined.backward == 5 * (2 * 4 * 3 + 3 + 3) + 5 * (2 * 3 * 2 + 2)  # 2 s_β + s_βu + s_a
+    True
+    """
+    return chain_cost(Chain(model, x))
+
+
+def chain_cost(chain: Chain) -> Cost:
+    """The cost of the oracles on a chain."""
+    outputs = sum(chain.graph.numel(name) for name in chain.graph.outputs)
+    return Cost(tuple(map(computation_cost, chain)), outputs, counted(chain))

@@ -1,0 +1,108 @@
+"""Element-wise operations: each is its scalar function, and everything else follows from that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from surefoot.operations.record import Form, Scalar, declare
+from surefoot.operations.rows import aligned
+from surefoot.scalar import ScalarFunction
+
+
+def elementwise(*names: str, scalar: Callable[..., ScalarFunction | None], keys: tuple[str, ...] = ()) -> None:
+    """Register operations that are one scalar function on every entry.
+
+    Args:
+        names: the operations.
+        scalar: their scalar function, from that of the argument; options are passed by keyword.
+        keys: the arguments that are options, as the operation's signature names them.
+    """
+
+    def build(o: dict[str, Any]) -> ScalarFunction | None:
+        options = {key: o[key] for key in keys if o.get(key) is not None}
+        if any(isinstance(value, ScalarFunction) for value in options.values()):
+            return None
+        x = next(value for value in o.values() if isinstance(value, ScalarFunction))
+        return scalar(x, **options)
+
+    _declare(*names, scalar=build)
+
+
+def _declare(*names: str, scalar: Scalar | None = None) -> None:
+    declare(*names, form=Form.ELEMENTWISE, rows=aligned, scalar=scalar)
+
+
+def _named(name: str) -> Callable[..., ScalarFunction]:
+    """A function of :mod:`surefoot.scalar` by its name there."""
+    return lambda x, **options: ScalarFunction.named(name, **options).compose(x)
+
+
+def _power(o: dict[str, Any]) -> ScalarFunction | None:
+    base, exponent = o["self"], o["exponent"]
+    if isinstance(base, ScalarFunction) and isinstance(exponent, int | float):
+        return base ** float(exponent)
+    return None
+
+
+def _randomised(x: ScalarFunction, lower: float, upper: float) -> ScalarFunction:
+    """Slopes as they are evaluated, with their mean; while training they are refused before."""
+    return ScalarFunction.named("leaky_relu", negative_slope=(float(lower) + float(upper)) / 2).compose(x)
+
+
+def _extreme(name: str) -> Scalar:
+    return lambda o: ScalarFunction.apply(name, o["self"], o["other"])
+
+
+for _name in [
+    "relu",
+    "relu6",
+    "selu",
+    "silu",
+    "mish",
+    "sigmoid",
+    "log_sigmoid",
+    "tanh",
+    "hardswish",
+    "hardsigmoid",
+    "sin",
+    "cos",
+    "tan",
+    "atan",
+    "sinh",
+    "cosh",
+    "asinh",
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "square",
+    "abs",
+    "sign",
+    "erf",
+    "erfc",
+]:
+    elementwise(f"aten.{_name}", scalar=_named(_name))
+for _name, _keys in {
+    "leaky_relu": ("negative_slope",),
+    "elu": ("alpha", "scale", "input_scale"),
+    "celu": ("alpha",),
+    "gelu": ("approximate",),
+    "softplus": ("beta", "threshold"),
+    "hardtanh": ("min_val", "max_val"),
+    "threshold": ("threshold", "value"),
+    "softshrink": ("lambd",),
+    "hardshrink": ("lambd",),
+    "clamp": ("min", "max"),
+}.items():
+    elementwise(f"aten.{_name}", scalar=_named(_name), keys=_keys)
+elementwise("aten.clamp_min", "aten.clamp_max", scalar=_named("clamp"), keys=("min", "max"))
+elementwise("aten.rrelu", scalar=_randomised, keys=("lower", "upper"))
+_declare("aten.pow", scalar=_power)
+_declare("aten.maximum", scalar=_extreme("maximum"))
+_declare("aten.minimum", scalar=_extreme("minimum"))
+_declare("aten.softsign", "aten.log2", "aten.tanhshrink")
+declare("aten.neg", scalar=lambda o: ScalarFunction.named("neg").compose(o["self"]))

@@ -1,0 +1,185 @@
+r"""One operation where it stands, and what can be claimed of it.
+
+The bounds of an operation :math:`z = f(x_1, …, x_k)` are claims over all arguments within their enclosures,
+
+* ``jacobian[i]`` :math:`\ge \sup\|\partial f/\partial x_i\|_{2,2}`,
+* ``curvature[i, j]`` :math:`\ge \sup\|\partial^2 f/\partial x_i\partial x_j\|_{2,2,2}` (the Lipschitz constant of
+  the derivative where the second one does not exist),
+* ``bound`` :math:`\ge \sup\|z\|_2` and ``peak`` :math:`\ge \sup\|z\|_\infty` where it knows better than the
+  calculus,
+* ``curvature_along(λ)[i, j]`` :math:`\ge \sup\|\sum_k\lambda_k\,\partial^2 f_k/\partial x_i\partial x_j\|_{2,2}`
+  for costates :math:`\lambda` within an enclosure, where that is less than :math:`\|\lambda\|` times the
+  curvature.
+
+This is the paper's Lemma smooth_gen for any number of arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from surefoot.enclosure import Enclosure
+from surefoot.errors import UnsupportedOperation, describe
+from surefoot.graph.structure import Node, Ref
+from surefoot.magnitude import Magnitude
+from surefoot.spec import Spec
+
+Slot = str
+Pair = tuple[Slot, Slot]
+Along = Callable[[Enclosure], Mapping[Pair, Magnitude]]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    r"""What a rule claims about one operation.
+
+    Attributes:
+        jacobian: by slot; a slot is an argument's name, with ``.k`` behind it for the k-th of a list.
+        curvature: by unordered pair of slots; missing pairs are zero.
+        offset: on the norm of the result at zero arguments; with it, an operation whose arguments have no known
+            centre is bounded by :math:`\|f(0)\| + \sum_i J_i m_i` (mean-value inequality on the ball
+            :math:`\|x_i\| \le m_i`, which contains zero).
+        bound: on the norm of the result, where the rule knows better.
+        peak: on its largest entry.
+        spread: on the distance to the centre, where sharper than what follows from the Jacobians.
+        rows: the same per row.
+        orthogonal: the arguments end up in orthogonal parts of the result (concatenation).
+        reduction: how many numbers are added up for one entry of the result, for the round-off of the centre.
+        error: on what the result at the centre is off besides, for an operation that is solved and not evaluated.
+        curvature_along: the curvature contracted with a costate, by pair of slots.
+        rows_along: the same for one row of the first slot, as an array over the rows: row n of the product of the
+            contracted second derivative with a change of the second slot is at most entry n times the change of
+            that slot, or of its row n if it is among the ``row_slots``.
+        change_along: the same for how far the contracted second derivative over the enclosures of costate and
+            arguments may be from that at their centres.
+        jacobian_change: how far each row of the Jacobian in a slot may be from that at the centre, where that is
+            less than curvature times spread.
+        reason: why something is infinite, and what to do about it.
+    """
+
+    jacobian: Mapping[Slot, Magnitude]
+    curvature: Mapping[tuple[Slot, Slot], Magnitude] = field(default_factory=dict)
+    offset: Magnitude | None = None
+    bound: Magnitude | None = None
+    peak: Magnitude | None = None
+    spread: Magnitude | None = None
+    rows: Magnitude | None = None
+    orthogonal: bool = False
+    reduction: int = 1
+    error: Magnitude | None = None
+    curvature_along: Along | None = None
+    rows_along: Along | None = None
+    change_along: Along | None = None
+    jacobian_change: Callable[[], Mapping[Slot, Magnitude]] | None = None
+    reason: str = ""
+
+
+class Use:
+    """One operation where it stands: its arguments by name and the shapes of its tensors, no numbers.
+
+    Args:
+        node: the operation.
+        spec: shape and type of a tensor by its name, such as :meth:`Graph.spec`.
+    """
+
+    def __init__(self, node: Node, spec: Callable[[str], Spec | tuple[Spec, ...]]) -> None:
+        self.node = node
+        self._spec = spec
+
+    def __getitem__(self, key: str) -> Any:
+        """An argument by the name that the operation's signature gives it; ``None`` if absent."""
+        return self.node.arguments.get(key)
+
+    @cached_property
+    def names(self) -> dict[Slot, str]:
+        """The slots that hold tensors, with the names of the tensors."""
+        slots: dict[Slot, str] = {}
+        for key, argument in self.node.arguments.items():
+            if isinstance(argument, Ref):
+                slots[key] = argument.name
+            elif isinstance(argument, list | tuple):
+                slots.update({f"{key}.{k}": item.name for k, item in enumerate(argument) if isinstance(item, Ref)})
+        return slots
+
+    @cached_property
+    def shapes(self) -> dict[Slot, tuple[int, ...]]:
+        """The shapes of the tensors, by slot; of several results of one operation, that of the first."""
+        specs = {slot: self._spec(name) for slot, name in self.names.items()}
+        return {slot: (spec[0] if isinstance(spec, tuple) else spec).shape for slot, spec in specs.items()}
+
+    @property
+    def op(self) -> str:
+        """The name of the operation."""
+        return self.node.op
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the (first) result."""
+        return self.node.specs[0].shape
+
+    @property
+    def numel(self) -> int:
+        """How many numbers the result holds."""
+        return self.node.numel
+
+    @property
+    def label(self) -> str:
+        """What to call the operation."""
+        return label(self.node)
+
+    def refuse(self, why: str) -> UnsupportedOperation:
+        """The error for a use of the operation that is not covered."""
+        return UnsupportedOperation(f"'{self.node.op}' in {describe(self.node.module)}: {why}")
+
+
+class Call(Use):
+    """The same with enclosures of the tensors.
+
+    ``call["weight"]`` is an :class:`Enclosure` for a tensor, a list of them for a list of tensors, otherwise the
+    plain value (``None`` if absent).
+    """
+
+    def __init__(self, node: Node, enclosures: Mapping[str, Enclosure]) -> None:
+        super().__init__(node, lambda name: enclosures[name].spec)
+        self._enclosures = enclosures
+
+    def __getitem__(self, key: str) -> Any:
+        return self._resolve(self.node.arguments.get(key))
+
+    def _resolve(self, argument: Any) -> Any:
+        if isinstance(argument, Ref):
+            return self._enclosures[argument.name]
+        if isinstance(argument, list | tuple):
+            return [self._resolve(item) for item in argument]
+        return argument
+
+    @cached_property
+    def tensors(self) -> dict[Slot, Enclosure]:
+        """The slots that hold tensors of any type, with their enclosures: ids, masks and whole numbers too."""
+        return {slot: self._enclosures[name] for slot, name in self.names.items()}
+
+    @cached_property
+    def slots(self) -> dict[Slot, Enclosure]:
+        """The slots that hold real-valued tensors, with their enclosures."""
+        return {slot: e for slot, e in self.tensors.items() if _is_real(e)}
+
+    @cached_property
+    def varying(self) -> dict[Slot, Enclosure]:
+        """The slots whose tensors vary over the domain."""
+        return {slot: e for slot, e in self.slots.items() if not e.is_constant}
+
+
+def label(node: Node) -> str:
+    """What to call an operation: its own name, or for a fused scalar function that of what it computes."""
+    if node.op == "surefoot.scalar":
+        return node.name.rstrip("0123456789").rstrip("_")
+    return node.op.rpartition(".")[2]
+
+
+def _is_real(enclosure: Enclosure) -> bool:
+    """Whether it holds real numbers; of several results, such as a maximum and its place, one is enough."""
+    specs = enclosure.spec if isinstance(enclosure.spec, tuple) else (enclosure.spec,)
+    return any(spec.dtype.is_floating_point for spec in specs)

@@ -1,0 +1,270 @@
+r"""One record per operation, with all that any reading of a graph needs to know about it.
+
+A file of a family registers its operations with one of
+
+* :func:`operation`, on the function that states and proves the bounds; further readings are its keywords;
+* :func:`elementwise`, for one scalar function on every entry: that function is all there is to know;
+* :func:`declare`, for an operation of which no bounds are known, but other things are.
+
+An operation without a record has no bounds (it is refused by name where they are needed), is of no known form,
+mixes all rows and costs one operation per entry of its result and argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any
+
+from surefoot.errors import SurefootError, UnsupportedOperation, describe
+from surefoot.graph.structure import Graph, Node, Ref
+from surefoot.operations.call import Bounds, Call, Slot, Use
+from surefoot.operations.moving import Moving
+from surefoot.operations.sparsity import Sparsity
+from surefoot.scalar import ScalarFunction
+from surefoot.taylor.model import TaylorModel
+
+
+class Form(Enum):
+    """How an operation depends on its tensor arguments."""
+
+    LAYOUT = "moves numbers"  # reshape, permute, slice, …: linear, without arithmetic
+    LINEAR = "affine in all its arguments together"
+    PRODUCT = "a product of its factors, plus affine terms"
+    QUOTIENT = "linear in the numerator, not affine in the denominator"
+    ELEMENTWISE = "one scalar function on every entry"
+    OTHER = "none of these"
+
+
+Rule = Callable[[Call], Bounds]
+Rows = Callable[[Use], Iterable[Slot]]
+Scalar = Callable[[dict[str, Any]], "ScalarFunction | None"]
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """Operations in place of one; of several results, the names of all of them.
+
+    The last node bears the name of the one it replaces, unless that had several results.
+    """
+
+    nodes: tuple[Node, ...]
+    results: tuple[Ref, ...] = ()
+
+
+Expand = Callable[[Graph, Node], "Expansion | None"]
+
+
+@dataclass(frozen=True)
+class LossFacts:
+    """What kind of function a loss is of the outputs of a network, whatever its targets."""
+
+    convex: bool = True
+    smooth: bool = True
+    nonnegative: bool = True
+    quadratic: bool = False
+
+
+@dataclass(frozen=True)
+class GramRows:
+    """Rows of the Jacobian in the parameters of a layer, from what the layer reads and the slopes in its result.
+
+    Attributes:
+        slots: the arguments that may be parameters.
+        pieces: from arguments, slopes (samples × columns × the rest of the shape of the result) and the slots
+            asked for, the slot of a parameter and some columns of its rows, (samples · columns) × numbers, piece
+            by piece.
+        covers: whether a use of the operation is covered.
+    """
+
+    slots: tuple[Slot, ...]
+    pieces: Callable[..., Iterator[tuple[Slot, Any]]]
+    covers: Callable[[Use], bool] = lambda use: True
+
+
+@dataclass(frozen=True)
+class Operation:
+    """All that is known about one operation.
+
+    Attributes:
+        name: such as ``aten.tanh``.
+        bounds: Jacobian, curvature and size over enclosures, with the proof; ``None`` if none are known.
+        form: how it depends on its tensors; a function where that depends on its other arguments.
+        factors: the slots that multiply each other.
+        selects: slots that choose entries (ids, conditions, masks) rather than contribute numbers.
+        identity: whether it returns its first argument, perhaps in another precision or place.
+        lends: slots that only lend their shape or type.
+        fixed: slots that must not vary for the form to hold.
+        rows: the slots of which row i alone enters row i of the result, from the shapes.
+        scalar: for an element-wise operation, its scalar function from its arguments, of which one or more are
+            scalar functions themselves.
+        taylor: its result along a segment to any order; ``None`` for second order from the bounds.
+        cost: non-zero entries of its derivatives; ``None`` for what follows from the form.
+        gram: rows of the Jacobian in its parameters.
+        canonical: itself as simpler operations, for every reading.
+        expansions: ways to write it, with what it reads, in operations whose bounds are sharper; see
+            :func:`expansion`.
+        epsilon: the slot of the number that keeps a normalisation away from zero.
+        errata: numbers of the paper's errata about its constants.
+        loss: what kind of loss it is, if it is one.
+        factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.oracles.factor`.
+    """
+
+    name: str
+    bounds: Rule | None = None
+    form: Form | Callable[[Node], Form] = Form.OTHER
+    factors: tuple[Slot, ...] = ()
+    selects: tuple[Slot, ...] = ()
+    identity: bool = False
+    lends: tuple[Slot, ...] = ()
+    fixed: tuple[Slot, ...] = ()
+    rows: Rows = field(default=lambda use: ())
+    scalar: Scalar | None = None
+    taylor: Callable[[Moving], TaylorModel | None] | None = None
+    cost: Callable[[Use], Sparsity] | None = None
+    gram: GramRows | None = None
+    canonical: Callable[[Node], Iterator[Node]] | None = None
+    expansions: tuple[Expand, ...] = ()
+    epsilon: Slot | None = None
+    errata: tuple[int, ...] = ()
+    loss: LossFacts | None = None
+    factor: Callable[..., Any] | None = None
+
+    def form_of(self, node: Node) -> Form:
+        """The form of one use."""
+        return self.form if isinstance(self.form, Form) else self.form(node)
+
+    def row_slots(self, use: Use) -> frozenset[Slot]:
+        """The slots of which row i alone enters row i of the result."""
+        slots = frozenset(self.rows(use))
+        if self.loss is not None:  # one number: row i of the outputs enters the i-th summand
+            return slots
+        return frozenset(slot for slot in slots if use.shapes[slot][:1] == use.shape[:1] != ())
+
+    @property
+    def claim(self) -> str:
+        """The docstring of the bounds: what is claimed and why."""
+        return (self.bounds.__doc__ if self.bounds is not None else "") or ""
+
+    @property
+    def family(self) -> str:
+        """The module that states the bounds."""
+        return self.bounds.__module__ if self.bounds is not None else ""
+
+
+_RECORDS: dict[str, Operation] = {}
+_READINGS = {f.name for f in fields(Operation)} - {"name", "bounds"}
+
+
+def declare(*names: Any, **readings: Any) -> None:
+    """Add readings to the records of operations, which are made if there are none.
+
+    Args:
+        names: the operations, by name (``"aten.tanh"``) or as the ``torch.ops`` object itself.
+        readings: fields of :class:`Operation`.
+
+    Raises:
+        SurefootError: if something else was given.
+    """
+    unknown = readings.keys() - _READINGS - {"bounds"}
+    if unknown:
+        raise SurefootError(
+            f"an operation has no reading '{min(unknown)}': there are {', '.join(sorted(_READINGS))}"
+        )
+    for operation in names:
+        name = name_of(operation)
+        _RECORDS[name] = replace(_RECORDS.get(name, Operation(name)), **readings)
+
+
+def operation(*names: Any, **readings: Any) -> Callable[[Rule], Rule]:
+    """Register the bounds of operations, and with keywords what else is known about them.
+
+    A later registration replaces what an earlier one said. The function's docstring states the claim and proves
+    it.
+
+    Args:
+        names: the operations, by name (``"aten.tanh"``) or as the ``torch.ops`` object itself.
+        readings: fields of :class:`Operation`.
+
+    Raises:
+        SurefootError: if something else was given.
+    """
+
+    def register(bounds: Rule) -> Rule:
+        declare(*names, bounds=bounds, **readings)
+        return bounds
+
+    return register
+
+
+register_rule = operation
+
+
+def expansion(*names: str) -> Callable[[Expand], Expand]:
+    """Register a function that writes operations of these names otherwise, or returns ``None`` where it does not
+    apply.
+
+    It may look at what the operation reads, and so recognise what frameworks write out by hand.
+    """
+
+    def register(expand: Expand) -> Expand:
+        for name in names:
+            known = _RECORDS.get(name, Operation(name)).expansions
+            declare(name, expansions=(*known, expand))
+        return expand
+
+    return register
+
+
+def name_of(operation: Any) -> str:
+    """The name of an operation as nodes have it: ``aten.tanh`` for ``torch.ops.aten.tanh.default``.
+
+    Raises:
+        SurefootError: if it is none.
+    """
+    if isinstance(operation, str):
+        return operation
+    packet = getattr(operation, "overloadpacket", operation)
+    if hasattr(packet, "overloads"):
+        return str(packet)
+    if callable(operation) and hasattr(operation, "__name__"):
+        return str(operation.__name__)
+    raise SurefootError(f"a rule is registered for an operation or its name, got {operation!r}")
+
+
+def record_of(node: Node) -> Operation:
+    """What is known about the operation of a node; one of which nothing is known has an empty record."""
+    return _RECORDS.get(node.op) or Operation(node.op)
+
+
+def records() -> dict[str, Operation]:
+    """All records, by name."""
+    return dict(_RECORDS)
+
+
+def rules() -> dict[str, Rule]:
+    """The bounds of all operations that have any, by name."""
+    return {name: record.bounds for name, record in _RECORDS.items() if record.bounds is not None}
+
+
+def rule_for(node: Node, graph: Graph) -> Rule:
+    """The bounds of an operation.
+
+    Raises:
+        UnsupportedOperation: naming the operation, its module, the shapes, and how to add a rule.
+    """
+    rule = record_of(node).bounds
+    if rule is None:
+        shapes = ", ".join(f"{name} {_shapes(graph, name)}" for name in node.inputs) or "no tensors"
+        raise UnsupportedOperation(
+            f"no rule is known for the operation '{node.op}' in {describe(node.module)} (arguments: {shapes}). "
+            f'Register one with surefoot.register_rule("{node.op}"); CONTRIBUTING.md shows how on one page.'
+        )
+    return rule
+
+
+def _shapes(graph: Graph, name: str) -> str:
+    spec = graph.spec(name)
+    specs = spec if isinstance(spec, tuple) else (spec,)
+    return " ".join("×".join(map(str, s.shape)) or "scalar" for s in specs)

@@ -1,0 +1,114 @@
+"""What PyTorch keeps private and surefoot needs: every use of it is here, with the reason.
+
+A new release of PyTorch may move any of these names; then this is the one file to mend.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules import module as _module
+from torch.nn.modules.batchnorm import _NormBase as BatchNormalisation
+from torch.nn.modules.dropout import _DropoutNd as Dropout
+
+# OpOverload, OpOverloadPacket, HigherOrderOperator: the types of what ``torch.ops`` holds; it names none of them.
+# FakeTensor, FakeTensorMode: tensors with a shape and a device and no entries, which tracing leaves behind; the
+#   public ``meta`` device would lose the true one.
+# BatchNormalisation, Dropout: the common base of all batch and instance normalisations, and that of all dropouts;
+#   listing the public classes would miss the ones to come.
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+TABLES = ("_modules", "_parameters", "_buffers")
+"""Attributes in which a module keeps what it owns; a walk over plain attributes meets them under these names."""
+
+STANDARD_TABLES = frozenset(key for key, item in vars(nn.Module()).items() if isinstance(item, dict | set))
+"""Names of all containers that every module has, those of its hooks among them."""
+
+
+def schema_of(target: Any) -> Any:
+    """The signature of an operation of ``torch.ops`` (names, defaults, what it writes to), ``None`` for others.
+
+    ``inspect.signature`` knows nothing of these operations.
+    """
+    return getattr(target, "_schema", None)
+
+
+def writes_of(value: Tensor) -> int:
+    """How often a tensor was written to: what autograd compares before it uses a saved tensor."""
+    return value._version
+
+
+def set_writes_of(value: Tensor, count: int) -> None:
+    """Put the counter of writes back: a pending backward pass may go on if the entries are what they were."""
+    torch._C._autograd._unsafe_set_version_counter((value,), (count,))
+
+
+def storage_of(value: Tensor) -> int:
+    """A number that two tensors share if and only if they share their storage.
+
+    ``data_ptr`` is 0 for every tensor without entries (meta, fake), so it would call all of those one.
+    """
+    return int(value.untyped_storage()._cdata)
+
+
+def pre_hooks_of(module: nn.Module) -> Collection[Any]:
+    """The hooks that run before a module's forward; hooks can be added and removed in public, not looked at."""
+    return module._forward_pre_hooks.values()
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The table of a module's children; ``named_children`` leaves out the second name of a module."""
+    return module._modules
+
+
+def with_buffer(module: _Module, name: str, value: Tensor | None) -> _Module:
+    """A shallow copy of a module with another value of one buffer; ``copy.copy`` alone shares the table."""
+    copied = copy.copy(module)
+    copied._buffers = {**module._buffers, name: value}
+    return copied
+
+
+def global_hooks() -> dict[str, Any]:
+    """The tables of hooks that are called on all modules, by name; they cannot be read in public."""
+    return {key: value for key, value in vars(_module).items() if key.startswith("_global_")}
+
+
+def global_forward_hooks() -> tuple[dict[int, Any], dict[int, Any]]:
+    """The tables of hooks called before and after the forward of all modules."""
+    return _module._global_forward_pre_hooks, _module._global_forward_hooks
+
+
+def constants_allowed() -> AbstractContextManager[None]:
+    """Let ``torch.export`` take tensors that are neither parameters nor buffers; only its configuration can."""
+    return torch._export.config.patch(error_on_lifted_constant_tensors=False)
+
+
+__all__ = [
+    "STANDARD_TABLES",
+    "TABLES",
+    "BatchNormalisation",
+    "Dropout",
+    "FakeTensor",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "children_of",
+    "constants_allowed",
+    "global_forward_hooks",
+    "global_hooks",
+    "pre_hooks_of",
+    "schema_of",
+    "set_writes_of",
+    "storage_of",
+    "with_buffer",
+    "writes_of",
+]
