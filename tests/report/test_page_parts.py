@@ -20,8 +20,9 @@ from surefoot.certificate import Row
 from surefoot.certificate.numbers import count, lower, per_cent, readable, sort_key, upper
 from surefoot.certificate.rows import lines
 from surefoot.magnitude import Magnitude
+from surefoot.operations.call import label
 from surefoot.operations.captured import capture
-from surefoot.operations.registry import label, rule_for, rules
+from surefoot.operations.record import rule_for, rules
 from surefoot.report.blocks import block_lines, heat
 from surefoot.report.docstrings import maths, prose, summary
 from surefoot.report.growth import HEIGHT, Axis, curves

@@ -52,9 +52,7 @@ def without_casts(graph: Graph) -> Graph:
     source: dict[str, str] = {}
     nodes = []
     for node in graph.nodes:
-        moved = node
-        if any(name in source for name in node.inputs):
-            moved = node.renamed(source)
+        moved = node.renamed(source) if any(name in source for name in node.inputs) else node
         nodes.append(moved)
         if record_of(node).identity and _same_kind(graph.spec(node.inputs[0]), node.spec):
             source[node.name] = moved.inputs[0]
