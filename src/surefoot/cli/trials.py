@@ -15,8 +15,8 @@ import surefoot as sf
 from surefoot.complexity import Cost, chain_cost
 from surefoot.errors import SurefootError
 from surefoot.objectives import Objective
-from surefoot.oracles.line_search import armijo
-from surefoot.oracles.step import Step
+from surefoot.oracles import Step
+from surefoot.oracles.search_along import armijo
 
 KINDS = ("gradient", "Gauss-Newton, dual", "Gauss-Newton, Gram", "Newton, CG")
 _OPTIMIZERS = {"gradient": "certified", "Newton, CG": "newton"}

@@ -2,7 +2,6 @@
 
 * ``base``: :class:`Objective`: value, derivatives, constants.
 * ``constants``: :class:`Constants` of an objective as a function of the stacked outputs.
-* ``attach``: how an objective becomes the last operation of a graph.
 * ``loss``: :class:`Loss`, what supervised losses share, a scale and a reduction.
 * ``cross_entropy``: :class:`CrossEntropy` and :class:`NegativeLogLikelihood`, losses of class numbers.
 * ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Divergence`.
@@ -12,7 +11,7 @@
 * ``regularizers``: :class:`Ridge`, a function of the parameters.
 """
 
-from surefoot.objectives.attach import attach
+from surefoot.calculus.attach import attach
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import Constants, ObjectiveError
 from surefoot.objectives.cross_entropy import CrossEntropy, NegativeLogLikelihood

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from surefoot.chain import Chain
 from surefoot.objectives import Objective, Ridge
-from surefoot.oracles.problem import OracleError, Problem
-from surefoot.oracles.step import Step
+from surefoot.oracles.problem import OracleError, Problem, Step
 
 
 def line_search(
@@ -118,10 +117,7 @@ def armijo(
         value_at: t ↦ F(u + tv); a value that is not finite counts as too large.
         value: F(u).
         slope: ⟨∇F(u), v⟩, negative.
-        first: :math:`t_0`.
-        fraction: c, between 0 and 1.
-        shrink: β, between 0 and 1.
-        trials: how many t are tried.
+        first, fraction, shrink, trials: :math:`t_0`, c, β and how many t are tried; see :func:`line_search`.
 
     Returns:
         t and F(u + tv), or ``None`` if no trial is low enough.

@@ -9,12 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surefoot.oracles.problem import OracleError, Problem, check_kappa
-from surefoot.oracles.status import refused, solved_status
-from surefoot.oracles.step import Step
+from surefoot.linear_solve import Parts, conjugate_gradients
+from surefoot.oracles.problem import (
+    OracleError,
+    Problem,
+    Step,
+    check_kappa,
+    check_tolerance,
+    refused,
+    solved_status,
+)
 
 _MOST_DOUBLINGS = 200
 _MOST_ITERATIONS = 2000
+_WHERE = "along a direction that was met"
 Vector = list[Tensor]
 
 
@@ -34,33 +42,39 @@ def solve_conjugate(problem: Problem, kappa: float, double: bool = True, toleran
     """
     kappa = check_kappa(kappa)
     single = any(value.dtype != torch.float64 for value in problem.parameters.values())
-    tolerance = tolerance if tolerance is not None else 1e-5 if single else 1e-10
-    if not 0 < tolerance < 1:
-        raise OracleError(f"the tolerance is between 0 and 1, got {tolerance!r}")
+    tolerance = check_tolerance(tolerance, torch.float32 if single else torch.float64, 1e-5, 1e-10)
+    space = Parts()
     with torch.inference_mode(False), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         gradient, product = _second_order(problem)
+        scale = math.sqrt(space.dot(gradient, gradient))
+        if not math.isfinite(scale):
+            raise OracleError("the gradient is not finite at this point")
+        most = min(_MOST_ITERATIONS, 10 * sum(g.numel() for g in gradient))
         doubled, iterations = 0, 0
         while True:
-            found, used = _minimise(lambda v: _plus(product(v), v, kappa), gradient, tolerance)  # noqa: B023
-            iterations += used
-            if found is not None:
+
+            def curve(v: Vector, kappa: float = kappa) -> Vector:
+                return space.plus(product(v), v, kappa)
+
+            found = conjugate_gradients(curve, [-g for g in gradient], space=space, tolerance=tolerance, most=most)
+            iterations += found.iterations
+            if not found.finite:
+                raise OracleError("second derivatives are not finite at this point")
+            if found.direction is None:
                 break
             if not double or doubled == _MOST_DOUBLINGS:
-                return refused(
-                    problem, "newton", kappa, doubled, "along a direction that was met", None, iterations
-                )
+                return refused(problem, "newton", kappa, doubled, _WHERE, None, iterations)
             kappa, doubled = 2 * kappa, doubled + 1
-        curved = _plus(product(found), found, kappa)
-    scale = math.sqrt(_dot(gradient, gradient))
-    left = [a + b for a, b in zip(curved, gradient, strict=True)]
-    residual = math.sqrt(_dot(left, left)) / scale if scale else 0.0
+        curved = curve(found.x)
+    left = space.plus(curved, gradient, 1.0)
+    residual = math.sqrt(space.dot(left, left)) / scale if scale else 0.0
     solved = residual <= 10 * tolerance
     how = f"{iterations} iterations of conjugate gradients" if iterations != 1 else "one conjugate gradient"
-    status = solved_status("newton", kappa, doubled, "along a direction that was met", how)
+    status = solved_status("newton", kappa, doubled, _WHERE, how)
     return Step(
-        direction=dict(zip(problem.parameters, found, strict=True)),
+        direction=dict(zip(problem.parameters, found.x, strict=True)),
         kappa=kappa,
-        model_decrease=max(0.0, -_dot(gradient, found) - 0.5 * _dot(found, curved)),
+        model_decrease=max(0.0, -space.dot(gradient, found.x) - 0.5 * space.dot(found.x, curved)),
         status=status
         if solved
         else f"stopped after {iterations} iterations with a relative residual of {residual:.1e}",
@@ -102,36 +116,4 @@ def _second_order(problem: Problem) -> tuple[Vector, Callable[[Vector], Vector]]
     return [slope + w * u.detach() for slope, w, u in zip(slopes, weights, variables, strict=True)], product
 
 
-def _minimise(
-    product: Callable[[Vector], Vector], gradient: Vector, tolerance: float
-) -> tuple[Vector | None, int]:
-    """The minimiser of ½⟨v, Av⟩ + ⟨g, v⟩ and the number of iterations; ``None`` if A is not positive definite."""
-    v = [torch.zeros_like(g) for g in gradient]
-    residual = [-g for g in gradient]
-    direction = residual
-    squared = first = _dot(residual, residual)
-    if not math.isfinite(first):
-        raise OracleError("the gradient is not finite at this point")
-    most = min(_MOST_ITERATIONS, 10 * sum(g.numel() for g in gradient))
-    for k in range(most):
-        if squared <= tolerance**2 * first:
-            return v, k
-        image = product(direction)
-        curvature = _dot(direction, image)
-        if not math.isfinite(curvature):
-            raise OracleError("second derivatives are not finite at this point")
-        if curvature <= 0:
-            return None, k + 1
-        step = squared / curvature
-        v, residual = _plus(v, direction, step), _plus(residual, image, -step)
-        squared, last = _dot(residual, residual), squared
-        direction = _plus(residual, direction, squared / last)
-    return v, most
-
-
-def _plus(a: Vector, b: Vector, factor: float) -> Vector:
-    return [x + factor * y for x, y in zip(a, b, strict=True)]
-
-
-def _dot(a: Vector, b: Vector) -> float:
-    return float(sum((x.double() * y.double()).sum() for x, y in zip(a, b, strict=True)))
+__all__ = ["solve_conjugate"]
