@@ -54,8 +54,8 @@ class Watch:
 
     A promise speaks of one function at one point. So an optimizer may go on with what it kept only if the weights
     are those that its last step left, and the model still computes the same function of them: flags, modes, frozen
-    weights, buffers, and whatever else ``forward`` reads (:func:`surefoot.graph.capture_with` returns the same graph as
-    long as all of that is unchanged). Weights and buffers are compared by value.
+    weights, buffers, and whatever else ``forward`` reads (:func:`surefoot.graph.capture_with` returns the same
+    graph as long as all of that is unchanged). Weights and buffers are compared by value.
     """
 
     def __init__(self) -> None:
