@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.timing import Measurement, compare
 from surefoot.implicit import ArgMin, Energy
-from surefoot.implicit.differentiate import solved
+from surefoot.implicit.solvers import solved
 
 TARGET = 2.0
 
@@ -34,7 +34,8 @@ def _backward(name: str, samples: int, size: int, linear: str, order: int, pairs
     result = layer(x)
     slope = torch.randn_like(result)
     variables = [x, *layer.parameters()]
-    problem, tensors = layer.problem(1), tuple(value.detach() for value in variables)
+    tensors = tuple(value.detach() for value in variables)
+    problem = layer.problem(len(tensors))
 
     def backward() -> tuple[Tensor, ...]:
         return torch.autograd.grad(result, variables, slope, retain_graph=True)

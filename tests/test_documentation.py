@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from judges.pages import from_docs
-from surefoot.operations.registry import rules
+from surefoot.operations.record import rules
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

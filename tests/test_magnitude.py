@@ -281,11 +281,84 @@ def test_what_is_negative_or_nan_is_refused(value: object) -> None:
 
 
 def test_operations_that_bound_nothing_are_refused() -> None:
-    with pytest.raises(TypeError, match="upper bound"):
-        Magnitude.of(1.0) / Magnitude.of(2.0)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Magnitude.of(2.0) - Magnitude.of(1.0)  # type: ignore[operator]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        2.0 - Magnitude.of(1.0)  # type: ignore[operator]
     with pytest.raises(ValueError, match="positive"):
         Magnitude.of(1.0) / 0
     with pytest.raises(ValueError, match="exponent"):
         Magnitude.of(2.0) ** -1
     with pytest.raises(ValueError, match="NaN"):
         Magnitude(math.nan)
+
+
+@CHECK
+@given(LOG2, LOG2, ORDINARY)
+def test_quotients_of_represented_numbers_round_up(a: float, b: float, number: float) -> None:
+    with flint.ctx.workprec(400):
+        x, y = Magnitude(a), Magnitude(b)
+        assert_just_above(x / y, exact(x) / exact(y), max(abs(a), abs(b)))
+        assert_just_above(number / y, flint.arb(number) / exact(y), abs(b) + 400)
+        assert_just_above(2 * x, 2 * exact(x), abs(a))
+        assert_just_above((Magnitude(np.array([a])) / y)[0], exact(x) / exact(y), max(abs(a), abs(b)))
+
+
+def test_quotients_at_the_ends() -> None:
+    zero, one, infinity = Magnitude.zero(), Magnitude.of(1.0), Magnitude.infinity()
+    assert 1 / zero == one / zero == zero / zero == infinity / infinity == infinity / one == math.inf
+    assert 1 / infinity == zero / infinity == zero / one == 0
+    assert (np.array([1.0, 0.0]) / one).numpy().tolist() == [1.0, 0.0]
+    assert (1 / Magnitude.of(np.array([4.0, 0.0]))).numpy().tolist() == [0.25, math.inf]
+
+
+def test_comparison_with_any_number() -> None:
+    one, pair = Magnitude.of(1.0), Magnitude.of(np.array([0.0, 2.0]))
+    assert one > -1.0
+    assert one >= -math.inf
+    assert not one < -1
+    assert not one <= math.nan
+    assert -1.0 < Magnitude.zero() < 1e-300
+    assert 0.5 < one < math.inf
+    assert (pair > -1.0).tolist() == [True, True]
+    assert (pair > 1.0).tolist() == [False, True]
+    assert math.isfinite(one)
+    assert not math.isfinite(Magnitude.infinity())
+    assert one
+    assert not Magnitude.zero()
+    assert sum([one, one, one]) >= 3.0
+
+
+@pytest.mark.parametrize(
+    ("magnitude", "spec", "text"),
+    [
+        (Magnitude.of(1.2341), ".3g", "1.24"),
+        (Magnitude.of(1.0), ".3g", "1"),
+        (Magnitude.of(0.1) * 10, "g", "1"),
+        (Magnitude.of(1.2341), "10.3f", "     1.235"),
+        (Magnitude.of(1e-20), ".2f", "0.01"),
+        (Magnitude.of(0.123456), ".1%", "12.4%"),
+        (Magnitude.of(123456.0), ",.0f", "123,456"),
+        (Magnitude.of(9.9999), ".2e", "1.00e+01"),
+        (Magnitude.of(2.0) ** 10000, ".3g", "2e+3010"),
+        (Magnitude.of(2.0) ** 10000, ".4g", "1.996e+3010"),
+        (Magnitude.of(2.0) ** 10000, ".2f", "2.00e+3010"),
+        (Magnitude.of(0.5) ** 10000, ">12.2e", "  5.02e-3011"),
+        (Magnitude(1e16), ".2g", "10^3.02e+15"),
+        (Magnitude.infinity(), ".3g", "inf"),
+        (Magnitude.zero(), ".1f", "0.0"),
+        (Magnitude.of(3.0), "", "3.000e+00"),
+        (Magnitude.of(3.0), "<11", "3.000e+00  "),
+    ],
+)
+def test_specifications_of_numbers(magnitude: Magnitude, spec: str, text: str) -> None:
+    assert format(magnitude, spec) == text
+
+
+@CHECK
+@given(LOG2, st.integers(min_value=1, max_value=9), st.sampled_from("eEgG"))
+def test_formatted_numbers_are_not_below(log2: float, digits: int, kind: str) -> None:
+    with flint.ctx.workprec(400):
+        printed = flint.arb(format(Magnitude(log2), f".{digits}{kind}"))
+        assert bool(printed >= exact(Magnitude(log2)) * (1 - flint.arb("1.01e-11")))
+        assert bool(printed <= exact(Magnitude(log2)) * (1 + flint.arb("1.01") * flint.arb(10) ** (1 - digits)))

@@ -265,6 +265,16 @@ class TestRefusals:
             (lambda x: F.max_pool1d(x, 3), "max_pool1d"),
             (lambda x: F.elu(x, 0.5), "elu"),
             (F.normalize, "linalg_vector_norm"),
+            (F.hardswish, "hardswish"),
+            (F.hardsigmoid, "hardsigmoid"),
+            (F.relu6, "(relu6|hardtanh)"),
+            (F.selu, "(selu|elu)"),
+            (F.leaky_relu, "leaky_relu"),
+            (F.softshrink, "softshrink"),
+            (F.hardshrink, "hardshrink"),
+            (lambda x: F.threshold(x, 0.1, 0.0), "threshold"),
+            (torch.sign, "sign"),
+            (torch.floor, "floor"),
         ],
     )
     def test_functions_are_found_with_an_example_input(self, function, name):
@@ -273,7 +283,9 @@ class TestRefusals:
         with pytest.raises(NotSmooth, match=rf"called as functions(.|\n)*module 'second': {name}"):
             smooth(model, torch.ones(2, 3))
 
-    @pytest.mark.parametrize("function", [F.softplus, F.elu, torch.tanh, lambda x: x.softmax(dim=1)])
+    @pytest.mark.parametrize(
+        "function", [F.softplus, F.elu, F.celu, F.gelu, F.silu, torch.tanh, lambda x: x.softmax(dim=1)]
+    )
     def test_smooth_functions_are_accepted(self, function):
         smooth(Functional(function), torch.ones(2, 3))
 

@@ -17,7 +17,7 @@ _NAMES = {
     "ProductBall": "surefoot.domains",
     "Segment": "surefoot.domains",
     "Square": "surefoot.objectives",
-    "certify": "surefoot.calculus.certify",
+    "certify": "surefoot.certifying",
     "cost": "surefoot.complexity",
     "estimate": "surefoot.lower",
     "register_rule": "surefoot.operations",
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
         paper,
         zoo,
     )
-    from surefoot.calculus.certify import certify
     from surefoot.certificate import Certificate
+    from surefoot.certifying import certify
     from surefoot.chain import Chain
     from surefoot.complexity import cost
     from surefoot.domains import Ball, ProductBall, Segment

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,13 +31,7 @@ class DataError(SurefootError, ValueError):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples and what is known about them.
-
-    Attributes:
-        name: what it is called.
-        x: the samples, one per row.
-        y: the targets: class numbers, or real numbers; ``None`` if there are none.
-    """
+    """Samples x, one per row, and their targets y: class numbers, real numbers, or ``None``."""
 
     name: str
     x: Tensor
@@ -56,12 +51,9 @@ class Dataset:
 
     def to(self, dtype: torch.dtype) -> Dataset:
         """The same with real numbers of this type."""
-        x, y = (
-            value.to(dtype) if value is not None and value.is_floating_point() else value
-            for value in (self.x, self.y)
-        )
-        assert x is not None
-        return replace(self, x=x, y=y)
+        given = {"x": self.x} if self.y is None else {"x": self.x, "y": self.y}
+        real = {key: value.to(dtype) for key, value in given.items() if value.is_floating_point()}
+        return replace(self, **real)  # type: ignore[arg-type]
 
     def flat(self) -> Dataset:
         """The same with every sample as one vector."""
@@ -98,7 +90,8 @@ def load(name: str) -> Dataset:
         )
     held = read_tensors(path)
     if "x" not in held:
-        raise DataError(f"'{path}' holds {_listed(held)}, but no 'x': name the samples x and the targets y")
+        names = ", ".join(map(repr, list(held)[:5])) or "nothing"
+        raise DataError(f"'{path}' holds {names}, but no 'x': name the samples x and the targets y")
     x, y = held["x"], held.get("y")
     if x.dim() == 0 or (y is not None and (y.dim() == 0 or len(y) != len(x))):
         shape = None if y is None else tuple(y.shape)
@@ -121,19 +114,18 @@ def _require_plain(path: Path, name: str, value: Tensor) -> None:
         raise DataError(f"'{path}': {name} is complex: save its real and imaginary parts as real numbers")
     if value.numel() == 0:
         raise DataError(f"'{path}': {name} has shape {tuple(value.shape)} and holds no number")
-    wrong = ~torch.isfinite(value).reshape(len(value), -1).all(dim=1)
-    if bool(wrong.any()):
-        first = int(wrong.nonzero()[0])
+    wrong = (~torch.isfinite(value)).reshape(len(value), -1).any(dim=1).nonzero()
+    if len(wrong):
         raise DataError(
-            f"'{path}': {name} has NaN or infinite entries in {int(wrong.sum())} of {len(value)} rows, first in "
-            f"row {first}: clean the data, or leave those rows out"
+            f"'{path}': {name} has NaN or infinite entries in {len(wrong)} of {len(value)} rows, first in row "
+            f"{int(wrong[0])}: clean the data, or leave those rows out"
         )
 
 
 def digits() -> Dataset:
     """1,797 handwritten digits of 8×8 pixels between 0 and 1, by way of scikit-learn."""
-    found = _imported("sklearn.datasets", "scikit-learn").load_digits(return_X_y=True)
-    return _images("digits", found, side=8, white=16)
+    loaded = _imported("sklearn.datasets", "scikit-learn").load_digits(return_X_y=True)
+    return _images("digits", loaded, side=8, white=16)
 
 
 def mnist_5k() -> Dataset:
@@ -160,16 +152,23 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         raise DataError(f"there is no file '{path}'")
     if path.stat().st_size == 0:
         raise DataError(f"the file '{path}' is empty")
-    if path.suffix == ".safetensors":
-        return _guarded(path, lambda: _imported("safetensors.torch", "safetensors").load_file(str(path)))
-    if path.suffix == ".npz":
-        return _guarded(path, lambda: _from_numpy(path))
     if path.suffix in TORCH_SUFFIXES:
         return _named(path, _unpickled(path))
-    raise DataError(
-        f"'{path}' ends in {path.suffix or 'nothing'!r}: tensors are read from .safetensors, .npz and "
-        f"{', '.join(TORCH_SUFFIXES)}"
-    )
+    if path.suffix not in (".safetensors", ".npz"):
+        raise DataError(
+            f"'{path}' ends in {path.suffix or 'nothing'!r}: tensors are read from .safetensors, .npz and "
+            f"{', '.join(TORCH_SUFFIXES)}"
+        )
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as held:
+                return {name: torch.from_numpy(held[name]) for name in held.files}
+        loaded: dict[str, Tensor] = _imported("safetensors.torch", "safetensors").load_file(str(path))
+        return loaded
+    except SurefootError:
+        raise
+    except Exception as error:
+        raise DataError(f"'{path}' cannot be read: {error}") from error
 
 
 def _unpickled(path: Path) -> Any:
@@ -191,39 +190,22 @@ def _unpickled(path: Path) -> Any:
         ) from error
 
 
-def _named(path: Path, found: Any) -> dict[str, Tensor]:
-    if isinstance(found, Mapping):
+def _named(path: Path, held: Any) -> dict[str, Tensor]:
+    if isinstance(held, Mapping):
         for key in ("state_dict", "model"):
-            if isinstance(found.get(key), Mapping):
-                found = found[key]
-        tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+            if isinstance(held.get(key), Mapping):
+                held = held[key]
+        tensors = {str(name): value.detach() for name, value in held.items() if isinstance(value, Tensor)}
         if tensors:
-            return {name: value.detach() for name, value in tensors.items()}
-    if isinstance(found, tuple | list) and 1 <= len(found) <= 2 and all(isinstance(v, Tensor) for v in found):
-        return dict(zip("xy", found, strict=False))
-    raise DataError(f"'{path}' holds a {type(found).__name__} without tensors by name: save a dict of tensors")
+            return tensors
+    if isinstance(held, tuple | list) and 1 <= len(held) <= 2 and all(isinstance(v, Tensor) for v in held):
+        return dict(zip("xy", held, strict=False))
+    raise DataError(f"'{path}' holds a {type(held).__name__} without tensors by name: save a dict of tensors")
 
 
-def _from_numpy(path: Path) -> dict[str, Tensor]:
-    import numpy as np
-
-    with np.load(path, allow_pickle=False) as held:
-        return {name: torch.from_numpy(held[name]) for name in held.files}
-
-
-def _guarded(path: Path, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What a reader returns, or a refusal with its reason."""
-    try:
-        return read()
-    except SurefootError:
-        raise
-    except Exception as error:
-        raise DataError(f"'{path}' cannot be read: {error}") from error
-
-
-def _images(name: str, found: tuple[Any, Any], side: int, white: int) -> Dataset:
+def _images(name: str, loaded: tuple[Any, Any], side: int, white: int) -> Dataset:
     """Rows of pixels as images with one channel and entries between 0 and 1."""
-    pixels, classes = found
+    pixels, classes = loaded
     x = torch.as_tensor(pixels, dtype=torch.get_default_dtype()) / white
     return Dataset(name, x.reshape(-1, 1, side, side), torch.as_tensor(classes).long())
 
@@ -234,10 +216,6 @@ def _imported(module: str, package: str) -> Any:
     except ImportError as error:
         extra = "safetensors" if package == "safetensors" else "data"
         raise DataError(f"{package} is not installed: pip install 'surefoot[{extra}]'") from error
-
-
-def _listed(names: Mapping[str, Any]) -> str:
-    return ", ".join(map(repr, list(names)[:5])) or "nothing"
 
 
 __all__ = ["NAMES", "DataError", "Dataset", "digits", "load", "mnist_5k", "read_tensors"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -42,8 +43,7 @@ class ProductBall:
     center: Center = "origin"
 
     def __post_init__(self) -> None:
-        radii = self.radius.values() if isinstance(self.radius, Mapping) else [self.radius]
-        for radius in radii:
+        for radius in self.radius.values() if isinstance(self.radius, Mapping) else [self.radius]:
             _check_radius(radius)
 
     def groups(self, blocks: Mapping[str, tuple[str, ...]]) -> list[tuple[tuple[str, ...], float]]:
@@ -58,10 +58,9 @@ class ProductBall:
         return [(variables, float(self.radius[path])) for path, variables in blocks.items()]
 
     def __str__(self) -> str:
-        where = "" if self.center == "origin" else " of its centre"
-        if isinstance(self.radius, Mapping):
-            return f"each block within its own radius{where or ' of the origin'}"
-        return f"each block within {self.radius:g}{where or ' of the origin'}"
+        where = "the origin" if self.center == "origin" else "its centre"
+        size = "its own radius" if isinstance(self.radius, Mapping) else f"{self.radius:g}"
+        return f"each block within {size} of {where}"
 
 
 @dataclass(frozen=True)
@@ -147,10 +146,22 @@ class Region:
         groups = tuple((tuple(position[n] for n in names), radius) for names, radius in domain.groups(blocks))
         return cls(variables, groups, {path: tuple(position[n] for n in names) for path, names in blocks.items()})
 
+    @cached_property
+    def _radii(self) -> dict[str, float]:
+        return {self.variables[position]: radius for members, radius in self.groups for position in members}
+
     def radius(self, variable: str) -> float:
         """How far one variable may be from its centre."""
-        position = self.variables.index(variable)
-        return next(radius for members, radius in self.groups if position in members)
+        return self._radii[variable]
+
+    @cached_property
+    def _rows(self) -> tuple[np.ndarray, Magnitude]:
+        """The positions of each group, filled up with one beyond the last variable, and its radius."""
+        width = max((len(members) for members, _ in self.groups), default=0)
+        beyond = len(self.variables)
+        rows = [[*members, *[beyond] * (width - len(members))] for members, _ in self.groups]
+        radii = Magnitude.of(np.array([radius for _, radius in self.groups]))
+        return np.array(rows, dtype=np.intp).reshape(len(rows), width), radii
 
     def reach(self, lipschitz: Magnitude) -> Magnitude:
         r"""How far a function with these Lipschitz constants may move on the domain.
@@ -159,5 +170,5 @@ class Region:
         :math:`\|z(u) - z(u^*)\| \le \sum_s \ell_s\|u_s - u_s^*\|`, and by Cauchy-Schwarz the supremum over a
         group of variables with joint radius :math:`r` is :math:`r (\sum_s \ell_s^2)^{1/2}`.
         """
-        terms = [lipschitz[list(members)].norm() * radius for members, radius in self.groups]
-        return Magnitude(np.array([term.log2 for term in terms])).sum()
+        rows, radii = self._rows
+        return (Magnitude(np.append(lipschitz.log2, -np.inf))[rows].norm(axis=1) * radii).sum()

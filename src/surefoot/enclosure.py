@@ -35,17 +35,10 @@ from surefoot.spec import Spec
 class Enclosure:
     """A tensor over a domain; see the module for what each field claims.
 
-    Attributes:
-        spec: shape and type, a tuple of them for operations with several results.
-        value: the centre as computed, double precision; ``None`` when it is not known.
-        bound: on the norm.
-        peak: on the largest entry.
-        spread: on the distance to the centre; infinite when the centre is not known.
-        rows: the same for each slice along the first dimension, or ``None``.
-        error: on the distance between the exact and the computed centre.
-        lipschitz: one entry per variable.
-        is_constant: whether no variable enters it. (Lipschitz constants that are zero do not say so: on a domain
-            that is a single point a product of two variables may be flat and yet curved.)
+    Operations with several results have a tuple of specs. The value is the centre as computed, double precision,
+    or ``None`` when it is not known; then the spread is infinite. ``is_constant`` says that no variable enters.
+    (Lipschitz constants that are zero do not say so: on a domain that is a single point a product of two variables
+    may be flat and yet curved.)
     """
 
     spec: Spec | tuple[Spec, ...]
@@ -118,11 +111,10 @@ class Enclosure:
         radius = self.radius()
         if radius is None:
             return -peak, peak
-        # One ulp outward for each of the two roundings.
-        low = torch.nextafter(self.value - radius, torch.tensor(-torch.inf, device=self.value.device).double())
-        high = torch.nextafter(self.value + radius, torch.tensor(torch.inf, device=self.value.device).double())
         peak = peak.to(self.value.device)
-        return torch.maximum(low, -peak), torch.minimum(high, peak)
+        infinity = torch.full_like(peak, torch.inf)  # one ulp outward for the rounding of each end
+        low, high = self.value - radius, self.value + radius
+        return torch.nextafter(low, -infinity).maximum(-peak), torch.nextafter(high, infinity).minimum(peak)
 
 
 def constant(value: Tensor, variables: int) -> Enclosure:
@@ -136,17 +128,14 @@ def constant(value: Tensor, variables: int) -> Enclosure:
 
 def unknown_constant(spec: Spec | tuple[Spec, ...], variables: int, bound: Magnitude | None = None) -> Enclosure:
     """A tensor that does not vary but whose value is not known (it lives on ``meta``)."""
-    infinite = Magnitude.infinity()
+    infinite, none = Magnitude.infinity(), Magnitude.zero((variables,))
     specs = spec if isinstance(spec, tuple) else (spec,)
-    empty = not any(part.numel for part in specs)
-    size = Magnitude.zero() if empty else infinite if bound is None else bound
-    peak = size
-    if not empty and all(part.dtype == torch.bool for part in specs):
+    numel = sum(part.numel for part in specs)
+    size = peak = Magnitude.zero() if not numel else infinite if bound is None else bound
+    if all(part.dtype == torch.bool for part in specs):
         peak = minimum(size, Magnitude.of(1.0))
-        size = minimum(size, Magnitude.of(sum(part.numel for part in specs)).sqrt())
-    return Enclosure(
-        spec, None, size, peak, infinite, None, infinite, Magnitude.zero((variables,)), is_constant=True
-    )
+        size = minimum(size, Magnitude.of(numel).sqrt())
+    return Enclosure(spec, None, size, peak, infinite, None, infinite, none, is_constant=True)
 
 
 def measure(value: Any) -> tuple[Magnitude, Magnitude]:
@@ -164,8 +153,6 @@ def measure(value: Any) -> tuple[Magnitude, Magnitude]:
     peak = float(number.abs().max())
     if not math.isfinite(peak):
         return Magnitude.infinity(), Magnitude.infinity()
-    if peak == 0:
-        return Magnitude.zero(), Magnitude.zero()
     if 1e-140 < peak < 1e140:  # no square over- or underflows enough to matter
         size = float(torch.linalg.vector_norm(number)) * (1 + (number.numel() + 8) * 2.0**-52)
     else:
@@ -188,11 +175,9 @@ def row_norms(value: Tensor) -> Magnitude:
     if not value.numel():
         return Magnitude.zero((value.shape[0],))
     flat = value.reshape(value.shape[0], -1)
-    scale = flat.abs().amax()
-    if not bool(torch.isfinite(scale)):
-        return Magnitude(np.full(value.shape[0], np.inf))
-    if not bool(scale > 0):
-        return Magnitude.zero((value.shape[0],))
-    exact = Magnitude.of(torch.linalg.vector_norm(flat / scale, dim=1)) * float(scale)
+    scale = float(flat.abs().amax())
+    if scale == 0 or not math.isfinite(scale):
+        return Magnitude(np.full(len(flat), np.inf if scale else -np.inf))
+    exact = Magnitude.of(torch.linalg.vector_norm(flat / scale, dim=1)) * scale
     # The sum of n squares, its root and the scaling are off by at most a relative (n + 8) u, underflow by less.
-    return exact * (1 + (flat.shape[1] + 16) * 2.0**-52) + float(scale) * 2.0**-500
+    return exact * (1 + (flat.shape[1] + 16) * 2.0**-52) + scale * 2.0**-500

@@ -10,22 +10,22 @@ Representation: :math:`\log_2 m` in double precision, so that the bound of a 100
 Why the rounding is safe. A product of magnitudes is a sum of logarithms; its rounding error is computed
 exactly (Knuth's two-sum) and the sum is moved up by one unit only where it fell below. Every other result
 is a logarithm, exponential or power from the C library or numpy, whose vectorised versions err by at most
-4 units in the last place, so the absolute error in the log domain is at most
-:math:`8u(|\log_2 m| + 1)` with :math:`u = 2^{-53}`; we add :math:`(|\log_2 m| + 2)\,2^{-50}`, which is
-larger. The price is a relative inflation of about :math:`10^{-15}` per operation for numbers of ordinary
-size.
+4 units in the last place, so the absolute error in the log domain is at most :math:`8u(|\log_2 m| + 1)` with
+:math:`u = 2^{-53}`; we add :math:`(|\log_2 m| + 2)\,2^{-50}`, which is larger: a relative inflation of about
+:math:`10^{-15}` per operation for numbers of ordinary size.
 
-The convention :math:`0 \cdot \infty = 0` says that a constant composed with anything is constant;
-with it, NaN cannot occur.
+:math:`0 \cdot \infty = 0`, since a constant composed with anything is constant: so NaN cannot occur.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
+from itertools import takewhile
 from typing import Any, TypeAlias, Union
 
 import numpy as np
@@ -44,6 +44,13 @@ def _up(log2: Any) -> Any:
         return log2 + (abs(log2) + 2.0) * _ROUNDING if math.isfinite(log2) else log2
     with np.errstate(invalid="ignore"):
         return np.where(np.isfinite(log2), log2 + (np.abs(log2) + 2.0) * _ROUNDING, log2)
+
+
+def _log2(number: float, sign: float = 1.0) -> float:
+    """The logarithm of a positive number, or of its reciprocal for sign = -1, rounded upwards; exact for 2^n."""
+    log2 = math.log2(number)
+    exact = log2.is_integer() and number == 2 ** int(log2)
+    return sign * log2 if exact else _up(sign * log2)
 
 
 def _add(a: Any, b: Any) -> Any:
@@ -78,18 +85,30 @@ def _multiply(a: Any, b: Any) -> Any:
     return np.where(zero, -np.inf, np.where(below, np.nextafter(total, np.inf), total))
 
 
+def _relation(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A comparison of a magnitude with another or with a number, which may be negative or not a number."""
+
+    def method(self: Magnitude, other: Any) -> Any:
+        if isinstance(other, float | int) and not other >= 0:
+            return compare(np.zeros(self.shape) if self.shape else 0.0, other)
+        return compare(self.log2, Magnitude.of(other).log2)
+
+    return method
+
+
 class Magnitude:
     """A non-negative extended real, or an array of them, rounded upwards.
 
-    Build one with :meth:`of`; combine them with ``+ * / **``, :meth:`sum`, :meth:`norm`, ``max`` and
-    ``min``. There is no subtraction: a difference of upper bounds bounds nothing. Comparisons are between
-    the representations, a plain number being rounded upwards first; for arrays they are entry by entry.
+    It behaves as a number: ``+ * / **`` with numbers on either side, comparison, ``float`` and format
+    specifications, ``f"{m:.3g}"``, also beyond the range of doubles. Every result is an upper bound of the same
+    operation on the numbers that the operands represent. That includes division: ``1 / L`` for an upper bound L
+    is rounded up, so it is a number to look at and not a safe step; ``Certificate.step_size`` rounds down.
+    There is no subtraction: a difference of upper bounds bounds nothing. Comparisons are between the
+    representations, a plain number being rounded upwards first; for arrays they are entry by entry.
 
     >>> big = Magnitude.of(10.0) ** 1000
-    >>> print(big)
-    1.001e+1000
-    >>> float(big)
-    inf
+    >>> print(big, float(big), f"{1 / big:.2g}")
+    1.001e+1000 inf 1e-1000
     >>> print(Magnitude.of(0.0) * Magnitude.infinity())
     0
     >>> Magnitude.of(3.0) + 4.0 < 7.1
@@ -100,13 +119,10 @@ class Magnitude:
     __array_ufunc__ = None  # array * magnitude is left to the magnitude
 
     def __init__(self, log2: np.ndarray | float) -> None:
-        if isinstance(log2, np.ndarray) and log2.ndim:
-            self.log2: Any = np.asarray(log2, dtype=np.float64)
-            invalid = bool(np.isnan(log2).any())
-        else:
-            self.log2 = float(log2)  # single numbers are Python floats: ten times faster than 0-d arrays
-            invalid = math.isnan(self.log2)
-        if invalid:
+        array = isinstance(log2, np.ndarray) and log2.ndim > 0
+        # single numbers are Python floats: ten times faster than 0-d arrays
+        self.log2: Any = np.asarray(log2, dtype=np.float64) if array else float(log2)
+        if np.isnan(self.log2).any() if array else math.isnan(self.log2):
             raise ValueError("a magnitude cannot be NaN: it stands for a non-negative extended real")
 
     @classmethod
@@ -121,11 +137,7 @@ class Magnitude:
         if isinstance(value, float | int):
             if not value >= 0:
                 raise ValueError(f"a magnitude is a non-negative number, got {value!r}")
-            if value in (0, math.inf):
-                return cls(-math.inf if value == 0 else math.inf)
-            log2 = math.log2(value)
-            exact = log2.is_integer() and value == 2 ** int(log2)
-            return cls(log2 if exact else _up(log2))
+            return cls(_log2(value)) if 0 < value < math.inf else cls(value or -math.inf)
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu()
             value = (value if value.dtype is torch.int64 else value.double()).numpy()
@@ -185,14 +197,16 @@ class Magnitude:
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Magnitude:
-        """Division by an exact positive number (an upper bound in the divisor would bound nothing)."""
+        """The quotient; ∞ for 0/0 and ∞/∞, of which nothing is known."""
         if isinstance(other, Magnitude):
-            raise TypeError("dividing by a Magnitude, an upper bound, gives no upper bound; divide by a number")
+            undefined = np.isinf(self.log2) & (self.log2 == other.log2)
+            return Magnitude(np.where(undefined, np.inf, _multiply(self.log2, -other.log2)))
         if not 0 < other < math.inf:
             raise ValueError(f"can only divide a magnitude by a positive number, got {other!r}")
-        log2 = math.log2(other)
-        exact = log2.is_integer() and other == 2 ** int(log2)
-        return self * Magnitude(-log2 if exact else _up(-log2))
+        return self * Magnitude(_log2(other, -1.0))
+
+    def __rtruediv__(self, other: Number) -> Magnitude:
+        return Magnitude.of(other) / self
 
     def __pow__(self, exponent: float) -> Magnitude:
         if not 0 <= exponent < math.inf:
@@ -212,21 +226,18 @@ class Magnitude:
 
     def sum(self, axis: int | None = None) -> Magnitude:
         """The sum along an axis, or of everything."""
-        if np.size(self.log2) <= 1 and axis is None:
-            return Magnitude(np.max(self.log2, initial=-np.inf))
         if axis is None:
-            return Magnitude(self.log2.reshape(-1)).sum(axis=0)
+            few = np.size(self.log2) <= 1
+            return self.max() if few else Magnitude(self.log2.reshape(-1)).sum(axis=0)
         top = np.max(self.log2, axis=axis, keepdims=True, initial=-np.inf)
         finite = np.where(np.isfinite(top), top, 0.0)
         with np.errstate(over="ignore", divide="ignore", under="ignore"):
             total = np.log2(np.exp2(self.log2 - finite).sum(axis=axis)) + np.squeeze(finite, axis=axis)
         count = self.log2.shape[axis]
-        if count == 1:
-            return Magnitude(np.squeeze(self.log2, axis=axis))
         # n additions of non-negative numbers: relative error at most (n + 8) u, underflow included, since the
         # largest term is 1; in the log domain at most 1.45 times that
-        total = total + (count + 8) * 2.0**-52
-        return Magnitude(_up(total))
+        total = np.squeeze(self.log2, axis=axis) if count == 1 else _up(total + (count + 8) * 2.0**-52)
+        return Magnitude(total)
 
     def norm(self, axis: int | None = None) -> Magnitude:
         """The Euclidean norm along an axis, or of everything."""
@@ -262,23 +273,14 @@ class Magnitude:
         return float(self.numpy())
 
     def __eq__(self, other: object) -> Any:
-        if isinstance(other, float | int) and not other >= 0:
-            return np.zeros(self.shape, dtype=bool) if self.shape else False
-        if not isinstance(other, Magnitude | float | int):
-            return NotImplemented
-        return self.log2 == Magnitude.of(other).log2
+        known = isinstance(other, Magnitude | float | int)
+        return _relation(operator.eq)(self, other) if known else NotImplemented
 
-    def __lt__(self, other: Any) -> Any:
-        return self.log2 < Magnitude.of(other).log2
+    __lt__, __le__ = _relation(operator.lt), _relation(operator.le)
+    __gt__, __ge__ = _relation(operator.gt), _relation(operator.ge)
 
-    def __le__(self, other: Any) -> Any:
-        return self.log2 <= Magnitude.of(other).log2
-
-    def __gt__(self, other: Any) -> Any:
-        return self.log2 > Magnitude.of(other).log2
-
-    def __ge__(self, other: Any) -> Any:
-        return self.log2 >= Magnitude.of(other).log2
+    def __bool__(self) -> bool:
+        return len(self) > 0 if self.shape else not self.is_zero
 
     def __hash__(self) -> int:
         return hash((np.asarray(self.log2) + 0.0).tobytes())  # + 0.0: the two zeros are equal
@@ -289,47 +291,58 @@ class Magnitude:
         return self.format(3)
 
     def __format__(self, spec: str) -> str:
-        return format(str(self), spec)
+        """As a number where the specification is that of one, rounded upwards; else as text."""
+        kind = spec[-1:]
+        if self.shape or not ("." in spec or kind in tuple("eEfFgGn%")):
+            return format(str(self), spec)
+        if math.isinf(self.log2):
+            return format(float(self), spec)
+        digits = int("".join(takewhile(str.isdigit, spec.partition(".")[2])) or 6)
+        ordinary, fixed = abs(self.log2) < 1000, kind in tuple("fF%")
+        if abs(self.log2) > _PRINTABLE or (fixed and not ordinary):
+            return self.format(digits)
+        with localcontext(_DECIMAL):
+            digits = digits + 2 * (kind == "%") if fixed else max(digits + (kind in tuple("eE")), 1)
+            rounded = _ceiling(Decimal(2) ** Decimal(self.log2), digits, fixed)
+            return format(float(rounded) if ordinary else rounded.normalize(), spec)
 
     def __repr__(self) -> str:
         return f"Magnitude({self})"
 
     def format(self, digits: int = 3) -> str:
-        """Scientific notation with ``digits`` decimals, the last one rounded upwards.
+        """Scientific notation with ``digits`` decimals, the last one rounded upwards; exponents of any size.
 
         >>> Magnitude.of(1.62751e12).format(4)
         '1.6276e+12'
         """
-        return _format(float(self.log2), digits)
+        log2 = float(self.log2)
+        if math.isinf(log2):
+            return "0" if log2 < 0 else "∞"
+        with localcontext(_DECIMAL):
+            known = abs(log2) <= _PRINTABLE  # else not even the first digit is: a bare power of ten
+            value = Decimal(2) ** Decimal(log2) if known else Decimal(log2) * Decimal(2).log10()
+            rounded = _ceiling(value, digits + 1, slack="1e-12" if known else "0")
+            exponent = rounded.adjusted()
+            mantissa = rounded.scaleb(-exponent).quantize(Decimal(1).scaleb(-digits))
+            return f"{'' if known else '10^'}{mantissa}e{exponent:+03d}"
 
 
-def _format(log2: float, digits: int) -> str:
-    """``2 ** log2`` in scientific notation, rounded upwards; exponents of any size.
+_PRINTABLE = 1e15
+_DECIMAL = Context(prec=40, Emax=10**17, Emin=-(10**17))
 
-    A number within 1e-12 of one with that many digits is printed as that number: the difference is
-    the inflation of the arithmetic, and 1 should read 1.
+
+def _ceiling(value: Decimal, digits: int, fixed: bool = False, slack: str = "1e-12") -> Decimal:
+    """A number rounded upwards to so many digits, or decimals if ``fixed``.
+
+    A positive number that exceeds one with so many digits by a relative 1e-12 at most becomes that one: the
+    difference is the inflation of the arithmetic, and 1 should read 1.
     """
-    if math.isinf(log2):
-        return "0" if log2 < 0 else "∞"
-    with localcontext(Context(prec=40, Emax=10**17, Emin=-(10**17))):
-        if abs(log2) > 1e15:  # the mantissa is no longer known: a bare power of ten
-            return f"10^{_ceiling(Decimal(log2) * Decimal(2).log10(), digits)}"
-        value = Decimal(2) ** Decimal(log2)
-        exponent = value.adjusted()
-        mantissa = value.scaleb(-exponent)
-        nearest = mantissa.quantize(Decimal(1).scaleb(-digits))
-        if abs(mantissa - nearest) > Decimal("1e-12"):
-            nearest = mantissa.quantize(Decimal(1).scaleb(-digits), ROUND_CEILING)
-        if nearest >= 10:
-            nearest, exponent = nearest.scaleb(-1).quantize(Decimal(1).scaleb(-digits)), exponent + 1
-        return f"{nearest}e{exponent:+03d}"
-
-
-def _ceiling(value: Decimal, digits: int) -> str:
-    """A decimal in scientific notation, rounded upwards to that many decimals."""
-    exponent = value.adjusted()
-    mantissa = value.scaleb(-exponent).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING)
-    return f"{mantissa}e{exponent:+03d}"
+    unit = Decimal(1).scaleb((0 if fixed else value.adjusted() + 1) - digits)
+    if unit < Decimal(1).scaleb(value.adjusted() - 36):
+        return value
+    nearest = value.quantize(unit)
+    close = abs(value - nearest) <= Decimal(slack).scaleb(value.adjusted())
+    return nearest if close else value.quantize(unit, ROUND_CEILING)
 
 
 def maximum(*values: Number) -> Magnitude:
@@ -345,6 +358,3 @@ def minimum(*values: Number) -> Magnitude:
 def stack(values: list[Magnitude]) -> Magnitude:
     """Several magnitudes of one shape as one array."""
     return Magnitude(np.stack([v.log2 for v in values]))
-
-
-__all__ = ["Magnitude", "Number", "maximum", "minimum", "stack"]

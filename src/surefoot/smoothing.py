@@ -25,6 +25,7 @@ with α = 1, ``CELU`` and ``Softsign`` stay: their derivatives are Lipschitz-con
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,6 +35,8 @@ from torch.nn import functional as F
 from surefoot.errors import SurefootError, describe
 from surefoot.graph import Graph, Node, Role
 from surefoot.operations.captured import capture
+from surefoot.scalar import ScalarFunction, supremum
+from surefoot.scalar.enclosure import doubles_at, kinks
 from surefoot.torch_private import children_of
 
 
@@ -169,10 +172,15 @@ def _kinks(graph: Graph) -> Iterator[str]:
 
 
 def _has_kink(node: Node) -> bool:
+    """Whether an operation has a kink: a scalar function where its slope jumps, any other by name."""
     name = node.op.removeprefix("aten.")
-    if name == "elu":
-        return bool(node.arguments["alpha"] * node.arguments["input_scale"] != 1)
-    return name in _KINKED or "max_pool" in name
+    options = {key: value for key, value in node.arguments.items() if isinstance(value, int | float | str)}
+    try:
+        function = ScalarFunction.named(name, **options)
+    except (TypeError, ValueError):  # no function of one number with these options
+        return name in _KINKED or "max_pool" in name
+    points = [doubles_at(point) for point in kinks(function)]
+    return any(math.isinf(supremum(function, 2, point[0], point[-1])) for point in points)
 
 
 def _counterpart(module: nn.Module) -> nn.Module | None:
@@ -186,39 +194,23 @@ def _counterpart(module: nn.Module) -> nn.Module | None:
     return None
 
 
-def _average(kind: type[nn.Module]) -> Callable[[Any], nn.Module]:
-    """How to make the average pooling of this kind from a max-pooling."""
-
-    def make(module: Any) -> nn.Module:
-        if module.return_indices:
-            raise NotSmooth("the indices of maxima that it returns have no counterpart")
-        if any(step != 1 for step in _several(module.dilation)):
-            raise NotSmooth(f"average pooling has no dilation, and here it is {module.dilation}")
-        options = {"stride": module.stride, "padding": module.padding, "ceil_mode": module.ceil_mode}
-        return kind(module.kernel_size, **options)
-
-    return make
-
-
-def _adaptive_average(kind: type[nn.Module]) -> Callable[[Any], nn.Module]:
-    """How to make the adaptive average pooling of this kind from an adaptive max-pooling."""
-
-    def make(module: Any) -> nn.Module:
-        if module.return_indices:
-            raise NotSmooth("the indices of maxima that it returns have no counterpart")
-        return kind(module.output_size)
-
-    return make
+def _average(module: Any) -> nn.Module:
+    """The average pooling with the patches of a max-pooling, adaptive or not."""
+    if module.return_indices:
+        raise NotSmooth("the indices of maxima that it returns have no counterpart")
+    kind = next(kind for kind in _MAX_POOLS if isinstance(module, kind))
+    if "Adaptive" in kind.__name__:
+        return _MAX_POOLS[kind](module.output_size)
+    dilation = module.dilation
+    if any(step != 1 for step in (dilation if isinstance(dilation, list | tuple) else (dilation,))):
+        raise NotSmooth(f"average pooling has no dilation, and here it is {dilation}")
+    options = {"stride": module.stride, "padding": module.padding, "ceil_mode": module.ceil_mode}
+    return _MAX_POOLS[kind](module.kernel_size, **options)
 
 
-def _several(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def _exponential(module: Any) -> nn.Module | None:
+def _exponential(module: Any) -> None:
     if module.alpha != 1:
         raise NotSmooth(f"ELU with α = {module.alpha:g} has a kink at zero: use CELU, or α = 1")
-    return None
 
 
 def _without(why: str) -> Callable[[Any], nn.Module]:
@@ -230,9 +222,15 @@ def _without(why: str) -> Callable[[Any], nn.Module]:
     return make
 
 
-_NO_DERIVATIVE = "has no derivative at zero: use AvgPool"
-_RANDOM_PATCHES = "draws random patches: use AvgPool"
-_INDICES = "needs the indices of maxima: use Upsample"
+def _kinds(name: str, dims: str = "123") -> list[type[nn.Module]]:
+    """The modules of torch for images of so many dimensions."""
+    return [getattr(nn, f"{name}{dim}d") for dim in dims]
+
+
+_MAX_POOLS: dict[type[nn.Module], Any] = {
+    **dict(zip(_kinds("MaxPool"), _kinds("AvgPool"), strict=True)),
+    **dict(zip(_kinds("AdaptiveMaxPool"), _kinds("AdaptiveAvgPool"), strict=True)),
+}
 _COUNTERPARTS: dict[type[nn.Module], Callable[[Any], nn.Module | None]] = {
     nn.ReLU: lambda module: nn.Softplus(),
     nn.LeakyReLU: lambda module: LeakySoftplus(module.negative_slope),
@@ -240,31 +238,21 @@ _COUNTERPARTS: dict[type[nn.Module], Callable[[Any], nn.Module | None]] = {
     nn.Hardtanh: lambda module: SoftClamp(module.min_val, module.max_val),
     nn.Hardswish: lambda module: nn.SiLU(),
     nn.Hardsigmoid: lambda module: nn.Sigmoid(),
-    nn.MaxPool1d: _average(nn.AvgPool1d),
-    nn.MaxPool2d: _average(nn.AvgPool2d),
-    nn.MaxPool3d: _average(nn.AvgPool3d),
-    nn.AdaptiveMaxPool1d: _adaptive_average(nn.AdaptiveAvgPool1d),
-    nn.AdaptiveMaxPool2d: _adaptive_average(nn.AdaptiveAvgPool2d),
-    nn.AdaptiveMaxPool3d: _adaptive_average(nn.AdaptiveAvgPool3d),
     nn.ELU: _exponential,
     nn.SELU: _without("has a kink at zero: use CELU"),
     nn.RReLU: _without("draws random slopes: use LeakyReLU"),
     nn.Hardshrink: _without("jumps: use Tanhshrink"),
     nn.Softshrink: _without("has kinks: use Tanhshrink"),
     nn.Threshold: _without("jumps: use Softplus"),
-    nn.LPPool1d: _without(_NO_DERIVATIVE),
-    nn.LPPool2d: _without(_NO_DERIVATIVE),
-    nn.LPPool3d: _without(_NO_DERIVATIVE),
-    nn.FractionalMaxPool2d: _without(_RANDOM_PATCHES),
-    nn.FractionalMaxPool3d: _without(_RANDOM_PATCHES),
-    nn.MaxUnpool1d: _without(_INDICES),
-    nn.MaxUnpool2d: _without(_INDICES),
-    nn.MaxUnpool3d: _without(_INDICES),
+    **dict.fromkeys(_MAX_POOLS, _average),
+    **dict.fromkeys(_kinds("LPPool"), _without("has no derivative at zero: use AvgPool")),
+    **dict.fromkeys(_kinds("FractionalMaxPool", "23"), _without("draws random patches: use AvgPool")),
+    **dict.fromkeys(_kinds("MaxUnpool"), _without("needs the indices of maxima: use Upsample")),
 }
+# operations with kinks that are no functions of one number
 _KINKED = {
-    "relu", "relu6", "leaky_relu", "prelu", "_prelu_kernel", "rrelu", "selu", "hardtanh", "hardswish",
-    "hardsigmoid", "softshrink", "hardshrink", "threshold", "abs", "sign", "sgn", "floor", "ceil", "round",
-    "trunc", "frac", "heaviside", "clamp", "clamp_min", "clamp_max", "clip", "maximum", "minimum", "fmax", "fmin",
-    "max", "min", "amax", "amin", "aminmax", "median", "kthvalue", "sort", "topk", "cummax", "cummin", "norm",
-    "linalg_vector_norm", "dist", "cdist",
+    "_prelu_kernel", "rrelu", "sgn", "floor", "ceil", "round", "trunc", "frac", "heaviside",
+    "clamp_min", "clamp_max", "clip", "maximum", "minimum", "fmax", "fmin", "max", "min", "amax", "amin",
+    "aminmax", "median", "kthvalue", "sort", "topk", "cummax", "cummin", "norm", "linalg_vector_norm",
+    "dist", "cdist",
 }  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from surefoot.calculus.certify import certify
+from surefoot.certifying import certify
 from surefoot.domains import Ball, ProductBall
 from surefoot.zoo import build, example_input
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from surefoot.errors import CaptureError
-from surefoot.graph import Graph, Node
+from surefoot.graph import Graph, Node, capture_with
 from surefoot.operations.captured import capture
 
 
@@ -196,11 +196,11 @@ def test_a_graph_is_kept_per_rewriting() -> None:
         return list(nodes)
 
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
-    split, whole = capture(model, X), capture(model, X, rewrite=unchanged)
+    split, whole = capture(model, X), capture_with(model, X, unchanged)
     assert [node.op for node in whole.nodes] == ["aten.linear", "aten.layer_norm"]
     assert len(split.nodes) == 3
     assert capture(model, X) is split
-    assert capture(model, X, rewrite=unchanged) is whole
+    assert capture_with(model, X, unchanged) is whole
 
 
 def test_integers_that_fill_in_for_numbers_are_refused() -> None:

@@ -74,7 +74,8 @@ def test_the_layer_is_one_operation_of_the_graph() -> None:
     assert not torch.allclose(model(X), other(X))
     unrolled = network(differentiate="unroll", order=1)
     target = capture(unrolled, X).nodes[2].target
-    assert (target.settings.differentiate, target.settings.order) == ("implicit", 2)
+    settings = target.problem.settings
+    assert (settings.differentiate, settings.order) == ("implicit", 2)
 
 
 def test_an_exported_program_runs_as_long_as_the_layer_is_there() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from objectives.zoo import LABELS, LOSSES, SHAPE, SOFT, WEIGHT, real
 from surefoot import objectives as o
-from surefoot.paper import losses as printed
+from surefoot.objectives import printed
 
 SMOOTH = [name for name, loss in LOSSES.items() if loss.smooth]
 

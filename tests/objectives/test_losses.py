@@ -8,7 +8,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.objectives import BinaryCrossEntropy, Huber, ObjectiveError, Ridge
-from surefoot.objectives.cross_entropy import masses
+from surefoot.operations.losses.cross_entropy import masses
 
 LABELS = torch.tensor([0, 2, 1, 2, 2])
 SOFT = torch.softmax(torch.randn(5, 3, generator=torch.Generator().manual_seed(1)), dim=1)

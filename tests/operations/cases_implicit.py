@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from operations.case import Case, operation
 from operations.tensors import real
 from surefoot.implicit import ArgMin, Constants
+from surefoot.implicit.differentiate import Minimiser
 
 
 class Shifted(nn.Module):
@@ -42,7 +43,8 @@ class Linear(nn.Module):
 def _case(zeta: nn.Module, shape: int, *inputs: Tensor, mu: float | None = None) -> Case:
     layer = ArgMin(zeta.double(), shape, constants=None if mu is None else Constants(strong_convexity=mu))
     parameters = [value.detach() for value in zeta.parameters()]
-    return operation(layer.problem(len(inputs)), list(inputs), parameters, [], op="surefoot.argmin")
+    minimiser = Minimiser(layer.problem(len(inputs) + len(parameters)))
+    return operation(minimiser, list(inputs), parameters, [], op="surefoot.argmin")
 
 
 CASES: dict[str, list[Callable[[], Case]]] = {

@@ -11,7 +11,7 @@ from reader_models import SMOOTH, UNIT, batch, close, mlp, same
 from torch import Tensor, nn
 
 from surefoot import Chain, paper, zoo
-from surefoot.calculus.certify import certify
+from surefoot.certifying import certify
 from surefoot.domains import Ball, ProductBall
 from surefoot.paper.layers import CONVOLUTION_BIAS
 from surefoot.paper.reader import certify_as_printed, read

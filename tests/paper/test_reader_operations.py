@@ -13,10 +13,20 @@ from torch.nn import functional as F
 from surefoot import Chain, paper, zoo
 from surefoot.domains import Ball, DomainError, ProductBall
 from surefoot.errors import UnsupportedOperation
-from surefoot.graph import Node, Ref, Spec
+from surefoot.graph import Graph, Leaf, Node, Ref, Source, Spec
+from surefoot.graph.assemble import assemble
 from surefoot.paper.layers import CONVOLUTION_BIAS, OVERLAPPING_MAX_POOL
 from surefoot.paper.operations import UNEVEN_AVERAGE, is_rearrangement
 from surefoot.paper.reader import certify_as_printed, read
+
+aten = torch.ops.aten
+
+
+def single(target, spec: Spec, *arguments, shape: tuple[int, ...] = (2, 3)) -> tuple[Graph, Node]:
+    """A graph of one operation on one tensor."""
+    node = Node("y", str(target.overloadpacket), target, (Ref("x"), *arguments), {}, "", spec)
+    leaf = Leaf("x", "x", Source.INPUT, Spec(shape, torch.float32))
+    return assemble({"x": leaf}, [node], ("y",), {}, {}), node
 
 
 class TestOperations:
@@ -144,15 +154,40 @@ class TestOperations:
             certify_as_printed(model, torch.tensor([[1, 2]]), domain=UNIT)
 
     def test_casts_to_integers_and_views_as_another_type_are_no_rearrangements(self):
-        aten = torch.ops.aten
         for target, kind, expected in (
             (aten.to.dtype, torch.float32, True),
             (aten.to.dtype, torch.int64, False),
             (aten.view.dtype, torch.float32, False),
         ):
-            operation = str(target.overloadpacket)
-            node = Node("y", operation, target, (Ref("x"), kind), {}, "", Spec((2, 3), kind))
-            assert is_rearrangement(node) is expected
+            assert is_rearrangement(*single(target, Spec((2, 3), kind), kind)) is expected
+
+    @pytest.mark.parametrize(
+        ("target", "shape", "arguments"),
+        [
+            (aten.roll.default, (6,), ([2], [0])),
+            (aten.flip.default, (2, 3), ([1],)),
+            (aten.mT.default, (2, 3), ()),
+            (aten.movedim.int, (2, 3, 4), (0, 2)),
+            (aten.expand.default, (2, 1), ([2, 3],)),
+            (aten.expand.default, (2, 3), ([1, 2, 3],)),
+            (aten.repeat.default, (3,), ([2],)),
+            (aten.select.int, (2, 3), (0, 1)),
+            (aten.unfold.default, (6,), (0, 3, 2)),  # as many numbers, one of them twice and one not at all
+            (aten.im2col.default, (1, 1, 1, 6), ([1, 3], [1, 1], [0, 0], [1, 2])),
+            (aten.tril.default, (3, 3), ()),
+            (aten.diagonal.default, (3, 3), ()),
+            (aten.constant_pad_nd.default, (4,), ([1, -1], 5.0)),
+            (aten.pixel_shuffle.default, (1, 4, 2, 2), (2,)),
+            (aten.channel_shuffle.default, (1, 4, 2, 2), (2,)),
+            (aten.squeeze.default, (1, 4), ()),
+        ],
+    )
+    def test_a_rearrangement_returns_every_number_once(self, target, shape, arguments):
+        numbers = torch.arange(1.0, 1.0 + math.prod(shape)).reshape(shape)
+        result = target(numbers, *arguments)
+        graph, node = single(target, Spec(tuple(result.shape), result.dtype), *arguments, shape=shape)
+        every = torch.equal(result.flatten().sort().values, numbers.flatten().sort().values)
+        assert is_rearrangement(graph, node) is every
 
     def test_several_inputs_or_outputs_are_refused(self):
         class Several(nn.Module):

@@ -16,8 +16,9 @@ import surefoot as sf
 from surefoot.calculus.prepare import prepared
 from surefoot.certificate import Row
 from surefoot.magnitude import Magnitude
+from surefoot.operations.call import label
 from surefoot.operations.captured import capture
-from surefoot.operations.registry import label, rule_for, rules
+from surefoot.operations.record import rule_for, rules
 from surefoot.report.blocks import block_lines, heat
 from surefoot.report.compare import comparison
 from surefoot.report.curves import HEIGHT, Axis, curves

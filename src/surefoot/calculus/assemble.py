@@ -23,7 +23,7 @@ import numpy as np
 from surefoot.calculus.forward import Pass, Step
 from surefoot.magnitude import Magnitude
 from surefoot.norms import nonnegative_norm
-from surefoot.operations.registry import Pair
+from surefoot.operations.call import Pair
 
 Contraction = Callable[[Step], Mapping[Pair, Magnitude]]
 

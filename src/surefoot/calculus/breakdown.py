@@ -13,7 +13,7 @@ from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, t
 from surefoot.certificate import Row
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.norms import nonnegative_norm
-from surefoot.operations.registry import label
+from surefoot.operations.call import label
 
 _MOST_ENTRIES = 5e7  # of all matrices together; beyond that, numbers in place of matrices
 _SHARPEST = 64  # variables up to which every matrix is worth a sharp norm

@@ -23,7 +23,7 @@ from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.graph import Graph, Leaf, Source
 from surefoot.graph.checks import as_inputs
 from surefoot.magnitude import Magnitude, minimum, stack
-from surefoot.objectives import ObjectiveError, attach
+from surefoot.objectives import attach
 from surefoot.operations.captured import capture
 
 Wrt = Literal["params", "input"]
@@ -37,7 +37,6 @@ def certify(
     domain: Domain | Segment | None = None,
     wrt: Wrt = "params",
     input_norm: float | None = None,
-    constants: Literal["certified", "paper"] = "certified",
 ) -> Certificate:
     r"""Bound, Lipschitz constant and smoothness of a model's output over a domain, proved.
 
@@ -50,7 +49,6 @@ def certify(
             ``wrt="input"`` the input within 1 of the origin.
         wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
         input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``.
-        constants: ``"certified"``, or ``"paper"`` for Algorithm 4 as printed, with the paper's constants.
 
     Returns:
         The certificate; its smoothness may be infinite, and then it says which operation is to blame.
@@ -65,17 +63,7 @@ def certify(
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")
     if isinstance(domain, Segment):
-        return _along(model, x, objective, domain, wrt, constants)
-    if constants == "paper":
-        if objective is not None:
-            raise ObjectiveError(
-                "the paper's constants of an objective follow from those of the network by Prop. smoothobj: "
-                "certify the network, then use surefoot.paper.objective"
-            )
-        from surefoot.paper.reader import certify_as_printed
-
-        with ordinary_device():
-            return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
+        return _along(model, x, objective, domain, wrt)
     graph, inputs = captured(model, x, objective)
     with ordinary_device():
         leaves, region = enclose_leaves(graph, dict(model.named_parameters()), inputs, domain, wrt, input_norm)
@@ -99,12 +87,10 @@ def captured(model: nn.Module, x: Any, objective: nn.Module | None) -> tuple[Gra
     return graph, inputs | targets
 
 
-def _along(
-    model: nn.Module, x: Any, objective: nn.Module | None, domain: Segment, wrt: str, constants: str
-) -> Certificate:
+def _along(model: nn.Module, x: Any, objective: nn.Module | None, domain: Segment, wrt: str) -> Certificate:
     from surefoot.calculus.segment.certify import certify_segment
 
-    if wrt != "params" or constants != "certified":
+    if wrt != "params":
         raise DomainError("along a segment the parameters vary, and the constants are certified ones")
     with ordinary_device():
         return certify_segment(model, x, objective, domain)

@@ -8,16 +8,14 @@ from dataclasses import replace
 from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.forward import Pass, Step
 from surefoot.magnitude import Magnitude
-from surefoot.objectives.base import Objective, kind_of
+from surefoot.operations.record import LossFacts, record_of
 
 
-def objective_of(result: Pass) -> tuple[Step, type[Objective]] | None:
-    """The operation that computes the output and what it is, if it is an objective."""
+def objective_of(result: Pass) -> tuple[Step, LossFacts] | None:
+    """The operation that computes the output and what is known about it, if it is an objective."""
     step = result.steps[-1] if result.steps else None
-    kind = None if step is None else kind_of(step.node.op)
-    if step is None or kind is None or result.outputs != (step.node.name,):
-        return None
-    return step, kind
+    facts = None if step is None else record_of(step.node).loss
+    return None if step is None or facts is None or result.outputs != (step.node.name,) else (step, facts)
 
 
 def is_nonnegative(result: Pass) -> bool:
@@ -35,12 +33,12 @@ def damping_of(result: Pass) -> Callable[[], tuple[Magnitude, bool]] | None:
     found = objective_of(result)
     if found is None or not found[1].convex:
         return None
-    step, kind = found
+    step, facts = found
 
     def compute() -> tuple[Magnitude, bool]:
         network = replace(result, outputs=(step.names["outputs"],))
         matrix = assemble(terms(network, weighted_curvature(network)), len(result.region.variables))
-        return step.bounds.jacobian["outputs"] * smoothness(matrix), kind.quadratic
+        return step.bounds.jacobian["outputs"] * smoothness(matrix), facts.quadratic
 
     return compute
 

@@ -21,7 +21,6 @@ from torch import Tensor
 
 import surefoot.operations.families  # noqa: F401  registers the operations
 from surefoot.graph.evaluate import fold_in_double
-from surefoot.graph.nodes import renamed
 from surefoot.graph.structure import Graph, Node, Ref, Role, Spec
 from surefoot.operations.record import record_of
 from surefoot.scalar import ScalarFunction
@@ -53,10 +52,7 @@ def without_casts(graph: Graph) -> Graph:
     source: dict[str, str] = {}
     nodes = []
     for node in graph.nodes:
-        moved = node
-        if any(name in source for name in node.inputs):
-            kwargs = {key: renamed(a, source) for key, a in node.kwargs.items()}
-            moved = replace(node, args=tuple(renamed(a, source) for a in node.args), kwargs=kwargs)
+        moved = node.renamed(source) if any(name in source for name in node.inputs) else node
         nodes.append(moved)
         if record_of(node).identity and _same_kind(graph.spec(node.inputs[0]), node.spec):
             source[node.name] = moved.inputs[0]

@@ -38,7 +38,11 @@ def refuse_severed(program: ExportedProgram) -> None:
 
 
 def custom_functions(outputs: Iterable[Tensor]) -> tuple[str, ...]:
-    """Names of the functions with a hand-written backward (``torch.autograd.Function``) behind some tensors."""
+    """Names of the functions with a hand-written backward (``torch.autograd.Function``) behind some tensors.
+
+    Operators of ``torch.library`` are left out: they are operations of the graph as they are, and their backward
+    is the derivative that every reading of the graph takes.
+    """
     waiting: list[Any] = [output.grad_fn for output in outputs]
     met: set[Any] = {None}
     names: dict[str, None] = {}
@@ -47,8 +51,9 @@ def custom_functions(outputs: Iterable[Tensor]) -> tuple[str, ...]:
         if step not in met:
             met.add(step)
             waiting += [before for before, _ in step.next_functions]
-            if isinstance(step, BackwardCFunction):
-                names[type(step).__name__.removesuffix("Backward")] = None
+            name = type(step).__name__.removesuffix("Backward")
+            if isinstance(step, BackwardCFunction) and not name.startswith("GeneratedBackwardFor_"):
+                names[name] = None
     return tuple(names)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from surefoot.implicit.outcome import not_convex, refuse_nan
+from surefoot.implicit.errors import not_convex, refuse_nan
 from surefoot.implicit.problem import Problem, Tensors
 
 

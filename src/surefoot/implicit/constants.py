@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from surefoot.implicit.errors import ImplicitError
 
 BETA = "beta"
+UNIT = 2.0**-53  # the round-off of a double, relative
 Pair = tuple[str, str]
 
 

@@ -34,12 +34,10 @@ from surefoot.calculus.forward import forward
 from surefoot.domains import Region
 from surefoot.enclosure import Enclosure, constant, norm
 from surefoot.graph.nodes import Spec
-from surefoot.implicit.constants import BETA
+from surefoot.implicit.constants import BETA, UNIT
 from surefoot.implicit.problem import Problem, Tensors
 from surefoot.implicit.trace import gradient_graph
 from surefoot.magnitude import Magnitude, minimum
-
-_UNIT = 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -146,4 +144,4 @@ def _smallest(problem: Problem, values: Tensors, beta: Tensor, slope: Magnitude)
     added up for an entry.
     """
     count = problem.size + sum(value.numel() for value in values)
-    return problem.least_curvature(beta, values) - float(slope) * (count + 16.0) ** 2 * 2 * _UNIT
+    return problem.least_curvature(beta, values) - float(slope) * (count + 16.0) ** 2 * 2 * UNIT

@@ -24,16 +24,37 @@ sizes and momenta, and recorded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
-from surefoot.implicit.accelerated import accelerated
 from surefoot.implicit.conjugate import inverse_product
-from surefoot.implicit.newton import factorised, newton
-from surefoot.implicit.outcome import Outcome
+from surefoot.implicit.errors import ImplicitError
 from surefoot.implicit.problem import Problem, Tensors
+from surefoot.implicit.solvers import factorised, solved, starting_point
+
+
+@dataclass(frozen=True, eq=False)
+class Minimiser:
+    """An inner problem as a differentiable function of its tensors: what a graph calls."""
+
+    problem: Problem
+
+    def __call__(
+        self, inputs: Sequence[Tensor], parameters: Sequence[Tensor], buffers: Sequence[Tensor]
+    ) -> Tensor:
+        """The minimisers."""
+        if any(isinstance(value, FakeTensor) for value in (*inputs, *parameters)):
+            raise ImplicitError(
+                "how many operations a minimiser takes depends on the data",
+                "Count those of the model without its ArgMin layers.",
+            )
+        result = minimiser(self.problem, (*inputs, *parameters, *buffers))
+        return result.reshape(self.problem.result_shape(inputs))
 
 
 def minimiser(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> Tensor:
@@ -46,33 +67,15 @@ def minimiser(problem: Problem, tensors: Tensors, start: Tensor | None = None) -
     problem.refuse_hidden(tensors)
     beta, inverse, steps, momenta = _Solve.apply(problem, start, *tensors)
     if problem.settings.differentiate == "unroll":
-        return _unrolled(problem, tensors, _begin(problem, tensors, start), steps, momenta)
-    found = beta
+        return _unrolled(problem, tensors, starting_point(problem, tensors, start), steps, momenta)
+    corrected = beta
     for _ in range(problem.settings.order):
-        slope = problem.gradient(found, tensors)
+        slope = problem.gradient(corrected, tensors)
         if problem.settings.linear == "cg":
-            found = found - _Inverse.apply(problem, slope, beta, *tensors)
+            corrected = corrected - _Inverse.apply(problem, slope, beta, *tensors)
         else:
-            found = found - (inverse @ slope[..., None])[..., 0]
-    return found
-
-
-def solved(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> Outcome:
-    """The minimisers by the solver of the settings, not differentiable."""
-    begin = _begin(problem, tensors, start)
-    if problem.settings.solver == "newton":
-        return newton(problem, tensors, begin)
-    constants = problem.constants
-    known = getattr(constants, "smoothness", None)
-    return accelerated(problem, tensors, begin, known if isinstance(known, int | float) and known > 0 else None)
-
-
-def _begin(problem: Problem, tensors: Tensors, start: Tensor | None) -> Tensor:
-    shape = problem.count(tensors), problem.size
-    dtype, device = problem.dtype(tensors), tensors[0].device
-    if start is None:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return start.detach().to(device, dtype).reshape(shape)
+            corrected = corrected - (inverse @ slope[..., None])[..., 0]
+    return corrected
 
 
 def _unrolled(problem: Problem, tensors: Tensors, start: Tensor, steps: Tensor, momenta: Tensor) -> Tensor:
@@ -124,17 +127,14 @@ class _Solve(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, ...], problem: Problem, start: Tensor | None, *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         """One problem after the other; shorter paths are filled up with steps of size zero."""
-        results = []
-        for k in range(info.batch_size):
-            chosen = [_slice(value, dim, k) for value, dim in zip((start, *tensors), in_dims[1:], strict=True)]
-            results.append(_Solve.apply(problem, *chosen))
-        longest = max(result[2].shape[-1] for result in results)
-        padded = [
-            [torch.nn.functional.pad(path, (0, longest - path.shape[-1])) for path in result[2:]]
-            for result in results
-        ]
-        columns = zip(*((*result[:2], *paths) for result, paths in zip(results, padded, strict=True)), strict=True)
-        return tuple(torch.stack(column) for column in columns), (0, 0, 0, 0)
+        results = _one_by_one(_Solve, info, in_dims, problem, start, *tensors)
+        longest = max(steps.shape[-1] for _, _, steps, _ in results)
+
+        def filled(path: Tensor) -> Tensor:
+            return torch.nn.functional.pad(path, (0, longest - path.shape[-1]))
+
+        rows = ((beta, inverse, filled(steps), filled(momenta)) for beta, inverse, steps, momenta in results)
+        return tuple(torch.stack(column) for column in zip(*rows, strict=True)), (0, 0, 0, 0)
 
 
 class _Inverse(torch.autograd.Function):
@@ -153,8 +153,8 @@ class _Inverse(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        found = _Inverse.apply(ctx.problem, slope, *ctx.saved_tensors)
-        return (None, found, *(None,) * (ctx.count - 2))
+        solution = _Inverse.apply(ctx.problem, slope, *ctx.saved_tensors)
+        return (None, solution, *(None,) * (ctx.count - 2))
 
     @staticmethod
     def jvp(ctx: Any, _: Any, tangent: Tensor, *__: Any) -> Tensor:
@@ -166,12 +166,18 @@ class _Inverse(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         if all(dim is None for dim in in_dims[2:]) and right.dim() == tensors[0].dim() + 1:
             return _Inverse.apply(problem, right.movedim(in_dims[1] or 0, 0), *tensors), 0
-        results = []
-        for k in range(info.batch_size):
-            chosen = [_slice(value, dim, k) for value, dim in zip((right, *tensors), in_dims[1:], strict=True)]
-            results.append(_Inverse.apply(problem, *chosen))
-        return torch.stack(results), 0
+        return torch.stack(_one_by_one(_Inverse, info, in_dims, problem, right, *tensors)), 0
 
 
-def _slice(value: Tensor | None, dim: int | None, k: int) -> Tensor | None:
-    return value if value is None or dim is None else value.select(dim, k)
+def _one_by_one(
+    function: Any, info: Any, in_dims: tuple[int | None, ...], problem: Problem, *values: Tensor | None
+) -> list[Any]:
+    """The results of a function for each element of a mapped batch."""
+
+    def chosen(k: int) -> list[Tensor | None]:
+        return [
+            value if value is None or dim is None else value.select(dim, k)
+            for value, dim in zip(values, in_dims[1:], strict=True)
+        ]
+
+    return [function.apply(problem, *chosen(k)) for k in range(info.batch_size)]

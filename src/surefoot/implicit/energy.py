@@ -11,20 +11,10 @@ from torch.nn import functional as F
 from surefoot.implicit.constants import Constants
 from surefoot.implicit.errors import ImplicitError
 
-
-def _half_square(z: Tensor) -> Tensor:
-    return 0.5 * z.square()
-
-
-def _log_cosh(z: Tensor) -> Tensor:
-    """log(2 cosh z), written so that it does not overflow."""
-    return F.softplus(2 * z) - z
-
-
 _POTENTIALS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": F.softplus,
-    "log-cosh": _log_cosh,
-    "square": _half_square,
+    "log-cosh": lambda z: F.softplus(2 * z) - z,  # log(2 cosh z), written so that it does not overflow
+    "square": lambda z: 0.5 * z.square(),
 }
 
 

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.implicit.constants import Constants, ConstantsOf, gradient_error
-from surefoot.implicit.differentiate import minimiser, solved
+from surefoot.implicit.differentiate import minimiser
 from surefoot.implicit.errors import ImplicitError
 from surefoot.implicit.operation import record
-from surefoot.implicit.problem import Problem, Tensors
-from surefoot.implicit.settings import Settings
-from surefoot.implicit.solution import Solution
+from surefoot.implicit.problem import Problem, Settings, Tensors
+from surefoot.implicit.solvers import solved
+
+
+@dataclass(frozen=True)
+class Solution:
+    r"""Minimisers as they were found, with what is proved about them (:mod:`surefoot.implicit.constants`).
+
+    The bounds are one number per minimiser. They hold in real arithmetic for the residual as it was computed.
+
+    Attributes:
+        beta: the minimisers :math:`\hat\beta`, before any correction.
+        residual: :math:`\|\nabla_\beta\zeta\|` at each.
+        iterations: how many the solver made.
+        error_bound: on :math:`\|\hat\beta - \beta^*\|`; ``None`` if no strong convexity was declared.
+        gradient_error_bound: on the spectral norm of what is wrong with the derivative that the layer records, in
+            the input of a sample and the parameters together; ``None`` if the constants are not known.
+        status: what happened, in words.
+    """
+
+    beta: Tensor
+    residual: Tensor
+    iterations: int
+    error_bound: Tensor | None
+    gradient_error_bound: Tensor | None
+    status: str
 
 
 class ArgMin(nn.Module):
@@ -118,24 +142,15 @@ class ArgMin(nn.Module):
                 order = self.settings.order if self.settings.differentiate == "implicit" else 1
                 bounds = [gradient_error(known, arguments, float(e), order) for e in error.reshape(-1)]
                 gradient = error.new_tensor(bounds).reshape(rows)
-        status = (
-            f"solved in {outcome.iterations} iterations; the largest gradient norm is "
-            f"{float(outcome.residual.max()):.3g}"
-        )
-        return Solution(
-            outcome.beta.reshape(shape),
-            outcome.residual.reshape(rows),
-            outcome.iterations,
-            error,
-            gradient,
-            status,
-        )
+        largest, residual = float(outcome.residual.max()), outcome.residual.reshape(rows)
+        status = f"solved in {outcome.iterations} iterations; the largest gradient norm is {largest:.3g}"
+        return Solution(outcome.beta.reshape(shape), residual, outcome.iterations, error, gradient, status)
 
     def known(self, tensors: Tensors) -> Constants | None:
         """The constants at given tensors."""
         if self.constants is None or isinstance(self.constants, Constants):
             return self.constants
-        problem = self.problem(len(tensors) - self.owned)
+        problem = self.problem(len(tensors))
         sizes = {}
         for k, (name, tensor) in enumerate(zip(problem.names, tensors, strict=True)):
             own = self.batched and k < len(problem.inputs)
@@ -147,24 +162,19 @@ class ArgMin(nn.Module):
         for value in inputs:
             if not isinstance(value, Tensor):
                 raise ImplicitError(f"an input is of type {type(value).__name__}", "Pass tensors.")
-        problem = self.problem(len(inputs))
         tensors = (*inputs, *self.zeta.parameters(), *self.zeta.buffers())
+        problem = self.problem(len(tensors))
         if start is not None and inputs and tuple(start.shape) != problem.result_shape(inputs):
             raise ImplicitError(
                 f"the start has shape {tuple(start.shape)}", f"Pass one of shape {problem.result_shape(inputs)}."
             )
         return problem, tensors
 
-    @property
-    def owned(self) -> int:
-        """How many tensors ζ owns."""
-        return len(list(self.zeta.parameters())) + len(list(self.zeta.buffers()))
-
     def problem(self, count: int) -> Problem:
-        """The inner problem with so many inputs."""
-        return Problem(
-            self.zeta, _input_names(self.zeta, count), self.shape, self.batched, self.settings, self.constants
-        )
+        """The inner problem with so many tensors, those that ζ owns included."""
+        inputs = count - len(list(self.zeta.parameters())) - len(list(self.zeta.buffers()))
+        names = _input_names(self.zeta, inputs)
+        return Problem(self.zeta, names, self.shape, self.batched, self.settings, self.constants)
 
     def extra_repr(self) -> str:
         """The shape of a minimiser, and what is not the default."""
@@ -188,12 +198,10 @@ def _input_names(zeta: nn.Module, count: int) -> tuple[str, ...]:
     function: Any = zeta.function if isinstance(zeta, _Function) else zeta.forward
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
-        found = [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+        names = [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
     except (TypeError, ValueError):
-        found = []
-    if len(found) != count + 1:
-        return tuple(f"x{k}" for k in range(count))
-    return tuple(found[:count])
+        names = []
+    return tuple(names[:count] if len(names) == count + 1 else (f"x{k}" for k in range(count)))
 
 
 def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:

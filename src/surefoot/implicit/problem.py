@@ -7,20 +7,67 @@ rows.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.implicit.constants import Constants, ConstantsOf
 from surefoot.implicit.errors import ImplicitError
-from surefoot.implicit.settings import Settings
-from surefoot.torch_private import FakeTensor
 
 Tensors = tuple[Tensor, ...]
+_CHOICES = {
+    "solver": ("newton", "gradient"),
+    "differentiate": ("implicit", "unroll"),
+    "linear": ("cholesky", "cg"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an inner problem is solved and differentiated: the options of :class:`~surefoot.implicit.ArgMin`.
+
+    Raises:
+        ImplicitError: if an option is not one of those.
+    """
+
+    solver: Literal["newton", "gradient"] = "newton"
+    differentiate: Literal["implicit", "unroll"] = "implicit"
+    linear: Literal["cholesky", "cg"] = "cholesky"
+    tolerance: float | None = None
+    max_iterations: int | None = None
+    order: int = 2
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            self._expect(name, getattr(self, name) in allowed, " or ".join(map(repr, allowed)))
+        tolerance, most, order = self.tolerance, self.max_iterations, self.order
+        positive = isinstance(tolerance, int | float) and 0 < tolerance < math.inf
+        self._expect("tolerance", tolerance is None or positive, "a positive number, or None")
+        counts = isinstance(most, int) and most > 0
+        self._expect("max_iterations", most is None or counts, "a positive whole number, or None")
+        exact = isinstance(order, int) and order > 0
+        self._expect("order", exact, "how many derivatives are to be exact: 1, 2, …")
+
+    def _expect(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            end = "" if what.endswith("…") else "."
+            raise ImplicitError(f"the option {name} is {getattr(self, name)!r}", f"Pass {what}{end}")
+
+    def tolerance_for(self, dtype: torch.dtype) -> float:
+        """The tolerance in an element type: what was given, or 1e-12 in double and 1e-4 in single precision."""
+        if self.tolerance is not None:
+            return float(self.tolerance)
+        return 1e-12 if dtype == torch.float64 else 1e-4
+
+    @property
+    def iterations(self) -> int:
+        """How many iterations may be made."""
+        return self.max_iterations or (100 if self.solver == "newton" else 10_000)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,19 +90,6 @@ class Problem:
     settings: Settings
     constants: Constants | ConstantsOf | None = None
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
-
-    def __call__(
-        self, inputs: Sequence[Tensor], parameters: Sequence[Tensor], buffers: Sequence[Tensor]
-    ) -> Tensor:
-        """The minimisers, differentiable: what a graph calls."""
-        from surefoot.implicit.differentiate import minimiser
-
-        if any(isinstance(value, FakeTensor) for value in (*inputs, *parameters)):
-            raise ImplicitError(
-                "how many operations a minimiser takes depends on the data",
-                "Count those of the model without its ArgMin layers.",
-            )
-        return minimiser(self, (*inputs, *parameters, *buffers)).reshape(self.result_shape(inputs))
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -87,11 +121,8 @@ class Problem:
 
     def dtype(self, tensors: Sequence[Tensor]) -> torch.dtype:
         """The element type of the result: that of the real tensors together."""
-        found = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
-        dtype = found[0] if found else torch.get_default_dtype()
-        for other in found[1:]:
-            dtype = torch.promote_types(dtype, other)
-        return dtype
+        real = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+        return functools.reduce(torch.promote_types, real) if real else torch.get_default_dtype()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Refuse inputs that do not fit.
@@ -146,10 +177,10 @@ class Problem:
         Raises:
             ImplicitError: with the eigenvalue that was found.
         """
-        found = self.least_curvature(beta, tensors)
-        if found < mu * (1 - 1e3 * torch.finfo(beta.dtype).eps):
+        least = self.least_curvature(beta, tensors)
+        if least < mu * (1 - 1e3 * torch.finfo(beta.dtype).eps):
             raise ImplicitError(
-                f"a strong convexity of {mu:g} was declared, and the Hessian of ζ has the eigenvalue {found:.3g}",
+                f"a strong convexity of {mu:g} was declared, and the Hessian of ζ has the eigenvalue {least:.3g}",
                 "Declare what holds for all arguments, such as the weight of a ridge that ζ contains.",
             )
 

@@ -29,7 +29,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations_with_replacement
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -37,28 +36,26 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure, norm
 from surefoot.errors import UnsupportedOperation
 from surefoot.graph.nodes import Spec
-from surefoot.implicit.constants import BETA, Constants, gradient_error
-from surefoot.implicit.differentiate import minimiser, solved
-from surefoot.implicit.problem import Problem, Tensors
+from surefoot.implicit.constants import BETA, UNIT, Constants, gradient_error
+from surefoot.implicit.derived import Derived, derived
+from surefoot.implicit.differentiate import Minimiser, minimiser
+from surefoot.implicit.operation import rewrite
+from surefoot.implicit.problem import Tensors
+from surefoot.implicit.solvers import solved
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Pair, Use
 from surefoot.operations.common import ZERO, root
 from surefoot.operations.record import operation
 
-if TYPE_CHECKING:
-    from surefoot.implicit.derived import Derived
-
-_UNIT = 2.0**-53
-
 
 def _samples(use: Use) -> list[str]:
     """The inputs that hold one problem per row."""
-    problem = use.node.target
-    assert isinstance(problem, Problem)
-    return [slot for slot in use.names if slot.startswith("inputs.")] if problem.batched else []
+    assert isinstance(use.node.target, Minimiser)
+    batched = use.node.target.problem.batched
+    return [slot for slot in use.names if slot.startswith("inputs.")] if batched else []
 
 
-@operation("surefoot.argmin", rows=_samples)
+@operation("surefoot.argmin", rows=_samples, canonical=rewrite)
 def argmin(call: Call) -> Bounds:
     """A layer that minimises, from the constants of its inner problem."""
     layout = _Layout(call)
@@ -73,8 +70,6 @@ def argmin(call: Call) -> Bounds:
         constants = constants({name: float(layout.size(name)) for name in layout.problem.names})
     if constants.complete:
         return _declared(layout, constants)
-    from surefoot.implicit.derived import derived  # loads the tracing machinery of torch
-
     try:
         centre = None if layout.centre is None else layout.centre[1]
         found = derived(layout.problem, list(layout.tensors.values()), constants.strong_convexity, centre)
@@ -90,9 +85,8 @@ class _Layout:
     """The tensors of a call by the names ζ has for them."""
 
     def __init__(self, call: Call) -> None:
-        problem = call.node.target
-        assert isinstance(problem, Problem)
-        self.call, self.problem = call, problem
+        assert isinstance(call.node.target, Minimiser)
+        problem = self.problem = call.node.target.problem
         lists = ("inputs", "parameters", "buffers")
         slots = [f"{key}.{k}" for key in lists for k in range(len(call.node.arguments[key]))]
         self.tensors = {name: call.tensors[slot] for name, slot in zip(problem.names, slots, strict=True)}
@@ -170,9 +164,9 @@ class _Layout:
         size = float(norm(beta))
         if size > 0:
             relative = float(norm(residual)) / (mu * size)
-            terms = max(terms, math.ceil(math.sqrt(relative / _UNIT)))
+            terms = max(terms, math.ceil(math.sqrt(relative / UNIT)))
         smallest = min((float(slope) for slope in jacobian.values() if not slope.is_zero), default=1.0)
-        share = wrong / (smallest * _UNIT)
+        share = wrong / (smallest * UNIT)
         if not share > 256:  # nor where constants are infinite, and nothing is claimed
             return terms
         return max(terms, math.ceil(min(share, 1e150) ** 2 / 256))
@@ -222,7 +216,7 @@ def _error(layout: _Layout, constants: Constants) -> tuple[Magnitude, int]:
     for name in layout.slots:
         many = root(1 if name in own else layout.count)
         size = size + many * Magnitude.of(constants.slope(name)) * norm(layout.tensors[name].value)
-    return (residual + size * ((terms + 16.0) ** 2 * _UNIT)) / constants.strong_convexity, terms
+    return (residual + size * ((terms + 16.0) ** 2 * UNIT)) / constants.strong_convexity, terms
 
 
 def _at_zero(layout: _Layout, constants: Constants) -> Magnitude | None:
@@ -233,7 +227,7 @@ def _at_zero(layout: _Layout, constants: Constants) -> Magnitude | None:
     zeros = tuple(torch.zeros(spec.shape, dtype=torch.float64) for spec in specs if isinstance(spec, Spec))
     with torch.no_grad():
         outcome = solved(problem, zeros)
-    off = norm(outcome.residual) + norm(outcome.beta) * constants.slope(BETA) * (problem.size + 16.0) ** 2 * _UNIT
+    off = norm(outcome.residual) + norm(outcome.beta) * constants.slope(BETA) * (problem.size + 16.0) ** 2 * UNIT
     return norm(outcome.beta) + off / constants.strong_convexity
 
 

@@ -37,12 +37,13 @@ def gradient_graph(problem: Problem, specs: Sequence[Spec], device: torch.device
     key = tuple(specs)
     if key not in problem.kept:
         problem.kept[key] = _traced(problem, specs, device)
-    found: Graph = problem.kept[key]
-    return found
+    graph: Graph = problem.kept[key]
+    return graph
 
 
 def _traced(problem: Problem, specs: Sequence[Spec], device: torch.device) -> Graph:
-    tensors = [torch.zeros(s.shape, dtype=_wide(s.dtype), device=device) for s in specs]
+    kinds = [torch.float64 if spec.dtype.is_floating_point else spec.dtype for spec in specs]
+    tensors = [torch.zeros(s.shape, dtype=kind, device=device) for s, kind in zip(specs, kinds, strict=True)]
     beta = torch.zeros(problem.count(tensors), problem.size, dtype=torch.float64, device=device)
 
     def gradient(beta: Tensor, *others: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ def _traced(problem: Problem, specs: Sequence[Spec], device: torch.device) -> Gr
             module = make_fx(torch.func.functionalize(gradient, remove="mutations"), _DERIVATIVES)(beta, *tensors)
     except Exception as error:  # tracing raises many types; all mean the same to the user
         raise SurefootError(f"the gradient of ζ cannot be traced: {error}") from None
-    names = (BETA, *(f"{name}".replace(".", "_") for name in problem.names))
+    names = (BETA, *(name.replace(".", "_") for name in problem.names))
     leaves: dict[str, Leaf] = {}
     values: dict[fx.Node, Any] = {}
     placeholders = module.graph.find_nodes(op="placeholder")
@@ -78,29 +79,10 @@ def _first_power(node: Node) -> Node:
     return replace(node, op="aten.alias", target=_aten.alias.default, args=node.args[:1])
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype.is_floating_point else dtype
-
-
-def _softplus_backward(slope: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
-    return slope * torch.sigmoid(x * beta)
-
-
-def _tanh_backward(slope: Tensor, y: Tensor) -> Tensor:
-    return slope * (1 - y * y)
-
-
-def _sigmoid_backward(slope: Tensor, y: Tensor) -> Tensor:
-    return slope * (y * (1 - y))
-
-
-def _log_sigmoid_backward(slope: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
-    return slope * torch.sigmoid(-x)
-
-
-_DERIVATIVES: dict[Any, Callable[..., Any]] = {
-    _aten.softplus_backward.default: _softplus_backward,
-    _aten.tanh_backward.default: _tanh_backward,
-    _aten.sigmoid_backward.default: _sigmoid_backward,
-    _aten.log_sigmoid_backward.default: _log_sigmoid_backward,
+# each is called with the gradient of the result and what autograd kept
+_DERIVATIVES: dict[Any, Callable[..., Tensor]] = {
+    _aten.softplus_backward.default: lambda slope, x, beta, threshold: slope * torch.sigmoid(x * beta),
+    _aten.tanh_backward.default: lambda slope, y: slope * (1 - y * y),
+    _aten.sigmoid_backward.default: lambda slope, y: slope * (y * (1 - y)),
+    _aten.log_sigmoid_backward.default: lambda slope, x, buffer: slope * torch.sigmoid(-x),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -50,17 +51,9 @@ def convolution_norm(
     of the convolution with the same parameters (restricted, when the output padding reaches the stride, to
     the first outputs, which can only lower the norm); an adjoint has the same norm.
 
-    Args:
-        weight: as PyTorch stores it: (A, B/groups, kernel...), and for transposed convolutions A counts
-            their inputs.
-        input_size: the spatial size of the input; an integer stands for all dimensions.
-        stride: as in PyTorch.
-        padding: as in PyTorch, ``"same"`` and ``"valid"`` included.
-        dilation: as in PyTorch.
-        groups: as in PyTorch.
-        transposed: whether this is ``conv_transpose``.
-        output_padding: of a transposed convolution.
-        budget: multiplications to spend; the default is about one second on one core.
+    Arguments are those of PyTorch, with the spatial size of the input (an integer stands for all dimensions) and
+    a budget of multiplications, by default about one second on one core. The weight is as PyTorch stores it:
+    (A, B/groups, kernel...), and for transposed convolutions A counts their inputs.
 
     >>> convolution_norm(torch.ones(1, 1, 3), input_size=100, padding=1) < 3.0000001
     True
@@ -106,15 +99,8 @@ def patch_overlap(
 
     A patch contains an entry if it does in every dimension, so the count is a product over the dimensions
     and its maximum is the product of the maxima. With dilation or few patches it is less than
-    :math:`\prod\lceil k/s\rceil`.
-
-    Args:
-        input_size: the spatial size of the input; an integer is one dimension.
-        kernel: taps in each dimension.
-        stride: as in PyTorch.
-        padding: as in PyTorch.
-        dilation: as in PyTorch.
-        output_size: number of patches in each dimension, where it is not the usual one (``ceil_mode``).
+    :math:`\prod\lceil k/s\rceil`. An integer for the input size is one dimension; ``output_size`` is the number of
+    patches in each dimension where it is not the usual one (``ceil_mode``).
 
     >>> patch_overlap((32, 32), 3, stride=2, padding=1)
     4
@@ -126,10 +112,7 @@ def patch_overlap(
     axes = [_axis(n, k, s, p, p, d) for n, k, s, p, d in zip(*parts, strict=True)]
     if output_size is not None:
         counts = _sizes(output_size, dimensions)
-        axes = [
-            Axis(axis.inputs, count, axis.kernel, axis.stride, axis.before, axis.dilation)
-            for axis, count in zip(axes, counts, strict=True)
-        ]
+        axes = [replace(axis, outputs=count) for axis, count in zip(axes, counts, strict=True)]
     return math.prod(_overlap(axis) for axis in axes)
 
 
@@ -143,16 +126,12 @@ def _patch_norm(weight: Tensor, axes: list[Axis], budget: float) -> float:
     overlap = math.prod(_overlap(axis) for axis in axes)
     adjoint = math.prod(int(axis.meetings().sum(axis=1).max()) for axis in axes)
     # a matrix of a rows, b columns and independent entries has a norm near √a + √b
-    groups, rows, columns = weight.shape[:3]
-    taps = weight[0, 0, 0].numel()
-    forward = math.sqrt(overlap) * (math.sqrt(rows) + math.sqrt(columns * taps))
-    backward = math.sqrt(adjoint) * (math.sqrt(columns) + math.sqrt(rows * taps))
-    count, matrices = overlap, weight.flatten(2)
-    if backward < forward:
-        count, matrices = adjoint, weight.transpose(1, 2).flatten(2)
+    choices = [(overlap, weight.flatten(2)), (adjoint, weight.transpose(1, 2).flatten(2))]
+    count, matrices = min(choices, key=lambda c: math.sqrt(c[0]) * sum(map(math.sqrt, c[1].shape[1:])))
+    groups, rows, columns = matrices.shape
     if groups == 1:
         norm = affordable_norm(matrices[0], budget)
-    elif groups * min(matrices.shape[1:]) ** 2 * max(matrices.shape[1:]) <= budget:
+    elif groups * min(rows, columns) ** 2 * max(rows, columns) <= budget:
         norm = float(batched_spectral_norm(matrices).max())
     else:
         norm = max(frobenius_norm(matrix) for matrix in matrices)
@@ -242,6 +221,3 @@ def _sizes(value: Sizes, dimensions: int) -> list[int]:
     if len(sizes) != dimensions:
         raise ValueError(f"expected one number or {dimensions}, got {sizes}")
     return sizes
-
-
-__all__ = ["convolution_norm", "patch_overlap"]

@@ -42,12 +42,8 @@ def excess(gram: Tensor, shift: Tensor) -> Tensor:
     :math:`n^2` squares in double precision, of differences rounded once.
 
     Args:
-        gram: Hermitian matrices with a non-negative diagonal, shape (..., n, n), single or double
-            precision, real or complex.
-        shift: real, shape (...), positive, double precision but representable in the precision of ``gram``.
-
-    Returns:
-        double precision, shape (...).
+        gram: with a non-negative diagonal, shape (..., n, n), single or double precision, real or complex.
+        shift: positive, shape (...), double precision but representable in the precision of ``gram``.
     """
     size, dtype = gram.shape[-1], gram.dtype
     matrix = -gram
@@ -108,12 +104,8 @@ def raise_level(gram: Tensor, extra: Tensor, level: float) -> tuple[float, float
     r"""An upper bound of :math:`\max_f \lambda_{\max}(G_f) + e_f` over a batch, with one shift for all.
 
     Most matrices of a batch of symbols lie below the largest, and one factorisation says so; an estimate
-    is only made for those that do not.
-
-    Args:
-        gram: shape (batch, n, n), with a non-negative diagonal.
-        extra: what to add to each eigenvalue, shape (batch,), double precision.
-        level: the shift to try first, positive; best if not far below the answer.
+    is only made for those that do not. ``gram`` has shape (batch, n, n) and a non-negative diagonal, ``extra``
+    shape (batch,); ``level`` is the shift to try first, best if not far below the answer.
 
     Returns:
         the shift to begin with next time, and the bound.
@@ -186,6 +178,3 @@ def _krylov(matrix: np.ndarray) -> float:
         tridiagonal[step, step + 1] = tridiagonal[step + 1, step] = length
         vector /= length
     return value
-
-
-__all__ = ["eigenvalue_bounds", "estimate", "excess", "initial_margin", "raise_level"]

@@ -104,13 +104,8 @@ def affordable_norm(a: Tensor, budget: float) -> float:
 def batched_spectral_norm(a: Tensor) -> Tensor:
     r"""Upper bounds of the spectral norms of a batch of matrices, real or complex.
 
-    The same proof as :func:`spectral_norm`, each matrix scaled by its own power of two.
-
-    Args:
-        a: shape (..., m, n).
-
-    Returns:
-        double precision, shape (...), on the device of ``a``.
+    The same proof as :func:`spectral_norm`, each matrix scaled by its own power of two. From shape (..., m, n) to
+    double precision, shape (...), on the same device.
 
     Raises:
         ValueError: if the tensor has no two dimensions or has an entry that is not a number.
@@ -209,14 +204,3 @@ def _sum_of_squares(a: Tensor, power: int) -> float:
         partial += flat[:rows].reshape(-1, 4096).square().sum(1).tolist()
         partial.append(float(flat[rows:].square().sum()))
     return math.fsum(partial) if all(part < _SAFE for part in partial) else math.inf
-
-
-__all__ = [
-    "affordable_norm",
-    "batched_spectral_norm",
-    "frobenius_norm",
-    "schur_norm",
-    "spectral_norm",
-    "strip_norm",
-    "wide",
-]

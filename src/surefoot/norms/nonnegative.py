@@ -74,6 +74,3 @@ def _positive_vector(log2: np.ndarray, symmetric: bool) -> np.ndarray:
         if (vector > 0).all() and np.isfinite(vector).all():
             return vector
     return np.ones(size)
-
-
-__all__ = ["nonnegative_norm"]

@@ -82,6 +82,3 @@ def unscale(value: float, power: int) -> float:
     except OverflowError:
         return math.inf
     return math.nextafter(result, math.inf) if result < 2.0**-1000 else result
-
-
-__all__ = ["exponent", "gamma", "product_error", "scale", "unit_roundoff", "unscale", "up"]

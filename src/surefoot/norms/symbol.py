@@ -28,7 +28,6 @@ convolution with shifts :math:`m_t`.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,13 +47,8 @@ _CHUNK = 2**16  # entries of symbols at a time: they should stay in the cache
 class Axis:
     """One dimension: output ``o`` and tap ``t`` meet input ``o * stride + dilation * t - before``.
 
-    Attributes:
-        inputs: number of input positions.
-        outputs: number of output positions.
-        kernel: number of taps.
-        stride: distance of neighbouring outputs, counted in inputs.
-        before: padding before the first input.
-        dilation: distance of neighbouring taps.
+    ``inputs``, ``outputs`` and ``kernel`` are numbers of positions and taps, ``before`` is the padding before the
+    first input.
     """
 
     inputs: int
@@ -135,10 +129,8 @@ def symbol_norm(weight: Tensor, axes: list[Axis], budget: float) -> float:
     so many more frequencies that the bound improves; the round-off is accounted for in either case. (On the
     CPU only: elsewhere products of single precision may be carried out in less.)
 
-    Args:
-        weight: shape (groups, A, B, taps...) with the live taps only, double precision, largest entry near 1.
-        axes: one per dimension of taps.
-        budget: number of multiplications; infinity is returned if they are not enough for any bound.
+    The weight has shape (groups, A, B, taps...), with the live taps only, double precision, its largest entry near
+    1. Infinity is returned if the budget of multiplications is not enough for any bound.
     """
     lines = [_line(axis) for axis in axes]
     groups, rows, columns = weight.shape[:3]
@@ -170,7 +162,7 @@ def symbol_norm(weight: Tensor, axes: list[Axis], budget: float) -> float:
     kappa = product_error(len(taps), torch.complex128) + 256 * 2.0**-53 + 2 * unit_roundoff(dtype)
     entries = torch.linalg.vector_norm(weight.abs().flatten(3).sum(-1), dim=(1, 2))
     slack = kappa * float(entries.max()) * (1 + gamma(len(taps) + rows * columns + 16))
-    loss = math.prod(line.loss(size) for line, size in zip(lines, grid, strict=True))
+    loss = math.prod(map(_Line.loss, lines, grid))
     return up((up(math.sqrt(total)) + slack) * loss, 8)
 
 
@@ -181,10 +173,9 @@ def _plan(
     best: tuple[float, list[int], torch.dtype] | None = None
     for dtype, speed in ((torch.complex128, 1.0), (torch.complex64, 2.0))[: 1 + single]:
         inflation = (product_error(large, dtype) / 4 + product_error(small, dtype)) * small / 2
-        for density in itertools.chain([math.inf], np.geomspace(400.0, 2.5, 60)):
+        for density in (math.inf, *np.geomspace(400.0, 2.5, 60)):
             grid = [line.grid(density) for line in lines]
-            loss = math.prod(line.loss(size) for line, size in zip(lines, grid, strict=True))
-            loss *= 1 + inflation
+            loss = math.prod(map(_Line.loss, lines, grid)) * (1 + inflation)
             if best is not None and loss >= best[0]:
                 break
             frequencies = math.prod(grid) / 2 + 1
@@ -227,6 +218,3 @@ def _symbols(waves: Tensor, taps: Tensor, members: list[np.ndarray]) -> Tensor:
         flat, wave = taps[chosen].flatten(1), waves[:, chosen]
         parts.append(torch.complex(wave.real @ flat, wave.imag @ flat).view(count, groups, rows, columns))
     return torch.cat(parts, dim=-1).flatten(0, 1)
-
-
-__all__ = ["Axis", "symbol_cost", "symbol_norm"]

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import ObjectiveError
-from surefoot.objectives.cross_entropy import CrossEntropy
-from surefoot.objectives.further import Absolute, Divergence, NegativeLogLikelihood, Poisson, SoftMargin
-from surefoot.objectives.losses import BinaryCrossEntropy, Huber, Square
+from surefoot.objectives.cross_entropy import CrossEntropy, NegativeLogLikelihood
+from surefoot.objectives.entrywise import (
+    Absolute,
+    BinaryCrossEntropy,
+    Divergence,
+    Huber,
+    Poisson,
+    SoftMargin,
+    Square,
+)
+from surefoot.objectives.loss import Loss
 
 
 def from_torch(loss: nn.Module, targets: Any = None) -> Objective:
@@ -45,62 +54,51 @@ def from_torch(loss: nn.Module, targets: Any = None) -> Objective:
     return objective if targets is None else objective.bound_to(targets)
 
 
-def _entries(loss: Any) -> str:
-    """Torch's mean is that over all entries."""
-    return "entries" if loss.reduction == "mean" else "sum"
+def _read(kind: type[Loss], loss: Any, **changed: Any) -> Loss:
+    """Options have the names they have in torch, whose mean is that over all entries, or over weighted samples."""
+    options = {name: getattr(loss, name) for name in kind.facts().options if hasattr(loss, name)}
+    if "entries" in kind.reductions:
+        options["reduction"] = {"batchmean": "mean", "mean": "entries", "sum": "sum"}[loss.reduction]
+    return kind(**{**options, **changed})
 
 
-def _cross_entropy(loss: Any) -> Objective:
+def _cross_entropy(loss: Any) -> Loss:
     if loss.label_smoothing == 1.0:
         raise ObjectiveError("label_smoothing=1 leaves nothing of the targets: use a value below 1")
-    return CrossEntropy(
-        weight=loss.weight,
-        label_smoothing=loss.label_smoothing,
-        ignore_index=loss.ignore_index,
-        reduction=loss.reduction,
-    )
+    return _read(CrossEntropy, loss)
 
 
-def _smooth_absolute(loss: Any) -> Objective:
+def _smooth_absolute(loss: Any) -> Loss:
     """Torch's smooth L1 is the Huber loss over β, and the absolute value for β = 0."""
     if loss.beta == 0:
-        return Absolute(reduction=_entries(loss))
-    return Huber(delta=loss.beta, reduction=_entries(loss), scale=1 / loss.beta)
+        return _read(Absolute, loss)
+    return _read(Huber, loss, delta=loss.beta, scale=1 / loss.beta)
 
 
-def _divergence(loss: Any) -> Objective:
-    reduction = {"batchmean": "mean", "mean": "entries", "sum": "sum"}[loss.reduction]
-    return Divergence(log_target=loss.log_target, reduction=reduction)
-
-
-def _many_labels(loss: Any) -> Objective:
+def _many_labels(loss: Any) -> Loss:
     """A mean over the classes for each sample; then a mean or a sum."""
-    return BinaryCrossEntropy(weight=loss.weight, reduction="entries" if loss.reduction == "mean" else "row")
+    return _read(BinaryCrossEntropy, loss, reduction="entries" if loss.reduction == "mean" else "row")
 
 
-def _poisson(loss: Any) -> Objective:
+def _poisson(loss: Any) -> Loss:
     if not loss.log_input:
         raise ObjectiveError(
             "PoissonNLLLoss with log_input=False is defined for positive outputs only: return logarithms of rates "
             "and use log_input=True"
         )
-    return Poisson(full=loss.full, reduction=_entries(loss))
+    return _read(Poisson, loss)
 
 
-_READERS: dict[type, Callable[[Any], Objective]] = {
+_READERS: dict[type, Callable[[Any], Loss]] = {
     nn.CrossEntropyLoss: _cross_entropy,
-    nn.MSELoss: lambda loss: Square(scale=2.0, reduction=_entries(loss)),
-    nn.BCEWithLogitsLoss: lambda loss: BinaryCrossEntropy(
-        weight=loss.weight, pos_weight=loss.pos_weight, reduction=_entries(loss)
-    ),
-    nn.HuberLoss: lambda loss: Huber(delta=loss.delta, reduction=_entries(loss)),
+    nn.MSELoss: partial(_read, Square, scale=2.0),
+    nn.BCEWithLogitsLoss: partial(_read, BinaryCrossEntropy),
+    nn.HuberLoss: partial(_read, Huber),
     nn.SmoothL1Loss: _smooth_absolute,
-    nn.L1Loss: lambda loss: Absolute(reduction=_entries(loss)),
-    nn.NLLLoss: lambda loss: NegativeLogLikelihood(
-        weight=loss.weight, ignore_index=loss.ignore_index, reduction=loss.reduction
-    ),
-    nn.KLDivLoss: _divergence,
-    nn.SoftMarginLoss: lambda loss: SoftMargin(reduction=_entries(loss)),
+    nn.L1Loss: partial(_read, Absolute),
+    nn.NLLLoss: partial(_read, NegativeLogLikelihood),
+    nn.KLDivLoss: partial(_read, Divergence),
+    nn.SoftMarginLoss: partial(_read, SoftMargin),
     nn.MultiLabelSoftMarginLoss: _many_labels,
     nn.PoissonNLLLoss: _poisson,
 }

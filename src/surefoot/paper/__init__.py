@@ -2,10 +2,8 @@
 
 * ``constants``: records for functions, bi-affine maps, layers and results, with their flags.
 * ``layers``: the printed constants of layers, activations, pooling, normalisation, residual and implicit
-  layers.
-* ``losses``: the printed constants of objectives.
-* ``combinations``: stacking and summing functions, concatenating bilinear maps.
-* ``compositions``: restriction to a ball, compositions, a chain as a function of its input.
+  layers; those of objectives are in ``surefoot.objectives.printed``.
+* ``functions``: restriction to a ball, compositions, stacks and sums, a chain as a function of its input.
 * ``chains``: Lemma smooth, its corollary, Lemma smooth_gen, the objective.
 * ``algorithm``: Algorithm 4 with all its intermediate numbers, and the constants around a point.
 * ``vgg``: the application section.
@@ -13,6 +11,7 @@
 * ``reader``: the algorithm on a PyTorch model, as a certificate.
 """
 
+from surefoot.objectives.printed import convex_clustering, logistic_loss, square_loss, supervised
 from surefoot.paper.algorithm import InnerTrace, LayerTrace, Trace, algorithm_4, around_point
 from surefoot.paper.chains import (
     ObjectiveResult,
@@ -22,21 +21,19 @@ from surefoot.paper.chains import (
     lemma_smooth_gen,
     objective,
 )
-from surefoot.paper.combinations import (
+from surefoot.paper.constants import Biaffine, Bivariate, Computation, Result, Smooth
+from surefoot.paper.functions import (
+    composition,
     concatenate_bilinear,
+    fix_parameters,
+    restricted_bound,
+    restricted_lipschitz,
+    smooth_state,
     stack_separate,
     stack_shared,
     sum_separate,
     sum_shared,
 )
-from surefoot.paper.compositions import (
-    composition,
-    fix_parameters,
-    restricted_bound,
-    restricted_lipschitz,
-    smooth_state,
-)
-from surefoot.paper.constants import Biaffine, Bivariate, Computation, Result, Smooth
 from surefoot.paper.layers import (
     average_pool,
     batch_norm,
@@ -50,7 +47,6 @@ from surefoot.paper.layers import (
     softmax,
     softplus,
 )
-from surefoot.paper.losses import convex_clustering, logistic_loss, square_loss, supervised
 from surefoot.paper.vgg import (
     Application,
     BatchNormComparison,
@@ -62,52 +58,12 @@ from surefoot.paper.vgg import (
 )
 
 __all__ = [
-    "Application",
-    "BatchNormComparison",
-    "Biaffine",
-    "Bivariate",
-    "Computation",
-    "InnerTrace",
-    "LayerTrace",
-    "ObjectiveResult",
-    "Reading",
-    "Result",
-    "Smooth",
-    "Trace",
-    "algorithm_4",
-    "application",
-    "around_point",
-    "average_pool",
-    "batch_norm",
-    "batch_norm_vgg",
-    "composition",
-    "concatenate_bilinear",
-    "convex_clustering",
-    "convolution",
-    "corollary_restricted",
-    "diameter_of_balls",
-    "fix_parameters",
-    "fully_connected",
-    "implicit_function",
-    "lemma_smooth",
-    "lemma_smooth_gen",
-    "logistic_loss",
-    "max_pool",
-    "objective",
-    "relu",
-    "residual",
-    "restricted_bound",
-    "restricted_lipschitz",
-    "sigmoid",
-    "smooth_state",
-    "smooth_vgg",
-    "softmax",
-    "softplus",
-    "square_loss",
-    "stack_separate",
-    "stack_shared",
-    "sum_separate",
-    "sum_shared",
-    "supervised",
-    "vgg",
-]
+    "Application", "BatchNormComparison", "Biaffine", "Bivariate", "Computation", "InnerTrace", "LayerTrace",
+    "ObjectiveResult", "Reading", "Result", "Smooth", "Trace", "algorithm_4", "application", "around_point",
+    "average_pool", "batch_norm", "batch_norm_vgg", "composition", "concatenate_bilinear",
+    "convex_clustering", "convolution", "corollary_restricted", "diameter_of_balls", "fix_parameters",
+    "fully_connected", "implicit_function", "lemma_smooth", "lemma_smooth_gen", "logistic_loss", "max_pool",
+    "objective", "relu", "residual", "restricted_bound", "restricted_lipschitz", "sigmoid", "smooth_state",
+    "smooth_vgg", "softmax", "softplus", "square_loss", "stack_separate", "stack_shared", "sum_separate",
+    "sum_shared", "supervised", "vgg",
+]  # fmt: skip

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.magnitude import Magnitude, Number, minimum
-from surefoot.paper.compositions import restricted_lipschitz
-from surefoot.paper.constants import Computation, Result, Smooth, merge_flags, radii_of
+from surefoot.paper.constants import ONE, ZERO, Computation, Result, Smooth, merge_flags, radii_of
+from surefoot.paper.functions import restricted_lipschitz
 
 VALUE_AT_ZERO_DROPPED = (
     "ERRATA 4: ‖a(0)‖ was left out of Algorithm 4 although it is not zero; the numbers bound the network "
@@ -38,10 +38,8 @@ class InnerTrace:
     r"""What the inner loop computes for one non-linear function.
 
     Attributes:
-        restricted_lipschitz: :math:`\tilde\ell_{a_{t,j}}`.
-        bound: :math:`m_{t,j}`.
-        lipschitz: :math:`\ell^0_{t,j}`.
-        smoothness: :math:`L_{t,j}`.
+        restricted_lipschitz, bound, lipschitz, smoothness: :math:`\tilde\ell_{a_{t,j}}`, :math:`m_{t,j}`,
+            :math:`\ell^0_{t,j}` and :math:`L_{t,j}`.
         bound_is_active: whether the minimum in :math:`m_{t,j}` is the function's bound :math:`m_{a_{t,j}}`.
     """
 
@@ -58,13 +56,10 @@ class LayerTrace:
 
     Attributes:
         name: the name of the layer.
-        biaffine_lipschitz_state: :math:`\ell^x_{t,0}`.
-        biaffine_lipschitz_parameters: :math:`\ell^u_{t,0}`.
+        biaffine_lipschitz_state, biaffine_lipschitz_parameters: :math:`\ell^x_{t,0}` and :math:`\ell^u_{t,0}`.
         biaffine_bound: :math:`m_{t,0}`.
         inner: one entry per non-linear function.
-        bound: :math:`m_t`.
-        lipschitz: :math:`\ell_t`.
-        smoothness: :math:`L_t`.
+        bound, lipschitz, smoothness: :math:`m_t`, :math:`\ell_t` and :math:`L_t`.
         flags: why the constants of this layer are not proved upper bounds.
     """
 
@@ -91,24 +86,20 @@ class Trace:
     layers: tuple[LayerTrace, ...]
     result: Result
 
-    def rows(self) -> tuple[tuple[str, str, str, str, str], ...]:
+    def rows(self) -> tuple[tuple[str, ...], ...]:
         """A heading and one row per layer: name, m_{t,0}, m_t, ℓ_t, L_t; a star marks a flagged layer."""
-        heading = ("layer", "m_{t,0}", "m_t", "ℓ_t", "L_t")
         body = (
             (
                 (layer.name or str(index)) + (" *" if layer.flags else ""),
-                str(layer.biaffine_bound),
-                str(layer.bound),
-                str(layer.lipschitz),
-                str(layer.smoothness),
+                *map(str, (layer.biaffine_bound, layer.bound, layer.lipschitz, layer.smoothness)),
             )
             for index, layer in enumerate(self.layers, start=1)
         )
-        return (heading, *body)
+        return (("layer", "m_{t,0}", "m_t", "ℓ_t", "L_t"), *body)
 
     def __str__(self) -> str:
         rows = self.rows()
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join(lines + [f"* {flag}" for flag in self.result.flags])
 
@@ -117,12 +108,11 @@ def _inner_loop(
     functions: Sequence[Smooth], bound: Magnitude, keep_value_at_zero: bool, corrected: bool
 ) -> tuple[InnerTrace, ...]:
     """The loop over a_{t,1}, ..., a_{t,k} from m_{t,0}."""
-    lipschitz, smoothness = Magnitude.of(1.0), Magnitude.zero()
+    lipschitz, smoothness = ONE, ZERO
     inner = []
     for function in functions:
         slope = restricted_lipschitz(function, bound)
-        value = function.value_at_zero if keep_value_at_zero else Magnitude.zero()
-        through = value + slope * bound
+        through = (function.value_at_zero if keep_value_at_zero else ZERO) + slope * bound
         smoothness = smoothness * (slope if corrected else function.lipschitz) + function.smoothness * lipschitz**2
         lipschitz = slope * lipschitz
         bound = minimum(function.bound, through)
@@ -161,7 +151,7 @@ def algorithm_4(
     Returns:
         Every intermediate number, and the result.
     """
-    bound, lipschitz, smoothness = Magnitude.of(input_norm), Magnitude.zero(), Magnitude.zero()
+    bound, lipschitz, smoothness = Magnitude.of(input_norm), ZERO, ZERO
     layers = []
     for computation, radius in zip(computations, radii_of(radii, len(computations)), strict=True):
         biaffine = computation.biaffine
@@ -170,8 +160,7 @@ def algorithm_4(
         once = biaffine.lipschitz_parameters if corrected else parameters
         start = state * bound + once * radius + biaffine.value_at_zero
         inner = _inner_loop(computation.nonlinear, start, keep_value_at_zero, corrected)
-        slope = inner[-1].lipschitz if inner else Magnitude.of(1.0)
-        curvature = inner[-1].smoothness if inner else Magnitude.zero()
+        slope, curvature = (inner[-1].lipschitz, inner[-1].smoothness) if inner else (ONE, ZERO)
         smoothness = (
             smoothness * state * slope
             + state**2 * curvature * lipschitz**2
@@ -182,9 +171,8 @@ def algorithm_4(
         bound = inner[-1].bound if inner else start
         dropped = not keep_value_at_zero and not all(a.value_at_zero.is_zero for a in computation.nonlinear)
         flags = merge_flags(computation.unsound, (VALUE_AT_ZERO_DROPPED,) if dropped else ())
-        layers.append(
-            LayerTrace(computation.name, state, parameters, start, inner, bound, lipschitz, smoothness, flags)
-        )
+        numbers = (state, parameters, start, inner, bound, lipschitz, smoothness)
+        layers.append(LayerTrace(computation.name, *numbers, flags))
     flags = merge_flags(*(layer.flags for layer in layers))
     return Trace(tuple(layers), Result(bound, lipschitz, smoothness, flags))
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.magnitude import Magnitude, Number, minimum, stack
-from surefoot.paper.compositions import restricted_lipschitz
-from surefoot.paper.constants import Bivariate, Result, Smooth, merge_flags, radii_of
+from surefoot.objectives.printed import PrintedLoss
+from surefoot.paper.constants import INFINITY, ZERO, Bivariate, Result, Smooth, merge_flags, radii_of
+from surefoot.paper.functions import restricted_lipschitz
 
 SWAPPED_RADII = (
     "ERRATA 6: eq. (smooth_refined_dyn) swaps the radii in ℓ^x(R_x, R_u); the bound is "
@@ -20,13 +21,6 @@ SWAPPED_RADII = (
 
 # two equal sums rounded in another order differ by less than this factor, and that is no reason for a flag
 _NOTICEABLE = 1.0 + 1e-12
-
-
-def _record(constants: Smooth | tuple[Number, Number]) -> Smooth:
-    if isinstance(constants, Smooth):
-        return constants
-    lipschitz, smoothness = constants
-    return Smooth.of(lipschitz=lipschitz, smoothness=smoothness)
 
 
 def lemma_smooth(computations: Sequence[Smooth | tuple[Number, Number]]) -> Result:
@@ -43,13 +37,15 @@ def lemma_smooth(computations: Sequence[Smooth | tuple[Number, Number]]) -> Resu
     Returns:
         ℓ and L of the chain; the lemma gives no bound, so m is infinite.
     """
-    lipschitz, smoothness = Magnitude.zero(), Magnitude.zero()
-    records = [_record(entry) for entry in computations]
+    lipschitz, smoothness = ZERO, ZERO
+    records = [
+        entry if isinstance(entry, Smooth) else Smooth.of(lipschitz=entry[0], smoothness=entry[1])
+        for entry in computations
+    ]
     for computation in records:
         smoothness = smoothness * computation.lipschitz + computation.smoothness * (1.0 + lipschitz) ** 2
         lipschitz = computation.lipschitz + lipschitz * computation.lipschitz
-    flags = merge_flags(*(record.unsound for record in records))
-    return Result(Magnitude.infinity(), lipschitz, smoothness, flags)
+    return Result(INFINITY, lipschitz, smoothness, merge_flags(*(record.unsound for record in records)))
 
 
 def corollary_restricted(
@@ -104,31 +100,25 @@ def lemma_smooth_gen(
             :math:`L^{xx}R_u + L^{ux}R_x`, which is no upper bound (ERRATA 6). True repeats that, and flags
             the result if it makes a constant smaller than it may be; False takes the radii as above.
     """
-    bound, lipschitz, smoothness = Magnitude.of(input_norm), Magnitude.zero(), Magnitude.zero()
+    bound, lipschitz, smoothness = Magnitude.of(input_norm), ZERO, ZERO
     flags = [computation.unsound for computation in computations]
-    for computation, radius in zip(computations, radii_of(radii, len(computations)), strict=True):
-        mixed, at_zero = computation.smoothness_mixed, computation.jacobian_state_at_zero
-        parameters = minimum(
-            computation.lipschitz_parameters,
-            computation.jacobian_parameters_at_zero + computation.smoothness_parameters * radius + mixed * bound,
-        )
-        proved = minimum(
-            computation.lipschitz_state, at_zero + computation.smoothness_state * bound + mixed * radius
-        )
-        swapped = minimum(
-            computation.lipschitz_state, at_zero + computation.smoothness_state * radius + mixed * bound
-        )
+    for part, radius in zip(computations, radii_of(radii, len(computations)), strict=True):
+        mixed, at_zero = part.smoothness_mixed, part.jacobian_state_at_zero
+        around = part.jacobian_parameters_at_zero + part.smoothness_parameters * radius + mixed * bound
+        parameters = minimum(part.lipschitz_parameters, around)
+        proved = minimum(part.lipschitz_state, at_zero + part.smoothness_state * bound + mixed * radius)
+        swapped = minimum(part.lipschitz_state, at_zero + part.smoothness_state * radius + mixed * bound)
         state = swapped if as_printed else proved
         if state * _NOTICEABLE < proved:
             flags.append((SWAPPED_RADII,))
         smoothness = (
             smoothness * state
-            + computation.smoothness_state * lipschitz**2
+            + part.smoothness_state * lipschitz**2
             + (mixed + mixed) * lipschitz
-            + computation.smoothness_parameters
+            + part.smoothness_parameters
         )
         lipschitz = parameters + lipschitz * state
-        bound = minimum(computation.bound, computation.value_at_zero + parameters * radius + state * bound)
+        bound = minimum(part.bound, part.value_at_zero + parameters * radius + state * bound)
     return Result(bound, lipschitz, smoothness, merge_flags(*flags))
 
 
@@ -149,7 +139,7 @@ class ObjectiveResult:
 
 def objective(
     chain: Result,
-    loss: Smooth,
+    loss: Smooth | PrintedLoss,
     regularizer_smoothness: Number = 0.0,
     gradient_norm: Number = float("inf"),
     diameter: Number = float("inf"),

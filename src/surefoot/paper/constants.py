@@ -6,18 +6,20 @@ Section 4 writes :math:`\mathcal{C}_{m,\ell,L}` for functions with :math:`\sup\|
 :math:`b(x,u) = \beta(x,u) + \beta^u(u) + \beta^x(x) + \beta^0`. The records below hold those constants as
 magnitudes, next to the two values at the origin that the paper's restricted constants need.
 
-Each record carries ``unsound``: one sentence for every constant in it that the paper prints but that is not
-an upper bound. Statements hand these sentences on to the ``flags`` of their result, so a number built on an
-invalid constant cannot be shown without saying so. ``ERRATA n`` in a sentence is the number in the list of
-errata.
+``unsound`` has one sentence for every constant that the paper prints but that is not an upper bound. Statements
+hand these sentences on to the ``flags`` of their result, so a number built on an invalid constant cannot be shown
+without saying so. ``ERRATA n`` in a sentence is the number in the list of errata.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 from surefoot.magnitude import Magnitude, Number
+
+INFINITY, ZERO, ONE = Magnitude.infinity(), Magnitude.zero(), Magnitude.of(1.0)
 
 
 def merge_flags(*groups: Iterable[str]) -> tuple[str, ...]:
@@ -29,9 +31,25 @@ def merge_flags(*groups: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(flag for group in groups for flag in group))
 
 
+class _OfNumbers:
+    @classmethod
+    def of(cls, *numbers: Number, unsound: tuple[str, ...] = (), **named: Number) -> Self:
+        """The record of plain numbers; what is left out has the default of its field.
+
+        >>> print(Smooth.of(lipschitz=1, smoothness=0.25).smoothness)
+        2.500e-01
+        """
+        record: Any = cls
+        by_name = {name: Magnitude.of(number) for name, number in named.items()}
+        made: Self = record(*map(Magnitude.of, numbers), **by_name, unsound=unsound)
+        return made
+
+
 @dataclass(frozen=True)
-class Smooth:
+class Smooth(_OfNumbers):
     r"""A function :math:`a \in \mathcal{C}_{m,\ell,L}` with its values at zero.
+
+    What is left out is infinite, which is always a valid bound.
 
     Attributes:
         bound: :math:`m_a \ge \sup\|a\|`, infinite if unbounded or not printed.
@@ -39,77 +57,34 @@ class Smooth:
         smoothness: :math:`L_a`, infinite where the paper says "not defined".
         value_at_zero: :math:`\|a(0)\|_2`.
         jacobian_at_zero: :math:`\|\nabla a(0)\|_{2,2}`.
-        unsound: one sentence per constant that is printed but is not an upper bound.
+        unsound: see the module.
     """
 
-    bound: Magnitude
-    lipschitz: Magnitude
-    smoothness: Magnitude
-    value_at_zero: Magnitude
-    jacobian_at_zero: Magnitude
+    bound: Magnitude = INFINITY
+    lipschitz: Magnitude = INFINITY
+    smoothness: Magnitude = INFINITY
+    value_at_zero: Magnitude = INFINITY
+    jacobian_at_zero: Magnitude = INFINITY
     unsound: tuple[str, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        bound: Number = float("inf"),
-        lipschitz: Number = float("inf"),
-        smoothness: Number = float("inf"),
-        value_at_zero: Number = float("inf"),
-        jacobian_at_zero: Number = float("inf"),
-        unsound: tuple[str, ...] = (),
-    ) -> Smooth:
-        """The record of plain numbers; what is left out is infinite, which is always a valid bound.
-
-        >>> print(Smooth.of(lipschitz=1, smoothness=0.25).smoothness)
-        2.500e-01
-        """
-        return cls(
-            Magnitude.of(bound),
-            Magnitude.of(lipschitz),
-            Magnitude.of(smoothness),
-            Magnitude.of(value_at_zero),
-            Magnitude.of(jacobian_at_zero),
-            unsound,
-        )
 
 
 @dataclass(frozen=True)
-class Biaffine:
-    r"""A bi-affine map :math:`b \in \mathcal{B}_{L,l^u,l^x}`.
+class Biaffine(_OfNumbers):
+    r"""A bi-affine map :math:`b \in \mathcal{B}_{L,l^u,l^x}`; a part that is left out is absent from the map.
 
     Attributes:
         smoothness: :math:`L_b = \sup\|\beta(x,u)\| / (\|x\|\|u\|)`, the smoothness of the bilinear part.
         lipschitz_parameters: :math:`l^u = \|\nabla_u b(0,0)\|`, the norm of :math:`\beta^u`.
         lipschitz_state: :math:`l^x = \|\nabla_x b(0,0)\|`, the norm of :math:`\beta^x`.
         value_at_zero: :math:`\|b(0,0)\|_2`, the norm of :math:`\beta^0`.
-        unsound: one sentence per constant that is printed but is not an upper bound.
+        unsound: see the module.
     """
 
     smoothness: Magnitude
-    lipschitz_parameters: Magnitude
-    lipschitz_state: Magnitude
-    value_at_zero: Magnitude
+    lipschitz_parameters: Magnitude = ZERO
+    lipschitz_state: Magnitude = ZERO
+    value_at_zero: Magnitude = ZERO
     unsound: tuple[str, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        smoothness: Number,
-        lipschitz_parameters: Number = 0.0,
-        lipschitz_state: Number = 0.0,
-        value_at_zero: Number = 0.0,
-        unsound: tuple[str, ...] = (),
-    ) -> Biaffine:
-        """The record of plain numbers; a part that is left out is absent from the map."""
-        return cls(
-            Magnitude.of(smoothness),
-            Magnitude.of(lipschitz_parameters),
-            Magnitude.of(lipschitz_state),
-            Magnitude.of(value_at_zero),
-            unsound,
-        )
 
 
 @dataclass(frozen=True)
@@ -126,7 +101,7 @@ class Bivariate:
         value_at_zero: :math:`\|\varphi(0,0)\|`.
         jacobian_parameters_at_zero: :math:`\|\nabla_u\varphi(0,0)\|`.
         jacobian_state_at_zero: :math:`\|\nabla_x\varphi(0,0)\|`.
-        unsound: one sentence per constant that is not an upper bound.
+        unsound: see the module.
     """
 
     bound: Magnitude

@@ -12,14 +12,11 @@ enters :math:`\|a(0)\|_2`, which the paper's algorithm uses but its lists do not
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 from surefoot.magnitude import Magnitude, Number, maximum
-from surefoot.paper.constants import Biaffine, Smooth
-
-_INFINITY = Magnitude.infinity()
-_ZERO = Magnitude.zero()
-_ONE = Magnitude.of(1.0)
+from surefoot.paper.constants import INFINITY, ONE, ZERO, Biaffine, Smooth
 
 CONVOLUTION_BIAS = (
     "ERRATA 2: the linear part of a convolution copies each intercept to every output position of every "
@@ -35,17 +32,13 @@ RESIDUAL_BOUND = (
 )
 
 
-def _square_root(count: int) -> Magnitude:
-    return Magnitude.of(count).sqrt()
-
-
 def fully_connected(batch: int = 1) -> Biaffine:
     r"""A fully connected layer :math:`W^\top X + w^0 1^\top`: :math:`L = 1`, :math:`l^u = \sqrt m`.
 
     Section 5, item 2. The appendix ("Smoothness of fully-connected layer", "Batch of inputs") prints the
     same, with :math:`l^u = 1` for one sample. Both are attained.
     """
-    return Biaffine(_ONE, _square_root(batch), _ZERO, _ZERO)
+    return Biaffine(ONE, Magnitude.of(batch).sqrt())
 
 
 def convolution(
@@ -72,18 +65,13 @@ def convolution(
     overlap = math.ceil(kernel / stride)
     factor = overlap if linear_part == "main text" else 1
     valid = positions is not None and positions <= factor**2
-    return Biaffine(
-        Magnitude.of(overlap),
-        _square_root(batch) * factor,
-        _ZERO,
-        _ZERO,
-        () if valid else (CONVOLUTION_BIAS,),
-    )
+    flags = () if valid else (CONVOLUTION_BIAS,)
+    return Biaffine(Magnitude.of(overlap), Magnitude.of(batch).sqrt() * factor, unsound=flags)
 
 
 def relu() -> Smooth:
     r"""ReLU: :math:`\ell = 1`, :math:`L` not defined (section 5, item 3; appendix "Activation functions")."""
-    return Smooth(_INFINITY, _ONE, _INFINITY, _ZERO, _ONE)
+    return Smooth(INFINITY, ONE, INFINITY, ZERO, ONE)
 
 
 def softplus(entries: int) -> Smooth:
@@ -91,8 +79,8 @@ def softplus(entries: int) -> Smooth:
 
     Both are the suprema. At zero: :math:`\|a(0)\| = \log 2\,\sqrt{\text{entries}}`, :math:`a'(0) = 1/2`.
     """
-    value = Magnitude.of(math.log(2.0)) * _square_root(entries)
-    return Smooth(_INFINITY, _ONE, Magnitude.of(0.25), value, Magnitude.of(0.5))
+    value = Magnitude.of(math.log(2.0)) * Magnitude.of(entries).sqrt()
+    return Smooth(INFINITY, ONE, Magnitude.of(0.25), value, Magnitude.of(0.5))
 
 
 def sigmoid(entries: int) -> Smooth:
@@ -101,8 +89,8 @@ def sigmoid(entries: int) -> Smooth:
     Loose: the supremum of :math:`|a''|` is :math:`\sqrt3/18 \approx 0.0962`. No bound is printed, so
     :math:`m = \infty` (:math:`\sqrt{\text{entries}}` holds).
     """
-    value = _square_root(entries) / 2
-    return Smooth(_INFINITY, Magnitude.of(0.25), Magnitude.of(0.1), value, Magnitude.of(0.25))
+    value = Magnitude.of(entries).sqrt() / 2
+    return Smooth(INFINITY, Magnitude.of(0.25), Magnitude.of(0.1), value, Magnitude.of(0.25))
 
 
 def softmax(classes: int, batch: int = 1) -> Smooth:
@@ -120,7 +108,7 @@ def softmax(classes: int, batch: int = 1) -> Smooth:
     :math:`\|\nabla a(0)\| = 1/\text{classes}`.
     """
     value = (Magnitude.of(batch) / classes).sqrt()
-    return Smooth(_INFINITY, Magnitude.of(2.0), Magnitude.of(4.0), value, _ONE / classes)
+    return Smooth(INFINITY, Magnitude.of(2.0), Magnitude.of(4.0), value, ONE / classes)
 
 
 def max_pool(kernel: int = 2, stride: int | None = None) -> Smooth:
@@ -129,7 +117,7 @@ def max_pool(kernel: int = 2, stride: int | None = None) -> Smooth:
     Valid for disjoint patches, the paper's "patches do not coincide"; flagged when ``stride < kernel``.
     """
     overlaps = stride is not None and stride < kernel
-    return Smooth(_INFINITY, _ONE, _INFINITY, _ZERO, _ONE, (OVERLAPPING_MAX_POOL,) if overlaps else ())
+    return Smooth(INFINITY, ONE, INFINITY, ZERO, ONE, (OVERLAPPING_MAX_POOL,) if overlaps else ())
 
 
 def average_pool() -> Smooth:
@@ -138,7 +126,7 @@ def average_pool() -> Smooth:
     Loose: :math:`1/k` for disjoint k×k patches. Valid with overlap too: the matrix has row sums 1 and column
     sums at most :math:`\lceil k/s\rceil^2/k^2 \le 1`, and the norm is at most the root of their product.
     """
-    return Smooth(_INFINITY, _ONE, _ZERO, _ZERO, _ONE)
+    return Smooth(INFINITY, ONE, ZERO, ZERO, ONE)
 
 
 def batch_norm(
@@ -161,11 +149,11 @@ def batch_norm(
         epsilon: ε.
         smoothness: which of the two printed constants to take for L.
     """
-    root = (_ONE / epsilon).sqrt()
-    curvature = Magnitude.of(2.0) / epsilon * (_ONE / batch).sqrt()
+    root = (ONE / epsilon).sqrt()
+    curvature = Magnitude.of(2.0) / epsilon * (ONE / batch).sqrt()
     if smoothness == "appendix":
         curvature = curvature * features
-    return Smooth(Magnitude.of(features) * batch, 2.0 * root, curvature, _ZERO, root if batch > 1 else _ZERO)
+    return Smooth(Magnitude.of(features) * batch, 2.0 * root, curvature, ZERO, root if batch > 1 else ZERO)
 
 
 def residual(biaffine: Biaffine, nonlinear: tuple[Smooth, ...]) -> tuple[Biaffine, tuple[Smooth, ...]]:
@@ -179,25 +167,17 @@ def residual(biaffine: Biaffine, nonlinear: tuple[Smooth, ...]) -> tuple[Biaffin
     :math:`l^x + 1` is valid, the added part being a permutation of norm 1; loose: for :math:`l^x = l`,
     :math:`(l + \sqrt{l^2 + 4})/2` holds. A finite :math:`1 + m_a` is not a bound (ERRATA 14) and is flagged.
     """
-    augmented = Biaffine(
-        biaffine.smoothness,
-        biaffine.lipschitz_parameters,
-        biaffine.lipschitz_state + 1.0,
-        biaffine.value_at_zero,
-        biaffine.unsound,
-    )
     functions = tuple(
-        Smooth(
-            part.bound + 1.0,
-            maximum(1.0, part.lipschitz),
-            part.smoothness,
-            part.value_at_zero,
-            maximum(1.0, part.jacobian_at_zero),
-            (*part.unsound, RESIDUAL_BOUND) if part.bound.is_finite else part.unsound,
+        replace(
+            part,
+            bound=part.bound + 1.0,
+            lipschitz=maximum(1.0, part.lipschitz),
+            jacobian_at_zero=maximum(1.0, part.jacobian_at_zero),
+            unsound=(*part.unsound, RESIDUAL_BOUND) if part.bound.is_finite else part.unsound,
         )
         for part in nonlinear
     )
-    return augmented, functions
+    return replace(biaffine, lipschitz_state=biaffine.lipschitz_state + 1.0), functions
 
 
 def implicit_function(
@@ -218,4 +198,4 @@ def implicit_function(
     """
     slope = Magnitude.of(gradient_lipschitz) / strong_convexity
     curvature = Magnitude.of(hessian_lipschitz) / strong_convexity * (1.0 + slope) ** 2
-    return Smooth(_INFINITY, slope, curvature, Magnitude.of(value_at_zero), slope)
+    return Smooth(INFINITY, slope, curvature, Magnitude.of(value_at_zero), slope)

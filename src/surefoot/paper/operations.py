@@ -18,8 +18,8 @@ Readings, where the paper leaves something open:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -27,24 +27,14 @@ import torch
 from torch.nn import functional as F
 
 from surefoot.errors import UnsupportedOperation, describe
-from surefoot.graph.structure import Graph, Node, Ref, Spec
+from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude
 from surefoot.norms import patch_overlap
 from surefoot.operations.dimensions import spatial
-from surefoot.paper.constants import Biaffine, Smooth
-from surefoot.paper.layers import (
-    CONVOLUTION_BIAS,
-    OVERLAPPING_MAX_POOL,
-    average_pool,
-    batch_norm,
-    convolution,
-    fully_connected,
-    max_pool,
-    relu,
-    sigmoid,
-    softmax,
-    softplus,
-)
+from surefoot.operations.forms import Form, form_of
+from surefoot.paper import layers
+from surefoot.paper.constants import ZERO, Biaffine, Smooth
+from surefoot.paper.layers import CONVOLUTION_BIAS, OVERLAPPING_MAX_POOL
 
 UNEVEN_AVERAGE = (
     "Also wrong in the paper: an average pooling with overlapping patches whose divisor is smaller at the border "
@@ -57,21 +47,39 @@ _SOFTPLUS_THRESHOLD = 20.0
 _EXPANSIVE = 1.0 + 1e-10
 
 
-@dataclass(frozen=True)
-class Product:
-    """A bi-affine operation of the state and a layer's own tensors.
+_Sides = tuple[int, ...]
+_Reader = Callable[[Graph, Node], Smooth | Biaffine]
+_PRINTED: dict[str, _Reader] = {}
+_REMARKS = {
+    "surefoot.scale_shift": "normalisations have no scale and shift of their own (affine=False)",
+    "aten.embedding": "inputs are vectors",
+    "aten.tanh": "activations are ReLU, soft-plus, sigmoid and soft-max",
+    "aten.mul": "layers are matrix products and convolutions",
+}
+# arguments by which an operation may drop, fill or repeat numbers though it returns as many as it reads
+_NOT_ONE_TO_ONE = {"pad", "padding", "value", "kernel_size", "step", "diagonal", "offset"}
 
-    Attributes:
-        biaffine: its constants, all its tensors being parameters.
-        state: the tensor that is the state.
-        weight: the tensor of weights.
-        bias: the tensor of intercepts, if it has any.
+
+def printed(*operations: str) -> Callable[[_Reader], _Reader]:
+    """Register what the paper prints about operations: a function, or a bi-affine map of state and parameters."""
+
+    def register(reader: _Reader) -> _Reader:
+        _PRINTED.update(dict.fromkeys(operations, reader))
+        return reader
+
+    return register
+
+
+def constants_of(graph: Graph, node: Node) -> Smooth | Biaffine:
+    """The printed constants of an operation; of a bi-affine one, all its tensors being parameters.
+
+    Raises:
+        UnsupportedOperation: if the paper does not list it.
     """
-
-    biaffine: Biaffine
-    state: str
-    weight: str
-    bias: str | None
+    reader = _PRINTED.get(node.op)
+    if reader is None:
+        refuse(node, _REMARKS.get(node.op, ""))
+    return reader(graph, node)
 
 
 def refuse(node: Node, why: str = "") -> NoReturn:
@@ -87,41 +95,21 @@ def refuse(node: Node, why: str = "") -> NoReturn:
     )
 
 
-def is_rearrangement(node: Node) -> bool:
+def is_rearrangement(graph: Graph, node: Node) -> bool:
     """Whether an operation only moves the numbers of one tensor: the paper passes over such operations.
 
-    A cast to integers rounds, and a view as another type reads other numbers.
+    It has the form of a layout, reads one real tensor, returns one of as many numbers, and takes no argument by
+    which some of them could be left out and others repeated. A cast to integers rounds, and a view as another type
+    reads other numbers.
     """
-    real = all(spec.dtype.is_floating_point for spec in node.specs)
+    if form_of(node) is not Form.LAYOUT or len(node.inputs) != 1:
+        return False
+    specs = (graph.spec(node.inputs[0]), node.spec)
+    if not all(isinstance(spec, Spec) and spec.dtype.is_floating_point for spec in specs):
+        return False
     reinterprets = node.op == "aten.view" and "dtype" in node.arguments
-    return node.op in _REARRANGEMENTS and real and not reinterprets
-
-
-def product_of(graph: Graph, node: Node) -> Product | None:
-    """A fully connected layer or a convolution with its constants; ``None`` for any other operation."""
-    if node.op == "aten.linear":
-        biaffine = fully_connected(math.prod(_shape(node)[:-1]))
-    elif node.op in _CONVOLUTIONS:
-        biaffine = _convolution(graph, node, _CONVOLUTIONS[node.op])
-    else:
-        return None
-    bias: Ref | None = node.arguments["bias"]
-    if bias is None:
-        biaffine = replace(biaffine, lipschitz_parameters=Magnitude.zero(), unsound=())
-    state, weight = node.arguments["input"].name, node.arguments["weight"].name
-    return Product(biaffine, state, weight, None if bias is None else bias.name)
-
-
-def function_of(graph: Graph, node: Node) -> Smooth:
-    """The constants of a non-linear function, a pooling or a normalisation.
-
-    Raises:
-        UnsupportedOperation: if the paper does not list it.
-    """
-    read = _FUNCTIONS.get(node.op)
-    if read is None:
-        refuse(node, _REMARKS.get(node.op, ""))
-    return read(graph, node)
+    one_to_one = _NOT_ONE_TO_ONE.isdisjoint(node.arguments) and graph.numel(node.inputs[0]) == node.numel
+    return one_to_one and not reinterprets
 
 
 def _shape(node: Node) -> tuple[int, ...]:
@@ -135,70 +123,106 @@ def _argument_shape(graph: Graph, node: Node, key: str) -> tuple[int, ...]:
     return spec.shape
 
 
-def _convolution(graph: Graph, node: Node, dims: int) -> Biaffine:
-    shape = _shape(node)
+def _with_intercept(node: Node, biaffine: Biaffine) -> Biaffine:
+    """A layer without intercept has no linear part."""
+    if node.arguments["bias"] is not None:
+        return biaffine
+    return replace(biaffine, lipschitz_parameters=ZERO, unsound=())
+
+
+@printed("aten.linear")
+def _linear(graph: Graph, node: Node) -> Biaffine:
+    return _with_intercept(node, layers.fully_connected(math.prod(_shape(node)[:-1])))
+
+
+@printed("aten.conv1d", "aten.conv2d", "aten.conv3d")
+def _convolution(graph: Graph, node: Node) -> Biaffine:
+    dims, shape = int(node.op[-2]), _shape(node)
     batch = shape[0] if len(shape) == dims + 2 else 1
     positions = math.prod(shape[-dims:])
     kernel = _argument_shape(graph, node, "weight")[-dims:]
     stride, dilation = (spatial(node.arguments[key], dims) for key in ("stride", "dilation"))
     if dims == 2 and len({*zip(kernel, stride, strict=True)}) == 1 and set(dilation) == {1}:
-        return convolution(kernel[0], stride[0], batch, positions)
+        return _with_intercept(node, layers.convolution(kernel[0], stride[0], batch, positions))
     sides = zip(kernel, stride, dilation, strict=True)
     patches = math.prod(math.ceil(k * math.gcd(s, d) / s) for k, s, d in sides)
     overlap = Magnitude.of(patches).sqrt()
-    return Biaffine(
-        overlap,
-        Magnitude.of(batch).sqrt() * overlap,
-        Magnitude.zero(),
-        Magnitude.zero(),
-        () if positions <= patches else (CONVOLUTION_BIAS,),
-    )
+    flags = () if positions <= patches else (CONVOLUTION_BIAS,)
+    return _with_intercept(node, Biaffine(overlap, Magnitude.of(batch).sqrt() * overlap, unsound=flags))
 
 
+@printed("aten.relu")
+def _relu(graph: Graph, node: Node) -> Smooth:
+    return layers.relu()
+
+
+@printed("aten.sigmoid")
+def _sigmoid(graph: Graph, node: Node) -> Smooth:
+    return layers.sigmoid(node.numel)
+
+
+@printed("aten.softplus")
 def _softplus(graph: Graph, node: Node) -> Smooth:
     if node.arguments["beta"] != 1:
         refuse(node, f"soft-plus has β = 1, here it has β = {node.arguments['beta']:g}")
     if node.arguments["threshold"] < _SOFTPLUS_THRESHOLD:
         refuse(node, f"soft-plus is curved, here it is linear above {node.arguments['threshold']:g}")
-    return softplus(node.numel)
+    return layers.softplus(node.numel)
 
 
+@printed("aten.softmax")
 def _softmax(graph: Graph, node: Node) -> Smooth:
     shape = _shape(node)
     classes = shape[node.arguments["dim"]] if shape else 1
-    return softmax(classes, node.numel // classes)
+    return layers.softmax(classes, node.numel // classes)
 
 
+@printed("aten.batch_norm")
+def _batch_norm(graph: Graph, node: Node) -> Smooth:
+    if node.arguments["running_mean"] is not None:
+        refuse(node, "batch-normalisation uses the statistics of the batch, as after model.train()")
+    batch = _shape(node)[0]
+    return layers.batch_norm(node.numel // batch, batch, node.arguments["eps"])
+
+
+@printed("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d")
 def _max_pool(graph: Graph, node: Node) -> Smooth:
     dims = int(node.op[-2])
-    size = _argument_shape(graph, node, "self")[-dims:]
-    kernel = spatial(node.arguments["kernel_size"], dims)
-    stride = spatial(node.arguments["stride"] or kernel, dims)
-    padding, dilation = (spatial(node.arguments[key], dims) for key in ("padding", "dilation"))
-    overlap = patch_overlap(size, kernel, stride, padding, dilation, _shape(node)[-dims:])
-    return replace(max_pool(), unsound=(OVERLAPPING_MAX_POOL,) if overlap > 1 else ())
+    dilation = spatial(node.arguments["dilation"], dims)
+    overlap = patch_overlap(*_patches(graph, node), dilation, _shape(node)[-dims:])
+    return replace(layers.max_pool(), unsound=(OVERLAPPING_MAX_POOL,) if overlap > 1 else ())
 
 
+@printed("aten.mean")
+def _mean(graph: Graph, node: Node) -> Smooth:
+    return layers.average_pool()
+
+
+@printed("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d")
 def _average_pool(graph: Graph, node: Node) -> Smooth:
-    dims = int(node.op[-2])
-    if node.arguments["divisor_override"] is not None:
+    if node.arguments.get("divisor_override") is not None:
         refuse(node, "an average divides by the size of its patch, here by another number")
-    size = _argument_shape(graph, node, "self")[-dims:]
-    kernel = spatial(node.arguments["kernel_size"], dims)
-    stride = spatial(node.arguments["stride"] or kernel, dims)
-    padding = spatial(node.arguments["padding"], dims)
     options = {key: node.arguments[key] for key in ("ceil_mode", "count_include_pad")}
-    sides = zip(size, kernel, stride, padding, strict=True)
-    return _averaging(partial(F.avg_pool1d, **options), [(n, k, s, p) for n, k, s, p in sides if s < k])
+    overlapping = [(n, k, s, p) for n, k, s, p in zip(*_patches(graph, node), strict=True) if s < k]
+    return _averaging(partial(F.avg_pool1d, **options), overlapping)
 
 
+@printed("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d")
 def _adaptive_average_pool(graph: Graph, node: Node) -> Smooth:
     dims = int(node.op[-2])
     sides = zip(_argument_shape(graph, node, "self")[-dims:], _shape(node)[-dims:], strict=True)
     return _averaging(F.adaptive_avg_pool1d, [(n, m) for n, m in sides if n % m])
 
 
-def _averaging(average: Callable[..., torch.Tensor], overlapping: list[tuple[int, ...]]) -> Smooth:
+def _patches(graph: Graph, node: Node) -> tuple[_Sides, _Sides, _Sides, _Sides]:
+    """Along each dimension of a pooling the size of its argument, kernel, stride and padding."""
+    dims = int(node.op[-2])
+    kernel = spatial(node.arguments["kernel_size"], dims)
+    stride = spatial(node.arguments["stride"] or kernel, dims)
+    return _argument_shape(graph, node, "self")[-dims:], kernel, stride, spatial(node.arguments["padding"], dims)
+
+
+def _averaging(average: Callable[..., torch.Tensor], overlapping: Sequence[_Sides]) -> Smooth:
     """Average pooling, flagged if it is expansive.
 
     It is a Kronecker product of averages along single dimensions, so its norm is the product of theirs; those
@@ -208,38 +232,4 @@ def _averaging(average: Callable[..., torch.Tensor], overlapping: list[tuple[int
     for size, *options in overlapping:
         matrix = average(torch.eye(size, dtype=torch.float64).unsqueeze(1), *options)[:, 0]
         norm *= float(torch.linalg.matrix_norm(matrix, ord=2))
-    return replace(average_pool(), unsound=(UNEVEN_AVERAGE,) if norm > _EXPANSIVE else ())
-
-
-def _batch_norm(graph: Graph, node: Node) -> Smooth:
-    if node.arguments["running_mean"] is not None:
-        refuse(node, "batch-normalisation uses the statistics of the batch, as after model.train()")
-    batch = _shape(node)[0]
-    return batch_norm(node.numel // batch, batch, node.arguments["eps"])
-
-
-_CONVOLUTIONS = {"aten.conv1d": 1, "aten.conv2d": 2, "aten.conv3d": 3}
-_FUNCTIONS: dict[str, Callable[[Graph, Node], Smooth]] = {
-    "aten.relu": lambda graph, node: relu(),
-    "aten.softplus": _softplus,
-    "aten.sigmoid": lambda graph, node: sigmoid(node.numel),
-    "aten.softmax": _softmax,
-    "aten.batch_norm": _batch_norm,
-    "aten.mean": lambda graph, node: average_pool(),
-    **{f"aten.max_pool{dims}d": _max_pool for dims in (1, 2, 3)},
-    **{f"aten.avg_pool{dims}d": _average_pool for dims in (1, 2, 3)},
-    **{f"aten.adaptive_avg_pool{dims}d": _adaptive_average_pool for dims in (1, 2, 3)},
-}
-_REMARKS = {
-    "surefoot.scale_shift": "normalisations have no scale and shift of their own (affine=False)",
-    "aten.embedding": "inputs are vectors",
-    "aten.tanh": "activations are ReLU, soft-plus, sigmoid and soft-max",
-    "aten.mul": "layers are matrix products and convolutions",
-}
-_REARRANGEMENTS = {
-    "aten.alias", "aten.clone", "aten.contiguous", "aten.view", "aten.reshape", "aten._unsafe_view",
-    "aten.flatten", "aten.unflatten", "aten.squeeze", "aten.unsqueeze", "aten.permute", "aten.transpose", "aten.t",
-    "aten.numpy_T", "aten.mT", "aten.swapaxes", "aten.movedim", "aten.flip", "aten.roll", "aten.pixel_shuffle",
-    "aten.pixel_unshuffle", "aten.channel_shuffle", "aten.to", "aten._to_copy", "aten.dropout",
-    "aten.feature_dropout", "aten.alpha_dropout",
-}  # fmt: skip
+    return replace(layers.average_pool(), unsound=(UNEVEN_AVERAGE,) if norm > _EXPANSIVE else ())

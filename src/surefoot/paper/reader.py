@@ -29,9 +29,9 @@ from surefoot.domains import Ball, Domain, DomainError, ProductBall, Region
 from surefoot.enclosure import norm
 from surefoot.graph.structure import Graph, Leaf, Source
 from surefoot.magnitude import Magnitude, stack
-from surefoot.paper.algorithm import VALUE_AT_ZERO_DROPPED, algorithm_4, around_point
-from surefoot.paper.compositions import fix_parameters, smooth_state
-from surefoot.paper.constants import Computation, Result, Smooth, merge_flags
+from surefoot.paper.algorithm import VALUE_AT_ZERO_DROPPED, LayerTrace, algorithm_4, around_point
+from surefoot.paper.constants import ZERO, Computation, Result, Smooth, merge_flags
+from surefoot.paper.functions import compositions, fix_parameters, smooth_state
 from surefoot.paper.walk import Layer, layers_of
 
 
@@ -103,31 +103,29 @@ class _Values:
         given = dict(zip((leaf.name for leaf in self.graph.inputs), chain.inputs, strict=True))
         self.inputs = {name: given[name] for name in self.graph.live[0]}  # those that are read
 
-    def present(self, name: str) -> Tensor:
-        leaf = self.graph.leaves[name]
+    def present(self, leaf: Leaf) -> Tensor:
         if leaf.source is Source.INPUT:
-            return self.inputs[name]
-        return self.graph.held[name] if name in self.graph.held else self.parameters[leaf.path]
+            return self.inputs[leaf.name]
+        return self.graph.held[leaf.name] if leaf.name in self.graph.held else self.parameters[leaf.path]
 
-    def norm(self, names: Iterable[str]) -> Magnitude:
-        """The norm of several leaves together at their present values."""
-        return self._norm([(self.graph.leaves[name], self.present(name)) for name in names])
-
-    def centre_norm(self, names: Iterable[str], domain: Domain) -> Magnitude:
-        """The norm of several leaves together at the centre of the domain."""
-        center = domain.center
-        if isinstance(center, str):
-            return Magnitude.zero() if center == "origin" else self.norm(names)
-        found = []
-        for name in names:
-            leaf = self.graph.leaves[name]
-            if leaf.path not in center:
+    def norm(self, names: Iterable[str], center: Mapping[str, Tensor] | str = "present") -> Magnitude:
+        """The norm of several leaves together at a centre."""
+        if center == "origin":
+            return ZERO
+        values = []
+        for leaf in map(self.graph.leaves.__getitem__, names):
+            value = self.present(leaf) if isinstance(center, str) else center.get(leaf.path)
+            if value is None:
                 raise DomainError(f"the centre has no entry for '{leaf.path}'")
-            if tuple(center[leaf.path].shape) != leaf.spec.shape:
-                got = tuple(center[leaf.path].shape)
-                raise DomainError(f"the centre of '{leaf.path}' has shape {got}, not {leaf.spec.shape}")
-            found.append((leaf, center[leaf.path]))
-        return self._norm(found)
+            if (shape := tuple(value.shape)) != leaf.spec.shape:
+                raise DomainError(f"the centre of '{leaf.path}' has shape {shape}, not {leaf.spec.shape}")
+            if value.device.type == "meta":
+                raise DomainError(
+                    f"'{leaf.path}' is on the meta device and has no value: use ProductBall(radius), whose centre "
+                    'is the origin, and wrt="params"'
+                )
+            values.append(value.detach())
+        return norm(values)
 
     def input_norm(self, given: float | None) -> Magnitude:
         """The norm of the stacked batch, or what was given for it."""
@@ -139,15 +137,6 @@ class _Values:
                 "stacked batch"
             )
         return norm([value.detach() for value in self.inputs.values()])
-
-    def _norm(self, found: Sequence[tuple[Leaf, Tensor]]) -> Magnitude:
-        for leaf, value in found:
-            if value.device.type == "meta":
-                raise DomainError(
-                    f"'{leaf.path}' is on the meta device and has no value: use ProductBall(radius), whose centre "
-                    'is the origin, and wrt="params"'
-                )
-        return norm([value.detach() for _, value in found])
 
 
 def _in_the_parameters(
@@ -166,39 +155,29 @@ def _in_the_parameters(
     for layer in layers:
         varying = [name for name in layer.leaves if name in region.variables]
         computations.append(_frozen(layer, values, varying))
-        radii.append(_radius(varying, graph, region))
-        centres.append(values.centre_norm(varying, domain) if varying else Magnitude.zero())
+        # parameters of one block move together, by at most its radius
+        blocks = {graph.owners[name]: Magnitude.of(region.radius(name)) for name in varying}
+        radii.append(stack(list(blocks.values())).norm() if len(blocks) > 1 else next(iter(blocks.values()), ZERO))
+        centres.append(values.norm(varying, domain.center))
     if domain.center != "origin":
         computations = list(around_point(computations, centres))
     trace = algorithm_4(computations, radii, values.input_norm(input_norm), keep_value_at_zero, corrected)
-    rows = [
-        _row(layer, Result(part.bound, part.lipschitz, part.smoothness))
-        for layer, part in zip(layers, trace.layers, strict=True)
-    ]
     text = str(domain)
     if isinstance(domain, Ball):
         text += ", read as each layer within that distance"
-    return _certificate(trace.result, layers, rows, text, "params")
+    return _certificate(trace.result, layers, trace.layers, text, "params")
 
 
 def _frozen(layer: Layer, values: _Values, varying: Sequence[str]) -> Computation:
     """The constants of a layer when only some of its tensors vary; see the module."""
-    biaffine, zero = layer.computation.biaffine, Magnitude.zero()
+    biaffine = layer.computation.biaffine
     if layer.weight is not None and layer.weight not in varying:
         fixed = biaffine.smoothness * values.norm([layer.weight])
-        biaffine = replace(biaffine, smoothness=zero, lipschitz_state=biaffine.lipschitz_state + fixed)
+        biaffine = replace(biaffine, smoothness=ZERO, lipschitz_state=biaffine.lipschitz_state + fixed)
     if layer.bias is not None and layer.bias not in varying:
         fixed = biaffine.lipschitz_parameters * values.norm([layer.bias])
-        biaffine = replace(biaffine, lipschitz_parameters=zero, value_at_zero=biaffine.value_at_zero + fixed)
+        biaffine = replace(biaffine, lipschitz_parameters=ZERO, value_at_zero=biaffine.value_at_zero + fixed)
     return replace(layer.computation, biaffine=biaffine)
-
-
-def _radius(varying: Sequence[str], graph: Graph, region: Region) -> Magnitude:
-    """How far the parameters of a layer may move together: the radius of their block."""
-    radii = {graph.owners[name]: Magnitude.of(region.radius(name)) for name in varying}
-    if len(radii) == 1:
-        return next(iter(radii.values()))
-    return stack(list(radii.values())).norm() if radii else Magnitude.zero()
 
 
 def _in_the_input(
@@ -209,54 +188,44 @@ def _in_the_input(
     keep_value_at_zero: bool,
 ) -> Certificate:
     names = tuple(values.inputs)
-    region = Region.of(domain, {"input": names})
-    radius = Magnitude.of(region.radius(names[0]))
+    radius = Magnitude.of(Region.of(domain, {"input": names}).radius(names[0]))
     text = str(domain)
     if domain.center != "origin":
         present = domain.center == "present" and input_norm is not None
-        radius = radius + (values.input_norm(input_norm) if present else values.centre_norm(names, domain))
+        radius = radius + (values.input_norm(input_norm) if present else values.norm(names, domain.center))
         text += f", read as within {radius} of the origin"
-    rows: list[Row] = []
     parts: list[Smooth] = []
-    so_far = Result(radius, Magnitude.of(1.0), Magnitude.zero())
+    ends = []  # how many functions there are up to the end of each layer
     for layer in layers:
-        functions = fix_parameters(layer.computation, values.norm(layer.leaves))
-        functions = functions if keep_value_at_zero else (functions[0], *map(_without_value, functions[1:]))
-        parts += functions
-        so_far = _after(so_far, functions)
-        rows.append(_row(layer, so_far))
-    return _certificate(smooth_state(parts, radius), layers, rows, text, "input")
+        affine, *functions = fix_parameters(layer.computation, values.norm(layer.leaves))
+        parts += [affine, *(functions if keep_value_at_zero else map(_without_value, functions))]
+        ends.append(len(parts))
+    after = list(compositions(parts, radius))
+    return _certificate(smooth_state(parts, radius), layers, [after[end] for end in ends], text, "input")
 
 
 def _without_value(function: Smooth) -> Smooth:
     if function.value_at_zero.is_zero:
         return function
-    flags = merge_flags(function.unsound, (VALUE_AT_ZERO_DROPPED,))
-    return replace(function, value_at_zero=Magnitude.zero(), unsound=flags)
-
-
-def _after(state: Result, functions: Sequence[Smooth]) -> Result:
-    """One more step of the corollary, its function being a whole layer."""
-    layer = smooth_state(functions, state.bound)
-    smoothness = layer.smoothness * state.lipschitz**2 + state.smoothness * layer.lipschitz
-    return Result(layer.bound, state.lipschitz * layer.lipschitz, smoothness)
-
-
-def _row(layer: Layer, result: Result) -> Row:
-    return Row(
-        module=layer.module,
-        operation=str(layer),
-        shape=layer.shape,
-        bound=result.bound,
-        lipschitz=result.lipschitz,
-        smoothness=result.smoothness,
-        share=0.0,
-    )
+    return replace(function, value_at_zero=ZERO, unsound=merge_flags(function.unsound, (VALUE_AT_ZERO_DROPPED,)))
 
 
 def _certificate(
-    result: Result, layers: Sequence[Layer], rows: Sequence[Row], domain: str, wrt: str
+    result: Result, layers: Sequence[Layer], after: Sequence[Result | LayerTrace], domain: str, wrt: str
 ) -> Certificate:
+    """The certificate, with one row for what holds after each layer."""
+    rows = [
+        Row(
+            module=layer.computation.name,
+            operation=layer.label,
+            shape=layer.shape,
+            bound=so_far.bound,
+            lipschitz=so_far.lipschitz,
+            smoothness=so_far.smoothness,
+            share=0.0,
+        )
+        for layer, so_far in zip(layers, after, strict=True)
+    ]
     return Certificate(
         bound=result.bound,
         lipschitz=result.lipschitz,

@@ -33,41 +33,22 @@ For :math:`\epsilon = 10^2` it enters at no layer when δ counts channels × pos
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
 from surefoot.magnitude import Magnitude
+from surefoot.paper import layers as printed
 from surefoot.paper.algorithm import algorithm_4
 from surefoot.paper.constants import Biaffine, Computation, Result, Smooth
-from surefoot.paper.layers import (
-    average_pool,
-    batch_norm,
-    convolution,
-    fully_connected,
-    max_pool,
-    relu,
-    softmax,
-    softplus,
-)
 
-# (side of the output image of the convolution, filters, whether a 2×2 pooling follows)
-CONVOLUTIONS = (
-    (224, 64, False),
-    (224, 64, True),
-    (112, 128, False),
-    (112, 128, True),
-    (56, 256, False),
-    (56, 256, False),
-    (56, 256, True),
-    (28, 512, False),
-    (28, 512, False),
-    (28, 512, True),
-    (14, 512, False),
-    (14, 512, False),
-    (14, 512, True),
-)
+# side of the images, filters and number of convolutions of each stage, which a 2×2 pooling ends
+_STAGES = ((224, 64, 2), (112, 128, 2), (56, 256, 3), (28, 512, 3), (14, 512, 3))
 FULLY_CONNECTED = (4096, 4096)
 CLASSES = 1000
+
+_Over = Literal["every entry", "channels", "images"]
+_Print = Literal["main text", "appendix"]
 
 
 @dataclass(frozen=True)
@@ -86,8 +67,8 @@ class Reading:
     name: str = "as printed"
     soft_max: bool = True
     linear_part: Literal["main text", "appendix", "proved"] = "main text"
-    normalised_over: Literal["every entry", "channels", "images"] = "every entry"
-    normalisation_smoothness: Literal["main text", "appendix"] = "main text"
+    normalised_over: _Over = "every entry"
+    normalisation_smoothness: _Print = "main text"
 
 
 AS_PRINTED = Reading()
@@ -96,31 +77,33 @@ AS_PRINTED = Reading()
 def _convolution(side: int, batch: int, reading: Reading) -> Biaffine:
     if reading.linear_part == "proved":
         return Biaffine.of(3.0, Magnitude.of(batch * side**2).sqrt())
-    return convolution(3, 1, batch, side**2, reading.linear_part)
+    return printed.convolution(3, 1, batch, side**2, reading.linear_part)
 
 
 def _normalisation(side: int, channels: int, batch: int, epsilon: float, reading: Reading) -> Smooth:
-    positions = side**2
-    features = channels * positions if reading.normalised_over == "every entry" else channels
-    samples = batch * positions if reading.normalised_over == "images" else batch
-    return batch_norm(features, samples, epsilon, reading.normalisation_smoothness)
+    features = channels * side**2 if reading.normalised_over == "every entry" else channels
+    samples = batch * side**2 if reading.normalised_over == "images" else batch
+    return printed.batch_norm(features, samples, epsilon, reading.normalisation_smoothness)
 
 
 def _network(batch: int, reading: Reading, smooth: bool, epsilon: float | None) -> tuple[Computation, ...]:
     """The 16 layers; batch-normalisation, if any, comes last in each convolutional layer (a = ν∘π∘α)."""
-    layers = []
-    for index, (side, filters, pooled) in enumerate(CONVOLUTIONS, start=1):
-        functions = [softplus(batch * filters * side**2) if smooth else relu()]
-        if pooled:
-            functions.append(average_pool() if smooth else max_pool(2, 2))
-        if epsilon is not None:
-            functions.append(_normalisation(side // 2 if pooled else side, filters, batch, epsilon, reading))
-        layers.append(Computation(_convolution(side, batch, reading), tuple(functions), f"conv {index}"))
+    layers: list[Computation] = []
+    for side, filters, count in _STAGES:
+        for position in range(1, count + 1):
+            functions = [printed.softplus(batch * filters * side**2) if smooth else printed.relu()]
+            if position == count:
+                functions.append(printed.average_pool() if smooth else printed.max_pool(2, 2))
+            if epsilon is not None:
+                left = side // 2 if position == count else side
+                functions.append(_normalisation(left, filters, batch, epsilon, reading))
+            name = f"conv {len(layers) + 1}"
+            layers.append(Computation(_convolution(side, batch, reading), tuple(functions), name))
     for index, width in enumerate(FULLY_CONNECTED, start=len(layers) + 1):
-        activation = softplus(batch * width) if smooth else relu()
-        layers.append(Computation(fully_connected(batch), (activation,), f"full {index}"))
-    last = (softmax(CLASSES, batch),) if reading.soft_max else ()
-    layers.append(Computation(fully_connected(batch), last, f"full {len(layers) + 1}"))
+        activation = printed.softplus(batch * width) if smooth else printed.relu()
+        layers.append(Computation(printed.fully_connected(batch), (activation,), f"full {index}"))
+    last = (printed.softmax(CLASSES, batch),) if reading.soft_max else ()
+    layers.append(Computation(printed.fully_connected(batch), last, f"full {len(layers) + 1}"))
     return tuple(layers)
 
 
@@ -206,17 +189,16 @@ def _readings(batch: int, radius: float, input_norm: float) -> tuple[tuple[str, 
 
 
 def _comparisons(batch: int, radius: float, input_norm: float) -> tuple[BatchNormComparison, ...]:
-    found = []
-    for keep in (False, True):
+    comparisons = []
+    overs: tuple[_Over, ...] = ("every entry", "channels", "images")
+    prints: tuple[_Print, ...] = ("main text", "appendix")
+    for keep, epsilon, over, curvature in itertools.product((False, True), (1e-2, 1e2), overs, prints):
         smooth = algorithm_4(smooth_vgg(batch), radius, input_norm, keep).result
-        for epsilon in (1e-2, 1e2):
-            for over in ("every entry", "channels", "images"):
-                for curvature in ("main text", "appendix"):
-                    reading = Reading(f"{over}, {curvature}", True, "main text", over, curvature)
-                    trace = algorithm_4(batch_norm_vgg(epsilon, batch, reading), radius, input_norm, keep)
-                    active = sum(part.bound_is_active for layer in trace.layers for part in layer.inner)
-                    found.append(BatchNormComparison(epsilon, reading, keep, smooth, trace.result, active))
-    return tuple(found)
+        reading = Reading(f"{over}, {curvature}", True, "main text", over, curvature)
+        trace = algorithm_4(batch_norm_vgg(epsilon, batch, reading), radius, input_norm, keep)
+        active = sum(part.bound_is_active for layer in trace.layers for part in layer.inner)
+        comparisons.append(BatchNormComparison(epsilon, reading, keep, smooth, trace.result, active))
+    return tuple(comparisons)
 
 
 def application(batch: int = 128, radius: float = 1.0, input_norm: float = 1.0) -> Application:

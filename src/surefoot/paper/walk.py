@@ -25,7 +25,9 @@ from surefoot.errors import UnsupportedOperation
 from surefoot.graph.structure import Graph, Node, Role, Spec
 from surefoot.paper.constants import Biaffine, Computation, Smooth
 from surefoot.paper.layers import residual
-from surefoot.paper.operations import Product, function_of, is_rearrangement, product_of, refuse
+from surefoot.paper.operations import constants_of, is_rearrangement, refuse
+
+_IDENTITY = Biaffine.of(0.0, lipschitz_state=1.0)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Layer:
         bias: the leaf that holds its intercepts, if it has any.
         nodes: its operations.
         functions: those of them that are its functions :math:`a_{t,j}`.
+        label: its operations by name, without rearrangements.
     """
 
     computation: Computation
@@ -45,6 +48,7 @@ class Layer:
     bias: str | None
     nodes: tuple[Node, ...]
     functions: tuple[Node, ...]
+    label: str
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -55,14 +59,6 @@ class Layer:
     def shape(self) -> tuple[int, ...]:
         """The shape of its result."""
         return self.nodes[-1].specs[0].shape
-
-    @property
-    def module(self) -> str:
-        """The path of the module that its first operation belongs to."""
-        return self.nodes[0].module
-
-    def __str__(self) -> str:
-        return " → ".join(_short(node) for node in self.nodes if not is_rearrangement(node))
 
 
 def layers_of(graph: Graph) -> tuple[Layer, ...]:
@@ -79,7 +75,9 @@ class _Draft:
     """A layer while it is being read: the state it starts from, its parts, and the state that is added."""
 
     start: str
-    product: Product | None = None
+    biaffine: Biaffine = _IDENTITY
+    weight: str | None = None
+    bias: str | None = None
     functions: list[tuple[Node, Smooth]] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     added: str | None = None
@@ -100,15 +98,15 @@ class _Walk:
         for index, node in enumerate(self.graph.nodes):
             if Role.INPUT not in self.graph.roles[node.name]:
                 continue
-            if is_rearrangement(node):
+            if is_rearrangement(self.graph, node):
                 if self.draft is not None and self.origin[node.name] == self.current:
                     self.draft.nodes.append(node)
-            elif (product := product_of(self.graph, node)) is not None:
-                self._product(index, node, product)
             elif node.op == "aten.add":
                 self._add(index, node)
+            elif isinstance(constants := constants_of(self.graph, node), Biaffine):
+                self._product(index, node, constants)
             else:
-                self._function(index, node)
+                self._function(index, node, constants)
         if self._single(self.graph.outputs) != self.current:
             raise UnsupportedOperation(
                 "the paper's networks return their last state, this model another tensor. Return the last one, or "
@@ -117,18 +115,19 @@ class _Walk:
         self._close(len(self.graph.nodes))
         return tuple(self.layers)
 
-    def _product(self, index: int, node: Node, product: Product) -> None:
-        leaves = [self._leaf(node, name) for name in (product.weight, product.bias) if name is not None]
+    def _product(self, index: int, node: Node, biaffine: Biaffine) -> None:
+        state, weight, bias = (node.arguments[key] for key in ("input", "weight", "bias"))
+        leaves = [self._leaf(node, given.name) for given in (weight, bias) if given is not None]
         if not self.taken.isdisjoint(leaves):
             refuse(node, "every layer has parameters of its own, here they are shared with an earlier layer")
         self.taken.update(leaves)
-        self._expect_current(node, product.state)
+        self._expect_current(node, state.name)
         draft = self._open(index)
-        draft.product = product
+        draft.biaffine, draft.weight = biaffine, leaves[0]
+        draft.bias = leaves[1] if bias is not None else None
         self._extend(node)
 
-    def _function(self, index: int, node: Node) -> None:
-        function = function_of(self.graph, node)
+    def _function(self, index: int, node: Node, function: Smooth) -> None:
         self._expect_current(node, *node.inputs)
         draft = self.draft
         if draft is None or self.last_reader[self.current] > index:
@@ -139,7 +138,8 @@ class _Walk:
     def _add(self, index: int, node: Node) -> None:
         operands = [self.origin[name] for name in node.inputs if name in self.origin]
         others = [name for name in operands if name != self.current]
-        if len(operands) != 2 or len(others) != 1 or node.arguments["alpha"] != 1 or self._broadcasts(node):
+        shapes = {spec.shape for name in node.inputs if isinstance(spec := self.graph.spec(name), Spec)}
+        if len(operands) != 2 or len(others) != 1 or node.arguments["alpha"] != 1 or len(shapes) != 1:
             refuse(node, "the last state is added to one earlier state of the same size")
         (earlier,) = others
         draft = self.draft
@@ -177,16 +177,14 @@ class _Walk:
         ]
         if len(needed) > 1 or draft.added in needed:
             refuse(draft.nodes[-1], "a network keeps one earlier state besides the last, here it needs more")
-        product = draft.product
-        biaffine = Biaffine.of(0.0, lipschitz_state=1.0) if product is None else product.biaffine
-        functions = tuple(function for _, function in draft.functions)
+        biaffine, functions = draft.biaffine, tuple(function for _, function in draft.functions)
         if needed or draft.added is not None:
             biaffine, functions = residual(biaffine, functions)
-        weight = None if product is None else self._leaf(draft.nodes[0], product.weight)
-        bias = None if product is None or product.bias is None else self._leaf(draft.nodes[0], product.bias)
-        computation = Computation(biaffine, functions, draft.nodes[0].module)
-        own = tuple(node for node, _ in draft.functions)
-        self.layers.append(Layer(computation, weight, bias, tuple(draft.nodes), own))
+        nodes = tuple(draft.nodes)
+        label = " → ".join(_short(node) for node in nodes if not is_rearrangement(self.graph, node))
+        computation = Computation(biaffine, functions, nodes[0].module)
+        curved = tuple(node for node, _ in draft.functions)
+        self.layers.append(Layer(computation, draft.weight, draft.bias, nodes, curved, label))
         self.kept = needed[0] if needed else None
 
     def _expect_current(self, node: Node, *names: str) -> None:
@@ -199,7 +197,7 @@ class _Walk:
         """The leaf that a tensor of weights is, possibly with its numbers moved."""
         while name not in self.graph.leaves:
             source = self.graph.by_name[name]
-            if not is_rearrangement(source):
+            if not is_rearrangement(self.graph, source):
                 refuse(node, f"weights are parameters, here they are computed by '{source.op}'")
             name = source.inputs[0]
         if name in self.origin:
@@ -208,23 +206,19 @@ class _Walk:
 
     def _single(self, names: Iterable[str]) -> str:
         """The one tensor that goes in or out."""
-        found = list(names)
-        if len(found) != 1:
+        listed = list(names)
+        if len(listed) != 1:
             raise UnsupportedOperation(
-                f"the paper's networks have one input and one output, this model {len(found)}. Use "
+                f"the paper's networks have one input and one output, this model {len(listed)}. Use "
                 'constants="certified", or join them in one tensor.'
             )
-        return self.origin.get(found[0], found[0])
-
-    def _broadcasts(self, node: Node) -> bool:
-        shapes = {spec.shape for name in node.inputs if isinstance(spec := self.graph.spec(name), Spec)}
-        return len(shapes) != 1
+        return self.origin.get(listed[0], listed[0])
 
     def _last_readers(self) -> dict[str, int]:
         """For each tensor the last operation that reads it; what is returned is read after all of them."""
         last = dict.fromkeys(self.origin.values(), -1)
         for index, node in enumerate(self.graph.nodes):
-            if not is_rearrangement(node):
+            if not is_rearrangement(self.graph, node):
                 last |= {self.origin[name]: index for name in node.inputs if name in self.origin}
         return last | {
             self.origin[name]: len(self.graph.nodes) for name in self.graph.outputs if name in self.origin
@@ -236,8 +230,7 @@ def _origins(graph: Graph) -> dict[str, str]:
     origin = {leaf.name: leaf.name for leaf in graph.inputs}
     for node in graph.nodes:
         if Role.INPUT in graph.roles[node.name]:
-            moved = is_rearrangement(node) and len(node.inputs) == 1
-            origin[node.name] = origin[node.inputs[0]] if moved else node.name
+            origin[node.name] = origin[node.inputs[0]] if is_rearrangement(graph, node) else node.name
     return origin
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from surefoot.certificate import Certificate, Row
-from surefoot.operations.registry import Rule, rules
+from surefoot.operations.record import Rule, rules
 from surefoot.report.prose import inline, summary
 
 
@@ -59,7 +59,7 @@ def rule_of(row: Row) -> Rule:
     known = rules()
     for namespace in ("aten.", "surefoot.", ""):
         rule = known.get(namespace + row.operation)
-        if rule is not None and not (rule.__module__ == "surefoot.operations.losses" and row.shape):
+        if rule is not None and not (rule.__module__.startswith("surefoot.operations.losses.") and row.shape):
             return rule
     others = [rule for name, rule in known.items() if name.rpartition(".")[2] == row.operation and not row.shape]
     return others[0] if others else known["surefoot.scalar"]

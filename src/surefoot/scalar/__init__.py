@@ -13,6 +13,7 @@
 * ``series``: :func:`taylor` and :func:`derivatives`, those of scalar functions.
 """
 
+from surefoot.scalar import activations as _activations  # noqa: F401 - fills the names
 from surefoot.scalar.bounds import supremum, value_range
 from surefoot.scalar.function import ScalarFunction
 from surefoot.scalar.series import derivatives, taylor

@@ -9,47 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from surefoot.scalar.function import ScalarFunction
-from surefoot.scalar.primitives import PRIMITIVES
-
-ACTIVATIONS: dict[str, Callable[..., ScalarFunction]] = {}
+from surefoot.scalar.function import ACTIVATIONS, ScalarFunction
 
 x = ScalarFunction.variable()
 apply, piecewise = ScalarFunction.apply, ScalarFunction.piecewise
 
-
-def activation(name: str, **parameters: float | str | None) -> ScalarFunction:
-    """The activation of that name.
-
-    Raises:
-        ValueError: if there is no such activation.
-    """
-    if name in ACTIVATIONS:
-        return ACTIVATIONS[name](**parameters)
-    if name in PRIMITIVES and PRIMITIVES[name].arity == 1 and not parameters:
-        return apply(name, x)
-    raise ValueError(
-        f"no scalar function is named {name!r} with parameters {sorted(parameters)}; build it with "
-        f"ScalarFunction.apply or ScalarFunction.piecewise. Known: {', '.join(sorted(ACTIVATIONS))}"
-    )
+_LARGE = 20.0  # torch's default threshold of soft-plus: from there on what it leaves out is an error of evaluation
 
 
 def register(function: Callable[..., ScalarFunction]) -> Callable[..., ScalarFunction]:
     """Make an activation known by the name of the function that builds it."""
     ACTIVATIONS[function.__name__.rstrip("_")] = function
     return function
-
-
-@register
-def identity() -> ScalarFunction:
-    """The identity."""
-    return x
-
-
-@register
-def relu() -> ScalarFunction:
-    """max(x, 0)."""
-    return piecewise([0.0], [0.0, x])
 
 
 @register
@@ -78,18 +49,14 @@ def elu(alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Sca
 
 @register
 def celu(alpha: float = 1.0) -> ScalarFunction:
-    """alpha * elu(x / alpha): continuously differentiable for every alpha.
+    """x for positive, alpha * (exp(x / alpha) - 1) for negative x: continuously differentiable for every alpha.
 
-    Torch multiplies by 1 / alpha rounded to a double, which moves the slope at 0 by a rounding error; this is
-    the function without it.
+    With u = x / alpha this is alpha times a function of u whose pieces meet smoothly at 0; for alpha < 0 the sides
+    are exchanged, and the exponential grows. Torch multiplies by 1 / alpha rounded to a double, which moves the
+    slope at 0 by a rounding error; this is the function without it.
     """
-    return alpha * elu().compose(x / alpha)
-
-
-@register
-def selu() -> ScalarFunction:
-    """The self-normalising ELU, with the two constants of torch."""
-    return elu(alpha=1.6732632423543772848170429916717, scale=1.0507009873554804934193349852946)
+    pieces = [apply("expm1", x), x]
+    return alpha * piecewise([0.0], pieces if alpha > 0 else pieces[::-1]).compose(x / alpha)
 
 
 @register
@@ -101,52 +68,32 @@ def gelu(approximate: str = "none") -> ScalarFunction:
 
 
 @register
-def silu() -> ScalarFunction:
-    """x * sigmoid(x)."""
-    return x * apply("sigmoid", x)
-
-
-@register
-def mish() -> ScalarFunction:
-    """x * tanh(softplus(x))."""
-    return x * apply("tanh", apply("softplus", x))
-
-
-@register
 def softplus(beta: float = 1.0, threshold: float = 20.0) -> ScalarFunction:
-    """log(1 + exp(beta x)) / beta, everywhere.
+    """log(1 + exp(beta x)) / beta; with a threshold below 20, x where beta x exceeds the threshold.
 
-    Torch returns x itself where beta x exceeds the threshold, at most exp(-threshold) / beta below this
-    function (2e-9 by default). That jump is an approximation of floating-point evaluation, as round-off is,
-    so the threshold is ignored.
+    Torch returns x itself above the threshold: a jump by log(1 + exp(-threshold)) / beta. With a threshold below
+    20 the function returned here has that jump, so nothing that reaches it has a Lipschitz constant. From 20, the
+    default, on it is the function without the jump; what torch evaluates is off by at most :func:`softplus_gap`,
+    and whoever compares values of torch with those certified here counts it as an error of evaluation.
     """
-    return apply("softplus", beta * x) / beta if beta != 1.0 else apply("softplus", x)
+    smooth = apply("softplus", x)
+    whole = smooth if threshold >= _LARGE else piecewise([threshold], [smooth, x])
+    return whole.compose(beta * x) / beta if beta != 1.0 else whole
 
 
-@register
-def log_sigmoid() -> ScalarFunction:
-    """-softplus(-x)."""
-    return -apply("softplus", -x)
-
-
-@register
-def softsign() -> ScalarFunction:
-    """x / (1 + |x|); the two pieces have the same slope at 0 but not the same curvature."""
-    return piecewise([0.0], [x / (1.0 - x), x / (1.0 + x)])
+def softplus_gap(beta: float = 1.0, threshold: float = 20.0) -> float:
+    """A bound on what torch's soft-plus differs from :func:`softplus`: log(1 + exp(-t)) <= exp(-t), over beta."""
+    return math.exp(-threshold) / abs(beta) * (1 + 2.0**-50) if threshold >= _LARGE else 0.0
 
 
 @register
 def clamp(min: float | None = None, max: float | None = None) -> ScalarFunction:
-    """x limited to [min, max]; a limit that is None is none."""
+    """x limited to [min, max]; a limit that is None is none. It is max where min exceeds it."""
     lower, upper = -math.inf if min is None else min, math.inf if max is None else max
     if not lower < upper:
-        return ScalarFunction.constant(upper)
-    return piecewise([lower, upper], [_limit(lower), x, _limit(upper)])
-
-
-def _limit(limit: float) -> ScalarFunction:
-    """The constant limit; where it is infinite the piece is never used."""
-    return ScalarFunction.constant(limit) if math.isfinite(limit) else x
+        return 0.0 * x + upper  # not a number where x is not
+    first, last = (limit if math.isfinite(limit) else x for limit in (lower, upper))  # else the piece is not used
+    return piecewise([lower, upper], [first, x, last])
 
 
 @register
@@ -156,40 +103,9 @@ def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> ScalarFunction:
 
 
 @register
-def relu6() -> ScalarFunction:
-    """x limited to [0, 6]."""
-    return clamp(0.0, 6.0)
-
-
-@register
-def hardsigmoid() -> ScalarFunction:
-    """x + 3 limited to [0, 6], over 6."""
-    return relu6().compose(x + 3.0) / 6.0
-
-
-@register
-def hardswish() -> ScalarFunction:
-    """x * hardsigmoid(x)."""
-    return x * hardsigmoid()
-
-
-@register
-def tanhshrink() -> ScalarFunction:
-    """x - tanh(x)."""
-    return x - apply("tanh", x)
-
-
-@register
 def softshrink(lambd: float = 0.5) -> ScalarFunction:
     """x moved towards 0 by lambd."""
     return piecewise([-lambd, lambd], [x + lambd, 0.0, x - lambd]) if lambd else x
-
-
-@register
-def hardshrink(lambd: float = 0.5) -> ScalarFunction:
-    """x where it exceeds lambd in absolute value, else 0: discontinuous. Odd, so both ends of [-λ, λ] give 0."""
-    above = threshold(lambd, 0.0)
-    return above - above.compose(-x) if lambd else x
 
 
 @register
@@ -199,22 +115,13 @@ def threshold(threshold: float, value: float) -> ScalarFunction:
 
 
 @register
-def abs_() -> ScalarFunction:
-    """|x|."""
-    return piecewise([0.0], [-x, x])
+def hardshrink(lambd: float = 0.5) -> ScalarFunction:
+    """x where it exceeds lambd in absolute value, else 0: discontinuous. Odd, so both ends of [-λ, λ] give 0.
 
-
-@register
-def sign() -> ScalarFunction:
-    """-1, 0 or 1: discontinuous at 0."""
-    step = piecewise([0.0], [0.0, 1.0])
-    return step - step.compose(-x)
-
-
-@register
-def square() -> ScalarFunction:
-    """x squared."""
-    return x**2.0
+    No x is in [-λ, λ] for λ < 0.
+    """
+    above = threshold(lambd, 0.0)
+    return above - above.compose(-x) if lambd > 0 else x
 
 
 @register
@@ -223,4 +130,30 @@ def pow_(exponent: float) -> ScalarFunction:
     return x**exponent
 
 
-ACTIVATIONS |= {"logsigmoid": log_sigmoid, "swish": silu}
+def _plain() -> dict[str, ScalarFunction]:
+    """The activations without parameters."""
+    step = piecewise([0.0], [0.0, 1.0])
+    relu6 = clamp(0.0, 6.0)
+    hardsigmoid = relu6.compose(x + 3.0) / 6.0
+    silu, log_sigmoid = x * apply("sigmoid", x), -apply("softplus", -x)
+    return {
+        "identity": x,
+        "relu": piecewise([0.0], [0.0, x]),
+        "relu6": relu6,
+        "selu": elu(alpha=1.6732632423543772848170429916717, scale=1.0507009873554804934193349852946),
+        "silu": silu,
+        "swish": silu,
+        "mish": x * apply("tanh", apply("softplus", x)),
+        "log_sigmoid": log_sigmoid,
+        "logsigmoid": log_sigmoid,
+        "softsign": piecewise([0.0], [x / (1.0 - x), x / (1.0 + x)]),  # same slope at 0 but not same curvature
+        "hardsigmoid": hardsigmoid,
+        "hardswish": x * hardsigmoid,
+        "tanhshrink": x - apply("tanh", x),
+        "abs": piecewise([0.0], [-x, x]),
+        "sign": step - step.compose(-x),
+        "square": x**2.0,
+    }
+
+
+ACTIVATIONS |= {name: lambda function=function: function for name, function in _plain().items()}

@@ -41,8 +41,9 @@ class Cell:
             self.wide, self.smoothness = evaluate(function, variable, cell)
             self.centre, _ = evaluate(function, arb_series([arb(self.middle), 1], prec=LENGTH), side)
         self.sides: tuple[Series, ...] = (self.wide,)
+        self.at: arb | None = None
         if low == high and self.smoothness < LENGTH:
-            self.sides, smoothness = sides_at(function, low)
+            self.sides, self.at, smoothness = sides_at(function, low)
             self.smoothness = max(self.smoothness, smoothness)
 
     def value(self, order: int) -> tuple[arb, arb]:
@@ -61,6 +62,7 @@ class Cell:
             if self.is_tail:
                 return self._tail_range(order)
             sides = [ends_of(side[order] * FACTORIAL[order]) for side in self.sides]
+            sides += [ends_of(self.at)] if order == 0 and self.at is not None else []
             candidates = [(min(low for low, _ in sides), max(high for _, high in sides))]
             reach = arb(0, self.radius)
             if order < self.smoothness and order + 1 < LENGTH:

@@ -14,11 +14,16 @@ there is none. m is found in two ways, both proofs, of which the better one coun
   the Taylor coefficients of the two pieces at the break, which must be exact and equal
   (so CELU is continuously differentiable whatever its scale);
 * the same comparison for the whole function at the kink (so the square of a ReLU is).
+
+In both the value *at* the point, where a break belongs to the piece before it, is compared as well: that of
+sign(x)² at 0 differs from the limits on both sides, which agree.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from bisect import bisect_left
 from fractions import Fraction
 from functools import lru_cache
 from typing import TypeAlias
@@ -26,8 +31,8 @@ from typing import TypeAlias
 from flint import arb, arb_series, ctx
 
 from surefoot.scalar.function import ScalarFunction, Step
-from surefoot.scalar.primitives import PRIMITIVES, Series
-from surefoot.scalar.tails import LENGTH, Scale, TailSeries, hull
+from surefoot.scalar.primitives import PRIMITIVES, Series, is_undefined, unknown
+from surefoot.scalar.tails import LENGTH, Scale, TailSeries, ball_of, hull, rational
 
 Interval: TypeAlias = tuple[Fraction | float, Fraction | float]  # the ends are exact; they may be infinite
 
@@ -38,32 +43,31 @@ _NEAR = Fraction(1, 2**1200)  # closer than any two doubles: stands for one side
 def evaluate(function: ScalarFunction, x: Series, cell: Interval | None) -> tuple[Series, int]:
     """The series of a function of a series, and its smoothness (``LENGTH`` if without kinks).
 
-    Args:
-        function: the function.
-        x: encloses the argument.
-        cell: an interval that contains the argument, if one is known exactly: it decides which pieces count.
-            Pieces that meet it in a single point do not.
+    The cell is an interval that contains the argument, if one is known exactly: it decides which pieces count.
+    Pieces that meet it in a single point do not.
     """
     values: list[Series] = []
     smoothness = LENGTH
     for step in function.steps:
         arguments = [values[operand] for operand in step.operands]
-        if step.op == "variable":
-            value = x
-        elif step.op == "constant":
-            value = _constant(x, step.parameters[0])
-        elif step.op == "piecewise":
+        if step.op == "piecewise":
             inner = _image(function, step.operands[0], cell)
             value, order = _evaluate_piecewise(step, arguments[0], inner)
             smoothness = min(smoothness, order)
         else:
-            value = PRIMITIVES[step.op].enclose(*arguments, *step.parameters)
+            value = _elementary(step, x, arguments)
         values.append(value)
     return values[-1], smoothness
 
 
-def _constant(x: Series, value: float) -> Series:
-    return x.constant(value) if isinstance(x, TailSeries) else arb_series([arb(value)], prec=LENGTH)
+def _elementary(step: Step, x: Series, arguments: list[Series]) -> Series:
+    """A step that is not piecewise."""
+    if step.op == "variable":
+        return x
+    if step.op == "constant":
+        value = step.parameters[0]
+        return x.constant(value) if isinstance(x, TailSeries) else arb_series([arb(value)], prec=LENGTH)
+    return PRIMITIVES[step.op].enclose(*arguments, *step.parameters)
 
 
 def _image(function: ScalarFunction, index: int, cell: Interval | None) -> Interval | None:
@@ -72,25 +76,19 @@ def _image(function: ScalarFunction, index: int, cell: Interval | None) -> Inter
     if pair is None or cell is None:
         return None
     slope, intercept = pair
-    if slope == 1 and intercept == 0:
-        return cell
     if slope == 0:
         return intercept, intercept
-    low, high = (_affine(slope, intercept, end) for end in cell)
+    if slope == 1 and intercept == 0:
+        return cell
+    sign = 1 if slope > 0 else -1
+    low, high = (sign * end if end in (-math.inf, math.inf) else slope * Fraction(end) + intercept for end in cell)
     return (low, high) if slope > 0 else (high, low)
-
-
-def _affine(slope: Fraction, intercept: Fraction, x: Fraction | float) -> Fraction | float:
-    """slope * x + intercept, exactly; a double where it is one, since these are faster to compare."""
-    if not math.isfinite(x):
-        return x if slope > 0 else -x
-    exact = slope * Fraction(x) + intercept
-    double = float(exact)
-    return double if double == exact else exact
 
 
 def _evaluate_piecewise(step: Step, u: Series, cell: Interval | None) -> tuple[Series, int]:
     """The pieces that the argument meets: one of them, or a hull of several."""
+    if is_undefined(u):
+        return unknown(u), 0
     pieces = list(zip([-math.inf, *step.parameters], [*step.parameters, math.inf], step.pieces, strict=True))
     if cell is not None:
         low, high = cell
@@ -115,11 +113,8 @@ def _clip(u: Series, left: float, right: float) -> Series:
     """The same series, its constant term limited to [left, right]; a half line is left as it is."""
     if isinstance(u, TailSeries):
         return u
-    value = u[0]
-    if math.isfinite(left):
-        value = value.max(arb(left))
-    if math.isfinite(right):
-        value = value.min(arb(right))
+    value = u[0].max(arb(left)) if math.isfinite(left) else u[0]
+    value = value.min(arb(right)) if math.isfinite(right) else value
     return arb_series([value, *u.coeffs()[1:]], prec=LENGTH)
 
 
@@ -138,7 +133,7 @@ def _join(left: ScalarFunction, right: ScalarFunction, point: float) -> int:
         at = arb_series([arb(point), 1], prec=LENGTH)
         first, _ = evaluate(left, at, before(point))
         second, _ = evaluate(right, at, after(point))
-        return _agreement(first, second)
+        return _agreement(first, second, _value_at(left, Fraction(point)))
 
 
 def before(point: float) -> Interval:
@@ -151,20 +146,38 @@ def after(point: float) -> Interval:
     return Fraction(point), Fraction(point) + _NEAR
 
 
-def _agreement(first: Series, second: Series) -> int:
-    """How many leading coefficients are exact and equal (balls that are not exact are not equal)."""
-    for order in range(LENGTH):
-        if not (first[order].is_finite() and first[order] == second[order]):
-            return order
-    return LENGTH
+def _value_at(function: ScalarFunction, point: Fraction) -> arb:
+    """The value at a point, where a break belongs to the piece before it: a ball, exact where it can be."""
+    at = arb_series([ball_of(point)], prec=LENGTH)
+    values: list[Series] = []
+    for step in function.steps:
+        arguments = [values[operand] for operand in step.operands]
+        if step.op == "piecewise":
+            pair, ball = function.affine[step.operands[0]], arguments[0][0]
+            if pair is None and not (ball.is_finite() and ball.is_exact()):
+                value, _ = _evaluate_piecewise(step, arguments[0], None)
+            else:
+                u = rational(ball) if pair is None else pair[0] * point + pair[1]
+                value = arb_series([_value_at(step.pieces[bisect_left(step.parameters, u)], u)], prec=LENGTH)
+        else:
+            value = _elementary(step, at, arguments)
+        values.append(value)
+    return values[-1][0]
+
+
+def _agreement(first: Series, second: Series, value: arb) -> int:
+    """How many leading coefficients are exact and equal; none if the value at the point is not."""
+    if first[0] == value:
+        differ = (k for k in range(LENGTH) if not (first[k].is_finite() and first[k] == second[k]))
+        return next(differ, LENGTH)
+    return 0
 
 
 @lru_cache(maxsize=4096)
 def kinks(function: ScalarFunction) -> tuple[Fraction, ...]:
-    """The exactly known points, in order, where pieces meet.
+    """The exactly known points, in order, where pieces meet: breaks of steps whose argument is affine in x.
 
-    They are the breaks of piecewise steps whose argument is an affine function of x. Breaks that a nonlinear
-    argument reaches somewhere are not listed; a cell that may contain such a point is enclosed by a hull.
+    Breaks that a nonlinear argument reaches are not listed; a cell that may contain one is enclosed by a hull.
     """
     points: set[Fraction] = set()
     for step in function.steps:
@@ -180,7 +193,9 @@ def kinks(function: ScalarFunction) -> tuple[Fraction, ...]:
 
 
 def doubles_at(kink: Fraction) -> list[float]:
-    """The double that is the kink, or the two neighbouring doubles it is between."""
+    """The double that is the kink, or the two neighbouring doubles it is between; none if it is beyond doubles."""
+    if abs(kink) > sys.float_info.max:
+        return []
     nearest = float(kink)
     if nearest == kink:
         return [nearest]
@@ -188,10 +203,11 @@ def doubles_at(kink: Fraction) -> list[float]:
 
 
 @lru_cache(maxsize=4096)
-def sides_at(function: ScalarFunction, point: float) -> tuple[tuple[Series, Series], int]:
-    """The Taylor series of a function before and after a kink, and its smoothness there by comparing them."""
+def sides_at(function: ScalarFunction, point: float) -> tuple[tuple[Series, Series], arb, int]:
+    """The Taylor series before and after a kink, the value there, and the smoothness by comparing them."""
     with ctx.workprec(EXACT):
         at = arb_series([arb(point), 1], prec=LENGTH)
         first, left = evaluate(function, at, before(point))
         second, right = evaluate(function, at, after(point))
-        return (first, second), min(left, right, _agreement(first, second))
+        value = _value_at(function, Fraction(point))
+        return (first, second), value, min(left, right, _agreement(first, second, value))

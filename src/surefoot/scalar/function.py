@@ -18,7 +18,7 @@ that step. How smoothly two pieces join is not stated but computed (:mod:`surefo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -30,17 +30,24 @@ import torch
 from surefoot.scalar.primitives import PRIMITIVES
 
 Affine: TypeAlias = "tuple[Fraction, Fraction] | None"
+Operator: TypeAlias = "Callable[[ScalarFunction, ScalarFunction | float], ScalarFunction]"
+
+ACTIVATIONS: dict[str, Callable[..., ScalarFunction]] = {}  # filled by surefoot.scalar.activations
+
+
+def _operator(name: str) -> tuple[Operator, Operator]:
+    """A binary operator with the function on the left, and with it on the right."""
+    return lambda f, other: ScalarFunction.apply(name, f, other), lambda f, other: ScalarFunction.apply(
+        name, other, f
+    )
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of an expression.
+    """``"variable"``, ``"constant"``, ``"piecewise"`` or one of :data:`PRIMITIVES`, applied to earlier steps.
 
-    Attributes:
-        op: ``"variable"``, ``"constant"``, ``"piecewise"`` or a name of :data:`PRIMITIVES`.
-        operands: the indices of the earlier steps it is applied to.
-        parameters: the value of a constant, the exponent of a power, the breaks of a piecewise function.
-        pieces: the functions, one more than there are breaks, that a piecewise step is made of.
+    ``parameters`` are the value of a constant, the exponent of a power, or the breaks of a piecewise function, of
+    which there is one fewer than of its pieces.
     """
 
     op: str
@@ -73,10 +80,8 @@ class ScalarFunction:
 
     @staticmethod
     def apply(name: str, *operands: ScalarFunction | float) -> ScalarFunction:
-        """An elementary function or an activation applied to functions of the same variable or to numbers.
-
-        ``name`` is one of :data:`PRIMITIVES`, ``"maximum"``, ``"minimum"`` or an activation that needs no
-        parameters. The exponent of ``"pow"`` is a number.
+        """One of :data:`PRIMITIVES`, ``"maximum"``, ``"minimum"`` or an activation without parameters, applied to
+        functions of the same variable or to numbers. The exponent of ``"pow"`` is a number.
 
         Raises:
             ValueError: if the function is not known or got the wrong number of arguments.
@@ -94,10 +99,19 @@ class ScalarFunction:
 
     @staticmethod
     def named(name: str, **parameters: float | str | None) -> ScalarFunction:
-        """An activation of torch by its name, e.g. ``named("leaky_relu", negative_slope=0.2)``."""
-        from surefoot.scalar.activations import activation
+        """An activation of torch by its name, e.g. ``named("leaky_relu", negative_slope=0.2)``.
 
-        return activation(name, **parameters)
+        Raises:
+            ValueError: if there is no such activation.
+        """
+        if name in ACTIVATIONS:
+            return ACTIVATIONS[name](**parameters)
+        if name in PRIMITIVES and PRIMITIVES[name].arity == 1 and not parameters:
+            return ScalarFunction.apply(name, ScalarFunction.variable())
+        raise ValueError(
+            f"no scalar function is named {name!r} with parameters {sorted(parameters)}; build it with "
+            f"ScalarFunction.apply or ScalarFunction.piecewise. Known: {', '.join(sorted(ACTIVATIONS))}"
+        )
 
     @staticmethod
     def piecewise(breaks: Sequence[float], pieces: Sequence[ScalarFunction | float]) -> ScalarFunction:
@@ -107,17 +121,13 @@ class ScalarFunction:
             ValueError: if the breaks do not increase or the numbers do not match.
         """
         functions = [_lift(piece) for piece in pieces]
-        if len(functions) != len(breaks) + 1 or any(not a < b for a, b in pairwise(breaks)):
+        ordered = all(a < b for a, b in pairwise(breaks)) and not any(map(math.isnan, breaks))
+        if len(functions) != len(breaks) + 1 or not ordered:
             raise ValueError(f"expected increasing breaks and one more piece, got {breaks}, {len(pieces)} pieces")
-        functions = [
-            piece
-            for piece, left, right in zip(functions, [-math.inf, *breaks], [*breaks, math.inf], strict=True)
-            if left < math.inf and right > -math.inf
-        ]
+        ends = zip([-math.inf, *breaks], [*breaks, math.inf], functions, strict=True)
+        used = tuple(piece for left, right, piece in ends if left < math.inf and right > -math.inf)
         finite = tuple(float(point) for point in breaks if math.isfinite(point))
-        if not finite:
-            return functions[0]
-        return ScalarFunction((Step("variable"), Step("piecewise", (0,), finite, tuple(functions))))
+        return ScalarFunction((Step("variable"), Step("piecewise", (0,), finite, used))) if finite else used[0]
 
     def compose(self, inner: ScalarFunction) -> ScalarFunction:
         """The function x -> self(inner(x))."""
@@ -145,7 +155,7 @@ class ScalarFunction:
         return self._hash
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The values at the entries of a tensor, in its dtype."""
+        """The values at the entries of a tensor, in its dtype; not a number where an argument is not."""
         values: list[torch.Tensor] = []
         for step in self.steps:
             arguments = [values[index] for index in step.operands]
@@ -157,34 +167,16 @@ class ScalarFunction:
                 value = step.pieces[0](arguments[0])
                 for point, piece in zip(step.parameters, step.pieces[1:], strict=True):
                     value = torch.where(arguments[0] > point, piece(arguments[0]), value)
+                value = torch.where(arguments[0].isnan(), arguments[0], value)
             else:
                 value = PRIMITIVES[step.op].tensor(*arguments, *step.parameters)
             values.append(value)
         return values[-1].expand(x.shape)
 
-    def __add__(self, other: ScalarFunction | float) -> ScalarFunction:
-        return ScalarFunction.apply("add", self, other)
-
-    def __sub__(self, other: ScalarFunction | float) -> ScalarFunction:
-        return ScalarFunction.apply("sub", self, other)
-
-    def __mul__(self, other: ScalarFunction | float) -> ScalarFunction:
-        return ScalarFunction.apply("mul", self, other)
-
-    def __truediv__(self, other: ScalarFunction | float) -> ScalarFunction:
-        return ScalarFunction.apply("div", self, other)
-
-    def __radd__(self, other: float) -> ScalarFunction:
-        return ScalarFunction.apply("add", other, self)
-
-    def __rsub__(self, other: float) -> ScalarFunction:
-        return ScalarFunction.apply("sub", other, self)
-
-    def __rmul__(self, other: float) -> ScalarFunction:
-        return ScalarFunction.apply("mul", other, self)
-
-    def __rtruediv__(self, other: float) -> ScalarFunction:
-        return ScalarFunction.apply("div", other, self)
+    __add__, __radd__ = _operator("add")
+    __sub__, __rsub__ = _operator("sub")
+    __mul__, __rmul__ = _operator("mul")
+    __truediv__, __rtruediv__ = _operator("div")
 
     def __neg__(self) -> ScalarFunction:
         return ScalarFunction.apply("neg", self)

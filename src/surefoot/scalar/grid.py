@@ -27,15 +27,9 @@ class Grid:
     """The enclosures of one function on all cells.
 
     The line is divided into buckets, in order: the half line to the left, ``outer`` cells of shrinking width,
-    2 ``HALF`` cells of width ``step``, and the same mirrored. A bucket with kinks inside is several cells.
-
-    Attributes:
-        step: the width of the cells around 0, a power of two.
-        exponent: they end at 2 ** exponent.
-        outer: the number of cells on either side between them and the half line.
-        first: the index of the first cell of every bucket.
-        extra: the largest number of further cells in a bucket.
-        right: the right ends of the cells.
+    2 ``HALF`` cells of width ``step``, a power of two, that end at 2 ** ``exponent``, and the same mirrored. A
+    bucket with kinks inside is several cells, of which ``first`` is the index of the first; ``extra`` is the
+    largest number of the others, and ``right`` are the right ends of the cells.
     """
 
     def __init__(self, function: ScalarFunction) -> None:

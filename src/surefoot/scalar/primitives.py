@@ -1,9 +1,7 @@
 r"""The elementary functions: one entry of :data:`PRIMITIVES` each.
 
-An entry says how to evaluate the function on tensors, how to enclose its Taylor series on a ball, the recurrence
-of its Taylor coefficients on tensors, and, where its argument may tend to infinity, how to enclose it there. Only
-exp, log and powers have a rule of their own at infinity (:mod:`surefoot.scalar.tails`); the others are rewritten
-in terms of these, e.g. for :math:`u \to \infty`
+Only exp, log and powers have a rule of their own at infinity (:mod:`surefoot.scalar.tails`); the others are
+rewritten in terms of these, e.g. for :math:`u \to \infty`
 
 .. math:: \sigma(u) = 1 / (1 + e^{-u}), \qquad \operatorname{softplus}(u) = u + \log(1 + e^{-u}).
 
@@ -16,46 +14,50 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from flint import arb, arb_series
 
-from surefoot.scalar import recurrences
+from surefoot.scalar import recurrences as taylor
 from surefoot.scalar.tails import LENGTH, Scale, TailSeries, hull
 
 Series: TypeAlias = Any  # arb_series on a ball, TailSeries on a half line; both have the same arithmetic
 
 
+def unknown(like: Series) -> Series:
+    """A series of which nothing is known."""
+    return like.unknown() if isinstance(like, TailSeries) else arb_series([arb("nan")] * LENGTH, prec=LENGTH)
+
+
+def is_undefined(u: Series) -> bool:
+    """Whether the value is not a number, which is more than to be unbounded."""
+    return (u[0].ball if isinstance(u, TailSeries) else u[0]).is_nan()
+
+
 @dataclass(frozen=True)
 class Primitive:
-    """An elementary function.
+    """An elementary function of ``arity`` arguments (and its parameters), on tensors and on power series of balls.
 
-    Attributes:
-        tensor: evaluates it on tensors (and its parameters).
-        ball: encloses it on power series of balls.
-        series: the recurrence of its Taylor coefficients on tensors (:mod:`surefoot.scalar.recurrences`).
-        plus: encloses it on a tail series that tends to plus infinity; without it nothing is known there.
-        minus: the same for minus infinity.
-        arity: the number of its arguments.
+    ``series`` is the recurrence of its Taylor coefficients on tensors (:mod:`surefoot.scalar.recurrences`);
+    ``plus`` and ``minus`` enclose it on tail series that tend to infinity; without them nothing is known there.
     """
 
     tensor: Callable[..., torch.Tensor]
     ball: Callable[..., Any]
-    series: recurrences.Rule
+    series: taylor.Rule
     plus: Callable[..., TailSeries] | None = None
     minus: Callable[..., TailSeries] | None = None
     arity: int = 1
 
     def enclose(self, *arguments: Series) -> Series:
-        """The function of one or two series (and its parameters)."""
+        """The function of one or two series (and its parameters); unknown where its value is not a number."""
         first = arguments[0]
-        if self.arity == 2 or not isinstance(first, TailSeries):
-            return self.ball(*arguments)
-        rule = {1: self.plus, -1: self.minus}.get(first.direction)
-        if rule is not None:
-            return rule(*arguments)
-        return first.bounded(lambda u: self.ball(u, *arguments[1:]))
+        tail = self.arity == 1 and isinstance(first, TailSeries)
+        rule = {1: self.plus, -1: self.minus}.get(first.direction) if tail else self.ball
+        result = rule(*arguments) if rule else first.bounded(lambda u: self.ball(u, *arguments[1:]))
+        return unknown(first) if is_undefined(result) else result
 
 
 def integrate(value: Callable[[arb], arb], derivative: Callable[[Series], Series]) -> Callable[[Any], Any]:
@@ -72,11 +74,15 @@ def opposite(rule: Callable[[TailSeries], TailSeries]) -> Callable[[TailSeries],
     return lambda u: -rule(-u)
 
 
+def multiply(a: Series, b: Series) -> Series:
+    """a * b; not a number where a or b is not, which the zero series would hide."""
+    return unknown(a) if is_undefined(a) or is_undefined(b) else a * b
+
+
 def divide(a: Series, b: Series) -> Series:
     """a / b; not a number where b may be zero."""
-    if not isinstance(b, TailSeries) and b[0].contains(0):
-        return arb_series([arb("nan")] * LENGTH, prec=LENGTH)
-    return a / b
+    undefined = is_undefined(a) or is_undefined(b) or (not isinstance(b, TailSeries) and b[0].contains(0))
+    return unknown(a) if undefined else a / b
 
 
 def invert(u: Series) -> Series:
@@ -130,10 +136,6 @@ def _sigmoid_slope(u: Series) -> Series:
     return sigmoid(u) * sigmoid(-u)
 
 
-def _tanh_slope(u: Series) -> Series:
-    return 4 * _sigmoid_slope(2 * u)
-
-
 def _tanh_plus(u: TailSeries) -> TailSeries:
     return 1 - 2 * sigmoid(-2 * u)
 
@@ -149,7 +151,7 @@ def _power(u: Series, exponent: float) -> Series:
     if isinstance(u, TailSeries):
         return u.power(exponent)
     if not exponent.is_integer():
-        return u ** arb(exponent)
+        return unknown(u) if exponent < 0 and u[0].contains(0) else u ** arb(exponent)
     result = u ** abs(int(exponent)) if exponent else u * 0 + 1
     return result if exponent >= 0 else invert(result)
 
@@ -159,14 +161,6 @@ def _erfc_plus(u: TailSeries) -> TailSeries:
     gauss = (-(u * u)).exp()
     slope = gauss * u.derivative() * (-2 / arb.pi().sqrt())
     return slope.integral(gauss[0].times(hull(arb(0), arb(1))))
-
-
-def _erfc_minus(u: TailSeries) -> TailSeries:
-    return 2 - _erfc_plus(-u)
-
-
-def _erf_plus(u: TailSeries) -> TailSeries:
-    return 1 - _erfc_plus(u)
 
 
 def _atan_plus(u: TailSeries) -> TailSeries:
@@ -188,68 +182,84 @@ def _softplus(u: torch.Tensor) -> torch.Tensor:
 
 
 PRIMITIVES: dict[str, Primitive] = {
-    "add": Primitive(torch.add, operator.add, recurrences.add, arity=2),
-    "sub": Primitive(torch.sub, operator.sub, recurrences.subtract, arity=2),
-    "mul": Primitive(torch.mul, operator.mul, recurrences.multiply, arity=2),
-    "div": Primitive(torch.div, divide, recurrences.divide, arity=2),
-    "neg": Primitive(torch.neg, operator.neg, recurrences.negate, operator.neg, operator.neg),
-    "pow": Primitive(torch.pow, _power, recurrences.power, _power, _power),
-    "reciprocal": Primitive(torch.reciprocal, invert, recurrences.invert, invert, invert),
-    "sqrt": Primitive(torch.sqrt, arb_series.sqrt, recurrences.root, lambda u: u.power(0.5)),
-    "rsqrt": Primitive(torch.rsqrt, arb_series.rsqrt, recurrences.inverse_root, lambda u: u.power(-0.5)),
-    "exp": Primitive(torch.exp, arb_series.exp, recurrences.exponential, TailSeries.exp, TailSeries.exp),
+    "add": Primitive(torch.add, operator.add, taylor.add, arity=2),
+    "sub": Primitive(torch.sub, operator.sub, partial(taylor.add, sign=-1.0), arity=2),
+    "mul": Primitive(torch.mul, multiply, taylor.multiply, arity=2),
+    "div": Primitive(torch.div, divide, taylor.divide, arity=2),
+    "neg": Primitive(torch.neg, operator.neg, taylor.negate, operator.neg, operator.neg),
+    "pow": Primitive(torch.pow, _power, taylor.power, _power, _power),
+    "reciprocal": Primitive(torch.reciprocal, invert, taylor.invert, invert, invert),
+    "sqrt": Primitive(torch.sqrt, arb_series.sqrt, taylor.root, lambda u: u.power(0.5)),
+    "rsqrt": Primitive(
+        torch.rsqrt, arb_series.rsqrt, partial(taylor.power, exponent=-0.5), lambda u: u.power(-0.5)
+    ),
+    "exp": Primitive(torch.exp, arb_series.exp, taylor.exponential, TailSeries.exp, TailSeries.exp),
     "expm1": Primitive(
         torch.expm1,
         integrate(arb.expm1, arb_series.exp),
-        recurrences.exponential_minus_one,
+        taylor.exponential_minus_one,
         lambda u: u.exp() - 1,
         lambda u: u.exp() - 1,
     ),
-    "log": Primitive(torch.log, arb_series.log, recurrences.logarithm, TailSeries.log),
+    "log": Primitive(torch.log, arb_series.log, lambda c, p: taylor.logarithmic(c, p, p), TailSeries.log),
     "log1p": Primitive(
         torch.log1p,
         integrate(arb.log1p, lambda u: invert(1 + u)),
-        recurrences.logarithm_of_one_plus,
+        taylor.logarithm_of_one_plus,
         lambda u: (1 + u).log(),
     ),
-    "sigmoid": Primitive(torch.sigmoid, sigmoid, recurrences.logistic, sigmoid, sigmoid),
+    "sigmoid": Primitive(torch.sigmoid, sigmoid, taylor.logistic, sigmoid, sigmoid),
     "softplus": Primitive(
         _softplus,
         integrate(_softplus_value, sigmoid),
-        recurrences.soft_plus,
+        taylor.soft_plus,
         lambda u: u + PRIMITIVES["log1p"].enclose((-u).exp()),
         lambda u: PRIMITIVES["log1p"].enclose(u.exp()),
     ),
     "tanh": Primitive(
         torch.tanh,
-        integrate(arb.tanh, _tanh_slope),
-        recurrences.hyperbolic_tangent,
+        integrate(arb.tanh, lambda u: 4 * _sigmoid_slope(2 * u)),
+        taylor.hyperbolic_tangent,
         _tanh_plus,
         opposite(_tanh_plus),
     ),
     "sinh": Primitive(
         torch.sinh,
         integrate(arb.sinh, lambda u: (u.exp() + (-u).exp()) / 2),
-        recurrences.oscillation(torch.cosh, 1.0, 1.0),
+        partial(taylor.oscillation, partner=torch.cosh, sign=1.0, back=1.0),
     ),
     "cosh": Primitive(
         torch.cosh,
         integrate(arb.cosh, lambda u: (u.exp() - (-u).exp()) / 2),
-        recurrences.oscillation(torch.sinh, 1.0, 1.0),
+        partial(taylor.oscillation, partner=torch.sinh, sign=1.0, back=1.0),
     ),
     "asinh": Primitive(
         torch.asinh,
         integrate(arb.asinh, lambda u: (1 + u * u).rsqrt()),
-        recurrences.inverse_hyperbolic_sine,
+        taylor.inverse_hyperbolic_sine,
         _asinh_plus,
         opposite(_asinh_plus),
     ),
-    "atan": Primitive(torch.atan, arb_series.atan, recurrences.arc_tangent, _atan_plus, opposite(_atan_plus)),
-    "sin": Primitive(torch.sin, arb_series.sin, recurrences.oscillation(torch.cos, 1.0, -1.0)),
-    "cos": Primitive(torch.cos, arb_series.cos, recurrences.oscillation(torch.sin, -1.0, 1.0)),
-    "tan": Primitive(torch.tan, arb_series.tan, recurrences.tangent),
-    "erf": Primitive(torch.erf, arb_series.erf, recurrences.error_function(1.0), _erf_plus, opposite(_erf_plus)),
-    "erfc": Primitive(torch.erfc, arb_series.erfc, recurrences.error_function(-1.0), _erfc_plus, _erfc_minus),
+    "atan": Primitive(torch.atan, arb_series.atan, taylor.arc_tangent, _atan_plus, opposite(_atan_plus)),
+    "sin": Primitive(
+        torch.sin, arb_series.sin, partial(taylor.oscillation, partner=torch.cos, sign=1.0, back=-1.0)
+    ),
+    "cos": Primitive(
+        torch.cos, arb_series.cos, partial(taylor.oscillation, partner=torch.sin, sign=-1.0, back=1.0)
+    ),
+    "tan": Primitive(torch.tan, arb_series.tan, taylor.tangent),
+    "erf": Primitive(
+        torch.erf,
+        arb_series.erf,
+        taylor.error_function,
+        lambda u: 1 - _erfc_plus(u),
+        lambda u: _erfc_plus(-u) - 1,
+    ),
+    "erfc": Primitive(
+        torch.erfc,
+        arb_series.erfc,
+        partial(taylor.error_function, sign=-1.0),
+        _erfc_plus,
+        lambda u: 2 - _erfc_plus(-u),
+    ),
 }
-
-__all__ = ["PRIMITIVES", "Primitive", "Series"]

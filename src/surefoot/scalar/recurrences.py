@@ -27,6 +27,7 @@ Coefficient: TypeAlias = Tensor | float | None
 Coefficients: TypeAlias = list[Coefficient]
 Term: TypeAlias = tuple[float, Coefficient, Coefficient]
 Rule: TypeAlias = Callable[..., Coefficients]
+Function: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def combine(terms: Iterable[Term]) -> Coefficient:
@@ -76,11 +77,6 @@ def over(numerator: Coefficient, denominator: Coefficient) -> Coefficient:
 def add(value: Coefficient, a: Coefficients, b: Coefficients, sign: float = 1.0) -> Coefficients:
     """The coefficients of a + sign * b."""
     return [value, *(combine([(1.0, x, 1.0), (sign, y, 1.0)]) for x, y in zip(a[1:], b[1:], strict=True))]
-
-
-def subtract(value: Coefficient, a: Coefficients, b: Coefficients) -> Coefficients:
-    """The coefficients of a - b."""
-    return add(value, a, b, sign=-1.0)
 
 
 def negate(value: Coefficient, a: Coefficients) -> Coefficients:
@@ -140,11 +136,6 @@ def root(value: Coefficient, p: Coefficients) -> Coefficients:
     return c
 
 
-def inverse_root(value: Coefficient, p: Coefficients) -> Coefficients:
-    """The coefficients of p^(-1/2)."""
-    return power(value, p, -0.5)
-
-
 def exponential(value: Coefficient, p: Coefficients, sign: float = 1.0) -> Coefficients:
     """c' = sign * c p': a multiple of exp(sign * p)."""
     c = [value]
@@ -155,7 +146,7 @@ def exponential(value: Coefficient, p: Coefficients, sign: float = 1.0) -> Coeff
 
 def exponential_minus_one(value: Coefficient, p: Coefficients) -> Coefficients:
     """The exponential but for its value, which is small where p is."""
-    return [value, *exponential(_tensor(p).exp(), p)[1:]]
+    return [value, *exponential(tensor(p[0]).exp(), p)[1:]]
 
 
 def logarithmic(value: Coefficient, p: Coefficients, base: Coefficients) -> Coefficients:
@@ -167,14 +158,9 @@ def logarithmic(value: Coefficient, p: Coefficients, base: Coefficients) -> Coef
     return c
 
 
-def logarithm(value: Coefficient, p: Coefficients) -> Coefficients:
-    """c' p = p'."""
-    return logarithmic(value, p, p)
-
-
 def logarithm_of_one_plus(value: Coefficient, p: Coefficients) -> Coefficients:
     """c' (1 + p) = p'."""
-    return logarithmic(value, p, [_tensor(p) + 1.0, *p[1:]])
+    return logarithmic(value, p, [tensor(p[0]) + 1.0, *p[1:]])
 
 
 def arc_tangent(value: Coefficient, p: Coefficients) -> Coefficients:
@@ -185,11 +171,11 @@ def arc_tangent(value: Coefficient, p: Coefficients) -> Coefficients:
 def inverse_hyperbolic_sine(value: Coefficient, p: Coefficients) -> Coefficients:
     """c' (1 + p^2)^(1/2) = p'."""
     base = _one_plus_square(p[:-1])
-    return logarithmic(value, p, root(_tensor(base).sqrt(), base))
+    return logarithmic(value, p, root(tensor(base[0]).sqrt(), base))
 
 
 def _one_plus_square(p: Coefficients) -> Coefficients:
-    return multiply(_tensor(p).square() + 1.0, p, p)
+    return multiply(tensor(p[0]).square() + 1.0, p, p)
 
 
 def riccati(value: Coefficient, p: Coefficients, slope: Tensor, bend: Tensor, square: float) -> Coefficients:
@@ -210,23 +196,23 @@ def logistic(value: Coefficient, p: Coefficients) -> Coefficients:
     """c' = c (1 - c) p', where 1 - c_0 is the value at -p_0."""
     if len(p) == 1:
         return [value]
-    first, other = _as_tensor(value), torch.sigmoid(-_tensor(p))
+    first, other = tensor(value), torch.sigmoid(-tensor(p[0]))
     return riccati(value, p, first * other, other - first, -1.0)
 
 
 def soft_plus(value: Coefficient, p: Coefficients) -> Coefficients:
     """c' is the logistic function of p."""
-    return integral(value, p, logistic(torch.sigmoid(_tensor(p)), p[:-1]))
+    return integral(value, p, logistic(torch.sigmoid(tensor(p[0])), p[:-1]))
 
 
 def hyperbolic_tangent(value: Coefficient, p: Coefficients) -> Coefficients:
     """c' = (1 - c^2) p', where 1 - c_0^2 = cosh(p_0)^(-2)."""
-    return riccati(value, p, _tensor(p).cosh().reciprocal().square(), _as_tensor(value) * -2.0, -1.0)
+    return riccati(value, p, tensor(p[0]).cosh().reciprocal().square(), tensor(value) * -2.0, -1.0)
 
 
 def tangent(value: Coefficient, p: Coefficients) -> Coefficients:
     """c' = (1 + c^2) p'."""
-    first = _as_tensor(value)
+    first = tensor(value)
     return riccati(value, p, first.square() + 1.0, first * 2.0, 1.0)
 
 
@@ -235,37 +221,25 @@ def integral(value: Coefficient, p: Coefficients, slope: Coefficients) -> Coeffi
     return [value, *(chain(slope, p, m) for m in range(1, len(p)))]
 
 
-def oscillation(partner: Callable[[Tensor], Tensor], sign: float, back: float) -> Rule:
+def oscillation(value: Coefficient, p: Coefficients, partner: Function, sign: float, back: float) -> Coefficients:
     """c' = sign * d p' and d' = back * c p' with d_0 = partner(p_0): sines and cosines, of either kind."""
-
-    def rule(value: Coefficient, p: Coefficients) -> Coefficients:
-        c: Coefficients = [value]
-        d: Coefficients = [partner(_tensor(p))]
-        for m in range(1, len(p)):
-            c.append(chain(d, p, m, sign))
-            d.append(chain(c, p, m, back) if m + 1 < len(p) else None)
-        return c
-
-    return rule
+    c: Coefficients = [value]
+    d: Coefficients = [partner(tensor(p[0]))]
+    for m in range(1, len(p)):
+        c.append(chain(d, p, m, sign))
+        d.append(chain(c, p, m, back) if m + 1 < len(p) else None)
+    return c
 
 
-def error_function(sign: float) -> Rule:
+def error_function(value: Coefficient, p: Coefficients, sign: float = 1.0) -> Coefficients:
     """c' = sign * 2 / sqrt(pi) * exp(-p^2) p'."""
-
-    def rule(value: Coefficient, p: Coefficients) -> Coefficients:
-        inner = p[:-1]
-        square = multiply(_tensor(p).square(), inner, inner)
-        gauss = (-_tensor(square)).exp() * (sign * 2.0 / math.sqrt(math.pi))
-        return integral(value, p, exponential(gauss, square, -1.0))
-
-    return rule
+    inner = p[:-1]
+    square = multiply(tensor(p[0]).square(), inner, inner)
+    gauss = (-tensor(square[0])).exp() * (sign * 2.0 / math.sqrt(math.pi))
+    return integral(value, p, exponential(gauss, square, -1.0))
 
 
-def _tensor(p: Coefficients) -> Tensor:
-    return _as_tensor(p[0])
-
-
-def _as_tensor(value: Coefficient) -> Tensor:
+def tensor(value: Coefficient) -> Tensor:
     """The value of something that is not constant."""
     assert isinstance(value, Tensor)
     return value

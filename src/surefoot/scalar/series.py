@@ -34,14 +34,8 @@ from surefoot.scalar.recurrences import Coefficient, Coefficients
 def taylor(function: ScalarFunction, series: Sequence[Tensor | None]) -> list[Tensor | None]:
     r"""The Taylor coefficients of :math:`a(p(\eta))` at :math:`\eta = 0`, as many as there are of p.
 
-    Args:
-        function: the function a.
-        series: the coefficients of p, tensors of one shape and dtype; all but the first may be None, which is
-            zero.
-
-    Returns:
-        The coefficients, of which the first is a(p_0); None where it is known, whatever the numbers, that the
-        coefficient is zero. They may share their memory with the series.
+    Those of p, tensors of one shape and dtype, may be None, which is zero, but for the first. So may those of the
+    result, where they are zero whatever the numbers; they may share their memory with those of p.
 
     Raises:
         ValueError: if there is no first coefficient.

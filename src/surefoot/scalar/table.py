@@ -31,7 +31,7 @@ known (of a ReLU of a nonlinear function, say) counts for every interval that me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -43,11 +43,7 @@ from surefoot.scalar.grid import HALF, PER_OCTAVE, Grid
 
 _FAR = 1e100  # beyond every cell but the half lines; its square is finite
 
-FOLDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "absolute": torch.abs,
-    "most": torch.positive,
-    "least": torch.neg,
-}
+FOLDS = {"absolute": torch.abs, "most": torch.positive, "least": torch.neg}
 
 
 def sup_on(function: ScalarFunction, order: int, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:

@@ -166,10 +166,7 @@ class TailSeries:
         return self._lift(other) * self.power(-1.0)
 
     def _convolve(self, a: Sequence[Scale], b: Sequence[Scale], order: int) -> Scale:
-        total = Scale(self.start, arb(0))
-        for index in range(order + 1):
-            total = total + a[index] * b[order - index]
-        return total
+        return sum((a[index] * b[order - index] for index in range(order + 1)), Scale(self.start, arb(0)))
 
     def derivative(self) -> TailSeries:
         """The series of f'; one coefficient fewer."""
@@ -225,7 +222,7 @@ class TailSeries:
         """
         value = self.coefficients[0]
         if value.rate == 0 and value.power == 1 and value.ball.is_exact() and value.ball.is_finite():
-            return Scale(self.start, arb(1), rate=-_rational(value.ball))
+            return Scale(self.start, arb(1), rate=-rational(value.ball))
         if value.rate != 0 or self.direction >= 0:
             return None
         steepness = -value.ball.upper()
@@ -233,7 +230,7 @@ class TailSeries:
             decay = (-steepness * ball_of(self.start) ** ball_of(value.power)).exp()
             return Scale(self.start, hull(arb(0), decay))
         rate = (steepness * ball_of(self.start) ** ball_of(value.power - 1)).lower()
-        return Scale(self.start, hull(arb(0), arb(1)), rate=_rational(rate))
+        return Scale(self.start, hull(arb(0), arb(1)), rate=rational(rate))
 
     def log(self) -> TailSeries:
         """log(f) for f(t) = t^p e^(-rt) b with b > 0: log b + p log t - r t, with log t in [0, t / e]."""
@@ -252,9 +249,9 @@ class TailSeries:
         value, whole = self.coefficients[0], float(exponent).is_integer()
         if not (value.ball > 0 or (value.ball < 0 and whole)):
             if whole and exponent >= 0:
-                result = self.constant(1.0)
-                for _ in range(int(exponent)):
-                    result = result * self
+                result, base, left = self.constant(1.0), self, int(exponent)
+                while left:
+                    result, base, left = result * base if left % 2 else result, base * base, left // 2
                 return result
             return self.bounded(lambda u: u ** arb(exponent))
         sign = -1 if value.ball < 0 and exponent % 2 else 1
@@ -263,15 +260,13 @@ class TailSeries:
         inverse = Scale(self.start, 1 / value.ball, -value.power, -value.rate)
         coefficients = [first]
         for k in range(1, LENGTH):
-            total = Scale(self.start, arb(0))
-            for j in range(1, k + 1):
-                weight = ball_of(j * e - k + j)
-                total = total + (self.coefficients[j] * coefficients[k - j]).times(weight)
+            weighted = [self.coefficients[j].times(ball_of(j * e - k + j)) for j in range(1, k + 1)]
+            total = self._convolve(weighted, coefficients, k - 1)
             coefficients.append((total * inverse).times(arb(1) / k))
         return TailSeries(self.start, coefficients)
 
 
-def _rational(number: arb) -> Fraction:
+def rational(number: arb) -> Fraction:
     """The exact value of a ball of radius zero."""
     mantissa, exponent = number.man_exp()
     return Fraction(int(mantissa)) * Fraction(2) ** int(exponent)

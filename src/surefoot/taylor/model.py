@@ -29,13 +29,10 @@ _UP = 1 + 2.0**-26
 
 @dataclass(frozen=True)
 class TaylorModel:
-    """See the module.
+    """The coefficients c_0 to c_{m-1}, of which ``None`` stands for zero, up to the end ``length`` of the segment.
 
-    Attributes:
-        coefficients: c_0 to c_{m-1}; ``None`` stands for zero.
-        length: the end of the segment.
-        tail: rest and error side by side, shape (rows, 2), or (1, 2) for the tensor as a whole; ``None`` is zero.
-        rowwise: whether the rows of the tensor are samples, each with a row of the tail.
+    The tail is rest and error side by side, shape (rows, 2) if the rows are samples (``rowwise``), or (1, 2) for
+    the tensor as a whole; ``None`` is zero.
     """
 
     coefficients: Coefficients
@@ -73,10 +70,7 @@ class TaylorModel:
     @cached_property
     def move(self) -> Tensor:
         """How far each row gets from the beginning, shape (rows, 1)."""
-        total = self.polynomial_move
-        if self.tail is not None:
-            total = total + self.reach_of_tail
-        return total
+        return self.polynomial_move if self.tail is None else self.polynomial_move + self.reach_of_tail
 
     @property
     def reach_of_tail(self) -> Tensor:

@@ -13,11 +13,7 @@ Series = Sequence[Tensor | None]
 def compose(outer: Series, inner: Series, lowest: int, highest: int) -> list[Tensor | None]:
     r"""Coefficients ``lowest`` to ``highest`` of :math:`\sum_i a_i q(\eta)^i`, :math:`q = \sum_{j\ge1}q_j\eta^j`.
 
-    Args:
-        outer: a_0, a_1, …, at least up to a_highest.
-        inner: q_0, q_1, …; the first one is not looked at.
-        lowest: the first degree wanted, at least 1.
-        highest: the last one.
+    ``outer`` reaches at least up to a_highest, q_0 is not looked at, and ``lowest`` is at least 1.
     """
     base: dict[int, Tensor] = {j: c for j, c in enumerate(inner) if j and c is not None and j <= highest}
     total: dict[int, Tensor] = {}

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from surefoot.zoo.naming import ZooError, unknown
+from surefoot.zoo.fully_connected import mlp
 from surefoot.zoo.parts import Activation, check_sizes, make_activation
-from surefoot.zoo.perceptron import mlp
-from surefoot.zoo.registry import register
+from surefoot.zoo.registry import ZooError, register, unknown
 from surefoot.zoo.samples import Sample, image, vector
 
 _KINDS = ("dense", "convolutional")
@@ -58,13 +57,9 @@ def autoencoder(
         kind: ``"dense"``, two perceptrons, or ``"convolutional"``, convolutions that halve the image and
             transposed convolutions that double it again.
         sizes: dense: from the size of the input down to that of the code; the decoder mirrors it.
-        in_channels: convolutional: the channels of the images.
-        image_size: convolutional: height and width of the images, any number.
         channels: convolutional: the channels after each convolution.
         code: convolutional: the size of the code, reached by a matrix product; ``None`` to let the last
             feature map be the code.
-        activation: by name or class.
-        bias: whether layers have intercepts.
 
     Raises:
         ZooError: the kind is not one of the two, or a size is not positive.

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from surefoot.zoo.naming import ZooError
 from surefoot.zoo.parts import Activation, make_activation, make_pooling
-from surefoot.zoo.registry import register
+from surefoot.zoo.registry import ZooError, register
 from surefoot.zoo.samples import image_of_any_size
 
 _BOTTLENECK = 4
@@ -121,14 +120,10 @@ def densenet121(
     The variant ``densenet121-smooth`` has soft-plus and, in the stem, average pooling.
 
     Args:
-        num_classes: the number of logits.
         growth: how many features each layer adds; the stem makes twice as many.
         blocks: the number of layers in each dense block; the default is the network of 121 layers.
-        in_channels: the channels of the images.
         small_input: for images of about 32×32: the stem is one 3×3 convolution, without pooling.
-        activation: by name or class.
         pooling: of the stem, ``"max"`` or ``"average"``; the transitions always average.
-        norm_eps: the ε of the batch-normalisations.
 
     Raises:
         ZooError: a count is not positive.

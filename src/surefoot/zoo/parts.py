@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from surefoot.zoo.naming import ZooError, unknown
+from surefoot.zoo.registry import ZooError, unknown
 
 Activation: TypeAlias = str | Callable[[], nn.Module]
 

@@ -7,6 +7,7 @@ average pooling. What a caller passes wins over what a variant chose.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,12 +16,40 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from surefoot.zoo.naming import UnknownModel, ZooError, unknown
+from surefoot.errors import SurefootError
 from surefoot.zoo.samples import Sample
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
 _RESERVED = frozenset({"batch", "device", "dtype", "seed"})
+_REQUIRED = inspect.Parameter.empty
+
+
+class ZooError(SurefootError, ValueError):
+    """A model of the zoo was asked for in a way it cannot be built, or fed an input it cannot take."""
+
+
+class UnknownModel(ZooError, LookupError):
+    """No model of the zoo has this name."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+    """The sentence for a name that is not in a list: what was asked, the closest match, all that exists.
+
+    Args:
+        kind: what is named, for example ``"model"``.
+        name: the name that was asked for.
+        known: the names that exist.
+
+    >>> unknown("activation", "softpuls", ["relu", "softplus"])
+    "there is no activation 'softpuls': did you mean 'softplus'? Known: relu, softplus."
+    >>> unknown("activation", "??", ["relu", "softplus"])
+    "there is no activation '??'. Known: relu, softplus."
+    """
+    listed = list(known)
+    close = difflib.get_close_matches(str(name).lower(), listed, n=1, cutoff=0.5)
+    hint = f": did you mean {close[0]!r}?" if close else "."
+    return f"there is no {kind} {name!r}{hint} Known: {', '.join(listed) or 'none'}."
 
 
 @dataclass(frozen=True)
@@ -28,8 +57,7 @@ class Entry:
     """One name of the zoo.
 
     Attributes:
-        name: the name.
-        builder: the function that builds the model.
+        name, builder: the name, and the function that builds the model.
         example: what one input looks like, from the options that its arguments name.
         base: the name of the model that this is a variant of; its own name if it is none.
         preset: the options that make this variant; empty for the model itself.
@@ -98,8 +126,7 @@ def register(
 
     def decorate(builder: Builder) -> Builder:
         _check_builder(name, builder)
-        presets: dict[str, Mapping[str, Any]] = {name: {}}
-        presets |= {f"{name}-{suffix}": chosen for suffix, chosen in (variants or {}).items()}
+        presets = {name: {}, **{f"{name}-{suffix}": chosen for suffix, chosen in (variants or {}).items()}}
         entries = {}
         for full, preset in presets.items():
             # What makes a variant stays when it is made small.
@@ -146,9 +173,9 @@ def build(name: str, /, **options: Any) -> nn.Module:
         UnknownModel: there is no such name.
         ZooError: there is no such option.
     """
-    found = entry(name)
-    _check_options(name, options, found.defaults)
-    return found.builder(**{**found.preset, **options})
+    model = entry(name)
+    _check_options(name, options, model.defaults)
+    return model.builder(**{**model.preset, **options})
 
 
 def small_options(name: str) -> dict[str, Any]:
@@ -184,9 +211,9 @@ def example_input(
     >>> example_input("resnet18", image_size=64, device="meta").shape
     torch.Size([2, 3, 64, 64])
     """
-    found = entry(name)
-    _check_options(name, options, [*found.defaults, *(_arguments(found.example).keys() - found.defaults)])
-    return found.sample(options).batch(batch, device=device, dtype=dtype, seed=seed)
+    model = entry(name)
+    _check_options(name, options, [*model.defaults, *(_arguments(model.example).keys() - model.defaults)])
+    return model.sample(options).batch(batch, device=device, dtype=dtype, seed=seed)
 
 
 def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
@@ -197,7 +224,7 @@ def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
 def _check_builder(name: str, builder: Callable[..., nn.Module]) -> None:
     """Every option can be left out, and none is mistaken for an argument of :func:`example_input`."""
     for argument, default in _arguments(builder).items():
-        if default is inspect.Parameter.empty:
+        if default is _REQUIRED:
             raise ZooError(
                 f"builder of {name!r}: argument {argument!r} has no default, so the name alone would not "
                 "build a model; give it one"
@@ -211,11 +238,8 @@ def _check_entry(new: Entry) -> None:
 
     The same function defined again (a module reloaded, a notebook's cell run twice) replaces itself.
     """
-    known = _arguments(new.builder)
-    required = [
-        option for option, default in _arguments(new.example).items() if default is inspect.Parameter.empty
-    ]
-    _check_options(new.name, (*new.preset, *new.small, *required), known)
+    required = [option for option, default in _arguments(new.example).items() if default is _REQUIRED]
+    _check_options(new.name, (*new.preset, *new.small, *required), _arguments(new.builder))
     old = _ENTRIES.get(new.name)
     if old is not None and _origin(old.builder) != _origin(new.builder):
         raise ZooError(f"the name {new.name!r} is taken by {_origin(old.builder)}; choose another")

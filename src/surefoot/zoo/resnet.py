@@ -12,6 +12,7 @@ from surefoot.zoo.registry import register
 from surefoot.zoo.samples import image_of_any_size
 
 # A branch is a list of convolutions: kernel, and channels relative to the stage's.
+_Branch = tuple[tuple[int, int], ...]
 _BASIC = ((3, 1), (3, 1))
 _BOTTLENECK = ((1, 1), (3, 1), (1, 4))
 _STAGE_CHANNELS = (64, 128, 256, 512)
@@ -34,7 +35,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(
         self,
-        branch: tuple[tuple[int, int], ...],
+        branch: _Branch,
         inputs: int,
         channels: int,
         stride: int,
@@ -67,8 +68,8 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        branch: tuple[tuple[int, int], ...],
-        repeats: tuple[int, int, int, int],
+        branch: _Branch,
+        repeats: tuple[int, ...],
         num_classes: int,
         in_channels: int,
         width: float,
@@ -122,17 +123,12 @@ def resnet18(
     The variant ``resnet18-smooth`` has soft-plus and, in the stem, average pooling.
 
     Args:
-        num_classes: the number of logits.
-        in_channels: the channels of the images.
         width: multiplies the channels of every layer.
         small_input: for images of about 32×32: the stem is one 3×3 convolution, without pooling.
-        activation: by name or class.
         pooling: of the stem, ``"max"`` or ``"average"``.
-        norm_eps: the ε of the batch-normalisations.
     """
-    return ResNet(
-        _BASIC, (2, 2, 2, 2), num_classes, in_channels, width, small_input, activation, pooling, norm_eps
-    )
+    options = num_classes, in_channels, width, small_input, activation, pooling, norm_eps
+    return ResNet(_BASIC, (2, 2, 2, 2), *options)
 
 
 @register("resnet50", example=image_of_any_size, small=_SMALL, variants=_VARIANTS)
@@ -149,9 +145,8 @@ def resnet50(
 
     The stride of a block is in its 3×3 convolution, as in the networks torchvision publishes.
     """
-    return ResNet(
-        _BOTTLENECK, (3, 4, 6, 3), num_classes, in_channels, width, small_input, activation, pooling, norm_eps
-    )
+    options = num_classes, in_channels, width, small_input, activation, pooling, norm_eps
+    return ResNet(_BOTTLENECK, (3, 4, 6, 3), *options)
 
 
 @register("resnet152", example=image_of_any_size, small=_SMALL, variants=_VARIANTS)
@@ -165,14 +160,5 @@ def resnet152(
     norm_eps: float = 1e-5,
 ) -> ResNet:
     """ResNet-152: fifty bottleneck blocks; options as :func:`resnet18`."""
-    return ResNet(
-        _BOTTLENECK,
-        (3, 8, 36, 3),
-        num_classes,
-        in_channels,
-        width,
-        small_input,
-        activation,
-        pooling,
-        norm_eps,
-    )
+    options = num_classes, in_channels, width, small_input, activation, pooling, norm_eps
+    return ResNet(_BOTTLENECK, (3, 8, 36, 3), *options)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from surefoot.zoo.naming import ZooError, unknown
 from surefoot.zoo.parts import Activation, check_image, make_activation, make_pooling, scaled
-from surefoot.zoo.registry import register
+from surefoot.zoo.registry import ZooError, register, unknown
 from surefoot.zoo.samples import image
 
 # Channels and number of convolutions of each stage; a pooling ends it (paper, "Detailed network").
@@ -67,10 +66,7 @@ def vgg16(
     layer, with the smaller ε of the two which the paper compares; ``batch_norm=1e2`` is the other.
 
     Args:
-        num_classes: the number of outputs.
         image_size: height and width of the images, at least 32; the first matrix product is made for it.
-        in_channels: the channels of the images.
-        activation: by name or class.
         pooling: ``"max"`` or ``"average"``, over disjoint 2×2 patches.
         batch_norm: the ε of a batch-normalisation at each convolutional layer; ``None`` for no normalisation.
         batch_norm_affine: whether the normalisation has a scale and a shift; the paper's has not.

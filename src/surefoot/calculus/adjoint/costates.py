@@ -38,7 +38,7 @@ from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Enclosure, measure, row_norms
 from surefoot.graph.structure import Spec
 from surefoot.magnitude import Magnitude, maximum, minimum
-from surefoot.operations.registry import Pair, Slot
+from surefoot.operations.call import Pair, Slot
 
 _UNIT = 2.0**-53
 _NONE = Magnitude.zero((0,))

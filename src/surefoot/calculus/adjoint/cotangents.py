@@ -36,7 +36,7 @@ from surefoot.calculus.adjoint.tangents import Rows, Tangents, Variable, reach
 from surefoot.calculus.forward import Step
 from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.registry import Pair
+from surefoot.operations.call import Pair
 
 
 class Cotangents:

@@ -33,7 +33,7 @@ from surefoot.calculus.forward import Pass, Step, forward
 from surefoot.domains import Region
 from surefoot.enclosure import Enclosure, measure, row_norms
 from surefoot.magnitude import Magnitude, maximum, minimum
-from surefoot.operations.registry import Slot
+from surefoot.operations.call import Slot
 
 
 @dataclass(frozen=True)

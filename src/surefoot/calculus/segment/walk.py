@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 import surefoot.operations.families  # noqa: F401  registers the rules
-from surefoot.calculus.segment import losses
 from surefoot.calculus.segment.fallback import by_rule
 from surefoot.graph.evaluate import value_of
 from surefoot.graph.structure import Graph, Node, Ref, Source
-from surefoot.operations.losses import SEPARABLE
 from surefoot.operations.moving import Moving, Norms
 from surefoot.operations.record import record_of
 from surefoot.taylor.model import TaylorModel
-
-_LOSSES: dict[str, Callable[..., TaylorModel]] = {
-    "surefoot.square": losses.square,
-    "surefoot.cross_entropy": losses.cross_entropy,
-    **{operation: partial(losses.separable, operation) for operation in SEPARABLE},
-}
 
 
 def leaf_models(
@@ -70,11 +61,7 @@ def _apply(
     slots = {slot: arguments[ref.name] for slot, ref in node.arguments.items() if isinstance(ref, Ref)}
     taylor = record_of(node).taylor
     model = None if taylor is None else taylor(Moving(node, slots, known, norms))
-    if model is not None:
-        return model
-    if node.op in _LOSSES and slots["outputs"].rowwise and slots["targets"].is_constant:
-        return _LOSSES[node.op](slots["outputs"], slots["targets"].value, known, **node.kwargs)
-    return by_rule(graph, node, arguments, known)
+    return by_rule(graph, node, arguments, known) if model is None else model
 
 
 def _has_rows(value: object, arguments: Mapping[str, TaylorModel]) -> bool:

@@ -1,17 +1,16 @@
 r"""The paper's constants of objectives, as printed (appendices on supervised and unsupervised objectives).
 
-A loss is a real function: ``jacobian_at_zero`` is :math:`\|\nabla h(0)\|_2`. Its values do not enter any
-statement, so ``bound`` and ``value_at_zero`` are infinite.
+A number that is not an upper bound puts a sentence into ``unsound``, which names the erratum and says what holds
+instead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from surefoot.magnitude import Magnitude, Number
-from surefoot.paper.combinations import sum_separate
-from surefoot.paper.constants import Smooth
+from surefoot.magnitude import Magnitude, Number, stack
 
 MANY_LABELS = (
     "Also wrong in the paper: the logistic loss of a label y ∈ {0,1}^q with r ones has ℓ = √(r+1) (a class is "
@@ -22,7 +21,24 @@ TWO_CLUSTERED_POINTS = (
 )
 
 
-def square_loss(radius: Number, label_radius: Number) -> Smooth:
+@dataclass(frozen=True)
+class PrintedLoss:
+    r"""What the paper prints about a real function h.
+
+    Attributes:
+        lipschitz: :math:`\ell_h`.
+        smoothness: :math:`L_h`.
+        jacobian_at_zero: :math:`\|\nabla h(0)\|_2`.
+        unsound: one sentence per constant that is printed but is not an upper bound.
+    """
+
+    lipschitz: Magnitude
+    smoothness: Magnitude
+    jacobian_at_zero: Magnitude
+    unsound: tuple[str, ...] = ()
+
+
+def square_loss(radius: Number, label_radius: Number) -> PrintedLoss:
     r"""Square loss :math:`\|\hat y - y\|^2/2`: :math:`\ell(C) = \rho_C + \rho_Y`, :math:`L = 1`.
 
     Appendix "Square loss". Both are attained.
@@ -31,14 +47,11 @@ def square_loss(radius: Number, label_radius: Number) -> Smooth:
         radius: :math:`\rho_C`, the largest norm of the predictions; infinite for the whole space.
         label_radius: :math:`\rho_Y`, the largest norm of the labels.
     """
-    return Smooth.of(
-        lipschitz=Magnitude.of(radius) + label_radius,
-        smoothness=1.0,
-        jacobian_at_zero=label_radius,
-    )
+    labels = Magnitude.of(label_radius)
+    return PrintedLoss(Magnitude.of(radius) + labels, Magnitude.of(1.0), labels)
 
 
-def logistic_loss(classes: int, marked: int = 1) -> Smooth:
+def logistic_loss(classes: int, marked: int = 1) -> PrintedLoss:
     r"""Logistic loss :math:`-y^\top\hat y + \log\sum_j e^{\hat y_j}`: :math:`\ell \le 2`, :math:`L \le 2`.
 
     Section 5, item 6; appendix "Logistic loss". For one marked class both are loose: :math:`\sqrt2` and
@@ -56,16 +69,12 @@ def logistic_loss(classes: int, marked: int = 1) -> Smooth:
             f"a label of {classes} classes cannot mark {marked} of them; mark between 0 and {classes}"
         )
     supremum_squared = marked + 1 if marked < classes else marked - 1
-    at_zero = marked * (1 - 1 / classes) ** 2 + (classes - marked) / classes**2
-    return Smooth.of(
-        lipschitz=2.0,
-        smoothness=2.0,
-        jacobian_at_zero=math.sqrt(at_zero),
-        unsound=(MANY_LABELS,) if supremum_squared > 4 else (),
-    )
+    at_zero = math.sqrt(marked * (1 - 1 / classes) ** 2 + (classes - marked) / classes**2)
+    two = Magnitude.of(2.0)
+    return PrintedLoss(two, two, Magnitude.of(at_zero), (MANY_LABELS,) if supremum_squared > 4 else ())
 
 
-def convex_clustering(points: int) -> Smooth:
+def convex_clustering(points: int) -> PrintedLoss:
     r"""Convex clustering: :math:`\ell \le n(n-1)/2`, :math:`L \le 1` (appendix "Convex clustering").
 
     :math:`L = 1` is valid, the objective being a Moreau envelope. :math:`\ell` is flagged for :math:`n = 2`;
@@ -73,15 +82,12 @@ def convex_clustering(points: int) -> Smooth:
     :math:`\sum_{i<j}\|y_i-y_j\| \le \sqrt{n(n-1)/2}\,(\sum_{i<j}\|y_i-y_j\|^2)^{1/2}` and the last factor is
     at most :math:`\sqrt n\,\|y\|`. At zero the minimiser is zero, and so is the gradient.
     """
-    return Smooth.of(
-        lipschitz=points * (points - 1) / 2,
-        smoothness=1.0,
-        jacobian_at_zero=0.0,
-        unsound=(TWO_CLUSTERED_POINTS,) if points == 2 else (),
-    )
+    slope = Magnitude.of(points * (points - 1) / 2)
+    flags = (TWO_CLUSTERED_POINTS,) if points == 2 else ()
+    return PrintedLoss(slope, Magnitude.of(1.0), Magnitude.zero(), flags)
 
 
-def supervised(losses: Sequence[Smooth]) -> Smooth:
+def supervised(losses: Sequence[PrintedLoss]) -> PrintedLoss:
     r"""The mean of losses, one per sample: :math:`\ell = \|(\ell_i)_i\|_2/n`, :math:`L = \max_i L_i/n`.
 
     Appendix "Supervised objectives", which says that only the constants of each :math:`h_i` are needed and
@@ -91,12 +97,9 @@ def supervised(losses: Sequence[Smooth]) -> Smooth:
     count = len(losses)
     if count == 0:
         raise ValueError("the mean of no losses is not defined; give the constants of at least one loss")
-    total = sum_separate(losses)
-    return Smooth(
-        total.bound / count,
-        total.lipschitz / count,
-        total.smoothness / count,
-        total.value_at_zero / count,
-        total.jacobian_at_zero / count,
-        total.unsound,
+    return PrintedLoss(
+        stack([loss.lipschitz for loss in losses]).norm() / count,
+        stack([loss.smoothness for loss in losses]).max() / count,
+        stack([loss.jacobian_at_zero for loss in losses]).norm() / count,
+        tuple(dict.fromkeys(flag for loss in losses for flag in loss.unsound)),
     )
