@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from surefoot.calculus.certify import certify as prove
-from surefoot.calculus.certify import ordinary_device
+from surefoot.calculus.leaves import ordinary_device
 from surefoot.certificate import Certificate
+from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Domain, DomainError, ProductBall, Segment
 from surefoot.objectives import ObjectiveError
 from surefoot.paper.reader import certify_as_printed
@@ -47,7 +47,7 @@ def certify(
         ObjectiveError: if the objective does not fit the outputs.
     """
     if constants != "paper":
-        return prove(model, x, objective=objective, domain=domain, wrt=wrt, input_norm=input_norm)
+        return certify_proved(model, x, objective=objective, domain=domain, wrt=wrt, input_norm=input_norm)
     domain = ProductBall(1.0) if domain is None else domain
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")

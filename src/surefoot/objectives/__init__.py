@@ -2,17 +2,16 @@
 
 * ``base``: :class:`Objective`: value, derivatives, constants.
 * ``constants``: :class:`Constants` of an objective as a function of the stacked outputs.
-* ``attach``: how an objective becomes the last operation of a graph.
 * ``loss``: :class:`Loss`, what supervised losses share, a scale and a reduction.
 * ``cross_entropy``: :class:`CrossEntropy` and :class:`NegativeLogLikelihood`, losses of class numbers.
 * ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Divergence`.
 * ``reconstruction``: :class:`Reconstruction`, the objective of auto-encoders.
 * ``printed``: constants of losses as the paper prints them.
-* ``from_torch``: losses of torch.nn as objectives.
+* ``torch_losses``: losses of torch.nn as objectives.
 * ``regularizers``: :class:`Ridge`, a function of the parameters.
 """
 
-from surefoot.objectives.attach import attach
+from surefoot.calculus.attach import attach
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import Constants, ObjectiveError
 from surefoot.objectives.cross_entropy import CrossEntropy, NegativeLogLikelihood
@@ -25,10 +24,10 @@ from surefoot.objectives.entrywise import (
     SoftMargin,
     Square,
 )
-from surefoot.objectives.from_torch import from_torch
 from surefoot.objectives.loss import Loss
 from surefoot.objectives.reconstruction import Reconstruction, encode_decode
 from surefoot.objectives.regularizers import Ridge
+from surefoot.objectives.torch_losses import from_torch
 
 __all__ = [
     "Absolute",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, constant, unknown_constant
-from surefoot.errors import SurefootError
+from surefoot.errors import ObjectiveError
 from surefoot.graph.nodes import Node, Ref, Spec
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Call
@@ -25,10 +25,6 @@ from surefoot.operations.record import rules
 
 if TYPE_CHECKING:
     from surefoot.objectives.base import Objective
-
-
-class ObjectiveError(SurefootError, ValueError):
-    """The objective does not fit the outputs or the targets."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surefoot.calculus.certify import certify
 from surefoot.certificate import Certificate
+from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Domain, ProductBall
 from surefoot.guarantees import GuaranteeError, require_smooth
 from surefoot.objectives import Objective
@@ -67,9 +67,9 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
         Raises:
             GuaranteeError: if it gives no step size.
         """
-        certificate = certify(self.model, x, objective=self.objective.bound_to(y), domain=self.domain)
+        certificate = certify_proved(self.model, x, objective=self.objective.bound_to(y), domain=self.domain)
         require_smooth(certificate)
-        if certificate.step_size == 0:
+        if certificate.inverse_smoothness == 0:
             raise GuaranteeError(
                 f"the smoothness is {certificate.smoothness}: 1/L is beyond the range of doubles. Take smaller "
                 "radii, fewer layers, or a set around the present parameters: surefoot.Ball(0.1)"

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from surefoot.calculus.segment.certify import Along
+from surefoot.blockwise import block_inverse_smoothness
+from surefoot.calculus.segment.along import Along
 from surefoot.calculus.segment.majorant import Majorant
 from surefoot.certificate import Certificate
 from surefoot.graph import Graph
@@ -35,7 +36,7 @@ class CertifiedDescent(GuaranteedOptimizer):
     * ``mode="ball"``: with the smoothness L on a ball of radius r around the weights, the step
       :math:`\min(1/L, r/\|\nabla F\|)` against the gradient.
     * ``mode="blocks"``: one proved step size per layer on the same ball
-      (:attr:`surefoot.Certificate.block_step_sizes`), shortened together if they would leave it.
+      (:func:`surefoot.blockwise.block_inverse_smoothness`), shortened together if they would leave it.
 
     Every record in the history holds the proof: the smoothness and the step size, the decrease that was promised
     and the one that came out. :meth:`stationarity` is the anytime bound on the smallest gradient norm.
@@ -190,9 +191,12 @@ class CertifiedDescent(GuaranteedOptimizer):
     def _within(self, certificate: Certificate, radius: float, gradient: Tensors, exact: Tensors) -> Proposal:
         """The step on a ball: 1/L against the gradient, or one step size per block; ``exact``: ∇F in double."""
         smoothness, size, longest = float(certificate.smoothness), norm_of(gradient), radius * INSIDE
-        sizes, curvature = dict.fromkeys(gradient, certificate.step_size), dict.fromkeys(gradient, smoothness)
+        sizes, curvature = (
+            dict.fromkeys(gradient, certificate.inverse_smoothness),
+            dict.fromkeys(gradient, smoothness),
+        )
         if self.mode == "blocks":
-            blocks = certificate.block_step_sizes
+            blocks = block_inverse_smoothness(certificate)
             sizes = {name: blocks[_block(name, blocks)] for name in gradient}
             curvature = {n: math.nextafter(1 / step, math.inf) if step else math.inf for n, step in sizes.items()}
         wanted = {name: -min(sizes[name], radius / size) * g.double() for name, g in gradient.items()}

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surefoot.calculus.certify import certify
 from surefoot.certificate import Certificate
+from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball
 from surefoot.guarantees import GuaranteeError
 from surefoot.objectives import Objective
@@ -61,7 +61,7 @@ class MovingBall:
         known = self.radius is not None
         radius = self.start * (norm_of(weights) or 1.0) if self.radius is None else self.radius
         for _ in range(_TRIALS):
-            certificate = certify(model, x, objective=objective, domain=Ball(radius))
+            certificate = certify_proved(model, x, objective=objective, domain=Ball(radius))
             if not certificate.smoothness.is_finite:
                 radius, known = radius / 10, False
                 continue

@@ -77,7 +77,7 @@ class ProjectedGradient(ConstrainedOptimizer):
         note = self.enter(region)
         loss, gradient = self.value_and_gradient(x, y, closure)
         smoothness = float(certificate.smoothness)
-        step = certificate.step_size if smoothness else 1.0  # an affine function descends with any step
+        step = certificate.inverse_smoothness if smoothness else 1.0  # an affine function descends with any step
         after, move, mapping = self.project(gradient, step, region)
         promise = promised(self.in_double(x, y, loss, graph).gradient, move, smoothness)
         if mapping > 0 and not promise > 0:
@@ -110,8 +110,8 @@ class ProjectedGradient(ConstrainedOptimizer):
             return "nothing yet: the certificate is computed with the first data"
         return (
             f"On the set ({self.domain}) the objective of these data is {self.certificate.smoothness}-smooth, so "
-            f"every step of size {self.certificate.step_size:.3e} decreases it by at least half the step size "
-            "times the squared norm of the gradient mapping, in exact arithmetic."
+            f"every step of size {self.certificate.inverse_smoothness:.3e} decreases it by at least half the step "
+            "size times the squared norm of the gradient mapping, in exact arithmetic."
         )
 
     def __getstate__(self) -> dict[str, Any]:

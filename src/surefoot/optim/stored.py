@@ -6,8 +6,9 @@ precision, from an inequality that holds for every move within a radius:
 
 .. math:: F(u + v') \le F(u) + \langle\nabla F(u), v'\rangle + \tfrac12\sum_sD_s\|v'_s\|^2,
 
-with the smoothness L for all :math:`D_s` or one curvature per layer (:func:`surefoot.blockwise.block_step_sizes`).
-The gradient in it is that of the exact function, so it is evaluated in double precision whatever the model's type.
+with the smoothness L for all :math:`D_s` or one curvature per layer
+(:func:`surefoot.blockwise.block_inverse_smoothness`). The gradient in it is that of the exact function, so it is
+evaluated in double precision whatever the model's type.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surefoot.calculus.certify import present_value
 from surefoot.graph import Graph, Source
 from surefoot.graph.checks import as_inputs
 from surefoot.graph.evaluate import evaluate_in_double
@@ -103,12 +103,13 @@ class InDouble:
         args, kwargs = as_inputs(x)
         inputs = dict(zip((leaf.name for leaf in graph.inputs), (*args, *kwargs.values()), strict=True))
         parameters = dict(model.named_parameters(remove_duplicate=False))
+        present = {**inputs, **{leaf.name: parameters[leaf.path] for leaf in graph.parameters}, **graph.held}
         self.objective = objective
         self._names = {path: graph.aliases.get(path, path) for path, _ in model.named_parameters()}
         self._leaves: Tensors = {}
         values: dict[str, Any] = {}
         for name, leaf in graph.leaves.items():
-            value = present_value(graph, leaf, parameters, inputs)
+            value = present[name]
             values[name] = value.detach().double() if value.is_floating_point() else value
             if leaf.source is Source.PARAMETER:
                 self._leaves[leaf.path] = values[name] = values[name].clone().requires_grad_()

@@ -9,7 +9,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.certificate.numbers import down, short
-from surefoot.certificate.tree import lines
+from surefoot.certificate.rows import lines
 from surefoot.magnitude import Magnitude
 
 
@@ -80,7 +80,7 @@ def test_a_small_model_has_one_line_per_layer_with_the_constants_of_its_rules():
     found = certificate("network")
     text = str(found).splitlines()
     assert text[0] == "Certificate with respect to parameters: all variables together within 0.1 of the centre"
-    assert text[2].startswith("certified: ")
+    assert text[2].startswith("useful: ")
     table = found.table().splitlines()
     assert " ".join(table[1].split()) == (
         "module operation output bound m Lipschitz ℓ smoothness L slope curvature share"

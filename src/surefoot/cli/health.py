@@ -1,4 +1,4 @@
-"""``surefoot doctor``: what is installed, and whether it works."""
+"""What ``surefoot doctor`` does: say what is installed, and whether it works."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import surefoot as sf
 from surefoot import __version__
-from surefoot.cli import options as o
 from surefoot.cli import output
-from surefoot.cli.frame import Outcome, guarded
+from surefoot.cli.guard import Outcome
 
 _NEEDED = ("torch", "numpy", "python-flint", "typer", "jinja2")
 _EXTRAS = {
@@ -20,17 +20,13 @@ _EXTRAS = {
     "scipy": ("clustering", "clustering objectives"),
     "matplotlib": ("plot", "Certificate.plot"),
     "pandas": ("pandas", "Certificate.to_pandas"),
+    "docutils": ("report", "proofs in reports"),
+    "latex2mathml": ("report", "formulas in reports"),
 }
 
 
-@guarded
-def doctor(json: o.Json = False, quiet: o.Quiet = False, debug: o.Debug = False) -> Outcome:
-    """Say what is installed and what is missing, and check that a small certificate is right.
-
-    Example:
-
-      surefoot doctor
-    """
+def check_health(json: bool) -> Outcome:
+    """What is installed and what is missing, and whether a small certificate is right."""
     needed = {package: _version(package) for package in _NEEDED}
     extras = {package: _version(package) for package in _EXTRAS}
     missing = [package for package, found in needed.items() if found is None]
@@ -81,8 +77,6 @@ def _self_check() -> dict[str, Any]:
     try:
         import torch
         from torch import nn
-
-        import surefoot as sf
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

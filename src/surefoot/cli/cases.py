@@ -1,15 +1,12 @@
-"""From options to what the library is asked: a model, a batch, an objective and a domain."""
+"""From options to what the library is asked: a model, a batch, an objective and a domain; or data to train on."""
 
 from __future__ import annotations
 
-import functools
 import inspect
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,97 +16,13 @@ import surefoot as sf
 from surefoot import clustering, objectives
 from surefoot.cli import output
 from surefoot.cli.batches import real_dtype, refusal, sample_shape, scaled, suited, with_batch
-from surefoot.cli.frame import UsageError
-from surefoot.cli.models import Spec, build
-from surefoot.cli.options import shape
-from surefoot.cli.weights import load_weights
+from surefoot.cli.guard import UsageError
+from surefoot.cli.models import Spec, build, load_weights
+from surefoot.cli.options import Request, Start
 from surefoot.data import Dataset, load
 from surefoot.errors import CaptureError
 
 _SHAPE_ONLY, _RANDOM = 128, 16  # samples, as in the paper's application; and where numbers are computed with
-
-
-@dataclass(frozen=True)
-class Request:
-    """The options of ``certify`` and ``compare``, and with their defaults those of other commands."""
-
-    batch: int | None = None
-    inputs: Sequence[str] | None = None
-    data: str | None = None
-    weights: Path | None = None
-    smooth: bool = False
-    evaluation: bool = False
-    seed: int = 0
-    domain: str | None = None
-    radius: float | None = None
-    center: str | None = None
-    wrt: str = "params"
-    objective: str | None = None
-    input_norm: float | None = None
-    estimate: bool = False
-    numbers: bool = False
-
-    def __post_init__(self) -> None:
-        if self.batch is not None and self.batch < 1:
-            raise UsageError(f"--batch is at least 1, got {self.batch}")
-        if self.batch is not None and self.inputs:
-            raise UsageError("--batch and --input both say how many samples there are: give one of them")
-        if not -(2**63) <= self.seed < 2**63:
-            raise UsageError(f"--seed is a whole number of 64 bits, got {self.seed}")
-        if self.input_norm is not None and not 0 <= self.input_norm < math.inf:
-            raise UsageError(f"--input-norm is a finite number ≥ 0, got {self.input_norm}")
-        if self.input_norm is not None and self.wrt == "input":
-            raise UsageError(
-                "--input-norm bounds an input that is fixed; with --wrt input give --radius and --center"
-            )
-
-    @property
-    def needs_numbers(self) -> bool:
-        """Whether shapes alone are not enough."""
-        given = self.weights or self.data or self.numbers or self.estimate
-        return bool(given) or self.around_weights or self.wrt == "input"
-
-    @functools.cached_property
-    def around_weights(self) -> bool:
-        """Whether the centre is the present point; by default if weights or data of the user's are given."""
-        if self.center is not None:
-            return self.center == "weights"
-        return self.domain == "ball" or self.wrt == "input" or bool(self.weights or self.data)
-
-    @functools.cached_property
-    def set(self) -> sf.Ball | sf.ProductBall:
-        """The domain."""
-        radius = self.radius if self.radius is not None else (0.1 if self.around_weights else 1.0)
-        center: Any = "present" if self.around_weights else "origin"
-        kind = self.domain or ("ball" if self.around_weights else "product")
-        return sf.Ball(radius, center=center) if kind == "ball" else sf.ProductBall(radius, center=center)
-
-    @functools.cached_property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the inputs that were given."""
-        return tuple(map(shape, self.inputs or ()))
-
-    @functools.cached_property
-    def dataset(self) -> Dataset | None:
-        """The data, or a random part of them.
-
-        Raises:
-            UsageError: if a shape is given as well, or an objective has nothing to compare with.
-        """
-        if self.data is None:
-            if self.objective is not None and objective_class(self.objective).takes_targets:
-                raise UsageError(
-                    f"--objective {self.objective} compares outputs with targets: say which, with --data digits, "
-                    "--data mnist-5k, or a file with tensors x and y"
-                )
-            return None
-        if self.shapes:
-            raise UsageError("--data and --input both say what the input is: give one of them")
-        found = load(self.data)
-        if self.batch is None or self.batch >= len(found):
-            return found
-        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(self.seed))
-        return found.take(order[: self.batch])
 
 
 @dataclass(frozen=True)
@@ -146,15 +59,44 @@ class Case:
         return f"{self.name}, input {self.shapes}{norm}"
 
 
-def case(name: str, request: Request) -> Case:
-    """Build what the request is about.
+def domain_of(request: Request) -> sf.Ball | sf.ProductBall:
+    """The set that is asked for."""
+    radius = request.radius if request.radius is not None else (0.1 if request.is_centred else 1.0)
+    center: Any = "present" if request.is_centred else "origin"
+    kind = request.domain or ("ball" if request.is_centred else "product")
+    return sf.Ball(radius, center=center) if kind == "ball" else sf.ProductBall(radius, center=center)
+
+
+def dataset_of(request: Request) -> Dataset | None:
+    """The data, or a random part of them.
+
+    Raises:
+        UsageError: if a shape is given as well, or an objective has nothing to compare with.
+    """
+    targets = request.objective and objective_class(request.objective).takes_targets  # a wrong name is said first
+    if request.data is None:
+        if targets:
+            raise UsageError(
+                f"--objective {request.objective} compares outputs with targets: say which, with --data digits, "
+                "--data mnist-5k, or a file with tensors x and y"
+            )
+        return None
+    if request.shapes:
+        raise UsageError("--data and --input both say what the input is: give one of them")
+    whole = load(request.data)
+    if request.batch is None or request.batch >= len(whole):
+        return whole
+    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(request.seed))
+    return whole.take(order[: request.batch])
+
+
+def case(name: str, request: Request, data: Dataset | None = None) -> Case:
+    """Build what the request is about; its data may be at hand.
 
     Raises:
         SurefootError: if something does not exist or does not fit.
     """
-    if request.objective is not None:
-        objective_class(request.objective)  # a wrong name is said before anything is loaded
-    spec, data = Spec.of(name), request.dataset
+    spec, data = Spec.of(name), dataset_of(request) if data is None else data
     values = request.needs_numbers
     meta = spec.is_zoo and not values
     batch = request.batch or (_SHAPE_ONLY if meta else _RANDOM)
@@ -219,23 +161,18 @@ def objective_class(name: str) -> type[objectives.Objective]:
     Raises:
         UsageError: if there is none, or it needs more than its name.
     """
-    known = {}
-    for attribute, found in [
-        (name, getattr(home, name)) for home in (objectives, clustering) for name in home.__all__
-    ]:
-        if (
-            isinstance(found, type)
-            and issubclass(found, objectives.Objective)
-            and found is not objectives.Objective
-        ):
-            known[re.sub(r"(?<=[a-z])(?=[A-Z])", "-", attribute).lower()] = found
+    exported = [getattr(objectives, attribute) for attribute in objectives.__all__]
+    losses = [each for each in exported if isinstance(each, type) and issubclass(each, objectives.Objective)]
+    losses = [*losses, clustering.ConvexClustering, clustering.KMeans, clustering.Spectral]
+    known = {re.sub(r"(?<=[a-z])(?=[A-Z])", "-", each.__name__).lower(): each for each in losses}
+    known.pop("objective")
     if name not in known:
         raise UsageError(f"there is no objective '{name}': use {', '.join(sorted(known))}")
     needed = [p.name for p in inspect.signature(known[name]).parameters.values() if p.default is p.empty]
     if needed:
         raise UsageError(
             f"--objective {name} needs {', '.join(needed)}, which no option gives: it is for use in Python, as "
-            f"surefoot.objectives.{known[name].__name__}({needed[0]}=…)"
+            f"{'.'.join(known[name].__module__.split('.')[:2])}.{known[name].__name__}({needed[0]}=…)"
         )
     return known[name]
 
@@ -281,5 +218,48 @@ def _say(spec: Spec, request: Request, made_up: bool, values: bool) -> None:
         return
     if made_up:
         output.note(f"the batch is random (seed {request.seed}): --data gives your own")
-    if spec.is_zoo and request.weights is None and (request.around_weights or request.wrt == "input"):
+    if spec.is_zoo and request.weights is None and (request.is_centred or request.wrt == "input"):
         output.note(f"the weights are random, as initialised (seed {request.seed}): --weights loads yours")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, the data it is trained and tested on, and the objective."""
+
+    model: nn.Module
+    train: Dataset
+    test: Dataset
+    objective: objectives.Objective
+
+
+def trainable(start: Start, test: float) -> Subject:
+    """Build and load all of it.
+
+    Raises:
+        SurefootError: if something does not exist or does not fit.
+    """
+    kind, data, objective = objective_class(start.objective), start.data or "digits", start.objective
+    request = Request(
+        data=data,
+        weights=start.weights,
+        smooth=start.smooth,
+        evaluation=start.evaluation,
+        seed=start.seed,
+        numbers=True,
+    )
+    given = dataset_of(request)
+    assert given is not None
+    if given.y is None and kind.takes_targets and kind is not objectives.Reconstruction:
+        raise UsageError(f"--data {data} has no targets y, which --objective {objective} needs")
+    found = case(start.model, request, given)
+    if not any(value.requires_grad for value in found.model.parameters()):
+        raise UsageError(f"'{start.model}' has no parameter that asks for gradients: there is nothing to train")
+    dtype = torch.float32 if start.single else torch.float64
+    y = (found.x if kind is objectives.Reconstruction else found.targets) if kind.takes_targets else None
+    if kind is objectives.Square and y is not None and not y.is_floating_point():
+        y = one_hot(y, given.classes or 1, dtype)
+    whole = replace(given, x=found.x, y=y).to(dtype)
+    train, held = whole.split(1 - test, start.seed)
+    if not len(train):
+        raise UsageError(f"--data {data} leaves no sample to train on: it has {len(given)}")
+    return Subject(found.model.to(dtype), train, held, kind())

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surefoot.certificate import Certificate
-from surefoot.certificate.numbers import log10
+from surefoot.certificate.numbers import log10, power_of_ten, quotient, readable, upper
 from surefoot.magnitude import Magnitude
-from surefoot.report.curves import Axis
-from surefoot.report.numbers import power_of_ten, ratio, upper
+from surefoot.report.growth import Axis
 
 _BEFORE_INFINITY = 88.0  # how far finite bars go, in per cent, where one is infinite
 
@@ -41,13 +40,18 @@ def comparison(certificates: Sequence[tuple[str, Certificate]]) -> list[Quantity
     """The constants of two certificates or more."""
     if len(certificates) < 2:
         return []
-    names = [name for name, _ in certificates]
-    constants = [c for _, c in certificates]
+    names, constants = zip(*certificates, strict=True)
     return [
         _quantity("m", "bound", names, [c.bound for c in constants]),
         _quantity("ℓ", "Lipschitz constant", names, [c.lipschitz for c in constants]),
         _quantity("L", "smoothness", names, [c.smoothness for c in constants]),
     ]
+
+
+def ratio(value: Magnitude, reference: Magnitude) -> str:
+    """How many times the reference, to three digits; empty where that is no number."""
+    times = quotient(value, reference)
+    return f"×{readable(times)}" if times else ""
 
 
 def _quantity(symbol: str, name: str, models: Sequence[str], values: Sequence[Magnitude]) -> Quantity:
@@ -73,4 +77,4 @@ def _width(log: float, low: float, high: float, room: float) -> float:
     return round(room * (log - low) / (high - low), 2)
 
 
-__all__ = ["Bar", "Quantity", "comparison"]
+__all__ = ["Bar", "Quantity", "comparison", "ratio"]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
@@ -34,16 +35,31 @@ class UsageError(SurefootError, ValueError):
     """The command was given something that it cannot work with."""
 
 
-def guarded(command: Callable[..., Outcome | None]) -> Callable[..., None]:
-    """A command that ends with an exit code and never with a traceback, unless ``--debug`` asks for it."""
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", metavar="", rich_help_panel="Output", help="No notes and no progress.")
+]
+Debug = Annotated[
+    bool, typer.Option("--debug", metavar="", rich_help_panel="Output", help="Show the traceback of an error.")
+]
 
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        debug = bool(kwargs.pop("debug", False))
-        output.quiet(bool(kwargs.pop("quiet", False)))
+
+def guarded(command: Callable[..., Outcome]) -> Callable[..., None]:
+    """A command that ends with an exit code and never with a traceback, unless ``--debug`` asks for it.
+
+    It has the options ``--quiet`` and ``--debug``. A parameter whose type is a dataclass stands for the options
+    that are fields of it, so that commands can share them.
+    """
+    parameters = inspect.signature(command, eval_str=True).parameters
+    records: dict[str, Any] = {name: p.annotation for name, p in parameters.items() if is_dataclass(p.annotation)}
+
+    def run(**given: Any) -> None:
+        debug = given.pop("debug")
+        output.quiet(given.pop("quiet"))
         try:
             with output.results_alone(), _plain_warnings(debug):
-                outcome = command(*args, **kwargs)
+                for name, record in records.items():
+                    given[name] = record(**{option: given.pop(option) for option in _options(record)})
+                outcome = command(**given)
             sys.stdout.flush()
         except (typer.Exit, typer.BadParameter):
             raise
@@ -56,9 +72,28 @@ def guarded(command: Callable[..., Outcome | None]) -> Callable[..., None]:
             if debug:
                 traceback.print_exc()
             outcome = explain(error)
-        raise typer.Exit(int(outcome or Outcome.CERTIFIED))
+        raise typer.Exit(int(outcome))
 
+    options: dict[str, tuple[Any, Any]] = {}
+    for name, parameter in parameters.items():
+        options |= (
+            _options(records[name]) if name in records else {name: (parameter.annotation, parameter.default)}
+        )
+    options |= {"quiet": (Quiet, False), "debug": (Debug, False)}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (annotation, default) in options.items()
+        ]
+    )
     return run
+
+
+def _options(record: Any) -> dict[str, tuple[Any, Any]]:
+    """The fields of a record that are options, with their annotations and defaults."""
+    hints = get_type_hints(record, include_extras=True)
+    return {f.name: (hints[f.name], f.default) for f in fields(record) if get_origin(hints[f.name]) is Annotated}
 
 
 def explain(error: Exception) -> Outcome:

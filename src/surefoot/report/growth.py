@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from surefoot.certificate import Row
-from surefoot.certificate.numbers import log10
+from surefoot.certificate.numbers import log10, power_of_ten, readable
 from surefoot.magnitude import Magnitude
-from surefoot.report.numbers import power_of_ten, readable
 
 HEIGHT = 320
 _MARGIN, _LANE = 14.0, 30.0
@@ -64,9 +63,7 @@ class Axis:
         first = math.ceil(self.low / step)
         exponents = [(first + k) * step for k in range(int(span / step) + 1) if (first + k) * step <= self.high]
         marks = [(self.height(x), _power(x)) for x in exponents]
-        lanes = [(self.height(math.inf), "∞")] * self.has_infinity + [
-            (self.height(-math.inf), "0")
-        ] * self.has_zero
+        lanes = [(_MARGIN, "∞")] * self.has_infinity + [(HEIGHT - _MARGIN, "0")] * self.has_zero
         return lanes + marks
 
 
@@ -146,16 +143,8 @@ def _bands(rows: Sequence[Row]) -> tuple[Band, ...]:
     for k, (path, length) in enumerate(runs):
         name = ".".join(path)
         part, needed = length / len(rows), (len(name) + 1) * _LETTER
-        bands.append(
-            Band(
-                name,
-                100 * start / len(rows),
-                100 * part,
-                part * _WIDE > needed,
-                part * _NARROW > needed,
-                k % 2 == 1,
-            )
-        )
+        fits = part * _WIDE > needed, part * _NARROW > needed
+        bands.append(Band(name, 100 * start / len(rows), 100 * part, *fits, k % 2 == 1))
         start += length
     return tuple(bands)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -110,15 +111,34 @@ def test_the_largest_remedy_is_named_first_and_small_ones_not_at_all():
 
 
 def test_verdicts():
-    assert verdict(certificate("network")).startswith("certified: on the domain the output")
-    assert verdict(certificate("objective")).startswith("certified: the gradient is L-Lipschitz")
-    assert verdict(certificate("segment")).startswith("certified: on the segment")
+    assert verdict(certificate("network")).startswith("useful: on the domain the output")
+    assert verdict(certificate("objective")).startswith("useful: the gradient is L-Lipschitz")
+    assert verdict(certificate("segment")).startswith("useful: on the segment")
     assert verdict(certificate("kinked")) == "not certified: L is infinite because of relu in 1; m and ℓ hold"
     flagged = constructed(flags=("a bias",), scalar=True)
     assert verdict(flagged).startswith("not certified: no step size is guaranteed")
     assert "guaranteed step size" not in str(flagged)
     still = constructed(scalar=True, segment_step=0.0)
     assert verdict(still) == "not certified: no step along the segment is proved to descend"
+
+
+def test_a_finite_constant_may_be_of_no_use():
+    assert verdict(certificate("deep")).startswith("finite but of no use: ")
+    assert verdict(constructed(smoothness=0.99e12, scalar=True)).startswith("useful: ")
+    assert verdict(constructed(smoothness=1e12, scalar=True)).startswith("finite but of no use: ")
+    steep = constructed(smoothness=1e12, scalar=True, block_gradients={"a": 3.0, "b": 4.0})
+    assert verdict(steep).startswith("useful: ")  # as steep as it is curved: 1/L is a step of some length
+    assert verdict(replace(steep, curvature=1e5)).startswith("finite but of no use: ")
+    known = verdict(replace(steep, curvature=2.6e11))
+    assert known.startswith("useful: ")
+    assert known.endswith("; 1/L is 0.25 of what the curvature at the weights allows")
+    for flat in (0.0, 1.0):
+        assert verdict(constructed(smoothness=flat, scalar=True, curvature=0.0)).startswith("useful: ")
+    point = constructed(scalar=True, radius=0.0)
+    assert verdict(point) == (
+        "finite but of no use: the gradient is L-Lipschitz on the domain, but no step stays in it"
+    )
+    assert sf.Certificate.from_json(replace(steep, curvature=2e11).to_json()).curvature == 2e11
 
 
 def test_many_kinks_are_one_reason():
@@ -133,12 +153,12 @@ def test_many_kinks_are_one_reason():
 def test_the_guaranteed_step_descends():
     model, x = perceptron()
     text = str(certificate("objective"))
-    step = float(text.partition("guaranteed step size 1/L = ")[2].split()[0])
+    step = float(text.partition("guaranteed step size = ")[2].split(":")[0])
     loss = sf.CrossEntropy(LABELS)
     before = loss(model(x))
     gradients = torch.autograd.grad(before, list(model.parameters()))
     norm = torch.stack([g.norm() for g in gradients]).norm()
-    step = min(step, 0.0999 / float(norm))  # so that it stays in the ball
+    assert step * float(norm) <= 0.1  # it stays in the ball
     with torch.no_grad():
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             parameter -= step * gradient

@@ -1,30 +1,66 @@
-"""One operation at the centre, differentiated backwards in double precision."""
+r"""The costates :math:`\hat\lambda_z = \partial F/\partial z` at the centre, by one backward pass.
+
+It is in double precision and does not depend on how large the domain is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from surefoot.calculus.forward import Step
+from surefoot.calculus.forward import Pass, Step
+from surefoot.enclosure import norm
 from surefoot.graph.evaluate import run_in_double
 
 Value = Tensor | tuple[Tensor, ...]
 
 
-def pull_back(step: Step, values: Mapping[str, Any], costate: Value) -> dict[str, Value | None]:
-    """The transposed Jacobians at the centre times the costate, by name of the argument.
+@dataclass(frozen=True)
+class Backward:
+    """A backward pass at the centre.
 
-    ``None`` where automatic differentiation sees no derivative: of ``detach``, whose value is the identity, or of
-    an operation without a backward formula.
-
-    Args:
-        step: the operation.
-        values: of everything it reads, at the centre.
-        costate: of its result.
+    Attributes:
+        seed: the costate of the output, 1.
+        pulled: for each operation, what it adds to the costates of its arguments, by name: the transposed
+            Jacobian times its own costate. ``None`` where automatic differentiation sees no derivative: of
+            ``detach``, whose value is the identity, or of an operation without a backward formula.
     """
+
+    seed: Value
+    pulled: Mapping[str, Mapping[str, Value | None]]
+
+
+def backward(result: Pass) -> Backward | None:
+    """The backward pass after a forward pass with centre values; ``None`` if the output is not one number, or a
+    value or a costate is not known or not finite.
+    """
+    if result.graph is None or len(result.outputs) != 1 or result.enclosures[result.outputs[0]].numel != 1:
+        return None
+    values = {name: e.value for name, e in result.enclosures.items()}
+    needed = {name for step in result.steps for name in step.node.inputs} | set(result.outputs)
+    if any(values[name] is None for name in needed):
+        return None
+    seed = torch.ones_like(values[result.outputs[0]])
+    costates: dict[str, Value] = {result.outputs[0]: seed}
+    pulled: dict[str, dict[str, Value | None]] = {}
+    for step in reversed(result.steps):
+        if step.node.name not in costates:
+            continue
+        pulled[step.node.name] = pull_back(step, values, costates[step.node.name])
+        for name, value in pulled[step.node.name].items():
+            if value is not None:
+                costates[name] = added(costates[name], value) if name in costates else value
+            else:
+                costates.setdefault(name, zeros(values[name]))
+    return Backward(seed, pulled) if all(norm(value).is_finite for value in costates.values()) else None
+
+
+def pull_back(step: Step, values: Mapping[str, Any], costate: Value) -> dict[str, Value | None]:
+    """The transposed Jacobians of an operation at these values times its costate, by name of the argument."""
     inputs = {name: values[name] for name in step.node.inputs}
     names = list(dict.fromkeys(step.names.values()))
     leaves: dict[str, list[Tensor]] = {}

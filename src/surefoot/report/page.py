@@ -11,22 +11,28 @@ import base64
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from surefoot import __version__
+from surefoot.attained import Estimate
+from surefoot.certificate import Certificate
 from surefoot.errors import SurefootError
+from surefoot.report import summary
+from surefoot.report.blocks import block_lines, heat
+from surefoot.report.growth import curves
+from surefoot.report.layers import layer_table
+from surefoot.report.rules import errata, families
+from surefoot.report.side_by_side import comparison
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-    from surefoot.certificate import Certificate
-    from surefoot.lower import Estimate
-
-Estimates = Mapping[str, "Estimate"] | Sequence["Estimate | None"]
+Named = Sequence[tuple[str, Certificate]]
+Estimates = Mapping[str, Estimate] | Sequence[Estimate | None]
 
 
 class ReportError(SurefootError, ValueError):
@@ -35,7 +41,7 @@ class ReportError(SurefootError, ValueError):
 
 def write_report(
     path: str | os.PathLike[str],
-    certificates: Sequence[tuple[str, Certificate]],
+    certificates: Named,
     *,
     title: str | None = None,
     estimates: Estimates | None = None,
@@ -59,70 +65,55 @@ def write_report(
         OSError: if the file cannot be written.
     """
     page = render_report(certificates, title=title, estimates=estimates)
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
+    with written_whole(Path(path)) as temporary:
+        temporary.write_text(page, encoding="utf-8", newline="\n")
+    return Path(path)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` to write to; it takes the place of ``path`` when the body ends well."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem[:100]}-", suffix=path.suffix, dir=path.absolute().parent)
+    os.close(handle)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(page)
-        os.chmod(temporary, _mode(target))
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return target
+        yield Path(name)
+        os.umask(mask := os.umask(0))
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask
+        os.chmod(name, mode)  # a temporary file is private, the result as the file it replaces or an ordinary one
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
-def render_report(
-    certificates: Sequence[tuple[str, Certificate]],
-    *,
-    title: str | None = None,
-    estimates: Estimates | None = None,
-) -> str:
+def render_report(certificates: Named, *, title: str | None = None, estimates: Estimates | None = None) -> str:
     """The page itself; see :func:`write_report`."""
-    from surefoot.report.compare import comparison
-    from surefoot.report.rules import errata, families
-    from surefoot.report.summary import is_along_a_segment
-
     if not certificates:
         raise ReportError("a report shows one certificate or more, and none was given")
-    found = _estimates(certificates, estimates)
-    only = [certificate for _, certificate in certificates]
-    models = [
-        _model(k, name, certificate, estimate)
-        for k, ((name, certificate), estimate) in enumerate(zip(certificates, found, strict=True))
-    ]
+    lower = _estimates(certificates, estimates)
+    names, only = zip(*certificates, strict=True)
     style, script = _asset("report.css"), _asset("report.js")
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            title=title or _title([name for name, _ in certificates]),
-            models=models,
-            comparison=comparison(certificates),
-            families=families(only),
-            errata=errata(only),
-            as_printed=any(c.constants != "certified" for c in only),
-            has_scalar=any(c.scalar for c in only),
-            has_segment=any(is_along_a_segment(c) for c in only),
-            version=__version__,
-            style=style,
-            script=script,
-            policy=_policy(style, script),
-        )
+    return _template().render(
+        title=title or f"{'Certificate' if len(names) == 1 else 'Certificates'} of {_listed(names)}",
+        models=[_model(*each) for each in zip(range(1, len(only) + 1), names, only, lower, strict=True)],
+        comparison=comparison(certificates),
+        families=families(only),
+        errata=errata(only),
+        as_printed=any(c.constants != "certified" for c in only),
+        has_scalar=any(c.scalar for c in only),
+        has_segment=any(summary.is_along_a_segment(c) for c in only),
+        version=__version__,
+        style=style,
+        script=script,
+        policy=_policy(style, script),
     )
 
 
 def _model(number: int, name: str, certificate: Certificate, estimate: Estimate | None) -> dict[str, Any]:
     """What the template shows of one certificate."""
-    from surefoot.report import summary
-    from surefoot.report.blocks import block_lines, heat
-    from surefoot.report.curves import curves
-    from surefoot.report.table import table
-
-    shown = table(certificate.rows)
+    shown = layer_table(certificate.rows)
     drawn = heat(certificate)
     return {
-        "id": f"model-{number + 1}",
+        "id": f"model-{number}",
         "name": name,
         "certificate": certificate,
         "verdict": summary.verdict(certificate),
@@ -133,12 +124,12 @@ def _model(number: int, name: str, certificate: Certificate, estimate: Estimate 
         "limits": summary.limits(certificate),
         "lines": shown,
         "operations": len(certificate.rows),
-        "has_constants": any(line.slope or line.curvature for line in shown),
+        "has_constants": any(line.sizes["slope"] or line.sizes["curvature"] for line in shown),
         "curves": curves(certificate.rows),
         "heat": drawn,
         "blocks": block_lines(certificate),
         "data": {
-            "rows": [[line.path, line.operation, line.shape, line.bound, line.lipschitz, line.smoothness]
+            "rows": [[line.path, line.operation, line.shape, *list(line.sizes.values())[2:]]
                      for line in shown if not line.size],
             "blocks": [] if drawn is None else drawn.names,
             "cells": [] if drawn is None else drawn.values,
@@ -148,7 +139,7 @@ def _model(number: int, name: str, certificate: Certificate, estimate: Estimate 
     }  # fmt: skip
 
 
-def _estimates(certificates: Sequence[tuple[str, Certificate]], given: Estimates | None) -> list[Estimate | None]:
+def _estimates(certificates: Named, given: Estimates | None) -> list[Estimate | None]:
     """One estimate or none for each certificate."""
     attached = [certificate.estimate for _, certificate in certificates]
     if given is None:
@@ -168,21 +159,8 @@ def _estimates(certificates: Sequence[tuple[str, Certificate]], given: Estimates
     return [own if one is None else one for one, own in zip(given, attached, strict=True)]
 
 
-def _title(names: Sequence[str]) -> str:
-    return f"{'Certificate' if len(names) == 1 else 'Certificates'} of {_listed(names)}"
-
-
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _mode(target: Path) -> int:
-    """The permissions of the file that is replaced, or those a new file would have."""
-    if target.exists():
-        return target.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
 
 
 def _policy(style: str, script: str) -> str:
@@ -200,16 +178,15 @@ def _asset(name: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    return Environment(
+def _template() -> Template:
+    environment = Environment(
         loader=PackageLoader("surefoot.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    return environment.get_template("report.html.j2")
 
 
-__all__ = ["ReportError", "render_report", "write_report"]
+__all__ = ["ReportError", "render_report", "write_report", "written_whole"]

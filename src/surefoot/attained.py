@@ -1,4 +1,4 @@
-r"""Numbers that are known to be attained, and those next to a certificate: the truth is between the two.
+r"""Numbers that are known to be attained, and how they stand next to what is proved.
 
 A :class:`LowerBound` of a supremum is a value the function was seen to take. It is the opposite of a
 :class:`~surefoot.magnitude.Magnitude`, which is never below the truth: a sum or a product of the two would bound
