@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from objectives import pseudo_huber
 from objectives.pseudo_huber import PseudoHuber
-from surefoot.calculus.segment.certify import Along
+from surefoot.calculus.segment.along import Along
 from surefoot.magnitude import Magnitude
 from surefoot.objectives import Objective, ObjectiveError
 from surefoot.operations.call import Bounds, Call

@@ -91,6 +91,7 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         scalar=sum(e.numel for e in ends) == 1,
         nonnegative=is_nonnegative(result),
         block_gradients=None if adjoint is None else adjoint.by_block(blocks),
+        radius=domain.extent(blocks) if domain.center == "present" else None,
         make_rows=lambda: _rows(result, summands, smooth),
         make_damping=damping_of(result),
     )

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.attained import Estimate, LowerBound
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.leaves import Wrt
 from surefoot.domains import Domain, DomainError, ProductBall
 from surefoot.lower.ascent import Found, climb, curvature, size, slope, steepest_part
 from surefoot.lower.function import Function, Objective
 from surefoot.lower.space import Space, unit
-from surefoot.lower.value import Estimate, LowerBound
 
 _POWER_ITERATIONS = 4
 
