@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.calculus.forward import Pass, forward
-from surefoot.calculus.leaves import Wrt, captured, enclose_leaves
+from surefoot.calculus.leaves import Wrt, captured, enclose_leaves, holds_present
 from surefoot.calculus.prepare import prepared
 from surefoot.domains import Domain, DomainError, Region
 from surefoot.enclosure import Enclosure
@@ -183,9 +183,14 @@ class Analysis:
         """The derivative in each parameter, by path."""
         return {leaf.path: self.costates[leaf.name] for leaf in self.reading.graph.parameters}
 
+    @property
+    def has_values(self) -> bool:
+        """Whether all values are at hand; on the meta device there are none."""
+        return not any(value.device.type == "meta" for value in self.values.values())
+
     def require_values(self) -> None:
         """Raise a :class:`DomainError` on the meta device."""
-        if any(value.device.type == "meta" for value in self.values.values()):
+        if not self.has_values:
             raise DomainError("a segment starts at the present weights, and on the meta device there are none")
 
     def enclosed(
@@ -193,6 +198,10 @@ class Analysis:
     ) -> tuple[dict[str, Enclosure], Region]:
         """The leaves over a domain; see :func:`surefoot.calculus.leaves.enclose_leaves`."""
         return enclose_leaves(self.reading.graph, self.values, domain, wrt, input_norm)
+
+    def is_inside(self, domain: Domain, wrt: Wrt = "params") -> bool | None:
+        """Whether the present weights, or inputs, lie in a domain; ``None`` if they are not known."""
+        return holds_present(self.reading.graph, self.values, domain, wrt)
 
     def over(self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None) -> Pass:
         """The forward pass over a domain; for a scalar function centre values are kept for a pass backwards.
