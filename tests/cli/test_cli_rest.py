@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import surefoot as sf
 from surefoot.certificate.numbers import down
 from surefoot.cli import health
-from surefoot.cli.app import app
+from surefoot.cli.commands import app
 from surefoot.cli.comparing import ratio
 from surefoot.data import DataError, load
 from surefoot.magnitude import Magnitude

@@ -148,11 +148,7 @@ class Analysis:
 
     @cached_property
     def centre(self) -> dict[str, Any]:
-        """The values of all tensors at the present weights, by name, in double precision.
-
-        Raises:
-            DomainError: if there are none.
-        """
+        """The values of all tensors at the present weights, by name, in double precision."""
         self.require_values()
         with torch.no_grad():
             return fold_in_double(self.reading.prepared, self.values)
@@ -176,7 +172,7 @@ class Analysis:
         with torch.enable_grad():
             values = fold_in_double(graph, leaves)
             moving = {n: v for n, v in values.items() if isinstance(v, Tensor) and v.requires_grad}
-            if not moving.get(graph.outputs[0], torch.zeros(())).requires_grad:
+            if graph.outputs[0] not in moving:
                 return {name: torch.zeros_like(value) for name, value in moving.items()}
             output = values[graph.outputs[0]].sum()
             slopes = torch.autograd.grad(output, list(moving.values()), allow_unused=True, materialize_grads=True)
@@ -188,22 +184,14 @@ class Analysis:
         return {leaf.path: self.costates[leaf.name] for leaf in self.reading.graph.parameters}
 
     def require_values(self) -> None:
-        """Refuse an analysis on the meta device.
-
-        Raises:
-            DomainError: if a leaf has no value.
-        """
+        """Raise a :class:`DomainError` on the meta device."""
         if any(value.device.type == "meta" for value in self.values.values()):
             raise DomainError("a segment starts at the present weights, and on the meta device there are none")
 
     def enclosed(
         self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None
     ) -> tuple[dict[str, Enclosure], Region]:
-        """The leaves over a domain.
-
-        Raises:
-            DomainError: if the domain does not fit.
-        """
+        """The leaves over a domain; see :func:`surefoot.calculus.leaves.enclose_leaves`."""
         return enclose_leaves(self.reading.graph, self.values, domain, wrt, input_norm)
 
     def over(self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None) -> Pass:

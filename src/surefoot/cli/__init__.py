@@ -1,6 +1,6 @@
 """The command line ``surefoot``. Nothing here imports torch before a command that computes is run.
 
-* ``app``: the commands, what they take and what they are for; ``options``: their options; ``zoo_names``: the
+* ``commands``: the commands, what they take and what they are for; ``options``: their options; ``zoo_names``: the
   zoo's names. ``guard``: errors as sentences, exit codes, interrupts. ``output``: tables, JSON, notes, progress.
 * ``certifying``, ``comparing``, ``training`` (with ``checkpoints``), ``stepping`` (with ``trials``), ``catalogue``
   (rules and models), ``health``: what the commands do.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 
-from surefoot.cli.app import app
+from surefoot.cli.commands import app
 
 
 def main() -> None:

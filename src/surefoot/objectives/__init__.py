@@ -7,7 +7,7 @@
 * ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Divergence`.
 * ``reconstruction``: :class:`Reconstruction`, the objective of auto-encoders.
 * ``printed``: constants of losses as the paper prints them.
-* ``from_torch``: losses of torch.nn as objectives.
+* ``torch_losses``: losses of torch.nn as objectives.
 * ``regularizers``: :class:`Ridge`, a function of the parameters.
 """
 
@@ -24,10 +24,10 @@ from surefoot.objectives.entrywise import (
     SoftMargin,
     Square,
 )
-from surefoot.objectives.from_torch import from_torch
 from surefoot.objectives.loss import Loss
 from surefoot.objectives.reconstruction import Reconstruction, encode_decode
 from surefoot.objectives.regularizers import Ridge
+from surefoot.objectives.torch_losses import from_torch
 
 __all__ = [
     "Absolute",

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from surefoot.operations.losses.cross_entropy import ClassWeights, masses
 from surefoot.operations.losses.form import Form
-from surefoot.operations.losses.separable import Separable, separable
+from surefoot.operations.losses.separable_losses import Separable, separable
 from surefoot.operations.losses.sums import Numbers, as_tensor, keywords
 from surefoot.scalar import ScalarFunction
 

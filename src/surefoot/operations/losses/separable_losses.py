@@ -67,7 +67,7 @@ class Separable:
 
     def bounds(self, call: Call) -> Bounds:
         r"""A sum over the entries, :math:`c\sum_e(\mu_e\varphi(s_ex_e - t_e) - b_ex_e + k_e)`
-        (:mod:`surefoot.operations.losses.separable`).
+        (:mod:`surefoot.operations.losses.separable_losses`).
 
         The Hessian is diagonal, so that its norm is the largest of its entries, of a row as of all; an entry of
         the gradient is between its values at the ends of an interval, as :math:`\varphi` is convex. Where targets
