@@ -15,8 +15,8 @@ from torch import Tensor
 
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Enclosure
-from surefoot.graph.evaluate import run_in_double
 from surefoot.graph.structure import Spec
+from surefoot.operations.evaluation import run_in_double
 
 # Some hundreds of gradients for networks of this size, and less for smaller ones; beyond it norms have to do.
 _WIDEST = 128
