@@ -13,7 +13,7 @@ result, and k numbers added up for each (``reduction``). Why this holds, by kind
   is an inner product of k terms, so whatever the order, blocking and use of fused multiplications its error is at
   most :math:`\gamma_{k+2}|a|^\top|b|` (Higham, Accuracy and Stability of Numerical Algorithms, sections 3.1, 3.5),
   for all entries together :math:`\gamma_{k+2}\,\|A\|_F\,\|B\|_F`, where each column of B holds the k numbers that
-  meet a row of A. With its k rows :math:`\|B\|_F \le \sqrt k\,\|B\|_2`, and :math:`\|B\|_2` is at most the Jacobian
+  meet a row of A. With its k rows :math:`\|B\|_F \le \sqrt k\,\|B\|_2`; and :math:`\|B\|_2` is at most the slope
   in A. So the error is at most :math:`k^{1/2}(k + 3)\,u\,J_A\|A\|`. Products of f factors round f - 1 times. For
   this the kernels must sum products: the BLAS does, and torch convolves doubles by copying patches and multiplying
   matrices; Winograd's and Fourier's methods are for single precision only. A test compares them with exact

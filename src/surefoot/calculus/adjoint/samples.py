@@ -78,7 +78,7 @@ class Samples:
 
     def jacobians(self, name: str) -> list[Tensor]:
         """The derivatives of a tensor in the injections of every source: samples × entries × width."""
-        return self._differentiated(self.live[name].flatten(1), len(self.sources))
+        return self._differentiated(self.live[name].reshape(len(self.live[name]), -1), len(self.sources))
 
     def curvatures(self, last: int) -> list[Tensor]:
         """The second derivatives of the output between a source and all earlier ones and itself: samples × width
