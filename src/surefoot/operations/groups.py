@@ -85,12 +85,10 @@ class Groups:
         return inverse / self.units
 
 
-def scaled(groups: Tensor, least: int | None = None) -> Groups:
-    """Groups in double precision, one per row, divided by powers of two with exponents from ``least`` on."""
+def scaled(groups: Tensor) -> Groups:
+    """Groups in double precision, one per row, divided by powers of two."""
     tops = groups.detach().abs().amax(dim=1, keepdim=True) if groups.numel() else groups.new_zeros(len(groups), 1)
     exponents = torch.frexp(tops)[1].to(torch.int64)
-    if least is not None:
-        exponents = exponents.clamp_min(least)
     lost = torch.full_like(tops, math.sqrt(groups.shape[1]) * _LOST)
     return Groups(times_power(groups, -exponents), exponents, lost)
 

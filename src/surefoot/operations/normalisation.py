@@ -26,8 +26,8 @@ zero: then :math:`x_i^2 = (\sum_{j \ne i} x_j)^2 \le (M-1)(\|x\|^2 - x_i^2)`. Co
 count with the norms of their parts of it.
 
 *Evaluation.* The kernels of torch are not used: some compute the variance as a difference of means. A group is
-scaled by a power of two that makes the larger of its entries and of :math:`\sqrt\epsilon` about 1, then centred
-(:mod:`surefoot.operations.groups`), with an error of norm at most :math:`e`. The mean of the M squares, the sum
+scaled and centred (:mod:`surefoot.operations.groups`), with an error of norm at most :math:`e`, and if
+:math:`\epsilon` is larger than its squares scaled down further, so that nothing overflows. The mean of the M squares, the sum
 with :math:`\epsilon`, the root and the quotient have a relative error of :math:`(M + 8)u` together (Higham,
 section 3.1). The map g has slope at most :math:`1/\rho_\epsilon`, so the result of a group is off by at most
 
@@ -52,7 +52,7 @@ from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, affine, root
-from surefoot.operations.groups import Groups, centred, scaled
+from surefoot.operations.groups import Groups, centred, scaled, times_power
 from surefoot.operations.record import Form, declare, operation
 from surefoot.operations.rows import batch, rows_of
 from surefoot.operations.scaled import scale_shift
@@ -86,37 +86,49 @@ def _normalised(groups: Tensor, eps: float, *, centre: bool) -> Tensor:
     """Groups, one per row, divided by their root-mean-square."""
     if not groups.numel():
         return groups
-    data, shift = _prepared(groups, eps, centre=centre)
-    return data.numbers / (data.numbers.square().mean(dim=1, keepdim=True) + shift.clamp_min(2.0**-1000)).sqrt()
+    data = _prepared(groups, centre=centre)
+    halvings, shift = _shift(data, eps)
+    squares = times_power(data.numbers.square().mean(dim=1, keepdim=True), -2 * halvings)
+    return times_power(data.numbers, -halvings) / (squares + shift.clamp_min(2.0**-1000)).sqrt()
 
 
-def _prepared(groups: Tensor, eps: float, *, centre: bool) -> tuple[Groups, Tensor]:
-    """The groups scaled and perhaps centred, and eps on the scale of their squares, zero if below 2^-1000.
+def _prepared(groups: Tensor, *, centre: bool) -> Groups:
+    data = scaled(groups)
+    return centred(data) if centre else data
+
+
+def _shift(data: Groups, eps: float) -> tuple[Tensor, Tensor]:
+    """By how many powers of two groups are divided besides, so that eps is at most 1 on the scale of their squares;
+    and eps on that scale, zero if below 2^-1000, as columns.
 
     Where it is zero, squares that do not vanish add up to more than 2^-500: some entry is 1/2 or more, and all
     differences of such entries to the mean are multiples of 2^-110, up to a division by M.
     """
     mantissa, exponent = math.frexp(eps)
-    data = scaled(groups, (exponent + 1) // 2 if eps > 0 else None)
-    powers = (exponent - 2 * data.exponents).double()
-    shift = torch.where(powers < -1000, 0.0, mantissa * torch.exp2(powers.clamp_min(-1000.0)))
-    return (centred(data) if centre else data), shift
+    powers = exponent - 2 * data.exponents
+    halvings = torch.div(powers + 1, 2, rounding_mode="floor").clamp_min(0)
+    rest = (powers - 2 * halvings).double()
+    return halvings, torch.where(rest < -1000, 0.0, mantissa * torch.exp2(rest.clamp_min(-1000.0)))
 
 
 def _evaluation_error(groups: Tensor, eps: float, *, centre: bool) -> Magnitude:
     """How far what :func:`_normalised` computes may be from the exact value; see the module for the proof."""
     if not groups.numel():
         return Magnitude.zero()
-    data, shift = _prepared(groups, eps, centre=centre)
+    data = _prepared(groups, centre=centre)
+    halvings, shift = _shift(data, eps)
+    down = -halvings.reshape(-1).cpu().numpy()
     size = data.size
-    least = data.least_norms(Magnitude.zero((len(groups),))) / math.sqrt(size)
+    least = np.ldexp(data.least_norms(Magnitude.zero((len(groups),))), down) / math.sqrt(size)
     rho = np.hypot(least, shift.sqrt().reshape(-1).cpu().numpy()) * (1 - 2.0**-40)
     whole = math.sqrt(size) * (1 + 2.0**-40)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        error = np.nan_to_num(data.errors / rho, nan=np.inf, posinf=np.inf)
-        norms = np.nan_to_num(data.norms.reshape(-1).cpu().numpy() / rho, nan=np.inf, posinf=np.inf)
+        error = np.nan_to_num(np.ldexp(data.errors, down) / rho, nan=np.inf, posinf=np.inf)
+        norms = np.nan_to_num(
+            np.ldexp(data.norms.reshape(-1).cpu().numpy(), down) / rho, nan=np.inf, posinf=np.inf
+        )
     total = np.minimum(error, 2 * whole) + np.minimum(norms, whole) * ((size + 16) * 2 * _UNIT)
-    return Magnitude.of(total).norm() * (1 + 2.0**-40) + root(groups.numel()) * 2.0**-1020
+    return Magnitude.of(total).norm() * (1 + 2.0**-40) + root(groups.numel()) * (2.0**-1018 * size)
 
 
 def _fixed(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
@@ -299,19 +311,20 @@ def _constants(
     everywhere = (ONE / eps).sqrt(), ONE / eps * _KAPPA / math.sqrt(max(1, size)) * (1 + 1e-15)
     if groups is None or not groups.numel():
         return Magnitude(np.array([everywhere[0].log2])), Magnitude(np.array([everywhere[1].log2]))
-    data, shift = _prepared(groups, eps, centre=centre)
+    data = _prepared(groups, centre=centre)
+    halvings, shift = (column.reshape(-1).cpu().numpy() for column in _shift(data, eps))
     count = len(groups)
     moves = Magnitude(np.full(count, x.spread.log2))
     if rowwise and x.rows is not None and count % len(x.rows) == 0:
         moves = minimum(Magnitude(x.rows.log2.repeat(count // len(x.rows))), moves)
-    rho = data.least_norms(moves) / math.sqrt(size) * (1 - 2.0**-50)
-    least = shift.reshape(-1).cpu().numpy()
-    squared = Magnitude(2 * data.units.log2)
+    rho = np.ldexp(data.least_norms(moves), -halvings) / math.sqrt(size) * (1 - 2.0**-50)
+    units = Magnitude(data.units.log2 + halvings)
+    squared = Magnitude(2 * units.log2)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        total = (rho**2 + least) * (1 - 1e-14)
-        ratio = np.where(least > 0, rho**2 / least, np.where(rho > 0, np.inf, 0.0)) * (1 - 1e-14)
+        total = (rho**2 + shift) * (1 - 1e-14)
+        ratio = np.where(shift > 0, rho**2 / shift, np.where(rho > 0, np.inf, 0.0)) * (1 - 1e-14)
         near = np.where(ratio <= 0.25, _KAPPA, 3 * np.sqrt(np.minimum(ratio, 0.5)) / (1 + ratio) ** 2.5)
-        slope = Magnitude.of(1 / np.sqrt(total)) / data.units * (1 + 1e-14)
+        slope = Magnitude.of(1 / np.sqrt(total)) / units * (1 + 1e-14)
         far = Magnitude.of(2 / math.sqrt(3) / total) / squared * (1 + 1e-14)
     bend = np.where(ratio <= 0.5, (Magnitude.of(near) / eps).log2, far.log2)
     curvature = Magnitude(bend) / math.sqrt(size) * (1 + 1e-14)
