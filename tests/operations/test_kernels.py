@@ -113,7 +113,7 @@ def test_running_statistics_at_the_ends_of_the_range() -> None:
             for k, a in enumerate(row)
         ]
         value, error, bound = _computed(case)
-        if bool(value.isfinite().all()):
+        if value is not None:  # else it overflows
             assert mpmath.log(max(_distance(value, exact), Number(2) ** -5000), 2) <= error.log2
         assert bound.log2 >= mpmath.log(mpmath.sqrt(sum(b**2 for b in exact)), 2) - 1e-9
 

@@ -27,9 +27,10 @@ count with the norms of their parts of it.
 
 *Evaluation.* The kernels of torch are not used: some compute the variance as a difference of means. A group is
 scaled and centred (:mod:`surefoot.operations.groups`), with an error of norm at most :math:`e`, and if
-:math:`\epsilon` is larger than its squares scaled down further, so that nothing overflows. The mean of the M squares, the sum
-with :math:`\epsilon`, the root and the quotient have a relative error of :math:`(M + 8)u` together (Higham,
-section 3.1). The map g has slope at most :math:`1/\rho_\epsilon`, so the result of a group is off by at most
+:math:`\epsilon` is larger than its squares scaled down further, so that nothing overflows. The mean of the M
+squares, the sum with :math:`\epsilon`, the root and the quotient have a relative error of :math:`(M + 8)u`
+together (Higham, section 3.1). The map g has slope at most :math:`1/\rho_\epsilon`, so the result of a group is
+off by at most
 
 .. math:: (M + 8)\,u\,\|\hat z\| + e / \min\rho_\epsilon,
 
@@ -98,8 +99,8 @@ def _prepared(groups: Tensor, *, centre: bool) -> Groups:
 
 
 def _shift(data: Groups, eps: float) -> tuple[Tensor, Tensor]:
-    """By how many powers of two groups are divided besides, so that eps is at most 1 on the scale of their squares;
-    and eps on that scale, zero if below 2^-1000, as columns.
+    """How often groups are halved besides, so that eps is at most 1 on the scale of their squares; and eps on that
+    scale, zero if below 2^-1000; as columns.
 
     Where it is zero, squares that do not vanish add up to more than 2^-500: some entry is 1/2 or more, and all
     differences of such entries to the mean are multiples of 2^-110, up to a division by M.
