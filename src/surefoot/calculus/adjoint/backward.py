@@ -14,7 +14,7 @@ from torch import Tensor
 
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import norm
-from surefoot.graph.evaluate import run_in_double
+from surefoot.operations.evaluation import run_in_double
 
 Value = Tensor | tuple[Tensor, ...]
 
