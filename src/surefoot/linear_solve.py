@@ -180,6 +180,36 @@ class Conjugate(Generic[Vector]):
         self.curvature, self.before, self.iterations = None, curvature, self.iterations + 1
 
 
+class Orthogonal:
+    """Keeps residuals orthogonal to those before them, as far as there is room.
+
+    In exact arithmetic they are; without it, round-off lets the last iterations miss the solution.
+    """
+
+    def __init__(self, first: Tensor, room: int) -> None:
+        self._basis = first.new_empty(min(first.numel(), room), first.numel())
+        self._count = 0
+        self.add(first)
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing but zero is orthogonal to all of them."""
+        return self._count == self._basis.shape[1]
+
+    def add(self, vector: Tensor) -> Tensor:
+        """The part of the vector that is orthogonal to those before; it is kept for those to come."""
+        if self._count == len(self._basis):
+            return vector
+        flat, basis = vector.reshape(-1), self._basis[: self._count]
+        for _ in range(2):  # the second time removes what round-off of the first one left
+            flat = flat - basis.T @ (basis @ flat)
+        length = float(flat.norm())
+        if length > 0:
+            self._basis[self._count] = flat / length
+            self._count += 1
+        return flat.reshape(vector.shape)
+
+
 @dataclass(frozen=True)
 class Solution(Generic[Vector]):
     """How a linear system was solved.
@@ -256,4 +286,15 @@ def _relative(square: Scalar, first: Scalar) -> float:
     return float(torch.where(then > 0, now / then, 0.0).max().clamp(min=0).sqrt())
 
 
-__all__ = ["Conjugate", "Flat", "Parts", "Products", "Rows", "Solution", "Space", "System", "conjugate_gradients"]
+__all__ = [
+    "Conjugate",
+    "Flat",
+    "Orthogonal",
+    "Parts",
+    "Products",
+    "Rows",
+    "Solution",
+    "Space",
+    "System",
+    "conjugate_gradients",
+]

@@ -230,3 +230,10 @@ def test_the_theorem_of_stochastic_steps_begins_where_the_constant_is_known() ->
     assert len(ready.batches) == 1
     expected = sf.certify(ready.model, X[:4], objective=sf.CrossEntropy(Y[:4]), domain=ready.domain)
     assert float(ready.smoothness) == float(expected.smoothness)
+    ready.step(*batches[0])
+    assert ready.since == 3
+    with torch.no_grad():
+        ready.model.first.bias.zero_()
+    ready.step(*batches[0])
+    assert ready.since == 5  # the run that the theorem speaks of begins with other weights
+    assert len(ready.batches) == 1  # on the set the constants are the same

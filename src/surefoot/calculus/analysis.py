@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.calculus.forward import Pass, forward
-from surefoot.calculus.leaves import Wrt, captured, enclose_leaves
+from surefoot.calculus.leaves import Wrt, captured, enclose_leaves, holds_present
 from surefoot.calculus.prepare import prepared
 from surefoot.domains import Domain, DomainError, Region
 from surefoot.enclosure import Enclosure
@@ -148,11 +148,7 @@ class Analysis:
 
     @cached_property
     def centre(self) -> dict[str, Any]:
-        """The values of all tensors at the present weights, by name, in double precision.
-
-        Raises:
-            DomainError: if there are none.
-        """
+        """The values of all tensors at the present weights, by name, in double precision."""
         self.require_values()
         with torch.no_grad():
             return fold_in_double(self.reading.prepared, self.values)
@@ -176,7 +172,7 @@ class Analysis:
         with torch.enable_grad():
             values = fold_in_double(graph, leaves)
             moving = {n: v for n, v in values.items() if isinstance(v, Tensor) and v.requires_grad}
-            if not moving.get(graph.outputs[0], torch.zeros(())).requires_grad:
+            if graph.outputs[0] not in moving:
                 return {name: torch.zeros_like(value) for name, value in moving.items()}
             output = values[graph.outputs[0]].sum()
             slopes = torch.autograd.grad(output, list(moving.values()), allow_unused=True, materialize_grads=True)
@@ -187,24 +183,25 @@ class Analysis:
         """The derivative in each parameter, by path."""
         return {leaf.path: self.costates[leaf.name] for leaf in self.reading.graph.parameters}
 
-    def require_values(self) -> None:
-        """Refuse an analysis on the meta device.
+    @property
+    def has_values(self) -> bool:
+        """Whether all values are at hand; on the meta device there are none."""
+        return not any(value.device.type == "meta" for value in self.values.values())
 
-        Raises:
-            DomainError: if a leaf has no value.
-        """
-        if any(value.device.type == "meta" for value in self.values.values()):
+    def require_values(self) -> None:
+        """Raise a :class:`DomainError` on the meta device."""
+        if not self.has_values:
             raise DomainError("a segment starts at the present weights, and on the meta device there are none")
 
     def enclosed(
         self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None
     ) -> tuple[dict[str, Enclosure], Region]:
-        """The leaves over a domain.
-
-        Raises:
-            DomainError: if the domain does not fit.
-        """
+        """The leaves over a domain; see :func:`surefoot.calculus.leaves.enclose_leaves`."""
         return enclose_leaves(self.reading.graph, self.values, domain, wrt, input_norm)
+
+    def is_inside(self, domain: Domain, wrt: Wrt = "params") -> bool | None:
+        """Whether the present weights, or inputs, lie in a domain; ``None`` if they are not known."""
+        return holds_present(self.reading.graph, self.values, domain, wrt)
 
     def over(self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None) -> Pass:
         """The forward pass over a domain; for a scalar function centre values are kept for a pass backwards.

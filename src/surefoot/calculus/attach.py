@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -21,28 +21,15 @@ from surefoot.operations.captured import capture
 
 @runtime_checkable
 class Attachable(Protocol):
-    """What makes an objective one operation: its name, a function of outputs, targets and options, and checks."""
+    """An objective that is one operation of outputs, targets if it takes any, and options, and refuses misfits."""
 
     operation: str
     function: Any
+    options: Any
     takes_targets: bool
-
-    @property
-    def options(self) -> Mapping[str, Hashable]:
-        """The keyword arguments of the function."""
-        ...
-
-    def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """Refuse outputs, or targets that do not fit them, by their shape."""
-        ...
-
-    def fit(self, outputs: Spec, targets: Tensor) -> None:
-        """Refuse targets that do not fit the outputs."""
-        ...
-
-    def chosen(self, targets: Any = None) -> Tensor:
-        """The targets that it is bound to."""
-        ...
+    check: Callable[[Spec, Spec | None], None]
+    fit: Callable[[Spec, Tensor], None]
+    chosen: Callable[[], Tensor]
 
 
 # The graphs of a model with each loss that was attached to it, and the names of their targets: an optimizer

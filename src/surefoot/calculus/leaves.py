@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -68,6 +69,21 @@ def enclose_leaves(
         else:
             enclosures[leaf.name] = constant(value.detach(), count)
     return enclosures, region
+
+
+def holds_present(graph: Graph, values: Mapping[str, Tensor], domain: Domain, wrt: Wrt) -> bool | None:
+    """Whether the present values of the variables lie in the domain; ``None`` on the meta device.
+
+    Distances are rounded by a few units, and so is the answer.
+    """
+    region, leaves = Region.of(domain, _variable_blocks(graph, wrt)), graph.leaves
+    if any(values[name].device.type == "meta" for name in region.variables):
+        return None
+    apart = [values[n].detach().double() - _centre(leaves[n], values[n], domain.center) for n in region.variables]
+    away = [float(torch.linalg.vector_norm(difference)) for difference in apart]
+    return all(
+        math.hypot(*(away[k] for k in members)) <= radius * (1 + 1e-12) for members, radius in region.groups
+    )
 
 
 def _variable_blocks(graph: Graph, wrt: Wrt) -> dict[str, tuple[str, ...]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -34,6 +35,7 @@ from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
 from surefoot.calculus.segment.majorant import largest, majorant
 from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, ten_times_epsilon
+from surefoot.certificate.longest_step import longest_proved
 from surefoot.certificate.record import Certificate, Row
 from surefoot.domains import Domain, DomainError, ProductBall, Segment
 from surefoot.magnitude import Magnitude, minimum, stack
@@ -53,7 +55,6 @@ def certify_proved(
     input_norm: float | None = None,
 ) -> Certificate:
     """The certificate of a model, or of an objective of it; see :func:`surefoot.certify`."""
-    domain = ProductBall(1.0) if domain is None else domain
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")
     if isinstance(domain, Segment):
@@ -62,8 +63,15 @@ def certify_proved(
         with ordinary_device():
             return _on_segment(Along(model, x, objective), domain)
     analysis = Analysis.of(model, x, objective)
-    with ordinary_device():
+
+    def on(domain: Domain) -> Certificate:
         return certificate_of(analysis.over(domain, wrt, input_norm), domain, wrt)
+
+    with ordinary_device():
+        if domain is not None:
+            return replace(on(domain), weights_inside=analysis.is_inside(domain, wrt))
+        searched = wrt == "params" and input_norm is None and analysis.reading.is_scalar and analysis.has_values
+        return longest_proved(on) if searched else on(ProductBall(1.0))
 
 
 def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:

@@ -48,6 +48,7 @@ class Certificate:
         segment_step: on a segment, the step along it that is proved to descend; see :attr:`safe_step`.
         radius: how far the domain reaches from the weights, or from the input if that varies: one number for a
             ball, one per block for a product of balls; ``None`` where the domain is around another point.
+        weights_inside: whether the present weights, or inputs, lie in the domain; ``None`` if they are not known.
         curvature: :math:`\|\nabla^2F\|` at the weights, where it is known: steps could be that much longer.
         estimate: lower bounds found by a search, to be shown next to the upper ones; see :meth:`with_estimate`.
         version: of surefoot, that made it.
@@ -73,6 +74,7 @@ class Certificate:
     nonnegative: bool = False
     segment_step: float | None = None
     radius: float | Mapping[str, float] | None = None
+    weights_inside: bool | None = None
     curvature: float | None = None
     estimate: Estimate | None = None
     version: str = __version__

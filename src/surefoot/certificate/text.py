@@ -30,6 +30,9 @@ def render(certificate: Certificate) -> str:
     return "\n".join([*header(certificate), *body, *footer(certificate)])
 
 
+OUTSIDE = "the present weights lie outside this domain: it says nothing about steps from them"
+
+
 def header(certificate: Certificate) -> list[str]:
     """What is certified, where, the three constants, the verdict, and the steps that are guaranteed."""
     what = "parameters" if certificate.wrt == "params" else "the input"
@@ -38,6 +41,7 @@ def header(certificate: Certificate) -> list[str]:
         f"{title} with respect to {what}: {certificate.domain}",
         f"bound m = {certificate.bound}   Lipschitz ℓ = {certificate.lipschitz}   "
         f"smoothness L = {certificate.smoothness}",
+        *([OUTSIDE] if certificate.weights_inside is False else []),
         *_wrapped(verdict(certificate)),
         *_steps(certificate),
     ]

@@ -168,7 +168,8 @@ def objective_class(name: str) -> type[objectives.Objective]:
     known.pop("objective")
     if name not in known:
         raise UsageError(f"there is no objective '{name}': use {', '.join(sorted(known))}")
-    needed = [p.name for p in inspect.signature(known[name]).parameters.values() if p.default is p.empty]
+    parameters = inspect.signature(known[name]).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if needed:
         raise UsageError(
             f"--objective {name} needs {', '.join(needed)}, which no option gives: it is for use in Python, as "

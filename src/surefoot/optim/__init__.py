@@ -1,6 +1,7 @@
 """Optimizers whose steps rest on a certificate.
 
 * ``base``: :class:`GuaranteedOptimizer`: gradients, records, resuming, steps that happen or do not.
+* ``evaluation``: the loss of the live model and its gradient.
 * ``record``: what is remembered of a step, and the anytime bound on the gradient.
 * ``watch``: whether data, weights and function are those of the last step.
 * ``stored``: steps to weights as they are stored, and what is promised of them.

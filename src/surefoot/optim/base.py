@@ -12,21 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.errors import SurefootError
 from surefoot.graph import Graph
-from surefoot.graph.checks import as_inputs
 from surefoot.objectives import Objective, Ridge
 from surefoot.operations.captured import capture
+from surefoot.optim.evaluation import Closure, OptimizerError, gradient_of, loss_of, number
 from surefoot.optim.record import Stationarity, StepRecord, best_stationarity, from_columns, to_columns
 from surefoot.optim.stored import InDouble, Proposal
 from surefoot.optim.watch import Fingerprint, Watch
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
-Closure = Callable[[], tuple[Tensor, Tensor]]
-
-
-class OptimizerError(SurefootError, RuntimeError):
-    """A step was not taken; the parameters are what they were before."""
 
 
 class GuaranteedOptimizer(Optimizer):
@@ -110,8 +104,8 @@ class GuaranteedOptimizer(Optimizer):
         self._changed = self.look_around()
         with self.unchanged_on_error(), self._others_constant():
             record = self.advance(x, y, closure)
+            self._append(record, "the function" if self._changed else "the weights" if reset else "")
         self.watch.leave(self.model, self._changed, self._options)
-        self._append(record, "the function" if self._changed else "the weights" if reset else "")
         if self.progress is not None:
             self.progress(self.history[-1])
         return record.loss
@@ -180,7 +174,7 @@ class GuaranteedOptimizer(Optimizer):
             OptimizerError: if it is not finite, or the closure does not return what it should.
         """
         with torch.no_grad():
-            return _number(self._regularized(self._evaluate(x, y, closure)))
+            return number(self._regularized(loss_of(self.model, self.objective, x, y, closure)))
 
     def value_and_gradient(
         self, x: Any, y: Any = None, closure: Closure | None = None
@@ -190,26 +184,9 @@ class GuaranteedOptimizer(Optimizer):
         Raises:
             OptimizerError: if either is not finite, or the closure does not return what it should.
         """
-        trainable = self.trainable
         with torch.enable_grad():
-            loss = self._regularized(self._evaluate(x, y, closure))
-            if not loss.requires_grad:
-                raise OptimizerError(
-                    "the loss does not depend on the parameters by differentiable operations: return it from the "
-                    "closure without detach(), item() or no_grad()"
-                )
-            value = _number(loss)
-            found = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
-        gradient: dict[str, Tensor] = {}
-        for (name, parameter), slope in zip(trainable.items(), found, strict=True):
-            gradient[name] = torch.zeros_like(parameter) if slope is None else slope.detach().to_dense()
-            if not bool(torch.isfinite(gradient[name]).all()):
-                raise OptimizerError(
-                    f"the gradient with respect to '{name}' is not finite at loss {value:g}: look for divisions "
-                    "by zero and overflow there, or compute in double precision"
-                )
-            parameter.grad = gradient[name]
-        return value, gradient
+            loss = self._regularized(loss_of(self.model, self.objective, x, y, closure))
+            return gradient_of(loss, self.trainable)
 
     def write(self, values: Mapping[str, Tensor]) -> None:
         """Set parameters, by name."""
@@ -346,41 +323,6 @@ class GuaranteedOptimizer(Optimizer):
 
     def _regularized(self, loss: Tensor) -> Tensor:
         return loss if self.regularizer is None else loss + self.regularizer(self.trainable)
-
-    def _evaluate(self, x: Any, y: Any, closure: Closure | None) -> Tensor:
-        if closure is None:
-            args, kwargs = as_inputs(x)
-            return self.objective(self.model(*args, **kwargs), y)
-        found = closure()
-        if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, Tensor) for part in found)):
-            raise OptimizerError(f"a closure returns the pair (outputs, loss) of tensors, got {_kind(found)}")
-        outputs, loss = found
-        if loss.numel() != 1:
-            raise OptimizerError(f"the loss of a closure is one number, got shape {tuple(loss.shape)}")
-        with torch.no_grad():
-            expected, returned = float(self.objective(outputs.detach(), y)), float(loss.detach())
-        slack = math.sqrt(torch.finfo(loss.dtype).eps)
-        if math.isfinite(expected) and not math.isclose(returned, expected, rel_tol=slack, abs_tol=slack):
-            raise OptimizerError(
-                f"the closure returns the loss {returned:g}, but {type(self.objective).__name__} of its outputs "
-                f"is {expected:g}: the guarantee speaks of the objective, so return that"
-            )
-        return loss.reshape(())
-
-
-def _number(loss: Tensor) -> float:
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise OptimizerError(
-            f"the loss is {value}: check the data for NaN and infinite entries, and the parameters of the model"
-        )
-    return value
-
-
-def _kind(found: object) -> str:
-    if isinstance(found, tuple | list):
-        return f"{type(found).__name__} of ({', '.join(type(part).__name__ for part in found)})"
-    return type(found).__name__
 
 
 __all__ = ["Closure", "GuaranteedOptimizer", "OptimizerError", "Parameters"]

@@ -18,7 +18,7 @@ from surefoot.magnitude import Magnitude, maximum
 from surefoot.objectives import Objective
 from surefoot.optim.base import Closure
 from surefoot.optim.constrained import ConstrainedOptimizer
-from surefoot.optim.record import StepRecord
+from surefoot.optim.record import StepRecord, last_run
 from surefoot.optim.stored import Proposal, norm_of
 
 
@@ -94,7 +94,6 @@ class ProjectedSGD(ConstrainedOptimizer):
 
     Attributes:
         smoothness: L.
-        since: the number of the step with which the theorem begins.
     """
 
     def __init__(
@@ -127,10 +126,15 @@ class ProjectedSGD(ConstrainedOptimizer):
 
     def forget(self) -> None:
         """Drop the certificates of batches; the theorem begins anew."""
-        self.since = len(self.history)
+        self._since = len(self.history)
         self.batches: dict[str, tuple[float, float]] = {}  # logarithms of smoothness and bound
         if self.certificate is None:
             self.smoothness, self.bound = Magnitude.zero(), Magnitude.zero()
+
+    @property
+    def since(self) -> int:
+        """The number of the step with which the theorem begins: L, weights and function were left alone since."""
+        return max(self._since, last_run(self.history)[0].step if self.history else 0)
 
     def prepare(self, batches: Iterable[tuple[Any, Any]]) -> Magnitude:
         """Certify all batches of the full objective before the first step; returns the largest smoothness."""
@@ -245,7 +249,7 @@ class ProjectedSGD(ConstrainedOptimizer):
     def extra_state(self) -> dict[str, Any]:
         """The set and the constants of the batches seen."""
         batches = {name: list(pair) for name, pair in self.batches.items()}
-        return {**super().extra_state(), "batches": batches, "since": self.since}
+        return {**super().extra_state(), "batches": batches, "since": self._since}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take them back."""
@@ -254,7 +258,7 @@ class ProjectedSGD(ConstrainedOptimizer):
         self.batches = {name: (pair[0], pair[1]) for name, pair in state["batches"].items()}
         for pair in self.batches.values():
             self._raise(pair)
-        self.since = state["since"]
+        self._since = state.get("since", 0)
 
     def _see(self, x: Any, y: Any) -> None:
         """Certify a batch that is new."""
@@ -266,7 +270,7 @@ class ProjectedSGD(ConstrainedOptimizer):
 
     def _raise(self, pair: tuple[float, float]) -> None:
         if self.smoothness < Magnitude(pair[0]):
-            self.since = len(self.history)
+            self._since = len(self.history)
         self.smoothness = maximum(self.smoothness, Magnitude(pair[0]))
         self.bound = maximum(self.bound, Magnitude(pair[1]))
 

@@ -38,7 +38,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from surefoot.linear_solve import Conjugate, Flat
+from surefoot.linear_solve import Conjugate, Flat, Orthogonal
 from surefoot.oracles.factor import Factor, factor_of
 from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step
 
@@ -248,7 +248,7 @@ class _Run:
     def iterate(self) -> None:
         """Until the tolerance is met, round-off is in the way, or the calls are spent."""
         r = self.system.factor.back(self._change) - self._w
-        self._kept = _Orthogonal(r)
+        self._kept = Orthogonal(r, _KEPT)
         run = Conjugate(self, self._w, r, Flat())
         best, waited, before = float("inf"), 0, self._v
         room = torch.empty_like(self._v)  # made once: fresh memory costs more than the arithmetic
@@ -294,33 +294,6 @@ class _Run:
             f"not solved to the tolerance {self.tolerance:.2g}: after {self.iterations} iterations round-off "
             f"keeps the residual at {self.residual_norm:.2g}; use double precision, or a larger kappa or tolerance"
         )
-
-
-class _Orthogonal:
-    """Keeps vectors orthogonal to those before them, as far as there is room."""
-
-    def __init__(self, first: Tensor) -> None:
-        self._basis = first.new_empty(min(first.numel(), _KEPT), first.numel())
-        self._count = 0
-        self.add(first)
-
-    @property
-    def full(self) -> bool:
-        """Whether nothing but zero is orthogonal to all of them."""
-        return self._count == self._basis.shape[1]
-
-    def add(self, vector: Tensor) -> Tensor:
-        """The part of the vector that is orthogonal to those before; it is kept for those to come."""
-        if self._count == len(self._basis):
-            return vector
-        flat, basis = vector.reshape(-1), self._basis[: self._count]
-        for _ in range(2):  # the second time removes what round-off of the first one left
-            flat = flat - basis.T @ (basis @ flat)
-        length = float(flat.norm())
-        if length > 0:
-            self._basis[self._count] = flat / length
-            self._count += 1
-        return flat.reshape(vector.shape)
 
 
 __all__ = ["DualSystem", "solve_dual"]

@@ -89,11 +89,6 @@ class Problem:
         return value, slope
 
     @property
-    def loss(self) -> float:
-        """h(ψ(u)), without the regulariser."""
-        return self._loss[0]
-
-    @property
     def slope(self) -> Tensor:
         """∇h(ψ(u)), of the shape of the output."""
         return self._loss[1]
@@ -101,7 +96,7 @@ class Problem:
     @property
     def value(self) -> float:
         """F(u)."""
-        return self.loss + (0.0 if self.regularizer is None else float(self.regularizer(self.parameters)))
+        return self._loss[0] + (0.0 if self.regularizer is None else float(self.regularizer(self.parameters)))
 
     def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0) -> float:
         """F(u + tv) for a direction v and t = part; a forward pass, without derivatives."""
@@ -282,11 +277,7 @@ def all_finite(value: Tensor) -> bool:
 
 
 def check_kappa(kappa: float) -> float:
-    """The weight of the proximal term.
-
-    Raises:
-        OracleError: if it is not a positive number.
-    """
+    """The weight of the proximal term, which is a positive number."""
     if not (isinstance(kappa, int | float) and 0 < kappa < math.inf):
         raise OracleError(f"kappa is a positive number, got {kappa!r}")
     return float(kappa)
@@ -295,27 +286,9 @@ def check_kappa(kappa: float) -> float:
 def check_tolerance(
     tolerance: float | None, dtype: torch.dtype, single: float = 1e-6, double: float = 1e-12
 ) -> float:
-    """The tolerance, or the default for the type.
-
-    Raises:
-        OracleError: if it is not between 0 and 1.
-    """
+    """The tolerance, which is between 0 and 1, or the default for the type."""
     if tolerance is None:
         return double if dtype == torch.float64 else single
     if not 0 < tolerance < 1:
         raise OracleError(f"the tolerance is between 0 and 1, got {tolerance!r}")
     return float(tolerance)
-
-
-__all__ = [
-    "OracleError",
-    "ParameterSpace",
-    "Problem",
-    "Step",
-    "all_finite",
-    "check_kappa",
-    "check_tolerance",
-    "curved_along",
-    "refused",
-    "solved_status",
-]

@@ -80,7 +80,7 @@ def test_second_derivatives_are_those_of_each_sample() -> None:
 
     dense = torch.autograd.functional.hessian(loss, torch.zeros(sum(widths)).double())
     for last in range(len(widths)):
-        for other, block in found.curvatures(last):
+        for other, block in enumerate(found.curvatures(last)):
             rows = slice(sum(widths[:last]), sum(widths[: last + 1]))
             columns = slice(sum(widths[:other]), sum(widths[: other + 1]))
             assert torch.allclose(block[n], dense[rows, columns], atol=1e-14)
@@ -109,7 +109,7 @@ def test_derivatives_stay_within_their_bounds(make: object, radius: float) -> No
             assert bool((move.norm(dim=1) <= sharp.rows.tensor() + slack).all())
             assert bool((move.abs() <= sharp.radius() + slack).all())
             before, after = here.jacobians(name), there.jacobians(name)
-            for k in before:
+            for k in range(len(before)):
                 norms = torch.linalg.matrix_norm(after[k] - before[k], 2)
                 assert bool((norms <= rows.change.tensor()[:, k] + slack).all()), (name, k)
                 assert bool((torch.linalg.matrix_norm(after[k], 2) <= rows.domain.tensor()[:, k] + slack).all())
@@ -120,7 +120,8 @@ def test_derivatives_stay_within_their_bounds(make: object, radius: float) -> No
                 assert bool((move.abs() <= costate.radius() + slack).all())
         change = back.change.tensor()
         for last in range(len(here.sources)):
-            for (other, before), (_, after) in zip(here.curvatures(last), there.curvatures(last), strict=True):
+            pairs = zip(here.curvatures(last), there.curvatures(last), strict=True)
+            for other, (before, after) in enumerate(pairs):
                 norms = torch.linalg.matrix_norm(after - before, 2)
                 assert bool((norms <= change[:, last, other] + slack).all())
 

@@ -8,7 +8,6 @@ sample, found for all samples at once by differentiating sums over the samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -77,17 +76,15 @@ class Samples:
     slopes: tuple[Tensor, ...]
     read: tuple[str, ...]
 
-    def jacobians(self, name: str) -> dict[int, Tensor]:
-        """The derivatives of a tensor in the injections, by source: samples × entries × width."""
-        tensor = self.live[name].flatten(1)
-        return dict(enumerate(self._differentiated(tensor, len(self.sources))))
+    def jacobians(self, name: str) -> list[Tensor]:
+        """The derivatives of a tensor in the injections of every source: samples × entries × width."""
+        return self._differentiated(self.live[name].flatten(1), len(self.sources))
 
-    def curvatures(self, last: int) -> Iterator[tuple[int, Tensor]]:
-        """The second derivatives of the output between a source and itself and all earlier ones, by source.
-
-        Each has shape samples × width of the last × width of the other.
+    def curvatures(self, last: int) -> list[Tensor]:
+        """The second derivatives of the output between a source and all earlier ones and itself: samples × width
+        of the last × width of the other.
         """
-        yield from enumerate(self._differentiated(self.slopes[last], last + 1))
+        return self._differentiated(self.slopes[last], last + 1)
 
     def _differentiated(self, tensor: Tensor, count: int) -> list[Tensor]:
         """The derivatives of every column of a tensor in the first injections, sample by sample."""
