@@ -8,6 +8,7 @@ import sys
 from decimal import ROUND_UP, Context, Decimal, localcontext
 
 from surefoot.operations.registry import Rule, rules
+
 from surefoot.scalar import activations, supremum
 from surefoot.scalar.function import ScalarFunction
 from surefoot.scalar.primitives import PRIMITIVES

@@ -37,7 +37,9 @@ def points(name: str, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(300, dtype=torch.float64, generator=generator)
     scales = torch.logspace(-310, 2.8, 300, dtype=torch.float64)
-    numbers = torch.cat([drawn, drawn * 30, drawn.sign() * scales, torch.tensor(EXTREMES + BEYOND, dtype=torch.float64)])
+    numbers = torch.cat(
+        [drawn, drawn * 30, drawn.sign() * scales, torch.tensor(EXTREMES + BEYOND, dtype=torch.float64)]
+    )
     numbers = torch.cat([numbers, -numbers])
     if name in POSITIVE:
         return numbers[numbers > 0]

@@ -119,7 +119,11 @@ class Rounded:
 
 
 def _lift(other: Any, like: Rounded) -> Rounded:
-    return other if isinstance(other, Rounded) else Rounded.exact(torch.as_tensor(other, dtype=torch.float64).to(like.value))
+    return (
+        other
+        if isinstance(other, Rounded)
+        else Rounded.exact(torch.as_tensor(other, dtype=torch.float64).to(like.value))
+    )
 
 
 def _monotone(function: Function, value: Tensor, error: Tensor) -> Rounded:

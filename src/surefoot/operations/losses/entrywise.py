@@ -19,6 +19,7 @@ from surefoot.scalar import ScalarFunction
 
 _x = ScalarFunction.variable()
 _HUBER = ScalarFunction.piecewise([-1.0, 1.0], [-0.5 - _x, 0.5 * _x**2.0, _x - 0.5])
+
 _SOFTPLUS = ScalarFunction.named("softplus")
 
 
@@ -54,7 +55,7 @@ def binary_cross_entropy(
     """
     y = targets.double()
     w, c = (as_tensor(1.0 if numbers is None else numbers, y) for numbers in (weight, pos_weight))
-    return Form.of(y, _SOFTPLUS, weight=w * ((1 - y) + c * y), linear=w * c * y)
+    return Form.of(y, _SOFTPLUS, weight=w * ((1 - y) + c * y), linear=w * c * y, rest=w * (1 - y))
 
 
 def _binary_sum(outputs: Tensor, targets: Tensor, **options: Numbers | None) -> Tensor:

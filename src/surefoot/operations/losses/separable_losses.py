@@ -18,7 +18,7 @@ from torch import Tensor
 from surefoot.enclosure import norm
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.call import Bounds, Call
+from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.common import root, top
 from surefoot.operations.losses.factor import Factor, modest
 from surefoot.operations.losses.form import Form
@@ -35,7 +35,7 @@ from surefoot.operations.losses.sums import (
 )
 from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
-from surefoot.scalar import ScalarFunction, derivatives, sup_on, supremum
+from surefoot.scalar import Rounded, ScalarFunction, derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
 from surefoot.taylor.model import TaylorModel, row_norms
 from surefoot.taylor.series import compose, shifted
@@ -63,7 +63,8 @@ class Separable:
             nonnegative=nonnegative,
             options=options,
         )
-        operation(name, loss=facts, rows=samples, taylor=self.taylor, factor=self.factor)(self.bounds)
+        readings = {"taylor": self.taylor, "pullback": self.pullback, "factor": self.factor}
+        operation(name, loss=facts, rows=samples, **readings)(self.bounds)
 
     def bounds(self, call: Call) -> Bounds:
         r"""A sum over the entries, :math:`c\sum_e(\mu_e\varphi(s_ex_e - t_e) - b_ex_e + k_e)`
@@ -95,6 +96,11 @@ class Separable:
         size = Magnitude.of(form.size_at_zero(outputs.shape))
         reason = "" if curvatures.max().is_finite else self.reason.format(label=call.label)
         return row_bounds(call, slope, curvatures, change, offset=size, reason=reason)
+
+    def pullback(self, call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+        """The gradient in the outputs."""
+        outputs, targets = call["outputs"].value, call["targets"].value
+        return {"outputs": self.at(targets, outputs.shape, **call.node.kwargs).slope(outputs) * costate}
 
     def _extremes(
         self, shape: Sequence[int], *, reduction: str = "mean", scale: float = 1.0, **own: Any
