@@ -19,7 +19,6 @@ from surefoot.scalar import ScalarFunction
 
 _x = ScalarFunction.variable()
 _HUBER = ScalarFunction.piecewise([-1.0, 1.0], [-0.5 - _x, 0.5 * _x**2.0, _x - 0.5])
-
 _SOFTPLUS = ScalarFunction.named("softplus")
 
 

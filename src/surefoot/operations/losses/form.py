@@ -94,13 +94,13 @@ class Form:
 
         The tensors of the form are computed from the targets, a relative :math:`2^{-48}` off, and c is rounded.
         """
-        weight, sign, shift, linear = map(_nearly, (self.weight, self.sign, self.shift, self.linear))
+        weight, sign, shift, linear = map(nearly, (self.weight, self.sign, self.shift, self.linear))
         if self.function is None:
             return (-linear).scaled(self.factor).expand(x.shape)
         argument = sign * x - shift
         slope = rounded_derivatives(self.function, argument, 1)[1]
         if self.rest is not None:
-            total = _nearly(self.rest) * slope - linear * rounded_derivatives(self.function, -argument, 1)[1]
+            total = nearly(self.rest) * slope - linear * rounded_derivatives(self.function, -argument, 1)[1]
         else:
             total = weight * sign * slope - linear
         return total.scaled(self.factor).expand(x.shape)
@@ -161,5 +161,6 @@ class Form:
         return norm(gradient) + norm(error.expand(x.shape))
 
 
-def _nearly(numbers: Tensor) -> Rounded:
+def nearly(numbers: Tensor) -> Rounded:
+    """Numbers of a form as computed from the targets: elementary functions and a few products."""
     return Rounded(numbers, numbers.abs() * 2.0**-48 + SMALL)
