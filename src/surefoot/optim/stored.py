@@ -82,9 +82,9 @@ def promised(
 ) -> float:
     r"""By how much F falls at least: −⟨∇F, v'⟩ − ½Σ D_s‖v'_s‖², D_s by parameter or one for all.
 
-    A gradient that is off by :math:`\epsilon_s` takes away :math:`\sum_s\epsilon_s\|v'_s\|`. The sums of n products
-    are off by at most a relative :math:`\gamma_n \le 2nu` of the sum of absolute values, and what underflows in them
-    by :math:`n\,2^{-1022}`. Without errors the gradient is exact; 0 if nothing can be said.
+    A gradient that is off by :math:`\epsilon_s` takes away :math:`\sum_s\epsilon_s\|v'_s\|`. The sums of n
+    products are off by at most a relative :math:`\gamma_n \le 2nu` of the sum of absolute values, and what
+    underflows in them by :math:`n\,2^{-1022}`. Without errors the gradient is exact; 0 if nothing can be said.
     """
     bends = curvature if isinstance(curvature, Mapping) else dict.fromkeys(move, curvature)
     total = 0.0
@@ -105,6 +105,8 @@ def promised(
 def resolution(weights: Mapping[str, Tensor]) -> str:
     """Why a step that is shorter than the spacing of numbers is not taken."""
     kind = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    if kind == "float64":
+        return "no step: descent cannot be told from round-off here"
     return f"no step: it is below the resolution of {kind}, use double precision"
 
 
