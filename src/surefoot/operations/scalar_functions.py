@@ -19,13 +19,13 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure, norm, row_norms
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.operations.arithmetic import meeting_norm
-from surefoot.operations.call import Bounds, Call
+from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.common import ONE, ZERO, entries, root, top, weighed
 from surefoot.operations.record import Form, operation
 from surefoot.operations.rounding import evaluation_error
 from surefoot.operations.rows import aligned, batch
 from surefoot.operations.scalar_taylor import scalar_along
-from surefoot.scalar import ScalarFunction, range_on, sup_on, supremum, sups_on
+from surefoot.scalar import Rounded, ScalarFunction, range_on, rounded_derivatives, sup_on, supremum, sups_on
 
 _FAR = 32.0
 _LINEAR = 0.5  # over shorter distances a range says no more than the slope
@@ -54,7 +54,16 @@ def _entry_errors(function: ScalarFunction, x: Tensor, value: Tensor) -> Tensor:
     return errors
 
 
-@operation("surefoot.scalar", error=_evaluation_error, form=Form.ELEMENTWISE, rows=aligned, taylor=scalar_along)
+def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    """Every entry times the slope there, of which the error is known: 1 - y² and the like are not computed by
+    subtraction (:func:`surefoot.scalar.rounded_derivatives`).
+    """
+    slope = rounded_derivatives(call["function"], Rounded.exact(call["x"].value), 1)[1]
+    return {"x": slope * costate}
+
+
+@operation("surefoot.scalar", error=_evaluation_error, form=Form.ELEMENTWISE, rows=aligned, taylor=scalar_along,
+           pullback=pullback)  # fmt: skip
 def scalar_function(call: Call) -> Bounds:
     r"""Slope and curvature over the reachable interval of every entry.
 
