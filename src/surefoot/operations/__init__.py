@@ -5,7 +5,8 @@
 * ``captured``: from a model to a graph in these operations.
 * ``forms``: degrees of polynomials. ``rows``: how rows of a result relate to rows of the arguments.
 * ``sparsity``: the cost of one operation. ``moving``: one operation along a segment. ``gram``: rows of Jacobians.
-* ``common``, ``dimensions``: what several families share. ``rounding``: round-off of scalar functions.
+* ``evaluation``: values in double precision, and their round-off.
+* ``common``, ``dimensions``: what several families share. ``groups``: groups of numbers, scaled and centred.
 
 Families:
 

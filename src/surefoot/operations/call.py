@@ -47,7 +47,8 @@ class Bounds:
         spread: on the distance to the centre, where sharper than what follows from the Jacobians.
         rows: the same per row.
         orthogonal: the arguments end up in orthogonal parts of the result (concatenation).
-        reduction: how many numbers are added up for one entry of the result, for the round-off of the centre.
+        reduction: how many numbers are added up for one entry of the result, for the round-off of the centre
+            (:func:`surefoot.operations.evaluation.roundoff` says why that is all it takes).
         error: on what the result at the centre is off besides, for an operation that is solved and not evaluated.
         curvature_along: the curvature contracted with a costate, by pair of slots.
         rows_along: the same for one row of the first slot, as an array over the rows: row n of the product of the

@@ -22,7 +22,6 @@ from surefoot.operations.arithmetic import meeting_norm
 from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.common import ONE, ZERO, entries, root, top, weighed
 from surefoot.operations.record import Form, operation
-from surefoot.operations.rounding import evaluation_error
 from surefoot.operations.rows import aligned, batch
 from surefoot.operations.scalar_taylor import scalar_along
 from surefoot.scalar import Rounded, ScalarFunction, range_on, rounded_derivatives, sup_on, supremum, sups_on
@@ -33,8 +32,9 @@ _PART = 2**16
 
 
 def _evaluation_error(call: Call, value: Tensor) -> Magnitude:
-    """On how far the computed values are from the exact ones: some units for one elementary function, more after a
-    cancellation. Where a derivative is infinite, the exact value is in its enclosure by ball arithmetic.
+    """How far the computed values are from the exact ones: 8 units for one elementary function, and as the errors
+    of the steps add up for others (:mod:`surefoot.scalar.rounded`). Where those say nothing, the exact value is in
+    its enclosure by ball arithmetic.
     """
     x, function = call["x"].value, call["function"]
     if len(function.steps) <= 2 and not any(step.pieces for step in function.steps):
@@ -45,7 +45,8 @@ def _evaluation_error(call: Call, value: Tensor) -> Magnitude:
 
 
 def _entry_errors(function: ScalarFunction, x: Tensor, value: Tensor) -> Tensor:
-    errors = evaluation_error(function, x)
+    proved = rounded_derivatives(function, Rounded.exact(x), 0)[0]
+    errors = (proved.error + (value - proved.value).abs()) * (1 + 2.0**-51)
     unsure = ~torch.isfinite(errors)
     if bool(unsure.any()):
         low, high = range_on(function, x[unsure], x[unsure])
