@@ -11,9 +11,10 @@ from typing import Any
 import mpmath
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+import surefoot as sf
 from operations.case import Case, Fixed, operation, traced
 from operations.harness import enclosed
 from surefoot.magnitude import Magnitude
@@ -256,3 +257,43 @@ def test_scalar_errors_of_huge_arguments_do_not_vanish() -> None:
     _, error, _ = _computed(traced(ScalarFunction.named("tanhshrink"), x))
     assert math.isfinite(error.log2)
     assert error >= 1e184
+
+
+class _Shift(nn.Module):
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = nn.Parameter(value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.value
+
+
+def _loss(outputs: Tensor, objective: Any) -> Magnitude:
+    """The certified bound of a loss at exactly these outputs."""
+    model = _Shift(outputs.double())
+    return sf.certify(model, torch.zeros_like(outputs).double(), objective=objective, domain=sf.Ball(0.0)).bound
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("margin", [1.0, 20.0, 36.0, 40.0, 100.0, 700.0, 800.0])
+def test_losses_of_confident_outputs(classes: int, margin: float) -> None:
+    """Torch computes log(1 + e^-40) as zero."""
+    outputs = torch.zeros(1, classes)
+    outputs[0, 0] = margin
+    rest = mpmath.exp(-Number(margin))
+    bound = _loss(outputs, sf.CrossEntropy(torch.tensor([0])))
+    exact = mpmath.log(1 + (classes - 1) * rest)
+    assert bound.log2 >= mpmath.log(exact, 2)
+    assert float(bound) <= float(exact) * (1 + 1e-9) + 1e-20
+    one = torch.ones(1, 1, dtype=torch.float64)
+    bound = _loss(one * margin, sf.objectives.BinaryCrossEntropy(one))
+    assert bound.log2 >= mpmath.log(mpmath.log(1 + rest), 2)
+
+
+def test_a_loss_whose_terms_cancel() -> None:
+    """At exp(x) = t the slope of the Poisson loss is zero, and at x = 1 its value, but for round-off."""
+    for step in range(-3, 4):
+        x = torch.full((1, 1), 1.0 + step * 2.0**-52, dtype=torch.float64)
+        target = torch.full((1, 1), math.e, dtype=torch.float64)
+        exact = mpmath.exp(Number(float(x))) - Number(math.e) * Number(float(x))
+        assert Number(2) ** Number(_loss(x, sf.objectives.Poisson(target)).log2) >= abs(exact)

@@ -22,8 +22,8 @@ result, and k numbers added up for each (``reduction``). Why this holds, by kind
 * *Soft-max* divides :math:`e^{-t_i}`, :math:`t_i = \max x - x_i`, by their sum, which is at least 1. Rounding
   :math:`t_i` changes :math:`e^{-t_i}` by :math:`ut_ie^{-t_i} \le u`, and the norm of the result is at least
   :math:`k^{-1/2}`. *Its logarithm* and that of a *sum of exponentials* round :math:`x_i`, :math:`\max x` and
-  :math:`s = \log\sum e^{-t_i}`, which is off by :math:`(k + 2)u` from the sum and a relative error. The logarithm of
-  the soft-max has the entry :math:`-s`, that of the sum is :math:`\max x + s`, the Jacobians are at least 1 and
+  :math:`s = \log\sum e^{-t_i}`, which is off by :math:`(k + 2)u` and a relative error. The logarithm of the
+  soft-max has the entry :math:`-s`, that of the sum is :math:`\max x + s`, the Jacobians are at least 1 and
   :math:`k^{-1/2}`, and if s is below 1/2, some :math:`t_i` exceeds 0.4 and :math:`\|x\|` exceeds 0.3.
 * *Underflow* takes at most :math:`\eta` from an intermediate result, also where subnormal results are flushed to
   zero; before it reaches the result that may be multiplied by other arguments.

@@ -63,7 +63,12 @@ class Separable:
             nonnegative=nonnegative,
             options=options,
         )
-        readings = {"taylor": self.taylor, "pullback": self.pullback, "factor": self.factor}
+        readings = {
+            "taylor": self.taylor,
+            "pullback": self.pullback,
+            "factor": self.factor,
+            "error": self.error,
+        }
         operation(name, loss=facts, rows=samples, **readings)(self.bounds)
 
     def bounds(self, call: Call) -> Bounds:
@@ -101,6 +106,15 @@ class Separable:
         """The gradient in the outputs."""
         outputs, targets = call["outputs"].value, call["targets"].value
         return {"outputs": self.at(targets, outputs.shape, **call.node.kwargs).slope(outputs) * costate}
+
+    def error(self, call: Call, computed: Tensor) -> Magnitude:
+        """How far the computed loss is from the exact one, measured by the sum of the form, of which the error is
+        known.
+        """
+        outputs, targets = call["outputs"].value, call["targets"].value
+        total = self.at(targets, outputs.shape, **call.node.kwargs).proved(outputs)
+        wrong = float((computed - total.value).abs() + total.error)
+        return Magnitude.of(wrong) * (1 + 8 * UNIT) if wrong < math.inf else Magnitude.infinity()
 
     def _extremes(
         self, shape: Sequence[int], *, reduction: str = "mean", scale: float = 1.0, **own: Any
