@@ -42,6 +42,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from surefoot.calculus.adjoint.backward import Backward
 from surefoot.calculus.adjoint.centre import Centre
@@ -162,9 +163,9 @@ def _carry_back(bases: dict[str, Magnitude], forward: Tangents, step: Step, at: 
     for slot in step.row_slots & step.names.keys():
         name = step.names[slot]
         share = bases[step.node.name] * (jacobian[slot] + slack)
-        error = at.errors[step.node.name].get(name)
-        if error is not None and step.node.name == forward.result.outputs[0]:
-            share = row_norms(at.pulled[step.node.name][name]) + row_norms(error)
+        error, pulled = at.errors[step.node.name].get(name), at.pulled[step.node.name][name]
+        if isinstance(pulled, Tensor) and error is not None and step.node.name == forward.result.outputs[0]:
+            share = row_norms(pulled) + row_norms(error)
         bases[name] = bases[name] + share if name in bases else share
 
 

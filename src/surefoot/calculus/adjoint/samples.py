@@ -8,8 +8,8 @@ sample, found for all samples at once by differentiating sums over the samples.
 Operations whose derivatives cancel in torch's kernels are replaced by what has the same derivatives at the centre,
 with proved errors: with :math:`d = x - \hat x`, which is zero, a scalar function by its Taylor polynomial
 :math:`a_0 + a_1d + a_2d^2` (:func:`surefoot.scalar.rounded_derivatives`), and a loss h by
-:math:`h(x) + \langle g - \tilde g, d\rangle`, where g is the gradient of its ``pullback`` and :math:`\tilde g` that of
-automatic differentiation.
+:math:`h(x) + \langle g - \tilde g, d\rangle`, where g is the gradient of its ``pullback`` and :math:`\tilde g`
+that of automatic differentiation.
 """
 
 from __future__ import annotations
