@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import surefoot.operations.families  # noqa: F401  registers the operations
 from judges.pages import from_docs
 from surefoot import zoo
+from surefoot.operations import record
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -53,6 +55,12 @@ def test_an_output_without_a_marker_is_refused() -> None:
         generate.regenerated("```python\nprint(1)\n```\n")
     with pytest.raises(ValueError, match="line 1: the block prints nothing and has a marker"):
         generate.regenerated("```python\nx = 1\n```\n<!-- output: x -->\n")
+
+
+@pytest.fixture(autouse=True)
+def own_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page registers is forgotten after it."""
+    monkeypatch.setattr(record, "_RECORDS", record.records())
 
 
 @pytest.mark.parametrize("name", [*generate.PAGES, "CHANGELOG.md"])

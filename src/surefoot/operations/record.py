@@ -21,6 +21,7 @@ from torch import Tensor
 
 from surefoot.errors import SurefootError, UnsupportedOperation, describe
 from surefoot.graph.structure import Graph, Node, Ref
+from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.moving import Moving
 from surefoot.operations.sparsity import Sparsity
@@ -125,6 +126,10 @@ class Operation:
         epsilon: the slot of the number that keeps a normalisation away from zero.
         errata: numbers of the paper's errata about its constants.
         loss: what kind of loss it is, if it is one.
+        evaluate: a formula of the same signature that is used in double precision instead of the kernel, because
+            the kernel loses digits or leaves the range of doubles; differentiable.
+        error: on the norm of the difference between its computed value and the exact one at the same arguments;
+            ``None``, or returning ``None``, where that of :mod:`surefoot.operations.evaluation` is proved.
         factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.operations.losses.factor`.
     """
 
@@ -148,6 +153,8 @@ class Operation:
     errata: tuple[int, ...] = ()
     loss: LossFacts | None = None
     factor: Callable[..., Any] | None = None
+    evaluate: Callable[..., Any] | None = None
+    error: Callable[[Call, Any], Magnitude | None] | None = None
 
     def form_of(self, node: Node) -> Form:
         """The form of one use."""

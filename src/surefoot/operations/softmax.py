@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.enclosure import Enclosure
+from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, ZERO, root
@@ -152,11 +152,12 @@ def softmax(call: Call) -> Bounds:
 
 def _fibres_along(costate: Enclosure, dim: int, top: tuple[np.ndarray, np.ndarray]) -> Magnitude:
     """The largest product over the fibres of their curvature and the norm of their costate."""
-    norms = torch.linalg.vector_norm(costate.value, dim=dim).cpu().numpy() * (1 + costate.numel * 2.0**-50)
+    fibres = costate.value.movedim(dim, -1)
+    norms = row_norms(fibres.reshape(-1, fibres.shape[-1]))
     rows = costate.rows is not None and dim != 0
     move = minimum(costate.spread, costate.rows.max()) if rows and costate.rows is not None else costate.spread
     curvature = np.minimum(STEEPEST.numpy(), _covariances(top) * (math.sqrt(2) * (1 + 1e-15)))
-    sizes = Magnitude.of(curvature.reshape(-1)) * (Magnitude.of(norms.reshape(-1)) + move)
+    sizes = Magnitude.of(curvature.reshape(-1)) * (norms + move)
     return minimum(sizes.max(), Magnitude.of(float(curvature.max())) * costate.bound)
 
 
@@ -244,8 +245,9 @@ def _top(
     else:
         move = move.reshape(-1, *[1] * (largest.dim() - 1))
     # The round-off of a probability grows with it: what is computed as zero may be 10⁻¹² and become anything.
-    factor = (math.sqrt(2) * move).clamp(max=700.0).exp() * (1 + _SLACK)
-    bounds = [((p + _SLACK) * factor).clamp(max=1.0).cpu().numpy() for p in (largest, 1 - largest)]
+    slack = _SLACK + probabilities.numel() // max(1, largest.numel()) * 2.0**-51  # a sum of so many terms
+    factor = (math.sqrt(2) * move).clamp(max=700.0).exp() * (1 + slack)
+    bounds = [((p + slack) * factor).clamp(max=1.0).cpu().numpy() for p in (largest, 1 - largest)]
     return bounds[0], bounds[1]
 
 

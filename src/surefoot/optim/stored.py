@@ -26,8 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.graph import Graph, Source
 from surefoot.graph.checks import as_inputs
-from surefoot.graph.evaluate import evaluate_in_double
 from surefoot.objectives import Objective
+from surefoot.operations.evaluation import evaluate_in_double
 from surefoot.oracles.problem import curved_along
 
 Tensors = dict[str, Tensor]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import norm
-from surefoot.graph.evaluate import run_in_double
 from surefoot.operations.call import Call
+from surefoot.operations.evaluation import run_in_double
 from surefoot.operations.record import record_of
 from surefoot.scalar import Rounded
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from surefoot.calculus.adjoint.backward import proved_pull_back
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Enclosure
-from surefoot.graph.evaluate import run_in_double
 from surefoot.graph.structure import Spec
+from surefoot.operations.evaluation import run_in_double
 from surefoot.operations.record import Form, record_of
 from surefoot.scalar import Rounded, rounded_derivatives
 
@@ -95,7 +95,7 @@ class Samples:
 
     def jacobians(self, name: str) -> list[Tensor]:
         """The derivatives of a tensor in the injections of every source: samples × entries × width."""
-        return self._differentiated(self.live[name].flatten(1), len(self.sources))
+        return self._differentiated(self.live[name].reshape(len(self.live[name]), -1), len(self.sources))
 
     def curvatures(self, last: int) -> list[Tensor]:
         """The second derivatives of the output between a source and all earlier ones and itself: samples × width
