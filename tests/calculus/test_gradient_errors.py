@@ -168,3 +168,19 @@ def test_promises_far_from_round_off_are_as_good_as_before(kind: str) -> None:
     optimizer = OPTIMIZERS[kind](model)
     optimizer.step(x, y)
     assert optimizer.history[-1].promised_decrease > 0
+
+
+@pytest.mark.parametrize("at", [10.0, 18.0, 19.0, 25.0])
+def test_the_second_derivative_through_a_saturated_unit(at: float) -> None:
+    """F(w) = ½(2 tanh(w) - y)²: sample by sample, what automatic differentiation computes is zero from 19 on."""
+    model = nn.Sequential(linear(at), nn.Tanh(), linear(2.0))
+    model[2].weight.requires_grad_(False)
+    target = 0.7
+    certificate = sf.certify(
+        model, ONE, objective=sf.Square(torch.full((1, 1), target, dtype=D)), domain=sf.Ball(0.0)
+    )
+    slope = 1 / mp.cosh(mp.mpf(at)) ** 2
+    residual = 2 * mp.tanh(mp.mpf(at)) - mp.mpf(target)
+    bend = (2 * slope) ** 2 - residual * 4 * mp.tanh(mp.mpf(at)) * slope
+    assert_sharp(certificate, abs(residual * 2 * slope), 1e-8)
+    assert abs(bend) <= mp.mpf(float(certificate.smoothness)) <= abs(bend) * (1 + mp.mpf("1e-8"))

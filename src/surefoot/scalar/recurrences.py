@@ -41,13 +41,13 @@ def combine(terms: Iterable[Term]) -> Coefficient:
 
     Weights are numbers off by at most a relative 2u.
     """
-    terms = [(weight, a, b) for weight, a, b in terms if a is not None and b is not None]
-    if any(isinstance(factor, Rounded) for _, a, b in terms for factor in (a, b)):
-        return _combined(terms)
+    present: list[tuple[float, Any, Any]] = [term for term in terms if term[1] is not None and term[2] is not None]
+    if any(isinstance(factor, Rounded) for term in present for factor in term[1:]):
+        return _combined(present)
     number = 0.0
     total: Tensor | None = None
     own = False  # whether the total may be overwritten
-    for weight, a, b in terms:
+    for weight, a, b in present:
         if not isinstance(b, Tensor):
             a, b = b, a
         if not isinstance(b, Tensor):
@@ -230,10 +230,11 @@ def soft_plus(value: Coefficient, p: Coefficients) -> Coefficients:
 
 def hyperbolic_tangent(value: Coefficient, p: Coefficients) -> Coefficients:
     """c' = (1 - c^2) p', where 1 - c_0^2 = cosh(p_0)^(-2) = 4 σ(2 p_0) σ(-2 p_0)."""
-    if isinstance(p[0], Rounded):  # which does not overflow
-        slope = torch.sigmoid(p[0] * 2.0) * torch.sigmoid(p[0] * -2.0) * 4.0
-    else:
-        slope = tensor(p[0]).cosh().reciprocal().square()
+    first = tensor(p[0])
+    if isinstance(first, Tensor):
+        slope = first.cosh().reciprocal().square()
+    else:  # which does not overflow
+        slope = torch.sigmoid(first * 2.0) * torch.sigmoid(first * -2.0) * 4.0
     return riccati(value, p, slope, tensor(value) * -2.0, -1.0)
 
 
@@ -262,7 +263,7 @@ def error_function(value: Coefficient, p: Coefficients, sign: float = 1.0) -> Co
     """c' = sign * 2 / sqrt(pi) * exp(-p^2) p'."""
     inner = p[:-1]
     square = multiply(torch.square(tensor(p[0])), inner, inner)
-    gauss = torch.exp(-tensor(square[0])) * (sign * 2.0 / math.sqrt(math.pi))
+    gauss: Any = torch.exp(-tensor(square[0])) * (sign * 2.0 / math.sqrt(math.pi))
     if isinstance(gauss, Rounded):  # the factor is rounded, too
         gauss = gauss.scaled(1.0)
     return integral(value, p, exponential(gauss, square, -1.0))

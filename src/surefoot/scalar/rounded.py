@@ -160,6 +160,7 @@ def _power(x: Rounded, exponent: float) -> Rounded:
     return half * half * x if exponent % 2 else half * half
 
 
+_SINE, _COSINE = _lipschitz(torch.sin), _lipschitz(torch.cos)
 _RULES: dict[Any, Callable[..., Rounded]] = {
     torch.add: lambda a, b: a + b,
     torch.sub: lambda a, b: _lift(a, b) - b if isinstance(b, Rounded) else a - b,
@@ -169,8 +170,8 @@ _RULES: dict[Any, Callable[..., Rounded]] = {
     torch.square: lambda a: a * a,
     torch.reciprocal: lambda a: 1.0 / a,
     torch.pow: _power,
-    torch.sin: _lipschitz(torch.sin),
-    torch.cos: _lipschitz(torch.cos),
-    torch.tan: lambda a: torch.sin(a) / torch.cos(a),
+    torch.sin: _SINE,
+    torch.cos: _COSINE,
+    torch.tan: lambda a: _SINE(a) / _COSINE(a),
     torch.cosh: lambda a: _monotone(torch.cosh, a.value.abs(), a.error),
 }

@@ -56,7 +56,8 @@ def derivatives(function: ScalarFunction, x: Tensor, order: int) -> list[Tensor]
     What :func:`taylor` returns for the polynomial :math:`x + \eta`, with fewer operations, and zeros instead of
     None.
     """
-    return [_full(c, x) for c in _evaluate(function, [x, 1.0, *[None] * (order - 1)][: order + 1])]
+    series: Coefficients = [x, 1.0, *[None] * (order - 1)]
+    return [_full(c, x) for c in _evaluate(function, series[: order + 1])]
 
 
 def rounded_derivatives(function: ScalarFunction, x: Rounded, order: int) -> list[Rounded]:
@@ -66,7 +67,8 @@ def rounded_derivatives(function: ScalarFunction, x: Rounded, order: int) -> lis
     which piece it is in, the errors cover the pieces on both sides.
     """
     one = Rounded.exact(torch.ones_like(x.value))
-    found = _evaluate(function, [x, one, *[None] * (order - 1)][: order + 1])
+    series: Coefficients = [x, one, *[None] * (order - 1)]
+    found = _evaluate(function, series[: order + 1])
     zero = Rounded.exact(torch.zeros_like(x.value))
     return [c.expand(x.value.shape) if isinstance(c, Rounded) else zero.expand(x.value.shape) for c in found]
 
@@ -133,7 +135,8 @@ def _where(above: Tensor, new: Coefficient, old: Coefficient, like: Tensor) -> C
     """``new`` above, else ``old``."""
     if new is old:
         return new
-    first, second = (0.0 if choice is None else choice for choice in (new, old))
+    choices: list[Any] = [0.0 if choice is None else choice for choice in (new, old)]
+    first, second = choices
     if isinstance(first, Tensor) or isinstance(second, Tensor):
         return torch.where(above, first, second)
     return first if first == second else torch.where(above, like.new_tensor(first), like.new_tensor(second))

@@ -6,6 +6,7 @@ For a scalar output F the second derivative is one term per operation, weighted 
 .. math:: D^2F[v, v] = \sum_z \sum_{ij} \Big(\sum_k \lambda_{z,k}\,\partial_{ij}f_{z,k}\Big)[Dx_i[v],\,Dx_j[v]] .
 
 * ``backward``: the costates at the centre.
+* ``gradient``: :func:`proved_gradient`, the gradient at the weights with a bound on its error.
 * ``costates``: an enclosure of every costate over the domain.
 * ``bounds``: the matrix H over pairs of variables, and the gradient.
 

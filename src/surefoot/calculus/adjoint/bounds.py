@@ -80,7 +80,14 @@ def _costates(result: Pass, at: Backward) -> tuple[Pass, Mapping[str, Enclosure]
 
 
 def round_off(result: Pass) -> float:
-    """The relative round-off at the centre; see :mod:`surefoot.calculus.adjoint.cotangents`."""
+    """The relative round-off at the centre; see :mod:`surefoot.calculus.adjoint.cotangents`.
+
+    Raises:
+        OverflowError: if so much is added up that nothing is left.
+    """
     rows = max((step.node.specs[0].shape or (0,))[0] for step in result.steps)
     total = sum((step.bounds.reduction + 16.0) ** 2 for step in result.steps)
-    return 8.0 * (total + rows) * 2.0**-53
+    part = 8.0 * (total + rows) * 2.0**-53
+    if part > 1.0:
+        raise OverflowError(f"{total:g} roundings leave nothing to be proved at the centre")
+    return part

@@ -16,10 +16,23 @@ and the latter with t and k exchanged, and its distance to that at the centre fo
 the results of linear layers have the derivatives :math:`M^{tk}\dot W_kx_k + G_{x_k,t}^\top\dot
 W_k^\top\lambda_k`, which bounds how far they move.
 
-*Round-off.* What is computed at the centre is a sum of products of local derivatives, each off by a relative
-:math:`(k + 16)^2u` of its norm (:mod:`surefoot.calculus.forward`), or of one for second derivatives that are
-smaller than one. To first order the result is off by the sum of these times the product of the norms; the second
-order is smaller by factors of u, and the result is doubled.
+*Round-off.* What automatic differentiation computes at the centre is a sum over paths of products of local
+derivatives: Jacobians on the way up from either layer and on the way down from the loss, so each operation occurs
+at most twice, and one second derivative. Let :math:`\delta_z = 2(k + 16)^2u \ge \gamma_{(k+16)^2}`, k the number
+of terms that the operation z adds up. A local derivative with norm J is computed as a matrix that is off by at
+most :math:`\delta_z(J + b_z)`, the additions of the products included (as in :mod:`surefoot.calculus.forward`,
+:math:`\||A||x|\| \le k\|A\|\|x\|`). The slack :math:`b_z` stands for what cancels: that of scalar functions is
+proved (:mod:`surefoot.calculus.adjoint.samples`), that of layout, linear and bilinear operations is zero, and for
+the kernels of normalisations and soft-max and the second derivatives of losses it is assumed to be one. With
+:math:`y_z = J_z + b_z`, expanding the product,
+
+.. math:: \Big\|\prod\tilde J_z - \prod J_z\Big\| \le \prod(J_z + \delta_zy_z) - \prod J_z
+    = \sum_{S\ne\emptyset}\prod_{z\in S}\delta_zy_z\prod_{z\notin S}J_z
+    \le \Big(\prod(1 + \delta_z) - 1\Big)\prod y_z ,
+
+and :math:`\prod(1 + \delta_z)^2 - 1 \le e^s - 1 \le 2s` for :math:`s = 2\sum\delta_z \le 1`. So the round-off is a
+part :math:`4\sum_z\delta_z` of the products of the :math:`y_z` along all paths (``sizes``), and sums over n
+samples add :math:`\gamma_n`. The costate starts with the gradient of the loss in its outputs, whose size is known.
 """
 
 from __future__ import annotations
@@ -27,6 +40,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
 
 from surefoot.calculus.adjoint.backward import Backward
 from surefoot.calculus.adjoint.centre import Centre
@@ -56,7 +72,7 @@ class Cotangents:
     Attributes:
         costates: of every tensor that varies and reaches the output.
         change: of the second derivatives in injections, samples × layers × layers.
-        norms: the same derivatives by products of norms, which round-off is relative to.
+        norms: the same derivatives by products of norms with slack, which round-off is relative to.
         matrix: bounds of the second derivative over the domain, between variables.
     """
 
@@ -76,6 +92,7 @@ def cotangents(forward: Tangents, centre: Centre, at: Backward) -> Cotangents:
     found: dict[str, Enclosure] = {}
     of_layer: dict[int, Enclosure] = {}
     slopes: dict[int, Magnitude] = {}
+    bases = {result.outputs[0]: Magnitude.of(np.ones(count))}
     for step in reversed(result.steps):
         name = step.node.name
         if name not in shares:
@@ -92,7 +109,8 @@ def cotangents(forward: Tangents, centre: Centre, at: Backward) -> Cotangents:
             entries = reach(result.region, _entry_slopes(forward, k, slopes[k], of_layer[k]))
             costate = Entrywise.of(costate, entries + costate.error)
         found[name] = costate
-        moved, rough = _second_order(forward, step, costate)
+        moved, rough = _second_order(forward, step, costate, bases[name])
+        _carry_back(bases, forward, step, at)
         change, norms = change + moved, norms + rough
         shares = joined(shares, contributions(result, step, costate, at))
     found |= {name: share.enclosed(weight[name]) for name, share in shares.items()}
@@ -137,7 +155,23 @@ def _entry_slopes(forward: Tangents, layer: int, slopes: Magnitude, costate: Enc
     return slopes + placed(slopes.shape, [((slice(None), source.weight), _sizes(costate, forward.count))])
 
 
-def _second_order(forward: Tangents, step: Step, costate: Enclosure) -> tuple[Magnitude, Magnitude]:
+def _carry_back(bases: dict[str, Magnitude], forward: Tangents, step: Step, at: Backward) -> None:
+    """Add what the round-off of costates is relative to, row by row: that of the outputs is their proved gradient,
+    and further down the norms with slack count.
+    """
+    jacobian, slack = step.bounds.jacobian, forward.slack[step.node.name][0]
+    for slot in step.row_slots & step.names.keys():
+        name = step.names[slot]
+        share = bases[step.node.name] * (jacobian[slot] + slack)
+        error, pulled = at.errors[step.node.name].get(name), at.pulled[step.node.name][name]
+        if isinstance(pulled, Tensor) and error is not None and step.node.name == forward.result.outputs[0]:
+            share = row_norms(pulled) + row_norms(error)
+        bases[name] = bases[name] + share if name in bases else share
+
+
+def _second_order(
+    forward: Tangents, step: Step, costate: Enclosure, base: Magnitude
+) -> tuple[Magnitude, Magnitude]:
     """What an operation adds to how far second derivatives move, and to them by products of norms."""
     count, layers = forward.count, len(forward.sources)
     moved = rough = Magnitude.zero((count, layers, layers))
@@ -148,12 +182,12 @@ def _second_order(forward: Tangents, step: Step, costate: Enclosure) -> tuple[Ma
     forms = row_forms(step, fixed, count)
     moves = _moves(step, costate, forms, count)
     for pair in pairs:
-        form, size = forms[pair], row_sizes(fixed, count) * (step.bounds.curvature[pair] + 1.0)
+        form, size = forms[pair], base * (step.bounds.curvature[pair] + forward.slack[step.node.name][1])
         for first, second in {pair, pair[::-1]}:
             left, right = (forward.rows[step.names[slot]] for slot in (first, second))
             moved = moved + _outer(left.domain, moves[pair], right.domain)
             moved = moved + _outer(left.change, form, right.domain) + _outer(left.centre, form, right.change)
-            rough = rough + _outer(left.norms, size, right.norms)
+            rough = rough + _outer(left.sizes, size, right.sizes)
     return moved, rough
 
 
@@ -184,7 +218,7 @@ def _matrix(
         if rows is None:
             return Magnitude.zero((forward.count,))
         costate, k = of_layer[weight.layer], other.layer
-        rounded = rows.norms[:, k] * centre.error
+        rounded = rows.sizes[:, k] * centre.error
         moved = (rows.change[:, k] + rounded) * other.reach + rows.centre[:, k] * other.spread
         along = costate.row_spread(forward.count) * rows.domain[:, k] * other.reach
         return along + row_sizes(costate, forward.count) * moved

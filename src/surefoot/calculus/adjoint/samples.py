@@ -4,24 +4,37 @@ Where rows (samples) never interact, F is a sum of functions of one sample each,
 :math:`\omega_{s,n} = W_sx_{s,n} + b_s` passes a change of its parameters on as a change :math:`e_{s,n} = \dot
 W_sx_{s,n} + \dot b_s` of its result. Derivatives with respect to the :math:`e_{s,n}` are small matrices, one per
 sample, found for all samples at once by differentiating sums over the samples.
+
+Operations whose derivatives cancel in torch's kernels are replaced by what has the same derivatives at the centre,
+with proved errors: with :math:`d = x - \hat x`, which is zero, a scalar function by its Taylor polynomial
+:math:`a_0 + a_1d + a_2d^2` (:func:`surefoot.scalar.rounded_derivatives`), and a loss h by
+:math:`h(x) + \langle g - \tilde g, d\rangle`, where g is the gradient of its ``pullback`` and :math:`\tilde g`
+that of automatic differentiation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from surefoot.calculus.adjoint.backward import proved_pull_back
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Spec
 from surefoot.operations.evaluation import run_in_double
+from surefoot.operations.record import Form, record_of
+from surefoot.scalar import Rounded, rounded_derivatives
 
 # Some hundreds of gradients for networks of this size, and less for smaller ones; beyond it norms have to do.
 _WIDEST = 128
 _MOST_PRODUCTS = 6e9
 _LARGEST = 1e75
+SLACK_UNIT = 2 * 16.0**2 * 2.0**-53
+_PLAIN = (Form.LAYOUT, Form.LINEAR, Form.PRODUCT)  # derivatives are entries of the arguments
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,9 @@ class Samples:
         live: every tensor as a function of that.
         slopes: the derivative of the output in each injection.
         read: the tensors that linear layers and the last operation read, and that vary.
+        slack: for every operation two numbers :math:`b_1, b_2`: a first derivative is off by at most δ times its
+            norm plus :math:`b_1`, a second one by δ times its norm plus :math:`b_2`, δ being at least
+            :data:`SLACK_UNIT`; see :mod:`surefoot.calculus.adjoint.cotangents`.
     """
 
     sources: tuple[Source, ...]
@@ -75,6 +91,7 @@ class Samples:
     live: dict[str, Tensor]
     slopes: tuple[Tensor, ...]
     read: tuple[str, ...]
+    slack: Mapping[str, tuple[float, float]]
 
     def jacobians(self, name: str) -> list[Tensor]:
         """The derivatives of a tensor in the injections of every source: samples × entries × width."""
@@ -176,11 +193,12 @@ def _replayed(result: Pass, sources: list[Source]) -> Samples | None:
     """Run the operations once more, with injections; ``None`` if a layer does not reach the output."""
     injected: list[Tensor] = []
     live: dict[str, Tensor] = {}
+    slack: dict[str, tuple[float, float]] = {}
     named = {source.name for source in sources}
     with torch.enable_grad():
         for step in result.steps:
             reads = {name: live.get(name, result.enclosures[name].value) for name in step.node.inputs}
-            value = run_in_double(step.node, reads)
+            value, slack[step.node.name] = _evaluated(result, step, reads)
             if step.node.name in named:
                 injected.append(torch.zeros_like(value, requires_grad=True))
                 value = value + injected[-1]
@@ -190,4 +208,27 @@ def _replayed(result: Pass, sources: list[Source]) -> Samples | None:
         return None
     require_moderate(*slopes, *(s.inputs for s in sources), *(s.matrix for s in sources))
     read = [source.reads for source in sources if source.reads is not None] + list(result.steps[-1].names.values())
-    return Samples(tuple(sources), tuple(injected), live, slopes, tuple(dict.fromkeys(read)))
+    return Samples(tuple(sources), tuple(injected), live, slopes, tuple(dict.fromkeys(read)), slack)
+
+
+def _evaluated(result: Pass, step: Step, reads: Mapping[str, Any]) -> tuple[Any, tuple[float, float]]:
+    """The result of an operation, differentiable, and its slack; see the module."""
+    record = record_of(step.node)
+    if step.node.op == "surefoot.scalar":
+        x = reads[step.names["x"]]
+        first, second, third = rounded_derivatives(
+            step.node.arguments["function"], Rounded.exact(x.detach().double()), 2
+        )
+        move = x - x.detach()
+        errors = (float(second.error.max()), 2 * float(third.error.max())) if x.numel() else (0.0, 0.0)
+        value = first.value + second.value * move + third.value * move.square()
+        return value, (errors[0] / SLACK_UNIT, errors[1] / SLACK_UNIT)
+    value = run_in_double(step.node, reads)
+    if record.loss is not None and record.pullback is not None and isinstance(value, Tensor):
+        for name, proved in proved_pull_back(step, result, torch.ones_like(value)).items():
+            x = reads[name]
+            if x.requires_grad:
+                (kernel,) = torch.autograd.grad(value, x, retain_graph=True, allow_unused=True)
+                kernel = torch.zeros_like(x) if kernel is None else kernel
+                value = value + ((proved.value - kernel).detach() * (x - x.detach())).sum()
+    return value, (0.0 if record.form_of(step.node) in _PLAIN else 1.0, 1.0)

@@ -48,13 +48,15 @@ class Rows:
         centre: at the centre.
         near: of the part of the change that has passed no linear layer.
         change: of the distance to the centre over the domain.
-        norms: by products of norms over the domain, which round-off is relative to.
+        norms: by products of norms over the domain.
+        sizes: the same with the slack of every operation added to its norm, which round-off is relative to.
     """
 
     centre: Magnitude
     near: Magnitude
     change: Magnitude
     norms: Magnitude
+    sizes: Magnitude
 
     @property
     def domain(self) -> Magnitude:
@@ -120,6 +122,7 @@ class Tangents:
         variables: the weights and biases of the layers.
         sources: the layers.
         count: the number of samples.
+        slack: of the derivatives of every operation; see :class:`Samples`.
     """
 
     result: Pass
@@ -127,6 +130,7 @@ class Tangents:
     variables: Sequence[Variable]
     sources: Sequence[Source]
     count: int
+    slack: Mapping[str, tuple[float, float]]
 
 
 def tangents(first: Pass, samples: Samples, centre: Centre) -> Tangents:
@@ -144,7 +148,8 @@ def tangents(first: Pass, samples: Samples, centre: Centre) -> Tangents:
         steps.append(step)
         if enclosed.value is not None and enclosed.shape[:1] == (count,):
             layer = layers.get(node.name)
-            carried = _carried(step, rows, enclosures, Magnitude.zero((count, len(sources))))
+            zero, slack = Magnitude.zero((count, len(sources))), samples.slack[node.name][0]
+            carried = _carried(step, rows, enclosures, zero, slack)
             if layer is not None:
                 arrived[layer] = carried.near
                 carried = _injected(carried, layer)
@@ -158,7 +163,7 @@ def tangents(first: Pass, samples: Samples, centre: Centre) -> Tangents:
                 enclosed = Entrywise.of(enclosed, reach(region, entries) + enclosed.error)
         enclosures[node.name] = enclosed
     result = replace(first, enclosures=enclosures, steps=tuple(steps))
-    return Tangents(result, rows, tuple(variables), sources, count)
+    return Tangents(result, rows, tuple(variables), sources, count, samples.slack)
 
 
 def in_variables(injected: Magnitude, variables: Iterable[Variable], region: Region) -> Magnitude:
@@ -206,15 +211,16 @@ def jacobian_change(step: Step, slot: Slot, enclosures: Enclosures, count: int) 
     return minimum(total, sharper.get(slot, total))
 
 
-def _carried(step: Step, rows: Mapping[str, Rows], enclosures: Enclosures, zero: Magnitude) -> Rows:
+def _carried(step: Step, rows: Mapping[str, Rows], enclosures: Enclosures, zero: Magnitude, slack: float) -> Rows:
     """The derivatives of a result, from those of its arguments; how far they move is not yet known."""
-    centre = near = norms = zero
+    centre = near = norms = sizes = zero
     for slot in step.row_slots & step.names.keys():
         argument, jacobian = rows[step.names[slot]], step.bounds.jacobian[slot]
         centre, norms = centre + argument.centre * jacobian, norms + argument.norms * jacobian
+        sizes = sizes + argument.sizes * (jacobian + slack)
         change = jacobian_change(step, slot, enclosures, len(zero))
         near = near + argument.near * jacobian + argument.centre * change[:, None]
-    return Rows(centre, near, zero, norms)
+    return Rows(centre, near, zero, norms, sizes)
 
 
 def _injected(carried: Rows, layer: int) -> Rows:
@@ -222,7 +228,7 @@ def _injected(carried: Rows, layer: int) -> Rows:
     unit = np.zeros(carried.centre.shape)
     unit[:, layer] = 1.0
     one, zero = Magnitude.of(unit), Magnitude.zero(unit.shape)
-    return Rows(carried.centre + one, zero, zero, carried.norms + one)
+    return Rows(carried.centre + one, zero, zero, carried.norms + one, carried.sizes + one)
 
 
 def _settled(carried: Rows, arrived: Mapping[int, Magnitude], exact: Magnitude | None, error: float) -> Rows:
@@ -231,7 +237,7 @@ def _settled(carried: Rows, arrived: Mapping[int, Magnitude], exact: Magnitude |
     """
     centre, near, norms = carried.centre, carried.near, carried.norms
     if exact is not None:
-        centre = minimum(centre, exact + norms * error)
+        centre = minimum(centre, exact + carried.sizes * error)
     change = np.array(near.log2)
     domain: dict[int, Magnitude] = {}
     for k in sorted(arrived, reverse=True):
@@ -241,7 +247,7 @@ def _settled(carried: Rows, arrived: Mapping[int, Magnitude], exact: Magnitude |
         total = minimum(total, norms[:, k] + centre[:, k])
         change[:, k] = total.log2
         domain[k] = minimum(centre[:, k] + total, norms[:, k])
-    return Rows(centre, near, Magnitude(change), norms)
+    return Rows(centre, near, Magnitude(change), norms, carried.sizes)
 
 
 def _variables(source: Source, layer: int, enclosures: Enclosures, count: int) -> list[Variable]:
