@@ -188,6 +188,8 @@ def sign(x: arb) -> Derivatives:
 
 def clamp(low: float | None = None, high: float | None = None) -> Function:
     def function(x: arb) -> Derivatives:
+        if low is not None and high is not None and low > high:
+            return exactly(high), ZERO, ZERO
         if low is not None and not at_least(x, exactly(low)):
             return exactly(low), ZERO, ZERO
         if high is not None and at_least(x, exactly(high)):

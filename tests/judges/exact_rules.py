@@ -25,7 +25,6 @@ LAYOUT = frozenset(
     "split split_with_sizes unbind flip roll index_select gather index constant_pad_nd unfold repeat _to_copy "
     "lift_fresh lift_fresh_copy contiguous as_strided diagonal view_as movedim embedding copy_".split()
 )
-CONTRACTED = frozenset({"embedding"})
 
 
 def rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -212,6 +211,17 @@ def _norm(x: Array, order: float = 2, dim: Any = None, keepdim: bool = False, dt
     if order != 2:
         raise NotImplementedError("the judge has Euclidean norms alone")
     return _reduced(x, dim, keepdim, lambda row: applied(functions.sqrt, dot(row, row)))
+
+
+@rule("max")
+def _max(x: Array, dim: int, keepdim: bool = False) -> tuple[Any, ...]:
+    def largest(row: Sequence[Any]) -> Any:
+        top = row[0]
+        for entry in row[1:]:
+            top = entry if functions.at_least(value_of(entry) - value_of(top), 0) else top
+        return top
+
+    return _reduced(x, dim, keepdim, largest), None
 
 
 def _log_sum(row: Sequence[Any]) -> Any:
