@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.calculus.segment.certify import Along
+from surefoot.calculus.segment.along import Along
 
 VALUE = 1 / 3  # gradients that a value of the objective costs
 LOST = 100.0  # a run is given up where its loss is that many times the first

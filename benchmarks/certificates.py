@@ -22,7 +22,7 @@ import time, warnings
 warnings.simplefilter("ignore")
 import torch, torch.export._trace
 import surefoot as sf
-from surefoot.calculus.certify import certify
+from surefoot.certifying import certify
 {imports}
 with torch.device("meta"):
     model, x = {build}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from benchmarks.timing import Measurement, compare
-from surefoot.oracles.newton import newton
+from surefoot.oracles import newton
 
 WIDTH, BATCH = 8, 16
 DEPTHS = (4, 8, 16, 32, 64)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.calculus.segment.certify import Along
+from surefoot.calculus.segment.along import Along
 
 DEPTHS = (1, 2, 4, 8, 16)
 ORDERS = (3, 4, 5)

@@ -17,7 +17,7 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     (
         "Lemma smooth_elt_wise, item 1: stacking functions of separate arguments is ‖ℓ‖₂-Lipschitz",
         "max ℓᵢ: the Jacobian is block diagonal. The application uses the maximum",
-        "`paper/functions.py` (both), `operations/elementwise.py`",
+        "`paper/functions.py` (both), `operations/scalar_functions.py`",
     ),
     (
         "convolution: the intercept has lᵘ = √m⌈k/s⌉ (main text) or √m (appendix)",

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from surefoot.cli.app import app
+from surefoot.cli.commands import app
 
 INTRODUCTION = """# Command line
 

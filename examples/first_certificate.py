@@ -34,8 +34,8 @@ print(certificate)
 print(certificate.bracket(sf.estimate(model, x, domain=domain)))
 
 # %%
-# An objective is real-valued, so its smoothness gives a step size. The step stays in the ball if it is no longer
-# than the radius, and then it cannot ascend.
+# An objective is real-valued, so its smoothness gives a step size: 1/L, or less if that would leave the ball. The
+# step stays in the ball, so it cannot ascend.
 
 y = torch.arange(32) % 3
 objective = sf.CrossEntropy(y)
@@ -43,7 +43,7 @@ certificate = sf.certify(model, x, objective=objective, domain=domain)
 before = objective(model(x))
 gradient = torch.autograd.grad(before, list(model.parameters()))
 length = torch.cat([g.flatten() for g in gradient]).norm()
-step = min(certificate.step_size, 0.05 / float(length))
+step = certificate.step_size
 with torch.no_grad():
     for parameter, slope in zip(model.parameters(), gradient, strict=True):
         parameter -= step * slope

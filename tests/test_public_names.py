@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 from torch import nn
 
 import surefoot as sf
+from surefoot.guarantees import GuaranteeError
 
 
 def _model() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -35,7 +37,10 @@ def test_certificates() -> None:
     assert around.step_size > 0
     assert around.block_step_sizes.keys() == {"0", "2"}
     assert around.damping > 0
-    assert around.iterations(eps=1e-3) > 1
+    assert around.iterations(eps=1e3) > 0
+    with pytest.raises(GuaranteeError, match="a radius of"):  # the iterates may leave so small a ball
+        around.iterations(eps=1e-3)
+    assert sf.certify(model, x, objective=sf.CrossEntropy(y)).iterations(eps=1e-3) > 1
     assert along.safe_step >= 0
     assert len(around.to_pandas()) == len(around.rows)
     figure, axes = around.plot()

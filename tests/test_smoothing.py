@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from surefoot import zoo
-from surefoot.calculus.certify import certify
+from surefoot.certifying import certify
 from surefoot.smoothing import LeakySoftplus, NotSmooth, ParametricSoftplus, SoftClamp, smooth
 
 GRID = torch.linspace(-12.0, 12.0, 4801, dtype=torch.float64)

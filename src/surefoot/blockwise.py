@@ -1,17 +1,18 @@
 r"""A proved step size for each block of parameters.
 
-:math:`H` is the matrix of a certificate, :math:`|D^2F[v, v]| \le \sum_{ss'}H_{ss'}\|v_s\|\|v_{s'}\|` on the
+:math:`H` is the matrix of a certificate, :math:`|D^2F[v, v]| \le \sum_{ss'}H_{ss'}\|v_s\|\|v_{s'}\|` on its
 domain.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surefoot.guarantees import require_bounds, step_from
+from surefoot.guarantees import gradient_sizes, require_bounds, step_from, until
 from surefoot.magnitude import Magnitude, maximum
 
 if TYPE_CHECKING:
@@ -24,7 +25,38 @@ _SLOWEST = 100.0  # no block has a step size of less than 1/L over this
 
 
 def block_step_sizes(certificate: Certificate) -> dict[str, float]:
-    r"""A proved step size :math:`\gamma_s = 1/D_s` for each block.
+    r"""A step size for each block: from the weights, all of them together are proved to descend.
+
+    Those of :func:`block_inverse_smoothness`, and on a ball or a product of balls around the weights not longer
+    than it reaches: any :math:`\gamma_s \le 1/D_s` promise :math:`\frac12\sum_s\gamma_s\|\nabla_sF\|^2`. On a ball
+    all are shortened by the same factor, on a product each by its own. The same is done to 1/L, and what promises
+    more is chosen; it is 1/L wherever a ball shortens it, by Cauchy-Schwarz.
+
+    Raises:
+        GuaranteeError: if the function is not real-valued or the constants are not bounds.
+    """
+    steps = block_inverse_smoothness(certificate)
+    if certificate.radius is None:
+        return steps
+    sizes = gradient_sizes(certificate)
+    same = dict.fromkeys(steps, certificate.inverse_smoothness)
+    choices = [_within(certificate.radius, each, sizes) for each in (steps, same)]
+    return max(choices, key=lambda each: sum(each[s] * sizes[s] ** 2 for s in each if each[s] and sizes[s]))
+
+
+def _within(
+    radius: float | Mapping[str, float], steps: Mapping[str, float], sizes: Mapping[str, float]
+) -> dict[str, float]:
+    """Steps that stay within the radius, for gradients of these sizes."""
+    if isinstance(radius, Mapping):
+        return {path: min(step, until(radius[path], sizes[path])) for path, step in steps.items()}
+    finite = {path: until(radius, sizes[path]) if step == math.inf else step for path, step in steps.items()}
+    length = math.hypot(*(step * sizes[path] for path, step in finite.items() if step and sizes[path]))
+    return {path: step * min(1.0, until(radius, length)) for path, step in finite.items()}
+
+
+def block_inverse_smoothness(certificate: Certificate) -> dict[str, float]:
+    r"""What 1/L is for one step size, for each block: :math:`\gamma_s = 1/D_s`, proved within the domain.
 
     For any weights :math:`w > 0` put :math:`D_s = \sum_{s'} H_{ss'} w_{s'}/w_s`. If :math:`u` and :math:`u + v`
     are in the domain,
@@ -32,9 +64,8 @@ def block_step_sizes(certificate: Certificate) -> dict[str, float]:
     .. math:: F(u + v) \le F(u) + \langle\nabla F(u), v\rangle + \tfrac12\sum_s D_s\|v_s\|^2 .
 
     Proof: by Taylor's formula the quadratic term is at most :math:`\frac12\sum_{ss'} H_{ss'}\|v_s\|\|v_{s'}\|`,
-        and
-    :math:`2\|v_s\|\|v_{s'}\| \le \|v_s\|^2 w_{s'}/w_s + \|v_{s'}\|^2 w_s/w_{s'}`; H is symmetric, so both halves
-    of the sum give :math:`\frac12\sum_s\|v_s\|^2\sum_{s'}H_{ss'}w_{s'}/w_s`. With :math:`v_s =
+    and :math:`2\|v_s\|\|v_{s'}\| \le \|v_s\|^2 w_{s'}/w_s + \|v_{s'}\|^2 w_s/w_{s'}`; H is symmetric, so both
+    halves of the sum give :math:`\frac12\sum_s\|v_s\|^2\sum_{s'}H_{ss'}w_{s'}/w_s`. With :math:`v_s =
     -\gamma_s\nabla_sF` it promises the decrease :math:`\sum_s\|\nabla_s F\|^2/(2D_s)`.
 
     The same curvature for all blocks, :math:`D_s = L`, is valid too, and is what the Perron vector of H gives. The
@@ -45,23 +76,22 @@ def block_step_sizes(certificate: Certificate) -> dict[str, float]:
     A block whose curvature is infinite has step size 0: the others may move, it may not.
 
     Raises:
-        GuaranteeError: if the function is not real-valued or the constants are not bounds.
+        GuaranteeError: as :func:`block_step_sizes`.
     """
     require_bounds(certificate)
     names = list(certificate.block_lipschitz)
     matrix = maximum(certificate.block_smoothness, Magnitude(np.asarray(certificate.block_smoothness.log2).T))
-    steps = dict.fromkeys(names, 0.0)
     movable = np.flatnonzero((matrix.log2 < np.inf).all(axis=1))
     if not len(movable):
-        return steps
-    known = certificate.block_gradients
-    gradient = known if known is not None else {path: float(v) for path, v in certificate.block_lipschitz.items()}
+        return dict.fromkeys(names, 0.0)
+    sizes = gradient_sizes(certificate)
     curvature = block_curvature(
         matrix[np.ix_(movable, movable)],
-        np.array([gradient[names[k]] for k in movable]),
+        np.array([sizes[names[k]] for k in movable]),
         certificate.smoothness if certificate.smoothness.is_finite else None,
     )
-    return steps | {names[k]: step_from(d) for k, d in zip(movable, curvature, strict=True)}
+    steps = {names[k]: step_from(d) for k, d in zip(movable, curvature, strict=True)}
+    return dict.fromkeys(names, 0.0) | steps
 
 
 def block_curvature(matrix: Magnitude, gradient: np.ndarray, smoothness: Magnitude | None = None) -> Magnitude:
@@ -118,4 +148,4 @@ def _promise(log_gradient: np.ndarray, log_curvature: np.ndarray) -> float:
     return float(np.logaddexp2.reduce(2 * log_gradient - log_curvature))
 
 
-__all__ = ["block_curvature", "block_step_sizes"]
+__all__ = ["block_curvature", "block_inverse_smoothness", "block_step_sizes"]

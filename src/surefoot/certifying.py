@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from surefoot.calculus.certify import certify as prove
-from surefoot.calculus.certify import ordinary_device
+from surefoot.calculus.leaves import ordinary_device
 from surefoot.certificate import Certificate
+from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Domain, DomainError, ProductBall, Segment
 from surefoot.objectives import ObjectiveError
 from surefoot.paper.reader import certify_as_printed
@@ -31,8 +31,9 @@ def certify(
         x: a batch; the certificate speaks of the stacked outputs of this batch.
         objective: certify this function of the outputs instead: a loss bound to its targets, such as
             ``surefoot.CrossEntropy(y)``, or any module that maps the outputs to one number.
-        domain: where the variables may be; by default every parameter block within 1 of the origin, or with
-            ``wrt="input"`` the input within 1 of the origin.
+        domain: where the variables may be. By default, for a real-valued function, the ball around the weights on
+            which the longest gradient step can be proved (:mod:`surefoot.certificate.longest_step`); otherwise
+            every parameter block within 1 of the origin, or with ``wrt="input"`` the input within 1 of the origin.
         wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
         input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``.
         constants: ``"certified"``, or ``"paper"`` for Algorithm 4 as printed, with the paper's constants.
@@ -47,7 +48,7 @@ def certify(
         ObjectiveError: if the objective does not fit the outputs.
     """
     if constants != "paper":
-        return prove(model, x, objective=objective, domain=domain, wrt=wrt, input_norm=input_norm)
+        return certify_proved(model, x, objective=objective, domain=domain, wrt=wrt, input_norm=input_norm)
     domain = ProductBall(1.0) if domain is None else domain
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")

@@ -11,7 +11,7 @@ A variable is a parameter tensor, or with ``wrt="input"`` an input tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -57,6 +57,11 @@ class ProductBall:
             )
         return [(variables, float(self.radius[path])) for path, variables in blocks.items()]
 
+    def extent(self, blocks: Iterable[str]) -> dict[str, float]:
+        """How far each block may be from its centre."""
+        radius = self.radius
+        return {path: float(radius[path] if isinstance(radius, Mapping) else radius) for path in blocks}
+
     def __str__(self) -> str:
         where = "the origin" if self.center == "origin" else "its centre"
         size = "its own radius" if isinstance(self.radius, Mapping) else f"{self.radius:g}"
@@ -81,6 +86,10 @@ class Ball:
     def groups(self, blocks: Mapping[str, tuple[str, ...]]) -> list[tuple[tuple[str, ...], float]]:
         """The variables that share a radius, with that radius."""
         return [(tuple(name for variables in blocks.values() for name in variables), float(self.radius))]
+
+    def extent(self, blocks: Iterable[str]) -> float:
+        """How far all of it may be from the centre."""
+        return float(self.radius)
 
     def __str__(self) -> str:
         where = "the origin" if self.center == "origin" else "the centre"

@@ -29,6 +29,10 @@ class ChainError(SurefootError, ValueError):
     """The graph has no reading as a chain of computations, or a chain was asked for what it has not."""
 
 
+class ObjectiveError(SurefootError, ValueError):
+    """The objective does not fit the outputs or the targets."""
+
+
 class UnsupportedOperation(SurefootError, NotImplementedError):
     """An operation has no rule, and a guess would be worse than no answer."""
 

@@ -1,12 +1,12 @@
 r"""What follows from a certificate: step sizes, iteration counts, the damping of Gauss-Newton steps.
 
-Throughout, :math:`F` is real-valued and :math:`L` bounds its second derivative on the domain, a convex
-set.
+Throughout, :math:`F` is real-valued and :math:`L` bounds its second derivative on the domain, a convex set.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from surefoot.certificate import Certificate
 
 _MOST_BITS = 1_000_000
+_HAIR = 2.0**-20  # by which steps to the edge are shortened: gradients may be computed in single precision
 
 
 class GuaranteeError(SurefootError, ValueError):
@@ -109,6 +110,58 @@ def step_from(curvature: Magnitude) -> float:
     return 0.0 if math.isinf(number) else math.nextafter(1.0 / number, 0.0)
 
 
+def longest_step(certificate: Certificate) -> float:
+    r"""The longest step against the gradient that is sure to end in the domain, from the weights at its centre.
+
+    :math:`r/\|\nabla F(u)\|` on a ball, as :math:`\|u - \gamma\nabla F(u) - u\| \le r` says, and
+    :math:`\min_sr_s/\|\nabla_sF(u)\|` on a product of balls. The gradient is that at the centre, or bounded by ℓ
+    where it is not known. Infinite where the domain is not around the weights: nothing is known about the step.
+    """
+    if certificate.radius is None or not certificate.scalar:
+        return math.inf
+    sizes = gradient_sizes(certificate)
+    if isinstance(certificate.radius, Mapping):
+        return min((until(certificate.radius[path], size) for path, size in sizes.items()), default=math.inf)
+    return until(certificate.radius, math.hypot(*sizes.values()) if sizes else float(certificate.lipschitz))
+
+
+def gradient_sizes(certificate: Certificate) -> Mapping[str, float]:
+    """The norm of the gradient at the centre by block, or a bound on it."""
+    if certificate.block_gradients is not None:
+        return certificate.block_gradients
+    return {path: float(size) for path, size in certificate.block_lipschitz.items()}
+
+
+def until(radius: float, gradient: float) -> float:
+    """The step that goes so far, or a hair less."""
+    return math.inf if gradient == 0 else radius * (1 - _HAIR) / gradient
+
+
+def require_room(certificate: Certificate, gap: float | Magnitude, eps: float) -> None:
+    r"""Refuse a ball around the weights that steps 1/L may leave before :math:`\|\nabla F\| \le \varepsilon`.
+
+    A radius :math:`r \ge 2(F_0 - F_{\mathrm{low}})/\varepsilon` is enough. Proof: let :math:`u_0, \dots, u_k` be
+    in the ball with gradients longer than :math:`\varepsilon`, and :math:`u = u_k - t\nabla F(u_k)/L`,
+    :math:`0 < t \le 1`, with the segment to it in the ball. Then :math:`F(u_k) - F(u) \ge (t -
+    t^2/2)\|\nabla F(u_k)\|^2/L \ge \frac12\|\nabla F(u_k)\|\|u - u_k\| > \frac12\varepsilon\|u - u_k\|`, and
+    likewise for the steps before, so the path to :math:`u` is shorter than :math:`2(F_0 -
+    F(u))/\varepsilon \le r`: no such :math:`u` is on the edge, and :math:`u_{k+1}` is inside.
+
+    Raises:
+        GuaranteeError: with the radius that would do.
+    """
+    radius = certificate.radius
+    if radius is None or isinstance(radius, Mapping):
+        return
+    distance = gap if isinstance(gap, Magnitude) else Magnitude.of(gap)
+    if (needed := distance * 2.0 / eps) > radius:
+        raise GuaranteeError(
+            f"steps 1/L may leave the ball of radius {radius:g} before the gradient is {eps:g}: a radius of "
+            f"{needed} would do for this gap, {distance}. Certify on a larger surefoot.Ball, or give a larger eps "
+            "or the gap F(u₀) − F_low if it is smaller"
+        )
+
+
 def damping(certificate: Certificate) -> float:
     r"""A κ with which the Gauss-Newton model majorises the objective over the domain.
 
@@ -168,12 +221,6 @@ def gap_of(certificate: Certificate) -> Magnitude:
 
 
 __all__ = [
-    "GuaranteeError",
-    "composite_damping",
-    "damping",
-    "gap_of",
-    "iterations",
-    "require_bounds",
-    "require_smooth",
-    "step_from",
-]
+    "GuaranteeError", "composite_damping", "damping", "gap_of", "gradient_sizes", "iterations", "longest_step",
+    "require_bounds", "require_room", "require_smooth", "step_from", "until",
+]  # fmt: skip

@@ -33,8 +33,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from surefoot.errors import SurefootError, describe
-from surefoot.graph import Graph, Node, Role
+from surefoot.graph import Graph, Node, Ref, Role
 from surefoot.operations.captured import capture
+from surefoot.operations.record import record_of
 from surefoot.scalar import ScalarFunction, supremum
 from surefoot.scalar.enclosure import doubles_at, kinks
 from surefoot.torch_private import children_of
@@ -172,12 +173,11 @@ def _kinks(graph: Graph) -> Iterator[str]:
 
 
 def _has_kink(node: Node) -> bool:
-    """Whether an operation has a kink: a scalar function where its slope jumps, any other by name."""
-    name = node.op.removeprefix("aten.")
-    options = {key: value for key, value in node.arguments.items() if isinstance(value, int | float | str)}
-    try:
-        function = ScalarFunction.named(name, **options)
-    except (TypeError, ValueError):  # no function of one number with these options
+    """Whether an operation has a kink: a function of one number where its slope jumps, any other by name."""
+    name, scalar, x = node.op.removeprefix("aten."), record_of(node).scalar, ScalarFunction.variable()
+    arguments = {key: x if isinstance(value, Ref) else value for key, value in node.arguments.items()}
+    function = scalar(arguments) if scalar is not None and len(node.inputs) == 1 else None
+    if function is None:
         return name in _KINKED or "max_pool" in name
     points = [doubles_at(point) for point in kinks(function)]
     return any(math.isinf(supremum(function, 2, point[0], point[-1])) for point in points)
@@ -251,7 +251,7 @@ _COUNTERPARTS: dict[type[nn.Module], Callable[[Any], nn.Module | None]] = {
 }
 # operations with kinks that are no functions of one number
 _KINKED = {
-    "_prelu_kernel", "rrelu", "sgn", "floor", "ceil", "round", "trunc", "frac", "heaviside",
+    "prelu", "_prelu_kernel", "sgn", "floor", "ceil", "round", "trunc", "frac", "heaviside", "clamp",
     "clamp_min", "clamp_max", "clip", "maximum", "minimum", "fmax", "fmin", "max", "min", "amax", "amin",
     "aminmax", "median", "kthvalue", "sort", "topk", "cummax", "cummin", "norm", "linalg_vector_norm",
     "dist", "cdist",

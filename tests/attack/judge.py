@@ -13,10 +13,9 @@ from attack.networks import Case, Network
 from attack.operations import wrong_rules
 from judges import Target, attack, violations
 from judges.function import in_double
-from surefoot.calculus.certify import certify, enclose_leaves
+from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.forward import forward
-from surefoot.calculus.prepare import prepared
-from surefoot.operations.captured import capture
+from surefoot.certificate.proving import certify_proved
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Judge:
     def verdict(self, case: Case, seed: int) -> Verdict:
         """Certify the case and attack it."""
         model, x = self.network.model, self.network.x
-        certificate = certify(model, x, domain=case.domain, wrt=case.wrt, input_norm=case.input_norm)
+        certificate = certify_proved(model, x, domain=case.domain, wrt=case.wrt, input_norm=case.input_norm)
         target = Target.on(self.twin, self.inputs, case.domain, case.wrt)
         found = attack(target, seed=seed)
         wrong = [*map(str, violations(certificate, found)), *self._wrong_inside(case, target, found.points, seed)]
@@ -56,12 +55,10 @@ class Judge:
 
     def _wrong_inside(self, case: Case, target: Target, points: list[Tensor], seed: int) -> list[str]:
         model, x = self.network.model, self.network.x
-        graph = capture(model, x)
+        analysis = Analysis.of(model, x)
+        graph, ready = analysis.reading.graph, analysis.reading.prepared
         (leaf,) = graph.inputs
-        leaves, region = enclose_leaves(
-            graph, dict(model.named_parameters()), {leaf.name: x}, case.domain, case.wrt, case.input_norm
-        )
-        ready = prepared(graph)
+        leaves, region = analysis.enclosed(case.domain, case.wrt, case.input_norm)
         result = forward(ready, leaves, region)
         base = {name: enclosure.value for name, enclosure in leaves.items()} | {leaf.name: self.inputs[0]}
         if case.wrt == "input":

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import surefoot as sf
+from surefoot.calculus.adjoint.backward import backward
 from surefoot.calculus.adjoint.costates import costates
+from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
-from surefoot.calculus.certify import enclose_leaves
-from surefoot.calculus.forward import Pass, forward
-from surefoot.calculus.prepare import prepared
-from surefoot.objectives import attach
-from surefoot.operations.captured import capture
+from surefoot.calculus.forward import Pass
+from surefoot.enclosure import Enclosure
 
 
 class Twice(nn.Module):
@@ -144,10 +143,13 @@ class Judge:
 
 
 def run(model: nn.Module, x: Tensor, objective: nn.Module, domain: sf.Ball) -> Pass:
-    graph, targets = attach(capture(model, x), objective)
-    inputs = {graph.inputs[0].name: x} | targets
-    leaves, region = enclose_leaves(graph, dict(model.named_parameters()), inputs, domain, "params", None)
-    return forward(prepared(graph), leaves, region, keep=True)
+    return Analysis.of(model, x, objective).over(domain)
+
+
+def costates_of(result: Pass) -> dict[str, Enclosure]:
+    centre = backward(result)
+    assert centre is not None
+    return costates(result, centre)
 
 
 def norm(matrix: Tensor) -> float:
@@ -179,11 +181,9 @@ def test_no_point_of_the_domain_exceeds_the_certificate(name: str, loss: str) ->
 def test_costates_are_within_their_enclosures(name: str, radius: float) -> None:
     model, x, objective = setting(name, "cross entropy", seed=1)
     judge = Judge(model, x, objective)
-    enclosed = costates(run(model, x, objective, sf.Ball(radius)))
-    assert enclosed is not None
+    enclosed = costates_of(run(model, x, objective, sf.Ball(radius)))
     for u in judge.points(radius):
-        there = costates(run(model, x, objective, sf.Ball(0.0, center=judge.parameters(u))))
-        assert there is not None
+        there = costates_of(run(model, x, objective, sf.Ball(0.0, center=judge.parameters(u))))
         for tensor, costate in enclosed.items():
             move = there[tensor].value - costate.value
             assert float(move.norm()) <= float(costate.spread) + 1e-12

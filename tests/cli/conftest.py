@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from surefoot.cli.app import app
+from surefoot.cli.commands import app
 
 Surefoot = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.cli.models import Spec, fitted
-from surefoot.cli.names import complete_model, zoo_names
+from surefoot.cli.zoo_names import complete_model, zoo_names
 
 
 def test_names_for_completion_are_those_of_the_zoo():

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 import surefoot as sf
-from surefoot.cli import doctor
-from surefoot.cli.app import app
-from surefoot.cli.compare import ratio, rounded_down
+from surefoot.certificate.numbers import down
+from surefoot.cli import health
+from surefoot.cli.commands import app
+from surefoot.cli.comparing import ratio
 from surefoot.data import DataError, load
 from surefoot.magnitude import Magnitude
 from surefoot.operations import rules
@@ -55,8 +56,8 @@ def test_doctor_is_well(surefoot):
 
 
 def test_doctor_says_what_is_missing_and_what_is_wrong(surefoot, monkeypatch):
-    version = doctor.version
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("mlxtend", "pandas") else version(name))
+    version = health.version
+    monkeypatch.setattr(health, "_version", lambda name: None if name in ("mlxtend", "pandas") else version(name))
     monkeypatch.setattr(sf, "certify", lambda *_, **__: 1 / 0)
     found = surefoot("doctor")
     assert found.exit_code == 1
@@ -86,8 +87,8 @@ def test_ratios_of_numbers_beyond_a_double():
 
 def test_a_printed_step_is_never_longer():
     for step in (0.19999999, 1 / 3, 5e-324, 1.0, 9.9999e300):
-        assert 0 <= float(rounded_down(step)) <= step
-    assert rounded_down(0.12349999) == "1.234e-01"
+        assert 0 <= float(down(step)) <= step
+    assert down(0.12349999) == "1.234e-01"
 
 
 @pytest.mark.parametrize(

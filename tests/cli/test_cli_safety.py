@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from surefoot.cli.exported import load_exported
-from surefoot.cli.frame import UsageError
+from surefoot.cli.guard import UsageError
 from surefoot.data import DataError, load, read_tensors
 
 

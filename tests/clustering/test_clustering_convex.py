@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import surefoot as sf
 from surefoot.clustering import (
     ConvexClustering,
     Edges,
@@ -343,3 +344,17 @@ def test_components_are_those_of_scipy():
 def test_what_does_not_fit_is_refused(make, word):
     with pytest.raises(ObjectiveError, match=word):
         make()
+
+
+@pytest.mark.parametrize("weights", [None, "knn"])
+@pytest.mark.parametrize("penalty", [1e-3, 0.5, 5.0])
+def test_it_is_convex_whatever_the_round_off(weights, penalty):
+    """Outputs that move together do not change it: that curvature is zero, and round-off has either sign."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(3, 2).double(), torch.randn(15, 3).double()
+    loss = ConvexClustering(weights, penalty=penalty, neighbours=4)
+    assert loss.convex
+    chain = sf.Chain(model, x)
+    with pytest.raises(sf.oracles.OracleError, match="not a sum over the rows"):
+        sf.oracles.gauss_newton(chain, loss, method="dual")
+    assert sf.oracles.gauss_newton(chain, loss, method="dynamic").solved

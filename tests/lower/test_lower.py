@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 import surefoot as sf
 from judges import Target, jacobian_norm, second_derivative, tensor_norm
+from surefoot.attained import Contradiction
 from surefoot.domains import DomainError
 from surefoot.lower import Estimate, LowerBound, bracket
-from surefoot.lower.value import Contradiction
 from surefoot.magnitude import Magnitude
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from objectives.zoo import LOSSES, real
 from surefoot import objectives as o
-from surefoot.calculus.segment.certify import Along
+from surefoot.calculus.segment.along import Along
 
 LOGARITHMS = ("likelihood", "divergence")
 

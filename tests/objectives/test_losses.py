@@ -8,7 +8,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.objectives import BinaryCrossEntropy, Huber, ObjectiveError, Ridge
-from surefoot.objectives.cross_entropy import masses
+from surefoot.operations.losses.cross_entropy import masses
 
 LABELS = torch.tensor([0, 2, 1, 2, 2])
 SOFT = torch.softmax(torch.randn(5, 3, generator=torch.Generator().manual_seed(1)), dim=1)
@@ -172,7 +172,7 @@ def test_the_smoothness_of_a_ridge():
 
 
 def test_a_composition_is_made_once():
-    from surefoot.objectives import attach
+    from surefoot.calculus.attach import attach
     from surefoot.operations.captured import capture
 
     model, x = network()

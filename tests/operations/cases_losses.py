@@ -10,58 +10,43 @@ from torch import Tensor
 
 from operations.case import Case, Fixed, operation
 from operations.tensors import real
-from surefoot.objectives import further, losses
-from surefoot.objectives.cross_entropy import cross_entropy
+from surefoot.operations.record import records
 
 
-def _square(outputs: Tensor, **options: Any) -> Case:
-    return operation(losses.square, outputs, Fixed(real(*outputs.shape)), op="surefoot.square", **options)
+def _case(name: str, outputs: Tensor, targets: Any, **options: Any) -> Case:
+    op = f"surefoot.{name}"
+    facts = records()[op].loss
+    assert facts is not None
+    return operation(facts.function, outputs, targets, op=op, **options)
 
 
-def _labels(outputs: Tensor, **options: Any) -> Case:
-    labels = torch.arange(len(outputs)) % outputs.shape[1]
-    return operation(cross_entropy, outputs, labels, op="surefoot.cross_entropy", **options)
+def _labels(outputs: Tensor, name: str = "cross_entropy", **options: Any) -> Case:
+    return _case(name, outputs, torch.arange(len(outputs)) % outputs.shape[1], **options)
 
 
 def _distributions(outputs: Tensor, **options: Any) -> Case:
-    targets = torch.softmax(real(*outputs.shape), dim=1)
-    return operation(cross_entropy, outputs, Fixed(targets), op="surefoot.cross_entropy", **options)
+    return _case("cross_entropy", outputs, Fixed(torch.softmax(real(*outputs.shape), dim=1)), **options)
 
 
 def _ignored(outputs: Tensor, **options: Any) -> Case:
     labels = torch.arange(len(outputs)) % outputs.shape[1]
-    return operation(
-        cross_entropy,
-        outputs,
-        labels.where(labels != 1, -100),
-        op="surefoot.cross_entropy",
-        ignore_index=-100,
-        **options,
-    )
+    return _case("cross_entropy", outputs, labels.where(labels != 1, -100), ignore_index=-100, **options)
 
 
 def _binary(outputs: Tensor, **options: Any) -> Case:
-    targets = Fixed(torch.sigmoid(2 * real(*outputs.shape)))
-    return operation(losses.binary_cross_entropy, outputs, targets, op="surefoot.binary_cross_entropy", **options)
+    return _case("binary_cross_entropy", outputs, Fixed(torch.sigmoid(2 * real(*outputs.shape))), **options)
 
 
-def _differences(function: Callable[..., Tensor], op: str, outputs: Tensor, **options: Any) -> Case:
-    return operation(function, outputs, Fixed(real(*outputs.shape)), op=f"surefoot.{op}", **options)
+def _differences(name: str, outputs: Tensor, **options: Any) -> Case:
+    return _case(name, outputs, Fixed(real(*outputs.shape)), **options)
 
 
-def _positive(function: Callable[..., Tensor], op: str, outputs: Tensor, **options: Any) -> Case:
-    return operation(function, outputs, Fixed(3 * real(*outputs.shape).abs()), op=f"surefoot.{op}", **options)
-
-
-def _likelihood(outputs: Tensor, **options: Any) -> Case:
-    labels = torch.arange(len(outputs)) % outputs.shape[1]
-    op = "surefoot.negative_log_likelihood"
-    return operation(further.negative_log_likelihood, outputs, labels, op=op, **options)
+def _positive(name: str, outputs: Tensor, **options: Any) -> Case:
+    return _case(name, outputs, Fixed(3 * real(*outputs.shape).abs()), **options)
 
 
 def _margin(outputs: Tensor, **options: Any) -> Case:
-    targets = Fixed(torch.sign(real(*outputs.shape)))
-    return operation(further.soft_margin, outputs, targets, op="surefoot.soft_margin", **options)
+    return _case("soft_margin", outputs, Fixed(torch.sign(real(*outputs.shape))), **options)
 
 
 def _equal(*shape: int) -> Tensor:
@@ -72,10 +57,10 @@ WEIGHTS = (0.3, 2.0, 0.0, 1.0)
 
 CASES: dict[str, list[Callable[[], Case]]] = {
     "surefoot.square": [
-        lambda: _square(real(3, 2)),
-        lambda: _square(real(2, 2, 2)),
-        lambda: _square(real(3, 2), reduction="entries", scale=2.0),
-        lambda: _square(real(3, 2), reduction="sum"),
+        lambda: _differences("square", real(3, 2)),
+        lambda: _differences("square", real(2, 2, 2)),
+        lambda: _differences("square", real(3, 2), reduction="entries", scale=2.0),
+        lambda: _differences("square", real(3, 2), reduction="sum"),
     ],
     "surefoot.cross_entropy": [
         lambda: _labels(real(3, 4)),
@@ -100,23 +85,23 @@ CASES: dict[str, list[Callable[[], Case]]] = {
         lambda: _binary(real(2, 3), reduction="row", scale=3.0),
     ],
     "surefoot.huber": [
-        lambda: _differences(losses.huber, "huber", real(3, 2)),
-        lambda: _differences(losses.huber, "huber", 3 * real(2, 3), delta=0.7),
-        lambda: _differences(losses.huber, "huber", real(2, 2), delta=100.0, reduction="entries"),
+        lambda: _differences("huber", real(3, 2)),
+        lambda: _differences("huber", 3 * real(2, 3), delta=0.7),
+        lambda: _differences("huber", real(2, 2), delta=100.0, reduction="entries"),
     ],
-    "surefoot.absolute": [lambda: _differences(further.absolute, "absolute", 5 * real(3, 2))],
+    "surefoot.absolute": [lambda: _differences("absolute", 5 * real(3, 2))],
     "surefoot.soft_margin": [lambda: _margin(real(3, 2)), lambda: _margin(4 * real(2, 3), reduction="entries")],
     "surefoot.poisson": [
-        lambda: _positive(further.poisson, "poisson", real(3, 2)),
-        lambda: _positive(further.poisson, "poisson", real(3, 2), full=True, reduction="sum"),
+        lambda: _positive("poisson", real(3, 2)),
+        lambda: _positive("poisson", real(3, 2), full=True, reduction="sum"),
     ],
     "surefoot.divergence": [
-        lambda: _positive(further.divergence, "divergence", real(3, 2)),
-        lambda: _differences(further.divergence, "divergence", real(3, 2), log_target=True, reduction="entries"),
+        lambda: _positive("divergence", real(3, 2)),
+        lambda: _differences("divergence", real(3, 2), log_target=True, reduction="entries"),
     ],
     "surefoot.negative_log_likelihood": [
-        lambda: _likelihood(real(3, 4)),
-        lambda: _likelihood(real(4, 4), weight=WEIGHTS),
-        lambda: _likelihood(real(3, 4), reduction="sum", scale=0.5),
+        lambda: _labels(real(3, 4), "negative_log_likelihood"),
+        lambda: _labels(real(4, 4), "negative_log_likelihood", weight=WEIGHTS),
+        lambda: _labels(real(3, 4), "negative_log_likelihood", reduction="sum", scale=0.5),
     ],
 }

@@ -16,9 +16,9 @@ from operations.derivatives import spectral, tensor_norm
 from operations.harness import claims, enclose, enclosed
 from operations.modules import MODULES, example
 from operations.tensors import away, real, whole, yes_or_no
-from surefoot.calculus.certify import certify
 from surefoot.calculus.forward import forward
 from surefoot.calculus.prepare import scalar
+from surefoot.certifying import certify
 from surefoot.domains import ProductBall
 from surefoot.enclosure import unknown_constant
 from surefoot.errors import UnsupportedOperation

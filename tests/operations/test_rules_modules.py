@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from judges import assert_upper_bound
 from operations.modules import MODULES, example
-from surefoot.calculus.certify import certify
 from surefoot.certificate import Certificate
+from surefoot.certifying import certify
 from surefoot.domains import Ball, ProductBall
 
 

@@ -12,9 +12,9 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.optim import GuaranteedOptimizer, OptimizerError, StepRecord
-from surefoot.optim.base import norm_of
-from surefoot.optim.data import Fingerprint
 from surefoot.optim.record import best_stationarity, from_columns, to_columns
+from surefoot.optim.stored import norm_of
+from surefoot.optim.watch import Fingerprint
 
 
 class Plain(GuaranteedOptimizer):

@@ -13,9 +13,9 @@ from judges.networks import CLASSES, make
 from judges.steps import DenseModel, flat, second_derivative
 from surefoot.chain import Chain, Computation
 from surefoot.objectives import CrossEntropy, Ridge, Square
-from surefoot.oracles.linear_quadratic import linear_quadratic
-from surefoot.oracles.operators import Operator
+from surefoot.oracles import linear_quadratic
 from surefoot.oracles.problem import OracleError
+from surefoot.oracles.quadratic_problem import Operator
 
 NAMES = ["mlp", "convolutional", "layer_norm", "residual", "dense", "attention", "frozen", "shared", "batch_norm"]
 

@@ -14,12 +14,10 @@ from judges.networks import CLASSES, MAKERS, make
 from judges.steps import DenseModel, flat
 from surefoot.chain import Chain
 from surefoot.objectives import CrossEntropy, Objective, Ridge, Square
-from surefoot.oracles import factored, inner
+from surefoot.oracles import Step, factored, inner, newton
 from surefoot.oracles.dynamic import solve_dynamic
-from surefoot.oracles.newton import newton
 from surefoot.oracles.problem import OracleError, Problem
 from surefoot.oracles.stages import stages
-from surefoot.oracles.step import Step
 
 FORMS: list[Any] = ["auto", "direct", "woodbury"]
 

@@ -16,10 +16,10 @@ from hand_made import HOSTILE, hand_made
 from torch import nn
 
 import surefoot as sf
+from surefoot.attained import Contradiction
+from surefoot.certificate.numbers import count, lower, upper
 from surefoot.lower import Estimate, LowerBound
-from surefoot.lower.value import Contradiction
-from surefoot.report import ReportError, render_report, write_report
-from surefoot.report import write as page
+from surefoot.report import ReportError, page, render_report, write_report
 
 
 class Elements(HTMLParser):
@@ -132,16 +132,32 @@ def test_the_download_is_the_certificate(objective: tuple[sf.Certificate, Estima
 def test_an_objective_shows_its_constants_steps_and_bracket(objective: tuple[sf.Certificate, Estimate]) -> None:
     certificate, estimate = objective
     text = text_of(render_report([("small", certificate)], estimates=[estimate]))
-    from surefoot.report.numbers import count, lower, upper
-
     for value in (certificate.bound, certificate.lipschitz, certificate.smoothness):
         assert upper(value) in text
+    assert certificate.step_size < certificate.inverse_smoothness
+    shown = f"step size {lower(certificate.step_size)} as far as the domain reaches; 1/L is "
+    assert shown + lower(certificate.inverse_smoothness) in text
+    assert "steps of size 1/L" not in text
+    assert "Steps 1/L may leave the ball of radius 0.05 before the gradient is 0.1: a radius of " in text
+    assert f"{lower(estimate.smoothness)} ≤ true ≤ {upper(certificate.smoothness)}" in text
+    assert "Useful" in text
+    assert "real arithmetic" in text
+
+
+def test_where_it_is_proved_the_number_of_steps_is_shown() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), torch.randn(6, 3).double()
+    certificate = sf.certify(model, x, objective=sf.CrossEntropy(torch.tensor([0, 1, 0, 1, 1, 0])))
+    text = text_of(render_report([("small", certificate)]))
     assert f"1/L step size {lower(certificate.step_size)}" in text
     for eps in (0.1, 0.01, 0.001):
         assert f"ε = {eps:g} {' '.join(count(certificate.iterations(eps)).split())}" in text
-    assert f"{lower(estimate.smoothness)} ≤ true ≤ {upper(certificate.smoothness)}" in text
-    assert "Certified" in text
-    assert "real arithmetic" in text
+
+
+def test_what_is_of_no_use_is_not_green() -> None:
+    deep = nn.Sequential(*(nn.Linear(2, 2) for _ in range(60)))
+    source = render_report([("deep", sf.certify(deep, torch.ones(1, 2), domain=sf.ProductBall(1e20)))])
+    assert '<div class="verdict idle">' in source
+    assert "Finite but of no use" in text_of(source)
 
 
 def test_estimates_by_name_and_those_attached(objective: tuple[sf.Certificate, Estimate]) -> None:

@@ -216,7 +216,7 @@ def test_charts_show_values_under_the_pointer_and_the_keys(browser: Any, plain: 
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
-    from surefoot.report.numbers import upper
+    from surefoot.certificate.numbers import upper
 
     address, certificate = plain
     open_page(browser, address)

@@ -1,10 +1,12 @@
-"""The smoothness calculus.
+"""The smoothness calculus, on (model, batch, objective) read once.
 
-* ``enclosure``: what is known about a tensor over a domain.
+* ``analysis``: what was read, and whether it is still true.
+* ``attach``, ``leaves``: an objective behind a model; the leaves of the graph over a domain.
 * ``prepare``: the graph rewritten into operations with sharp constants.
 * ``forward``: bound, spread and Lipschitz constants of every tensor, by one forward pass over the rules.
 * ``assemble``: the smoothness, as a matrix over pairs of variables.
-* ``breakdown``: where the constants come from, operation by operation.
-* ``certify``: all of it, from a model and a domain to a certificate.
-* ``paper``: the paper's statements as printed, and its Algorithm 4 on a chain.
+* ``adjoint``: for one number, a sharper one by a pass backwards.
+* ``composite``: an objective as a loss of a network's outputs.
+* ``breakdown``, ``whatif``: where the constants come from, and what would change them.
+* ``segment``: a function along a direction.
 """

@@ -15,7 +15,7 @@ matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from surefoot.magnitude import Magnitude
 from surefoot.norms import nonnegative_norm
 from surefoot.operations.call import Pair
 
-Contraction = Callable[[Step], Mapping[Pair, Magnitude]]
+Curvatures = Mapping[str, Mapping[Pair, Magnitude]]  # of each operation, by the name of its result
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,11 @@ class Term:
     weight: Magnitude
     left: Magnitude
     right: Magnitude
+
+    @property
+    def size(self) -> Magnitude:
+        """Its norm."""
+        return self.weight * self.left.norm() * self.right.norm()
 
 
 def weights(result: Pass) -> dict[str, Magnitude]:
@@ -52,36 +57,35 @@ def weights(result: Pass) -> dict[str, Magnitude]:
     return total
 
 
-def weighted_curvature(result: Pass) -> Contraction:
-    """The curvatures of an operation as they count at the output: times its weight."""
+def weighted_curvature(result: Pass) -> Curvatures:
+    """The curvatures of every operation as they count at the output: times its weight."""
     weight = weights(result)
+    return {
+        step.node.name: {pair: weight[step.node.name] * amount for pair, amount in step.bounds.curvature.items()}
+        for step in result.steps
+        if step.node.name in weight
+    }
 
-    def contracted(step: Step) -> Mapping[Pair, Magnitude]:
-        share = weight.get(step.node.name)
-        return {} if share is None else {pair: share * amount for pair, amount in step.bounds.curvature.items()}
 
-    return contracted
-
-
-def terms(result: Pass, contracted: Contraction, lipschitz: Mapping[str, Magnitude] | None = None) -> list[Term]:
+def terms(result: Pass, contracted: Curvatures, lipschitz: Mapping[str, Magnitude] | None = None) -> list[Term]:
     """The summands of H that are not zero, from the contracted curvatures of each operation.
 
     Args:
         result: the forward pass.
-        contracted: the curvatures.
+        contracted: the curvatures; those of operations that are not named do not count.
         lipschitz: of every tensor that varies; by default that of the forward pass.
     """
-    found: list[Term] = []
+    summands: list[Term] = []
     slopes = {name: e.lipschitz for name, e in result.enclosures.items()} if lipschitz is None else lipschitz
     for step in result.steps:
-        for (first, second), curvature in contracted(step).items():
+        for (first, second), curvature in contracted.get(step.node.name, {}).items():
             if first not in step.names or second not in step.names:
                 continue  # a constant argument has no derivative
             left, right = slopes[step.names[first]], slopes[step.names[second]]
             amount = curvature * (1.0 if first == second else 2.0)
             if not (amount.is_zero or left.is_zero or right.is_zero):
-                found.append(Term(step, amount, left, right))
-    return found
+                summands.append(Term(step, amount, left, right))
+    return summands
 
 
 def assemble(summands: list[Term], variables: int) -> Magnitude:

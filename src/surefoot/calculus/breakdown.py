@@ -4,73 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
 from surefoot.calculus.assemble import Term
 from surefoot.calculus.forward import Pass, Step
-from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, ten_times_epsilon
-from surefoot.certificate import Row
-from surefoot.magnitude import Magnitude, maximum, minimum
+from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.norms import nonnegative_norm
 from surefoot.operations.call import label
 
-_MOST_ENTRIES = 5e7  # of all matrices together; beyond that, numbers in place of matrices
+_MOST_ENTRIES = 5e7  # of all matrices together
 _SHARPEST = 64  # variables up to which every matrix is worth a sharp norm
 
 
-def rows(result: Pass, summands: Sequence[Term], smoothness: Magnitude) -> list[Row]:
-    """One row per operation that varies, with the constants of its result as a function of the variables."""
-    count = len(result.region.variables)
-    by_matrix = count**2 * len(result.steps) <= _MOST_ENTRIES
-    smooth = _smoothness_by_matrix(result) if by_matrix else _smoothness_by_number(result)
-    if len(result.outputs) == 1:
-        smooth[result.outputs[0]] = smoothness
-    share = shares(summands)
-    by_radius = bits_gained(result, half_the_radius(result))
-    normalised = any(epsilon_of(step) is not None for step in result.steps)
-    by_epsilon = bits_gained(result, ten_times_epsilon) if normalised else {}
-    own = set() if set(result.region.blocks) == {"input"} else set(result.region.variables)
-    return [
-        Row(
-            module=step.node.module,
-            operation=label(step.node),
-            shape=step.node.specs[0].shape,
-            bound=result.enclosures[step.node.name].bound,
-            lipschitz=result.enclosures[step.node.name].lipschitz.norm(),
-            smoothness=smooth[step.node.name],
-            share=share.get(step.node.name, 0.0),
-            slope=_slope(step, own),
-            curvature=maximum(*(curvature for _, _, curvature in _curvatures(step))),
-            epsilon=epsilon_of(step),
-            bits_by_radius=by_radius.get(step.node.name, 0.0),
-            bits_by_epsilon=by_epsilon.get(step.node.name, 0.0),
-        )
-        for step in result.steps
-    ]
-
-
-def _slope(step: Step, own: set[str]) -> Magnitude | None:
+def largest_slope(step: Step, parameters: AbstractSet[str]) -> Magnitude | None:
     """The largest slope in an argument that is not a parameter of the operation itself."""
-    found = [step.bounds.jacobian[slot] for slot, name in step.names.items() if name not in own]
-    return maximum(*found) if found else None
+    slopes = [step.bounds.jacobian[slot] for slot, name in step.names.items() if name not in parameters]
+    return maximum(*slopes) if slopes else None
 
 
-def _smoothness_by_matrix(result: Pass) -> dict[str, Magnitude]:
-    """The recursion of :mod:`surefoot.calculus.assemble` with a matrix per tensor, and the norms of those."""
-    count = len(result.region.variables)
-    zero = Magnitude.zero((count, count))
+def largest_curvature(step: Step) -> Magnitude:
+    """The largest curvature between arguments that vary."""
+    return maximum(*(curvature for _, _, curvature in _curvatures(step)))
+
+
+def smoothness_by_tensor(result: Pass) -> dict[str, Magnitude]:
+    """The smoothness of every result as a function of the variables: the recursion of
+    :mod:`surefoot.calculus.assemble` with a matrix per tensor, and the norms of those.
+
+    Where the matrices would be too many, all variables count as one: larger, and cheap.
+    """
+    slopes = {name: e.lipschitz for name, e in result.enclosures.items()}
+    if len(result.region.variables) ** 2 * len(result.steps) > _MOST_ENTRIES:
+        slopes = {name: stack([slope.norm()]) for name, slope in slopes.items()}
     matrices: dict[str, Magnitude] = {}
     last_reader = {name: step.node.name for step in result.steps for name in step.names.values()}
     norms: dict[str, Magnitude] = {}
     for step in result.steps:
-        total = zero
+        count = len(slopes[step.node.name])
+        total = Magnitude.zero((count, count))
         for slot, name in step.names.items():
             if name in matrices:
                 total = total + matrices[name] * step.bounds.jacobian[slot]
         for first, second, curvature in _curvatures(step):
-            left, right = (result.enclosures[step.names[slot]].lipschitz for slot in (first, second))
-            outer = Magnitude(np.asarray(left.log2)[:, None]) * Magnitude(np.asarray(right.log2)[None, :])
+            outer = slopes[step.names[first]][:, None] * slopes[step.names[second]][None, :]
             total = total + outer * curvature
             if first != second:
                 total = total + Magnitude(outer.log2.T) * curvature
@@ -87,20 +65,6 @@ def _quick_norm(matrix: Magnitude) -> Magnitude:
     return minimum(matrix.norm(), matrix.sum(axis=1).max())
 
 
-def _smoothness_by_number(result: Pass) -> dict[str, Magnitude]:
-    """The same recursion on norms: larger, and cheap for any number of variables."""
-    smooth: dict[str, Magnitude] = {}
-    for step in result.steps:
-        total = Magnitude.zero()
-        for slot, name in step.names.items():
-            total = total + step.bounds.jacobian[slot] * smooth.get(name, Magnitude.zero())
-        for first, second, curvature in _curvatures(step):
-            sizes = [result.enclosures[step.names[slot]].lipschitz.norm() for slot in (first, second)]
-            total = total + curvature * sizes[0] * sizes[1] * (1.0 if first == second else 2.0)
-        smooth[step.node.name] = total
-    return smooth
-
-
 def _curvatures(step: Step) -> list[tuple[str, str, Magnitude]]:
     """The curvatures between arguments that vary."""
     return [
@@ -114,8 +78,7 @@ def shares(summands: Sequence[Term]) -> dict[str, float]:
     """How much of the smoothness each operation contributes, by the norm of its summands."""
     logs: dict[str, list[float]] = {}
     for term in summands:
-        size = term.weight * term.left.norm() * term.right.norm()
-        logs.setdefault(term.step.node.name, []).append(float(size.log2))
+        logs.setdefault(term.step.node.name, []).append(float(term.size.log2))
     if not logs:
         return {}
     top = max(max(values) for values in logs.values())

@@ -6,24 +6,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
-from surefoot.calculus.forward import Pass, Step
+from surefoot.calculus.forward import Pass
 from surefoot.magnitude import Magnitude
-from surefoot.objectives.base import Objective, kind_of
+from surefoot.operations.record import LossFacts, record_of
 
 
-def objective_of(result: Pass) -> tuple[Step, type[Objective]] | None:
-    """The operation that computes the output and what it is, if it is an objective."""
-    step = result.steps[-1] if result.steps else None
-    kind = None if step is None else kind_of(step.node.op)
-    if step is None or kind is None or result.outputs != (step.node.name,):
+def loss_facts(result: Pass) -> LossFacts | None:
+    """What is known of the operation that computes the output; ``None`` if it is no loss."""
+    if not result.steps or result.outputs != (result.steps[-1].node.name,):
         return None
-    return step, kind
+    return record_of(result.steps[-1].node).loss
 
 
 def is_nonnegative(result: Pass) -> bool:
-    """Whether the output is an objective that is never below zero."""
-    found = objective_of(result)
-    return found is not None and found[1].nonnegative
+    """Whether the output is a loss that is never below zero."""
+    facts = loss_facts(result)
+    return facts is not None and facts.nonnegative
 
 
 def damping_of(result: Pass) -> Callable[[], tuple[Magnitude, bool]] | None:
@@ -32,17 +30,14 @@ def damping_of(result: Pass) -> Callable[[], tuple[Magnitude, bool]] | None:
     :math:`\ell_h` bounds the gradient of the loss at the outputs that occur over the domain, :math:`L_\psi` is the
     smoothness of the outputs, from the same forward pass.
     """
-    found = objective_of(result)
-    if found is None or not found[1].convex:
+    facts = loss_facts(result)
+    if facts is None or not facts.convex:
         return None
-    step, kind = found
+    step, quadratic = result.steps[-1], facts.quadratic
 
     def compute() -> tuple[Magnitude, bool]:
         network = replace(result, outputs=(step.names["outputs"],))
         matrix = assemble(terms(network, weighted_curvature(network)), len(result.region.variables))
-        return step.bounds.jacobian["outputs"] * smoothness(matrix), kind.quadratic
+        return step.bounds.jacobian["outputs"] * smoothness(matrix), quadratic
 
     return compute
-
-
-__all__ = ["damping_of", "is_nonnegative", "objective_of"]

@@ -21,7 +21,7 @@ part of the function that the certificate speaks of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.graph.evaluate import value_of
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
-from surefoot.operations.call import Bounds, Call, Slot
+from surefoot.operations.call import Bounds, Call, Pair, Slot
 from surefoot.operations.record import record_of, rule_for
 from surefoot.operations.rows import rows_of
 
@@ -52,7 +52,19 @@ class Step:
     @property
     def light(self) -> Step:
         """The same without what depends on centre values."""
-        return replace(self, bounds=_light(self.bounds))
+        numbers = replace(
+            self.bounds, curvature_along=None, rows_along=None, change_along=None, jacobian_change=None
+        )
+        return replace(self, bounds=numbers)
+
+    def partners(self, slot: Slot) -> list[tuple[Pair, Slot]]:
+        """The pairs with curvature that a slot belongs to, each with the other slot, if that varies."""
+        pairs = [(pair, pair[pair[0] == slot]) for pair in self.bounds.curvature if slot in pair]
+        return [(pair, other) for pair, other in pairs if other in self.names]
+
+    def row_moves(self, slot: Slot, enclosures: Mapping[str, Enclosure], count: int) -> Magnitude:
+        """How far what each row of the result reads in a slot may be from the centre."""
+        return row_moves(enclosures[self.names[slot]], slot in self.row_slots, count)
 
 
 @dataclass(frozen=True)
@@ -73,57 +85,39 @@ class Pass:
         return replace(self, enclosures=enclosures, steps=tuple(step.light for step in self.steps), graph=None)
 
 
-def forward(
-    graph: Graph,
-    leaves: Mapping[str, Enclosure],
-    region: Region,
-    keep: bool = False,
-    sharpen: Callable[[Step, Enclosure], Enclosure] | None = None,
-) -> Pass:
-    """Run the rules over the graph.
+def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region, keep: bool = False) -> Pass:
+    """Run the rules over the graph, from enclosures of the leaves.
 
-    Args:
-        graph: the operations.
-        leaves: enclosures of what comes from outside.
-        region: the domain.
-        keep: whether to keep centre values for a pass backwards; otherwise they are dropped as soon as no later
-            operation reads them.
-        sharpen: given an operation and the enclosure of its result, returns one that may be sharper.
+    Centre values are kept for a pass backwards, or dropped as soon as no later operation reads them.
 
     Raises:
         UnsupportedOperation: if an operation that varies has no rule.
     """
     enclosures = dict(leaves)
     steps: list[Step] = []
-    last_reader = {name: node for node in graph.nodes for name in node.inputs}
     for node in graph.nodes:
-        call = Call(node, enclosures)
         value = value_of(node, {name: enclosures[name].value for name in node.inputs})
         if all(enclosures[name].is_constant for name in node.inputs):
-            enclosures[node.name] = _constant(graph, call, value, region)
+            enclosures[node.name] = _constant(graph, Call(node, enclosures), value, region)
         else:
-            bounds = rule_for(node, graph)(call)
-            names = {slot: name for slot, name in call.names.items() if slot in call.varying}
-            steps.append(_step(call, bounds, names, region, keep))
-            enclosed = _enclose(call, bounds, value, region)
-            enclosures[node.name] = enclosed if sharpen is None else sharpen(steps[-1], enclosed)
-        for name in node.inputs:
-            if last_reader[name] is node and name not in graph.outputs and not keep:
-                enclosures[name] = replace(enclosures[name], value=None)
+            step, enclosures[node.name] = enclose(graph, node, value, enclosures, region)
+            steps.append(step if keep else step.light)
+        for name in () if keep else graph.finished[node.name]:
+            enclosures[name] = replace(enclosures[name], value=None)
     return Pass(region, enclosures, tuple(steps), graph.outputs, graph if keep else None)
 
 
-def _step(call: Call, bounds: Bounds, names: Mapping[Slot, str], region: Region, keep: bool) -> Step:
-    """What later passes need to know; contracted curvatures hold centre values and are dropped with them."""
-    if not keep:
-        return Step(call.node, _light(bounds), names)
+def enclose(
+    graph: Graph, node: Node, value: Any, enclosures: Mapping[str, Enclosure], region: Region
+) -> tuple[Step, Enclosure]:
+    """What the rule of an operation that varies claims, and the enclosure of its result around a centre value,
+    ``None`` if that is not known.
+    """
+    call = Call(node, enclosures)
+    bounds = rule_for(node, graph)(call)
+    names = {slot: name for slot, name in call.names.items() if slot in call.varying}
     rows = frozenset(slot for slot in rows_of(call) & names.keys() if names[slot] not in region.variables)
-    return Step(call.node, bounds, names, rows)
-
-
-def _light(bounds: Bounds) -> Bounds:
-    """The numbers alone."""
-    return replace(bounds, curvature_along=None, rows_along=None, change_along=None, jacobian_change=None)
+    return Step(node, bounds, names, rows), _enclose(call, bounds, value, region)
 
 
 def _enclose(call: Call, bounds: Bounds, value: Any, region: Region) -> Enclosure:
@@ -195,15 +189,13 @@ def _rows(call: Call, bounds: Bounds, roundoff: Magnitude) -> Magnitude | None:
     slots = rows_of(call)
     if not any(e.rows is not None for slot, e in call.varying.items() if slot in slots):
         return None
-    moves = {
-        slot: e.row_spread(count) if slot in slots else _each(e.spread, count) for slot, e in call.varying.items()
-    }
+    moves = {slot: row_moves(e, slot in slots, count) for slot, e in call.varying.items()}
     return stack([move * bounds.jacobian[slot] for slot, move in moves.items()]).sum(axis=0) + roundoff
 
 
-def _each(spread: Magnitude, count: int) -> Magnitude:
-    """The same number for each row."""
-    return Magnitude(np.full(count, spread.log2))
+def row_moves(e: Enclosure, rowed: bool, count: int) -> Magnitude:
+    """How far what each row of a result reads of an argument may be from the centre: a row of it, or all."""
+    return e.row_spread(count) if rowed else Magnitude(np.full(count, e.spread.log2))
 
 
 def _roundoff(call: Call, bounds: Bounds, size: Magnitude) -> Magnitude:

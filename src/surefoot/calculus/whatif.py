@@ -17,8 +17,8 @@ What comes out is advice about an upper bound, not a bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from surefoot.calculus.assemble import terms, weighted_curvature
 from surefoot.calculus.forward import Pass, Step
@@ -26,23 +26,15 @@ from surefoot.magnitude import Magnitude, stack
 from surefoot.operations.call import Pair, Slot
 from surefoot.operations.record import record_of
 
-
-@dataclass(frozen=True)
-class Change:
-    """Which part of its slopes and curvatures a change leaves to an operation; what is not named stays."""
-
-    slope: dict[Slot, float]
-    curvature: dict[Pair, float]
+# Which parts of its slopes and curvatures a change leaves to an operation; what is not named stays.
+Change = tuple[Mapping[Slot, float], Mapping[Pair, float]]
 
 
 def bits_gained(result: Pass, change: Callable[[Step], Change]) -> dict[str, float]:
     """By how many powers of two the part of each operation in the smoothness falls; at least 0."""
     before, after = _parts(result), _parts(_changed(result, change))
-    gained = {}
-    for name, size in before.items():
-        fall = size - after[name] if name in after and math.isfinite(size) else 0.0
-        gained[name] = max(fall, 0.0) if math.isfinite(fall) else 0.0
-    return gained
+    falls = {name: size - after.get(name, math.inf) for name, size in before.items()}
+    return {name: fall if 0 < fall < math.inf else 0.0 for name, fall in falls.items()}
 
 
 def _parts(result: Pass) -> dict[str, float]:
@@ -53,17 +45,17 @@ def _parts(result: Pass) -> dict[str, float]:
         slopes[step.node.name] = joined.norm(axis=0) if step.bounds.orthogonal else joined.sum(axis=0)
     logs: dict[str, float] = {}
     for term in terms(result, weighted_curvature(result), slopes):
-        size = term.weight * term.left.norm() * term.right.norm()
-        logs[term.step.node.name] = (Magnitude(logs.get(term.step.node.name, -math.inf)) + size).log2
+        part = Magnitude(logs.get(term.step.node.name, -math.inf))
+        logs[term.step.node.name] = (part + term.size).log2
     return logs
 
 
 def _changed(result: Pass, change: Callable[[Step], Change]) -> Pass:
     steps = []
     for step in result.steps:
-        left = change(step)
-        jacobian = {slot: size * left.slope.get(slot, 1.0) for slot, size in step.bounds.jacobian.items()}
-        curvature = {pair: size * left.curvature.get(pair, 1.0) for pair, size in step.bounds.curvature.items()}
+        slopes, curvatures = change(step)
+        jacobian = {slot: size * slopes.get(slot, 1.0) for slot, size in step.bounds.jacobian.items()}
+        curvature = {pair: size * curvatures.get(pair, 1.0) for pair, size in step.bounds.curvature.items()}
         steps.append(replace(step, bounds=replace(step.bounds, jacobian=jacobian, curvature=curvature)))
     return replace(result, steps=tuple(steps))
 
@@ -81,7 +73,7 @@ def half_the_radius(result: Pass) -> Callable[[Step], Change]:
                 if step.names[state] not in variables and step.names[weight] in variables:
                     moved = _moved(result, step, state, weight)
                     left[state] = min(left.get(state, 1.0), 1.0 - 0.5 * moved)
-        return Change(left, {})
+        return left, {}
 
     return change
 
@@ -101,12 +93,11 @@ def ten_times_epsilon(step: Step) -> Change:
     """The change of a normalisation."""
     epsilon = epsilon_of(step)
     if epsilon is None:
-        return Change({}, {})
-    left = {}
-    for slot, size in step.bounds.jacobian.items():
-        slope = float(size)
-        left[slot] = (1.0 + 9.0 * epsilon * slope**2) ** -0.5 if math.isfinite(slope) else 1.0
-    return Change(left, {pair: left[pair[0]] * left[pair[1]] for pair in step.bounds.curvature})
+        return {}, {}
+    slopes = {slot: float(size) for slot, size in step.bounds.jacobian.items() if size.is_finite}
+    left = dict.fromkeys(step.bounds.jacobian, 1.0)
+    left |= {slot: (1.0 + 9.0 * epsilon * slope * slope) ** -0.5 for slot, slope in slopes.items()}
+    return left, {pair: left[pair[0]] * left[pair[1]] for pair in step.bounds.curvature}
 
 
 def epsilon_of(step: Step) -> float | None:
@@ -114,6 +105,3 @@ def epsilon_of(step: Step) -> float | None:
     slot = record_of(step.node).epsilon
     epsilon = None if slot is None else step.node.arguments[slot]
     return float(epsilon) if isinstance(epsilon, float | int) and epsilon > 0 else None
-
-
-__all__ = ["Change", "bits_gained", "epsilon_of", "half_the_radius", "ten_times_epsilon"]

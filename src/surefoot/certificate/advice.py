@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from surefoot.certificate.numbers import short, times
-from surefoot.certificate.tree import MODEL
+from surefoot.certificate.rows import MODEL, Row
 
 if TYPE_CHECKING:
-    from surefoot.certificate import Certificate, Row
+    from surefoot.certificate.record import Certificate
 
 _ENOUGH = 0.8  # of the smoothness explained by the places that are named
 _MOST_PLACES = 3
@@ -18,32 +18,58 @@ _WORTHWHILE = 1.2  # by which a remedy must divide the smoothness to be named
 _STEEP = 2.0  # slopes below this are not pointed at
 
 
+USEFUL, OF_NO_USE, NOT_CERTIFIED = "useful", "finite but of no use", "not certified"
+_HOPELESS = 1e12  # times the gradient, or 1
+_WASTEFUL = 1e6  # times the curvature at the weights
+
+
+def worth(certificate: Certificate) -> str:
+    r"""``useful``, ``finite but of no use``, or ``not certified``.
+
+    Not certified: L is infinite, or rests on constants that are not bounds. Of no use: no step stays in the
+    domain, or a step 1/L is so short that nobody would take it. That is so if :math:`L \ge
+    10^{12}\max(1, \|\nabla F\|)`, with the gradient at the centre: the weights then move by less than
+    :math:`10^{-12}`. Where the curvature c at the weights is known, it is so already if :math:`L \ge 10^6\max(1,
+    \|\nabla F\|, c)`: the step is then less than a millionth of 1/c too.
+    """
+    if certificate.segment_step is not None and not certificate.flags:
+        return USEFUL if certificate.segment_step > 0 else NOT_CERTIFIED
+    if certificate.flags or not certificate.smoothness.is_finite:
+        return NOT_CERTIFIED
+    if certificate.scalar and certificate.step_size == 0:
+        return OF_NO_USE
+    scale = max(1.0, math.hypot(*(certificate.block_gradients or {}).values()))
+    known = certificate.curvature
+    most = _HOPELESS * scale if known is None else _WASTEFUL * max(scale, known)
+    return OF_NO_USE if certificate.smoothness >= most else USEFUL
+
+
 def verdict(certificate: Certificate) -> str:
-    """One sentence: what is certified, or why nothing is."""
+    """One sentence: a word on what the certificate is worth, and what is certified or why nothing is."""
+    return f"{worth(certificate)}: {_because(certificate)}"
+
+
+def _because(certificate: Certificate) -> str:
     if certificate.flags:
-        what = "no step size is guaranteed: the smoothness rests on constants that are not bounds"
-        return f"not certified: {what}"
+        return "no step size is guaranteed: the smoothness rests on constants that are not bounds"
+    if certificate.segment_step == 0:
+        return "no step along the segment is proved to descend"
+    if certificate.segment_step is not None and not certificate.smoothness.is_finite:
+        return "a step along the segment descends, though L is infinite on the whole of it"
     if certificate.segment_step is not None:
-        return _along_a_segment(certificate)
+        return "on the segment the objective is below a parabola of curvature L, so a step along it descends"
     if not certificate.smoothness.is_finite:
         held = [name for name, size in (("m", certificate.bound), ("ℓ", certificate.lipschitz)) if size.is_finite]
         rest = f"; {' and '.join(held)} {'holds' if len(held) == 1 else 'hold'}" if held else ""
-        return f"not certified: L is infinite because of {_culprits(certificate)}{rest}"
+        return f"L is infinite because of {_culprits(certificate)}{rest}"
     if not certificate.scalar:
-        return "certified: on the domain the output is at most m, its derivative at most ℓ and L-Lipschitz"
+        return "on the domain the output is at most m, its derivative at most ℓ and L-Lipschitz"
     if certificate.step_size == 0:
-        return "certified: the gradient is L-Lipschitz on the domain, but 1/L is less than any double"
-    return "certified: the gradient is L-Lipschitz on the domain; gradient steps of at most 1/L descend within it"
-
-
-def _along_a_segment(certificate: Certificate) -> str:
-    if certificate.segment_step == 0:
-        return "not certified: no step along the segment is proved to descend"
-    if not certificate.smoothness.is_finite:
-        return "certified: a step along the segment descends, though L is infinite on the whole of it"
-    return (
-        "certified: on the segment the objective is below a parabola of curvature L, so a step along it descends"
-    )
+        why = "no step stays in it" if certificate.inverse_smoothness else "1/L is less than any double"
+        return f"the gradient is L-Lipschitz on the domain, but {why}"
+    part = certificate.curvature and certificate.curvature * certificate.inverse_smoothness
+    more = f"; 1/L is {times(part)} of what the curvature at the weights allows" if part else ""
+    return f"the gradient is L-Lipschitz on the domain; gradient steps of at most 1/L descend within it{more}"
 
 
 def _culprits(certificate: Certificate) -> str:
@@ -57,8 +83,8 @@ def _culprits(certificate: Certificate) -> str:
         more = f" and {len(heads) - 2} more" if len(heads) > 2 else ""
         return " and ".join(heads[:2]) + more if all(head.endswith(")") for head in heads) and heads else "a kink"
     named = [
-        f"{operation} in {found[0]}" if len(found) == 1 else f"{operation} in {len(found)} places"
-        for operation, found in places.items()
+        f"{operation} in {where[0]}" if len(where) == 1 else f"{operation} in {len(where)} places"
+        for operation, where in places.items()
     ]
     return ", ".join(named[:-1]) + (" and " if named[1:] else "") + named[-1]
 
@@ -141,4 +167,4 @@ def _divisor(rows: tuple[Row, ...], bits: Callable[[Row], float]) -> float:
     return min(total / left, 1e300) if left > 0 else 1.0
 
 
-__all__ = ["limits", "remedies", "verdict"]
+__all__ = ["NOT_CERTIFIED", "OF_NO_USE", "USEFUL", "limits", "remedies", "verdict", "worth"]

@@ -20,9 +20,9 @@ _SOFTWARE = """@software{surefoot,
 }"""
 
 
-def citation() -> str:
+def bibtex() -> str:
     """Two entries in BibTeX: the paper that surefoot implements, and surefoot."""
     return f"{_PAPER}\n\n{_SOFTWARE % __version__}"
 
 
-__all__ = ["citation"]
+__all__ = ["bibtex"]

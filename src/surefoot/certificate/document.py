@@ -15,20 +15,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from surefoot import guarantees
-from surefoot.certificate import Certificate, Row
+from surefoot.attained import Estimate, LowerBound
 from surefoot.certificate.advice import limits, verdict
+from surefoot.certificate.rows import Row
 from surefoot.errors import SurefootError
-from surefoot.lower.value import Estimate, LowerBound
+from surefoot.guarantees import GuaranteeError
 from surefoot.magnitude import Magnitude
+
+if TYPE_CHECKING:
+    from surefoot.certificate.record import Certificate
 
 SCHEMA = "surefoot/certificate/1"
 _CONSTANTS = ("bound", "lipschitz", "smoothness")
+_AS_THEY_ARE = ("version", "domain", "wrt", "constants", "scalar", "nonnegative", "weights_inside")
 
 
 class CertificateError(SurefootError, ValueError):
@@ -38,38 +42,41 @@ class CertificateError(SurefootError, ValueError):
 def write(certificate: Certificate) -> dict[str, Any]:
     """Everything a certificate knows, as plain values."""
     composite = None if certificate.make_damping is None else certificate.make_damping()
+    estimate = certificate.estimate
     document: dict[str, Any] = {
         "schema": SCHEMA,
-        "version": certificate.version,
-        "domain": certificate.domain,
-        "wrt": certificate.wrt,
-        "constants": certificate.constants,
+        **{name: getattr(certificate, name) for name in _AS_THEY_ARE},
         **{name: str(getattr(certificate, name)) for name in _CONSTANTS},
-        "scalar": certificate.scalar,
-        "nonnegative": certificate.nonnegative,
         "certified": not certificate.flags and certificate.smoothness.is_finite,
         "verdict": verdict(certificate),
         "limits": limits(certificate),
-        "step_size": _number(certificate.step_size),
-        "block_step_sizes": {path: _number(step) for path, step in _block_steps(certificate).items()},
-        "safe_step": _optional(certificate.segment_step),
-        "damping": _optional(_damping(certificate)),
-        "composite": composite and {"log2": _number(composite[0].log2), "is_quadratic": composite[1]},
+        "inverse_smoothness": certificate.inverse_smoothness,
+        "step_size": certificate.step_size,
+        "block_step_sizes": _if_guaranteed(lambda: certificate.block_step_sizes) or {},
+        "safe_step": certificate.segment_step,
+        "radius": certificate.radius,
+        "curvature": certificate.curvature,
+        "damping": _if_guaranteed(lambda: certificate.damping),
+        "composite": composite and {"log2": composite[0].log2, "is_quadratic": composite[1]},
         "blocks": {path: str(value) for path, value in certificate.block_lipschitz.items()},
-        "block_gradients": _optional_numbers(certificate.block_gradients),
+        "block_gradients": certificate.block_gradients,
         "log2": {
-            **{name: _number(getattr(certificate, name).log2) for name in _CONSTANTS},
-            "blocks": [_number(value.log2) for value in certificate.block_lipschitz.values()],
-            "block_smoothness": [
-                [_number(entry) for entry in row] for row in np.asarray(certificate.block_smoothness.log2).tolist()
-            ],
+            **{name: getattr(certificate, name).log2 for name in _CONSTANTS},
+            "blocks": [value.log2 for value in certificate.block_lipschitz.values()],
+            "block_smoothness": np.asarray(certificate.block_smoothness.log2).tolist(),
         },
         "reasons": list(certificate.reasons),
         "flags": list(certificate.flags),
-        "estimate": certificate.estimate and _write_estimate(certificate.estimate),
-        "bracket": certificate.estimate and certificate.bracket(certificate.estimate).splitlines(),
-        "rows": [_write_row(row) for row in certificate.rows],
+        "estimate": estimate
+        and {
+            **{name: float(getattr(estimate, name)) for name in _CONSTANTS},
+            "domain": estimate.domain,
+            "wrt": estimate.wrt,
+        },
+        "bracket": estimate and certificate.bracket(estimate).splitlines(),
+        "rows": [_written_row(row) for row in certificate.rows],
     }
+    document = _plain(document)
     return document | {"digest": _digest(document)}
 
 
@@ -78,25 +85,24 @@ def dump(certificate: Certificate, indent: int | None) -> str:
     return json.dumps(write(certificate), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-def load(text: str) -> Certificate:
-    """The certificate that a text describes.
+def parse(text: str) -> Any:
+    """The document that a text holds.
 
     Raises:
-        CertificateError: if the text is not JSON or not a document of this schema.
+        CertificateError: if the text is not JSON.
     """
     try:
-        document = json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (json.JSONDecodeError, TypeError, RecursionError) as error:
         raise CertificateError(f"this is not a JSON document: {error}. Expected what to_json wrote") from error
-    return read(document)
 
 
 def _refuse_constant(name: str) -> Any:
     raise CertificateError(f"the document holds {name}, which no certificate writes and JSON does not have")
 
 
-def read(document: Mapping[str, Any]) -> Certificate:
-    """The certificate that a document describes.
+def read(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the certificate that a document describes.
 
     Raises:
         CertificateError: if it has another schema, was changed since it was written, or lacks something.
@@ -110,59 +116,49 @@ def read(document: Mapping[str, Any]) -> Certificate:
         )
     content = {key: value for key, value in document.items() if key != "digest"}
     try:
-        intact = _digest(content) == document.get("digest")
-        certificate = _certificate(content) if intact else None
+        if _digest(content) == document.get("digest"):
+            return _fields(content)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CertificateError(f"the document is not a whole certificate: {error!r}. Certify again") from error
-    if certificate is None:
-        raise CertificateError(
-            "the document was changed since it was written, so it proves nothing: its digest is not that of its "
-            "content. Use the original, or certify again"
-        )
-    return certificate
-
-
-def _certificate(content: Mapping[str, Any]) -> Certificate:
-    """The certificate, once the document is known to be as it was written."""
-    exact, names = content["log2"], list(content["blocks"])
-    rows = tuple(_read_row(row) for row in content["rows"])
-    count = len(names)
-    matrix = np.array([[_float(entry) for entry in row] for row in exact["block_smoothness"]], dtype=np.float64)
-    composite = content["composite"]
-    damping = None if composite is None else (_magnitude(composite["log2"]), bool(composite["is_quadratic"]))
-    gradients = content["block_gradients"]
-    certificate = Certificate(
-        **{name: _magnitude(exact[name]) for name in _CONSTANTS},
-        block_lipschitz=dict(zip(names, map(_magnitude, exact["blocks"]), strict=True)),
-        block_smoothness=Magnitude(matrix.reshape(count, count)),
-        reasons=tuple(content["reasons"]),
-        domain=content["domain"],
-        wrt=content["wrt"],
-        constants=content["constants"],
-        flags=tuple(content["flags"]),
-        scalar=content["scalar"],
-        block_gradients=None if gradients is None else {path: _float(value) for path, value in gradients.items()},
-        nonnegative=content["nonnegative"],
-        segment_step=None if content["safe_step"] is None else _float(content["safe_step"]),
-        estimate=content["estimate"] and _read_estimate(content["estimate"]),
-        version=content["version"],
-        make_rows=lambda: rows,
-        make_damping=None if damping is None else lambda: damping,
+    raise CertificateError(
+        "the document was changed since it was written, so it proves nothing: its digest is not that of its "
+        "content. Use the original, or certify again"
     )
-    if content["block_step_sizes"]:  # as they were, not as another machine would round them
-        steps = {path: _float(step) for path, step in content["block_step_sizes"].items()}
-        certificate.__dict__["block_step_sizes"] = steps
-    return certificate
 
 
-def _write_row(row: Row) -> dict[str, Any]:
+def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, once the document is known to be as it was written."""
+    exact, composite, estimate = content["log2"], content["composite"], content["estimate"]
+    rows = tuple(_read_row(row) for row in content["rows"])
+    names = list(content["blocks"])
+    matrix = np.array([[_number(entry) for entry in row] for row in exact["block_smoothness"]], dtype=np.float64)
+    damping = composite and (_magnitude(composite["log2"]), bool(composite["is_quadratic"]))
+    return {
+        **{name: content[name] for name in _AS_THEY_ARE},
+        **{name: _magnitude(exact[name]) for name in _CONSTANTS},
+        "block_lipschitz": dict(zip(names, map(_magnitude, exact["blocks"]), strict=True)),
+        "block_smoothness": Magnitude(matrix.reshape(len(names), len(names))),
+        "reasons": tuple(content["reasons"]),
+        "flags": tuple(content["flags"]),
+        "block_gradients": _number(content["block_gradients"]),
+        "segment_step": _number(content["safe_step"]),
+        "radius": _number(content["radius"]),
+        "curvature": _number(content["curvature"]),
+        "estimate": estimate and _read_estimate(estimate),
+        "make_rows": lambda: rows,
+        "make_damping": None if damping is None else lambda: damping,
+        "written_block_steps": _number(content["block_step_sizes"]) or None,
+    }
+
+
+def _written_row(row: Row) -> dict[str, Any]:
     sizes = {name: getattr(row, name) for name in (*_CONSTANTS, "slope", "curvature")}
     return {
         "module": row.module,
         "operation": row.operation,
         "shape": list(row.shape),
         **{name: None if size is None else str(size) for name, size in sizes.items()},
-        "log2": {name: None if size is None else _number(size.log2) for name, size in sizes.items()},
+        "log2": {name: None if size is None else size.log2 for name, size in sizes.items()},
         "share": row.share,
         "epsilon": row.epsilon,
         "bits_by_radius": row.bits_by_radius,
@@ -171,23 +167,19 @@ def _write_row(row: Row) -> dict[str, Any]:
 
 
 def _read_row(content: Mapping[str, Any]) -> Row:
-    sizes = {name: None if log2 is None else _magnitude(log2) for name, log2 in content["log2"].items()}
-    epsilon = content["epsilon"]
+    sizes: dict[str, Any] = {
+        name: None if log2 is None else _magnitude(log2) for name, log2 in content["log2"].items()
+    }
     return Row(
         module=content["module"],
         operation=content["operation"],
         shape=tuple(map(int, content["shape"])),
         share=float(content["share"]),
-        epsilon=None if epsilon is None else float(epsilon),
+        epsilon=_number(content["epsilon"]),
         bits_by_radius=float(content["bits_by_radius"]),
         bits_by_epsilon=float(content["bits_by_epsilon"]),
-        **sizes,  # type: ignore[arg-type]
+        **sizes,
     )
-
-
-def _write_estimate(estimate: Estimate) -> dict[str, Any]:
-    found = {name: float(getattr(estimate, name)) for name in _CONSTANTS}
-    return {**found, "domain": estimate.domain, "wrt": estimate.wrt}
 
 
 def _read_estimate(content: Mapping[str, Any]) -> Estimate:
@@ -210,59 +202,42 @@ def require_same_problem(certificate: Certificate, estimate: Estimate) -> None:
         )
 
 
-def _block_steps(certificate: Certificate) -> Mapping[str, float]:
-    """The step sizes per block where there are any."""
+def _if_guaranteed(ask: Callable[[], Any]) -> Any:
     try:
-        return certificate.block_step_sizes
-    except guarantees.GuaranteeError:
-        return {}
-
-
-def _damping(certificate: Certificate) -> float | None:
-    try:
-        return certificate.damping
-    except guarantees.GuaranteeError:
+        return ask()
+    except GuaranteeError:
         return None
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    text = json.dumps(_canonical(content), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_plain(content, doubles=True), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _canonical(value: Any) -> Any:
-    """The same with whole numbers as doubles: programs differ in how they write 3.0."""
+def _plain(value: Any, doubles: bool = False) -> Any:
+    """What JSON can hold; with ``doubles``, whole numbers too are such: programs differ in how they write 3.0."""
     if isinstance(value, Mapping):
-        return {str(key): _canonical(entry) for key, entry in value.items()}
+        return {str(key): _plain(entry, doubles) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_canonical(entry) for entry in value]
-    return float(value) + 0.0 if isinstance(value, int | float) and not isinstance(value, bool) else value
+        return [_plain(entry, doubles) for entry in value]
+    if isinstance(value, float) and math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if isinstance(value, float) or (doubles and isinstance(value, int) and not isinstance(value, bool)):
+        return float(value) + 0.0
+    return value
 
 
-def _number(value: float) -> float | str:
-    """A number that JSON can hold."""
-    if math.isfinite(value):
-        return float(value)
-    return "∞" if value > 0 else "-∞"
-
-
-def _optional(value: float | None) -> float | str | None:
-    return None if value is None else _number(value)
-
-
-def _optional_numbers(values: Mapping[str, float] | None) -> dict[str, float | str] | None:
-    return None if values is None else {path: _number(value) for path, value in values.items()}
-
-
-def _float(value: float | str) -> float:
-    """The number that was written."""
+def _number(value: Any) -> Any:
+    """The number that was written, or the numbers by name, or none."""
+    if isinstance(value, Mapping):
+        return {path: _number(entry) for path, entry in value.items()}
     if isinstance(value, str):
         return {"∞": math.inf, "-∞": -math.inf}[value]
-    return float(value)
+    return None if value is None else float(value)
 
 
 def _magnitude(log2: float | str) -> Magnitude:
-    return Magnitude(_float(log2))
+    return Magnitude(float(_number(log2)))
 
 
-__all__ = ["SCHEMA", "CertificateError", "dump", "load", "read", "require_same_problem", "write"]
+__all__ = ["SCHEMA", "CertificateError", "dump", "parse", "read", "require_same_problem", "write"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from surefoot.certificate.numbers import log10
@@ -10,8 +11,7 @@ from surefoot.errors import SurefootError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from surefoot.certificate import Certificate, Row
-    from surefoot.magnitude import Magnitude
+    from surefoot.certificate.record import Certificate
 
 _SIZES = ("bound", "lipschitz", "smoothness", "slope", "curvature")
 
@@ -20,7 +20,7 @@ class MissingPackage(SurefootError, ImportError):
     """An optional package is not installed; the message says how to install it."""
 
 
-def frame(certificate: Certificate) -> DataFrame:
+def data_frame(certificate: Certificate) -> DataFrame:
     """One row per operation, in order.
 
     ``bound``, ``lipschitz``, ``smoothness``, ``slope`` and ``curvature`` are doubles, rounded upwards and infinite
@@ -34,35 +34,20 @@ def frame(certificate: Certificate) -> DataFrame:
         import pandas
     except ImportError as error:
         raise MissingPackage("to_pandas needs pandas: pip install surefoot[pandas]") from error
+    rows = certificate.rows
     columns: dict[str, list[Any]] = {
-        "module": [row.module for row in certificate.rows],
-        "operation": [row.operation for row in certificate.rows],
-        "shape": [row.shape for row in certificate.rows],
+        name: [getattr(row, name) for row in rows] for name in ("module", "operation", "shape")
     }
-    for name in _SIZES:
-        columns[name] = [_double(_size(row, name)) for row in certificate.rows]
-    columns["share"] = [row.share for row in certificate.rows]
-    columns["epsilon"] = [float("nan") if row.epsilon is None else row.epsilon for row in certificate.rows]
-    for name in _SIZES:
-        columns[f"{name}_log10"] = [_log10(_size(row, name)) for row in certificate.rows]
+    sizes = {name: [getattr(row, name) for row in rows] for name in _SIZES}
+    for name, column in sizes.items():
+        columns[name] = [math.nan if size is None else float(size) for size in column]
+    columns["share"] = [row.share for row in rows]
+    columns["epsilon"] = [math.nan if row.epsilon is None else row.epsilon for row in rows]
+    for name, column in sizes.items():
+        columns[f"{name}_log10"] = [math.nan if size is None else log10(size) for size in column]
     table = pandas.DataFrame(columns)
-    table.attrs = {
-        name: str(getattr(certificate, name)) for name in ("domain", "bound", "lipschitz", "smoothness")
-    }
+    table.attrs = {name: str(getattr(certificate, name)) for name in ("domain", *_SIZES[:3])}
     return table
 
 
-def _size(row: Row, name: str) -> Magnitude | None:
-    size: Magnitude | None = getattr(row, name)
-    return size
-
-
-def _double(size: Magnitude | None) -> float:
-    return float("nan") if size is None else float(size)
-
-
-def _log10(size: Magnitude | None) -> float:
-    return float("nan") if size is None else log10(size)
-
-
-__all__ = ["MissingPackage", "frame"]
+__all__ = ["MissingPackage", "data_frame"]

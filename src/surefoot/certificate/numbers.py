@@ -1,13 +1,19 @@
-"""Numbers as a person reads them: upper bounds rounded upwards, steps and promises rounded downwards."""
+"""Numbers as a person reads them: upper bounds rounded upwards, steps and promises rounded downwards.
+
+In plain text ``1.903e+18``; on a page, by :func:`readable`, ``1.903×10¹⁸``.
+"""
 
 from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, ROUND_DOWN, Context, Decimal, localcontext
 
+from surefoot.attained import LowerBound
 from surefoot.magnitude import Magnitude
 
 _LOG10_2 = math.log10(2.0)
+_SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+_MOST_WRITTEN_OUT = 10**7
 
 
 def log10(value: Magnitude) -> float:
@@ -28,8 +34,7 @@ def short(value: Magnitude | None) -> str:
         return value.format(2)
     nearest = Decimal(f"{number:.3g}")
     if abs(Decimal(number) - nearest) > nearest * Decimal("1e-6"):
-        with localcontext(Context(prec=3, rounding=ROUND_CEILING)):
-            nearest = +Decimal(number)
+        nearest = Context(prec=3, rounding=ROUND_CEILING).create_decimal(number)
     return f"{float(nearest):g}"
 
 
@@ -41,8 +46,7 @@ def down(step: float, digits: int = 4) -> str:
     """
     if not 0 < step < math.inf:
         return "0" if step == 0 else "∞"
-    with localcontext(Context(prec=digits, rounding=ROUND_DOWN)):
-        return f"{float(+Decimal(step)):.{digits - 1}e}"
+    return f"{float(Context(prec=digits, rounding=ROUND_DOWN).create_decimal(step)):.{digits - 1}e}"
 
 
 def times(factor: float) -> str:
@@ -51,9 +55,24 @@ def times(factor: float) -> str:
     >>> times(1.999), times(31.6), times(12345.0)
     ('1.9', '31', '1.2e+04')
     """
-    with localcontext(Context(prec=2, rounding=ROUND_DOWN)):
-        rounded = float(+Decimal(factor))
+    rounded = float(Context(prec=2, rounding=ROUND_DOWN).create_decimal(factor))
     return f"{rounded:g}" if rounded < 1000 else f"{rounded:.1e}"
+
+
+def quotient(value: Magnitude, reference: Magnitude, digits: int = 2) -> str:
+    """One over the other in scientific notation; a comparison of two bounds, and itself no bound.
+
+    Empty where one of them is zero or infinite and the other is not.
+
+    >>> quotient(Magnitude.of(6.0), Magnitude.of(2.0)), quotient(Magnitude.infinity(), Magnitude.of(2.0))
+    ('3.00e+0', '')
+    """
+    if value == reference:
+        return f"{1:.{digits}e}"
+    if not (math.isfinite(value.log2) and math.isfinite(reference.log2)):
+        return ""
+    with localcontext(Context(prec=20, Emax=10**17, Emin=-(10**17))):
+        return f"{Decimal(10) ** Decimal(log10(value) - log10(reference)):.{digits}e}"
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
@@ -72,4 +91,72 @@ def share_text(share: float, whole: Magnitude) -> str:
     return f"{share:.0%}" if share >= 0.005 else ""
 
 
-__all__ = ["down", "log10", "shape_text", "share_text", "short", "times"]
+def readable(scientific: str) -> str:
+    """A number in scientific notation the way a person writes it; the digits stay the same.
+
+    >>> readable("1.903e+18"), readable("5.925e+01"), readable("3.200e-07"), readable("∞"), readable("10^3.1e+15")
+    ('1.903×10¹⁸', '59.25', '3.2×10⁻⁷', '∞', '10^(3.1×10¹⁵)')
+    """
+    if scientific.startswith("10^"):
+        return f"10^({readable(scientific[3:])})"
+    mantissa, e, exponent = scientific.partition("e")
+    if not e:
+        return scientific
+    if -3 <= int(exponent) <= 3:
+        return _shortened(format(Decimal(scientific), "f"))
+    return f"{_shortened(mantissa)}×{power_of_ten(int(exponent))}"
+
+
+def _shortened(digits: str) -> str:
+    """Without zeros behind the last decimal."""
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+def power_of_ten(exponent: int) -> str:
+    """``10¹⁸``."""
+    return f"10{str(exponent).translate(_SUPERSCRIPTS)}"
+
+
+def upper(value: Magnitude) -> str:
+    """An upper bound, rounded upwards, to be read on a page.
+
+    The same digits as those of :meth:`Magnitude.format`, in a fiftieth of its time: a double knows the mantissa to
+    a relative 1e-9 when the exponent is below 1e5, which decides the fourth digit unless the mantissa is within
+    1e-6 of a number of four digits.
+    """
+    log = log10(value)
+    if abs(log) < 1e5:
+        exponent = math.floor(log)
+        digits = 1000 * 10 ** (log - exponent)
+        above = math.ceil(digits)
+        if 1e-3 < above - digits < 1 - 1e-3 and above < 10000:
+            return readable(f"{above // 1000}.{above % 1000:03d}e{exponent}")
+    return readable(str(value))
+
+
+def lower(value: LowerBound | float) -> str:
+    """An attained value or a safe step, rounded downwards, to be read on a page."""
+    return readable(down(float(value)))
+
+
+def count(number: int) -> str:
+    """A whole number: with its digits in groups of three, or rounded upwards where it has very many."""
+    return f"{number:,}".replace(",", "\u202f") if number < _MOST_WRITTEN_OUT else upper(Magnitude.of(number))
+
+
+def per_cent(part: float) -> str:
+    """A part of the whole; empty where it rounds to nothing."""
+    return "" if part < 5e-4 else f"{100 * part:.0f}\u202f%" if part >= 0.0995 else f"{100 * part:.1f}\u202f%"
+
+
+def sort_key(value: Magnitude) -> str:
+    """A key that orders magnitudes of any size and that JavaScript reads as a number."""
+    if math.isinf(value.log2):
+        return "Infinity" if value.log2 > 0 else "-Infinity"
+    return repr(float(value.log2))
+
+
+__all__ = [
+    "count", "down", "log10", "lower", "per_cent", "power_of_ten", "quotient", "readable", "shape_text",
+    "share_text", "short", "sort_key", "times", "upper",
+]  # fmt: skip

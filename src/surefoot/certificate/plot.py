@@ -15,15 +15,15 @@ import numpy as np
 
 from surefoot.certificate.frame import MissingPackage
 from surefoot.certificate.numbers import log10, short
+from surefoot.certificate.rows import MODEL, Row
 from surefoot.certificate.text import clipped
-from surefoot.certificate.tree import MODEL
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from surefoot.certificate import Certificate, Row
+    from surefoot.certificate.record import Certificate
 
 _CURVES = (
     ("bound", "bound m", "tab:green"),
@@ -38,7 +38,7 @@ _LONGEST_LABEL = 34
 _INFINITE = "tab:red"
 
 
-def plot(certificate: Certificate) -> tuple[Figure, tuple[Axes, Axes]]:
+def figure_of(certificate: Certificate) -> tuple[Figure, tuple[Axes, Axes]]:
     """The figure, and its two axes.
 
     The first has one curve for each of m, ℓ and L, with gaps where they are zero; where L is infinite the
@@ -72,7 +72,8 @@ def _growth(axes: Axes, certificate: Certificate) -> None:
         return
     places = np.arange(len(rows))
     for name, label, colour in _CURVES:
-        heights = [_height(getattr(row, name).log2, log10(getattr(row, name))) for row in rows]
+        logs = np.array([log10(getattr(row, name)) for row in rows])
+        heights = np.where(np.isfinite(logs), logs, np.nan)  # zero and infinity are drawn nowhere
         marker = "o" if len(rows) <= _MOST_LABELS else None
         axes.plot(places, heights, label=label, color=colour, marker=marker, markersize=3.5, linewidth=1.6)
     _mark_infinite(axes, rows)
@@ -87,25 +88,16 @@ def _growth(axes: Axes, certificate: Certificate) -> None:
         _plain(tick)
 
 
-def _height(log2: float, height: float) -> float:
-    """Where a magnitude is drawn; nowhere if it is zero or infinite."""
-    return height if math.isfinite(log2) else math.nan
-
-
 def _mark_infinite(axes: Axes, rows: Sequence[Row]) -> None:
     """Hatch where L is infinite, and name the first place."""
-    first = True
-    start = 0
-    for infinite, run in groupby(rows, lambda row: not row.smoothness.is_finite):
-        count = len(list(run))
-        if infinite:
-            label = f"L = ∞, first in {_name(rows[start])}" if first else None
-            axes.axvspan(
-                start - 0.5, start + count - 0.5, facecolor="none", edgecolor=_INFINITE, alpha=0.25, hatch="///",
-                linewidth=0, label=label,
-            )  # fmt: skip
-            first = False
-        start += count
+    runs = [list(run) for _, run in groupby(range(len(rows)), lambda k: rows[k].smoothness.is_finite)]
+    infinite = [run for run in runs if not rows[run[0]].smoothness.is_finite]
+    for run in infinite:
+        label = f"L = ∞, first in {_name(rows[run[0]])}" if run is infinite[0] else None
+        axes.axvspan(
+            run[0] - 0.5, run[-1] + 0.5, facecolor="none", edgecolor=_INFINITE, alpha=0.25, hatch="///",
+            linewidth=0, label=label,
+        )  # fmt: skip
 
 
 def _labels(rows: Sequence[Row]) -> tuple[list[int], list[str]]:
@@ -118,20 +110,13 @@ def _labels(rows: Sequence[Row]) -> tuple[list[int], list[str]]:
     kept: list[tuple[int, str]] = []
     for depth in range(1, max(row.module.count(".") for row in rows) + 2):
         names = [".".join(row.module.split(".")[:depth]) or MODEL for row in rows]
-        starts = [(k, name) for k, name in enumerate(names) if k == 0 or names[k - 1] != name]
-        kept = _spaced(starts, len(rows) / _MOST_LABELS)
+        kept = []
+        for k, name in enumerate(names):  # where a module begins, unless that is too close to the one before
+            if k == 0 or (names[k - 1] != name and k - kept[-1][0] >= len(rows) / _MOST_LABELS):
+                kept.append((k, clipped(name, _LONGEST_LABEL)))
         if len(kept) >= _MOST_LABELS / 5:
             break
-    return [k for k, _ in kept], [clipped(name, _LONGEST_LABEL) for _, name in kept]
-
-
-def _spaced(labels: list[tuple[int, str]], apart: float) -> list[tuple[int, str]]:
-    """Those that are not too close to the one before."""
-    kept: list[tuple[int, str]] = []
-    for k, name in labels:
-        if not kept or k - kept[-1][0] >= apart:
-            kept.append((k, name))
-    return kept
+    return [k for k, _ in kept], [name for _, name in kept]
 
 
 def _name(row: Row) -> str:
@@ -215,4 +200,4 @@ def _plain(text: Any) -> None:
     text.set_parse_math(False)
 
 
-__all__ = ["plot"]
+__all__ = ["figure_of"]

@@ -10,49 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from surefoot import __version__, blockwise, guarantees
+from surefoot.attained import Estimate, bracket
+from surefoot.certificate.citation import bibtex
+from surefoot.certificate.document import dump, parse, read, require_same_problem, write
+from surefoot.certificate.frame import data_frame
+from surefoot.certificate.notebook import html
+from surefoot.certificate.plot import figure_of
+from surefoot.certificate.rows import Row
+from surefoot.certificate.text import render, table
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from surefoot.lower import Estimate
-
-
-@dataclass(frozen=True)
-class Row:
-    """One operation of the table.
-
-    Attributes:
-        module: path of the module that calls it.
-        operation: its name.
-        shape: of the result.
-        bound: on the norm of the result.
-        lipschitz: of the result in the variables.
-        smoothness: of the result in the variables.
-        share: of the operation's own curvature in the smoothness of the output, between 0 and 1.
-        slope: the rule's constant for the first derivative: the largest norm over the arguments that are not
-            parameters of the operation; ``None`` if there is no such argument.
-        curvature: the rule's constant for the second derivative, the largest over pairs of arguments.
-        epsilon: of a normalisation.
-        bits_by_radius: by how many powers of two the operation's part of the smoothness falls, or more, when the
-            radius of the domain is halved (:mod:`surefoot.calculus.whatif`).
-        bits_by_epsilon: the same when the ε of every normalisation is multiplied by ten.
-    """
-
-    module: str
-    operation: str
-    shape: tuple[int, ...]
-    bound: Magnitude
-    lipschitz: Magnitude
-    smoothness: Magnitude
-    share: float
-    slope: Magnitude | None = None
-    curvature: Magnitude | None = None
-    epsilon: float | None = None
-    bits_by_radius: float = 0.0
-    bits_by_epsilon: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +41,22 @@ class Certificate:
         wrt: what varies.
         constants: ``"certified"``, or ``"paper"``.
         flags: constants of the paper that were used and are not upper bounds; empty for certified ones.
-        scalar: whether the function is real-valued, so that 1/L is a step size of gradient descent.
+        scalar: whether the function is real-valued, so that there are steps of gradient descent.
         block_gradients: for a real-valued function with a known centre, the norm of its gradient there with
             respect to each block.
         nonnegative: whether it is known not to be negative, as losses are.
         segment_step: on a segment, the step along it that is proved to descend; see :attr:`safe_step`.
+        radius: how far the domain reaches from the weights, or from the input if that varies: one number for a
+            ball, one per block for a product of balls; ``None`` where the domain is around another point.
+        weights_inside: whether the present weights, or inputs, lie in the domain; ``None`` if they are not known.
+        curvature: :math:`\|\nabla^2F\|` at the weights, where it is known: steps could be that much longer.
         estimate: lower bounds found by a search, to be shown next to the upper ones; see :meth:`with_estimate`.
         version: of surefoot, that made it.
         make_rows: computes the rows of the table when they are asked for.
         make_damping: for a loss of a network's outputs, computes :math:`\ell_hL_\psi` and says whether the loss is
             quadratic.
+        written_block_steps: of a certificate that was read: the step sizes by block as they were computed, and not
+            as another machine would round them.
     """
 
     bound: Magnitude
@@ -96,10 +73,14 @@ class Certificate:
     block_gradients: Mapping[str, float] | None = None
     nonnegative: bool = False
     segment_step: float | None = None
+    radius: float | Mapping[str, float] | None = None
+    weights_inside: bool | None = None
+    curvature: float | None = None
     estimate: Estimate | None = None
     version: str = __version__
     make_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
     make_damping: Callable[[], tuple[Magnitude, bool]] | None = field(default=None, repr=False, compare=False)
+    written_block_steps: Mapping[str, float] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -107,13 +88,21 @@ class Certificate:
         return tuple(self.make_rows())
 
     @property
-    def step_size(self) -> float:
-        """1/L, rounded down; 0 if L is infinite.
+    def inverse_smoothness(self) -> float:
+        """1/L, rounded down; 0 if L is infinite. Gradient steps up to it descend while they stay in the domain."""
+        return guarantees.step_from(self.smoothness)
 
-        For a real-valued function it is the step of gradient descent that is proved to descend, as long as it
-        stays in the domain. On a segment it is :attr:`safe_step`.
+    @property
+    def step_size(self) -> float:
+        r"""The step of gradient descent from the weights that is proved to descend: safe to take.
+
+        :math:`\min(1/L, r/\|\nabla F\|)` on a ball of radius r around the weights, and for a product of balls with
+        the smallest such quotient over the blocks; see :func:`surefoot.guarantees.longest_step`. Around another
+        point, and for a function that is not real-valued, it is 1/L. On a segment it is :attr:`safe_step`.
         """
-        return guarantees.step_from(self.smoothness) if self.segment_step is None else self.segment_step
+        if self.segment_step is not None:
+            return self.segment_step
+        return min(self.inverse_smoothness, guarantees.longest_step(self))
 
     @cached_property
     def block_step_sizes(self) -> dict[str, float]:
@@ -122,7 +111,8 @@ class Certificate:
         Raises:
             GuaranteeError: if the function is not real-valued or the constants are not bounds.
         """
-        return blockwise.block_step_sizes(self)
+        written = self.written_block_steps
+        return blockwise.block_step_sizes(self) if written is None else dict(written)
 
     @property
     def safe_step(self) -> float:
@@ -150,8 +140,10 @@ class Certificate:
     def iterations(self, eps: float, gap: float | None = None) -> int:
         r"""How many steps 1/L of gradient descent make :math:`\min_k\|\nabla F(u_k)\| \le \varepsilon`.
 
-        :math:`N \ge 2L(F(u_0) - F_{\mathrm{low}})/\varepsilon^2`, as long as the iterates stay in the domain;
-        proved in :func:`surefoot.guarantees.iterations`.
+        :math:`N \ge 2L(F(u_0) - F_{\mathrm{low}})/\varepsilon^2`, proved in
+        :func:`surefoot.guarantees.iterations`. On a ball around the weights it is given only if the iterates are
+        proved to stay in it (:func:`surefoot.guarantees.require_room`); on other sets they are to be projected,
+        and the gradient is that of :class:`surefoot.optim.ProjectedGradient`.
 
         Args:
             eps: the accuracy.
@@ -160,10 +152,14 @@ class Certificate:
                 otherwise.
 
         Raises:
-            GuaranteeError: if the smoothness is infinite or otherwise guarantees nothing.
+            GuaranteeError: if the smoothness is infinite or otherwise guarantees nothing, or the ball is too
+                small; the message then says which radius would do.
         """
         guarantees.require_smooth(self)
-        return guarantees.iterations(self.smoothness, guarantees.gap_of(self) if gap is None else gap, eps)
+        distance = guarantees.gap_of(self) if gap is None else gap
+        count = guarantees.iterations(self.smoothness, distance, eps)
+        guarantees.require_room(self, distance, eps)
+        return count
 
     def by_module(self) -> dict[str, Row]:
         """The last row of each module: its output."""
@@ -178,8 +174,6 @@ class Certificate:
 
     def bracket(self, estimate: Estimate) -> str:
         """``lower ≤ true ≤ upper`` and their ratio, with lower bounds found by :func:`surefoot.estimate`."""
-        from surefoot.lower import bracket
-
         return bracket(self, estimate)
 
     def with_estimate(self, estimate: Estimate) -> Certificate:
@@ -189,22 +183,16 @@ class Certificate:
             Contradiction: if a value was attained that the certificate excludes.
             CertificateError: if the search was over another domain or other variables.
         """
-        from surefoot.certificate.document import require_same_problem
-
         require_same_problem(self, estimate)
         self.bracket(estimate)
         return replace(self, estimate=estimate, make_rows=lambda: self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; see :mod:`surefoot.certificate.document` for the schema."""
-        from surefoot.certificate.document import write
-
         return write(self)
 
     def to_json(self, indent: int | None = 2) -> str:
         """The same as a JSON document."""
-        from surefoot.certificate.document import dump
-
         return dump(self, indent)
 
     @classmethod
@@ -214,9 +202,7 @@ class Certificate:
         Raises:
             CertificateError: if it is no such document, has another schema, or was changed since.
         """
-        from surefoot.certificate.document import read
-
-        return read(document)
+        return cls(**read(document))
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
@@ -225,21 +211,15 @@ class Certificate:
         Raises:
             CertificateError: as :meth:`from_dict`, or if it is not JSON.
         """
-        from surefoot.certificate.document import load
-
-        return load(text)
+        return cls.from_dict(parse(text))
 
     def to_pandas(self) -> DataFrame:
-        """The table as a data frame; see :func:`surefoot.certificate.frame.frame`."""
-        from surefoot.certificate.frame import frame
-
-        return frame(self)
+        """The table as a data frame; see :func:`surefoot.certificate.frame.data_frame`."""
+        return data_frame(self)
 
     def plot(self) -> tuple[Figure, tuple[Axes, Axes]]:
         """Growth of m, ℓ and L, and the matrix of blocks, as a figure; see :mod:`surefoot.certificate.plot`."""
-        from surefoot.certificate.plot import plot
-
-        return plot(self)
+        return figure_of(self)
 
     def table(self, depth: int | None = None, rows: int | None = None) -> str:
         """The table of operations alone.
@@ -248,16 +228,12 @@ class Certificate:
             depth: modules at this depth are one line each; by default all operations are shown.
             rows: with more lines than that, deep modules are folded until they fit; by default never.
         """
-        from surefoot.certificate.text import table
-
         return table(self, depth, rows)
 
     @staticmethod
     def citation() -> str:
         """How to cite the paper and the software, in BibTeX."""
-        from surefoot.certificate.citation import citation
-
-        return citation()
+        return bibtex()
 
     def __eq__(self, other: object) -> bool:
         """Whether all constants and what they rest on are the same; the table is not looked at."""
@@ -278,11 +254,7 @@ class Certificate:
         return found | {"reasons": tuple(self.reasons), "flags": tuple(self.flags)}
 
     def __str__(self) -> str:
-        from surefoot.certificate.text import render
-
         return render(self)
 
     def _repr_html_(self) -> str:
-        from surefoot.certificate.notebook import html
-
         return html(self)

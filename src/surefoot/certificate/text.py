@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from surefoot.certificate.advice import limits, verdict
 from surefoot.certificate.numbers import down, shape_text, share_text, short
-from surefoot.certificate.tree import Excerpt, Line, excerpt
+from surefoot.certificate.rows import MODEL, Excerpt, Line, excerpt
+from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
-    from surefoot.certificate import Certificate
-    from surefoot.magnitude import Magnitude
+    from surefoot.certificate.record import Certificate
 
 WIDTH = 110
 MOST_LINES = 60
@@ -30,36 +30,45 @@ def render(certificate: Certificate) -> str:
     return "\n".join([*header(certificate), *body, *footer(certificate)])
 
 
+OUTSIDE = "the present weights lie outside this domain: it says nothing about steps from them"
+
+
 def header(certificate: Certificate) -> list[str]:
     """What is certified, where, the three constants, the verdict, and the steps that are guaranteed."""
     what = "parameters" if certificate.wrt == "params" else "the input"
     title = "Certificate" if certificate.constants == "certified" else "Constants as the paper prints them"
-    lines = [
+    return [
         f"{title} with respect to {what}: {certificate.domain}",
         f"bound m = {certificate.bound}   Lipschitz ℓ = {certificate.lipschitz}   "
         f"smoothness L = {certificate.smoothness}",
+        *([OUTSIDE] if certificate.weights_inside is False else []),
         *_wrapped(verdict(certificate)),
+        *_steps(certificate),
     ]
-    return lines + _steps(certificate)
 
 
 def _steps(certificate: Certificate) -> list[str]:
     """The steps that are guaranteed."""
-    if certificate.flags:
+    step, inverse = certificate.step_size, certificate.inverse_smoothness
+    if certificate.flags or not certificate.scalar or not step:
         return []
     if certificate.segment_step is not None:
-        return [f"guaranteed step along the segment = {down(certificate.segment_step)}"]
-    if not certificate.scalar or not certificate.step_size:
-        return []
-    return [f"guaranteed step size 1/L = {down(certificate.step_size)}", *_by_block(certificate)]
+        return [f"guaranteed step along the segment = {down(step)}"]
+    if step < inverse:
+        said = f" = {down(step)}: the domain ends there (1/L = {down(inverse)})"
+    else:
+        said = f" 1/L = {down(step)}" + (
+            "" if certificate.radius is not None else ", while steps stay in the domain"
+        )
+    return [f"guaranteed step size{said}", *_by_block(certificate)]
 
 
 def _by_block(certificate: Certificate) -> list[str]:
-    """The step size of each block, where they say more than 1/L."""
+    """The step size of each block, where they are not all the same."""
     steps = certificate.block_step_sizes if certificate.block_lipschitz else {}
     if len(set(steps.values())) < 2:
         return []
-    shown = [f"{path or '(model)'} {down(step)}" for path, step in list(steps.items())[:_MOST_BLOCKS]]
+    shown = [f"{path or MODEL} {down(step)}" for path, step in list(steps.items())[:_MOST_BLOCKS]]
     more = len(steps) - len(shown)
     return _wrapped("or per block: " + ", ".join(shown) + (f" and {more} more" if more > 0 else ""))
 
@@ -105,9 +114,7 @@ def cells_of(line: Line, smoothness: Magnitude) -> list[str]:
         line.prefix + clipped(line.name, _LONGEST_NAME),
         clipped(line.operation, _LONGEST_OPERATION),
         shape_text(row.shape),
-        str(row.bound),
-        str(row.lipschitz),
-        str(row.smoothness),
+        *map(str, (row.bound, row.lipschitz, row.smoothness)),
         short(row.slope) if one else "",
         short(row.curvature) if one and row.curvature is not None and not row.curvature.is_zero else "",
         share_text(line.share, smoothness),
@@ -132,11 +139,9 @@ def footer(certificate: Certificate) -> list[str]:
     """What limits the certificate, what would help, and the bracket."""
     lines = [f"not a bound: {flag}" for flag in certificate.flags]
     if not certificate.smoothness.is_finite:
-        lines.append("L is infinite:")
-        lines += [f"  {reason}" for reason in certificate.reasons[:_MOST_REASONS]]
         more = len(certificate.reasons) - _MOST_REASONS
-        if more > 0:
-            lines.append(f"  and {more} more")
+        lines += ["L is infinite:", *(f"  {reason}" for reason in certificate.reasons[:_MOST_REASONS])]
+        lines += [f"  and {more} more"] if more > 0 else []
     for sentence in limits(certificate):
         lines += _wrapped(sentence)
     if certificate.estimate is not None:

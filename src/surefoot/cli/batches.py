@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from surefoot import zoo
-from surefoot.cli.frame import UsageError
+from surefoot.cli.guard import UsageError
 from surefoot.cli.models import Spec
 from surefoot.data import Dataset
 
@@ -41,16 +42,25 @@ def suited(model: nn.Module, data: Dataset) -> Dataset:
 def refusal(model: nn.Module, x: Any) -> Exception | None:
     """What a model raises on an input, in evaluation mode and without gradients; ``None`` if it takes it."""
     args, kwargs = ((), x) if isinstance(x, Mapping) else ((x,) if isinstance(x, Tensor) else tuple(x), {})
-    buffers = [(value, value.detach().clone()) for value in model.buffers()]
-    mode = [(module, module.training) for module in model.modules()]
     try:
-        with torch.no_grad():
-            model.eval()(*args, **kwargs)
-        return None
+        with in_evaluation(model):
+            model(*args, **kwargs)
     except Exception as error:
         return error
+    return None
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """In the body a model is in evaluation mode, without gradients; then it is as before, its buffers too."""
+    buffers = [(value, value.detach().clone()) for value in model.buffers()]
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
     finally:
-        for module, training in mode:
+        for module, training in modes:
             module.training = training
         for value, before in buffers:
             value.detach().copy_(before)

@@ -1,69 +1,50 @@
-"""``surefoot rules`` and ``surefoot models``: what is there."""
+"""What ``surefoot rules`` and ``surefoot models`` do: list what is there."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from typing import Annotated
+from collections.abc import Sequence
 
-import typer
-
-from surefoot.cli import options as o
+import surefoot as sf
 from surefoot.cli import output
-from surefoot.cli.frame import Outcome, guarded
-from surefoot.cli.names import zoo_names
+from surefoot.cli.guard import Outcome
+from surefoot.cli.zoo_names import zoo_names
 
-Search = Annotated[
-    str | None, typer.Option("--search", "-s", metavar="TEXT", help="Only those that mention this text.")
-]
+Row = tuple[str, ...]
 
 
-@guarded
-def rules(search: Search = None, json: o.Json = False, quiet: o.Quiet = False, debug: o.Debug = False) -> Outcome:
-    """List the operations that certificates know, and what is claimed of each.
-
-    Examples:
-
-      surefoot rules
-
-      surefoot rules --search pool
-    """
-    with output.working("importing torch"):
-        from surefoot.operations import rules as registered
-
-    rows = []
-    for operation, rule in sorted(registered().items()):
-        rows.append((operation, rule.__module__.rpartition(".")[2], plain(inspect.getdoc(rule) or "")))
-    rows = [row for row in rows if not search or search.lower() in " ".join(row).lower()]
-    if json:
-        output.document([dict(zip(("operation", "family", "claim"), row, strict=True)) for row in rows])
-    elif rows:
-        output.table(("operation", "family", "claim"), rows, left=3)
+def list_rules(search: str | None, json: bool) -> Outcome:
+    """The operations that certificates know, and what is claimed of each."""
+    rows: list[Row] = [
+        (operation, rule.__module__.rpartition(".")[2], plain(inspect.getdoc(rule) or ""))
+        for operation, rule in sorted(sf.operations.rules().items())
+    ]
+    rows = _list(("operation", "family", "claim"), rows, search, json)
+    if rows and not json:
         output.result(f"\n{len(rows)} operations")
     if not rows:
         output.note(f"no rule mentions '{search}'; CONTRIBUTING.md shows how to add one")
     return Outcome.CERTIFIED
 
 
-@guarded
-def models(search: Search = None, json: o.Json = False, quiet: o.Quiet = False, debug: o.Debug = False) -> Outcome:
-    """List the models of the zoo.
-
-    Options of a model stand behind its name: mlp@sizes=64,32,10@activation=tanh.
-
-    Example:
-
-      surefoot models --search vgg
-    """
+def list_models(search: str | None, json: bool) -> Outcome:
+    """The models of the zoo."""
     rows = [(name, f"{plain(about)} {preset}".strip()) for name, (about, preset) in zoo_names().items()]
-    rows = [row for row in rows if not search or search.lower() in " ".join(row).lower()]
-    if json:
-        output.document([{"name": name, "summary": about} for name, about in rows])
-    elif rows:
-        output.table(("model", "summary"), rows, left=2)
-    if not rows:
+    title = "name" if json else "model"
+    if not _list((title, "summary"), rows, search, json):
         output.note(f"no model mentions '{search}'")
     return Outcome.CERTIFIED
+
+
+def _list(head: tuple[str, ...], rows: Sequence[Row], search: str | None, json: bool) -> list[Row]:
+    """Show the rows that mention a text; returns them."""
+    chosen = [row for row in rows if not search or search.lower() in " ".join(row).lower()]
+    if json:
+        output.document([dict(zip(head, row, strict=True)) for row in chosen])
+    elif chosen:
+        output.table(head, chosen, left=len(head))
+    return chosen
 
 
 _SIGNS = {

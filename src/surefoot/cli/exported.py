@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from surefoot.cli.frame import UsageError
+from surefoot.cli.guard import UsageError
 
 _PLAIN_FILES = re.compile(
     r"archive_format|archive_version|byteorder|\.data/(version|serialization_id|.*hash)|models/model\.json"

@@ -1,14 +1,13 @@
-"""Files are written as a whole or not at all."""
+"""Where files may be written."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from surefoot.cli.frame import UsageError
+from surefoot.cli.guard import UsageError
 
 
 def check_destination(path: Path | None, option: str, suffixes: Sequence[str] = ()) -> None:
@@ -34,19 +33,3 @@ def check_destination(path: Path | None, option: str, suffixes: Sequence[str] = 
             pass
     except OSError as error:
         raise UsageError(f"{option} {path}: the folder '{folder}' cannot be written to") from error
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` to write to; it takes the place of ``path`` when the body ends well."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.absolute().parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # a temporary file is private, the result is an ordinary file
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,18 +1,17 @@
-"""The options that several commands share."""
+"""The options of the commands, and those that several commands share as records."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+import math
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
-from surefoot.cli.names import complete_model
-
-_MODEL_PANEL = "Model and batch"
-_DOMAIN_PANEL = "What is certified"
-_OUTPUT_PANEL = "Output"
+from surefoot.cli.guard import UsageError
+from surefoot.cli.zoo_names import complete_model
 
 MODEL_HELP = (
     "A name of the zoo (surefoot models lists them; options behind @, as in mlp@sizes=64,32,10@activation=tanh), "
@@ -20,33 +19,205 @@ MODEL_HELP = (
 )
 
 
-class DomainKind(StrEnum):
-    """The sets."""
-
-    product = "product"
-    ball = "ball"
-
-
-class Center(StrEnum):
-    """What the sets are around."""
-
-    zero = "zero"
-    weights = "weights"
+DomainKind = Literal["product", "ball"]
+Center = Literal["zero", "weights"]
+Wrt = Literal["params", "input"]
+Constants = Literal["certified", "paper", "both"]
+OptimizerName = Literal["certified", "gauss-newton", "newton"]
+Damping = Literal["adapted", "certified"]
 
 
-class Wrt(StrEnum):
-    """What varies."""
-
-    params = "params"
-    input = "input"
+def _option(panel: str | None, metavar: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, rich_help_panel=panel, help=text)
 
 
-class Constants(StrEnum):
-    """Whose constants."""
+_batch = partial(_option, "Model and batch")
+_set = partial(_option, "What is certified")
+_run = partial(_option, "Training")
+_output = partial(_option, "Output")
 
-    certified = "certified"
-    paper = "paper"
-    both = "both"
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)]
+Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help=MODEL_HELP, autocompletion=complete_model)]
+Batch = Annotated[
+    int | None,
+    _batch("N", "Number of samples. Default: all data, else 16 random ones, or 128 where only the shape matters."),
+]
+Input = Annotated[
+    list[str] | None,
+    _batch("SHAPE", "Shape of the input, samples first: 8,3,32,32. Once for each input of the model.", "--input"),
+]
+Data = Annotated[
+    str | None,
+    _batch("NAME|FILE", "digits, mnist-5k, or a .pt, .npz or .safetensors file with tensors x and y."),
+]
+Weights = Annotated[Path | None, _batch("FILE", "Weights: .safetensors, or a torch.save of tensors only.")]
+Smooth = Annotated[
+    bool,
+    _batch("", "Replace ReLU by soft-plus, max-pooling by average pooling, … (surefoot.smooth).", "--smooth"),
+]
+Eval = Annotated[
+    bool, _batch("", "In evaluation mode: no dropout, running statistics in batch normalisation.", "--eval")
+]
+Seed = Annotated[int, _batch("N", "Seed of random weights, random inputs and searches.")]
+Loss = Annotated[str, _batch("NAME", "The loss: cross-entropy, square, …")]
+Single = Annotated[bool, _batch("", "Single precision; double by default.", "--single")]
+Samples = Annotated[int, _batch("N", "Number of samples, a random part of the data.")]
+
+Domain = Annotated[
+    DomainKind | None,
+    _set(
+        "product|ball",
+        "Every layer in its ball, or all in one. Default: product around zero, ball around weights.",
+    ),
+]
+Radius = Annotated[float | None, _set("R", "Radius of the balls. Default: 1 around zero, 0.1 around weights.")]
+CenterOption = Annotated[
+    Center | None,
+    _set("zero|weights", "Centre of the balls; zero needs no weights. Default: weights, if given or with --data."),
+]
+AroundWeights = Annotated[bool, _set("", "The same as --center weights.", "--around-weights")]
+WrtOption = Annotated[Wrt, _set("params|input", "What varies: the parameters or the input.")]
+Objective = Annotated[
+    str | None, _set("NAME", "Certify a loss of the outputs on --data: cross-entropy, square, …")
+]
+InputNorm = Annotated[
+    float | None,
+    _set(
+        "X", "Bound on the norm of the stacked batch. Default: that of the data; 1 where only the shape matters."
+    ),
+]
+ConstantsOption = Annotated[
+    Constants, _set("certified|paper|both", "Proved ones, the paper's as printed, or both.")
+]
+Estimate = Annotated[
+    bool, _set("", "Also search for lower bounds, so that the truth is between the two.", "--estimate")
+]
+
+Optimizer = Annotated[
+    OptimizerName,
+    _run("NAME", "certified (descent without a learning rate, proved), gauss-newton or newton."),
+]
+DampingOption = Annotated[
+    Damping,
+    _run("NAME", "Of gauss-newton and newton: adapted (by the loss after a step) or certified (before it)."),
+]
+Steps = Annotated[int, _run("N", "Number of steps in all, those of a checkpoint included.")]
+StepBatch = Annotated[
+    int | None, _run("N", "Samples per step. Default: all; with fewer, each step is proved for its own batch.")
+]
+Test = Annotated[float, _run("PART", "Part of the data that is kept for testing.")]
+Save = Annotated[Path | None, _run("FILE", "Write the weights: .safetensors or .pt.")]
+Checkpoint = Annotated[Path | None, _run("FILE.pt", "Resume from this file if it exists; keep it up to date.")]
+Every = Annotated[int, _run("N", "Steps between two checkpoints.")]
+
+Kappa = Annotated[
+    float, _option(None, "κ", "Weight of ½‖v‖² in the quadratic models; halving it lengthens steps.")
+]
+Search = Annotated[str | None, _option(None, "TEXT", "Only those that mention this text.", "--search", "-s")]
+Json = Annotated[bool, _output("", "Print one JSON document.", "--json")]
+Report = Annotated[Path | None, _output("FILE.html", "Also write a page to look at.")]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of ``certify`` and ``compare``, and with their defaults those of other commands.
+
+    ``numbers`` is no option: whether a command needs them, and not shapes alone.
+    """
+
+    batch: Batch = None
+    inputs: Input = None
+    data: Data = None
+    weights: Weights = None
+    smooth: Smooth = False
+    evaluation: Eval = False
+    seed: Seed = 0
+    domain: Domain = None
+    radius: Radius = None
+    center: CenterOption = None
+    around_weights: AroundWeights = False
+    wrt: WrtOption = "params"
+    objective: Objective = None
+    constants: ConstantsOption = "certified"
+    input_norm: InputNorm = None
+    estimate: Estimate = False
+    numbers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.around_weights and self.center == "zero":
+            raise UsageError("--around-weights and --center zero contradict each other")
+        if self.batch is not None and self.batch < 1:
+            raise UsageError(f"--batch is at least 1, got {self.batch}")
+        if self.batch is not None and self.inputs:
+            raise UsageError("--batch and --input both say how many samples there are: give one of them")
+        if not -(2**63) <= self.seed < 2**63:
+            raise UsageError(f"--seed is a whole number of 64 bits, got {self.seed}")
+        if self.input_norm is not None and not 0 <= self.input_norm < math.inf:
+            raise UsageError(f"--input-norm is a finite number ≥ 0, got {self.input_norm}")
+        if self.input_norm is not None and self.wrt == "input":
+            raise UsageError(
+                "--input-norm bounds an input that is fixed; with --wrt input give --radius and --center"
+            )
+
+    @property
+    def is_centred(self) -> bool:
+        """Whether the centre is the present point; by default if weights or data of the user's are given."""
+        if self.center is not None or self.around_weights:
+            return self.center != "zero"
+        return self.domain == "ball" or self.wrt == "input" or bool(self.weights or self.data)
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Whether shapes alone are not enough."""
+        given = self.weights or self.data or self.numbers or self.estimate
+        return bool(given) or self.is_centred or self.wrt == "input"
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the inputs that were given."""
+        return tuple(map(shape, self.inputs or ()))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Whose constants are asked for."""
+        return ("certified", "paper") if self.constants == "both" else (self.constants,)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What ``train`` and ``step`` start from."""
+
+    model: Model = "mlp@activation=tanh"
+    data: Data = "digits"
+    objective: Loss = "cross-entropy"
+    single: Single = False
+    weights: Weights = None
+    smooth: Smooth = False
+    evaluation: Eval = False
+    seed: Seed = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """How ``train`` trains."""
+
+    optimizer: Optimizer = "certified"
+    damping: DampingOption = "adapted"
+    steps: Steps = 100
+    batch: StepBatch = None
+    test: Test = 0.25
+    save: Save = None
+    checkpoint: Checkpoint = None
+    every: Every = 25
+
+    def __post_init__(self) -> None:
+        if (
+            self.steps < 0
+            or self.every < 1
+            or not 0 <= self.test < 1
+            or (self.batch is not None and self.batch < 1)
+        ):
+            raise UsageError("--steps is at least 0, --every and --batch at least 1, and --test between 0 and 1")
 
 
 def shape(text: str) -> tuple[int, ...]:
@@ -62,130 +233,3 @@ def shape(text: str) -> tuple[int, ...]:
     if not sides or min(sides) < 1:
         raise typer.BadParameter(f"a shape reads 8,3,32,32 (samples first); got '{text}'")
     return sides
-
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)]
-Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help=MODEL_HELP, autocompletion=complete_model)]
-OptionalModel = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)]
-Batch = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        rich_help_panel=_MODEL_PANEL,
-        help="Number of samples. Default: all data, else 16 random samples, or 128 where only the shape matters.",
-    ),
-]
-Input = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        metavar="SHAPE",
-        rich_help_panel=_MODEL_PANEL,
-        help="Shape of the input, samples first: 8,3,32,32. Once for each input of the model.",
-    ),
-]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|FILE",
-        rich_help_panel=_MODEL_PANEL,
-        help="digits, mnist-5k, or a .pt, .npz or .safetensors file with tensors x and y.",
-    ),
-]
-Weights = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        rich_help_panel=_MODEL_PANEL,
-        help="Weights: .safetensors, or a torch.save of tensors only.",
-    ),
-]
-Smooth = Annotated[
-    bool,
-    typer.Option(
-        "--smooth",
-        metavar="",
-        rich_help_panel=_MODEL_PANEL,
-        help="Replace ReLU by soft-plus, max-pooling by average pooling, and so on (surefoot.smooth).",
-    ),
-]
-Eval = Annotated[
-    bool,
-    typer.Option(
-        "--eval",
-        metavar="",
-        rich_help_panel=_MODEL_PANEL,
-        help="In evaluation mode: no dropout, running statistics in batch normalisation.",
-    ),
-]
-Seed = Annotated[
-    int,
-    typer.Option(metavar="N", rich_help_panel=_MODEL_PANEL, help="Of random weights, random inputs and searches."),
-]
-Domain = Annotated[
-    DomainKind | None,
-    typer.Option(
-        metavar="product|ball",
-        rich_help_panel=_DOMAIN_PANEL,
-        help="Every layer in a ball of its own, or all in one. Default: product around zero, ball around weights.",
-    ),
-]
-Radius = Annotated[
-    float | None,
-    typer.Option(
-        metavar="R",
-        rich_help_panel=_DOMAIN_PANEL,
-        help="Of the balls. Default: 1 around zero, 0.1 around weights.",
-    ),
-]
-CenterOption = Annotated[
-    Center | None,
-    typer.Option(
-        metavar="zero|weights",
-        rich_help_panel=_DOMAIN_PANEL,
-        help="Of the balls; zero needs no weights. Default: weights, where --weights or --data are given.",
-    ),
-]
-AroundWeights = Annotated[
-    bool,
-    typer.Option(
-        "--around-weights", metavar="", rich_help_panel=_DOMAIN_PANEL, help="The same as --center weights."
-    ),
-]
-WrtOption = Annotated[
-    Wrt,
-    typer.Option(
-        metavar="params|input", rich_help_panel=_DOMAIN_PANEL, help="What varies: the parameters or the input."
-    ),
-]
-Objective = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        rich_help_panel=_DOMAIN_PANEL,
-        help="Certify a loss of the outputs on --data: cross-entropy, square, …",
-    ),
-]
-InputNorm = Annotated[
-    float | None,
-    typer.Option(
-        metavar="X",
-        rich_help_panel=_DOMAIN_PANEL,
-        help="Bound on the norm of the stacked batch. Default: that of the data; 1 where only the shape matters.",
-    ),
-]
-Json = Annotated[
-    bool, typer.Option("--json", metavar="", rich_help_panel=_OUTPUT_PANEL, help="Print one JSON document.")
-]
-Report = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE.html", rich_help_panel=_OUTPUT_PANEL, help="Also write a page to look at."),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", metavar="", rich_help_panel=_OUTPUT_PANEL, help="No notes and no progress."),
-]
-Debug = Annotated[
-    bool,
-    typer.Option("--debug", metavar="", rich_help_panel=_OUTPUT_PANEL, help="Show the traceback of an error."),
-]

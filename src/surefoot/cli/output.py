@@ -11,7 +11,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _state: dict[str, Any] = {"quiet": False, "results": None}
 
@@ -73,8 +78,6 @@ def error(text: str) -> None:
 
 
 def _to_stderr(kind: str, text: str, colour: str) -> None:
-    import typer
-
     _results().flush()
     label = typer.style(f"{kind}:", fg=colour, bold=True) if coloured(sys.stderr) else f"{kind}:"
     print(f"{label} {text[:1].lower() + text[1:] if _is_sentence(text) else text}", file=sys.stderr)
@@ -88,11 +91,8 @@ def _is_sentence(text: str) -> bool:
 
 def coloured(stream: Any) -> bool:
     """Whether a stream shows colours: a terminal, unless NO_COLOR is set or the terminal is dumb."""
-    return bool(
-        stream.isatty()
-        and not os.environ.get("NO_COLOR")
-        and os.environ.get("TERM", "") not in ("dumb", "unknown")
-    )
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "") in ("dumb", "unknown")
+    return bool(stream.isatty() and not plain)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
@@ -104,30 +104,26 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> 
         left: how many columns are aligned to the left; the others hold numbers.
     """
     if not _results().isatty():
-        widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        align = [str.ljust] * left + [str.rjust] * (len(head) - left)
         for row in (head, *rows):
-            cells = [
-                cell.ljust(width) if k < left else cell.rjust(width)
-                for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ]
-            result("  ".join(cells).rstrip())
+            result("  ".join(a(cell, width) for a, cell, width in zip(align, row, widths, strict=True)).rstrip())
         return
-    from rich.console import Console
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for k, title in enumerate(head):
         shown.add_column(title, justify="left" if k < left else "right", overflow="fold")
     for row in rows:
-        shown.add_row(*(_literal(cell) for cell in row))
-    Console(file=_results(), highlight=False, no_color=not coloured(_results())).print(shown)
+        shown.add_row(*row)
+    _console(_results()).print(shown)
 
 
-def _literal(cell: str) -> Any:
-    """Text whose brackets are no markup."""
-    from rich.text import Text
+def _console(stream: Any) -> Console:
+    """What writes to a terminal; brackets are no markup."""
+    from rich.console import Console
 
-    return Text(cell)
+    return Console(file=stream, highlight=False, markup=False, no_color=not coloured(stream))
 
 
 @contextmanager
@@ -136,9 +132,7 @@ def working(what: str) -> Iterator[None]:
     if _state["quiet"] or not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-
-    with Console(stderr=True, no_color=not coloured(sys.stderr)).status(what):
+    with _console(sys.stderr).status(what):
         yield
 
 
@@ -151,17 +145,10 @@ def progress(what: str, total: int, done: int = 0) -> Iterator[Advance]:
     if _state["quiet"] or not sys.stderr.isatty():
         yield lambda text: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True, no_color=not coloured(sys.stderr))
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[text]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    first, last = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
+    columns = (first, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), last)
+    with Progress(*columns, console=_console(sys.stderr), transient=True) as bar:
         task = bar.add_task(what, total=total, completed=done, text="")
         yield lambda text: bar.update(task, advance=1, text=text)

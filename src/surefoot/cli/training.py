@@ -1,177 +1,113 @@
-"""A training run that can be interrupted and resumed: batches, optimizer, checkpoints."""
+"""What ``surefoot train`` does: training whose steps are proved before they are taken."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from surefoot.cli import checkpoints, output
+from surefoot.cli.cases import Subject, trainable
+from surefoot.cli.guard import Outcome
+from surefoot.cli.options import Run, Start
+from surefoot.optim import GuaranteedOptimizer
 
-from surefoot.cli import output
-from surefoot.cli.batches import refusal
-from surefoot.cli.files import written_whole
-from surefoot.cli.frame import UsageError
-from surefoot.data import DataError, Dataset
-from surefoot.objectives import Objective
-from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton
+_HARDLY = 0.999  # of the first loss: a run that ends above this has hardly moved
+_SHOWN = 8  # steps in the table
 
 
-@dataclass(frozen=True)
-class Batches:
-    """Which samples a step sees: all of them, or parts of a random order that is new in every pass.
-
-    The parts depend on the seed and the number of the step alone, so that a resumed run sees the same ones.
-    """
-
-    data: Dataset
-    size: int | None
-    seed: int
-
-    def __call__(self, step: int) -> tuple[Tensor, Tensor | None]:
-        """Samples and targets of a step; no targets where the objective takes none."""
-        x, y = self.data.x, self.data.y
-        if self.size is None or self.size >= len(self.data):
-            return x, y
-        per_pass = math.ceil(len(self.data) / self.size)
-        epoch, part = divmod(step, per_pass)
-        order = torch.randperm(len(self.data), generator=torch.Generator().manual_seed(self.seed + 1 + epoch))
-        chosen = order[part * self.size : (part + 1) * self.size]
-        return x[chosen], None if y is None else y[chosen]
-
-
-def check_whole(name: str, model: nn.Module, *parts: Dataset) -> None:
-    """Refuse a model that does not take all samples at once, as the losses before and after training need.
-
-    Raises:
-        UsageError: if it does not, as one that was exported for one number of samples.
-    """
-    for part in parts:
-        error = refusal(model, part.x) if len(part) else None
-        if error is not None:
-            raise UsageError(f"'{name}' does not take {len(part)} samples at once: {error}") from error
-
-
-def make_optimizer(name: str, model: nn.Module, objective: Objective, damping: str) -> GuaranteedOptimizer:
-    """The optimizer of this name."""
-    if name == "certified":
-        return CertifiedDescent(model, objective)
-    kind: Any = GaussNewton if name == "gauss-newton" else Newton
-    return kind(model, objective, damping=damping)
-
-
-def save_weights(model: nn.Module, path: Path) -> None:
-    """Parameters and buffers, as ``.safetensors`` or as a ``torch.save`` of tensors; whole or not at all."""
-    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    with written_whole(path) as temporary:
-        if path.suffix != ".safetensors":
-            torch.save(state, temporary)
-            return
+def train_model(start: Start, run: Run, json: bool) -> Outcome:
+    """Train a model and show how it went."""
+    parts = trainable(start, run.test)
+    checkpoints.check_whole(start.model, parts.model, parts.train, parts.test)
+    same: dict[str, Any] = {
+        "model": start.model, "data": start.data, "objective": start.objective, "optimizer": run.optimizer,
+        "batch": run.batch, "damping": run.damping, "test": run.test, "seed": start.seed,
+        "single": start.single, "smooth": start.smooth, "eval": start.evaluation,
+    }  # fmt: skip
+    optimizer = checkpoints.make_optimizer(run.optimizer, parts.model, parts.objective, run.damping)
+    keep = checkpoints.Keeper(run.checkpoint, run.every, parts.model, optimizer, same)
+    done = keep.resumed()
+    batches = checkpoints.Batches(parts.train, run.batch, start.seed)
+    with output.progress("training", run.steps, min(done, run.steps)) as advance:
         try:
-            from safetensors.torch import save_file
-        except ImportError as error:
-            raise DataError("safetensors is not installed: pip install 'surefoot[safetensors]'") from error
-        save_file({name: value.clone() for name, value in state.items()}, str(temporary))
+            for number in range(done, run.steps):
+                loss = optimizer.step(*batches(number))
+                advance(f"loss {loss:.4g}")
+                keep.after(number + 1, last=number + 1 == run.steps)
+        except KeyboardInterrupt:
+            keep.interrupted()
+            return Outcome.INTERRUPTED
+    summary = _summary(optimizer, parts)
+    if run.save is not None:
+        checkpoints.save_weights(parts.model, run.save)
+        output.note(f"the weights are in {run.save}")
+    if json:
+        output.document({"run": same, **summary})
+    else:
+        _show(f"{start.model} on {start.data or 'digits'}", optimizer, summary)
+    if summary["promises"] > 1 and summary["last_loss"] > _HARDLY * summary["first_loss"]:
+        output.note("the proved steps are very short. Kinks (ReLU, max-pooling) make them so: try --smooth")
+    return Outcome.CERTIFIED if summary["promises_kept"] == summary["promises"] else Outcome.NOT_CERTIFIED
 
 
-@dataclass(frozen=True)
-class Keeper:
-    """Keeps a checkpoint up to date: all that a resumed run needs, in a file that is whole at any time.
+def _summary(optimizer: GuaranteedOptimizer, parts: Subject) -> dict[str, Any]:
+    history = optimizer.history
+    made, kept = checkpoints.promises(optimizer)
+    found = optimizer.stationarity()
+    return {
+        "steps": len(history),
+        "samples": len(parts.train),
+        "parameters": sum(value.numel() for value in optimizer.trainable.values()),
+        "first_loss": history[0].loss if history else None,
+        "last_loss": optimizer.value(parts.train.x, parts.train.y),
+        "promises": made,
+        "promises_kept": kept,
+        "promised_decrease": sum(r.promised_decrease or 0.0 for r in history),
+        "smallest_gradient": found.smallest if history else None,
+        "proved_gradient": found.bound,
+        "train_accuracy": checkpoints.accuracy(parts.model, parts.train),
+        "test_accuracy": checkpoints.accuracy(parts.model, parts.test),
+        "guarantee": optimizer.guarantee.replace("damping='certified'", "--damping certified"),  # type: ignore[attr-defined]
+        "losses": [record.loss for record in history],
+        "step_sizes": [record.step_size for record in history],
+    }
 
-    Attributes:
-        path: of the file; ``None`` keeps nothing.
-        every: how many steps lie between two checkpoints.
-        model: what is trained.
-        optimizer: what trains it.
-        run: the options that make two runs the same.
-    """
 
-    path: Path | None
-    every: int
-    model: nn.Module
-    optimizer: GuaranteedOptimizer
-    run: Mapping[str, Any]
-
-    def resumed(self) -> int:
-        """Continue where the checkpoint was taken, if there is one; returns how many steps it has behind it.
-
-        Raises:
-            UsageError: if the file is no checkpoint, or that of another run.
-        """
-        if self.path is None or not self.path.exists():
-            return 0
-        try:
-            content = torch.load(self.path, map_location="cpu", weights_only=True)
-            saved = content["run"]
-        except Exception as error:
-            raise UsageError(f"--checkpoint {self.path}: this is not a checkpoint of surefoot train") from error
-        different = [
-            f"{key} was {saved.get(key)!r}, not {v!r}" for key, v in self.run.items() if saved.get(key) != v
+def _show(what: str, optimizer: GuaranteedOptimizer, summary: dict[str, Any]) -> None:
+    output.result(f"{what}: {summary['samples']} samples, {summary['parameters']:,} parameters\n")
+    history = optimizer.history
+    if history:
+        shown = sorted({round(k * (len(history) - 1) / (_SHOWN - 1)) for k in range(_SHOWN)})
+        rows = [
+            (
+                str(r.step),
+                f"{r.loss:.6f}",
+                f"{r.gradient_norm:.2e}",
+                f"{r.step_size:.3e}",
+                "–" if r.promised_decrease is None else f"{r.promised_decrease:.2e}",
+                "–" if r.actual_decrease is None else f"{r.actual_decrease:.2e}",
+            )
+            for r in (history[k] for k in shown)
         ]
-        if different:
-            raise UsageError(
-                f"--checkpoint {self.path} is of another run: {'; '.join(different)}. Give the same options or "
-                "another file"
-            )
-        try:
-            self.model.load_state_dict(content["model"])
-            self.optimizer.load_state_dict(content["optimizer"])
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise UsageError(f"--checkpoint {self.path} does not fit the model: {error}") from error
-        output.note(f"{self.path} has {len(self.optimizer.history)} steps; the run goes on from there")
-        return len(self.optimizer.history)
-
-    def after(self, step: int, last: bool) -> None:
-        """Save, if it is time."""
-        if step % self.every == 0 or last:
-            self._save()
-
-    def interrupted(self) -> None:
-        """Save what was reached; a step that was under way has left nothing behind."""
-        self._save()
-        if self.path is not None:
-            output.note(
-                f"interrupted after {len(self.optimizer.history)} steps; the same command goes on from there"
-            )
-
-    def _save(self) -> None:
-        if self.path is None:
-            return
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        with written_whole(self.path) as temporary:
-            torch.save({"run": dict(self.run), **state}, temporary)
-
-
-def accuracy(model: nn.Module, data: Dataset) -> float | None:
-    """The part of the samples whose largest output is that of their class; ``None`` if there are no classes."""
-    if data.y is None or data.y.is_floating_point() or not len(data):
-        return None
-    modes = [(module, module.training) for module in model.modules()]
-    with torch.no_grad():
-        outputs = model.eval()(data.x)
-    for module, training in modes:
-        module.training = training
-    return float((outputs.argmax(dim=1) == data.y).double().mean())
-
-
-def promises(optimizer: GuaranteedOptimizer) -> tuple[int, int]:
-    """How many steps promised a decrease whose outcome is known, and how many of them kept it.
-
-    A promise holds in exact arithmetic; a loss is known up to round-off, which is allowed for.
-    """
-    known = [r for r in optimizer.history if r.promised_decrease is not None and r.actual_decrease is not None]
-    kept = [
-        r
-        for r in known
-        if (r.actual_decrease or 0.0) >= (r.promised_decrease or 0.0) - _slack(optimizer.model, r.loss)
+        output.table(("step", "loss", "gradient", "step size", "promised", "decrease"), rows, left=0)
+        output.result("")
+    facts = [
+        ("loss", f"{_number(summary['first_loss'])} → {summary['last_loss']:.6f} in {summary['steps']} steps")
     ]
-    return len(known), len(kept)
+    if summary["promises"]:
+        facts.append(("promises", f"{summary['promises_kept']} of {summary['promises']} kept"))
+    if summary["smallest_gradient"] is not None:
+        bound = summary["proved_gradient"]
+        proved = "" if bound is None else f"; proved from the promises alone: at most {bound:.2e}"
+        facts.append(("gradient", f"smallest norm {summary['smallest_gradient']:.2e}{proved}"))
+    if summary["train_accuracy"] is not None:
+        tested = "" if summary["test_accuracy"] is None else f", {summary['test_accuracy']:.1%} of unseen samples"
+        facts.append(
+            ("accuracy", f"{summary['train_accuracy']:.1%} of the samples{tested}; of this nothing is proved")
+        )
+    facts.append(("guarantee", summary["guarantee"]))
+    for name, fact in facts:
+        output.result(f"{name:<10} {fact}")
 
 
-def _slack(model: nn.Module, loss: float) -> float:
-    """What round-off may do to the difference of two losses."""
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
-    return 64 * torch.finfo(dtype).eps * max(abs(loss), 1.0)
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.6f}"

@@ -6,8 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +15,12 @@ import surefoot as sf
 from surefoot.complexity import Cost, chain_cost
 from surefoot.errors import SurefootError
 from surefoot.objectives import Objective
-from surefoot.oracles.line_search import armijo
-from surefoot.oracles.step import Step
+from surefoot.oracles import Step
+from surefoot.oracles.search_along import armijo
 
 KINDS = ("gradient", "Gauss-Newton, dual", "Gauss-Newton, Gram", "Newton, CG")
 _OPTIMIZERS = {"gradient": "certified", "Newton, CG": "newton"}
-_AT_WORST = {
-    "gradient": "gradient",
-    "Gauss-Newton, dual": "Gauss-Newton, dual, one forward pass",
-}
+_AT_WORST = {"gradient": "gradient", "Gauss-Newton, dual": "Gauss-Newton, dual, one forward pass"}
 _QUICK = 5.0  # seconds; what takes less is measured again, without first-time costs
 
 
@@ -68,13 +64,9 @@ class Trial:
         """What ``surefoot train --optimizer`` calls it."""
         return _OPTIMIZERS.get(self.name, "gauss-newton")
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class Start:
+class Point:
     """A point to take steps from."""
 
     chain: sf.Chain
@@ -85,7 +77,7 @@ class Start:
     gradient_time: float
 
     @classmethod
-    def of(cls, model: nn.Module, x: Tensor, objective: Objective, y: Tensor | None) -> Start:
+    def of(cls, model: nn.Module, x: Tensor, objective: Objective, y: Tensor | None) -> Point:
         """The present parameters.
 
         Raises:
@@ -126,13 +118,13 @@ class Start:
         )
 
     def _oracle(self, name: str, kappa: float) -> Callable[[], Step]:
-        if name == "gradient":
-            return lambda: sf.oracles.gradient(self.chain, self.objective, kappa)
-        if name == "Gauss-Newton, dual":
-            return lambda: sf.oracles.gauss_newton(self.chain, self.objective, kappa, "dual")
-        if name == "Gauss-Newton, Gram":
-            return lambda: sf.oracles.gauss_newton(self.chain, self.objective, kappa, "dual_gram")
-        return lambda: sf.oracles.newton(self.chain, self.objective, kappa, "cg")
+        chain, objective = self.chain, self.objective
+        return {
+            "gradient": lambda: sf.oracles.gradient(chain, objective, kappa),
+            "Gauss-Newton, dual": lambda: sf.oracles.gauss_newton(chain, objective, kappa, "dual"),
+            "Gauss-Newton, Gram": lambda: sf.oracles.gauss_newton(chain, objective, kappa, "dual_gram"),
+            "Newton, CG": lambda: sf.oracles.newton(chain, objective, kappa, "cg"),
+        }[name]
 
     def _counted(self, calls: int) -> float:
         """One forward pass and so many backward ones, in gradients."""

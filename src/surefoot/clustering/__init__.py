@@ -8,14 +8,12 @@
 * ``weights``: which pairs do, and how strongly.
 * ``fusion``: the solver of convex clustering, with its proof of accuracy.
 * ``reduced``: the same problem with the clusters known, and its derivative.
-* ``rules``: their bounds.
 * ``incidence``: differences along the edges of a graph.
 """
 
-from surefoot.clustering import rules  # noqa: F401  registers the bounds
 from surefoot.clustering.convex import ConvexClustering
 from surefoot.clustering.envelope import Envelope
-from surefoot.clustering.fused import ConvexClusteringResult
+from surefoot.clustering.fusion import ConvexClusteringResult
 from surefoot.clustering.kmeans import KMeans, KMeansResult
 from surefoot.clustering.spectral import Spectral, SpectralResult
 from surefoot.clustering.weights import Edges, all_pairs, explicit, matrix, nearest_neighbours

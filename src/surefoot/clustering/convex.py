@@ -17,17 +17,25 @@ import math
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from surefoot.clustering.envelope import Envelope, envelope
-from surefoot.clustering.fused import ConvexClusteringResult, Fused
+from surefoot.clustering.envelope import UNIT, Envelope, Over, envelope
+from surefoot.clustering.fused import Fused
+from surefoot.clustering.fusion import ConvexClusteringResult
 from surefoot.clustering.kmeans import positive
 from surefoot.clustering.weights import Edges, explicit, matrix, nearest_neighbours
+from surefoot.enclosure import norm
 from surefoot.graph.nodes import Spec
+from surefoot.magnitude import Magnitude, minimum
+from surefoot.objectives import printed
 from surefoot.objectives.constants import Constants, ObjectiveError
+from surefoot.operations.call import Bounds, Call
+from surefoot.operations.common import ONE, ZERO
+from surefoot.operations.record import LossFacts, operation
 
 
-class ConvexClustering(Envelope):
+class ConvexClustering(Envelope[ConvexClusteringResult]):
     r"""Convex clustering of the outputs: convex, differentiable, and solved to a proved accuracy.
 
     The value is that of a point whose duality gap is at most ``tolerance`` times the value, so it is above the
@@ -58,9 +66,6 @@ class ConvexClustering(Envelope):
     """
 
     operation = "surefoot.convex_clustering"
-    function = staticmethod(envelope)
-    convex = True
-    smooth = True
 
     def __init__(
         self,
@@ -85,11 +90,7 @@ class ConvexClustering(Envelope):
         self.penalty, self._plain = float(penalty), weights is None and float(penalty) == 1.0
 
     def bind(self, points: Tensor) -> ConvexClustering:
-        """Find the neighbours among these points, one per sample, instead of among the first outputs.
-
-        Raises:
-            ObjectiveError: if the weights are given otherwise.
-        """
+        """Find the neighbours among these points, one per sample, instead of among the first outputs."""
         assert isinstance(self.proximity, Fused)
         self.proximity.bind(points)
         return self
@@ -105,24 +106,13 @@ class ConvexClustering(Envelope):
                 "weights of this batch, or bind the neighbours of other points"
             )
 
-    def solve(self, outputs: Tensor) -> ConvexClusteringResult:
-        """The proximal point, clusters, and the proof of accuracy.
-
-        Raises:
-            ObjectiveError: if the outputs do not fit.
-        """
-        result: ConvexClusteringResult = super().solve(outputs)
-        return result
-
     def paper_constants(self, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
         """Appendix "Convex clustering": n(n−1)/2 and 1, for unit weights on all pairs; for a mean, 1/n of both."""
-        from surefoot.objectives.printed import convex_clustering
-
         if not self._plain:
             return super().paper_constants(outputs, targets, radius)
-        printed = convex_clustering(outputs.shape[0])
+        total = printed.convex_clustering(outputs.shape[0])
         count = outputs.shape[0] if self.reduction == "mean" else 1
-        return Constants(printed.lipschitz / count, printed.smoothness / count, True, True, printed.unsound)
+        return Constants(total.lipschitz / count, total.smoothness / count, True, True, total.unsound)
 
     def extra_repr(self) -> str:
         """The penalty."""
@@ -141,4 +131,43 @@ def _given(weights: Any) -> Edges | None:
         return None
     raise ObjectiveError(
         f"weights are None, 'knn', a matrix, (edges, weights) or Edges, got {type(weights).__name__}: {weights!r}"
+    )
+
+
+@operation("surefoot.convex_clustering", loss=LossFacts(envelope, convex=True, smooth=True, nonnegative=True))
+def convex_clustering_bounds(call: Call) -> Bounds:
+    r"""Convex clustering: curvature s; slope :math:`s\|\hat y - z\|`, at most s times the constant of the weights.
+
+    (:mod:`surefoot.clustering.fused`.) :math:`\hat y - z` is 1-Lipschitz and zero at zero, so it is at
+    most :math:`\sup\|\hat y\|`, and at most its norm at the centre plus the spread. The solver is off by e there:
+    that is added to the slope. Where it is more than the round-off that the calculus adds to a gradient,
+    :math:`16(\sqrt r + 16)u\,s\|\hat y\|` for a reduction of r, the curvature becomes
+    :math:`s(1 + e/\text{spread})`, so that curvature times spread covers the gradients over the domain, seen from
+    the one that was computed. The value is at most :math:`\frac s2\|\hat y\|^2`, by z = 0, and at most the
+    constant of the weights times the norm.
+    """
+    proximity: Fused = call["proximity"]
+    over = Over(call)
+    outputs, scale, nearest = over.outputs, over.scale, over.nearest
+    steepest = proximity.steepest(outputs.shape[0])
+    slope = minimum(outputs.bound, steepest)
+    value = minimum(outputs.bound**2 / 2, steepest * outputs.bound)
+    reduction = max(outputs.numel, 4096)
+    curvature, error = scale, ZERO
+    if nearest is not None and nearest.gap is not None and nearest.error is not None:
+        here = norm(outputs.value - nearest.point) * (1 + 4 * UNIT) + nearest.error
+        slope = minimum(slope, here + outputs.spread)
+        error = scale * nearest.gap
+        covered = 8 * (reduction**0.5 + 16) * UNIT * float(torch.linalg.vector_norm(outputs.value)) * (1 - 1e-6)
+        if nearest.error > covered:
+            reach = float(outputs.spread)
+            extra = Magnitude.of(nearest.error) / reach * (1 + 8 * UNIT) if reach else Magnitude.infinity()
+            curvature = scale * (ONE + extra)
+    return Bounds(
+        jacobian={"outputs": slope * scale},
+        curvature={("outputs", "outputs"): curvature},
+        bound=value * scale,
+        reduction=reduction,
+        error=error,
+        reason="convex clustering is not solved exactly enough for a domain this small: lower its tolerance",
     )

@@ -18,27 +18,40 @@ Three facts follow for all of them, with z a minimiser at :math:`\hat y`:
   point upwards. So :math:`h(\psi(u))` is below the square loss with targets z, which is smooth
   (:meth:`Envelope.majoriser`);
 * *second derivative*: :math:`s(I - Dz)`, where z has a derivative.
+
+**Bounds.** Without a penalty h is :math:`\frac s2` times the squared distance from a set that contains zero. A
+distance is 1-Lipschitz and at most the norm, so over the domain
+
+.. math:: \|\nabla h\| = s\,\mathrm{dist}(\hat y) \le s\min(\sup\|\hat y\|,\ \|\hat y^* - z\| + \text{spread})
+
+for *any* z of the set: that the solver may have missed the nearest one makes the bound looser, not wrong. At kinks
+this is the Lipschitz constant of h, by continuity.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from surefoot.enclosure import norm
 from surefoot.graph.nodes import Spec
+from surefoot.magnitude import Magnitude, minimum
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import ObjectiveError
-from surefoot.objectives.losses import Square
+from surefoot.objectives.entrywise import Square
+from surefoot.operations.call import Bounds, Call
+from surefoot.operations.common import ONE, ZERO
 
-REDUCTIONS = ("mean", "sum")
+Result = TypeVar("Result")
+UNIT = 2.0**-52
 
 
 @dataclass(frozen=True)
-class Nearest:
+class Nearest(Generic[Result]):
     r"""A solution of the inner problem.
 
     Attributes:
@@ -55,21 +68,17 @@ class Nearest:
     derivative: Callable[[Tensor], Tensor]
     gap: float | None
     error: float | None
-    result: Any
+    result: Result
 
 
-class Proximity:
+class Proximity(Generic[Result]):
     """Solves the inner problem; remembers the last solution, so that value and derivatives share one."""
 
     def __init__(self) -> None:
-        self._last: tuple[Tensor, Nearest] | None = None
+        self._last: tuple[Tensor, Nearest[Result]] | None = None
 
-    def solved(self, outputs: Tensor) -> Nearest:
-        """The solution at these outputs, in double precision.
-
-        Raises:
-            ObjectiveError: if they are not finite.
-        """
+    def solved(self, outputs: Tensor) -> Nearest[Result]:
+        """The solution at these outputs, in double precision; refuses those that are not finite."""
         point = outputs.detach().to(torch.float64)
         if self._last is not None and self._last[0].device == point.device and torch.equal(self._last[0], point):
             return self._last[1]
@@ -78,11 +87,11 @@ class Proximity:
                 "the outputs have entries that are not finite, or too large to square, and cannot be clustered: "
                 "look for a step that was too long, or an input that is not finite"
             )
-        found = self.nearest(point)
-        self._last = point.clone(), found
-        return found
+        nearest = self.nearest(point)
+        self._last = point.clone(), nearest
+        return nearest
 
-    def nearest(self, outputs: Tensor) -> Nearest:
+    def nearest(self, outputs: Tensor) -> Nearest[Result]:
         """Solve, in double precision."""
         raise NotImplementedError
 
@@ -94,7 +103,7 @@ class Proximity:
         return {**self.__dict__, "_last": None}
 
 
-class Envelope(Objective):
+class Envelope(Objective, Generic[Result]):
     """A clustering objective: a function of all outputs together, without targets.
 
     Args:
@@ -106,12 +115,11 @@ class Envelope(Objective):
     """
 
     takes_targets = False
-    convex = False
-    smooth = False
+    k: int | None = None  # how many clusters, where that is given
 
-    def __init__(self, proximity: Proximity, reduction: str) -> None:
+    def __init__(self, proximity: Proximity[Result], reduction: str) -> None:
         super().__init__()
-        if reduction not in REDUCTIONS:
+        if reduction not in ("mean", "sum"):
             raise ObjectiveError(f"the reduction is 'mean' or 'sum', got {reduction!r}")
         self.proximity, self.reduction = proximity, reduction
 
@@ -121,29 +129,26 @@ class Envelope(Objective):
         return {"proximity": self.proximity, "reduction": self.reduction}
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """Outputs are n × d real numbers."""
+        """Outputs are n × d real numbers, at least one sample per cluster."""
         if len(outputs.shape) != 2 or not outputs.numel or not outputs.dtype.is_floating_point:
             raise ObjectiveError(
                 f"{type(self).__name__} reads real outputs (samples × dimensions), got "
                 f"{'×'.join(map(str, outputs.shape)) or 'a number'} of {outputs.dtype}; flatten each sample"
             )
+        if self.k is not None and self.k > outputs.shape[0]:
+            raise ObjectiveError(
+                f"{self.k} clusters need at least {self.k} samples, got {outputs.shape[0]}: lower k, or take more "
+                "samples"
+            )
 
     def bound_to(self, targets: Any) -> Self:
-        """Itself: there are no targets.
-
-        Raises:
-            ObjectiveError: if some are given.
-        """
+        """Itself: there are no targets, and some that are given are refused."""
         if targets is not None:
             raise ObjectiveError(f"{type(self).__name__} compares outputs with each other: it has no targets")
         return self
 
-    def solve(self, outputs: Tensor) -> Any:
-        """The clusters of these outputs.
-
-        Raises:
-            ObjectiveError: if the outputs do not fit.
-        """
+    def solve(self, outputs: Tensor) -> Result:
+        """The clusters of these outputs, if they fit."""
         self.check(Spec(tuple(outputs.shape), outputs.dtype), None)
         return self.proximity.solved(outputs).result
 
@@ -153,9 +158,6 @@ class Envelope(Objective):
         Up to the constant :math:`s\,\Omega(z)` it is above h everywhere and equal to it at these outputs. It is
         smooth, so a step that is proved to decrease it by some amount decreases h by at least as much, whatever
         the clustering does meanwhile.
-
-        Raises:
-            ObjectiveError: if the outputs do not fit.
         """
         self.check(Spec(tuple(outputs.shape), outputs.dtype), None)
         return Square(self.proximity.solved(outputs).point.to(outputs.dtype), reduction=self.reduction)
@@ -165,11 +167,12 @@ class Envelope(Objective):
         self.proximity.forget()
 
     def extra_repr(self) -> str:
-        """The reduction, if it is not the mean."""
-        return "" if self.reduction == "mean" else f"reduction={self.reduction!r}"
+        """The number of clusters, and the reduction if it is not the mean."""
+        clusters = [] if self.k is None else [f"k={self.k}"]
+        return ", ".join(clusters + ([] if self.reduction == "mean" else [f"reduction={self.reduction!r}"]))
 
 
-def envelope(outputs: Tensor, proximity: Proximity, reduction: str) -> Tensor:
+def envelope(outputs: Tensor, proximity: Proximity[Any], reduction: str) -> Tensor:
     """The value, twice differentiable by automatic differentiation."""
     scale = 1.0 / outputs.shape[0] if reduction == "mean" else 1.0
     value: Tensor = _Value.apply(outputs, _Held(proximity), scale)
@@ -179,17 +182,65 @@ def envelope(outputs: Tensor, proximity: Proximity, reduction: str) -> Tensor:
 class _Held:
     """The solution, found where plain tensors are at hand, for the derivatives."""
 
-    def __init__(self, proximity: Proximity) -> None:
+    def __init__(self, proximity: Proximity[Any]) -> None:
         self.proximity = proximity
-        self.nearest: Nearest | None = None
+        self.nearest: Nearest[Any] | None = None
 
-    def __call__(self, outputs: Tensor) -> Nearest:
+    def __call__(self, outputs: Tensor) -> Nearest[Any]:
         if self.nearest is None:
             self.nearest = self.proximity.solved(outputs)
         return self.nearest
 
 
-class _Value(torch.autograd.Function):
+class Over:
+    """A clustering objective over the enclosure of its outputs.
+
+    Attributes:
+        outputs: the enclosure.
+        scale: s.
+        nearest: the solution at the centre, where that is known.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.outputs, value = call["outputs"], call["outputs"].value
+        self.scale = ONE / self.outputs.shape[0] if call["reduction"] == "mean" else ONE
+        at_hand = isinstance(value, Tensor) and value.device.type != "meta"
+        self.nearest: Nearest[Any] | None = call["proximity"].solved(value) if at_hand else None
+
+    def half_square(self, curvature: Magnitude, reason: str) -> Bounds:
+        """Half the squared distance from the set, scaled."""
+        distance = self.outputs.bound
+        if self.nearest is not None:
+            # z is off the set by the round-off of a mean or of a product with singular vectors
+            off = self.outputs.centre_norm * (16.0 * (sum(self.outputs.shape) + 16) * UNIT)
+            here = norm(self.outputs.value - self.nearest.point) + off
+            distance = minimum(distance, here + self.outputs.spread)
+        return Bounds(
+            jacobian={"outputs": distance * self.scale},
+            curvature={("outputs", "outputs"): curvature * self.scale},
+            bound=distance**2 * self.scale / 2,
+            reduction=self.outputs.numel,
+            reason=reason,
+        )
+
+
+def zero(call: Call) -> Bounds:
+    """The bounds of an objective that is zero everywhere."""
+    jacobian, curvature = {"outputs": ZERO}, {("outputs", "outputs"): ZERO}
+    return Bounds(jacobian=jacobian, curvature=curvature, bound=ZERO, reduction=call["outputs"].numel)
+
+
+class _Differentiated(torch.autograd.Function):
+    """What the derivatives below share: they depend on the outputs, the solution held, and the scale."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        outputs, *_, ctx.held, ctx.scale = inputs
+        ctx.save_for_backward(outputs)
+        ctx.save_for_forward(outputs)
+
+
+class _Value(_Differentiated):
     @staticmethod
     def forward(outputs: Tensor, held: _Held, scale: float) -> Tensor:
         nearest = held(outputs)
@@ -197,43 +248,29 @@ class _Value(torch.autograd.Function):
         return (scale * (distance + nearest.penalty)).to(outputs.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        outputs, ctx.held, ctx.scale = inputs
-        ctx.save_for_backward(outputs)
-        ctx.save_for_forward(outputs)
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0] * _Slope.apply(*ctx.saved_tensors, ctx.held, ctx.scale), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        slope: Tensor = _Slope.apply(*ctx.saved_tensors, ctx.held, ctx.scale)
-        return (slope * tangents[0]).sum()
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return (_Slope.apply(*ctx.saved_tensors, ctx.held, ctx.scale) * tangents[0]).sum()
 
 
-class _Slope(torch.autograd.Function):
+class _Slope(_Differentiated):
     @staticmethod
     def forward(outputs: Tensor, held: _Held, scale: float) -> Tensor:
         return (scale * (outputs.detach().to(torch.float64) - held(outputs).point)).to(outputs.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        outputs, ctx.held, ctx.scale = inputs
-        ctx.save_for_backward(outputs)
-        ctx.save_for_forward(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _Curve.apply(*ctx.saved_tensors, grads[0], ctx.held, ctx.scale), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        curved: Tensor = _Curve.apply(*ctx.saved_tensors, tangents[0], ctx.held, ctx.scale)
-        return curved
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _Curve.apply(*ctx.saved_tensors, tangents[0], ctx.held, ctx.scale)
 
 
-class _Curve(torch.autograd.Function):
+class _Curve(_Differentiated):
     """The second derivative applied to a direction: linear and symmetric in it, and not differentiated further."""
 
     @staticmethod
@@ -242,23 +279,16 @@ class _Curve(torch.autograd.Function):
         return (scale * (wide - held(outputs).derivative(wide))).to(direction.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        outputs, _, ctx.held, ctx.scale = inputs
-        ctx.save_for_backward(outputs)
-        ctx.save_for_forward(outputs)
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.needs_input_grad[0]:
             raise NotImplementedError("clustering objectives have no third derivatives here")
         return None, _Curve.apply(*ctx.saved_tensors, grads[0], ctx.held, ctx.scale), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+    def jvp(ctx: Any, *tangents: Any) -> Any:
         if tangents[0] is not None:
             raise NotImplementedError("clustering objectives have no third derivatives here")
-        curved: Tensor = _Curve.apply(*ctx.saved_tensors, tangents[1], ctx.held, ctx.scale)
-        return curved
+        return _Curve.apply(*ctx.saved_tensors, tangents[1], ctx.held, ctx.scale)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:

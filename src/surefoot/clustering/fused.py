@@ -18,58 +18,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from surefoot.clustering.envelope import Nearest, Proximity
-from surefoot.clustering.fusion import Fusion, fuse
+from surefoot.clustering.fusion import ConvexClusteringResult, fuse
 from surefoot.clustering.reduced import Reduced
 from surefoot.clustering.weights import Edges, all_pairs
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.objectives.constants import ObjectiveError
 
 
-@dataclass(frozen=True)
-class ConvexClusteringResult:
-    r"""The proximal point, with a proof of how good it is.
-
-    Attributes:
-        centroids: z, one per sample; equal within a cluster.
-        labels: the clusters: connected components of the edges whose ends are fused.
-        dual: ζ, an edge per row, :math:`\|\zeta_e\| \le \lambda w_e`.
-        value: of the sum, :math:`\frac12\|z - \hat y\|^2 + \lambda\sum w\|z_i - z_j\|`; the minimum is between
-            ``value - gap`` and ``value``.
-        gap: the duality gap, round-off added.
-        gradient_error: a bound on the distance from :math:`\hat y - z` to the exact gradient of the sum:
-            :math:`\sqrt{2\,\text{gap}}`, or less.
-        iterations: of the accelerated ascent.
-        converged: whether the gap is within the tolerance, or above it by round-off alone.
-        status: the same in words.
-    """
-
-    centroids: Tensor
-    labels: Tensor
-    dual: Tensor
-    value: float
-    gap: float
-    gradient_error: float
-    iterations: int
-    converged: bool
-    status: str
-
-
-class Fused(Proximity):
-    """The proximal point of the penalty.
-
-    Args:
-        edges: given, or ``None`` for all pairs or a search.
-        search: finds edges among points, or ``None``.
-        penalty: λ.
-        tolerance: on the gap, relative.
-        max_iterations: of the solver.
-    """
+class Fused(Proximity[ConvexClusteringResult]):
+    """The proximal point of λ times the penalty; edges are given, searched for among points, or all pairs."""
 
     def __init__(
         self,
@@ -90,11 +52,7 @@ class Fused(Proximity):
         return self._search is None and self._given is None
 
     def bind(self, points: Tensor) -> None:
-        """Fix the edges.
-
-        Raises:
-            ObjectiveError: if they are not searched for.
-        """
+        """Fix the edges, if they are to be searched for."""
         if self._search is None:
             raise ObjectiveError(
                 "the weights are given already: only ConvexClustering('knn') looks for neighbours"
@@ -107,72 +65,30 @@ class Fused(Proximity):
         super().forget()
         self._dual, self.edges = None, self._given
 
-    def nearest(self, outputs: Tensor) -> Nearest:
+    def nearest(self, outputs: Tensor) -> Nearest[ConvexClusteringResult]:
         """Solve, from the last dual variables."""
-        if self.all_pairs:
-            if self.edges is None or self.edges.count != len(outputs):
-                self.edges = all_pairs(len(outputs), outputs.device)
+        if self.all_pairs and (self.edges is None or self.edges.count != len(outputs)):
+            self.edges = all_pairs(len(outputs), outputs.device)
         elif self.edges is None:
             assert self._search is not None
             self.edges = self._search(outputs)
         edges = self.edges = self.edges.to(outputs.device)
-        if not len(edges) or self.penalty == 0:
-            return self._alone(outputs)
+        if not len(edges) or self.penalty == 0:  # every sample is its own centroid
+            labels = torch.arange(len(outputs), device=outputs.device)
+            none = outputs.new_zeros((0, outputs.shape[1]))
+            alone = ConvexClusteringResult(outputs, labels, none, 0.0, 0.0, 0.0, 0, 0.0, 0.0, self.tolerance)
+            return Nearest(outputs, 0.0, lambda v: v, 0.0, 0.0, alone)
         amounts = self.penalty * edges.weights
-        found = fuse(
-            outputs,
-            edges.incidence,
-            amounts,
-            tolerance=self.tolerance,
-            max_iterations=self.max_iterations,
-            start=self._dual,
-        )
-        self._dual = found.dual
-        result = self._result(found)
+        result = fuse(outputs, edges.incidence, amounts, self.tolerance, self.max_iterations, self._dual)
+        self._dual = result.dual
         if not result.converged:
             warnings.warn(f"convex clustering: {result.status}", stacklevel=2)
-        reduced = Reduced(found.labels, edges.first, edges.second, amounts)
-        centres = reduced.total(found.centroids) / reduced.sizes[:, None]
-        derivative = reduced.solver(centres)
-        return Nearest(found.centroids, found.penalty, derivative, found.gap, found.gradient_error, result)
-
-    def _result(self, found: Fusion) -> ConvexClusteringResult:
-        relative = found.gap / found.value if found.value > 0 else 0.0
-        clusters = int(found.labels.max()) + 1
-        how = f"{found.iterations} iterations" + (", finished by Newton's method" if found.polished else "")
-        status = f"{clusters} clusters; relative duality gap {relative:.1e} after {how}"
-        converged = found.done(self.tolerance)
-        if not converged:
-            status += f", above the tolerance of {self.tolerance:g}: raise max_iterations or the tolerance"
-        elif found.gap > self.tolerance * found.value:
-            status += f", above the tolerance of {self.tolerance:g} by round-off alone"
-        return ConvexClusteringResult(
-            found.centroids,
-            found.labels,
-            found.dual,
-            found.value,
-            found.gap,
-            found.gradient_error,
-            found.iterations,
-            converged,
-            status,
-        )
-
-    def _alone(self, outputs: Tensor) -> Nearest:
-        """Without edges every sample is its own centroid."""
-        none = outputs.new_zeros((0, outputs.shape[1]))
-        labels = torch.arange(len(outputs), device=outputs.device)
-        result = ConvexClusteringResult(
-            outputs, labels, none, 0.0, 0.0, 0.0, 0, True, "nothing pulls the samples together"
-        )
-        return Nearest(outputs, 0.0, lambda v: v, 0.0, 0.0, result)
+        reduced = Reduced(result.labels, edges.first, edges.second, amounts)
+        derivative = reduced.solver(reduced.total(result.centroids) / reduced.sizes[:, None])
+        return Nearest(result.centroids, result.penalty, derivative, result.gap, result.gradient_error, result)
 
     def steepest(self, count: int) -> Magnitude:
-        """The Lipschitz constant of the sum for so many samples, from the weights.
-
-        Raises:
-            ObjectiveError: if neighbours have not been looked for yet.
-        """
+        """The Lipschitz constant of the sum for so many samples, from the weights."""
         if self.all_pairs:
             return (Magnitude.of(count) * Magnitude.of(count * (count - 1) / 2)).sqrt() * self.penalty
         if self.edges is None:

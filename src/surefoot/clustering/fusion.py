@@ -44,48 +44,65 @@ _UNIT = 2.0**-52
 
 
 @dataclass(frozen=True)
-class Fusion:
-    """A primal and a dual point of convex clustering.
+class ConvexClusteringResult:
+    r"""The proximal point, with a proof of how good it is.
 
     Attributes:
-        centroids: z.
-        dual: ζ, an edge per row.
-        penalty: Σ c_e‖(Bz)_e‖.
-        value: P(z).
-        gap: P(z) − D(ζ), with the round-off of computing it.
+        centroids: z, one per sample; equal within a cluster.
+        labels: the clusters: connected components of the edges whose ends are fused.
+        dual: ζ, an edge per row, :math:`\|\zeta_e\| \le \lambda w_e`.
+        value: of the sum, :math:`\frac12\|z - \hat y\|^2 + \lambda\sum w\|z_i - z_j\|`; the minimum is between
+            ``value - gap`` and ``value``.
+        gap: the duality gap, round-off added.
+        gradient_error: a bound on the distance from :math:`\hat y - z` to the exact gradient of the sum:
+            :math:`\sqrt{2\,\text{gap}}`, or less.
+        iterations: of the accelerated ascent.
+        penalty: :math:`\lambda\sum w\|z_i - z_j\|`.
         floor: the share of round-off in the gap.
-        gradient_error: a bound on the distance of z from the solution.
-        iterations: of the ascent.
-        labels: connected components of the fused edges.
+        tolerance: on the gap, relative to the value.
         polished: whether Newton's method finished it.
     """
 
     centroids: Tensor
+    labels: Tensor
     dual: Tensor
-    penalty: float
     value: float
     gap: float
-    floor: float
     gradient_error: float
     iterations: int
-    labels: Tensor
-    polished: bool
+    penalty: float
+    floor: float
+    tolerance: float
+    polished: bool = False
 
-    def done(self, tolerance: float) -> bool:
-        """Whether the gap is small enough, or as small as round-off lets it be."""
-        return self.gap <= max(tolerance * self.value, 1.5 * self.floor)
+    @property
+    def converged(self) -> bool:
+        """Whether the gap is within the tolerance, or as small as round-off lets it be."""
+        return self.gap <= max(self.tolerance * self.value, 1.5 * self.floor)
+
+    @property
+    def status(self) -> str:
+        """The same in words."""
+        if not len(self.dual):
+            return "nothing pulls the samples together"
+        relative = self.gap / self.value if self.value > 0 else 0.0
+        how = f"{self.iterations} iterations" + (", finished by Newton's method" if self.polished else "")
+        status = f"{int(self.labels.max()) + 1} clusters; relative duality gap {relative:.1e} after {how}"
+        if not self.converged:
+            return f"{status}, above the tolerance of {self.tolerance:g}: raise max_iterations or the tolerance"
+        above = self.gap > self.tolerance * self.value
+        return f"{status}, above the tolerance of {self.tolerance:g} by round-off alone" if above else status
 
 
 def fuse(
     outputs: Tensor,
     incidence: Incidence,
     amounts: Tensor,
-    *,
     tolerance: float,
     max_iterations: int,
     start: Tensor | None = None,
-) -> Fusion:
-    """Solve to a gap of ``tolerance`` times the value, or give what ``max_iterations`` reach.
+) -> ConvexClusteringResult:
+    """Solve to a gap of ``tolerance`` times the value, or give what so many iterations reach.
 
     Args:
         outputs: n × d, double precision.
@@ -98,25 +115,26 @@ def fuse(
     centre = outputs.mean(dim=0)  # the problem does not change when the outputs move together, its round-off does
     shifted, far = outputs - centre, float(torch.linalg.vector_norm(outputs))
     start = start if bool(shifted.any()) else None  # where all outputs are equal zero is the exact solution
-    found = _Ascent(shifted, incidence, amounts, start, far).run(tolerance, max_iterations)
-    return replace(found, centroids=found.centroids + centre)
+    result = _Ascent(shifted, incidence, amounts, start, far, tolerance).run(max_iterations)
+    return replace(result, centroids=result.centroids + centre)
 
 
 class _Ascent:
     """The state of the ascent, in buffers that are written over.
 
-    Args:
-        outputs: around their mean.
-        incidence: the edges.
-        amounts: c, one per edge.
-        start: dual variables, or ``None``.
-        far: the norm of the outputs before their mean was taken off, for the round-off of that.
+    The outputs are around their mean; ``far`` is their norm before that was taken off, for the round-off of it.
     """
 
     def __init__(
-        self, outputs: Tensor, incidence: Incidence, amounts: Tensor, start: Tensor | None, far: float
+        self,
+        outputs: Tensor,
+        incidence: Incidence,
+        amounts: Tensor,
+        start: Tensor | None,
+        far: float,
+        tolerance: float,
     ) -> None:
-        self.outputs, self.incidence, self.amounts = outputs, incidence, amounts
+        self.outputs, self.incidence, self.amounts, self.tolerance = outputs, incidence, amounts, tolerance
         self.moved = 4 * _UNIT * far
         degrees = incidence.degrees(torch.ones_like(amounts))
         self.inverse = degrees[incidence.first] + degrees[incidence.second]
@@ -132,23 +150,23 @@ class _Ascent:
         self.next, self.move = torch.empty_like(self.dual), torch.empty_like(self.dual)
         self.nodes = torch.empty_like(outputs)
 
-    def run(self, tolerance: float, limit: int) -> Fusion:
+    def run(self, limit: int) -> ConvexClusteringResult:
         """Iterate; look at the gap now and then, and try to finish ever less often."""
         best = self._present(0)
         momentum, attempt = 1.0, 2 * _CHECK
         for iteration in range(1, limit + 1):
-            if best.done(tolerance):
+            if best.converged:
                 break
             momentum = self._step(momentum)
             if iteration % _CHECK and iteration != limit:
                 continue
             best = self._present(iteration)
-            if iteration >= attempt and not best.done(tolerance):
+            if iteration >= attempt and not best.converged:
                 attempt = 2 * iteration
-                better = self._finished(best, tolerance)
-                if better.done(tolerance):
+                better = self._finished(best)
+                if better.converged:
                     return better
-        return self._finished(best, tolerance)
+        return self._finished(best)
 
     def _step(self, momentum: float) -> float:
         """One projected step from the extrapolated point; returns the next momentum."""
@@ -174,11 +192,11 @@ class _Ascent:
         self.incidence.sums(dual, out=self.nodes)
         return torch.sub(self.outputs, self.nodes, out=self.nodes)
 
-    def _present(self, iteration: int) -> Fusion:
+    def _present(self, iteration: int) -> ConvexClusteringResult:
         """The pair at hand, with components still to be found."""
         return self._weighed(self._primal(self.dual).clone(), self.dual, iteration)
 
-    def _finished(self, present: Fusion, tolerance: float) -> Fusion:
+    def _finished(self, present: ConvexClusteringResult) -> ConvexClusteringResult:
         """Newton's method on the components that the present point suggests, with a dual point to match."""
         budget = max(_CHECK, present.iterations // 2)
         gaps = self.incidence.differences(present.centroids)
@@ -195,7 +213,7 @@ class _Ascent:
         dual = torch.where((across & (lengths > 0))[:, None], pull, present.dual)
         dual = self._corrected(dual, centroids, ~across, budget)
         found = self._weighed(centroids, dual, present.iterations, labels, polished=True)
-        nearer = found.gradient_error < present.gradient_error and found.done(tolerance)
+        nearer = found.gradient_error < present.gradient_error and found.converged
         if nearer or found.gap < present.gap:
             return found
         return replace(present, dual=present.dual.clone(), labels=labels)
@@ -217,7 +235,7 @@ class _Ascent:
 
     def _weighed(
         self, centroids: Tensor, dual: Tensor, iteration: int, labels: Tensor | None = None, polished: bool = False
-    ) -> Fusion:
+    ) -> ConvexClusteringResult:
         """Value and gap of a pair, the round-off of the gap added."""
         gaps = self.incidence.differences(centroids, out=self.move)
         lengths = torch.linalg.vector_norm(gaps, dim=1)
@@ -242,6 +260,7 @@ class _Ascent:
             sizes = sum(torch.linalg.vector_norm(part) for part in (pulls, self.outputs, centroids))
             slack = (self.busiest + centroids.shape[1] + 16) * _UNIT * float(sizes)
             off = min(off, float(torch.linalg.vector_norm(rest)) * (1 + 1e-9) + slack)
-        return Fusion(
-            centroids, dual, penalty, value, gap, round_off, off + self.moved, iteration, labels, polished
+        off += self.moved
+        return ConvexClusteringResult(
+            centroids, labels, dual, value, gap, off, iteration, penalty, round_off, self.tolerance, polished
         )

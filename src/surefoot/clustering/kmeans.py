@@ -16,13 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.clustering.envelope import Envelope, Nearest, Proximity, envelope
-from surefoot.graph.nodes import Spec
+from surefoot.clustering.envelope import Envelope, Nearest, Over, Proximity, envelope, zero
+from surefoot.magnitude import Magnitude
 from surefoot.objectives.constants import ObjectiveError
+from surefoot.operations.call import Bounds, Call
+from surefoot.operations.common import ONE
+from surefoot.operations.record import LossFacts, operation
 
 MISSING = (
     "{what} is solved by scikit-learn, which is not installed: install the extra surefoot[clustering] "
     "(scikit-learn and scipy)"
+)
+
+_KINK = (
+    "k-means has a kink where two assignments are equally good: take steps on KMeans.majoriser(outputs), a square "
+    "loss above it, or use ConvexClustering"
 )
 
 
@@ -45,7 +53,7 @@ class KMeansResult:
     status: str
 
 
-class KMeans(Envelope):
+class KMeans(Envelope[KMeansResult]):
     r"""k-means of the outputs: :math:`\frac1{2n}\sum_i\|\hat y_i - c_{a(i)}\|^2`, assignment and centres the best.
 
     The gradient holds the assignment: :math:`\frac1n(\hat y_i - \text{mean of its cluster})`. Not convex, and not
@@ -74,7 +82,7 @@ class KMeans(Envelope):
     """
 
     operation = "surefoot.kmeans"
-    function = staticmethod(envelope)
+    k: int
 
     def __init__(
         self, k: int, *, seed: int = 0, restarts: int = 10, reduction: str = "mean", warm_start: bool = False
@@ -84,26 +92,8 @@ class KMeans(Envelope):
         self.k = count
         self.convex = self.smooth = count == 1
 
-    def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """There are at least as many samples as clusters."""
-        super().check(outputs, targets)
-        check_count(self.k, outputs.shape[0], "samples")
 
-    def solve(self, outputs: Tensor) -> KMeansResult:
-        """Labels, centres and inertia.
-
-        Raises:
-            ObjectiveError: if the outputs do not fit.
-        """
-        result: KMeansResult = super().solve(outputs)
-        return result
-
-    def extra_repr(self) -> str:
-        """The number of clusters."""
-        return ", ".join(filter(None, (f"k={self.k}", super().extra_repr())))
-
-
-class Partition(Proximity):
+class Partition(Proximity[KMeansResult]):
     """The nearest matrix with at most k different rows, as far as Lloyd's method finds it."""
 
     def __init__(self, k: int, seed: int, restarts: int, warm_start: bool) -> None:
@@ -111,7 +101,7 @@ class Partition(Proximity):
         self.k, self.seed, self.restarts, self.warm_start = k, seed, restarts, warm_start
         self._centres: Tensor | None = None
 
-    def nearest(self, outputs: Tensor) -> Nearest:
+    def nearest(self, outputs: Tensor) -> Nearest[KMeansResult]:
         """Run Lloyd's method from several starts, or from the last centres."""
         warm = self._centres if self.warm_start else None
         if warm is not None and warm.shape != (self.k, outputs.shape[1]):
@@ -172,31 +162,26 @@ def lloyd(points: Tensor, k: int, seed: int, restarts: int, start: Tensor | None
         random_state=seed,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # fewer distinct points than clusters: the value is zero
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters: value zero
         solver.fit(values)
     return torch.as_tensor(solver.labels_, dtype=torch.long, device=points.device), int(solver.n_iter_)
 
 
 def positive(number: Any, name: str) -> int:
-    """A positive whole number.
-
-    Raises:
-        ObjectiveError: if it is none.
-    """
+    """A positive whole number; refuses anything else."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ObjectiveError(f"{name} is a whole number of at least 1, got {number!r}")
     return number
 
 
-def check_count(k: int, available: int, what: str) -> None:
-    """Refuse more clusters than there can be.
+@operation("surefoot.kmeans", loss=LossFacts(envelope, nonnegative=True))
+def kmeans_bounds(call: Call) -> Bounds:
+    r"""k-means: slope as above.
 
-    Raises:
-        ObjectiveError: naming both numbers.
+    The curvature is that of one assignment, s, for k = 1 (:math:`h = \frac s2\|(I - \frac1n11^\top)\hat y\|^2`),
+    zero for k = n (h = 0), and otherwise infinite: which assignment is the best cannot be followed over a domain.
     """
-    if k > available:
-        raise ObjectiveError(
-            f"{k} clusters need at least {k} {what}, got {available}: lower k, or take more {what}"
-        )
+    k: int = call["proximity"].k
+    if k >= call["outputs"].shape[0]:
+        return zero(call)
+    return Over(call).half_square(ONE if k == 1 else Magnitude.infinity(), _KINK)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from surefoot.clustering.incidence import Incidence
+from surefoot.linear_solve import Conjugate, Flat, Products
 
 _NEWTON = 30
 _CONJUGATE = 2000
@@ -140,23 +141,13 @@ def conjugate(
     Returns:
         What at most so many products reach, and how many were made.
     """
-    found, rest = torch.zeros_like(target), target.clone()
-    scaled = rest / diagonal
-    direction, size = scaled.clone(), float((rest * scaled).sum())
-    goal, best, smallest, made = tolerance**2 * size, found.clone(), size, 0
-    while goal < size <= 1e4 * smallest and made < limit:
-        made += 1
-        image = apply(direction)
-        curvature = float((direction * image).sum())
-        if not curvature > 0:
-            break
-        length = size / curvature
-        found.add_(direction, alpha=length)
-        rest.sub_(image, alpha=length)
-        scaled = rest / diagonal
-        last, size = size, float((rest * scaled).sum())
-        if size < smallest:
-            smallest = size
-            best.copy_(found)
-        direction.mul_(size / last).add_(scaled)
-    return best, made
+    space = Flat()
+    run = Conjugate(Products(apply, space), space.zero(target), target, space, lambda rest: rest / diagonal)
+    goal, best, smallest = tolerance**2 * run.square, run.x, run.square
+    while goal < run.square <= 1e4 * smallest and run.iterations < limit:
+        if not run.look() > 0:
+            return best, run.iterations + 1
+        run.step()
+        if run.square < smallest:
+            best, smallest = run.x, run.square
+    return best, run.iterations

@@ -27,15 +27,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from surefoot.clustering.envelope import Envelope, Nearest, Proximity, envelope
-from surefoot.clustering.kmeans import check_count, lloyd, positive
-from surefoot.graph.nodes import Spec
+from surefoot.clustering.envelope import UNIT, Envelope, Nearest, Over, Proximity, envelope, zero
+from surefoot.clustering.kmeans import lloyd, positive
+from surefoot.magnitude import Magnitude, maximum
+from surefoot.operations.call import Bounds, Call
+from surefoot.operations.common import ONE
+from surefoot.operations.record import LossFacts, operation
 
-_UNIT = 2.0**-52
+_KINK = (
+    "the domain may contain outputs with σ_k = σ_{k+1}, where spectral clustering has a kink: shrink it, choose k "
+    "at a larger gap, take steps on Spectral.majoriser(outputs), a square loss above it, or use ConvexClustering"
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class SpectralResult:
     status: str
 
 
-class Spectral(Envelope):
+class Spectral(Envelope[Any]):
     r"""Spectral clustering of the outputs: :math:`\frac1{2n}\sum_{i>k}\sigma_i^2(\hat y)`.
 
     The gradient is :math:`\frac1n(\hat y - \sum_{i\le k}\sigma_iu_iv_i^\top)`. Not convex, and not smooth: where
@@ -82,16 +89,11 @@ class Spectral(Envelope):
     """
 
     operation = "surefoot.spectral"
-    function = staticmethod(envelope)
+    k: int
 
     def __init__(self, k: int, *, seed: int = 0, restarts: int = 10, reduction: str = "mean") -> None:
         super().__init__(Truncation(positive(k, "k, the number of clusters,")), reduction)
         self.k, self.seed, self.restarts = k, seed, positive(restarts, "restarts")
-
-    def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """There are at least as many samples as clusters."""
-        super().check(outputs, targets)
-        check_count(self.k, outputs.shape[0], "samples")
 
     def solve(self, outputs: Tensor) -> SpectralResult:
         """Singular values, and labels by k-means of the leading singular vectors.
@@ -110,10 +112,6 @@ class Spectral(Envelope):
             else f"the gap σ_{self.k} − σ_{self.k + 1} is {gap:.3g}: the gradient is exact"
         )
         return SpectralResult(labels, vectors, parts.values, gap, tie, status)
-
-    def extra_repr(self) -> str:
-        """The number of clusters."""
-        return ", ".join(filter(None, (f"k={self.k}", super().extra_repr())))
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ class Factors:
         defects = sum(float(torch.linalg.matrix_norm(_defect(part))) for part in (self.u, self.v))
         residual = float(torch.linalg.matrix_norm(self.outputs - (self.u * self.values) @ self.v.mT))
         largest = float(self.values[0])
-        return 1.01 * residual + largest * (defects + 8 * size * math.sqrt(len(self.values)) * _UNIT)
+        return 1.01 * residual + largest * (defects + 8 * size * math.sqrt(len(self.values)) * UNIT)
 
     @property
     def tie(self) -> bool:
@@ -186,7 +184,7 @@ def _defect(vectors: Tensor) -> Tensor:
     return vectors.mT @ vectors - torch.eye(vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
 
 
-class Truncation(Proximity):
+class Truncation(Proximity[Factors]):
     """The nearest matrix of rank k, by a singular value decomposition in double precision.
 
     The eigenvalues of a Gram matrix would give the small singular values with an error of √u σ_1 instead of u σ_1.
@@ -196,10 +194,32 @@ class Truncation(Proximity):
         super().__init__()
         self.k = k
 
-    def nearest(self, outputs: Tensor) -> Nearest:
+    def nearest(self, outputs: Tensor) -> Nearest[Factors]:
         """Keep the k largest singular values."""
         u, values, vh = torch.linalg.svd(outputs, full_matrices=False)
         parts = Factors(outputs, u, values, vh.mT, self.k)
         k = parts.kept
         point = outputs if k == len(values) else (u[:, :k] * values[:k]) @ vh[:k]
         return Nearest(point, 0.0, parts.derivative, None, None, parts)
+
+
+@operation("surefoot.spectral", loss=LossFacts(envelope, nonnegative=True))
+def spectral_bounds(call: Call) -> Bounds:
+    r"""Spectral clustering: slope as above; curvature :math:`s\max(1, \sigma_{k+1}/(\sigma_k - \sigma_{k+1}))`.
+
+    Over outputs within a distance r of the centre,
+    :math:`\sum_i(\sigma_i - \sigma_i^*)^2 \le r^2` (Mirsky, Quart. J. Math. 11, 1960), so :math:`\sigma_{k+1} \le
+    \sigma_{k+1}^* + r` and the gap shrinks by at most :math:`\sqrt2r`. If it stays positive, h is twice
+    continuously differentiable on the ball, and the largest ratio bounds its second derivative there. The
+    round-off of the singular values is added to r. Where k is at least the smaller side, h = 0.
+    """
+    if call["proximity"].k >= min(call["outputs"].shape):
+        return zero(call)
+    over, curvature = Over(call), Magnitude.infinity()
+    if over.nearest is not None and over.outputs.spread.is_finite:
+        parts: Factors = over.nearest.result
+        reach = float(over.outputs.spread + parts.error)
+        gap = (parts.gap - 1.5 * reach) * (1 - 4 * UNIT)  # 1.5 > √2 covers the rounding of the difference
+        if gap > 2 * UNIT * float(parts.values[0]):
+            curvature = maximum(ONE, (Magnitude.of(parts.next) + reach) / gap)
+    return over.half_square(curvature, _KINK)

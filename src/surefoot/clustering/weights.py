@@ -19,14 +19,7 @@ LARGEST = 2**22  # edges that all pairs may have
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """A graph on the samples with a weight per edge.
-
-    Attributes:
-        first: one end of every edge.
-        second: the other end.
-        weights: positive.
-        count: the number of samples.
-    """
+    """A graph on so many samples: the two ends of every edge, and a positive weight each."""
 
     first: Tensor
     second: Tensor
@@ -49,11 +42,7 @@ class Edges:
 
 
 def all_pairs(count: int, device: torch.device | str = "cpu") -> Edges:
-    """Every pair of samples once, with weight 1, as in the paper.
-
-    Raises:
-        ObjectiveError: if there are too many.
-    """
+    """Every pair of samples once, with weight 1, as in the paper, if there are not too many."""
     pairs = count * (count - 1) // 2
     if pairs > LARGEST:
         raise ObjectiveError(
@@ -134,11 +123,7 @@ def explicit(edges: Any, weights: Any = None, count: int | None = None) -> Edges
 
 
 def matrix(weights: Tensor) -> Edges:
-    """Edges from a symmetric matrix of weights, zero where samples are not joined.
-
-    Raises:
-        ObjectiveError: if it is not symmetric.
-    """
+    """Edges from a symmetric matrix of weights, zero where samples are not joined."""
     given = weights.detach().to(torch.float64)
     if given.dim() != 2 or given.shape[0] != given.shape[1] or not torch.equal(given, given.mT):
         raise ObjectiveError(f"a matrix of weights is square and symmetric, got one of shape {tuple(given.shape)}")
@@ -147,11 +132,7 @@ def matrix(weights: Tensor) -> Edges:
 
 
 def kept(first: Tensor, second: Tensor, weights: Tensor, count: int) -> Edges:
-    """Edges of positive weight.
-
-    Raises:
-        ObjectiveError: if a weight is negative or not finite.
-    """
+    """Edges of positive weight; refuses weights that are negative or not finite."""
     if not bool(((weights >= 0) & torch.isfinite(weights)).all()):
         raise ObjectiveError("weights are finite numbers ≥ 0")
     pulls = weights > 0

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from surefoot.implicit.errors import not_convex, refuse_nan
 from surefoot.implicit.problem import Problem, Tensors
+from surefoot.linear_solve import Rows, conjugate_gradients
 
 
 def inverse_product(problem: Problem, beta: Tensor, tensors: Tensors, right: Tensor) -> Tensor:
@@ -26,32 +27,12 @@ def inverse_product(problem: Problem, beta: Tensor, tensors: Tensors, right: Ten
         return problem.product(beta, tensors, direction)
 
     multiply = torch.vmap(product) if right.dim() > beta.dim() else product
-    precision = 4 * torch.finfo(right.dtype).eps
-    found = torch.zeros_like(right)
-    rest = right.clone()
-    direction, energy = rest.clone(), _dot(rest, rest)
-    goal = precision**2 * energy
-    for iteration in range(10 * problem.size + 10):
-        active = energy > goal
-        if not bool(active.any()):
-            break
-        curved = multiply(direction)
-        refuse_nan(curved.reshape(-1, problem.size), iteration)
-        bend = _dot(direction, curved)
-        if bool((active & (bend <= 0)).any()):
-            place = (active & (bend <= 0)).nonzero()[0]
-            size = _dot(direction, direction)[tuple(place)]
-            value = float(bend[tuple(place)] / size)
-            raise not_convex(value, int(place[-1]), iteration, float(_dot(right, right).max().sqrt()))
-        step = torch.where(active, energy / torch.where(active, bend, 1.0), 0.0)
-        found = found + step[..., None] * direction
-        rest = rest - step[..., None] * curved
-        after = _dot(rest, rest)
-        ratio = torch.where(active, after / torch.where(active, energy, 1.0), 0.0)
-        direction = rest + ratio[..., None] * direction
-        energy = torch.where(active, after, energy)
-    return found
-
-
-def _dot(first: Tensor, second: Tensor) -> Tensor:
-    return (first * second).sum(dim=-1)
+    space, tolerance = Rows(), 4 * torch.finfo(right.dtype).eps
+    solution = conjugate_gradients(multiply, right, space=space, tolerance=tolerance, most=10 * problem.size + 10)
+    if solution.direction is not None:
+        refuse_nan(solution.curvature.reshape(-1, 1), solution.iterations - 1)
+        size = space.dot(solution.direction, solution.direction)
+        place = tuple(((solution.curvature <= 0) & (size > 0)).nonzero()[0])
+        value, largest = float(solution.curvature[place] / size[place]), float(right.norm(dim=-1).max())
+        raise not_convex(value, int(place[-1]), solution.iterations - 1, largest)
+    return solution.x

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.calculus.certify import Wrt, captured, enclose_leaves
+from surefoot.attained import Estimate, LowerBound
+from surefoot.calculus.analysis import Analysis
+from surefoot.calculus.leaves import Wrt
 from surefoot.domains import Domain, DomainError, ProductBall
 from surefoot.lower.ascent import Found, climb, curvature, size, slope, steepest_part
 from surefoot.lower.function import Function, Objective
 from surefoot.lower.space import Space, unit
-from surefoot.lower.value import Estimate, LowerBound
 
 _POWER_ITERATIONS = 4
 
@@ -73,17 +74,16 @@ def _function(
 ) -> tuple[Function, Space]:
     if isinstance(objective, nn.Module):
         objective = copy.deepcopy(objective).double()
-    graph, inputs = captured(model, x, None)
-    parameters = dict(model.named_parameters())
-    if any(value.device.type == "meta" for value in (*parameters.values(), *inputs.values())):
+    analysis = Analysis.of(model, x)
+    if any(value.device.type == "meta" for value in analysis.values.values()):
         raise DomainError(
             "a search needs values, and the meta device has none: move the model and the input to one"
         )
-    leaves, region = enclose_leaves(graph, parameters, inputs, domain, wrt, None)
+    leaves, region = analysis.enclosed(domain, wrt)
     values: dict[str, Tensor] = {name: enclosure.value for name, enclosure in leaves.items()}
     space = Space.of(region, values)
     fixed = {name: value for name, value in values.items() if name not in space.names}
-    return Function(graph, fixed, space, objective), space
+    return Function(analysis.reading.graph, fixed, space, objective), space
 
 
 def _start(point: Tensor, outputs: int, generator: torch.Generator) -> Found:

@@ -1,11 +1,11 @@
 """Proved upper bounds of operator norms, round-off included.
 
-* :mod:`~surefoot.norms.rounding`: what floating-point arithmetic may have lost, and exact scaling;
-* :mod:`~surefoot.norms.hermitian`: the largest eigenvalue of a Hermitian matrix, proved by a residual;
-* :mod:`~surefoot.norms.matrix`: spectral and Frobenius norms of matrices and batches of matrices;
-* :mod:`~surefoot.norms.nonnegative`: the spectral norm of a matrix of magnitudes of any range;
-* :mod:`~surefoot.norms.symbol`: the norm of a convolution from its values at the frequencies of a torus;
-* :mod:`~surefoot.norms.convolution`: the norm of PyTorch's convolutions, and the overlap of their patches.
+* ``rounding``: what floating-point arithmetic may have lost, and exact scaling;
+* ``hermitian``: the largest eigenvalue of a Hermitian matrix, proved by a residual;
+* ``matrix``: spectral and Frobenius norms of matrices and batches of matrices;
+* ``nonnegative``: the spectral norm of a matrix of magnitudes of any range;
+* ``symbol``: the norm of a convolution from its values at the frequencies of a torus;
+* ``convolution``: the norm of PyTorch's convolutions, and the overlap of their patches.
 """
 
 from surefoot.norms.convolution import convolution_norm, patch_overlap

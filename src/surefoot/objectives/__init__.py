@@ -2,27 +2,32 @@
 
 * ``base``: :class:`Objective`: value, derivatives, constants.
 * ``constants``: :class:`Constants` of an objective as a function of the stacked outputs.
-* ``attach``: how an objective becomes the last operation of a graph.
-* ``loss``: what supervised losses share, a scale and a reduction.
-* ``cross_entropy``: :class:`CrossEntropy`, the logistic loss of several classes.
-* ``losses``: :class:`Square`, :class:`BinaryCrossEntropy` and :class:`Huber`.
-* ``further``: :class:`Absolute`, :class:`SoftMargin`, :class:`Poisson`, :class:`Divergence` and
-  :class:`NegativeLogLikelihood`.
-* ``separable``: the form of the losses that are sums over the entries.
+* ``loss``: :class:`Loss`, what supervised losses share, a scale and a reduction.
+* ``cross_entropy``: :class:`CrossEntropy` and :class:`NegativeLogLikelihood`, losses of class numbers.
+* ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Divergence`.
 * ``reconstruction``: :class:`Reconstruction`, the objective of auto-encoders.
-* ``from_torch``: losses of torch.nn as objectives.
+* ``printed``: constants of losses as the paper prints them.
+* ``torch_losses``: losses of torch.nn as objectives.
 * ``regularizers``: :class:`Ridge`, a function of the parameters.
 """
 
-from surefoot.objectives.attach import attach
+from surefoot.calculus.attach import attach
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import Constants, ObjectiveError
-from surefoot.objectives.cross_entropy import CrossEntropy
-from surefoot.objectives.from_torch import from_torch
-from surefoot.objectives.further import Absolute, Divergence, NegativeLogLikelihood, Poisson, SoftMargin
-from surefoot.objectives.losses import BinaryCrossEntropy, Huber, Square
+from surefoot.objectives.cross_entropy import CrossEntropy, NegativeLogLikelihood
+from surefoot.objectives.entrywise import (
+    Absolute,
+    BinaryCrossEntropy,
+    Divergence,
+    Huber,
+    Poisson,
+    SoftMargin,
+    Square,
+)
+from surefoot.objectives.loss import Loss
 from surefoot.objectives.reconstruction import Reconstruction, encode_decode
 from surefoot.objectives.regularizers import Ridge
+from surefoot.objectives.torch_losses import from_torch
 
 __all__ = [
     "Absolute",
@@ -31,6 +36,7 @@ __all__ = [
     "CrossEntropy",
     "Divergence",
     "Huber",
+    "Loss",
     "NegativeLogLikelihood",
     "Objective",
     "ObjectiveError",

@@ -11,14 +11,30 @@ from torch import Tensor, nn
 
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.constants import Constants, ObjectiveError, certified, checked_radius, spec_of
+from surefoot.operations.record import LossFacts, records
 from surefoot.torch_private import with_buffer
 
-_BY_OPERATION: dict[str, type[Objective]] = {}
+_UNSTATED = LossFacts(
+    lambda *arguments: NotImplemented,
+    convex=True,
+    smooth=True,
+    nonnegative=True,
+    options={"reduction": "mean", "scale": 1.0},
+)
 
 
-def kind_of(operation: str) -> type[Objective] | None:
-    """The kind of objective that an operation of a graph computes; ``None`` if it is no objective."""
-    return _BY_OPERATION.get(operation)
+class _Fact:
+    """An attribute that the record of the operation states, unless the class states it itself."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Objective | None, owner: type[Objective]) -> Any:
+        return getattr(owner.facts(), self.name)
+
+
+def _fact() -> Any:
+    return _Fact()
 
 
 class Objective(nn.Module):
@@ -27,48 +43,43 @@ class Objective(nn.Module):
     ``objective(outputs, y)`` is its value; an objective made with targets is bound to them:
     ``objective(outputs)``. One that has no targets (clustering) is called with the outputs alone.
 
+    The mathematics is that of its operation (:mod:`surefoot.operations.losses`), whose record states the function
+    and whether it is convex, smooth, non-negative and quadratic (:class:`~surefoot.operations.record.LossFacts`).
+    Of an operation without such facts, a class that states nothing else claims the first three.
+
     Attributes:
-        operation: the name of its rule.
-        function: computes it from outputs, targets if it takes any, and :attr:`options`.
+        operation: the name of the operation.
         takes_targets: whether outputs are compared with targets.
-        convex: whether it is convex in the outputs.
-        smooth: whether its gradient is Lipschitz on the whole space.
-        nonnegative: whether it is never below zero.
-        quadratic: whether it is a quadratic function of the outputs.
+
+    Raises:
+        ObjectiveError: by every method, if targets are missing or something does not fit.
     """
 
     operation: str
-    function: Callable[..., Tensor]
     takes_targets: bool = True
-    convex: bool = True
-    smooth: bool = True
-    nonnegative: bool = True
-    quadratic: bool = False
     targets: Tensor | None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "operation" in cls.__dict__:
-            _BY_OPERATION[cls.operation] = cls
+    function: Callable[..., Tensor] = _fact()
+    convex: bool = _fact()
+    smooth: bool = _fact()
+    nonnegative: bool = _fact()
+    quadratic: bool = _fact()
 
     def __init__(self, targets: Any = None) -> None:
         super().__init__()
         self.register_buffer("targets", None if targets is None else self.admitted(targets), persistent=False)
 
-    def bound_to(self, targets: Any) -> Self:
-        """The same loss, options and all, with these targets; ``None`` for one that is not bound.
+    @classmethod
+    def facts(cls) -> LossFacts:
+        """What the record of the operation says about the loss."""
+        record = records().get(cls.operation)
+        return _UNSTATED if record is None or record.loss is None else record.loss
 
-        Raises:
-            ObjectiveError: if their values are not allowed.
-        """
+    def bound_to(self, targets: Any) -> Self:
+        """The same loss, options and all, with these targets; ``None`` for one that is not bound."""
         return with_buffer(self, "targets", None if targets is None else self.admitted(targets))
 
     def admitted(self, targets: Any) -> Tensor:
-        """Targets as a tensor, after a look at their values.
-
-        Raises:
-            ObjectiveError: if they are no numbers, or numbers that the objective has no use for.
-        """
+        """Targets as a tensor, after a look at their values."""
         try:
             given = torch.as_tensor(targets).detach()
         except (TypeError, ValueError, RuntimeError) as error:
@@ -78,11 +89,7 @@ class Objective(nn.Module):
         return given
 
     def check_values(self, targets: Tensor) -> None:
-        """Refuse targets by their values; by default those that are not finite.
-
-        Raises:
-            ObjectiveError: saying what was expected.
-        """
+        """Refuse targets by their values, saying what was expected; by default those that are not finite."""
         if targets.is_floating_point() and not bool(torch.isfinite(targets).all()):
             raise ObjectiveError(f"the targets of {type(self).__name__} have entries that are not finite")
 
@@ -92,11 +99,7 @@ class Objective(nn.Module):
         return {}
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """Refuse outputs, or targets that do not fit the outputs.
-
-        Raises:
-            ObjectiveError: saying what was expected.
-        """
+        """Refuse outputs, or targets that do not fit the outputs, saying what was expected."""
         raise NotImplementedError
 
     def target_spec(self, outputs: Spec) -> Spec:
@@ -104,19 +107,11 @@ class Objective(nn.Module):
         return outputs
 
     def fit(self, outputs: Spec, targets: Tensor) -> None:
-        """Refuse targets that do not fit the outputs: by their shape, and by their values where that matters.
-
-        Raises:
-            ObjectiveError: saying what was expected.
-        """
+        """Refuse targets that do not fit the outputs: by their shape, and by their values where that matters."""
         self.check(outputs, spec_of(targets))
 
     def forward(self, outputs: Tensor, targets: Any = None) -> Tensor:
-        """The value, differentiable in the outputs.
-
-        Raises:
-            ObjectiveError: if there are no targets, or they do not fit.
-        """
+        """The value, differentiable in the outputs."""
         if not self.takes_targets:
             self.check(spec_of(outputs), None)
             return type(self).function(outputs, **self.options)
@@ -125,11 +120,7 @@ class Objective(nn.Module):
         return type(self).function(outputs, chosen, **self.options)
 
     def chosen(self, targets: Any = None) -> Tensor:
-        """The targets given here, or those it is bound to.
-
-        Raises:
-            ObjectiveError: if there are none.
-        """
+        """The targets given here, or those it is bound to; without any it refuses."""
         if targets is not None:
             return self.admitted(targets)
         if self.targets is None:
@@ -138,11 +129,7 @@ class Objective(nn.Module):
         return self.targets
 
     def gradient(self, outputs: Tensor, targets: Any = None) -> Tensor:
-        """The gradient in the outputs, of their shape; no graph is left behind.
-
-        Raises:
-            ObjectiveError: if there are no targets, or they do not fit.
-        """
+        """The gradient in the outputs, of their shape; no graph is left behind."""
         with torch.enable_grad():
             point = outputs.detach().requires_grad_()
             return _derivative(self(point, targets), point, None)
@@ -152,9 +139,6 @@ class Objective(nn.Module):
 
         It exists almost everywhere; where it jumps (:class:`~surefoot.objectives.Huber` at a distance of δ), this
         is its value on one side.
-
-        Raises:
-            ObjectiveError: if there are no targets, or something does not fit.
         """
         if direction.shape != outputs.shape:
             raise ObjectiveError(
@@ -196,11 +180,7 @@ class Objective(nn.Module):
         raise ObjectiveError(f"the table of constants is 'certified' or 'paper', got {table!r}")
 
     def paper_constants(self, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
-        """What the paper prints.
-
-        Raises:
-            ObjectiveError: if it says nothing of this objective.
-        """
+        """What the paper prints, if it says anything of this objective."""
         raise ObjectiveError(
             f"the paper gives no constants of {type(self).__name__} with these options: use table='certified'"
         )
@@ -212,7 +192,7 @@ class Objective(nn.Module):
 
 def _derivative(value: Tensor, point: Tensor, direction: Tensor | None, create_graph: bool = False) -> Tensor:
     """The derivative with respect to a point, contracted; zero if there is no dependence."""
-    found = None
-    if value.requires_grad:
-        (found,) = torch.autograd.grad(value, point, direction, create_graph=create_graph, allow_unused=True)
-    return torch.zeros_like(point) if found is None else found
+    if not value.requires_grad:
+        return torch.zeros_like(point)
+    (slope,) = torch.autograd.grad(value, point, direction, create_graph=create_graph, allow_unused=True)
+    return torch.zeros_like(point) if slope is None else slope

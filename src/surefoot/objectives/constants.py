@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from surefoot.errors import SurefootError
+from surefoot.enclosure import Enclosure, constant, unknown_constant
+from surefoot.errors import ObjectiveError
 from surefoot.graph.nodes import Node, Ref, Spec
 from surefoot.magnitude import Magnitude
+from surefoot.operations.call import Call
+from surefoot.operations.record import rules
 
 if TYPE_CHECKING:
-    from surefoot.enclosure import Enclosure
     from surefoot.objectives.base import Objective
-
-
-class ObjectiveError(SurefootError, ValueError):
-    """The objective does not fit the outputs or the targets."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +47,11 @@ class Constants:
 
 
 def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
-    """What the registered rule says of an objective on a ball of outputs.
-
-    Args:
-        objective: with its rule under :attr:`~surefoot.objectives.Objective.operation`.
-        outputs: their shape and type.
-        targets: ``None`` if there are none, or they are not known.
-        radius: of the ball around zero; infinite for the whole space.
+    """What the rule of an objective says on a ball of outputs around zero; targets may be unknown.
 
     Raises:
         ObjectiveError: if the objective has no rule.
     """
-    from surefoot.enclosure import constant, unknown_constant
-    from surefoot.operations.call import Call
-    from surefoot.operations.record import rules
-
     rule = rules().get(objective.operation)
     if rule is None:
         raise ObjectiveError(
@@ -95,8 +83,6 @@ def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radiu
 
 def _ball(spec: Spec, radius: float, device: torch.device) -> Enclosure:
     """The outputs on a ball around zero; no centre is known if the ball is everything, or on the meta device."""
-    from surefoot.enclosure import Enclosure
-
     size, unit = Magnitude.of(radius), Magnitude.zero((1,))
     if math.isinf(radius) or device.type == "meta":
         infinite = Magnitude.infinity()
@@ -106,11 +92,7 @@ def _ball(spec: Spec, radius: float, device: torch.device) -> Enclosure:
 
 
 def spec_of(outputs: Tensor | Sequence[int]) -> Spec:
-    """Shape and type of outputs, or of a shape.
-
-    Raises:
-        ObjectiveError: if it is neither.
-    """
+    """Shape and type of outputs, or of a shape; refuses what is neither."""
     if isinstance(outputs, Tensor):
         return Spec(tuple(outputs.shape), outputs.dtype)
     try:
@@ -123,11 +105,7 @@ def spec_of(outputs: Tensor | Sequence[int]) -> Spec:
 
 
 def checked_radius(radius: float) -> float:
-    """The radius of a ball of outputs.
-
-    Raises:
-        ObjectiveError: if it is negative or NaN.
-    """
+    """The radius of a ball of outputs; refuses one that is negative or NaN."""
     if not float(radius) >= 0:
         raise ObjectiveError(f"the radius of a ball of outputs is a number ≥ 0, got {radius!r}")
     return float(radius)

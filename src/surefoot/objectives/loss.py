@@ -1,14 +1,10 @@
-r"""What supervised losses share: a scale, and what is averaged.
-
-Every loss is :math:`h(\hat y) = \frac{\text{scale}}N\sum_i h_i(\hat y_i)` with the samples along the first
-dimension; N is the number of samples unless another reduction is asked for.
-"""
+"""What supervised losses share: a scale, what is averaged, and checks of options."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Hashable
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -16,25 +12,14 @@ from torch import Tensor
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import ObjectiveError
+from surefoot.operations.losses.sums import Numbers
 
-Numbers: TypeAlias = "float | tuple[Numbers, ...]"
 
+class Averaging(TypedDict, total=False):
+    """The options that all losses have."""
 
-def divisor(shape: Sequence[int], reduction: str) -> int:
-    """N for outputs of this shape.
-
-    >>> [divisor((2, 3, 4), reduction) for reduction in ("mean", "sum", "entries", "row")]
-    [2, 1, 24, 12]
-    """
-    match reduction:
-        case "mean":
-            return shape[0]
-        case "entries":
-            return math.prod(shape)
-        case "row":
-            return math.prod(shape[1:])
-        case _:
-            return 1
+    reduction: str
+    scale: float
 
 
 class Loss(Objective):
@@ -46,29 +31,36 @@ class Loss(Objective):
             ``"entries"``, the mean over all entries, as losses of torch.nn have it; ``"row"``, the sum over the
             samples of the means over the entries of each.
         scale: a positive factor.
+        own: the other options of its function.
 
     Raises:
         ObjectiveError: if an option is not one of these.
     """
 
     reductions: tuple[str, ...] = ("mean", "sum", "entries", "row")
-    own_options: tuple[tuple[str, Hashable], ...] = ()  # names and usual values
+    low, high, allowed = -math.inf, math.inf, ""  # what targets may be, and in words if not all numbers
 
-    def __init__(self, targets: Any = None, *, reduction: str = "mean", scale: float = 1.0) -> None:
-        name = type(self).__name__
+    def __init__(
+        self, targets: Any = None, *, reduction: str = "mean", scale: float = 1.0, **own: Hashable
+    ) -> None:
+        name, usual = type(self).__name__, self.facts().options
         if reduction not in self.reductions:
             raise ObjectiveError(
                 f"the reduction of {name} is one of {', '.join(self.reductions)}, got {reduction!r}"
             )
         if not 0 < float(scale) < math.inf:
             raise ObjectiveError(f"the scale of {name} is a positive number, got {scale!r}")
+        if own.keys() - usual.keys():
+            raise TypeError(f"{name} has no option {', '.join(sorted(own.keys() - usual.keys()))}")
         self.reduction, self.scale = reduction, float(scale)
+        for option in usual.keys() - {"reduction", "scale"}:
+            setattr(self, option, own.get(option, usual[option]))
         super().__init__(targets)
 
     @property
     def options(self) -> dict[str, Hashable]:
         """The keyword arguments of :attr:`function`, by name."""
-        return {name: getattr(self, name) for name in (*dict(self.own_options), "reduction", "scale")}
+        return {name: getattr(self, name) for name in self.facts().options}
 
     @property
     def is_plain(self) -> bool:
@@ -76,8 +68,15 @@ class Loss(Objective):
         return not self._unusual()
 
     def _unusual(self) -> dict[str, Hashable]:
-        usual = {**dict(self.own_options), "reduction": "mean", "scale": 1.0}
+        usual = self.facts().options
         return {name: value for name, value in self.options.items() if value != usual[name]}
+
+    def check_values(self, targets: Tensor) -> None:
+        """Targets are finite, and as large as they may be."""
+        within = (targets >= self.low) & (targets <= self.high)
+        if self.allowed and not bool(within.all()):
+            raise ObjectiveError(f"the targets of {type(self).__name__} are {self.allowed}")
+        super().check_values(targets)
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
         """Targets have the shape of the outputs, and there is at least one number."""
@@ -95,11 +94,7 @@ class Loss(Objective):
 
 
 def refuse_empty(name: str, outputs: Spec) -> None:
-    """Refuse outputs without entries.
-
-    Raises:
-        ObjectiveError: for these, as their mean is not defined.
-    """
+    """Refuse outputs without entries, as their mean is not defined."""
     if not outputs.numel:
         raise ObjectiveError(f"{name} of {shape_of(outputs)} outputs is not defined: give at least one sample")
 
@@ -124,11 +119,6 @@ def frozen_numbers(value: Any, what: str) -> Numbers | None:
     if not bool(((numbers >= 0) & (numbers < torch.inf)).all()):
         raise ObjectiveError(f"{what} has finite entries ≥ 0, got {value!r}")
     return _tuples(numbers.tolist())
-
-
-def as_tensor(numbers: Numbers, like: Tensor) -> Tensor:
-    """The weights as a tensor of the type and on the device of another one."""
-    return torch.tensor(numbers, dtype=torch.float64).to(like)
 
 
 def _tuples(numbers: Any) -> Numbers:

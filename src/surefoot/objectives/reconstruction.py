@@ -8,17 +8,15 @@ composition of chains of computations").
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from surefoot.chain import Chain
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.constants import ObjectiveError
+from surefoot.objectives.entrywise import Square
 from surefoot.objectives.loss import shape_of
-from surefoot.objectives.losses import Square
-
-if TYPE_CHECKING:
-    from surefoot.chain import Chain
 
 
 class Reconstruction(Square):
@@ -70,7 +68,5 @@ def encode_decode(encoder: nn.Module, decoder: nn.Module, x: Any) -> Chain:
     >>> len(chain), sorted(chain.parameters)
     (2, ['0.bias', '0.weight', '1.bias', '1.weight'])
     """
-    from surefoot.chain import Chain
-
     first = Chain(encoder, x)
     return first >> Chain(decoder, first.value())

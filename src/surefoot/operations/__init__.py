@@ -1,27 +1,56 @@
-"""What is known about each operation: one rule per operation, one file per family.
+"""What is known about each operation: one record per operation, one file per family.
 
-* ``registry``: what a rule gets and what it claims; how to register one.
-* ``families``: loads every family below.
-* ``forms``: whether an operation is linear, a product, element-wise or none of these.
-* ``common``: what several families share.
-* ``layout``: operations that move numbers around.
-* ``choices``: what fixed indices, masks and conditions choose.
+* ``record``: the record, and how to register one. ``families``: loads every family below.
+* ``call``: one operation where it stands, and what can be claimed of it.
+* ``captured``: from a model to a graph in these operations.
+* ``forms``: degrees of polynomials. ``rows``: how rows of a result relate to rows of the arguments.
+* ``sparsity``: the cost of one operation. ``moving``: one operation along a segment. ``gram``: rows of Jacobians.
+* ``common``, ``dimensions``: what several families share. ``rounding``: round-off of scalar functions.
+
+Families:
+
+* ``layout``: operations that move numbers around. ``choices``: what fixed indices, masks and conditions choose.
 * ``arithmetic``: sums, means, products and quotients, entry by entry.
-* ``products``: fully-connected layers, scale and shift, forms of three tensors.
-* ``matmul``: batches of matrix products, sums over shared indices.
-* ``convolution``: convolutions, plain and transposed.
-* ``elementwise``: one scalar function on every entry.
-* ``implicit``: layers that minimise.
-* ``rounding``: the round-off of computing such a function.
-* ``normalisation``: batch, layer, group, instance and root-mean-square.
-* ``statistics``: variances, lengths and directions.
-* ``softmax``: soft-max, its logarithm, and the logarithm of sums of exponentials.
-* ``pooling``: averages over patches, and interpolation.
-* ``maxima``: largest entries of patches.
-* ``clustering``: distances from clustered points.
+* ``products``: fully-connected layers, scale and shift, forms of three tensors. ``matmul``: batches of matrix
+  products, sums over shared indices. ``convolution``: convolutions, plain and transposed. ``bilinear``: all of
+  them along a segment.
+* ``activations``: scalar functions by name. ``scalar_functions``, ``scalar_taylor``: one scalar function on every
+  entry, its bounds and its Taylor rule.
+* ``normalisation``: batch, layer, group, instance and root-mean-square. ``scaled``: their scale and shift.
+  ``normalised_by_hand``: what frameworks write out, recognised.
+* ``statistics``: variances, lengths and directions. ``compositions``: gated units, cosines, directions.
+* ``softmax``: soft-max, its logarithm, and the logarithm of sums of exponentials. ``attention``: scaled dot
+  products.
+* ``pooling``: averages over patches, and interpolation. ``maxima``: largest entries of patches.
+* ``recurrent``: recurrent layers and cells, unrolled.
+* ``losses``: functions of the outputs and the targets.
+* ``without_bounds``: operations whose form is known and whose bounds are not.
 """
 
-from surefoot.operations.call import Bounds, Call
-from surefoot.operations.record import register_rule, rules
+from surefoot.operations.activations import elementwise
+from surefoot.operations.call import Bounds, Call, Use
+from surefoot.operations.record import (
+    Form,
+    Operation,
+    declare,
+    expansion,
+    operation,
+    records,
+    register_rule,
+    rules,
+)
 
-__all__ = ["Bounds", "Call", "register_rule", "rules"]
+__all__ = [
+    "Bounds",
+    "Call",
+    "Form",
+    "Operation",
+    "Use",
+    "declare",
+    "elementwise",
+    "expansion",
+    "operation",
+    "records",
+    "register_rule",
+    "rules",
+]

@@ -12,10 +12,12 @@ mixes all rows and costs one operation per entry of its result and argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
+
+from torch import Tensor
 
 from surefoot.errors import SurefootError, UnsupportedOperation, describe
 from surefoot.graph.structure import Graph, Node, Ref
@@ -58,12 +60,23 @@ Expand = Callable[[Graph, Node], "Expansion | None"]
 
 @dataclass(frozen=True)
 class LossFacts:
-    """What kind of function a loss is of the outputs of a network, whatever its targets."""
+    r"""Facts about a loss :math:`h(\hat y)` or :math:`h(\hat y, y)`. What is not stated is not claimed.
 
-    convex: bool = True
-    smooth: bool = True
-    nonnegative: bool = True
+    Attributes:
+        function: computes it from outputs, targets if it takes any, and options by keyword.
+        convex: whether it is convex in the outputs.
+        smooth: whether its gradient is Lipschitz on the whole space.
+        nonnegative: whether it is never below zero.
+        quadratic: whether it is a quadratic function of the outputs.
+        options: the options of the function with their usual values.
+    """
+
+    function: Callable[..., Tensor]
+    convex: bool = False
+    smooth: bool = False
+    nonnegative: bool = False
     quadratic: bool = False
+    options: Mapping[str, Hashable] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,7 @@ class Operation:
         epsilon: the slot of the number that keeps a normalisation away from zero.
         errata: numbers of the paper's errata about its constants.
         loss: what kind of loss it is, if it is one.
-        factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.oracles.factor`.
+        factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.operations.losses.factor`.
     """
 
     name: str

@@ -1,8 +1,10 @@
 """Optimizers whose steps rest on a certificate.
 
 * ``base``: :class:`GuaranteedOptimizer`: gradients, records, resuming, steps that happen or do not.
+* ``evaluation``: the loss of the live model and its gradient.
 * ``record``: what is remembered of a step, and the anytime bound on the gradient.
-* ``data``: whether two batches are the same.
+* ``watch``: whether data, weights and function are those of the last step.
+* ``stored``: steps to weights as they are stored, and what is promised of them.
 * ``projection``: the nearest point of a product of balls; ``constrained``: what optimizers on a set share.
 * ``moving_ball``: the ball on which a step is certified.
 * ``descent``: :class:`CertifiedDescent`.

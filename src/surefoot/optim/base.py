@@ -12,26 +12,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.errors import SurefootError
-from surefoot.graph.checks import as_inputs
+from surefoot.graph import Graph
 from surefoot.objectives import Objective, Ridge
-from surefoot.optim.data import Fingerprint
+from surefoot.operations.captured import capture
+from surefoot.optim.evaluation import Closure, OptimizerError, gradient_of, loss_of, number
 from surefoot.optim.record import Stationarity, StepRecord, best_stationarity, from_columns, to_columns
+from surefoot.optim.stored import InDouble, Proposal
+from surefoot.optim.watch import Fingerprint, Watch
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
-Closure = Callable[[], tuple[Tensor, Tensor]]
-
-
-class OptimizerError(SurefootError, RuntimeError):
-    """A step was not taken; the parameters are what they were before."""
 
 
 class GuaranteedOptimizer(Optimizer):
     """A ``torch.optim.Optimizer`` that knows the function it minimises.
 
-    A subclass implements :meth:`advance`. A step is taken as a whole or not at all: if anything is raised on the
-    way, parameters and buffers are exactly what they were, and so is the history. There is no ``lr`` to set: the
-    step size follows from a proof, and the one that was used stands in the history.
+    A subclass implements :meth:`advance`, and :meth:`forget` if it keeps anything from one step to the next. A
+    step is taken as a whole or not at all: if anything is raised on the way, parameters and buffers are exactly
+    what they were, and so is the history. There is no ``lr`` to set: the step size follows from a proof, and the
+    one that was used stands in the history.
 
     Args:
         model: the network.
@@ -74,7 +72,8 @@ class GuaranteedOptimizer(Optimizer):
         self.model, self.objective, self.lower, self.progress = model, objective, float(lower), progress
         self.regularizer = regularizer
         self.history: list[StepRecord] = []
-        self.fingerprint = Fingerprint()
+        self._changed = False  # the function, since the last step
+        self.fingerprint, self.watch = Fingerprint(), Watch()
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("no parameter of the model asks for gradients: call model.requires_grad_(True)")
         chosen = [value for value in model.parameters() if value.requires_grad] if params is None else params
@@ -83,6 +82,9 @@ class GuaranteedOptimizer(Optimizer):
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """Take one step: write the new parameters and return the record. Raising undoes the step."""
         raise NotImplementedError
+
+    def forget(self) -> None:
+        """Drop what was kept between steps and rests on the function: it is not the same any more."""
 
     def step(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
         """One step on the batch; returns the loss before it.
@@ -98,12 +100,14 @@ class GuaranteedOptimizer(Optimizer):
             OptimizerError: if the step cannot be taken. The parameters are as before.
         """
         self._check_targets(y)
+        reset = self.watch.weights_changed(self.model)
+        self._changed = self.look_around()
         with self.unchanged_on_error(), self._others_constant():
             record = self.advance(x, y, closure)
-            self._complete(record)
-        self.history.append(record)
+        self.watch.leave(self.model, self._changed, self._options)
+        self._append(record, "the function" if self._changed else "the weights" if reset else "")
         if self.progress is not None:
-            self.progress(record)
+            self.progress(self.history[-1])
         return record.loss
 
     def _check_targets(self, y: Any) -> None:
@@ -112,6 +116,49 @@ class GuaranteedOptimizer(Optimizer):
             name = type(self.objective).__name__
             how = "step(x, y)" if self.objective.takes_targets else "step(x)"
             raise OptimizerError(f"{name} {'takes' if self.objective.takes_targets else 'has no'} targets: {how}")
+
+    @property
+    def _options(self) -> str:
+        return f"{self.objective.operation}{self.objective.options}{getattr(self.regularizer, 'weight', None)}"
+
+    def look_around(self) -> bool:
+        """Whether the function was changed since the last step; then what rests on it is forgotten."""
+        changed = self.watch.function_changed(self.model, self._options)
+        if changed:
+            self.forget()
+        return changed
+
+    def graph(self, x: Any) -> Graph:
+        """The graph of the model on such a batch; if the function changed, what rests on it is forgotten."""
+        graph = capture(self.model, x)
+        if self.watch.other_graph(x, graph):
+            self._changed = True
+            self.forget()
+        return graph
+
+    def in_double(self, x: Any, y: Any, loss: float, graph: Graph) -> InDouble:
+        """The objective of the batch in double precision, as its graph computes it.
+
+        Raises:
+            OptimizerError: if its value is not the loss that the model computed.
+        """
+        exact = InDouble(self.model, x, self.objective.bound_to(y), graph)
+        ridge = 0.0 if self.regularizer is None else float(self.regularizer(self.trainable).detach())
+        self.check_value(exact.value + ridge, loss)
+        return exact
+
+    def check_value(self, proved: float, loss: float) -> None:
+        """The function of which something is proved has the value of the live model, up to round-off.
+
+        Raises:
+            OptimizerError: if it has not.
+        """
+        unit = max(torch.finfo(value.dtype).eps for value in self.trainable.values())
+        if abs(proved - loss) > 16 * math.sqrt(unit) * (1 + abs(loss)):
+            raise OptimizerError(
+                f"the model computes the loss {loss:g}, what can be proved is about a function of value "
+                f"{proved:g}: a part of the model reads what is not among its parameters, buffers and attributes"
+            )
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -127,7 +174,7 @@ class GuaranteedOptimizer(Optimizer):
             OptimizerError: if it is not finite, or the closure does not return what it should.
         """
         with torch.no_grad():
-            return _number(self._regularized(self._evaluate(x, y, closure)))
+            return number(self._regularized(loss_of(self.model, self.objective, x, y, closure)))
 
     def value_and_gradient(
         self, x: Any, y: Any = None, closure: Closure | None = None
@@ -137,26 +184,9 @@ class GuaranteedOptimizer(Optimizer):
         Raises:
             OptimizerError: if either is not finite, or the closure does not return what it should.
         """
-        trainable = self.trainable
         with torch.enable_grad():
-            loss = self._regularized(self._evaluate(x, y, closure))
-            if not loss.requires_grad:
-                raise OptimizerError(
-                    "the loss does not depend on the parameters by differentiable operations: return it from the "
-                    "closure without detach(), item() or no_grad()"
-                )
-            value = _number(loss)
-            found = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
-        gradient: dict[str, Tensor] = {}
-        for (name, parameter), slope in zip(trainable.items(), found, strict=True):
-            gradient[name] = torch.zeros_like(parameter) if slope is None else slope.detach().to_dense()
-            if not bool(torch.isfinite(gradient[name]).all()):
-                raise OptimizerError(
-                    f"the gradient with respect to '{name}' is not finite at loss {value:g}: look for divisions "
-                    "by zero and overflow there, or compute in double precision"
-                )
-            parameter.grad = gradient[name]
-        return value, gradient
+            loss = self._regularized(loss_of(self.model, self.objective, x, y, closure))
+            return gradient_of(loss, self.trainable)
 
     def write(self, values: Mapping[str, Tensor]) -> None:
         """Set parameters, by name."""
@@ -164,6 +194,41 @@ class GuaranteedOptimizer(Optimizer):
         with torch.no_grad():
             for name, value in values.items():
                 trainable[name].copy_(value)
+
+    def take(self, proposal: Proposal, loss: float, size: float, data: str, **more: Any) -> StepRecord:
+        """Go to the weights that are proposed, unless a promise is made that is not positive; the record of it.
+
+        Args:
+            proposal: the step.
+            loss: the objective before it.
+            size: the norm of the gradient.
+            data: the fingerprint of the batch.
+            more: further fields of the record.
+        """
+        promise, note = proposal.promised, proposal.note
+        taken = promise is None or promise > 0
+        if taken:
+            self.write(proposal.after)
+        elif size:
+            note = note or "no step: descent cannot be told from round-off here"
+        fields = {
+            "step_size": proposal.step if taken else 0.0,
+            "smoothness": proposal.smoothness,
+            "promised_decrease": None if promise is None else max(promise, 0.0),
+            "radius": proposal.radius,
+        }
+        return StepRecord(len(self.history), loss, size, **{**fields, "data": data, "note": note, **more})
+
+    def promises_kept(self) -> str:
+        """What the promises of the steps say together."""
+        several, runs = len({record.data for record in self.history}) > 1, self.history[-1].run
+        what = "the objective of its own mini-batch" if several else "the objective of these data"
+        changed = (
+            f" Weights or function were changed between steps ({runs + 1} runs): each step speaks of the function "
+            "as it was then, stationarity() of the last run."
+        )
+        kept = f"Every one of the {len(self.history)} steps decreases {what} by what it promised."
+        return kept + (changed if runs else "")
 
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
@@ -205,8 +270,8 @@ class GuaranteedOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs besides the parameters of the model; safe for ``weights_only`` loading."""
-        own = {"kind": type(self).__name__, "history": to_columns(self.history), **self.extra_state()}
-        return {**super().state_dict(), "surefoot": own}
+        own = {"kind": type(self).__name__, "history": to_columns(self.history), "watch": self.watch.state()}
+        return {**super().state_dict(), "surefoot": {**own, **self.extra_state()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken; load the model's own state before.
@@ -220,6 +285,7 @@ class GuaranteedOptimizer(Optimizer):
             raise ValueError(f"this is the state of {kind or 'another optimizer'}, not of {type(self).__name__}")
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "surefoot"})
         self.history = from_columns(own.pop("history"))
+        self.watch.load(own.pop("watch", {"left": "", "functions": {}}))
         self.load_extra_state(own)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -243,53 +309,20 @@ class GuaranteedOptimizer(Optimizer):
             )
         super().add_param_group(param_group)
 
-    def _complete(self, record: StepRecord) -> None:
-        """The loss of this step says what the step before it achieved, if both saw the same data."""
-        if self.history and self.history[-1].data == record.data and self.history[-1].actual_decrease is None:
-            self.history[-1] = replace(self.history[-1], actual_decrease=self.history[-1].loss - record.loss)
+    def _append(self, record: StepRecord, changed: str) -> None:
+        """Add a record. The loss of this step says what the one before it achieved, if both belong to one run."""
+        if self.history:
+            last = self.history[-1]
+            if changed:
+                note = f"{changed} changed since the last step: what is proved of the run begins anew"
+                record = replace(record, note="; ".join(filter(None, (note, record.note))))
+            elif last.data == record.data and last.actual_decrease is None:
+                self.history[-1] = replace(last, actual_decrease=last.loss - record.loss)
+            record = replace(record, run=last.run + bool(changed))
+        self.history.append(record)
 
     def _regularized(self, loss: Tensor) -> Tensor:
         return loss if self.regularizer is None else loss + self.regularizer(self.trainable)
 
-    def _evaluate(self, x: Any, y: Any, closure: Closure | None) -> Tensor:
-        if closure is None:
-            args, kwargs = as_inputs(x)
-            return self.objective(self.model(*args, **kwargs), y)
-        found = closure()
-        if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, Tensor) for part in found)):
-            raise OptimizerError(f"a closure returns the pair (outputs, loss) of tensors, got {_kind(found)}")
-        outputs, loss = found
-        if loss.numel() != 1:
-            raise OptimizerError(f"the loss of a closure is one number, got shape {tuple(loss.shape)}")
-        with torch.no_grad():
-            expected, returned = float(self.objective(outputs.detach(), y)), float(loss.detach())
-        slack = math.sqrt(torch.finfo(loss.dtype).eps)
-        if math.isfinite(expected) and not math.isclose(returned, expected, rel_tol=slack, abs_tol=slack):
-            raise OptimizerError(
-                f"the closure returns the loss {returned:g}, but {type(self.objective).__name__} of its outputs "
-                f"is {expected:g}: the guarantee speaks of the objective, so return that"
-            )
-        return loss.reshape(())
 
-
-def norm_of(tensors: Mapping[str, Tensor]) -> float:
-    """The Euclidean norm of several tensors together, in double precision."""
-    return math.sqrt(sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in tensors.values()))
-
-
-def _number(loss: Tensor) -> float:
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise OptimizerError(
-            f"the loss is {value}: check the data for NaN and infinite entries, and the parameters of the model"
-        )
-    return value
-
-
-def _kind(found: object) -> str:
-    if isinstance(found, tuple | list):
-        return f"{type(found).__name__} of ({', '.join(type(part).__name__ for part in found)})"
-    return type(found).__name__
-
-
-__all__ = ["Closure", "GuaranteedOptimizer", "OptimizerError", "Parameters", "norm_of"]
+__all__ = ["Closure", "GuaranteedOptimizer", "OptimizerError", "Parameters"]

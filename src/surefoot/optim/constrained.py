@@ -6,20 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from surefoot.calculus.certify import certify
 from surefoot.certificate import Certificate
+from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Domain, ProductBall
-from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError, require_smooth
 from surefoot.objectives import Objective
-from surefoot.operations.captured import capture
 from surefoot.optim.base import GuaranteedOptimizer
 from surefoot.optim.projection import Balls
 from surefoot.optim.record import StepRecord
-from surefoot.torch_private import writes_of
+from surefoot.optim.stored import Tensors, norm_of
 
 
 class ConstrainedOptimizer(GuaranteedOptimizer):
@@ -62,11 +59,7 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
 
     def region(self, x: Any) -> Balls:
         """The set, as balls of parameters."""
-        return self.region_of(capture(self.model, x))
-
-    def region_of(self, graph: Graph) -> Balls:
-        """The same, for a model that is captured already."""
-        return Balls.of(self.domain, graph, self.centre)
+        return Balls.of(self.domain, self.graph(x), self.centre)
 
     def certify(self, x: Any, y: Any = None) -> Certificate:
         """The certificate of the objective of this batch on the set.
@@ -74,9 +67,9 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
         Raises:
             GuaranteeError: if it gives no step size.
         """
-        certificate = certify(self.model, x, objective=self.objective.bound_to(y), domain=self.domain)
+        certificate = certify_proved(self.model, x, objective=self.objective.bound_to(y), domain=self.domain)
         require_smooth(certificate)
-        if certificate.step_size == 0:
+        if certificate.inverse_smoothness == 0:
             raise GuaranteeError(
                 f"the smoothness is {certificate.smoothness}: 1/L is beyond the range of doubles. Take smaller "
                 "radii, fewer layers, or a set around the present parameters: surefoot.Ball(0.1)"
@@ -89,11 +82,17 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
         if region.contains(values):
             return ""
         inside = region.rounded(region.project(values), values)
-        moved = (
-            sum(float((inside[name].double() - values[name].double()).square().sum()) for name in values) ** 0.5
-        )
+        moved = norm_of({name: inside[name].double() - values[name].double() for name in values})
         self.write(inside)
         return f"the parameters were projected into the set, by a distance of {moved:.3g}"
+
+    def project(self, gradient: Tensors, step: float, region: Balls) -> tuple[Tensors, Tensors, float]:
+        """The projected gradient step as it is stored, the move to it, and the norm of the gradient mapping."""
+        before = {name: parameter.detach().double() for name, parameter in self.trainable.items()}
+        exact = region.project({name: before[name] - step * gradient[name].double() for name in before})
+        mapping = norm_of({name: (before[name] - exact[name]) / step for name in before})
+        after = region.rounded(exact, self.trainable)
+        return after, {name: after[name].double() - before[name] for name in before}, mapping
 
     def extra_state(self) -> dict[str, Any]:
         """The set: its radii and its centre."""
@@ -121,19 +120,8 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
         if state["centre"]:
             self._place({name: value.double() for name, value in state["centre"].items()})
 
-    def fixed(self, graph: Graph) -> tuple[Any, ...]:
-        """Changes whenever what certificates rest on does: the graph, what varies in it, the values held fixed."""
-        fixed = [value for value in self.model.parameters() if not value.requires_grad]
-        held = (*fixed, *self.model.buffers())
-        return graph, tuple(self.trainable), tuple((id(value), writes_of(value)) for value in held)
-
     def _place(self, centre: dict[str, Tensor]) -> None:
         self.domain = replace(self.domain, center=centre)
 
 
-def flat_product(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """The inner product of two lists of tensors, in double precision."""
-    return sum(float(torch.sum(first[name].double() * second[name].double())) for name in first)
-
-
-__all__ = ["ConstrainedOptimizer", "flat_product"]
+__all__ = ["ConstrainedOptimizer"]

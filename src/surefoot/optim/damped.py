@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surefoot.certificate import Certificate
 from surefoot.chain import Chain
-from surefoot.domains import Ball
-from surefoot.objectives import Objective, Ridge
-from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters, norm_of
-from surefoot.optim.constrained import flat_product
-from surefoot.optim.moving_ball import MovingBall
+from surefoot.objectives import Objective
+from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
+from surefoot.optim.moving_ball import INSIDE, MovingBall
 from surefoot.optim.record import StepRecord
-from surefoot.oracles.line_search import armijo
-from surefoot.oracles.problem import OracleError, Problem
-from surefoot.oracles.step import Step
+from surefoot.optim.stored import InDouble, Proposal, Tensors, flat_product, norm_of, resolution, stored
+from surefoot.oracles.problem import OracleError, Problem, Step
+from surefoot.oracles.search_along import armijo
 
 Damping = Literal["adapted", "certified"] | float
 Solver = Callable[[float], Step]
@@ -29,19 +26,6 @@ _TRIALS = 40  # values of κ before giving up
 _ACCEPTED = 1e-4  # part of the predicted decrease that a step must achieve
 _START = 1e-2  # first radius, relative to the parameters
 _RANGE = 1e-12, 1e12  # of an adapted κ
-
-
-@dataclass(frozen=True)
-class _Move:
-    """What a step does: the move, which part of the oracle's direction it is, and what the record says of it."""
-
-    move: dict[str, Tensor]
-    kappa: float
-    part: float = 1.0
-    smoothness: float | None = None
-    promised: float | None = None
-    radius: float | None = None
-    note: str = ""
 
 
 class SecondOrder(GuaranteedOptimizer):
@@ -53,8 +37,9 @@ class SecondOrder(GuaranteedOptimizer):
       rule). So every step that is taken descends, as measured.
     * ``damping="certified"``: κ is such that the model majorises the objective on a ball around the parameters. So
       the decrease of the model is one of the objective, and the record holds it as promised before the
-      step is taken. A step that would leave the ball is shortened to its boundary: with :math:`m(0) = 0` and m
-      convex, :math:`m(tv) \le t\,m(v)`.
+      step is taken: that of the model at the move between stored weights, in double precision
+      (:mod:`surefoot.optim.stored`). A step that would leave the ball is shortened to its boundary: with
+      :math:`m(0) = 0` and m convex, :math:`m(tv) \le t\,m(v)`.
     * a number: that κ at every step.
 
     A regulariser :math:`r(u) = \sum_t\frac{\rho_t}2\|u_t\|^2` is part of the objective: of the losses in the
@@ -71,10 +56,7 @@ class SecondOrder(GuaranteedOptimizer):
         line_search: ``"armijo"`` halves a step until it descends enough; not with certified damping, which needs
             none.
         kappa: the first κ where it is adapted.
-        regularizer: added to the loss.
-        params: the parameters that are optimised; all that are trainable by default.
-        lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
-        progress: called with the record of each step.
+        options: ``regularizer``, ``params``, ``lower``, ``progress``; see :class:`GuaranteedOptimizer`.
     """
 
     def __init__(
@@ -85,10 +67,7 @@ class SecondOrder(GuaranteedOptimizer):
         damping: Damping = "adapted",
         line_search: Literal["armijo"] | None = None,
         kappa: float = 1.0,
-        regularizer: Ridge | None = None,
-        params: Parameters | None = None,
-        lower: float | None = None,
-        progress: Callable[[StepRecord], object] | None = None,
+        **options: Any,
     ) -> None:
         is_number = isinstance(damping, int | float) and not isinstance(damping, bool)
         if damping not in ("adapted", "certified") and not (is_number and 0 < float(damping) < math.inf):
@@ -99,7 +78,7 @@ class SecondOrder(GuaranteedOptimizer):
             raise ValueError("a certified step needs no line search: its decrease is proved")
         if not 0 < kappa < math.inf:
             raise ValueError(f"kappa is a positive number, got {kappa!r}")
-        super().__init__(model, objective, regularizer=regularizer, params=params, lower=lower, progress=progress)
+        super().__init__(model, objective, **options)
         self.damping, self.line_search = damping, line_search
         self.kappa = float(damping) if is_number else float(kappa)
         self._ball = MovingBall(_START)
@@ -112,11 +91,15 @@ class SecondOrder(GuaranteedOptimizer):
         """A κ with which the model majorises the objective on the domain of the certificate."""
         raise NotImplementedError
 
+    def curvature(self, exact: InDouble, move: Tensors, certificate: Certificate) -> float:
+        r"""A bound on :math:`2(F(u + v) - F(u) - \langle\nabla F, v\rangle)` for a move v in the domain."""
+        raise NotImplementedError
+
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step."""
-        loss, data = self.value(x, y, closure), self.fingerprint(x, y)
+        loss, data, graph = self.value(x, y, closure), self.fingerprint(x, y), self.graph(x)
         try:
-            problem = self._problem(x, y)
+            problem = Problem(Chain(self.model, x), self.objective.bound_to(y), None, self.regularizer)
             gradient = problem.gradient
             size = norm_of(gradient)
             if not math.isfinite(size):
@@ -124,34 +107,18 @@ class SecondOrder(GuaranteedOptimizer):
             for name, parameter in self.trainable.items():
                 parameter.grad = gradient[name] if name in gradient else torch.zeros_like(parameter)
             if size == 0:
-                found = _Move({}, self.kappa, 0.0, promised=self._nothing, note="the gradient is zero")
+                promise = 0.0 if self.damping == "certified" else None
+                proposal = Proposal({}, 0.0, promised=promise, note="the gradient is zero")
+            elif self.damping == "certified":
+                exact = self.in_double(x, y, loss, graph)
+                proposal = self._certified(problem, self.solver(problem, data), x, exact)
             else:
-                choose = self._certified if self.damping == "certified" else self._measured
-                found = choose(problem, self.solver(problem, data), x)
+                proposal = self._measured(problem, self.solver(problem, data))
         except OracleError as error:
             raise OptimizerError(str(error)) from error
-        self.write({name: problem.parameters[name].double() + move for name, move in found.move.items()})
-        return StepRecord(
-            step=len(self.history),
-            loss=loss,
-            gradient_norm=size,
-            step_size=found.part / found.kappa,
-            smoothness=found.smoothness,
-            promised_decrease=found.promised,
-            data=data,
-            note=found.note,
-            radius=found.radius,
-        )
+        return self.take(proposal, loss, size, data)
 
-    @property
-    def _nothing(self) -> float | None:
-        return 0.0 if self.damping == "certified" else None
-
-    def _problem(self, x: Any, y: Any) -> Problem:
-        objective = self.objective.bound_to(y)
-        return Problem(Chain(self.model, x), objective, None, self.regularizer)
-
-    def _measured(self, problem: Problem, solver: Solver, x: Any) -> _Move:
+    def _measured(self, problem: Problem, solver: Solver) -> Proposal:
         """A step with the given or the adapted κ, judged by the objective after it."""
         growth, adapted = 2.0, self.damping == "adapted"
         for _ in range(_TRIALS):
@@ -161,26 +128,26 @@ class SecondOrder(GuaranteedOptimizer):
             predicted = step.model_decrease + 0.5 * step.kappa * norm_of(move) ** 2
             resolution = 4 * torch.finfo(problem.output.dtype).eps * max(abs(problem.value), 1e-30)
             if predicted <= resolution:
-                return _Move({}, step.kappa, 0.0, note="no step: descent cannot be told from round-off here")
+                return Proposal({}, 0.0, note="no step: descent cannot be told from round-off here")
             after = problem.value_at(move)
             ratio = (problem.value - after) / predicted if math.isfinite(after) else -math.inf
             plain = not adapted and self.line_search is None and math.isfinite(after)
             if ratio >= _ACCEPTED or plain:
                 self._relax(ratio)
                 rose = f"the loss rose by {after - problem.value:.3g}: take a larger damping" if ratio < 0 else ""
-                return _Move(move, step.kappa, note=rose)
+                return Proposal(stored(problem.parameters, move)[0], 1 / step.kappa, note=rose)
             slope = flat_product(problem.gradient, move)
             if self.line_search and slope < 0:
                 found = armijo(lambda t: problem.value_at(move, t), problem.value, slope, first=0.5)  # noqa: B023
                 if found is not None:
                     self._tighten(growth)
-                    part = found[0]
-                    return _Move({n: part * m for n, m in move.items()}, step.kappa, part, note="shortened")
+                    shortened, _ = stored(problem.parameters, {name: found[0] * m for name, m in move.items()})
+                    return Proposal(shortened, found[0] / step.kappa, note="shortened")
             if not adapted:
                 break
             self._tighten(growth)
             growth *= 2
-        return _Move({}, self.kappa, 0.0, note="no step: none was found that descends")
+        return Proposal({}, 0.0, note="no step: none was found that descends")
 
     def _relax(self, ratio: float) -> None:
         """κ after a step that was taken."""
@@ -193,28 +160,30 @@ class SecondOrder(GuaranteedOptimizer):
         if self.damping == "adapted":
             self.kappa = min(self.kappa * growth, _RANGE[1])
 
-    def _certified(self, problem: Problem, solver: Solver, x: Any) -> _Move:
+    def _certified(self, problem: Problem, solver: Solver, x: Any, exact: InDouble) -> Proposal:
         """A step on a ball whose radius follows the length of the steps."""
-        from surefoot.calculus.certify import certify
+        ridges = {name: problem.weight(name) for name in problem.parameters}
+        wide = {name: value.double() for name, value in problem.parameters.items()}
+        gradient = {name: exact.gradient[name] + ridges[name] * wide[name] for name in exact.gradient}
 
-        ridge = 0.0 if self.regularizer is None else max(map(problem.weight, problem.parameters))
-
-        def propose(certificate: Certificate, radius: float) -> _Move:
+        def propose(certificate: Certificate, radius: float) -> Proposal:
             self.kappa = max(self.certified_kappa(certificate), _RANGE[0])
             step = solver(self.kappa)
             length = norm_of(step.direction)
-            part = min(1.0, radius * (1 - 1e-6) / length) if length > 0 else 0.0
-            move = {name: part * value.double() for name, value in step.direction.items()}
+            part = min(1.0, radius * INSIDE / length) if length > 0 else 0.0
+            wanted = {name: part * value.double() for name, value in step.direction.items()}
+            after, move = stored(problem.parameters, wanted)
+            bent = sum(ridges[name] * float(m.square().sum()) for name, m in move.items())
+            bent += self.curvature(exact, move, certificate)
+            inside = norm_of(move) <= radius
+            promise = -flat_product(gradient, move) - 0.5 * bent if inside else 0.0
             smoothness = float(certificate.smoothness)
-            if ridge:
-                smoothness = math.nextafter(smoothness + ridge, math.inf)
-            return _Move(move, step.kappa, part, smoothness, part * step.model_decrease, radius)
+            if max(ridges.values()):
+                smoothness = math.nextafter(smoothness + max(ridges.values()), math.inf)
+            note = "" if promise > 0 else resolution(problem.parameters)
+            return Proposal(after, part / step.kappa, smoothness, promise, radius, part * length, note)
 
-        return self._ball.step(
-            problem.parameters,
-            lambda radius: certify(self.model, x, objective=problem.objective, domain=Ball(radius)),
-            propose,
-        )
+        return self._ball.step(self.model, x, problem.objective, problem.parameters, propose)
 
     def extra_state(self) -> dict[str, Any]:
         """The damping and the radius of the next step."""
@@ -229,10 +198,7 @@ class SecondOrder(GuaranteedOptimizer):
         """What is proved of this run, in words."""
         if self.damping != "certified":
             return "nothing is proved: steps are judged by the objective after them. Use damping='certified'"
-        batches = len({record.data for record in self.history})
-        what = "the objective of these data" if batches <= 1 else "the objective of its own mini-batch"
-        steps = f"Every one of the {len(self.history)} steps"
-        return f"{steps} decreases {what} by what it promised, in exact arithmetic."
+        return self.promises_kept() if self.history else "nothing yet: the first step brings its own proof"
 
 
 __all__ = ["Damping", "SecondOrder", "Solver"]

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
-from surefoot.calculus.segment.certify import Along
+from surefoot.blockwise import block_inverse_smoothness
+from surefoot.calculus.segment.along import Along
 from surefoot.calculus.segment.majorant import Majorant
-from surefoot.domains import Ball
+from surefoot.certificate import Certificate
+from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError
 from surefoot.objectives import Objective
 from surefoot.operations.moving import Norms
-from surefoot.optim.base import Closure, GuaranteedOptimizer, norm_of
-from surefoot.optim.constrained import flat_product
-from surefoot.optim.moving_ball import MovingBall
+from surefoot.optim.base import Closure, GuaranteedOptimizer
+from surefoot.optim.moving_ball import GROWTH, INSIDE, ROOM, MovingBall
 from surefoot.optim.record import StepRecord
+from surefoot.optim.stored import Proposal, Tensors, flat_product, norm_of, promised, resolution, stored
 
 Mode = Literal["segment", "ball", "blocks"]
-Tensors = dict[str, Tensor]
 
 _START = 1e-3  # first length, relative to the parameters over the direction, where nothing better is known
-_GROWTH = 2.0  # how much longer the next segment may be than a step that went to its end
-_ROOM = 1.25  # and than a step that did not
 
 
 class CertifiedDescent(GuaranteedOptimizer):
@@ -36,14 +36,20 @@ class CertifiedDescent(GuaranteedOptimizer):
     * ``mode="ball"``: with the smoothness L on a ball of radius r around the weights, the step
       :math:`\min(1/L, r/\|\nabla F\|)` against the gradient.
     * ``mode="blocks"``: one proved step size per layer on the same ball
-      (:attr:`surefoot.Certificate.block_step_sizes`), shortened together if they would leave it.
+      (:func:`surefoot.blockwise.block_inverse_smoothness`), shortened together if they would leave it.
 
     Every record in the history holds the proof: the smoothness and the step size, the decrease that was promised
     and the one that came out. :meth:`stationarity` is the anytime bound on the smallest gradient norm.
 
-    The promise is about the objective of the batch it was given, in exact arithmetic at the weights as they are;
-    the new weights are rounded to their type. With mini-batches every step descends on its own batch; for the
-    objective of all data nothing is proved.
+    The promise is about the objective of the batch it was given, in exact arithmetic, between the weights as they
+    were and the new ones as they are stored, rounded to their type (:mod:`surefoot.optim.stored`). Along a segment
+    of a model that is not in double precision, the step :math:`\eta d` is rounded to a move :math:`v'`, and the
+    bound along :math:`v'` itself, from 0 to 1, is what promises; in double precision rounding moves each weight by
+    a part of 1e-16, which the promise leaves out. A step whose promise is not positive is not taken, and the
+    record says why. With mini-batches every step descends on its own batch; for the objective of all data nothing
+    is proved.
+
+    What is kept from step to step is checked against the live model and made anew if the model was changed.
 
     Args:
         model: the network.
@@ -87,63 +93,67 @@ class CertifiedDescent(GuaranteedOptimizer):
             raise ValueError(f"a segment carries 2 to 5 Taylor coefficients, got {order!r}")
         super().__init__(model, objective, lower=lower, progress=progress)
         self.mode, self.direction, self.order = mode, direction, order
-        self._norms = Norms()
         self._reach: float | None = None  # length of the next segment
         self._ball = MovingBall(_START)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop norms of layers, the graph along segments, and the direction before."""
+        self._norms = Norms()
         self._last: tuple[Tensors, Tensors] | None = None  # gradient and direction of the step before
-        self._along: tuple[Any, Along] | None = None
+        self._along: tuple[tuple[str, Graph], Along] | None = None
 
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step that is proved to descend."""
         loss, gradient = self.value_and_gradient(x, y, closure)
+        graph = self.graph(x)
         size = norm_of(gradient)
         if size == 0:
-            return self._record(x, y, loss, size, _Proposal({}, 0.0, 0.0, 0.0, 0.0, "the gradient is zero"))
-        proposal = (
-            self._on_segment(x, y, gradient) if self.mode == "segment" else self._on_ball(x, y, gradient, size)
-        )
-        if proposal.promised > 0:
-            before = {name: parameter.detach().double() for name, parameter in self.trainable.items()}
-            self.write({name: before[name] + move for name, move in proposal.move.items()})
-        return self._record(x, y, loss, size, proposal)
+            proposal = Proposal({}, 0.0, 0.0, 0.0, 0.0, note="the gradient is zero")
+        elif self.mode == "segment":
+            slopes = gradient if self._is_double else self.in_double(x, y, loss, graph).gradient
+            proposal = self._on_segment(x, y, slopes, loss, graph)
+        else:
+            exact = self.in_double(x, y, loss, graph).gradient
+            proposal = self._ball.step(
+                self.model,
+                x,
+                self.objective.bound_to(y),
+                self.trainable,
+                lambda certificate, radius: self._within(certificate, radius, gradient, exact),
+            )
+        return self.take(proposal, loss, size, self.fingerprint(x, y))
 
-    def _record(self, x: Any, y: Any, loss: float, size: float, proposal: _Proposal) -> StepRecord:
-        note = proposal.note
-        if size and not proposal.promised > 0:
-            note = "no step: descent cannot be told from round-off here"
-        return StepRecord(
-            step=len(self.history),
-            loss=loss,
-            gradient_norm=size,
-            step_size=proposal.step if proposal.promised > 0 else 0.0,
-            smoothness=proposal.smoothness,
-            promised_decrease=max(proposal.promised, 0.0),
-            data=self.fingerprint(x, y),
-            note=note,
-            radius=proposal.radius,
-        )
+    @property
+    def _is_double(self) -> bool:
+        return all(value.dtype == torch.float64 for value in self.trainable.values())
 
-    def _on_segment(self, x: Any, y: Any, gradient: Tensors) -> _Proposal:
-        along = self._along_for(x, y)
+    def _on_segment(self, x: Any, y: Any, gradient: Tensors, loss: float, graph: Graph) -> Proposal:
+        along = self._along_for(x, y, graph)
         direction = self._next_direction(gradient)
-        slope = flat_product(gradient, direction)
         note = ""
-        if not slope < 0:
+        if not flat_product(gradient, direction) < 0:
             direction, note = {name: -g.double() for name, g in gradient.items()}, "restarted along the gradient"
         bound = self._certified(along, direction)
+        self.check_value(bound.value, loss)
         step = bound.step
-        self._reach = step * (_GROWTH if step >= 0.99 * bound.length else _ROOM)
+        self._reach = step * (GROWTH if step >= 0.99 * bound.length else ROOM)
         self._last = ({name: g.clone() for name, g in gradient.items()}, direction)
-        move = {name: step * d for name, d in direction.items()}
-        radius = bound.length * norm_of(direction)
-        return _Proposal(move, step, bound.curvature, bound.decrease(step), radius, note)
+        after, move = stored(self.trainable, {name: step * d for name, d in direction.items()})
+        if self._is_double:
+            promise, radius = bound.decrease(step), bound.length * norm_of(direction)
+        else:
+            bound, radius = along.majorant(move, 1.0, self.order), norm_of(move)
+            promise = bound.decrease(1.0) if radius and math.isfinite(bound.curvature) else 0.0
+            note = note if promise > 0 else resolution(self.trainable)
+        return Proposal(after, step, bound.curvature, promise, radius, note=note)
 
-    def _along_for(self, x: Any, y: Any) -> Along:
-        """The objective of the batch along segments; kept while batch, modes and parameters are the same."""
-        modes = tuple(module.training for module in self.model.modules())
-        parameters = tuple((id(value), value.requires_grad) for value in self.model.parameters())
-        key = self.fingerprint(x, y), modes, parameters
+    def _along_for(self, x: Any, y: Any, graph: Graph) -> Along:
+        """The objective of the batch along segments; kept while the batch and the graph are the same."""
+        key = self.fingerprint(x, y), graph
         if self._along is None or self._along[0] != key:
+            if self._along is not None and self._along[0][1] is not graph:
+                self._norms = Norms()  # they are known by the names of operations
             self._along = key, Along(self.model, x, self.objective.bound_to(y), self._norms)
         return self._along[1]
 
@@ -178,31 +188,25 @@ class CertifiedDescent(GuaranteedOptimizer):
         curvature = bound.curvature_at_start
         return -bound.slope / curvature if curvature > 0 and bound.slope < 0 else length
 
-    def _on_ball(self, x: Any, y: Any, gradient: Tensors, size: float) -> _Proposal:
-        """A step on a ball whose radius follows the length of the steps."""
-        from surefoot.calculus.certify import certify
-
-        objective = self.objective.bound_to(y)
-        return self._ball.step(
-            {name: parameter.detach() for name, parameter in self.trainable.items()},
-            lambda radius: certify(self.model, x, objective=objective, domain=Ball(radius)),
-            lambda certificate, radius: self._within(certificate, radius, gradient, size),
+    def _within(self, certificate: Certificate, radius: float, gradient: Tensors, exact: Tensors) -> Proposal:
+        """The step on a ball: 1/L against the gradient, or one step size per block; ``exact``: ∇F in double."""
+        smoothness, size, longest = float(certificate.smoothness), norm_of(gradient), radius * INSIDE
+        sizes, curvature = (
+            dict.fromkeys(gradient, certificate.inverse_smoothness),
+            dict.fromkeys(gradient, smoothness),
         )
-
-    def _within(self, certificate: Any, radius: float, gradient: Tensors, size: float) -> _Proposal:
-        smoothness = float(certificate.smoothness)
-        if self.mode == "ball":
-            step = min(certificate.step_size, radius / size)
-            promised = step * size**2 * (1 - 0.5 * smoothness * step)
-            move = {name: -step * g.double() for name, g in gradient.items()}
-            return _Proposal(move, step, smoothness, promised, radius)
-        sizes = certificate.block_step_sizes
-        move = {name: -sizes[_block(name, sizes)] * g.double() for name, g in gradient.items()}
-        scale = min(1.0, radius / norm_of(move))
-        gain = -flat_product(gradient, move)  # Σ γ_s ‖g_s‖², and ½ Σ D_s ‖v_s‖² is half of it
-        moved = {name: scale * m for name, m in move.items()}
-        promised = (scale - 0.5 * scale**2) * gain
-        return _Proposal(moved, scale * norm_of(move) / size, smoothness, promised, radius)
+        if self.mode == "blocks":
+            blocks = block_inverse_smoothness(certificate)
+            sizes = {name: blocks[_block(name, blocks)] for name in gradient}
+            curvature = {n: math.nextafter(1 / step, math.inf) if step else math.inf for n, step in sizes.items()}
+        wanted = {name: -min(sizes[name], radius / size) * g.double() for name, g in gradient.items()}
+        length = norm_of(wanted)
+        scale = min(1.0, longest / length)
+        after, move = stored(self.trainable, {name: scale * m for name, m in wanted.items()})
+        inside = norm_of(move) <= radius
+        promise = promised(exact, move, curvature) if inside else 0.0
+        note = "" if promise > 0 else resolution(self.trainable)
+        return Proposal(after, scale * length / size, smoothness, promise, radius, scale * length, note)
 
     def extra_state(self) -> dict[str, Any]:
         """The next reach, and what conjugate directions are made of."""
@@ -216,31 +220,18 @@ class CertifiedDescent(GuaranteedOptimizer):
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`extra_state` gave; norms of layers are computed anew."""
+        self.forget()
         self._reach, self._ball.radius = state["reach"], state["radius"]
         self._last = (dict(state["gradient"]), dict(state["direction"])) if state["gradient"] else None
-        self._norms, self._along = Norms(), None
 
     @property
     def guarantee(self) -> str:
         """What is proved of this run, in words."""
-        batches = len({record.data for record in self.history})
-        if batches == 0:
+        if not self.history:
             return "nothing yet: the first step brings its own proof"
-        what = "the objective of these data" if batches == 1 else "the objective of its own mini-batch"
-        rest = "" if batches == 1 else " For the objective of all data nothing is proved."
-        return f"Every one of the {len(self.history)} steps decreases {what} by what it promised.{rest}"
-
-
-@dataclass(frozen=True)
-class _Proposal:
-    """A step and its proof: the move, its size, the smoothness and radius it rests on, the promised decrease."""
-
-    move: Tensors
-    step: float
-    smoothness: float
-    promised: float
-    radius: float
-    note: str = ""
+        several = len({record.data for record in self.history}) > 1
+        rest = " For the objective of all data nothing is proved." if several else ""
+        return self.promises_kept() + rest
 
 
 def _block(parameter: str, blocks: dict[str, float]) -> str:

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.certificate import Certificate
+from surefoot.certificate.proving import certify_proved
+from surefoot.domains import Ball
 from surefoot.guarantees import GuaranteeError
-from surefoot.optim.base import norm_of
+from surefoot.objectives import Objective
+from surefoot.optim.stored import Proposal, norm_of
 
 _TRIALS = 40  # balls before giving up
-_GROWTH = 2.0  # how much larger the next ball is than a step that went to the end of this one
-_ROOM = 1.25  # and than a step that did not
+GROWTH = 2.0  # how much larger the next ball is than a step that went to the end of this one
+ROOM = 1.25  # and than a step that did not
+INSIDE = 1 - 1e-6  # of the radius, up to which a step may go: rounding the weights moves them a little
 _LOOSE = 0.25  # a step shorter than this part of the first radius is looked for again on a smaller ball
-
-
-class _Moving(Protocol):
-    """What a step on a ball has."""
-
-    @property
-    def move(self) -> Mapping[str, Tensor]:
-        """The step, by parameter; not longer than the radius."""
-
-
-Proposal = TypeVar("Proposal", bound=_Moving)
 
 
 class MovingBall:
@@ -44,8 +37,10 @@ class MovingBall:
 
     def step(
         self,
-        parameters: Mapping[str, Tensor],
-        certify: Callable[[float], Certificate],
+        model: nn.Module,
+        x: Any,
+        objective: Objective,
+        weights: Mapping[str, Tensor],
         propose: Callable[[Certificate, float], Proposal],
     ) -> Proposal:
         """The step that is proposed on a ball that is neither too large nor without a certificate.
@@ -54,24 +49,26 @@ class MovingBall:
         its own size, because a bound on a ball that is much larger than the step is loose.
 
         Args:
-            parameters: where the ball is centred.
-            certify: the certificate on the ball of a radius.
+            model: the model.
+            x: the batch.
+            objective: bound to its targets.
+            weights: the parameters that vary.
             propose: the step that a certificate allows on the ball of a radius.
 
         Raises:
             GuaranteeError: if no such ball is found.
         """
         known = self.radius is not None
-        radius = self.start * (norm_of(parameters) or 1.0) if self.radius is None else self.radius
+        radius = self.start * (norm_of(weights) or 1.0) if self.radius is None else self.radius
         for _ in range(_TRIALS):
-            certificate = certify(radius)
+            certificate = certify_proved(model, x, objective=objective, domain=Ball(radius))
             if not certificate.smoothness.is_finite:
                 radius, known = radius / 10, False
                 continue
             proposal = propose(certificate, radius)
-            moved = norm_of(proposal.move)
+            moved = proposal.moved
             if known or moved >= _LOOSE * radius or moved == 0:
-                self.radius = moved * (_GROWTH if moved >= 0.99 * radius else _ROOM) or radius
+                self.radius = moved * (GROWTH if moved >= 0.99 * radius else ROOM) or radius
                 return proposal
             radius = 2 * moved
         raise GuaranteeError(
@@ -80,4 +77,4 @@ class MovingBall:
         )
 
 
-__all__ = ["MovingBall"]
+__all__ = ["GROWTH", "INSIDE", "ROOM", "MovingBall"]

@@ -9,10 +9,10 @@ from surefoot.certificate import Certificate
 from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError, gap_of, iterations
 from surefoot.magnitude import Magnitude
-from surefoot.operations.captured import capture
-from surefoot.optim.base import Closure, norm_of
-from surefoot.optim.constrained import ConstrainedOptimizer, flat_product
-from surefoot.optim.record import StepRecord
+from surefoot.optim.base import Closure
+from surefoot.optim.constrained import ConstrainedOptimizer
+from surefoot.optim.record import StepRecord, last_run
+from surefoot.optim.stored import Proposal, norm_of, promised, resolution
 
 
 class ProjectedGradient(ConstrainedOptimizer):
@@ -33,8 +33,8 @@ class ProjectedGradient(ConstrainedOptimizer):
     :math:`\langle\nabla F(u_k), v\rangle \le -\frac1\gamma\|v\|^2 = -L\|v\|^2`. Together the decrease is at least
     :math:`\frac L2\|v\|^2 = \frac1{2L}\|g_k\|^2`. Add up N steps.
 
-    What a step promises in the history is :math:`-\langle\nabla F, v\rangle - \frac L2\|v\|^2` for the v that was
-    taken, at least as much, and true however the projection was rounded.
+    What a step promises in the history is :math:`-\langle\nabla F, v\rangle - \frac L2\|v\|^2` for the v between
+    the weights as they are stored, at least as much, and true however the projection was rounded.
 
     The data of all steps should be the same (a full batch); the certificate is computed once for them. The first
     step projects the start into the set and says so in its record.
@@ -57,54 +57,42 @@ class ProjectedGradient(ConstrainedOptimizer):
         Raises:
             GuaranteeError: if it gives no step size, for example for a network with kinks.
         """
-        return self._current(x, y, capture(self.model, x))
+        self.look_around()
+        return self._current(x, y, self.graph(x))
 
     def _current(self, x: Any, y: Any, graph: Graph) -> Certificate:
-        key = self.fingerprint(x, y), self.fixed(graph)
+        key = self.fingerprint(x, y), graph
         if self.certificate is None or key != self._key:
             self.certificate, self._key = self.certify(x, y), key
         return self.certificate
 
+    def forget(self) -> None:
+        """Drop the certificate."""
+        self.certificate = None
+
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One projected step of length 1/L."""
-        graph = capture(self.model, x)
-        region, certificate = self.region_of(graph), self._current(x, y, graph)
+        graph, region = self.graph(x), self.region(x)
+        certificate = self._current(x, y, graph)
         note = self.enter(region)
         loss, gradient = self.value_and_gradient(x, y, closure)
         smoothness = float(certificate.smoothness)
-        step = certificate.step_size if smoothness else 1.0  # an affine function descends with any step
-        before = {name: parameter.detach() for name, parameter in self.trainable.items()}
-        exact = region.project({name: before[name].double() - step * gradient[name].double() for name in before})
-        mapping = norm_of({name: (before[name].double() - exact[name]) / step for name in before})
-        after = region.rounded(exact, before)
-        move = {name: after[name].double() - before[name].double() for name in before}
-        promised = -flat_product(gradient, move) - 0.5 * smoothness * flat_product(move, move)
-        if promised > 0:
-            self.write(after)
-        elif mapping > 0:
-            kind = str(next(iter(before.values())).dtype).removeprefix("torch.")
-            note = (
-                f"{note}; " * bool(note) + f"no step: it is below the resolution of {kind}, use double precision"
-            )
-        return StepRecord(
-            step=len(self.history),
-            loss=loss,
-            gradient_norm=norm_of(gradient),
-            step_size=step,
-            smoothness=smoothness,
-            promised_decrease=max(promised, 0.0),
-            stationarity=mapping,
-            data=self.fingerprint(x, y),
-            note=note,
-        )
+        step = certificate.inverse_smoothness if smoothness else 1.0  # an affine function descends with any step
+        after, move, mapping = self.project(gradient, step, region)
+        promise = promised(self.in_double(x, y, loss, graph).gradient, move, smoothness)
+        if mapping > 0 and not promise > 0:
+            note = f"{note}; " * bool(note) + resolution(self.trainable)
+        proposal = Proposal(after, step, smoothness, promise, note=note)
+        data = self.fingerprint(x, y)
+        return self.take(proposal, loss, norm_of(gradient), data, stationarity=mapping, step_size=step)
 
     def iterations(self, eps: float, gap: float | None = None) -> int:
         r"""How many steps bring the gradient mapping to eps: :math:`\lceil 2L(F(u_0)-F^*)/\varepsilon^2\rceil`.
 
         Args:
             eps: the accuracy.
-            gap: :math:`F(u_0) - F^*`. By default the first loss minus the lower bound of the objective, before the
-                first step what the certificate's bound says.
+            gap: :math:`F(u_0) - F^*`. By default the first loss of the run minus the lower bound of the
+                objective, before the first step what the certificate's bound says.
 
         Raises:
             GuaranteeError: if no certificate was computed yet.
@@ -122,8 +110,8 @@ class ProjectedGradient(ConstrainedOptimizer):
             return "nothing yet: the certificate is computed with the first data"
         return (
             f"On the set ({self.domain}) the objective of these data is {self.certificate.smoothness}-smooth, so "
-            f"every step of size {self.certificate.step_size:.3e} decreases it by at least half the step size "
-            "times the squared norm of the gradient mapping, in exact arithmetic."
+            f"every step of size {self.certificate.inverse_smoothness:.3e} decreases it by at least half the step "
+            "size times the squared norm of the gradient mapping, in exact arithmetic."
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,7 +123,7 @@ class ProjectedGradient(ConstrainedOptimizer):
         if self.lower == -math.inf:
             return gap_of(certificate)
         if self.history:
-            return math.nextafter(max(self.history[0].loss - self.lower, 0.0), math.inf)
+            return math.nextafter(max(last_run(self.history)[0].loss - self.lower, 0.0), math.inf)
         return gap_of(certificate) if self.lower == 0 else certificate.bound + abs(self.lower)
 
 

@@ -25,6 +25,8 @@ class StepRecord:
         stationarity: what tends to zero: the gradient norm, on a set the norm of the gradient mapping.
         data: a fingerprint of the batch; losses with different fingerprints are different functions.
         note: what else happened, in words.
+        run: which run the step belongs to. A new one begins where the weights were changed between two steps, or
+            the function was: promises add up within a run only.
     """
 
     step: int
@@ -38,6 +40,7 @@ class StepRecord:
     data: str = ""
     note: str = ""
     radius: float | None = None
+    run: int = 0
 
     def __post_init__(self) -> None:
         if math.isnan(self.stationarity):
@@ -49,7 +52,7 @@ class Stationarity:
     """How close to stationary the best of the iterates is.
 
     Attributes:
-        steps: how many were taken.
+        steps: how many were taken, in the last run if there are several.
         smallest: the smallest stationarity measure that was seen.
         bound: what the promises prove about it, without looking; ``None`` where they prove nothing.
         why: where the bound comes from, or why there is none.
@@ -70,6 +73,9 @@ def best_stationarity(history: Sequence[StepRecord], lower: float = 0.0) -> Stat
     .. math:: F_0 - F_{\mathrm{low}} \ge F_0 - F_N \ge \sum_k p_k = \sum_k c_k g_k^2 \ge \min_k g_k^2 \sum_k c_k,
         \qquad \min_k g_k \le \sqrt{\frac{F_0 - F_{\mathrm{low}}}{\sum_k c_k}}.
 
+    If the weights or the function were changed between steps, the sum begins anew: what is said is about the last
+    run alone, of which the function is one and every point the result of the step before.
+
     With the step 1/L it is :math:`c_k \ge 1/(2L)`: the theorem, known while running. The bound is computed in
     double precision from recorded losses; their round-off is not in it.
 
@@ -81,22 +87,35 @@ def best_stationarity(history: Sequence[StepRecord], lower: float = 0.0) -> Stat
     >>> best_stationarity(steps)
     Stationarity(steps=4, smallest=0.5, bound=0.7071067811865476, why='4 promised decreases')
     """
-    if not history:
+    steps = last_run(history)
+    if not steps:
         return Stationarity(0, math.inf, None, "no step was taken")
-    smallest = min(record.stationarity for record in history)
+    smallest = min(record.stationarity for record in steps)
+
+    def result(bound: float | None, why: str) -> Stationarity:
+        since = (
+            f", since step {steps[0].step}, before which weights or function were changed" if steps[0].run else ""
+        )
+        return Stationarity(len(steps), smallest, bound, why + since)
+
     if len({record.data for record in history}) > 1:
-        return Stationarity(len(history), smallest, None, "the steps were taken on different data")
+        return result(None, "the steps were taken on different data")
     if lower == -math.inf:
-        return Stationarity(len(history), smallest, None, "no number is known below the objective")
-    if any(record.promised_decrease is None for record in history):
-        return Stationarity(len(history), smallest, None, "not every step promised a decrease")
+        return result(None, "no number is known below the objective")
+    if any(record.promised_decrease is None for record in steps):
+        return result(None, "not every step promised a decrease")
     if smallest == 0:
-        return Stationarity(len(history), 0.0, 0.0, "a stationary point was met")
-    total = sum((record.promised_decrease or 0.0) / record.stationarity**2 for record in history)
+        return result(0.0, "a stationary point was met")
+    total = sum((record.promised_decrease or 0.0) / record.stationarity**2 for record in steps)
     if total <= 0:
-        return Stationarity(len(history), smallest, None, "the promised decreases are zero")
-    gap = max(history[0].loss - lower, 0.0)
-    return Stationarity(len(history), smallest, math.sqrt(gap / total), f"{len(history)} promised decreases")
+        return result(None, "the promised decreases are zero")
+    gap = max(steps[0].loss - lower, 0.0)
+    return result(math.sqrt(gap / total), f"{len(steps)} promised decreases")
+
+
+def last_run(history: Sequence[StepRecord]) -> list[StepRecord]:
+    """The steps since weights or function were changed last."""
+    return [record for record in history if record.run == history[-1].run]
 
 
 def to_columns(history: Sequence[StepRecord]) -> dict[str, list[Any]]:
@@ -111,4 +130,4 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[StepRecord]:
     return [StepRecord(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
-__all__ = ["Stationarity", "StepRecord", "best_stationarity", "from_columns", "to_columns"]
+__all__ = ["Stationarity", "StepRecord", "best_stationarity", "from_columns", "last_run", "to_columns"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -11,14 +10,14 @@ from torch import Tensor, nn
 
 from surefoot.certificate import Certificate
 from surefoot.guarantees import require_smooth
-from surefoot.objectives import Objective, Ridge
-from surefoot.optim.base import Parameters
-from surefoot.optim.damped import Damping, SecondOrder, Solver
-from surefoot.optim.record import StepRecord
+from surefoot.objectives import Objective
+from surefoot.optim.damped import SecondOrder, Solver
+from surefoot.optim.stored import InDouble, Tensors, flat_product
 from surefoot.oracles.dual_gram import DualGram
-from surefoot.oracles.gauss_newton import METHODS, Method, check_tolerance, solve
-from surefoot.oracles.problem import Problem
-from surefoot.oracles.step import Step
+from surefoot.oracles.dynamic import solve_dynamic
+from surefoot.oracles.newton_conjugate import solve_conjugate
+from surefoot.oracles.problem import Problem, Step, check_tolerance
+from surefoot.oracles.steps import METHODS, Method, solve_gauss_newton
 
 
 class GaussNewton(SecondOrder):
@@ -29,17 +28,11 @@ class GaussNewton(SecondOrder):
     Args:
         model: the network.
         objective: a convex loss without targets.
-        damping: ``"adapted"``, ``"certified"`` or a number; see :class:`SecondOrder`.
         method: ``"dual_gram"``, ``"dual"`` or ``"dynamic"``; see :func:`surefoot.oracles.gauss_newton`.
-        line_search: ``"armijo"`` or ``None``.
-        kappa: the first κ where it is adapted.
         tolerance: of the inner solver.
         accumulate: the precision of its vectors.
-        regularizer: a :class:`surefoot.objectives.Ridge`, added to the loss.
-        params: the parameters that are optimised, or parameter groups; all that are trainable by default. The
-            others do not move.
-        lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
-        progress: called with the record of each step.
+        options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``progress``; see
+            :class:`SecondOrder`.
 
     >>> import surefoot as sf
     >>> _ = torch.manual_seed(0)
@@ -56,31 +49,19 @@ class GaussNewton(SecondOrder):
         model: nn.Module,
         objective: Objective,
         *,
-        damping: Damping = "adapted",
         method: Method = "dual_gram",
-        line_search: Literal["armijo"] | None = None,
-        kappa: float = 1.0,
         tolerance: float | None = None,
         accumulate: torch.dtype | None = torch.float64,
-        regularizer: Ridge | None = None,
-        params: Parameters | None = None,
-        lower: float | None = None,
-        progress: Callable[[StepRecord], object] | None = None,
+        **options: Any,
     ) -> None:
         if method not in METHODS:
             raise ValueError(f"method is one of {', '.join(map(repr, METHODS))}, got {method!r}")
-        super().__init__(
-            model,
-            objective,
-            damping=damping,
-            line_search=line_search,
-            kappa=kappa,
-            regularizer=regularizer,
-            params=params,
-            lower=lower,
-            progress=progress,
-        )
+        super().__init__(model, objective, **options)
         self.method, self.tolerance, self.accumulate = method, tolerance, accumulate
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop where the next dual solve starts."""
         self._change: Tensor | None = None  # of the output, predicted at the last solve; and of which data
         self._data = ""
 
@@ -95,7 +76,7 @@ class GaussNewton(SecondOrder):
             known = self._change if data == self._data and self.method == "dual" else None
             if known is not None and known.shape != problem.output.shape:
                 known = None
-            step = solve(problem, kappa, self.method, self.tolerance, self.accumulate, known)
+            step = solve_gauss_newton(problem, kappa, self.method, self.tolerance, self.accumulate, known)
             self._change, self._data = step.output_change, data
             return step
 
@@ -104,6 +85,11 @@ class GaussNewton(SecondOrder):
     def certified_kappa(self, certificate: Certificate) -> float:
         """See :func:`surefoot.guarantees.damping`."""
         return certificate.damping
+
+    def curvature(self, exact: InDouble, move: Tensors, certificate: Certificate) -> float:
+        """That of the Gauss-Newton model with this κ, which majorises the objective; L‖v‖² where that is less."""
+        square = flat_product(move, move)
+        return min(exact.bent(move) + self.kappa * square, float(certificate.smoothness) * square)
 
     def extra_state(self) -> dict[str, Any]:
         """Also where the next dual solve starts."""
@@ -125,60 +111,33 @@ class Newton(SecondOrder):
     Args:
         model: the network.
         objective: a loss without targets.
-        damping: ``"adapted"``, ``"certified"`` or a number; see :class:`SecondOrder`.
         method: ``"dynamic"`` or ``"cg"``; see :func:`surefoot.oracles.newton`.
-        line_search: ``"armijo"`` or ``None``.
-        kappa: the first κ where it is adapted.
-        regularizer: a :class:`surefoot.objectives.Ridge`, added to the loss.
-        params: the parameters that are optimised, or parameter groups; all that are trainable by default. The
-            others do not move.
-        lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
-        progress: called with the record of each step.
+        options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``progress``; see
+            :class:`SecondOrder`.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        *,
-        damping: Damping = "adapted",
-        method: Literal["dynamic", "cg"] = "cg",
-        line_search: Literal["armijo"] | None = None,
-        kappa: float = 1.0,
-        regularizer: Ridge | None = None,
-        params: Parameters | None = None,
-        lower: float | None = None,
-        progress: Callable[[StepRecord], object] | None = None,
+        self, model: nn.Module, objective: Objective, *, method: Literal["dynamic", "cg"] = "cg", **options: Any
     ) -> None:
         if method not in ("dynamic", "cg"):
             raise ValueError(f"method is 'dynamic' or 'cg', got {method!r}")
-        super().__init__(
-            model,
-            objective,
-            damping=damping,
-            line_search=line_search,
-            kappa=kappa,
-            regularizer=regularizer,
-            params=params,
-            lower=lower,
-            progress=progress,
-        )
+        super().__init__(model, objective, **options)
         self.method = method
 
     def solver(self, problem: Problem, data: str) -> Solver:
         """κ is doubled until the model is bounded below."""
         if self.method == "dynamic":
-            from surefoot.oracles.dynamic import solve_dynamic
-
             return lambda kappa: solve_dynamic(problem, kappa, "newton", double=True)
-        from surefoot.oracles.conjugate import solve_conjugate
-
         return lambda kappa: solve_conjugate(problem, kappa, True, None)
 
     def certified_kappa(self, certificate: Certificate) -> float:
         """Twice the smoothness, rounded up."""
         require_smooth(certificate)
         return math.nextafter(2 * float(certificate.smoothness), math.inf)
+
+    def curvature(self, exact: InDouble, move: Tensors, certificate: Certificate) -> float:
+        """L‖v‖², by Taylor's formula."""
+        return float(certificate.smoothness) * flat_product(move, move)
 
 
 __all__ = ["GaussNewton", "Newton"]

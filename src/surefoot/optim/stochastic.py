@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from surefoot.certificate import Certificate
 from surefoot.domains import Domain
-from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError, gap_of, iterations, require_smooth
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.objectives import Objective
-from surefoot.operations.captured import capture
-from surefoot.optim.base import Closure, norm_of
+from surefoot.optim.base import Closure
 from surefoot.optim.constrained import ConstrainedOptimizer
-from surefoot.optim.record import StepRecord
+from surefoot.optim.record import StepRecord, last_run
+from surefoot.optim.stored import Proposal, norm_of
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,12 @@ class ProjectedSGD(ConstrainedOptimizer):
     add up, and put :math:`\gamma = 1/(2L)`. (Any :math:`\gamma \le 1/L` does, with :math:`2/\gamma` in place of
     4L.)
 
+    **Which L.** Let the full objective be an average of the objectives of the batches. Then the largest of their
+    constants will do for it, but only once all are known: a step that was made with a smaller one is none of the
+    theorem. So the theorem begins where L rose last (:attr:`since`), with the point of that step as :math:`u_0`,
+    and begins anew whenever a batch that needs a larger L is seen, or the function is changed. With
+    :meth:`prepare` it begins at the first step.
+
     The theorem names a random iterate, so that the number of steps is drawn: :meth:`random_iterations`. The best
     iterate is no worse, but to know it takes full gradients. The stationarity in the history is that of the
     mini-batch, an estimate.
@@ -82,10 +87,13 @@ class ProjectedSGD(ConstrainedOptimizer):
         objective: a loss without targets.
         domain: the set; by default every block within 1 of the origin.
         smoothness: a certificate of the full objective on the set, or ``"batch"``: the largest of the
-            certificates of the batches seen so far.
+            certificates of the batches seen so far; see :meth:`prepare`.
         variance: :math:`\sigma^2`, as a number (a bound) or an estimate (see :meth:`estimate_variance`).
         lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
         progress: called with the record of each step.
+
+    Attributes:
+        smoothness: L.
     """
 
     def __init__(
@@ -104,10 +112,7 @@ class ProjectedSGD(ConstrainedOptimizer):
         if self.variance is not None and not 0 <= self.variance.value < math.inf:
             raise ValueError(f"a variance is a finite number ≥ 0, got {self.variance.value!r}")
         self.certificate = smoothness if isinstance(smoothness, Certificate) else None
-        self.smoothness, self.bound = Magnitude.zero(), Magnitude.zero()
-        self.batches: dict[str, tuple[float, float]] = {}  # logarithms of smoothness and bound
-        self._valid: set[str] = set()
-        self._versions: tuple[Any, ...] | None = None
+        self.forget()
         if self.certificate is not None:
             require_smooth(self.certificate)
             if self.certificate.domain != str(self.domain):
@@ -119,30 +124,38 @@ class ProjectedSGD(ConstrainedOptimizer):
         elif smoothness != "batch":
             raise ValueError(f"smoothness is 'batch' or a certificate of the full objective, got {smoothness!r}")
 
+    def forget(self) -> None:
+        """Drop the certificates of batches; the theorem begins anew."""
+        self._since = len(self.history)
+        self.batches: dict[str, tuple[float, float]] = {}  # logarithms of smoothness and bound
+        if self.certificate is None:
+            self.smoothness, self.bound = Magnitude.zero(), Magnitude.zero()
+
+    @property
+    def since(self) -> int:
+        """The number of the step with which the theorem begins: L, weights and function were left alone since."""
+        return max(self._since, last_run(self.history)[0].step if self.history else 0)
+
+    def prepare(self, batches: Iterable[tuple[Any, Any]]) -> Magnitude:
+        """Certify all batches of the full objective before the first step; returns the largest smoothness."""
+        self.look_around()
+        for x, y in batches:
+            self.graph(x)
+            self._see(x, y)
+        return self.smoothness
+
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One projected step of length 1/(2L) on a mini-batch."""
-        data, graph = self.fingerprint(x, y), capture(self.model, x)
+        region = self.region(x)
         if self.certificate is None:
-            self._see(x, y, data, graph)
-        region = self.region_of(graph)
+            self._see(x, y)
         note = self.enter(region)
         loss, gradient = self.value_and_gradient(x, y, closure)
         smoothness = float(self.smoothness)
         step = math.nextafter(0.5 / smoothness, 0.0) if smoothness else 1.0
-        before = {name: parameter.detach() for name, parameter in self.trainable.items()}
-        exact = region.project({name: before[name].double() - step * gradient[name].double() for name in before})
-        mapping = norm_of({name: (before[name].double() - exact[name]) / step for name in before})
-        self.write(region.rounded(exact, before))
-        return StepRecord(
-            step=len(self.history),
-            loss=loss,
-            gradient_norm=norm_of(gradient),
-            step_size=step,
-            smoothness=smoothness,
-            stationarity=mapping,
-            data=data,
-            note=note,
-        )
+        after, _, mapping = self.project(gradient, step, region)
+        proposal = Proposal(after, step, smoothness, note=note)
+        return self.take(proposal, loss, norm_of(gradient), self.fingerprint(x, y), stationarity=mapping)
 
     def estimate_variance(self, batches: Iterable[tuple[Any, Any]]) -> VarianceEstimate:
         """The sample variance of the gradients of these batches at the present parameters.
@@ -168,6 +181,8 @@ class ProjectedSGD(ConstrainedOptimizer):
 
     def iterations(self, eps: float, gap: float | None = None) -> int:
         r"""The N of the theorem, :math:`\lceil 4L(F(u_0) - F^*)/\varepsilon^2\rceil`: then E‖G‖² ≤ eps² + σ².
+
+        They are counted from step :attr:`since`.
 
         Args:
             eps: the accuracy beyond the noise.
@@ -227,39 +242,35 @@ class ProjectedSGD(ConstrainedOptimizer):
         return (
             f"L = {self.smoothness} is the largest of the {len(self.batches)} batches seen so far, valid on the "
             f"set ({self.domain}) for each of them and for every average of them. If these are all the batches "
-            f"of the full objective, {theorem}; a batch not seen yet may need a smaller step, and takes it when "
-            f"it comes."
+            f"of the full objective, {theorem}, counted from step {self.since}, before which L was smaller or not "
+            f"known; a batch not seen yet may need a smaller step, and then the count begins anew."
         )
 
     def extra_state(self) -> dict[str, Any]:
         """The set and the constants of the batches seen."""
-        return {**super().extra_state(), "batches": {name: list(pair) for name, pair in self.batches.items()}}
+        batches = {name: list(pair) for name, pair in self.batches.items()}
+        return {**super().extra_state(), "batches": batches, "since": self._since}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take them back."""
         super().load_extra_state(state)
+        self.forget()
         self.batches = {name: (pair[0], pair[1]) for name, pair in state["batches"].items()}
-        self._valid = set(self.batches)
         for pair in self.batches.values():
             self._raise(pair)
+        self._since = state.get("since", 0)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies: without the graph."""
-        return {**super().__getstate__(), "_versions": None}
-
-    def _see(self, x: Any, y: Any, data: str, graph: Graph) -> None:
-        """Certify a batch that is new, or was certified when what is held fixed had other values."""
-        versions = self.fixed(graph)
-        if self._versions not in (None, versions):
-            self._valid.clear()
-        self._versions = versions
-        if data not in self._valid:
+    def _see(self, x: Any, y: Any) -> None:
+        """Certify a batch that is new."""
+        data = self.fingerprint(x, y)
+        if data not in self.batches:
             certificate = self.certify(x, y)
             self.batches[data] = float(certificate.smoothness.log2), float(certificate.bound.log2)
             self._raise(self.batches[data])
-            self._valid.add(data)
 
     def _raise(self, pair: tuple[float, float]) -> None:
+        if self.smoothness < Magnitude(pair[0]):
+            self._since = len(self.history)
         self.smoothness = maximum(self.smoothness, Magnitude(pair[0]))
         self.bound = maximum(self.bound, Magnitude(pair[1]))
 

@@ -38,9 +38,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from surefoot.oracles.dual_system import DualSystem
-from surefoot.oracles.problem import Problem
-from surefoot.oracles.step import Step
+from surefoot.linear_solve import Conjugate, Flat, Orthogonal
+from surefoot.oracles.factor import Factor, factor_of
+from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step
 
 _PATIENCE = 50  # iterations without a smaller residual before round-off is taken to be in the way
 _ROUNDS = 4  # of refinement
@@ -73,7 +73,7 @@ def solve_dual(
     system = DualSystem(problem, kappa, accumulate)
     if system.scale == 0:
         return Step(system.space.split(-system.gradient), kappa, 0.0, "the gradient is zero", calls=system.calls)
-    run = _Conjugate(system, tolerance, 2 * problem.output.numel() + 1)
+    run = _Run(system, tolerance, 2 * problem.output.numel() + 1)
     run.begin(*system.start(warm_start if run.budget > 3 else None))
     for _ in range(_ROUNDS):
         run.iterate()
@@ -88,33 +88,128 @@ def solve_dual(
         solved=run.solved,
         calls=system.calls,
         iterations=run.iterations,
-        residual=None if run.terminated else run.residual,
+        residual=None if run.terminated else run.residual_norm,
         output_change=None if run.terminated else run.change,
     )
 
 
-class _Conjugate:
-    """Conjugate gradients with a budget of calls.
+class DualSystem:
+    """S as an operator, and what its solution says about the primal problem.
 
-    If round-off leaves more than the tolerance, the same model is minimised around the v that was reached: there
-    its gradient is ∇m(v) in place of ∇F, and everything else is as before (iterative refinement).
+    Args:
+        problem: the objective around a point.
+        kappa: the weight of the proximal term.
+        accumulate: the precision of the vectors; that of the parameters if ``None``.
+        factor: R, if it is known already.
+
+    Attributes:
+        gradient: ∇F(u), as a vector.
+        scale: its norm.
+        calls: how often the automatic-differentiation oracle was called since the system was made.
+    """
+
+    def __init__(
+        self, problem: Problem, kappa: float, accumulate: torch.dtype | None = None, factor: Factor | None = None
+    ) -> None:
+        self.problem, self.kappa = problem, kappa
+        self.space = ParameterSpace(problem, accumulate)
+        self.factor = factor_of(problem, self.space.dtype) if factor is None else factor
+        self.metric = self.space.metric(kappa)
+        self._calls_before = problem.autodiff.calls
+        self.gradient = self.space.gradient()
+        self.scale = float(self.gradient.norm())
+        ridge = problem.regularizer
+        self._regulariser = None if ridge is None else self.space.join(ridge.gradient(problem.parameters))
+
+    @property
+    def calls(self) -> int:
+        """How often the automatic-differentiation oracle was called since the system was made."""
+        return self.problem.autodiff.calls - self._calls_before
+
+    def pull(self, z: Tensor) -> Tensor:
+        """JᵀRz, a vector of parameters, for z of samples × columns: one call."""
+        slope = self.factor.forth(z).to(self.problem.output.dtype)
+        return self.space.join(self.problem.autodiff.pullback(slope))
+
+    def push(self, v: Tensor) -> Tensor:
+        """Jv, of the shape of the output: one call."""
+        return self.problem.autodiff.pushforward(self.space.split(v)).to(self.space.dtype)
+
+    def start(self, warm_start: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        r"""A first w, v(w), and Jv if it is known without a call.
+
+        A guess of Jv gives :math:`w = R^\top Jv`. Without one and without a regulariser, w = −w̄ with
+        :math:`R\bar w = g` has v = 0, the start of least calls: there :math:`J^\top Rr = J^\top R\bar w = \nabla
+        F`. Else w = 0, :math:`v = v_0`.
+
+        Raises:
+            OracleError: if the guess has not the shape of the output.
+        """
+        if warm_start is None and self.problem.regularizer is None and self.factor.slope is not None:
+            change = torch.zeros_like(self.problem.output, dtype=self.space.dtype)
+            return -self.factor.slope, torch.zeros_like(self.gradient), change
+        v = -self.gradient / self.metric
+        if warm_start is None:
+            return v.new_zeros(self.factor.samples, self.factor.columns), v, None
+        if warm_start.shape != self.factor.shape:
+            expected, given = tuple(self.factor.shape), tuple(warm_start.shape)
+            raise OracleError(f"a warm start has the shape of the output, {expected}, got {given}")
+        w = self.factor.back(warm_start.to(v))
+        return w, self.primal(w), None
+
+    def primal(self, w: Tensor) -> Tensor:
+        """v(w): one call."""
+        return (self.gradient + self.pull(w)).div_(self.metric).neg_()
+
+    def square(self, pulled: Tensor) -> float:
+        """⟨x, M⁻¹x⟩ for a vector of parameters."""
+        if self.metric.dim() == 0:
+            return float(torch.linalg.vector_norm(pulled, dtype=torch.float64)) ** 2 / float(self.metric)
+        return float((pulled * pulled / self.metric).sum())
+
+    def descend(self, v: Tensor, pulled: Tensor, length: float) -> None:
+        """v − length·M⁻¹x, in place of v."""
+        if self.metric.dim() == 0:
+            v.add_(pulled, alpha=-length / float(self.metric))
+        else:
+            v.addcdiv_(pulled, self.metric, value=-length)
+
+    def slope_at(self, v: Tensor, change: Tensor) -> Tensor:
+        """The gradient of the model at v, from its definition: one call."""
+        output = self.problem.output
+        curved = self.problem.slope + self.factor.forth(self.factor.back(change)).to(output.dtype)
+        found = self.space.join(self.problem.autodiff.pullback(curved)).addcmul_(self.metric, v)
+        return found if self._regulariser is None else found.add_(self._regulariser)
+
+    def decrease(self, v: Tensor, slope: Tensor) -> float:
+        """−m(v), from the gradient of the model at v."""
+        return max(-0.5 * float(torch.dot(self.gradient, v) + torch.dot(slope, v)), 0.0)
+
+
+class _Run:
+    """Conjugate gradients on the dual, with a budget of calls.
+
+    The system hands :class:`~surefoot.linear_solve.Conjugate` curvatures and residuals: the curvature of a
+    direction needs its pull-back only, and the residual is evaluated anew from v. If round-off leaves more than
+    the tolerance, the same model is minimised around the v that was reached: there its gradient is ∇m(v) in place
+    of ∇F, and everything else is as before (iterative refinement).
 
     Attributes:
         slope: the gradient of the model at v, zero where it is that by finite termination.
-        residual: its norm relative to that at 0, as measured last.
+        residual_norm: its norm relative to that at 0, as measured last.
         terminated: whether v is the last of as many iterates as the dual has dimensions, and not measured.
         solved: whether v is the minimiser up to the tolerance.
     """
 
     def __init__(self, system: DualSystem, tolerance: float, budget: int) -> None:
         self.system, self.tolerance, self.budget = system, tolerance, budget
-        self.iterations, self.residual, self.solved, self.terminated = 0, 1.0, False, False
+        self.iterations, self.residual_norm, self.solved, self.terminated = 0, 1.0, False, False
         self._around: tuple[Tensor, Tensor] | None = None  # v and Jv that are refined
 
     def begin(self, w: Tensor, v: Tensor, change: Tensor | None) -> None:
         """Start from w and v(w); if Jv is known, it is zero, and the pull-back of the residual is ∇F."""
         self._w, self._v, self.slope = w, v, torch.zeros_like(v)
-        self._pulled = None if change is None else self.system.gradient
+        self._given = None if change is None else self.system.gradient
         self._change = self.system.push(v) if change is None else change
 
     def refine(self) -> None:
@@ -132,38 +227,47 @@ class _Conjugate:
         """Jv as of the last push-forward."""
         return self._change if self._around is None else self._around[1] + self._change
 
+    def curvature(self, direction: Tensor) -> float:
+        """⟨p, Sp⟩, by a pull-back."""
+        self._pulled = self.system.pull(direction) if self._given is None else self._given
+        self._given = None
+        return float(direction.square().sum()) + self.system.square(self._pulled)
+
+    def residual(self, before: Tensor, direction: Tensor, length: float) -> Tensor:
+        """RᵀJv − w after the step, orthogonal to those before; zero where no call is left to push v forward."""
+        self._w = self._w + length * direction
+        self.system.descend(self._v, self._pulled, length)
+        self.iterations += 1
+        if self.system.calls + 2 > self.budget:
+            self.terminated = True
+            return torch.zeros_like(before)
+        self._change = self.system.push(self._v)
+        fresh = self.system.factor.back(self._change) - self._w
+        return fresh if self._kept.full else self._kept.add(fresh)
+
     def iterate(self) -> None:
         """Until the tolerance is met, round-off is in the way, or the calls are spent."""
-        system = self.system
-        r = system.factor.back(self._change) - self._w
-        kept, p, before, beta = Orthogonal(r), r, self._v, 0.0
-        best, waited = float("inf"), 0
+        r = self.system.factor.back(self._change) - self._w
+        self._kept = Orthogonal(r, _KEPT)
+        run = Conjugate(self, self._w, r, Flat())
+        best, waited, before = float("inf"), 0, self._v
         room = torch.empty_like(self._v)  # made once: fresh memory costs more than the arithmetic
-        while True:
-            pulled = system.pull(p) if self._pulled is None else self._pulled
-            self._pulled = None
-            self.slope = torch.sub(pulled, before, alpha=beta, out=room) if beta else pulled  # Jᵀ R r
-            self.residual = float(self.slope.norm()) / system.scale
-            waited = 0 if self.residual < best else waited + 1
-            best = min(best, self.residual)
-            if self.residual <= self.tolerance or waited > _PATIENCE:
+        while not self.terminated:
+            run.look()
+            pulled = self._pulled
+            self.slope = torch.sub(pulled, before, alpha=run.beta, out=room) if run.beta else pulled  # Jᵀ R r
+            self.residual_norm = float(self.slope.norm()) / self.system.scale
+            waited = 0 if self.residual_norm < best else waited + 1
+            best = min(best, self.residual_norm)
+            if self.residual_norm <= self.tolerance or waited > _PATIENCE:
                 return
-            last = system.calls + 2 > self.budget
-            if last and not kept.full:  # v stays where it was measured
+            spent = self._kept.full  # then what is left is round-off: measure it, and begin again from there
+            if self.system.calls + 2 > self.budget and not spent:  # v stays where it was measured
                 return
-            alpha = float(r.square().sum()) / (float(p.square().sum()) + system.square(pulled))
-            self._w = self._w + alpha * p
-            system.descend(self._v, pulled, alpha)
-            self.iterations += 1
-            if last:
-                self.terminated = True
-                return
-            self._change = system.push(self._v)
-            fresh = system.factor.back(self._change) - self._w
-            spent = kept.full  # then what is left is round-off: measure it, and begin again from there
-            fresh = fresh if spent else kept.add(fresh)
-            beta = 0.0 if spent else float(fresh.square().sum() / r.square().sum())
-            r, p, before = fresh, fresh + beta * p, pulled
+            run.step()
+            if spent:
+                run = Conjugate(self, run.x, run.residual, Flat())
+            before = pulled
 
     def finished(self) -> bool:
         """Whether to stop: solved, or no calls left. As long as one is left, the model itself is asked."""
@@ -172,8 +276,8 @@ class _Conjugate:
             return True
         if self.system.calls < self.budget:
             self.slope = self.system.slope_at(self.v, self.change)
-            self.residual = float(self.slope.norm()) / self.system.scale
-        self.solved = self.residual <= self.tolerance
+            self.residual_norm = float(self.slope.norm()) / self.system.scale
+        self.solved = self.residual_norm <= self.tolerance
         return self.solved or self.system.calls + 3 > self.budget
 
     @property
@@ -188,35 +292,8 @@ class _Conjugate:
             return f"solved by {self.iterations} iterations of conjugate gradients on the dual"
         return (
             f"not solved to the tolerance {self.tolerance:.2g}: after {self.iterations} iterations round-off "
-            f"keeps the residual at {self.residual:.2g}; use double precision, or a larger kappa or tolerance"
+            f"keeps the residual at {self.residual_norm:.2g}; use double precision, or a larger kappa or tolerance"
         )
 
 
-class Orthogonal:
-    """Keeps vectors orthogonal to those before them, as far as there is room."""
-
-    def __init__(self, first: Tensor) -> None:
-        self._basis = first.new_empty(min(first.numel(), _KEPT), first.numel())
-        self._count = 0
-        self.add(first)
-
-    @property
-    def full(self) -> bool:
-        """Whether nothing but zero is orthogonal to all of them."""
-        return self._count == self._basis.shape[1]
-
-    def add(self, vector: Tensor) -> Tensor:
-        """The part of the vector that is orthogonal to those before; it is kept for those to come."""
-        if self._count == len(self._basis):
-            return vector
-        flat, basis = vector.reshape(-1), self._basis[: self._count]
-        for _ in range(2):  # the second time removes what round-off of the first one left
-            flat = flat - basis.T @ (basis @ flat)
-        length = float(flat.norm())
-        if length > 0:
-            self._basis[self._count] = flat / length
-            self._count += 1
-        return flat.reshape(vector.shape)
-
-
-__all__ = ["solve_dual"]
+__all__ = ["DualSystem", "solve_dual"]

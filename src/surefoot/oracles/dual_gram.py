@@ -21,12 +21,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from surefoot.oracles.dual import solve_dual
-from surefoot.oracles.dual_system import DualSystem
+from surefoot.linear_solve import Conjugate, Flat, Products
+from surefoot.oracles.dual import DualSystem, solve_dual
 from surefoot.oracles.factor import Factor, factor_of
 from surefoot.oracles.gram import Gram, assemble
-from surefoot.oracles.problem import Problem
-from surefoot.oracles.step import Step
+from surefoot.oracles.problem import Problem, Step
 
 _ROUNDS = 8  # of refinement
 _LOOK = 12  # iterations after which it is judged from their rate whether conjugate gradients will do
@@ -140,27 +139,20 @@ class _Matrix:
         """
         if self._cholesky is not None:
             return self._by_factor(r)
-        x, s, p = torch.zeros_like(r), r.clone(), r.clone()
-        square, beta, curved, first = _dot(s, s), 0.0, 0.0, 0.0
-        worth = self._worth()
+        run = Conjugate(Products(lambda z: self.apply(z).add_(z), Flat()), torch.zeros_like(r), r, Flat())
+        first, worth = 0.0, self._worth()
         for k in range(worth):
-            if square == 0:
-                return x
-            flat = self.apply(p)
-            before, curved = curved, _dot(p, flat) + _dot(p, p)
+            if run.square == 0:
+                return run.x
+            curved = run.look()
             self.iterations += 1
-            reached = max(curved + beta**2 * before - square, 0.0)
+            reached = max(curved + run.beta**2 * run.before - run.square, 0.0)
             first = first or reached
             if reached <= aim**2:
-                return x
+                return run.x
             if k == _LOOK and k * math.log(first / aim**2) > 1.5 * worth * math.log(max(first / reached, 1.0)):
                 break
-            alpha = square / curved
-            x.add_(p, alpha=alpha)
-            s.sub_(flat.add_(p), alpha=alpha)
-            last, square = square, _dot(s, s)
-            beta = square / last
-            p.mul_(beta).add_(s)
+            run.step()
         self._cholesky = self._factored(r)
         return self._by_factor(r)
 
@@ -194,10 +186,6 @@ class _Matrix:
         assert self._cholesky is not None
         column = r.reshape(-1, 1).to(self._cholesky.dtype)
         return torch.cholesky_solve(column, self._cholesky).to(r.dtype).view_as(r)
-
-
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a.view(-1), b.view(-1)))
 
 
 def _status(solved: bool, how: str, rounds: int, residual: float, tolerance: float) -> str:

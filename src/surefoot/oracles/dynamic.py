@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.oracles.factored import MODELS, Factored, Form, Model
-from surefoot.oracles.problem import OracleError, Problem, check_kappa
+from surefoot.oracles.problem import OracleError, Problem, Step, check_kappa, refused, solved_status
 from surefoot.oracles.riccati import Elimination, Policy
-from surefoot.oracles.status import refused, solved_status
-from surefoot.oracles.step import Step
 
 _MOST_DOUBLINGS = 200
 _FINE = 1e-13  # a relative residual that is as small as round-off lets it be

@@ -12,9 +12,8 @@ from torch import Tensor
 from surefoot.graph import Graph
 from surefoot.objectives import CrossEntropy, Square
 from surefoot.oracles.factor import refuse_negative
-from surefoot.oracles.fully_connected import FullyConnectedStage
-from surefoot.oracles.inner import BiaffineStage, Inner
-from surefoot.oracles.outer import AnyStage, Entrywise, Outer
+from surefoot.oracles.inner import Inner, first_stage
+from surefoot.oracles.outer import Outer, second_stage
 from surefoot.oracles.problem import OracleError, Problem
 from surefoot.oracles.riccati import Direct, Woodbury
 from surefoot.oracles.stages import Stages, run, stages
@@ -67,13 +66,8 @@ class Factored:
                 values = run((*stage.first, *stage.second), values)
                 state = {name: _detached(values[name]) for name in computation.after}
                 continue
-            inner: Inner = (
-                FullyConnectedStage(stage, values) if stage.linear else BiaffineStage(stage, values, batch)
-            )
-            if stage.entrywise:
-                outer: Outer = Entrywise(stage, inner.values, inner.layout, inner.interface)
-            else:
-                outer = AnyStage(stage, inner.values, inner.layout, inner.interface, batch)
+            inner = first_stage(stage, values, batch)
+            outer = second_stage(stage, inner.values, inner.layout, inner.interface, batch)
             self.layers.append(self._layer(number, stage, inner, outer, form))
             state = {name: _detached(outer.values[name]) for name in computation.after}
         self.loose = sorted(problem.parameters.keys() - {p for layer in self.layers for p in layer.paths.values()})

@@ -10,7 +10,6 @@ samples that meet - gets its rows by one pull-back each.
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from surefoot.operations.rows import separate
 from surefoot.oracles.factor import Factor
 from surefoot.oracles.gram_layers import Outer, Outers, pieces, slots_of
 from surefoot.oracles.problem import Problem
+from surefoot.oracles.vectors import gradients
 
 _MOST_ROWS = 1 << 27  # numbers of rows that are held at a time
 _MOST_DUAL = 1 << 14  # size of a Gram matrix
@@ -154,10 +154,8 @@ class _Pass:
         if not targets or not columns or not self.output.requires_grad:
             return [target.detach().new_zeros(len(columns), *target.shape) for target in targets]
         if sum(target.numel() for target in targets) <= _FEW:
-            found = _all_at_once(self.output, targets, torch.stack(columns))
-            if found is not None:
-                self.problem.autodiff.calls += len(columns)
-                return found
+            self.problem.autodiff.calls += len(columns)
+            return gradients(self.output, targets, torch.stack(columns))
         single = [self.pull(targets, column) for column in columns]
         return [torch.stack(column) for column in zip(*single, strict=True)]
 
@@ -194,22 +192,6 @@ class _Pass:
                 for k, found in enumerate(self.pull(targets, slope)):
                     meets[k] = meets[k] or bool(found[~chosen].any())
         return [tap for tap, met in zip(taps, meets, strict=True) if not met]
-
-
-def _all_at_once(output: Tensor, targets: list[Tensor], slopes: Tensor) -> list[Tensor] | None:
-    """Several pull-backs in one; ``None`` where an operation cannot be batched."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        try:
-            found = torch.autograd.grad(
-                output, targets, slopes, retain_graph=True, allow_unused=True, is_grads_batched=True
-            )
-        except (RuntimeError, Warning):
-            return None
-    return [
-        target.detach().new_zeros(len(slopes), *target.shape) if gradient is None else gradient
-        for target, gradient in zip(targets, found, strict=True)
-    ]
 
 
 __all__ = ["Gram", "assemble"]

@@ -67,7 +67,12 @@ class Inner(Protocol):
         """The vector as parameters, by leaf."""
 
 
-class BiaffineStage:
+def first_stage(stage: Stages, values: Mapping[str, Any], batch: int) -> Inner:
+    """The biaffine stage at the point that the values are."""
+    return _FullyConnected(stage, values) if stage.linear else _Biaffine(stage, values, batch)
+
+
+class _Biaffine:
     """Any biaffine stage, by automatic differentiation."""
 
     def __init__(self, stage: Stages, values: Mapping[str, Any], batch: int) -> None:
@@ -107,7 +112,6 @@ class BiaffineStage:
         return self._kept["Γ"]
 
     def bend(self, slope: Tensor) -> None:
-        """Fix μ, with it Γ."""
         if not self._x or not self._w.requires_grad:
             return
         with torch.enable_grad():
@@ -116,38 +120,30 @@ class BiaffineStage:
         self._kept.pop("Γ", None)
 
     def push(self, y: Tensor, v: Tensor) -> Tensor:
-        """Ny + Ev."""
         moved = applied(self._N, y) if self._x else 0.0
         return moved + (self._E @ v if "E" in self._kept else self._along(self._w, v[None], self._w.numel())[0])
 
     def pull(self, s: Tensor) -> Tensor:
-        """Nᵀs."""
         return applied_transposed(self._N, s)
 
     def pull_parameters(self, s: Tensor) -> Tensor:
-        """Eᵀs."""
         return s @ self._E if "E" in self._kept else self._against(s[None], None)[0]
 
     def mixed(self, v: Tensor) -> Tensor:
-        """Γv."""
         return self._Γ @ v if "Γ" in self._kept else self._along(self._slope, v[None], self._size)[0]
 
     def mixed_transposed(self, y: Tensor) -> Tensor:
-        """Γᵀy."""
         return y @ self._Γ if "Γ" in self._kept else self._against(None, y[None])[0]
 
     def reduced(self, S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """NᵀSN, NᵀSE + Γ and EᵀSE."""
         along = self._E.T @ S
         return congruence(S, self._N), times(along, self._N).T + self._Γ, along @ self._E
 
     def through_state(self, S: Tensor) -> tuple[Tensor, Tensor]:
-        """NᵀS and NᵀSN."""
         left = times(S, self._N).T
         return left, times(left, self._N)
 
     def gram(self, weights: Tensor) -> tuple[Spectrum, Tensor, Tensor]:
-        """EDEᵀ, EDΓᵀ and ΓDΓᵀ, row by row: E and Γ are not formed."""
         m, d = self._w.numel(), self._size
         total = self._empty(m + d, m + d)
         step = max(1, _CHUNK // max(1, self.parameters))
@@ -161,12 +157,10 @@ class BiaffineStage:
         return spectrum(total[:m, :m]), total[:m, m:], total[m:, m:]
 
     def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Parameters, by leaf, as one vector."""
         pieces = [parameters[name].reshape(-1).double() for name, _ in self._parameters.pieces]
         return torch.cat(pieces) if pieces else self._empty(0, 1)[:, 0]
 
     def split(self, v: Tensor) -> dict[str, Tensor]:
-        """The vector as parameters, by leaf."""
         parts = self._parameters.split(v) if self._u else []
         return {name: part for (name, _), part in zip(self._parameters.pieces, parts, strict=True)}
 
@@ -198,3 +192,105 @@ class BiaffineStage:
             joined = torch.cat([g.reshape(-1) for g, _ in pairs])
         along = torch.cat([part for _, part in pairs], dim=1).to(joined.dtype)
         return gradients(joined, [symbol], along)[0].reshape(len(v), size).double()
+
+
+class _FullyConnected:
+    r"""One linear layer on the only state tensor or on data, in closed form.
+
+    It computes :math:`\Omega = XW^\top + \mathbf 1w_0^\top`. With :math:`\tilde X = (X, \mathbf 1)` and parameters
+    in the order :math:`\tilde W^\top`, one row after the other: :math:`N = I \otimes W`,
+    :math:`E = \tilde X \otimes I` up to the order of its columns, and the mixed second derivative along
+    :math:`\mu` takes a change V of the weights to :math:`\mu V`. So products with E and N are those with the small
+    factors, and :math:`EE^\top = \tilde X\tilde X^\top \otimes I`.
+    """
+
+    def __init__(self, stage: Stages, values: Mapping[str, Any]) -> None:
+        assert stage.linear is not None
+        self.values = run(stage.first, values)
+        arguments = stage.linear.arguments
+        self._weight, bias = arguments["weight"].name, arguments["bias"]
+        self._bias = None if bias is None or bias.name not in stage.parameters else bias.name
+        self._varies = self._weight in stage.parameters
+        self.layout = layout(self.values, stage.interface, stage.samples)
+        self.interface = self.layout.matrix(self.layout.tensors(self.values))
+        x, self._W = self.values[arguments["input"].name], self.values[self._weight].double()
+        rows = x.reshape(-1, x.shape[-1]).double()
+        ones = rows.new_ones(len(rows), 1)
+        parts = [part for part, used in ((rows, self._varies), (ones, self._bias is not None)) if used]
+        self._X = torch.cat(parts, dim=1) if parts else rows[:, :0]
+        self._inputs = rows.shape[1] if stage.state else 0
+        self._count, self._outputs = len(rows), len(self._W)
+        self.parameters = self._X.shape[1] * self._outputs
+        self._μ: Tensor | None = None
+
+    def bend(self, slope: Tensor) -> None:
+        if self._varies and self._inputs:
+            self._μ = slope.reshape(self._count, self._outputs)
+
+    def push(self, y: Tensor, v: Tensor) -> Tensor:
+        moved = self._X @ v.reshape(-1, self._outputs)
+        if self._inputs:
+            moved = torch.addmm(moved, y.reshape(self._count, -1), self._W.T)
+        return moved.flatten()
+
+    def pull(self, s: Tensor) -> Tensor:
+        return (s.reshape(self._count, -1) @ self._W).flatten() if self._inputs else s[:0]
+
+    def pull_parameters(self, s: Tensor) -> Tensor:
+        return (self._X.T @ s.reshape(self._count, -1)).flatten()
+
+    def mixed(self, v: Tensor) -> Tensor:
+        if self._μ is None:
+            return v.new_zeros(self._count * self._inputs)
+        return (self._μ @ v.reshape(-1, self._outputs)[: self._inputs].T).flatten()
+
+    def mixed_transposed(self, y: Tensor) -> Tensor:
+        result = y.new_zeros(self._X.shape[1], self._outputs)
+        if self._μ is not None:
+            result[: self._inputs] = y.reshape(self._count, -1).T @ self._μ
+        return result.flatten()
+
+    def reduced(self, S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows, p = self._count, self.parameters
+        left = (self._X.T @ S.reshape(rows, -1)).reshape(p, -1).T.contiguous()  # SE, for S is symmetric
+        both = (self._X.T @ left.reshape(rows, -1)).reshape(p, p)
+        if not self._inputs:
+            return S[:0, :0], left[:0], both
+        cross = self._from_left(left)
+        if self._μ is not None:
+            shaped = cross.view(rows, self._inputs, self._X.shape[1], self._outputs)[:, :, : self._inputs]
+            shaped.diagonal(dim1=1, dim2=2).add_(self._μ[:, :, None])
+        return self.through_state(S)[1], cross, both
+
+    def through_state(self, S: Tensor) -> tuple[Tensor, Tensor]:
+        if not self._inputs:
+            return S[:0], S[:0, :0]
+        left = self._from_left(S)
+        return left, self._from_left(left.T)
+
+    def _from_left(self, matrix: Tensor) -> Tensor:
+        """NᵀM."""
+        split = matrix.reshape(self._count, self._outputs, -1)
+        return (self._W.T @ split).reshape(self._count * self._inputs, -1)
+
+    def gram(self, weights: Tensor) -> tuple[Spectrum, Tensor, Tensor]:
+        each = weights.reshape(-1, self._outputs)[:, 0]  # one weight per parameter tensor
+        # EDEᵀ is the same for each output
+        outer = spectrum((self._X * each) @ self._X.T, copies=self._outputs)
+        size, states = self._count * self._outputs, self._count * self._inputs
+        if self._μ is None:
+            return outer, self._X.new_zeros(size, states), self._X.new_zeros(states, states)
+        # E takes V to row n of X̃V, column i; Γ takes it to row m of μVᵀ, column k
+        scaled = self._X[:, : self._inputs] * each[: self._inputs]
+        mixed = torch.einsum("nk,mi->nimk", scaled, self._μ).reshape(size, states)
+        return outer, mixed, torch.kron(self._μ @ self._μ.T, torch.diag(each[: self._inputs]))
+
+    def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        parts = [parameters[self._weight].T] if self._varies else []
+        parts += [parameters[self._bias][None]] if self._bias is not None else []
+        return torch.cat([part.double().reshape(-1) for part in parts]) if parts else self._X.new_zeros(0)
+
+    def split(self, v: Tensor) -> dict[str, Tensor]:
+        rows = v.reshape(-1, self._outputs)
+        found = {self._weight: rows[: self._W.shape[1]].T} if self._varies else {}
+        return found | ({self._bias: rows[-1]} if self._bias is not None else {})

@@ -41,7 +41,14 @@ class Outer(Protocol):
         """K + GᵀCG, for a symmetric C."""
 
 
-class AnyStage:
+def second_stage(stage: Stages, values: Mapping[str, Any], interface: Layout, point: Tensor, batch: int) -> Outer:
+    """The second stage at a point of the interface."""
+    if stage.entrywise:
+        return _Entrywise(stage, values, interface, point)
+    return _Any(stage, values, interface, point, batch)
+
+
+class _Any:
     """Any second stage, by automatic differentiation, sample by sample where they stay apart."""
 
     def __init__(
@@ -58,7 +65,6 @@ class AnyStage:
         self._K: Tensor | None = None
 
     def bend(self, costate: Tensor) -> None:
-        """Fix λ, with it K."""
         if not self._out.requires_grad:
             return
         with torch.enable_grad():
@@ -68,24 +74,20 @@ class AnyStage:
         self._K = 0.5 * (found + found.transpose(1, 2))
 
     def push(self, w: Tensor) -> Tensor:
-        """Gw."""
         return applied(self._G, w)
 
     def pull(self, c: Tensor) -> Tensor:
-        """Gᵀc."""
         return applied_transposed(self._G, c)
 
     def curved(self, w: Tensor) -> Tensor:
-        """Kw."""
         return torch.zeros_like(w) if self._K is None else applied(self._K, w)
 
     def congruence(self, C: Tensor) -> Tensor:
-        """K + GᵀCG."""
         inner = congruence(C, self._G)
         return inner if self._K is None else inner + block_diagonal(self._K)
 
 
-class Entrywise:
+class _Entrywise:
     """One scalar function on every entry: G and K are diagonal."""
 
     def __init__(self, stage: Stages, values: Mapping[str, Any], interface: Layout, point: Tensor) -> None:
@@ -106,24 +108,19 @@ class Entrywise:
         self._G = slope.detach().flatten().double()
 
     def bend(self, costate: Tensor) -> None:
-        """Fix λ, with it K."""
         if self._second is not None:
             self._K = costate * self._second.flatten()
 
     def push(self, w: Tensor) -> Tensor:
-        """Gw."""
         return w if self._G is None else self._G * w
 
     def pull(self, c: Tensor) -> Tensor:
-        """Gᵀc."""
         return self.push(c)
 
     def curved(self, w: Tensor) -> Tensor:
-        """Kw."""
         return torch.zeros_like(w) if self._K is None else self._K * w
 
     def congruence(self, C: Tensor) -> Tensor:
-        """K + GᵀCG."""
         if self._G is None:
             return C
         inner = (C * self._G).mul_(self._G[:, None])

@@ -1,4 +1,4 @@
-r"""What every oracle is asked: an objective of a chain, around a point.
+r"""What every oracle is asked, an objective of a chain around a point, and what it returns, a step.
 
 :math:`F(u) = h(\psi(u)) + r(u)`, with a chain :math:`\psi`, a loss h of its output and a regulariser r that is a
 sum over the parameters.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -88,11 +89,6 @@ class Problem:
         return value, slope
 
     @property
-    def loss(self) -> float:
-        """h(ψ(u)), without the regulariser."""
-        return self._loss[0]
-
-    @property
     def slope(self) -> Tensor:
         """∇h(ψ(u)), of the shape of the output."""
         return self._loss[1]
@@ -100,7 +96,7 @@ class Problem:
     @property
     def value(self) -> float:
         """F(u)."""
-        return self.loss + (0.0 if self.regularizer is None else float(self.regularizer(self.parameters)))
+        return self._loss[0] + (0.0 if self.regularizer is None else float(self.regularizer(self.parameters)))
 
     def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0) -> float:
         """F(u + tv) for a direction v and t = part; a forward pass, without derivatives."""
@@ -121,11 +117,158 @@ class Problem:
 
     def curve(self, direction: Tensor) -> Tensor:
         """∇²h(ψ(u)) applied to a change of the output."""
-        with torch.enable_grad():
-            output = self.output.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self.objective(output), output, create_graph=True)
-            (curved,) = torch.autograd.grad(slope, output, direction)
-        return curved
+        return curved_along(self.objective, self.output, direction)
+
+
+class ParameterSpace:
+    r"""The parameters of a problem side by side in one vector, and the metric :math:`M = \kappa I + \nabla^2 r`.
+
+    Args:
+        problem: whose parameters.
+        dtype: of the vectors; by default that of the parameters.
+
+    Attributes:
+        paths: the parameters, in the order of the vector.
+        dtype: of the vectors.
+
+    Raises:
+        OracleError: if no parameter varies.
+    """
+
+    def __init__(self, problem: Problem, dtype: torch.dtype | None = None) -> None:
+        if not problem.parameters:
+            raise OracleError("no parameter of the model asks for gradients: call model.requires_grad_(True)")
+        self.problem, self.paths = problem, tuple(problem.parameters)
+        self._like = tuple(problem.parameters.values())
+        self._sizes = [value.numel() for value in self._like]
+        given = self._like[0].dtype
+        for value in self._like[1:]:
+            given = torch.promote_types(given, value.dtype)
+        self.dtype = given if dtype is None else dtype
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One vector; a path that is missing is zero."""
+        joined = torch.empty(sum(self._sizes), dtype=self.dtype, device=self._like[0].device)
+        for path, part in zip(self.paths, joined.split(self._sizes), strict=True):
+            if path in tensors:
+                part.copy_(tensors[path].reshape(-1))
+            else:
+                part.zero_()
+        return joined
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """A vector as tensors of the shapes and types of the parameters."""
+        parts = vector.split(self._sizes)
+        return {
+            path: part.view(like.shape).to(like.dtype)
+            for path, part, like in zip(self.paths, parts, self._like, strict=True)
+        }
+
+    def metric(self, kappa: float) -> Tensor:
+        """The diagonal of κI + ∇²r: one number if it is the same everywhere, else one per entry."""
+        weights = [kappa + self.problem.weight(path) for path in self.paths]
+        device = self._like[0].device
+        numbers = torch.tensor(weights, dtype=self.dtype, device=device)
+        if len(set(weights)) == 1:
+            return numbers[0]
+        return numbers.repeat_interleave(torch.tensor(self._sizes, device=device))
+
+    def gradient(self) -> Tensor:
+        """∇F(u): one call of the oracle the first time.
+
+        Raises:
+            OracleError: if it is not finite.
+        """
+        found = self.problem.gradient
+        vector = self.join(found)
+        if not all_finite(vector):
+            path = next(path for path, value in found.items() if not all_finite(value))
+            raise OracleError(
+                f"the gradient with respect to '{path}' is not finite: look for divisions by zero and "
+                "overflow there"
+            )
+        return vector
+
+
+@dataclass(frozen=True)
+class Step:
+    r"""The minimiser v of a model of the objective around u, plus :math:`\frac\kappa2\|v\|^2`.
+
+    Attributes:
+        direction: v, by parameter path; u + v is the new point.
+        kappa: the weight of the proximal term that was used.
+        model_decrease: the value of the model (with the proximal term) at 0 minus that at v, never negative.
+        status: a sentence: solved, or what stood in the way.
+        solved: whether v is the minimiser, up to the residual.
+        calls: of the automatic-differentiation oracle: pull-backs and push-forwards through the whole chain.
+            Dynamic programming makes such passes itself, and they count; the matrices of single computations,
+            which it differentiates one by one, do not.
+        iterations: of the inner solver; where it is direct, how often its result was refined.
+        residual: norm of the gradient of the model at v relative to that at 0, as measured; ``None`` where the
+            calls that are allowed were spent before it could be measured.
+        length: t, where a line search made tv of the minimiser v; then the direction is tv.
+        doubled: how often kappa was doubled until the model was bounded below.
+        unbounded_at: the computation at which the last infeasible kappa failed, counted from 1.
+        output_change: Jv, the change of the output that the linear model predicts, where the solver knows it.
+    """
+
+    direction: Mapping[str, Tensor]
+    kappa: float
+    model_decrease: float
+    status: str
+    solved: bool = True
+    calls: int = 0
+    iterations: int = 0
+    residual: float | None = 0.0
+    length: float = 1.0
+    doubled: int = 0
+    unbounded_at: int | None = field(default=None)
+    output_change: Tensor | None = field(default=None, repr=False)
+
+
+_NAMES = {"gradient": "linear", "gauss_newton": "Gauss-Newton", "newton": "Newton"}
+
+
+def solved_status(model: str, kappa: float, doubled: int, where: str | None, how: str) -> str:
+    """What to say of a step that was found, perhaps after kappa was doubled."""
+    found = f"the minimiser of the {_NAMES[model]} model with κ = {kappa:g}, by {how}"
+    if not doubled:
+        return found
+    times = "once" if doubled == 1 else f"{doubled} times"
+    return f"{found}; the model was unbounded below {where}, and κ was doubled {times}"
+
+
+def refused(
+    problem: Problem,
+    model: str,
+    kappa: float,
+    doubled: int,
+    where: str,
+    unbounded: int | None,
+    iterations: int = 0,
+) -> Step:
+    """The step zero, where the model has no minimiser."""
+    return Step(
+        direction={path: torch.zeros_like(value) for path, value in problem.parameters.items()},
+        kappa=kappa,
+        model_decrease=0.0,
+        status=f"the {_NAMES[model]} model with κ = {kappa:g} is unbounded below {where}: take κ larger",
+        solved=False,
+        calls=problem.autodiff.calls,
+        iterations=iterations,
+        residual=1.0,
+        doubled=doubled,
+        unbounded_at=unbounded,
+    )
+
+
+def curved_along(objective: Objective, output: Tensor, direction: Tensor) -> Tensor:
+    """∇²h at an output, applied to a change of it."""
+    with torch.enable_grad():
+        point = output.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(objective(point), point, create_graph=True)
+        (curved,) = torch.autograd.grad(slope, point, direction)
+    return curved
 
 
 def all_finite(value: Tensor) -> bool:
@@ -134,14 +277,18 @@ def all_finite(value: Tensor) -> bool:
 
 
 def check_kappa(kappa: float) -> float:
-    """The weight of the proximal term.
-
-    Raises:
-        OracleError: if it is not a positive number.
-    """
+    """The weight of the proximal term, which is a positive number."""
     if not (isinstance(kappa, int | float) and 0 < kappa < math.inf):
         raise OracleError(f"kappa is a positive number, got {kappa!r}")
     return float(kappa)
 
 
-__all__ = ["OracleError", "Problem", "all_finite", "check_kappa"]
+def check_tolerance(
+    tolerance: float | None, dtype: torch.dtype, single: float = 1e-6, double: float = 1e-12
+) -> float:
+    """The tolerance, which is between 0 and 1, or the default for the type."""
+    if tolerance is None:
+        return double if dtype == torch.float64 else single
+    if not 0 < tolerance < 1:
+        raise OracleError(f"the tolerance is between 0 and 1, got {tolerance!r}")
+    return float(tolerance)

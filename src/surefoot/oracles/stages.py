@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from surefoot.chain import Computation
 from surefoot.graph import Graph, Node, Role, Spec
@@ -53,13 +54,14 @@ class Stages:
     entrywise: bool
 
 
+_FOUND: WeakKeyDictionary[Computation, Stages] = WeakKeyDictionary()
+
+
 def stages(computation: Computation, batch: int) -> Stages:
     """The stages of a computation of a chain with so many rows in its output; found once."""
-    known = vars(computation).get("_stages")
-    if known is None:
-        known = _stages(computation, batch)
-        vars(computation)["_stages"] = known
-    return known
+    if computation not in _FOUND:
+        _FOUND[computation] = _stages(computation, batch)
+    return _FOUND[computation]
 
 
 def _stages(computation: Computation, batch: int) -> Stages:

@@ -30,6 +30,7 @@ from surefoot.errors import UnsupportedOperation, describe
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude
 from surefoot.norms import patch_overlap
+from surefoot.operations import families  # noqa: F401  registers the operations
 from surefoot.operations.dimensions import spatial
 from surefoot.operations.forms import Form, form_of
 from surefoot.paper import layers

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from surefoot.certificate import Certificate
-from surefoot.certificate.tree import MODEL
+from surefoot.certificate.numbers import lower, sort_key, upper
+from surefoot.certificate.rows import MODEL
 from surefoot.magnitude import Magnitude
-from surefoot.report.numbers import lower, sort_key, upper
 
 LEVELS = 12
 _MOST_CELLS = 160  # along each side; more blocks than that are shown several to a cell
 _MOST_LABELS = 24
 _MOST_LINES = 48
 _LONGEST_LABEL = 20
-_FAINTEST = (
-    0.02  # so many of the bounds may be fainter than the scale shows: a tiny one takes no shades from others
-)
+_FAINTEST = 0.02  # part of the bounds that may be fainter than the scale: a tiny one takes no shades from others
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Heat:
         size: how many cells along each side.
         names: of the blocks of each cell.
         together: how many blocks share a cell; a cell shows the largest of their bounds.
-        paths: for each level the outline of its cells; then those that are infinite.
+        paths: for each level how strongly it is painted, and the outline of its cells.
         infinite: the outline of cells without a finite bound.
         low: below the faintest level, as text: all but the smallest few finite bounds are above it.
         high: the largest finite bound.
@@ -77,7 +75,7 @@ def heat(certificate: Certificate) -> Heat | None:
         size=len(cells),
         names=cells,
         together=together,
-        paths=[(opacity(k), _outline(level == k)) for k in range(LEVELS)],
+        paths=[(round(0.07 + 0.93 * (k / (LEVELS - 1)) ** 1.15, 3), _outline(level == k)) for k in range(LEVELS)],
         infinite=_outline(level == LEVELS),
         low=("≤ " if low > finite.min() else "") + upper(Magnitude(low)) if finite.size else "",
         high=upper(Magnitude(high)) if finite.size else "",
@@ -89,11 +87,6 @@ def heat(certificate: Certificate) -> Heat | None:
         else "",
         values=[[written[value] for value in row[: k + 1]] for k, row in enumerate(log2.tolist())],
     )
-
-
-def opacity(level: int) -> float:
-    """How strongly a level is painted."""
-    return round(0.07 + 0.93 * (level / (LEVELS - 1)) ** 1.15, 3)
 
 
 def _outline(mask: np.ndarray) -> str:
@@ -113,56 +106,46 @@ def _joined(names: Sequence[str]) -> str:
 def _labels(cells: Sequence[str]) -> list[tuple[float, str]]:
     """As many as there is room for."""
     step = math.ceil(len(cells) / _MOST_LABELS)
-    return [(100 * (k + 0.5) / len(cells), _short(cells[k])) for k in range(0, len(cells), step)]
-
-
-def _short(name: str) -> str:
-    if len(name) <= _LONGEST_LABEL:
-        return name
-    return f"{name[: _LONGEST_LABEL - 1]}…"
+    short = [name if len(name) <= _LONGEST_LABEL else f"{name[: _LONGEST_LABEL - 1]}…" for name in cells]
+    return [(100 * (k + 0.5) / len(cells), short[k]) for k in range(0, len(cells), step)]
 
 
 @dataclass(frozen=True)
 class BlockLine:
-    """One block: its own constants and, for an objective, its gradient at the centre and its step size."""
+    """One block as text: its constants and, for an objective, its gradient at the centre and its step size."""
 
     name: str
     lipschitz: str
-    lipschitz_key: str
     smoothness: str
-    smoothness_key: str
     gradient: str
-    gradient_key: float
     step: str
-    step_key: float
+    keys: dict[str, str | float]
 
 
 def block_lines(certificate: Certificate) -> list[BlockLine]:
     """The table of blocks."""
-    steps = certificate.block_step_sizes if _has_steps(certificate) else {}
+    has_steps = certificate.scalar and not certificate.flags and certificate.segment_step is None
+    steps = certificate.block_step_sizes if has_steps else {}
     gradients = certificate.block_gradients or {}
     lines = []
     for k, (name, lipschitz) in enumerate(certificate.block_lipschitz.items()):
-        own = certificate.block_smoothness[k, k] if certificate.block_smoothness.shape else Magnitude.zero()
-        step, gradient = steps.get(name), gradients.get(name)
+        alone = certificate.block_smoothness[k, k] if certificate.block_smoothness.shape else Magnitude.zero()
         lines.append(
             BlockLine(
                 name=name or MODEL,
                 lipschitz=upper(lipschitz),
-                lipschitz_key=sort_key(lipschitz),
-                smoothness=upper(own),
-                smoothness_key=sort_key(own),
-                gradient="" if gradient is None else upper(Magnitude.of(gradient)),
-                gradient_key=0.0 if gradient is None else gradient,
-                step="" if step is None else lower(step),
-                step_key=0.0 if step is None else step,
+                smoothness=upper(alone),
+                gradient=upper(Magnitude.of(gradients[name])) if name in gradients else "",
+                step=lower(steps[name]) if name in steps else "",
+                keys={
+                    "lipschitz": sort_key(lipschitz),
+                    "smoothness": sort_key(alone),
+                    "gradient": gradients.get(name, 0.0),
+                    "step": steps.get(name, 0.0),
+                },
             )
         )
     return lines
 
 
-def _has_steps(certificate: Certificate) -> bool:
-    return certificate.scalar and not certificate.flags and certificate.segment_step is None
-
-
-__all__ = ["BlockLine", "Heat", "block_lines", "heat", "opacity"]
+__all__ = ["BlockLine", "Heat", "block_lines", "heat"]

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from surefoot.certificate import Certificate, Row
 from surefoot.operations.record import Rule, rules
-from surefoot.report.prose import inline, summary
+from surefoot.report.docstrings import summary
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def rule_of(row: Row) -> Rule:
     known = rules()
     for namespace in ("aten.", "surefoot.", ""):
         rule = known.get(namespace + row.operation)
-        if rule is not None and not (rule.__module__ == "surefoot.operations.losses" and row.shape):
+        if rule is not None and not (rule.__module__.startswith("surefoot.operations.losses.") and row.shape):
             return rule
     others = [rule for name, rule in known.items() if name.rpartition(".")[2] == row.operation and not row.shape]
     return others[0] if others else known["surefoot.scalar"]
@@ -72,14 +72,14 @@ def _family(module: str, entries: dict[Rule, list[str]]) -> Family:
     for rule, operations in entries.items():
         claim, proof = summary(rule.__doc__)
         written.append(RuleEntry(", ".join(dict.fromkeys(operations)), len(operations), claim, proof))
-    heading = Markup(title.rstrip(".")) if known else inline("Rules registered outside of the package")
+    heading = Markup(title.rstrip(".")) if known else Markup("Rules registered outside of the package")
     return Family(heading, argument, written)
 
 
 _CONVOLUTIONS = frozenset(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
 _NORMALISATIONS = frozenset(("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm"))
 _POOLINGS = frozenset(
-    f"{kind}_pool{n}d" for kind in ("avg", "max", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)
+    f"{adaptive}{kind}_pool{n}d" for adaptive in ("", "adaptive_") for kind in ("avg", "max") for n in (1, 2, 3)
 )
 _LOSSES = frozenset(("square", "cross_entropy"))
 _SOFTMAX = frozenset(("softmax", "_softmax", "log_softmax", "masked_softmax", "cross_entropy", "logsumexp"))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from surefoot.attained import Estimate
 from surefoot.certificate import Certificate, advice
-from surefoot.certificate.tree import MODEL
+from surefoot.certificate.numbers import count, lower, per_cent, readable, upper
+from surefoot.certificate.rows import MODEL
 from surefoot.guarantees import GuaranteeError
 from surefoot.magnitude import Magnitude
-from surefoot.report.numbers import count, lower, ratio, readable, share, upper
-
-if TYPE_CHECKING:
-    from surefoot.lower import Estimate
+from surefoot.report.side_by_side import ratio
 
 _ACCURACIES = ((1e-1, "0.1"), (1e-2, "0.01"), (1e-3, "0.001"))
 _MOST_PARTS = 5
+_KINDS = {advice.USEFUL: "good", advice.OF_NO_USE: "idle", advice.NOT_CERTIFIED: "open"}
 _NUMBER = re.compile(r"\b\d(?:\.\d+)?e[+-]\d+\b")
 
 
@@ -25,8 +24,8 @@ class Verdict:
     """The answer.
 
     Attributes:
-        kind: ``good``, ``open`` (nothing finite is proved) or ``doubtful`` (not a proof).
-        word: certified or not.
+        kind: ``good``, ``idle`` (of no use), ``open`` (nothing finite is proved) or ``doubtful`` (not a proof).
+        word: what the certificate is worth.
         sentence: what that means.
         step: the size of the steps that are proved to descend; empty if there is none.
     """
@@ -71,15 +70,20 @@ class Part:
 def verdict(certificate: Certificate) -> Verdict:
     """One word and one sentence."""
     word, _, sentence = advice.verdict(certificate).partition(": ")
-    kind = "doubtful" if certificate.flags else "good" if word == "certified" else "open"
-    has_step = kind == "good" and certificate.scalar and certificate.step_size > 0
+    kind = "doubtful" if certificate.flags else _KINDS[word]
+    has_step = kind in ("good", "idle") and certificate.scalar and certificate.step_size > 0
     return Verdict(kind, _sentence(word), _sentence(sentence), lower(certificate.step_size) if has_step else "")
 
 
 def limits(certificate: Certificate) -> list[str]:
-    """What limits a finite smoothness and what would help, or why it is infinite."""
-    found = [*certificate.flags, *map(_sentence, advice.limits(certificate)), *certificate.reasons]
-    return [f"{_NUMBER.sub(lambda match: readable(match[0]), text).rstrip('.')}." for text in found]
+    """What limits a finite smoothness and what would help, or why it is infinite; why no steps are counted."""
+    said = [*certificate.flags, *map(_sentence, advice.limits(certificate)), *certificate.reasons]
+    if certificate.scalar and certificate.segment_step is None and certificate.step_size and not certificate.flags:
+        try:
+            certificate.iterations(_ACCURACIES[0][0])
+        except GuaranteeError as error:
+            said.append(_sentence(str(error)))
+    return [f"{_NUMBER.sub(lambda match: readable(match[0]), text).rstrip('.')}." for text in said]
 
 
 def _sentence(text: str) -> str:
@@ -88,34 +92,34 @@ def _sentence(text: str) -> str:
 
 def figures(certificate: Certificate) -> list[Figure]:
     """The constants and what follows from them."""
-    meanings = _meanings(certificate)
-    found = [
+    name = "F" if certificate.scalar else "f"
+    meanings = tuple(
+        ("as printed, of {}" if certificate.flags else "{} is at most this").format(what)
+        for what in (f"‖{name}‖", f"‖D{name}‖", f"‖D²{name}‖")
+    )
+    if is_along_a_segment(certificate):
+        curve = "below a parabola of this curvature" if certificate.scalar else "within ½Lη² of a straight line"
+        meanings = f"‖{name}‖ is at most this", f"a step of η moves {name} by at most ℓη", f"{name} is {curve}"
+    shown = [
         Figure("m", "bound", upper(certificate.bound), meanings[0]),
         Figure("ℓ", "Lipschitz constant", upper(certificate.lipschitz), meanings[1]),
         Figure("L", "smoothness", upper(certificate.smoothness), meanings[2]),
     ]
     if certificate.flags:
-        return found
+        return shown
+    step, inverse = lower(certificate.step_size), lower(certificate.inverse_smoothness)
     if certificate.segment_step is not None:
-        found.append(Figure("η", "safe step", lower(certificate.step_size), "along the direction of the segment"))
+        shown.append(Figure("η", "safe step", step, "along the direction of the segment"))
+    elif certificate.scalar and certificate.step_size < certificate.inverse_smoothness:
+        shown.append(Figure("r/‖∇F‖", "step size", step, f"as far as the domain reaches; 1/L is {inverse}"))
     elif certificate.scalar and certificate.step_size:
-        found.append(Figure("1/L", "step size", lower(certificate.step_size), "proved to descend in the domain"))
+        shown.append(Figure("1/L", "step size", step, "proved to descend in the domain"))
     try:
         damping = upper(Magnitude.of(certificate.damping))
-        found.append(Figure("κ", "Gauss-Newton damping", damping, "makes the model an upper bound"))
+        shown.append(Figure("κ", "Gauss-Newton damping", damping, "makes the model an upper bound"))
     except GuaranteeError:
         pass
-    return found
-
-
-def _meanings(certificate: Certificate) -> tuple[str, str, str]:
-    """What the three constants bound, if they do."""
-    name = "F" if certificate.scalar else "f"
-    if is_along_a_segment(certificate):
-        curve = "below a parabola of this curvature" if certificate.scalar else "within ½Lη² of a straight line"
-        return f"‖{name}‖ is at most this", f"a step of η moves {name} by at most ℓη", f"{name} is {curve}"
-    claim = "as printed, of {}" if certificate.flags else "{} is at most this"
-    return claim.format(f"‖{name}‖"), claim.format(f"‖D{name}‖"), claim.format(f"‖D²{name}‖")
+    return shown
 
 
 def is_along_a_segment(certificate: Certificate) -> bool:
@@ -124,11 +128,14 @@ def is_along_a_segment(certificate: Certificate) -> bool:
 
 
 def iterations(certificate: Certificate) -> list[tuple[str, str]]:
-    """Accuracies and how many steps reach them; empty where no number is guaranteed."""
-    try:
-        return [(written, count(certificate.iterations(eps))) for eps, written in _ACCURACIES]
-    except GuaranteeError:
-        return []
+    """Accuracies and how many steps reach them, where that is guaranteed."""
+    shown = []
+    for eps, written in _ACCURACIES:
+        try:
+            shown.append((written, count(certificate.iterations(eps))))
+        except GuaranteeError:
+            break
+    return shown
 
 
 def brackets(certificate: Certificate, estimate: Estimate | None) -> list[Bracket]:
@@ -156,22 +163,13 @@ def parts(certificate: Certificate) -> list[Part]:
         return []
     largest = sorted(certificate.rows, key=lambda row: -row.share)[:_MOST_PARTS]
     return [
-        Part(row.module or MODEL, row.operation, share(row.share), round(100 * min(row.share, 1.0), 2))
+        Part(row.module or MODEL, row.operation, per_cent(row.share), round(100 * min(row.share, 1.0), 2))
         for row in largest
-        if share(row.share)
+        if per_cent(row.share)
     ]
 
 
 __all__ = [
-    "Bracket",
-    "Figure",
-    "Part",
-    "Verdict",
-    "brackets",
-    "figures",
-    "is_along_a_segment",
-    "iterations",
-    "limits",
-    "parts",
-    "verdict",
-]
+    "Bracket", "Figure", "Part", "Verdict", "brackets", "figures", "is_along_a_segment", "iterations", "limits",
+    "parts", "verdict",
+]  # fmt: skip

@@ -7,17 +7,15 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot.calculus.adjoint.backward import backward
 from surefoot.calculus.adjoint.bounds import round_off
 from surefoot.calculus.adjoint.centre import at_the_centre, sample_norms
 from surefoot.calculus.adjoint.costates import costates
-from surefoot.calculus.adjoint.cotangents import Cotangents
+from surefoot.calculus.adjoint.cotangents import cotangents
 from surefoot.calculus.adjoint.samples import Samples, samples
-from surefoot.calculus.adjoint.tangents import Tangents
-from surefoot.calculus.certify import enclose_leaves
-from surefoot.calculus.forward import Pass, forward
-from surefoot.calculus.prepare import prepared
-from surefoot.objectives import attach
-from surefoot.operations.captured import capture
+from surefoot.calculus.adjoint.tangents import tangents
+from surefoot.calculus.analysis import Analysis
+from surefoot.calculus.forward import Pass
 
 
 class Residual(nn.Module):
@@ -44,10 +42,7 @@ def setting(make: type[nn.Module] | object, seed: int = 0) -> tuple[nn.Module, T
 
 
 def run(model: nn.Module, x: Tensor, objective: nn.Module, domain: sf.Ball) -> Pass:
-    graph, targets = attach(capture(model, x), objective)
-    inputs = {graph.inputs[0].name: x} | targets
-    leaves, region = enclose_leaves(graph, dict(model.named_parameters()), inputs, domain, "params", None)
-    return forward(prepared(graph), leaves, region, keep=True)
+    return Analysis.of(model, x, objective).over(domain)
 
 
 def points(model: nn.Module, radius: float, count: int = 4) -> list[dict[str, Tensor]]:
@@ -85,7 +80,7 @@ def test_second_derivatives_are_those_of_each_sample() -> None:
 
     dense = torch.autograd.functional.hessian(loss, torch.zeros(sum(widths)).double())
     for last in range(len(widths)):
-        for other, block in found.curvatures(last):
+        for other, block in enumerate(found.curvatures(last)):
             rows = slice(sum(widths[:last]), sum(widths[: last + 1]))
             columns = slice(sum(widths[:other]), sum(widths[: other + 1]))
             assert torch.allclose(block[n], dense[rows, columns], atol=1e-14)
@@ -98,33 +93,35 @@ def test_derivatives_stay_within_their_bounds(make: object, radius: float) -> No
     result = run(model, x, objective, sf.Ball(radius))
     here = separate(result)
     centre = at_the_centre(here, len(result.region.variables), round_off(result))
-    tangents = Tangents(result, here, centre)
-    cotangents = Cotangents(tangents, centre)
-    enclosed = costates(tangents.result, cotangents)
-    assert enclosed is not None
+    at = backward(result)
+    assert at is not None
+    forth = tangents(result, here, centre)
+    back = cotangents(forth, centre, at)
     slack = 1e-12
     for point in points(model, radius):
         away = run(model, x, objective, sf.Ball(0.0, center=point))
-        there, slopes = separate(away), costates(away)
-        assert slopes is not None
-        for name, rows in tangents.rows.items():
+        there, at_point = separate(away), backward(away)
+        assert at_point is not None
+        slopes = costates(away, at_point)
+        for name, rows in forth.rows.items():
             move = away.enclosures[name].value - result.enclosures[name].value
-            sharp = tangents.result.enclosures[name]
+            sharp = forth.result.enclosures[name]
             assert bool((move.norm(dim=1) <= sharp.rows.tensor() + slack).all())
             assert bool((move.abs() <= sharp.radius() + slack).all())
             before, after = here.jacobians(name), there.jacobians(name)
-            for k in before:
+            for k in range(len(before)):
                 norms = torch.linalg.matrix_norm(after[k] - before[k], 2)
                 assert bool((norms <= rows.change.tensor()[:, k] + slack).all()), (name, k)
                 assert bool((torch.linalg.matrix_norm(after[k], 2) <= rows.domain.tensor()[:, k] + slack).all())
-        for name, costate in enclosed.items():
+        for name, costate in back.costates.items():
             move = slopes[name].value - costate.value
             assert float(move.norm()) <= float(costate.spread) + slack
             if costate.rows is not None:
                 assert bool((move.abs() <= costate.radius() + slack).all())
-        change = cotangents.change.tensor()
+        change = back.change.tensor()
         for last in range(len(here.sources)):
-            for (other, before), (_, after) in zip(here.curvatures(last), there.curvatures(last), strict=True):
+            pairs = zip(here.curvatures(last), there.curvatures(last), strict=True)
+            for other, (before, after) in enumerate(pairs):
                 norms = torch.linalg.matrix_norm(after - before, 2)
                 assert bool((norms <= change[:, last, other] + slack).all())
 

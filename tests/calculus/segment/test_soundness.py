@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from attack.networks import network
 from judges.function import in_double
-from surefoot.calculus.segment.certify import Along
+from surefoot.calculus.segment.along import Along
 from surefoot.calculus.segment.majorant import majorant
 from surefoot.errors import SurefootError
 from surefoot.operations.moving import Norms

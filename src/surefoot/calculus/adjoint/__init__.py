@@ -5,7 +5,7 @@ For a scalar output F the second derivative is one term per operation, weighted 
 
 .. math:: D^2F[v, v] = \sum_z \sum_{ij} \Big(\sum_k \lambda_{z,k}\,\partial_{ij}f_{z,k}\Big)[Dx_i[v],\,Dx_j[v]] .
 
-* ``vjp``: an operation differentiated at the centre, backwards.
+* ``backward``: the costates at the centre.
 * ``costates``: an enclosure of every costate over the domain.
 * ``bounds``: the matrix H over pairs of variables, and the gradient.
 
@@ -14,7 +14,6 @@ samples at the centre, and bounds of how far those move over the domain:
 
 * ``samples``: derivatives at the centre in what linear layers add to each sample.
 * ``centre``: the second derivative at the centre, bounded through them.
-* ``entrywise``: enclosures that know how far single entries move.
 * ``tangents``: the forward pass with derivatives sample by sample.
 * ``cotangents``: costates and the second derivative over the domain.
 """

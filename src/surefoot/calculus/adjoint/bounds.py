@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from surefoot.calculus.adjoint.backward import Backward, backward
 from surefoot.calculus.adjoint.centre import at_the_centre
 from surefoot.calculus.adjoint.costates import contracted, costates
-from surefoot.calculus.adjoint.cotangents import Cotangents
+from surefoot.calculus.adjoint.cotangents import cotangents
 from surefoot.calculus.adjoint.samples import samples
-from surefoot.calculus.adjoint.tangents import Tangents
+from surefoot.calculus.adjoint.tangents import tangents
 from surefoot.calculus.assemble import Term, assemble, terms
 from surefoot.calculus.forward import Pass
-from surefoot.enclosure import Enclosure, norm
+from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, minimum, stack
 
 
@@ -46,40 +47,36 @@ class ScalarBounds:
 
 def scalar_bounds(result: Pass) -> ScalarBounds | None:
     """The adjoint pass; ``None`` if the output is not one number or the centre is not known."""
-    found = costates(result)
-    if found is None:
+    at = backward(result)
+    if at is None:
         return None
-    variables = result.region.variables
-    sharper = _sample_by_sample(result)
-    matrix = None
-    if sharper is not None:
-        result, found, matrix = sharper
-    summands = terms(
-        result, lambda step: contracted(step, found[step.node.name]) if step.node.name in found else {}
-    )
-    whole = assemble(summands, len(variables))
-    at, zero = [found.get(name) for name in variables], Magnitude.zero()
+    result, found, matrix = _costates(result, at)
+    reached = [step for step in result.steps if step.node.name in found]
+    summands = terms(result, {step.node.name: contracted(step, found[step.node.name]) for step in reached})
+    variables = [found.get(name) for name in result.region.variables]
+    whole, zero = assemble(summands, len(variables)), Magnitude.zero()
     return ScalarBounds(
-        gradient=stack([zero if e is None else e.bound for e in at]),
-        centre=stack([zero if e is None else norm(e.value) for e in at]),
+        gradient=stack([zero if e is None else e.bound for e in variables]),
+        centre=stack([zero if e is None else e.centre_norm for e in variables]),
         summands=[replace(term, step=term.step.light) for term in summands],
         matrix=whole if matrix is None else minimum(whole, matrix),
     )
 
 
-def _sample_by_sample(result: Pass) -> tuple[Pass, dict[str, Enclosure], Magnitude] | None:
-    """Sharper enclosures and bounds of the second derivative; ``None`` where samples are not separate."""
+def _costates(result: Pass, at: Backward) -> tuple[Pass, Mapping[str, Enclosure], Magnitude | None]:
+    """The forward pass and the costates; where samples are separate, sharper, and with bounds of the second
+    derivative.
+    """
     try:
         separate = samples(result)
         if separate is None:
-            return None
+            return result, costates(result, at), None
         centre = at_the_centre(separate, len(result.region.variables), round_off(result))
-    except (RuntimeError, NotImplementedError):  # an operation that is not twice differentiable by autograd
-        return None
-    tangents = Tangents(result, separate, centre)
-    cotangents = Cotangents(tangents, centre)
-    found = costates(tangents.result, cotangents)
-    return None if found is None else (tangents.result, found, cotangents.matrix())
+    except (RuntimeError, NotImplementedError, OverflowError):  # not twice differentiable, or beyond the range
+        return result, costates(result, at), None
+    forward = tangents(result, separate, centre)
+    back = cotangents(forward, centre, at)
+    return forward.result, back.costates, back.matrix
 
 
 def round_off(result: Pass) -> float:

@@ -125,14 +125,14 @@ def at_the_centre(found: Samples, variables: int, error: float) -> Centre:
             total[second.variable, first.variable] += amount
 
     for last in range(layers):
-        for other, curvature in found.curvatures(last):
+        for other, curvature in enumerate(found.curvatures(last)):
             norms = sample_norms(curvature)
             second_order[:, last, other] = second_order[:, other, last] = norms.cpu().numpy()
             for first, second, amount in _bilinear(held[last], held[other], curvature, norms.sqrt()):
                 add(first, second, amount, last != other)
     for name in found.read:
         readers = [k for k in layers_of[name] if found.sources[k].weight is not None]
-        for other, jacobian in found.jacobians(name).items():
+        for other, jacobian in enumerate(found.jacobians(name)):
             if not bool(jacobian.any()):
                 continue
             norms = sample_norms(jacobian)

@@ -1,8 +1,8 @@
 r"""Enclosures of the costates :math:`\lambda_z = \partial F/\partial z` of a scalar output F over the domain.
 
-The centre :math:`\hat\lambda` comes from one backward pass in double precision, starting from
-:math:`\hat\lambda_F = 1`. For an argument :math:`x_i` of :math:`z = f(x_1, …)` the chain rule is
-:math:`\lambda_{x_i} = J_i(x)^\top\lambda_z`, summed over the operations that read it, and
+The centre :math:`\hat\lambda` is that of :mod:`surefoot.calculus.adjoint.backward`. For an argument
+:math:`x_i` of :math:`z = f(x_1, …)` the chain rule is :math:`\lambda_{x_i} = J_i(x)^\top\lambda_z`, summed over
+the operations that read it, and
 
 .. math:: J_i(x)^\top\lambda_z - J_i(\hat x)^\top\hat\lambda_z
     = J_i(x)^\top(\lambda_z - \hat\lambda_z) + \big(J_i(x) - J_i(\hat x)\big)^\top\hat\lambda_z .
@@ -26,13 +26,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from surefoot.calculus.adjoint.vjp import Value, added, parts, pull_back, zeros
+from surefoot.calculus.adjoint.backward import Backward, Value, added, parts, zeros
 from surefoot.calculus.assemble import weights
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Enclosure, measure, row_norms
@@ -45,78 +43,59 @@ _NONE = Magnitude.zero((0,))
 _ZERO = Magnitude.zero()
 
 
-class Follower(Protocol):
-    """Follows the backward pass, knowing more about the costates than norms say."""
-
-    def sharpened(self, name: str, costate: Enclosure) -> Enclosure:
-        """An enclosure of the same costate."""
-        ...
-
-    def pass_on(self, step: Step, costate: Enclosure, fixed: Enclosure) -> None:
-        """Called with the costate of every result, over the domain and at the centre."""
-        ...
-
-
 @dataclass(frozen=True)
 class Share:
-    """What one reader contributes to a costate: its centre, and how far the contribution may be from that."""
+    """What readers contribute to a costate: its centre, and how far the contribution may be from that."""
 
     value: Value
-    spread: Magnitude
-    rows: Magnitude | None
-    error: Magnitude
+    spread: Magnitude = _ZERO
+    rows: Magnitude | None = None
+    error: Magnitude = _ZERO
 
     def __add__(self, other: Share) -> Share:
         """The sum; an addition rounds by a relative u, and a row moves no more than the whole."""
         value = added(self.value, other.value)
         roundoff = measure(value)[0] * (2 * _UNIT)
         spread = self.spread + other.spread + roundoff
+        known = self.rows if self.rows is not None else other.rows
         rows = None
-        if self.rows is not None or other.rows is not None:
-            known = self.rows if self.rows is not None else other.rows
-            assert known is not None
-            count = len(known)
-            rows = self.row_spread(count) + other.row_spread(count) + roundoff
+        if known is not None:
+            rows = self.row_spread(len(known)) + other.row_spread(len(known)) + roundoff
         return Share(value, spread, rows, self.error + other.error + roundoff)
 
     def row_spread(self, count: int) -> Magnitude:
         """The spread of each row: its own, or that of the whole."""
         return self.rows if self.rows is not None else Magnitude(np.full(count, self.spread.log2))
 
+    def enclosed(self, weight: Magnitude) -> Enclosure:
+        """The costate that these are all contributions to, of norm at most the weight."""
+        size, peak = measure(self.value)
+        bound = maximum(minimum(size + self.spread, weight), size)
+        spread = minimum(self.spread, weight + size)
+        specs = tuple(Spec(tuple(part.shape), part.dtype) for part in parts(self.value))
+        spec = specs[0] if isinstance(self.value, Tensor) else specs
+        move = spread if self.rows is None else minimum(self.rows.max(), spread)
+        return Enclosure(
+            spec, self.value, bound, minimum(peak + move, bound), spread, self.rows, self.error, _NONE
+        )
 
-def costates(result: Pass, follower: Follower | None = None) -> dict[str, Enclosure] | None:
-    """An enclosure of the costate of every tensor that varies and reaches the output.
 
-    ``None`` if the output is not one number, or a centre is not known or not finite.
-
-    Args:
-        result: the forward pass, with centre values.
-        follower: sharpens costates on the way.
-    """
-    if result.graph is None or len(result.outputs) != 1 or result.enclosures[result.outputs[0]].numel != 1:
-        return None
-    values = {name: e.value for name, e in result.enclosures.items()}
-    needed = {name for step in result.steps for name in step.node.inputs} | set(result.outputs)
-    if any(values[name] is None for name in needed):
-        return None
+def costates(result: Pass, centre: Backward) -> dict[str, Enclosure]:
+    """An enclosure of the costate of every tensor that varies and reaches the output."""
     weight = weights(result)
-    output = result.outputs[0]
-    shares: dict[str, Share] = {output: Share(torch.ones_like(values[output]), _ZERO, None, _ZERO)}
+    shares = {result.outputs[0]: Share(centre.seed)}
     found: dict[str, Enclosure] = {}
     for step in reversed(result.steps):
-        share = shares.pop(step.node.name, None)
-        if share is None:
-            continue
-        costate = _enclosed(share, weight[step.node.name])
-        if follower is not None:
-            costate = follower.sharpened(step.node.name, costate)
-            follower.pass_on(step, costate, at_centre(costate))
-        found[step.node.name] = costate
-        for name, piece in _contributions(result, step, costate, values).items():
-            shares[name] = shares[name] + piece if name in shares else piece
-    for name, share in shares.items():
-        found[name] = _enclosed(share, weight[name])
-    return found if all(e.centre_norm.is_finite for e in found.values()) else None
+        if step.node.name in shares:
+            costate = shares.pop(step.node.name).enclosed(weight[step.node.name])
+            found[step.node.name] = costate
+            shares = joined(shares, contributions(result, step, costate, centre))
+    return found | {name: share.enclosed(weight[name]) for name, share in shares.items()}
+
+
+def joined(shares: Mapping[str, Share], more: Mapping[str, Share]) -> dict[str, Share]:
+    """The sums of contributions, by name."""
+    return {**shares, **{name: shares[name] + piece if name in shares else piece for name, piece in more.items()}}
 
 
 def contracted(step: Step, costate: Enclosure) -> dict[Pair, Magnitude]:
@@ -134,30 +113,17 @@ def at_centre(costate: Enclosure) -> Enclosure:
     return replace(costate, bound=size, peak=minimum(size, measure(costate.value)[1]), spread=_ZERO, rows=None)
 
 
-def _enclosed(share: Share, weight: Magnitude) -> Enclosure:
-    size, peak = measure(share.value)
-    bound = maximum(minimum(size + share.spread, weight), size)
-    spread = minimum(share.spread, weight + size)
-    specs = tuple(Spec(tuple(part.shape), part.dtype) for part in parts(share.value))
-    spec = specs[0] if isinstance(share.value, Tensor) else specs
-    rows = share.rows
-    move = spread if rows is None else minimum(rows.max(), spread)
-    return Enclosure(spec, share.value, bound, minimum(peak + move, bound), spread, rows, share.error, _NONE)
-
-
-def _contributions(result: Pass, step: Step, costate: Enclosure, values: Mapping[str, Any]) -> dict[str, Share]:
+def contributions(result: Pass, step: Step, costate: Enclosure, centre: Backward) -> dict[str, Share]:
     """What one operation adds to the costates of its arguments."""
-    pulled = pull_back(step, values, costate.value)
     fixed = at_centre(costate)
     along = contracted(step, fixed)
     factor = (costate.numel + 16.0) * (float(step.bounds.reduction) ** 0.5 + 16.0) * _UNIT
     found: dict[str, Share] = {}
-    for name in pulled:
+    for name, value in centre.pulled[step.node.name].items():
         slots = [slot for slot, held in step.names.items() if held == name]
-        value = pulled[name]
         if value is None:
-            slope = sum((step.bounds.jacobian[slot] for slot in slots), _ZERO)
-            found[name] = Share(zeros(values[name]), slope * costate.bound, None, slope * costate.bound)
+            slope = sum((step.bounds.jacobian[slot] for slot in slots), _ZERO) * costate.bound
+            found[name] = Share(zeros(result.enclosures[name].value), slope, None, slope)
             continue
         spread, error, rows = _ZERO, _ZERO, None
         for slot in slots:
@@ -179,31 +145,31 @@ def _of_slot(
     off at the centre, and what its round-off is relative to.
     """
     moved, wrong, size = _ZERO, _ZERO, _ZERO
-    for other, amount in _partners(along, slot):
-        if other in step.names:
-            e = result.enclosures[step.names[other]]
-            moved, wrong = moved + amount * e.spread, wrong + amount * e.error
-            size = size + amount * e.centre_norm
+    for pair, other in step.partners(slot):
+        e = result.enclosures[step.names[other]]
+        moved, wrong = moved + along[pair] * e.spread, wrong + along[pair] * e.error
+        size = size + along[pair] * e.centre_norm
     return moved, wrong, size
-
-
-def _partners(along: Mapping[Pair, Magnitude], slot: Slot) -> list[tuple[Slot, Magnitude]]:
-    """The slots that a slot has curvature with."""
-    found = [(pair[1], amount) for pair, amount in along.items() if pair[0] == slot]
-    return found + [(pair[0], amount) for pair, amount in along.items() if pair[1] == slot != pair[0]]
 
 
 def _rows(result: Pass, step: Step, slot: Slot, costate: Enclosure, fixed: Enclosure, count: int) -> Magnitude:
     """The spreads of the rows of what goes to one slot; each row of the result reads one row of it."""
-    own: Mapping[Pair, Magnitude] = {} if step.bounds.rows_along is None else step.bounds.rows_along(fixed)
-    sized = isinstance(costate.value, Tensor) and costate.value.shape[:1] == (count,)
-    sizes = row_norms(costate.value) if sized else Magnitude(np.full(count, fixed.bound.log2))
+    forms = row_forms(step, fixed, count)
     total = costate.row_spread(count) * step.bounds.jacobian[slot]
-    for pair, amount in step.bounds.curvature.items():
-        for first, second in {pair, pair[::-1]}:
-            if first != slot or second not in step.names:
-                continue
-            e = result.enclosures[step.names[second]]
-            move = e.row_spread(count) if second in step.row_slots else e.spread
-            total = total + minimum(own.get(pair, sizes * amount), sizes * amount) * move
+    for pair, other in step.partners(slot):
+        total = total + forms[pair] * step.row_moves(other, result.enclosures, count)
     return total
+
+
+def row_sizes(costate: Enclosure, count: int) -> Magnitude:
+    """The norm of each row of a costate at the centre; that of the whole where it has no such rows."""
+    rowed = isinstance(costate.value, Tensor) and costate.value.shape[:1] == (count,)
+    return row_norms(costate.value) if rowed else Magnitude(np.full(count, costate.centre_norm.log2))
+
+
+def row_forms(step: Step, fixed: Enclosure, count: int) -> dict[Pair, Magnitude]:
+    """The curvatures of an operation contracted with a costate that does not move, row by row."""
+    own: Mapping[Pair, Magnitude] = {} if step.bounds.rows_along is None else step.bounds.rows_along(fixed)
+    sizes = row_sizes(fixed, count)
+    norms = {pair: sizes * amount for pair, amount in step.bounds.curvature.items()}
+    return {pair: minimum(amount, own.get(pair, amount)) for pair, amount in norms.items()}

@@ -26,167 +26,180 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 
-import numpy as np
-
+from surefoot.calculus.adjoint.backward import Backward
 from surefoot.calculus.adjoint.centre import Centre
-from surefoot.calculus.adjoint.entrywise import Entrywise
-from surefoot.calculus.adjoint.tangents import Rows, Tangents, Variable, reach
+from surefoot.calculus.adjoint.costates import Share, at_centre, contributions, joined, row_forms, row_sizes
+from surefoot.calculus.adjoint.tangents import (
+    Entrywise,
+    Rows,
+    Tangents,
+    Variable,
+    in_variables,
+    moved_at_most,
+    placed,
+    reach,
+    weight_spread,
+)
+from surefoot.calculus.assemble import weights
 from surefoot.calculus.forward import Step
 from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Pair
 
 
+@dataclass(frozen=True)
 class Cotangents:
-    """Follows the backward pass: sharpens costates, and collects how far second derivatives move.
+    """The backward pass, sample by sample.
 
     Attributes:
+        costates: of every tensor that varies and reaches the output.
         change: of the second derivatives in injections, samples × layers × layers.
         norms: the same derivatives by products of norms, which round-off is relative to.
+        matrix: bounds of the second derivative over the domain, between variables.
     """
 
-    def __init__(self, tangents: Tangents, centre: Centre) -> None:
-        self.tangents, self.known = tangents, centre
-        layers = len(tangents.layer)
-        self.change = self.norms = Magnitude.zero((centre.count, layers, layers))
-        self.costates: dict[int, Enclosure] = {}
-        self.slopes: dict[int, Magnitude] = {}
-        steps = tangents.result.steps
-        self.readers = Counter(name for step in steps for name in step.names.values())
+    costates: Mapping[str, Enclosure]
+    change: Magnitude
+    norms: Magnitude
+    matrix: Magnitude
 
-    def sharpened(self, name: str, costate: Enclosure) -> Enclosure:
-        """The costate of a tensor, all of whose readers have been seen."""
-        layer = self.tangents.layer.get(name)
-        if layer is None:
-            return self._entrywise(name, costate)
-        slopes = self.slopes[layer] = self.tangents.slopes(self._curvature[:, layer, :]) + self._through_weights(
-            layer
-        )
-        moves = minimum(
-            reach(self.tangents.first.region, slopes) + costate.error, costate.row_spread(self.known.count)
-        )
-        spread = minimum(costate.spread, moves.norm())
-        bound = minimum(costate.bound, costate.centre_norm + spread)
-        costate = replace(costate, rows=moves, spread=spread, bound=bound, peak=minimum(costate.peak, bound))
-        self.costates[layer] = costate
-        return costate
 
-    def _entrywise(self, name: str, costate: Enclosure) -> Enclosure:
-        r"""The costate of what one linear layer alone reads, entry by entry.
+def cotangents(forward: Tangents, centre: Centre, at: Backward) -> Cotangents:
+    """Sharpen the costates at the centre on the way back, and collect how far second derivatives move."""
+    result, count, layers = forward.result, forward.count, {s.name: k for k, s in enumerate(forward.sources)}
+    readers = Counter(name for step in result.steps for name in step.names.values())
+    alone = {s.reads: k for k, s in enumerate(forward.sources) if s.reads and readers[s.reads] == 1}
+    weight, shares = weights(result), {result.outputs[0]: Share(at.seed)}
+    change = norms = Magnitude.zero((count, len(layers), len(layers)))
+    found: dict[str, Enclosure] = {}
+    of_layer: dict[int, Enclosure] = {}
+    slopes: dict[int, Magnitude] = {}
+    for step in reversed(result.steps):
+        name = step.node.name
+        if name not in shares:
+            continue
+        costate = shares.pop(name).enclosed(weight[name])
+        if name in layers:
+            k = layers[name]
+            curvature = centre.curvature[:, k, :] + norms[:, k, :] * centre.error + change[:, k, :]
+            slopes[k] = in_variables(curvature, forward.variables, result.region)
+            slopes[k] = slopes[k] + _through_weights(forward, of_layer, k)
+            costate = of_layer[k] = moved_at_most(costate, reach(result.region, slopes[k]))
+        elif name in alone:
+            k = alone[name]
+            entries = reach(result.region, _entry_slopes(forward, k, slopes[k], of_layer[k]))
+            costate = Entrywise.of(costate, entries + costate.error)
+        found[name] = costate
+        moved, rough = _second_order(forward, step, costate)
+        change, norms = change + moved, norms + rough
+        shares = joined(shares, contributions(result, step, costate, at))
+    found |= {name: share.enclosed(weight[name]) for name, share in shares.items()}
+    return Cotangents(found, change, norms, _matrix(forward, centre, of_layer, change, norms))
 
-        An entry is the product of a column of the weight and the costate of the layer, so it depends on the
-        variables as the latter does, times the norm of the column, and on that weight itself.
-        """
-        layers = [k for k, source in enumerate(self.tangents.sources) if source.reads == name]
-        if self.readers[name] != 1 or len(layers) != 1:
-            return costate
-        source = self.tangents.sources[layers[0]]
-        largest = row_norms(source.matrix.mT).max() + self.tangents.weight_spread(source)
-        slopes = self.slopes[layers[0]] * largest
-        if source.weight is not None:
-            own, part = self.costates[layers[0]], np.full(slopes.shape, -np.inf)
-            part[:, source.weight] = (row_norms(own.value) + own.row_spread(self.known.count)).log2
-            slopes = slopes + Magnitude(part)
-        return Entrywise.of(costate, reach(self.tangents.first.region, slopes) + costate.error)
 
-    @property
-    def _curvature(self) -> Magnitude:
-        """The second derivatives in injections over the domain."""
-        return self.known.curvature + self.norms * self.known.error + self.change
+def _through_weights(forward: Tangents, of_layer: Mapping[int, Enclosure], layer: int) -> Magnitude:
+    """How the costate of a layer depends on later weights, through which it comes: samples × variables."""
+    shape = forward.count, len(forward.result.region.variables)
+    met = ((v, _input(forward, v)) for v in forward.variables if v.layer in of_layer)
+    return placed(
+        shape,
+        (
+            ((slice(None), v.position), rows.domain[:, layer] * _sizes(of_layer[v.layer], forward.count))
+            for v, rows in met
+            if rows is not None
+        ),
+    )
 
-    def _through_weights(self, layer: int) -> Magnitude:
-        """How the costate of a layer depends on later weights, through which it comes: samples × variables."""
-        log2 = np.full((self.known.count, len(self.tangents.first.region.variables)), -np.inf)
-        total = Magnitude(log2)
-        for variable in self.tangents.variables:
-            reads = self._reads(variable)
-            if reads is None or variable.layer not in self.costates:
-                continue
-            costate, part = self.costates[variable.layer], log2.copy()
-            sizes = row_norms(costate.value) + costate.row_spread(self.known.count)
-            part[:, variable.position] = (reads.domain[:, layer] * sizes).log2
-            total = total + Magnitude(part)
-        return total
 
-    def _reads(self, variable: Variable) -> Rows | None:
-        """The derivatives of the input that a weight multiplies, if that varies."""
-        name = self.tangents.sources[variable.layer].reads
-        return self.tangents.rows[name] if variable.multiplies and name is not None else None
+def _sizes(costate: Enclosure, count: int) -> Magnitude:
+    """The norm of each row over the domain."""
+    return row_sizes(costate, count) + costate.row_spread(count)
 
-    def pass_on(self, step: Step, costate: Enclosure, fixed: Enclosure) -> None:
-        """Add what an operation contributes to the second derivatives."""
-        pairs = [pair for pair in step.bounds.curvature if set(pair) <= step.row_slots & step.names.keys()]
-        if not pairs:
-            return
-        sizes = self._sizes(fixed)
-        forms = self._forms(step, fixed, sizes)
-        moves = self._moves(step, costate, forms)
-        for pair in pairs:
-            for first, second in {pair, pair[::-1]}:
-                left, right = (self.tangents.rows[step.names[slot]] for slot in (first, second))
-                form, move = forms[pair], moves[pair]
-                moved = _outer(left.domain, move, right.domain) + _outer(left.change, form, right.domain)
-                self.change = self.change + moved + _outer(left.centre, form, right.change)
-                rough = sizes * (step.bounds.curvature[pair] + 1.0)
-                self.norms = self.norms + _outer(left.norms, rough, right.norms)
 
-    def _sizes(self, costate: Enclosure) -> Magnitude:
-        count = self.known.count
-        if costate.value.dim() and costate.value.shape[0] == count:
-            return row_norms(costate.value)
-        return Magnitude(np.full(count, costate.bound.log2))
+def _input(forward: Tangents, variable: Variable) -> Rows | None:
+    """The derivatives of the input that a weight multiplies, if that varies."""
+    name = forward.sources[variable.layer].reads
+    return forward.rows[name] if variable.multiplies and name is not None else None
 
-    def _forms(self, step: Step, fixed: Enclosure, sizes: Magnitude) -> dict[Pair, Magnitude]:
-        """The contracted second derivatives at the centre, row by row."""
-        own: Mapping[Pair, Magnitude] = {} if step.bounds.rows_along is None else step.bounds.rows_along(fixed)
-        norms = {pair: sizes * amount for pair, amount in step.bounds.curvature.items()}
-        return {pair: minimum(amount, own.get(pair, amount)) for pair, amount in norms.items()}
 
-    def _moves(self, step: Step, costate: Enclosure, forms: Mapping[Pair, Magnitude]) -> dict[Pair, Magnitude]:
-        """How far they move over the domain; where the rule does not say, at most as both together."""
-        sizes = self._sizes(costate) + costate.row_spread(self.known.count)
-        either = {pair: sizes * amount + forms[pair] for pair, amount in step.bounds.curvature.items()}
-        own: Mapping[Pair, Magnitude] = {}
-        if step.bounds.change_along is not None:
-            own = step.bounds.change_along(costate)
-        return {pair: minimum(amount, own.get(pair, amount)) for pair, amount in either.items()}
+def _entry_slopes(forward: Tangents, layer: int, slopes: Magnitude, costate: Enclosure) -> Magnitude:
+    r"""Slopes of any entry of the costate of what one linear layer alone reads.
 
-    def matrix(self) -> Magnitude:
-        """Bounds of the second derivative over the domain, between variables."""
-        count = len(self.tangents.first.region.variables)
-        log2 = np.full((count, count), -np.inf)
-        total = Magnitude(log2)
-        for first in self.tangents.variables:
-            for second in self.tangents.variables:
-                amount = self._between(first, second) + self._mixed(first, second) + self._mixed(second, first)
-                part = log2.copy()
-                part[first.position, second.position] = amount.sum().log2
-                total = total + Magnitude(part)
-        return self.known.matrix + total
+    An entry is the product of a column of the weight and the costate of the layer, so it depends on the variables
+    as the latter does, times the norm of the column, and on that weight itself.
+    """
+    source = forward.sources[layer]
+    slopes = slopes * (row_norms(source.matrix.mT).max() + weight_spread(source, forward.result.enclosures))
+    if source.weight is None:
+        return slopes
+    return slopes + placed(slopes.shape, [((slice(None), source.weight), _sizes(costate, forward.count))])
 
-    def _between(self, first: Variable, second: Variable) -> Magnitude:
-        """The change and round-off of the part in the second derivatives in injections."""
+
+def _second_order(forward: Tangents, step: Step, costate: Enclosure) -> tuple[Magnitude, Magnitude]:
+    """What an operation adds to how far second derivatives move, and to them by products of norms."""
+    count, layers = forward.count, len(forward.sources)
+    moved = rough = Magnitude.zero((count, layers, layers))
+    pairs = [pair for pair in step.bounds.curvature if set(pair) <= step.row_slots & step.names.keys()]
+    if not pairs:
+        return moved, rough
+    fixed = at_centre(costate)
+    forms = row_forms(step, fixed, count)
+    moves = _moves(step, costate, forms, count)
+    for pair in pairs:
+        form, size = forms[pair], row_sizes(fixed, count) * (step.bounds.curvature[pair] + 1.0)
+        for first, second in {pair, pair[::-1]}:
+            left, right = (forward.rows[step.names[slot]] for slot in (first, second))
+            moved = moved + _outer(left.domain, moves[pair], right.domain)
+            moved = moved + _outer(left.change, form, right.domain) + _outer(left.centre, form, right.change)
+            rough = rough + _outer(left.norms, size, right.norms)
+    return moved, rough
+
+
+def _moves(step: Step, costate: Enclosure, forms: Mapping[Pair, Magnitude], count: int) -> dict[Pair, Magnitude]:
+    """How far contracted second derivatives move; where the rule does not say, at most as both together."""
+    sizes = _sizes(costate, count)
+    either = {pair: sizes * amount + forms[pair] for pair, amount in step.bounds.curvature.items()}
+    own = {} if step.bounds.change_along is None else step.bounds.change_along(costate)
+    return {pair: minimum(amount, own.get(pair, amount)) for pair, amount in either.items()}
+
+
+def _matrix(
+    forward: Tangents, centre: Centre, of_layer: Mapping[int, Enclosure], change: Magnitude, norms: Magnitude
+) -> Magnitude:
+    """The bounds at the centre, and how far the second derivative moves, round-off included."""
+
+    def between(first: Variable, second: Variable) -> Magnitude:
+        """The part in the second derivatives in injections."""
         t, k = first.layer, second.layer
-        norms = self.norms[:, t, k] * self.known.error
-        centre = self.known.curvature[:, t, k] + norms
+        rounded = norms[:, t, k] * centre.error
+        at = centre.curvature[:, t, k] + rounded
         moved = first.spread * second.reach + first.size * second.spread
-        return (self.change[:, t, k] + norms) * first.reach * second.reach + centre * moved
+        return (change[:, t, k] + rounded) * first.reach * second.reach + at * moved
 
-    def _mixed(self, weight: Variable, other: Variable) -> Magnitude:
-        """The same for the part where a weight meets its input, which another variable moves."""
-        reads = self._reads(weight)
-        if reads is None:
-            return Magnitude.zero((self.known.count,))
-        costate, k = self.costates[weight.layer], other.layer
-        size = row_norms(costate.value)
-        rounded = reads.norms[:, k] * self.known.error
-        moved = (reads.change[:, k] + rounded) * other.reach + reads.centre[:, k] * other.spread
-        return costate.row_spread(self.known.count) * reads.domain[:, k] * other.reach + size * moved
+    def mixed(weight: Variable, other: Variable) -> Magnitude:
+        """The part where a weight meets its input, which another variable moves."""
+        rows = _input(forward, weight)
+        if rows is None:
+            return Magnitude.zero((forward.count,))
+        costate, k = of_layer[weight.layer], other.layer
+        rounded = rows.norms[:, k] * centre.error
+        moved = (rows.change[:, k] + rounded) * other.reach + rows.centre[:, k] * other.spread
+        along = costate.row_spread(forward.count) * rows.domain[:, k] * other.reach
+        return along + row_sizes(costate, forward.count) * moved
+
+    size = len(forward.result.region.variables)
+    return centre.matrix + placed(
+        (size, size),
+        (
+            ((a.position, b.position), (between(a, b) + mixed(a, b) + mixed(b, a)).sum())
+            for a in forward.variables
+            for b in forward.variables
+        ),
+    )
 
 
 def _outer(left: Magnitude, form: Magnitude, right: Magnitude) -> Magnitude:
     """Products for every sample and pair of layers."""
-    first, second = np.asarray(left.log2)[:, :, None], np.asarray(right.log2)[:, None, :]
-    return Magnitude(first) * Magnitude(np.asarray(form.log2)[:, None, None]) * Magnitude(second)
+    return left[:, :, None] * form[:, None, None] * right[:, None, :]

@@ -8,7 +8,6 @@ sample, found for all samples at once by differentiating sums over the samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +21,7 @@ from surefoot.graph.structure import Spec
 # Some hundreds of gradients for networks of this size, and less for smaller ones; beyond it norms have to do.
 _WIDEST = 128
 _MOST_PRODUCTS = 6e9
+_LARGEST = 1e75
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,15 @@ class Samples:
     slopes: tuple[Tensor, ...]
     read: tuple[str, ...]
 
-    def jacobians(self, name: str) -> dict[int, Tensor]:
-        """The derivatives of a tensor in the injections, by source: samples × entries × width."""
-        tensor = self.live[name].flatten(1)
-        return dict(enumerate(self._differentiated(tensor, len(self.sources))))
+    def jacobians(self, name: str) -> list[Tensor]:
+        """The derivatives of a tensor in the injections of every source: samples × entries × width."""
+        return self._differentiated(self.live[name].flatten(1), len(self.sources))
 
-    def curvatures(self, last: int) -> Iterator[tuple[int, Tensor]]:
-        """The second derivatives of the output between a source and itself and all earlier ones, by source.
-
-        Each has shape samples × width of the last × width of the other.
+    def curvatures(self, last: int) -> list[Tensor]:
+        """The second derivatives of the output between a source and all earlier ones and itself: samples × width
+        of the last × width of the other.
         """
-        yield from enumerate(self._differentiated(self.slopes[last], last + 1))
+        return self._differentiated(self.slopes[last], last + 1)
 
     def _differentiated(self, tensor: Tensor, count: int) -> list[Tensor]:
         """The derivatives of every column of a tensor in the first injections, sample by sample."""
@@ -102,19 +100,38 @@ class Samples:
             allow_unused=True,
             is_grads_batched=True,
         )
+        require_moderate(*(part for part in found if part is not None))
         return [
             tensor.new_zeros(len(tensor), columns, e.shape[1]) if part is None else part.transpose(0, 1).detach()
             for part, e in zip(found, self.injected, strict=False)
         ]
 
 
+def require_moderate(*tensors: Tensor) -> None:
+    """Refuse entries so large that a sum of products of four of them may overflow.
+
+    Raises:
+        OverflowError: if there are any.
+    """
+    if not all(bool((tensor.abs() <= _LARGEST).all()) for tensor in tensors):
+        raise OverflowError("derivatives at the centre are beyond the range of double precision")
+
+
 def samples(result: Pass) -> Samples | None:
-    """The function sample by sample; ``None`` if samples interact or it would cost too much."""
+    """The function sample by sample; ``None`` if samples interact or it would cost too much.
+
+    Raises:
+        OverflowError: if entries are too large.
+        RuntimeError: if autograd does not know a derivative.
+    """
     last = result.steps[-1]
-    reads = [result.enclosures[name] for name in dict.fromkeys(last.names.values())]
-    if len(reads) != 1 or not reads[0].shape or last.node.name != result.outputs[0]:
+    reads = set(last.names.values())
+    if len(reads) != 1 or reads & set(result.region.variables) or last.node.name != result.outputs[0]:
         return None
-    count = reads[0].shape[0]
+    (spec,) = (result.enclosures[name].spec for name in reads)
+    if not isinstance(spec, Spec) or not spec.shape:
+        return None
+    count = spec.shape[0]
     found = [_source(result, step) for step in result.steps]
     if not all(_separate(result, step, source, count) for step, source in zip(result.steps, found, strict=True)):
         return None
@@ -171,5 +188,6 @@ def _replayed(result: Pass, sources: list[Source]) -> Samples | None:
         slopes = torch.autograd.grad(live[result.outputs[0]], injected, create_graph=True, allow_unused=True)
     if any(slope is None for slope in slopes):
         return None
+    require_moderate(*slopes, *(s.inputs for s in sources), *(s.matrix for s in sources))
     read = [source.reads for source in sources if source.reads is not None] + list(result.steps[-1].names.values())
     return Samples(tuple(sources), tuple(injected), live, slopes, tuple(dict.fromkeys(read)))

@@ -22,18 +22,22 @@ where only later layers m > k occur on the right. A change of the weight of laye
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from surefoot.calculus.adjoint.centre import Centre
-from surefoot.calculus.adjoint.entrywise import Entrywise
 from surefoot.calculus.adjoint.samples import Samples, Source
-from surefoot.calculus.forward import Pass, Step, forward
+from surefoot.calculus.forward import Pass, Step, enclose
 from surefoot.domains import Region
 from surefoot.enclosure import Enclosure, measure, row_norms
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.operations.call import Slot
+
+Enclosures = Mapping[str, Enclosure]
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,95 @@ class Variable:
         return self.size + self.spread
 
 
+@dataclass(frozen=True)
+class Entrywise(Enclosure):
+    """An enclosure with one more claim.
+
+    Attributes:
+        entries: for each row, how far any of its entries may be from the centre. A row that moves by s in norm may
+            move by as much in one entry, but the result of a linear layer moves by less in each than in all.
+    """
+
+    entries: Magnitude | None = None
+
+    @classmethod
+    def of(cls, enclosure: Enclosure, entries: Magnitude) -> Entrywise:
+        """The same enclosure with that claim."""
+        return cls(**{field.name: getattr(enclosure, field.name) for field in fields(Enclosure)}, entries=entries)
+
+    def radius(self) -> Tensor | None:
+        """How far each entry may be from the centre: a tensor that broadcasts against the value."""
+        if self.entries is None or not isinstance(self.value, Tensor):
+            return super().radius()
+        rows = minimum(self.entries, self.row_spread(len(self.entries))).tensor(self.value)
+        return rows.reshape(-1, *[1] * (self.value.dim() - 1))
+
+
+@dataclass(frozen=True)
+class Tangents:
+    """The forward pass once more, with derivatives sample by sample.
+
+    Attributes:
+        result: the pass with sharper enclosures.
+        rows: the derivatives of every tensor that varies and has rows.
+        variables: the weights and biases of the layers.
+        sources: the layers.
+        count: the number of samples.
+    """
+
+    result: Pass
+    rows: Mapping[str, Rows]
+    variables: Sequence[Variable]
+    sources: Sequence[Source]
+    count: int
+
+
+def tangents(first: Pass, samples: Samples, centre: Centre) -> Tangents:
+    """Enclose every tensor of a pass again, each by what is known of the derivatives of those before it."""
+    graph, region, sources, count = first.graph, first.region, samples.sources, centre.count
+    assert graph is not None
+    layers = {source.name: k for k, source in enumerate(sources)}
+    enclosures = {name: e for name, e in first.enclosures.items() if name in graph.leaves or e.is_constant}
+    steps: list[Step] = []
+    rows: dict[str, Rows] = {}
+    arrived: dict[int, Magnitude] = {}
+    variables: list[Variable] = []
+    for node in (step.node for step in first.steps):
+        step, enclosed = enclose(graph, node, first.enclosures[node.name].value, enclosures, region)
+        steps.append(step)
+        if enclosed.value is not None and enclosed.shape[:1] == (count,):
+            layer = layers.get(node.name)
+            carried = _carried(step, rows, enclosures, Magnitude.zero((count, len(sources))))
+            if layer is not None:
+                arrived[layer] = carried.near
+                carried = _injected(carried, layer)
+                variables += _variables(sources[layer], layer, enclosures, count)
+            rows[node.name] = _settled(carried, arrived, centre.jacobians.get(node.name), centre.error)
+            slopes = in_variables(rows[node.name].domain, variables, region)
+            enclosed = moved_at_most(enclosed, reach(region, slopes))
+            enclosed = replace(enclosed, lipschitz=minimum(enclosed.lipschitz, slopes.norm(axis=0)))
+            if layer is not None:
+                entries = _entry_slopes(sources[layer], slopes, rows, variables, enclosures, region)
+                enclosed = Entrywise.of(enclosed, reach(region, entries) + enclosed.error)
+        enclosures[node.name] = enclosed
+    result = replace(first, enclosures=enclosures, steps=tuple(steps))
+    return Tangents(result, rows, tuple(variables), sources, count)
+
+
+def in_variables(injected: Magnitude, variables: Iterable[Variable], region: Region) -> Magnitude:
+    """Bounds in every variable, from those in the injections of every layer (samples × layers)."""
+    parts = (((slice(None), v.position), injected[:, v.layer] * v.reach) for v in variables)
+    return placed((len(injected), len(region.variables)), parts)
+
+
+def placed(shape: tuple[int, ...], parts: Iterable[tuple[Any, Magnitude]]) -> Magnitude:
+    """An array with amounts added at some of its indices."""
+    log2 = np.full(shape, -np.inf)
+    for index, amount in parts:
+        log2[index] = (Magnitude(log2[index]) + amount).log2
+    return Magnitude(log2)
+
+
 def reach(region: Region, slopes: Magnitude) -> Magnitude:
     """How far each row may move on the domain, from slopes rows × variables; see :meth:`Region.reach`."""
     total = Magnitude.zero((len(slopes),))
@@ -90,143 +183,100 @@ def reach(region: Region, slopes: Magnitude) -> Magnitude:
     return total
 
 
-class Tangents:
-    """The forward pass once more, with derivatives sample by sample.
+def moved_at_most(enclosed: Enclosure, moves: Magnitude) -> Enclosure:
+    """An enclosure whose rows in exact arithmetic move by at most so much."""
+    moves = minimum(moves + enclosed.error, enclosed.row_spread(len(moves)))
+    spread = minimum(enclosed.spread, moves.norm())
+    size, peak = measure(enclosed.value)
+    return replace(
+        enclosed,
+        rows=moves,
+        spread=spread,
+        bound=maximum(size, minimum(enclosed.bound, size + spread)),
+        peak=maximum(peak, minimum(enclosed.peak, peak + moves.max())),
+    )
 
-    Attributes:
-        rows: the derivatives of every tensor that varies and has rows.
-        variables: the weights and biases of the layers.
-        result: the pass with sharper enclosures.
+
+def jacobian_change(step: Step, slot: Slot, enclosures: Enclosures, count: int) -> Magnitude:
+    """How far each row of the Jacobian in a slot may be from that at the centre."""
+    total = Magnitude.zero((count,))
+    for pair, other in step.partners(slot):
+        total = total + step.row_moves(other, enclosures, count) * step.bounds.curvature[pair]
+    sharper = {} if step.bounds.jacobian_change is None else step.bounds.jacobian_change()
+    return minimum(total, sharper.get(slot, total))
+
+
+def _carried(step: Step, rows: Mapping[str, Rows], enclosures: Enclosures, zero: Magnitude) -> Rows:
+    """The derivatives of a result, from those of its arguments; how far they move is not yet known."""
+    centre = near = norms = zero
+    for slot in step.row_slots & step.names.keys():
+        argument, jacobian = rows[step.names[slot]], step.bounds.jacobian[slot]
+        centre, norms = centre + argument.centre * jacobian, norms + argument.norms * jacobian
+        change = jacobian_change(step, slot, enclosures, len(zero))
+        near = near + argument.near * jacobian + argument.centre * change[:, None]
+    return Rows(centre, near, zero, norms)
+
+
+def _injected(carried: Rows, layer: int) -> Rows:
+    """The same for the result of a layer, which has derivative one in its own injection."""
+    unit = np.zeros(carried.centre.shape)
+    unit[:, layer] = 1.0
+    one, zero = Magnitude.of(unit), Magnitude.zero(unit.shape)
+    return Rows(carried.centre + one, zero, zero, carried.norms + one)
+
+
+def _settled(carried: Rows, arrived: Mapping[int, Magnitude], exact: Magnitude | None, error: float) -> Rows:
+    """Take over what was computed at the centre, and solve the triangular system of the module for how far it
+    moves, from the last layer to the first.
     """
-
-    def __init__(self, first: Pass, separate: Samples, centre: Centre) -> None:
-        assert first.graph is not None
-        self.first, self.known = first, centre
-        self.layer = {source.name: k for k, source in enumerate(separate.sources)}
-        self.sources = separate.sources
-        self.zero = Magnitude.zero((centre.count, len(self.layer)))
-        self.rows: dict[str, Rows] = {}
-        self.arrived: dict[int, Magnitude] = {}
-        self.variables: list[Variable] = []
-        leaves = {name: first.enclosures[name] for name in first.graph.leaves}
-        self.enclosures = {name: e for name, e in first.enclosures.items() if name in leaves or e.is_constant}
-        self.result = forward(first.graph, leaves, first.region, keep=True, sharpen=self._sharpened)
-
-    def slopes(self, injected: Magnitude) -> Magnitude:
-        """Bounds in every variable, from those in the injections of every layer (samples × layers)."""
-        log2 = np.full((self.known.count, len(self.first.region.variables)), -np.inf)
-        total = Magnitude(log2)
-        for variable in self.variables:
-            part = log2.copy()
-            part[:, variable.position] = (injected[:, variable.layer] * variable.reach).log2
-            total = total + Magnitude(part)
-        return total
-
-    def jacobian_change(self, step: Step, slot: Slot) -> Magnitude:
-        """How far each row of the Jacobian in a slot may be from that at the centre."""
-        total = Magnitude.zero((self.known.count,))
-        for pair, curvature in step.bounds.curvature.items():
-            for first, second in {pair, pair[::-1]}:
-                if first != slot or second not in step.names:
-                    continue
-                moves = self.enclosures[step.names[second]]
-                if second in step.row_slots:
-                    total = total + moves.row_spread(self.known.count) * curvature
-                else:
-                    total = total + moves.spread * curvature
-        own = {} if step.bounds.jacobian_change is None else step.bounds.jacobian_change()
-        return minimum(total, own.get(slot, total))
-
-    def _sharpened(self, step: Step, enclosed: Enclosure) -> Enclosure:
-        if enclosed.value is not None and enclosed.shape[:1] == (self.known.count,):
-            self.rows[step.node.name] = self._differentiated(step)
-            enclosed = self._enclosed(step, enclosed)
-        self.enclosures[step.node.name] = enclosed
-        return enclosed
-
-    def _differentiated(self, step: Step) -> Rows:
-        """The derivatives of a result."""
-        name = step.node.name
-        centre = near = norms = self.zero
-        for slot in step.row_slots & step.names.keys():
-            argument, jacobian = self.rows[step.names[slot]], step.bounds.jacobian[slot]
-            centre, norms = centre + argument.centre * jacobian, norms + argument.norms * jacobian
-            near = near + argument.near * jacobian
-            near = near + argument.centre * column(self.jacobian_change(step, slot))
-        if name in self.layer:
-            layer = self.layer[name]
-            self.arrived[layer], near = near, self.zero
-            unit = np.zeros(self.zero.shape)
-            unit[:, layer] = 1.0
-            centre, norms = centre + Magnitude.of(unit), norms + Magnitude.of(unit)
-            self.variables += self._variables(self.sources[layer], layer)
-        exact = self.known.jacobians.get(name)
-        if exact is not None:
-            centre = minimum(centre, exact + norms * self.known.error)
-        return Rows(centre, near, self._change(centre, near, norms), norms)
-
-    def _change(self, centre: Magnitude, near: Magnitude, norms: Magnitude) -> Magnitude:
-        """Solve the triangular system of the module, from the last layer to the first."""
-        found = np.array(near.log2)
-        domain: dict[int, Magnitude] = {}
-        for k in sorted(self.arrived, reverse=True):
-            total = near[:, k]
-            for m, slope in domain.items():
-                total = total + slope * self.arrived[m][:, k]
-            total = minimum(total, norms[:, k] + centre[:, k])
-            found[:, k] = total.log2
-            domain[k] = minimum(centre[:, k] + total, norms[:, k])
-        return Magnitude(found)
-
-    def _variables(self, source: Source, layer: int) -> list[Variable]:
-        count, found = self.known.count, []
-        if source.weight is not None:
-            inputs = self.enclosures[source.step.node.args[0].name]
-            found.append(
-                Variable(source.weight, layer, row_norms(inputs.value), inputs.row_spread(count), multiplies=True)
-            )
-        if source.bias is not None:
-            one, zero = Magnitude.of(np.ones(count)), Magnitude.zero((count,))
-            found.append(Variable(source.bias, layer, one, zero, multiplies=False))
-        return found
-
-    def _enclosed(self, step: Step, enclosed: Enclosure) -> Enclosure:
-        slopes = self.slopes(self.rows[step.node.name].domain)
-        moves = minimum(reach(self.first.region, slopes) + enclosed.error, enclosed.row_spread(self.known.count))
-        spread = minimum(enclosed.spread, moves.norm())
-        size, peak = measure(enclosed.value)
-        sharper = replace(
-            enclosed,
-            rows=moves,
-            spread=spread,
-            bound=maximum(size, minimum(enclosed.bound, size + spread)),
-            peak=maximum(peak, minimum(enclosed.peak, peak + moves.max())),
-            lipschitz=minimum(enclosed.lipschitz, slopes.norm(axis=0)),
-        )
-        if step.node.name not in self.layer:
-            return sharper
-        entries = reach(self.first.region, self._entry_slopes(self.layer[step.node.name], slopes))
-        return Entrywise.of(sharper, entries + enclosed.error)
-
-    def _entry_slopes(self, layer: int, slopes: Magnitude) -> Magnitude:
-        """The same for any entry of the result of a linear layer.
-
-        Its own weight and bias reach one entry as they reach all; the others come through one row of the weight.
-        """
-        source = self.sources[layer]
-        own = [position for position in (source.weight, source.bias) if position is not None]
-        through = np.full(slopes.shape, -np.inf)
-        if source.reads is not None:
-            largest = row_norms(source.matrix).max() + self.weight_spread(source)
-            through = (self.slopes(self.rows[source.reads].domain) * largest).log2.copy()
-        through[:, own] = slopes.log2[:, own]
-        return minimum(Magnitude(through), slopes)
-
-    def weight_spread(self, source: Source) -> Magnitude:
-        """How far the weight of a layer may be from its centre."""
-        return self.enclosures[source.step.node.args[1].name].spread
+    centre, near, norms = carried.centre, carried.near, carried.norms
+    if exact is not None:
+        centre = minimum(centre, exact + norms * error)
+    change = np.array(near.log2)
+    domain: dict[int, Magnitude] = {}
+    for k in sorted(arrived, reverse=True):
+        total = near[:, k]
+        for m, slope in domain.items():
+            total = total + slope * arrived[m][:, k]
+        total = minimum(total, norms[:, k] + centre[:, k])
+        change[:, k] = total.log2
+        domain[k] = minimum(centre[:, k] + total, norms[:, k])
+    return Rows(centre, near, Magnitude(change), norms)
 
 
-def column(rows: Magnitude) -> Magnitude:
-    """One number per row, to be multiplied with several."""
-    return Magnitude(np.asarray(rows.log2)[:, None])
+def _variables(source: Source, layer: int, enclosures: Enclosures, count: int) -> list[Variable]:
+    found = []
+    if source.weight is not None:
+        inputs = enclosures[source.step.node.args[0].name]
+        size, spread = row_norms(inputs.value), inputs.row_spread(count)
+        found.append(Variable(source.weight, layer, size, spread, multiplies=True))
+    if source.bias is not None:
+        one, zero = Magnitude.of(np.ones(count)), Magnitude.zero((count,))
+        found.append(Variable(source.bias, layer, one, zero, multiplies=False))
+    return found
+
+
+def _entry_slopes(
+    source: Source,
+    slopes: Magnitude,
+    rows: Mapping[str, Rows],
+    variables: Iterable[Variable],
+    enclosures: Enclosures,
+    region: Region,
+) -> Magnitude:
+    """Slopes of any entry of the result of a linear layer, from those of its rows.
+
+    Its own weight and bias reach one entry as they reach all; the others come through one row of the weight.
+    """
+    own = [position for position in (source.weight, source.bias) if position is not None]
+    through = np.full(slopes.shape, -np.inf)
+    if source.reads is not None:
+        largest = row_norms(source.matrix).max() + weight_spread(source, enclosures)
+        through = (in_variables(rows[source.reads].domain, variables, region) * largest).log2.copy()
+    through[:, own] = slopes.log2[:, own]
+    return minimum(Magnitude(through), slopes)
+
+
+def weight_spread(source: Source, enclosures: Enclosures) -> Magnitude:
+    """How far the weight of a layer may be from its centre."""
+    return enclosures[source.step.node.args[1].name].spread

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-import surefoot.operations.families  # noqa: F401  registers the rules
-from surefoot.calculus.segment import losses
 from surefoot.calculus.segment.fallback import by_rule
-from surefoot.graph.evaluate import value_of
-from surefoot.graph.structure import Graph, Node, Ref, Source
-from surefoot.operations.losses import SEPARABLE
+from surefoot.graph.evaluate import in_double, value_of
+from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
 from surefoot.operations.moving import Moving, Norms
 from surefoot.operations.record import record_of
 from surefoot.taylor.model import TaylorModel
-
-_LOSSES: dict[str, Callable[..., TaylorModel]] = {
-    "surefoot.square": losses.square,
-    "surefoot.cross_entropy": losses.cross_entropy,
-    **{operation: partial(losses.separable, operation) for operation in SEPARABLE},
-}
 
 
 def leaf_models(
@@ -31,9 +21,9 @@ def leaf_models(
     """Leaves along the segment; values and the direction by leaf name."""
     models = {}
     for name, leaf in graph.leaves.items():
-        value = _wide(values[name])
+        value = in_double(values[name].detach())
         if name in direction:
-            models[name] = TaylorModel((value, _wide(direction[name])), length)
+            models[name] = TaylorModel((value, in_double(direction[name].detach())), length)
         else:
             rows = leaf.source is Source.INPUT and value.dim() > 0
             models[name] = TaylorModel((value,), length, rowwise=rows)
@@ -41,20 +31,20 @@ def leaf_models(
 
 
 def expand(graph: Graph, leaves: Mapping[str, TaylorModel], order: int, norms: Norms) -> tuple[TaylorModel, ...]:
-    """The outputs of a graph along a segment, to an order of at least 2.
+    """The outputs of a graph along a segment, to an order of at least 2; not numbers where something overflows.
 
     Raises:
         UnsupportedOperation: if an operation that moves has no rule.
     """
     models = dict(leaves)
     length = next(model.length for model in models.values())
-    last_reader = {name: node for node in graph.nodes for name in node.inputs}
     with torch.no_grad():
         for node in graph.nodes:
             models[node.name] = _apply(graph, node, models, order, length, norms)
-            for name in node.inputs:
-                if last_reader[name] is node and name not in graph.outputs:
-                    del models[name]
+            if not _is_finite(models[node.name]):
+                return tuple(_unknown(graph.spec(name), length, order) for name in graph.outputs)
+            for name in graph.finished[node.name]:
+                del models[name]
     return tuple(models[name] for name in graph.outputs)
 
 
@@ -70,19 +60,20 @@ def _apply(
     slots = {slot: arguments[ref.name] for slot, ref in node.arguments.items() if isinstance(ref, Ref)}
     taylor = record_of(node).taylor
     model = None if taylor is None else taylor(Moving(node, slots, known, norms))
-    if model is not None:
-        return model
-    if node.op in _LOSSES and slots["outputs"].rowwise and slots["targets"].is_constant:
-        return _LOSSES[node.op](slots["outputs"], slots["targets"].value, known, **node.kwargs)
-    return by_rule(graph, node, arguments, known)
+    return by_rule(graph, node, arguments, known) if model is None else model
+
+
+def _is_finite(model: TaylorModel) -> bool:
+    return model.is_constant or all(bool(torch.isfinite(c).all()) for c in model.coefficients if c is not None)
+
+
+def _unknown(spec: Spec | tuple[Spec, ...], length: float, order: int) -> TaylorModel:
+    """A tensor of which nothing is known."""
+    assert isinstance(spec, Spec)
+    return TaylorModel((torch.full(spec.shape, torch.nan, dtype=torch.float64),) * order, length)
 
 
 def _has_rows(value: object, arguments: Mapping[str, TaylorModel]) -> bool:
     """Whether a constant keeps the rows of the batch; nothing moves, so they are only a way to count."""
     rows = {tuple(model.value.shape[:1]) for model in arguments.values() if model.rowwise}
     return isinstance(value, Tensor) and value.dim() > 0 and rows == {tuple(value.shape[:1])}
-
-
-def _wide(value: Tensor) -> Tensor:
-    value = value.detach()
-    return value.to(torch.float64) if value.is_floating_point() else value

@@ -1,0 +1,220 @@
+r"""A model, a batch and an objective, read once: what certificates, segments, estimates and steps start from.
+
+What does not depend on the weights is in :class:`Reading`: the graph, the graph that the calculus runs on, norms
+of layers that hold for all weights nearby. What does is in :class:`Analysis`: the values of all tensors at the
+present weights, the *centre*, and the costates :math:`\partial F/\partial z` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.calculus.forward import Pass, forward
+from surefoot.calculus.leaves import Wrt, captured, enclose_leaves, holds_present
+from surefoot.calculus.prepare import prepared
+from surefoot.domains import Domain, DomainError, Region
+from surefoot.enclosure import Enclosure
+from surefoot.errors import SurefootError
+from surefoot.graph import Graph
+from surefoot.graph.checks import as_inputs
+from surefoot.graph.evaluate import fold_in_double
+from surefoot.operations.moving import Norms
+
+
+class AnalysisError(SurefootError, RuntimeError):
+    """What was read is not what the model computes now."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What holds for all weights.
+
+    Attributes:
+        graph: the operations of the model, and of the objective behind it.
+        norms: of layers, at weights nearby.
+    """
+
+    graph: Graph
+    norms: Norms
+
+    @cached_property
+    def prepared(self) -> Graph:
+        """The graph that the calculus runs on."""
+        return prepared(self.graph)
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the output is one number."""
+        return len(self.graph.outputs) == 1 and self.graph.numel(self.graph.outputs[0]) == 1
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """A function of the parameters: the outputs of a model on a batch, or an objective of them.
+
+    Attributes:
+        model: the model; it is not changed.
+        x: a batch.
+        objective: a loss bound to its targets, or any module that maps the outputs to one number; ``None`` for
+            the outputs.
+        reading: what holds for all weights.
+        values: of the leaves of the graph, by name, as they were when it was read.
+
+    >>> model, x = nn.Linear(2, 1), torch.ones(3, 2)
+    >>> first = Analysis.of(model, x)
+    >>> Analysis.of(model, x, None, first) is first
+    True
+    >>> with torch.no_grad():
+    ...     _ = model.weight.mul_(2.0)
+    >>> second = Analysis.of(model, x, None, first)
+    >>> second is first, second.reading is first.reading
+    (False, True)
+    """
+
+    model: nn.Module
+    x: Any
+    objective: nn.Module | None
+    reading: Reading
+    values: Mapping[str, Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        x: Any,
+        objective: nn.Module | None = None,
+        previous: Analysis | None = None,
+        norms: Norms | None = None,
+    ) -> Analysis:
+        """The previous analysis if it still says what the model computes, otherwise a new one.
+
+        A new one takes over what holds for all weights, if the graph is the same; otherwise it starts with these
+        norms of layers.
+
+        Raises:
+            CaptureError: if the model cannot be read.
+            ObjectiveError: if the objective does not fit the outputs.
+        """
+        graph, values = captured(model, x, objective)
+        if previous is not None and previous.model is model and previous.reading.graph is graph:
+            if previous._has(values):
+                return previous
+            reading = previous.reading
+        else:
+            reading = Reading(graph, norms or Norms())
+        kept = {name: value.detach().clone() for name, value in values.items()}
+        return cls(model, x, objective, reading, kept)
+
+    def is_current(self) -> bool:
+        """Whether the model still computes this function, at these weights.
+
+        Compared are the values of parameters, buffers, inputs and targets, and what the graph depends on: modes,
+        gradient flags, and all attributes that ``forward`` reads.
+        """
+        graph, values = captured(self.model, self.x, self.objective)
+        return graph is self.reading.graph and self._has(values)
+
+    def _has(self, values: Mapping[str, Tensor]) -> bool:
+        """PyTorch's count of writes misses those through ``.data`` and NumPy, so values are compared."""
+        return all(_equal(values[name], kept) for name, kept in self.values.items())
+
+    def verify(self) -> None:
+        """Compare the centre with what the model computes.
+
+        Half of the digits of the model's type have to agree: this notices another function, not round-off.
+
+        Raises:
+            AnalysisError: if they differ, or the analysis is out of date.
+        """
+        if not self.is_current():
+            raise AnalysisError("the model has changed since it was analysed: make a new one with Analysis.of")
+        args, kwargs = as_inputs(self.x)
+        buffers = {name: value.clone() for name, value in self.model.named_buffers(remove_duplicate=False)}
+        with torch.no_grad():
+            live = torch.func.functional_call(self.model, buffers, args, kwargs)
+            live = live if self.objective is None else self.objective(live)
+        if not isinstance(live, Tensor) or len(self.reading.graph.outputs) != 1:
+            return
+        centre = self.centre[self.reading.graph.outputs[0]]
+        away = float((live.double() - centre).abs().max()) if live.numel() else 0.0
+        if not away <= torch.finfo(live.dtype).eps ** 0.5 * (1 + float(centre.abs().max())):
+            raise AnalysisError(f"the graph computes {centre}, the model {live}")
+
+    @cached_property
+    def centre(self) -> dict[str, Any]:
+        """The values of all tensors at the present weights, by name, in double precision."""
+        self.require_values()
+        with torch.no_grad():
+            return fold_in_double(self.reading.prepared, self.values)
+
+    @cached_property
+    def costates(self) -> dict[str, Tensor]:
+        """The derivatives of the one number that is the output in all tensors that depend on parameters.
+
+        Raises:
+            DomainError: if the output is not one number, or there are no values.
+        """
+        self.require_values()
+        if not self.reading.is_scalar:
+            raise DomainError("steepest descent is that of an objective: give one, or a direction")
+        graph = self.reading.prepared
+        trained = {leaf.name for leaf in graph.parameters}
+        leaves = {
+            name: value.detach().double().requires_grad_() if name in trained else value
+            for name, value in self.values.items()
+        }
+        with torch.enable_grad():
+            values = fold_in_double(graph, leaves)
+            moving = {n: v for n, v in values.items() if isinstance(v, Tensor) and v.requires_grad}
+            if graph.outputs[0] not in moving:
+                return {name: torch.zeros_like(value) for name, value in moving.items()}
+            output = values[graph.outputs[0]].sum()
+            slopes = torch.autograd.grad(output, list(moving.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(moving, slopes, strict=True))
+
+    @property
+    def gradient(self) -> dict[str, Tensor]:
+        """The derivative in each parameter, by path."""
+        return {leaf.path: self.costates[leaf.name] for leaf in self.reading.graph.parameters}
+
+    @property
+    def has_values(self) -> bool:
+        """Whether all values are at hand; on the meta device there are none."""
+        return not any(value.device.type == "meta" for value in self.values.values())
+
+    def require_values(self) -> None:
+        """Raise a :class:`DomainError` on the meta device."""
+        if not self.has_values:
+            raise DomainError("a segment starts at the present weights, and on the meta device there are none")
+
+    def enclosed(
+        self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None
+    ) -> tuple[dict[str, Enclosure], Region]:
+        """The leaves over a domain; see :func:`surefoot.calculus.leaves.enclose_leaves`."""
+        return enclose_leaves(self.reading.graph, self.values, domain, wrt, input_norm)
+
+    def is_inside(self, domain: Domain, wrt: Wrt = "params") -> bool | None:
+        """Whether the present weights, or inputs, lie in a domain; ``None`` if they are not known."""
+        return holds_present(self.reading.graph, self.values, domain, wrt)
+
+    def over(self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None) -> Pass:
+        """The forward pass over a domain; for a scalar function centre values are kept for a pass backwards.
+
+        Raises:
+            DomainError: if the domain does not fit.
+            UnsupportedOperation: if an operation has no rule.
+        """
+        leaves, region = self.enclosed(domain, wrt, input_norm)
+        return forward(self.reading.prepared, leaves, region, keep=self.reading.is_scalar)
+
+
+def _equal(present: Tensor, kept: Tensor) -> bool:
+    if present.dtype != kept.dtype or present.device != kept.device or present.shape != kept.shape:
+        return False
+    return kept.device.type == "meta" or torch.equal(present.detach(), kept)

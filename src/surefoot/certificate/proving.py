@@ -1,0 +1,190 @@
+r"""Certificates by proof: what the passes of the calculus say, as one record.
+
+Along a segment the constants of a real-valued function are those a step needs, seen from its beginning:
+
+.. math:: |F(\eta) - F_0| \le \ell\eta, \qquad F(\eta) \le F_0 + F_1\eta + \tfrac L2\eta^2
+    \qquad (0 \le \eta \le \bar\eta),
+
+for several outputs :math:`\|z(\eta) - z_0\| \le \ell\eta` and :math:`\|z(\eta) - z_0 - \eta z_1\| \le \frac
+L2\eta^2`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from surefoot.calculus.adjoint.bounds import scalar_bounds
+from surefoot.calculus.analysis import Analysis
+from surefoot.calculus.assemble import Term, assemble, smoothness, terms, weighted_curvature
+from surefoot.calculus.breakdown import (
+    by_block,
+    largest_curvature,
+    largest_slope,
+    reasons,
+    shares,
+    smoothness_by_tensor,
+)
+from surefoot.calculus.composite import damping_of, is_nonnegative
+from surefoot.calculus.forward import Pass
+from surefoot.calculus.leaves import Wrt, ordinary_device
+from surefoot.calculus.segment.along import Along
+from surefoot.calculus.segment.majorant import largest, majorant
+from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, ten_times_epsilon
+from surefoot.certificate.longest_step import longest_proved
+from surefoot.certificate.record import Certificate, Row
+from surefoot.domains import Domain, DomainError, ProductBall, Segment
+from surefoot.magnitude import Magnitude, minimum, stack
+from surefoot.operations.call import label
+from surefoot.taylor.model import TaylorModel
+
+_REFINEMENTS = 10  # of the length of a segment
+
+
+def certify_proved(
+    model: nn.Module,
+    x: Any,
+    *,
+    objective: nn.Module | None = None,
+    domain: Domain | Segment | None = None,
+    wrt: Wrt = "params",
+    input_norm: float | None = None,
+) -> Certificate:
+    """The certificate of a model, or of an objective of it; see :func:`surefoot.certify`."""
+    if wrt not in ("params", "input"):
+        raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")
+    if isinstance(domain, Segment):
+        if wrt != "params":
+            raise DomainError("along a segment the parameters vary, and the constants are certified ones")
+        with ordinary_device():
+            return _on_segment(Along(model, x, objective), domain)
+    analysis = Analysis.of(model, x, objective)
+
+    def on(domain: Domain) -> Certificate:
+        return certificate_of(analysis.over(domain, wrt, input_norm), domain, wrt)
+
+    with ordinary_device():
+        if domain is not None:
+            return replace(on(domain), weights_inside=analysis.is_inside(domain, wrt))
+        searched = wrt == "params" and input_norm is None and analysis.reading.is_scalar and analysis.has_values
+        return longest_proved(on) if searched else on(ProductBall(1.0))
+
+
+def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
+    """What a forward pass says about the outputs, stacked."""
+    ends = [result.enclosures[name] for name in result.outputs]
+    lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
+    adjoint, result = scalar_bounds(result), result.without_values()
+    summands = terms(result, weighted_curvature(result))
+    matrix = assemble(summands, len(result.region.variables))
+    smooth = smoothness(matrix)
+    blocks = result.region.blocks
+    if adjoint is not None:
+        lipschitz, matrix = minimum(lipschitz, adjoint.gradient), minimum(matrix, adjoint.matrix)
+        summands = adjoint.summands if smoothness(adjoint.matrix) <= smooth else summands
+        smooth = smoothness(matrix)
+    return Certificate(
+        bound=stack([e.bound for e in ends]).norm(),
+        lipschitz=lipschitz.norm(),
+        smoothness=smooth,
+        block_lipschitz={path: lipschitz[list(members)].norm() for path, members in blocks.items()},
+        block_smoothness=by_block(matrix, list(blocks.values())),
+        reasons=tuple(reasons(summands)),
+        domain=str(domain),
+        wrt=wrt,
+        scalar=sum(e.numel for e in ends) == 1,
+        nonnegative=is_nonnegative(result),
+        block_gradients=None if adjoint is None else adjoint.by_block(blocks),
+        radius=domain.extent(blocks) if domain.center == "present" else None,
+        make_rows=lambda: _rows(result, summands, smooth),
+        make_damping=damping_of(result),
+    )
+
+
+def _rows(result: Pass, summands: Sequence[Term], smooth: Magnitude) -> list[Row]:
+    """One row per operation that varies, with the constants of its result as a function of the variables."""
+    by_tensor = smoothness_by_tensor(result)
+    if len(result.outputs) == 1:
+        by_tensor[result.outputs[0]] = smooth
+    share = shares(summands)
+    by_radius = bits_gained(result, half_the_radius(result))
+    normalised = any(epsilon_of(step) is not None for step in result.steps)
+    by_epsilon = bits_gained(result, ten_times_epsilon) if normalised else {}
+    parameters = set() if set(result.region.blocks) == {"input"} else set(result.region.variables)
+    return [
+        Row(
+            module=step.node.module,
+            operation=label(step.node),
+            shape=step.node.specs[0].shape,
+            bound=result.enclosures[step.node.name].bound,
+            lipschitz=result.enclosures[step.node.name].lipschitz.norm(),
+            smoothness=by_tensor[step.node.name],
+            share=share.get(step.node.name, 0.0),
+            slope=largest_slope(step, parameters),
+            curvature=largest_curvature(step),
+            epsilon=epsilon_of(step),
+            bits_by_radius=by_radius.get(step.node.name, 0.0),
+            bits_by_epsilon=by_epsilon.get(step.node.name, 0.0),
+        )
+        for step in result.steps
+    ]
+
+
+def _on_segment(along: Along, domain: Segment) -> Certificate:
+    direction = along.steepest_descent() if domain.direction is None else domain.direction
+    outputs = along.expand(direction, domain.length, domain.order)
+    scalar = len(outputs) == 1 and outputs[0].value.numel() == 1
+    step = None
+    if scalar:
+        step = along.longest(direction, majorant(outputs[0]), domain.order, _REFINEMENTS).step
+    bound, lipschitz, smoothness = _of_number(outputs[0]) if scalar else _of_vector(outputs)
+    return Certificate(
+        bound=_magnitude(bound),
+        lipschitz=_magnitude(lipschitz),
+        smoothness=_magnitude(smoothness),
+        block_lipschitz={},
+        block_smoothness=Magnitude.zero((0, 0)),
+        reasons=() if math.isfinite(smoothness) else (_REASON,),
+        domain=str(domain),
+        wrt="params",
+        scalar=scalar,
+        segment_step=step,
+    )
+
+
+_REASON = (
+    "along the segment a kink or an unbounded curvature is within reach: use smooth activations "
+    "(surefoot.smooth), or a shorter segment"
+)
+
+
+def _of_number(model: TaylorModel) -> tuple[float, float, float]:
+    """Bound, Lipschitz constant and curvature of a real-valued function, seen from the beginning."""
+    upper = majorant(model)
+    numbers = [0.0 if c is None else float(c) for c in model.coefficients]
+    rest, error = (0.0, 0.0) if model.tail is None else (float(t) for t in model.tail[0])
+    slope = sum(abs(c) * model.length ** (j - 1) for j, c in enumerate(numbers) if j)
+    slope = (slope + rest * model.length ** (model.order - 1)) * (1 + 2.0**-40)
+    bound = abs(numbers[0]) + slope * model.length + error
+    return bound, slope, max(upper.curvature, 0.0)
+
+
+def _of_vector(models: tuple[TaylorModel, ...]) -> tuple[float, float, float]:
+    whole = [model.merged() for model in models]
+    bound = math.hypot(*(float(model.sizes) for model in whole))
+    slopes, bends = [], []
+    for model in whole:
+        numbers = [0.0 if size is None else float(size) for size in model.norms]
+        rest = 0.0 if model.tail is None else float(model.tail[0, 0])
+        polynomial = [*numbers, rest]
+        slopes.append(largest(polynomial[1:], model.length))
+        bends.append(2 * largest(polynomial[2:] or [0.0], model.length))
+    return bound, math.hypot(*slopes), math.hypot(*bends)
+
+
+def _magnitude(value: float) -> Magnitude:
+    return Magnitude.of(value * (1 + 2.0**-26)) if math.isfinite(value) else Magnitude.infinity()

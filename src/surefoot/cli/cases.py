@@ -1,0 +1,266 @@
+"""From options to what the library is asked: a model, a batch, an objective and a domain; or data to train on."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot import clustering, objectives
+from surefoot.cli import output
+from surefoot.cli.batches import real_dtype, refusal, sample_shape, scaled, suited, with_batch
+from surefoot.cli.guard import UsageError
+from surefoot.cli.models import Spec, build, load_weights
+from surefoot.cli.options import Request, Start
+from surefoot.data import Dataset, load
+from surefoot.errors import CaptureError
+
+_SHAPE_ONLY, _RANDOM = 128, 16  # samples, as in the paper's application; and where numbers are computed with
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with its batch, ready to be certified.
+
+    Attributes:
+        name: as it was given.
+        model: the model.
+        x: the batch.
+        objective: bound to its targets, or ``None``.
+        targets: what the data have to say about the outputs.
+        input_norm: a bound on the norm of the batch where its numbers mean nothing, or ``None``.
+    """
+
+    name: str
+    model: nn.Module
+    x: Any
+    objective: nn.Module | None = None
+    targets: Tensor | None = None
+    input_norm: float | None = None
+
+    @property
+    def shapes(self) -> str:
+        """The shape of each input."""
+        tensors = list(self.x.values()) if isinstance(self.x, dict) else self.x
+        tensors = [tensors] if isinstance(tensors, Tensor) else tensors
+        return ", ".join("×".join(map(str, tensor.shape)) for tensor in tensors)
+
+    @property
+    def described(self) -> str:
+        """The model and its input, in a line."""
+        norm = "" if self.input_norm is None else f" with ‖x‖ ≤ {self.input_norm:g}"
+        return f"{self.name}, input {self.shapes}{norm}"
+
+
+def domain_of(request: Request) -> sf.Ball | sf.ProductBall:
+    """The set that is asked for."""
+    radius = request.radius if request.radius is not None else (0.1 if request.is_centred else 1.0)
+    center: Any = "present" if request.is_centred else "origin"
+    kind = request.domain or ("ball" if request.is_centred else "product")
+    return sf.Ball(radius, center=center) if kind == "ball" else sf.ProductBall(radius, center=center)
+
+
+def dataset_of(request: Request) -> Dataset | None:
+    """The data, or a random part of them.
+
+    Raises:
+        UsageError: if a shape is given as well, or an objective has nothing to compare with.
+    """
+    targets = request.objective and objective_class(request.objective).takes_targets  # a wrong name is said first
+    if request.data is None:
+        if targets:
+            raise UsageError(
+                f"--objective {request.objective} compares outputs with targets: say which, with --data digits, "
+                "--data mnist-5k, or a file with tensors x and y"
+            )
+        return None
+    if request.shapes:
+        raise UsageError("--data and --input both say what the input is: give one of them")
+    whole = load(request.data)
+    if request.batch is None or request.batch >= len(whole):
+        return whole
+    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(request.seed))
+    return whole.take(order[: request.batch])
+
+
+def case(name: str, request: Request, data: Dataset | None = None) -> Case:
+    """Build what the request is about; its data may be at hand.
+
+    Raises:
+        SurefootError: if something does not exist or does not fit.
+    """
+    spec, data = Spec.of(name), dataset_of(request) if data is None else data
+    values = request.needs_numbers
+    meta = spec.is_zoo and not values
+    batch = request.batch or (_SHAPE_ONLY if meta else _RANDOM)
+    shapes = request.shapes if data is None else (sample_shape(spec, data),)
+    built = build(
+        spec,
+        batch=batch,
+        shapes=shapes if data is None or spec.is_zoo else (),
+        classes=None if data is None else data.classes,
+        meta=meta,
+        seed=request.seed,
+    )
+    model = built.model.eval() if request.evaluation else built.model
+    if request.weights is not None:
+        load_weights(model, request.weights)
+    x = built.inputs
+    if data is not None:
+        data = suited(model, data.to(real_dtype(model)))
+        x = data.x
+    elif x is None:
+        raise UsageError(f"say what '{name}' takes: --input 8,3,32,32 for its shape, samples first, or --data")
+    elif request.shapes:
+        x = _converted(x, real_dtype(model))
+    elif request.batch and not spec.is_zoo:
+        x = with_batch(x, request.batch)
+    if request.smooth:
+        model = sf.smooth(model, x)
+    made_up = data is None and (spec.is_zoo or bool(request.shapes))
+    norm = _input_norm(request, x, made_up and not values)
+    if values and made_up and norm is not None:
+        x = scaled(x, norm)
+    _say(spec, request, made_up, values)
+    targets = None if data is None else data.y
+    return Case(name, model, x, _objective(request, targets, data), targets, norm)
+
+
+@contextmanager
+def refusals_are_usage(subject: Case) -> Iterator[None]:
+    """In the body, a model that cannot be read because it does not take its input at all is a matter of usage.
+
+    Raises:
+        UsageError: if the model itself raises on the input.
+    """
+    try:
+        yield
+    except CaptureError as error:
+        if refusal(subject.model, subject.x) is None:
+            raise
+        raise UsageError(str(error)) from error
+
+
+def _converted(x: Any, dtype: torch.dtype) -> Any:
+    """Random real inputs in the type of the model's numbers."""
+    if isinstance(x, tuple):
+        return tuple(_converted(value, dtype) for value in x)
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def objective_class(name: str) -> type[objectives.Objective]:
+    """The objective of this name: ``cross-entropy`` is ``CrossEntropy``.
+
+    Raises:
+        UsageError: if there is none, or it needs more than its name.
+    """
+    exported = [getattr(objectives, attribute) for attribute in objectives.__all__]
+    losses = [each for each in exported if isinstance(each, type) and issubclass(each, objectives.Objective)]
+    losses = [*losses, clustering.ConvexClustering, clustering.KMeans, clustering.Spectral]
+    known = {re.sub(r"(?<=[a-z])(?=[A-Z])", "-", each.__name__).lower(): each for each in losses}
+    known.pop("objective")
+    if name not in known:
+        raise UsageError(f"there is no objective '{name}': use {', '.join(sorted(known))}")
+    parameters = inspect.signature(known[name]).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if needed:
+        raise UsageError(
+            f"--objective {name} needs {', '.join(needed)}, which no option gives: it is for use in Python, as "
+            f"{'.'.join(known[name].__module__.split('.')[:2])}.{known[name].__name__}({needed[0]}=…)"
+        )
+    return known[name]
+
+
+def one_hot(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Class numbers as vectors with a one.
+
+    Raises:
+        UsageError: if a class number is negative.
+    """
+    if bool((targets < 0).any()):
+        raise UsageError(f"class numbers are not negative, and the targets y hold {int(targets.min())}")
+    return nn.functional.one_hot(targets.long(), classes).to(dtype)
+
+
+def _objective(request: Request, targets: Tensor | None, data: Dataset | None) -> nn.Module | None:
+    if request.objective is None:
+        return None
+    kind = objective_class(request.objective)
+    if not kind.takes_targets:
+        return kind()
+    if kind is objectives.Reconstruction and data is not None:
+        return kind(data.x)
+    if targets is None or data is None:
+        raise UsageError(f"--data {request.data} has no targets y, which --objective {request.objective} needs")
+    if kind is objectives.Square and not targets.is_floating_point():
+        output.note("the square loss compares with one-hot classes")
+        targets = one_hot(targets, data.classes or 1, data.x.dtype)
+    return kind(targets)
+
+
+def _input_norm(request: Request, x: Any, shape_only: bool) -> float | None:
+    if request.wrt == "input" or (isinstance(x, Tensor) and not x.is_floating_point()):
+        return None
+    if request.input_norm is not None:
+        return request.input_norm
+    return 1.0 if shape_only else None
+
+
+def _say(spec: Spec, request: Request, made_up: bool, values: bool) -> None:
+    """What was chosen because nothing was said about it."""
+    if not values or request.numbers:
+        return
+    if made_up:
+        output.note(f"the batch is random (seed {request.seed}): --data gives your own")
+    if spec.is_zoo and request.weights is None and (request.is_centred or request.wrt == "input"):
+        output.note(f"the weights are random, as initialised (seed {request.seed}): --weights loads yours")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, the data it is trained and tested on, and the objective."""
+
+    model: nn.Module
+    train: Dataset
+    test: Dataset
+    objective: objectives.Objective
+
+
+def trainable(start: Start, test: float) -> Subject:
+    """Build and load all of it.
+
+    Raises:
+        SurefootError: if something does not exist or does not fit.
+    """
+    kind, data, objective = objective_class(start.objective), start.data or "digits", start.objective
+    request = Request(
+        data=data,
+        weights=start.weights,
+        smooth=start.smooth,
+        evaluation=start.evaluation,
+        seed=start.seed,
+        numbers=True,
+    )
+    given = dataset_of(request)
+    assert given is not None
+    if given.y is None and kind.takes_targets and kind is not objectives.Reconstruction:
+        raise UsageError(f"--data {data} has no targets y, which --objective {objective} needs")
+    found = case(start.model, request, given)
+    if not any(value.requires_grad for value in found.model.parameters()):
+        raise UsageError(f"'{start.model}' has no parameter that asks for gradients: there is nothing to train")
+    dtype = torch.float32 if start.single else torch.float64
+    y = (found.x if kind is objectives.Reconstruction else found.targets) if kind.takes_targets else None
+    if kind is objectives.Square and y is not None and not y.is_floating_point():
+        y = one_hot(y, given.classes or 1, dtype)
+    whole = replace(given, x=found.x, y=y).to(dtype)
+    train, held = whole.split(1 - test, start.seed)
+    if not len(train):
+        raise UsageError(f"--data {data} leaves no sample to train on: it has {len(given)}")
+    return Subject(found.model.to(dtype), train, held, kind())

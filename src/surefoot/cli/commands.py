@@ -1,0 +1,197 @@
+"""The commands: what they take and what they are for.
+
+Nothing here imports torch. What a command does is in a module of its own, which is imported when the command is
+run, by :func:`_module` and nothing else: so help, completion and mistakes in the options are answered at once.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from surefoot import __version__
+from surefoot.cli import options as o
+from surefoot.cli import output
+from surefoot.cli.files import check_destination
+from surefoot.cli.guard import Outcome, UsageError, guarded
+
+app = typer.Typer(
+    name="surefoot",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 certified, 1 not certified (∞), 2 usage, 3 unsupported operation, 70 unexpected error, "
+    "130 interrupted. Results are on standard output, everything else on standard error.",
+)
+
+
+def _module(name: str) -> Any:
+    """The module that does the work of a command, and with it torch."""
+    with output.working("loading"):
+        return import_module(f"surefoot.cli.{name}")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"surefoot {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def surefoot(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", metavar="", is_eager=True, callback=_show_version, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    """Learning rates with a proof: smoothness certificates and exact steps for PyTorch models.
+
+    Begin with: surefoot certify mlp, surefoot train, surefoot compare vgg16 vgg16-smooth vgg16-batchnorm.
+    """
+
+
+@app.command()
+@guarded
+def certify(model: o.Model, request: o.Request, json: o.Json = False, report: o.Report = None) -> Outcome:
+    """Bound a model, its slope and its curvature over a set of parameters, and say which step sizes are safe.
+
+    Exit code 0 if the smoothness is finite and proved, 1 if it is infinite or not proved.
+
+    Examples:
+
+      surefoot certify vgg16-smooth --batch 128 --radius 1
+
+      surefoot certify mlp --data digits --objective cross-entropy --radius 0.03 --estimate
+
+      surefoot certify mypackage.models:make_model --input 8,3,32,32 --json
+    """
+    check_destination(report, "--report", (".html",))
+    return _module("certifying").certify_one(model, request, json, report)
+
+
+@app.command()
+@guarded
+def compare(models: o.Models, request: o.Request, json: o.Json = False, report: o.Report = None) -> Outcome:
+    """Certify several models, or variants of one, and put the constants side by side.
+
+    Ratios are to the first model whose constant is finite. Exit code 0 if at least one model is certified.
+
+    Examples:
+
+      surefoot compare vgg16 vgg16-smooth vgg16-batchnorm
+
+      surefoot compare vgg16-smooth vgg16-batchnorm@batch_norm=100 --constants both
+
+      surefoot compare mlp@activation=tanh mlp --data digits --objective cross-entropy
+    """
+    check_destination(report, "--report", (".html",))
+    return _module("comparing").certify_all(models, request, json, report)
+
+
+@app.command()
+@guarded
+def train(start: o.Start, run: o.Run, json: o.Json = False) -> Outcome:
+    """Train a model without a learning rate: every step is proved to descend before it is taken.
+
+    Exit code 1 if nothing can be proved because the smoothness is infinite, or if a promise was not kept.
+
+    Examples:
+
+      surefoot train
+
+      surefoot train mlp@activation=tanh --data mnist-5k --batch 500 --steps 200
+
+      surefoot train mymodels:net --data mine.npz --save net.safetensors
+
+      surefoot train --optimizer gauss-newton --steps 10 --checkpoint run.pt
+    """
+    check_destination(run.save, "--save", (".safetensors", ".pt", ".pth"))
+    check_destination(run.checkpoint, "--checkpoint", (".pt", ".pth"))
+    return _module("training").train_model(start, run, json)
+
+
+@app.command()
+@guarded
+def step(start: o.Start, batch: o.Samples = 64, kappa: o.Kappa = 1.0, json: o.Json = False) -> Outcome:
+    """Take one gradient, Gauss-Newton and Newton step, and say what each gains, what it costs and which to use.
+
+    The cost is in gradients: as counted for this step, at worst (surefoot cost), and in measured time.
+
+    The gradient has the step size that is proved to descend the most; without a proof it is 1/κ.
+
+    Examples:
+
+      surefoot step
+
+      surefoot step mlp --data mnist-5k --batch 128 --kappa 0.1
+    """
+    if batch < 1 or not kappa > 0:
+        raise UsageError("--batch is at least 1 and --kappa is positive")
+    return _module("stepping").take_steps(start, batch, kappa, json)
+
+
+@app.command()
+@guarded
+def cost(
+    model: o.Model,
+    batch: o.Batch = None,
+    inputs: o.Input = None,
+    smooth: o.Smooth = False,
+    evaluation: o.Eval = False,
+    json: o.Json = False,
+) -> Outcome:
+    """Count what a gradient, a Gauss-Newton and a Newton step cost, layer by layer; nothing is computed.
+
+    Examples:
+
+      surefoot cost vgg16 --batch 128
+
+      surefoot cost mypackage.models:make_model --input 8,3,32,32
+    """
+    request = o.Request(batch=batch, inputs=inputs, smooth=smooth, evaluation=evaluation)
+    return _module("stepping").count_cost(model, request, json)
+
+
+@app.command()
+@guarded
+def rules(search: o.Search = None, json: o.Json = False) -> Outcome:
+    """List the operations that certificates know, and what is claimed of each.
+
+    Examples:
+
+      surefoot rules
+
+      surefoot rules --search pool
+    """
+    return _module("catalogue").list_rules(search, json)
+
+
+@app.command()
+@guarded
+def models(search: o.Search = None, json: o.Json = False) -> Outcome:
+    """List the models of the zoo.
+
+    Options of a model stand behind its name: mlp@sizes=64,32,10@activation=tanh.
+
+    Example:
+
+      surefoot models --search vgg
+    """
+    return _module("catalogue").list_models(search, json)
+
+
+@app.command()
+@guarded
+def doctor(json: o.Json = False) -> Outcome:
+    """Say what is installed and what is missing, and check that a small certificate is right.
+
+    Example:
+
+      surefoot doctor
+    """
+    return _module("health").check_health(json)

@@ -1,0 +1,140 @@
+"""What surrounds every command: errors as sentences, exit codes, interrupts, warnings on standard error."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from enum import IntEnum
+from typing import Annotated, Any, get_origin, get_type_hints
+
+import typer
+
+from surefoot.cli import output
+from surefoot.errors import CaptureError, ChainError, SurefootError, UnsupportedOperation
+
+
+class Outcome(IntEnum):
+    """Exit codes."""
+
+    CERTIFIED = 0
+    NOT_CERTIFIED = 1
+    USAGE = 2
+    UNSUPPORTED = 3
+    FAULT = 70
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+class UsageError(SurefootError, ValueError):
+    """The command was given something that it cannot work with."""
+
+
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", metavar="", rich_help_panel="Output", help="No notes and no progress.")
+]
+Debug = Annotated[
+    bool, typer.Option("--debug", metavar="", rich_help_panel="Output", help="Show the traceback of an error.")
+]
+
+
+def guarded(command: Callable[..., Outcome]) -> Callable[..., None]:
+    """A command that ends with an exit code and never with a traceback, unless ``--debug`` asks for it.
+
+    It has the options ``--quiet`` and ``--debug``. A parameter whose type is a dataclass stands for the options
+    that are fields of it, so that commands can share them.
+    """
+    parameters = inspect.signature(command, eval_str=True).parameters
+    records: dict[str, Any] = {name: p.annotation for name, p in parameters.items() if is_dataclass(p.annotation)}
+
+    def run(**given: Any) -> None:
+        debug = given.pop("debug")
+        output.quiet(given.pop("quiet"))
+        try:
+            with output.results_alone(), _plain_warnings(debug):
+                for name, record in records.items():
+                    given[name] = record(**{option: given.pop(option) for option in _options(record)})
+                outcome = command(**given)
+            sys.stdout.flush()
+        except (typer.Exit, typer.BadParameter):
+            raise
+        except KeyboardInterrupt:
+            outcome = Outcome.INTERRUPTED
+        except BrokenPipeError:
+            _silence()
+            outcome = Outcome.BROKEN_PIPE
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            outcome = explain(error)
+        raise typer.Exit(int(outcome))
+
+    options: dict[str, tuple[Any, Any]] = {}
+    for name, parameter in parameters.items():
+        options |= (
+            _options(records[name]) if name in records else {name: (parameter.annotation, parameter.default)}
+        )
+    options |= {"quiet": (Quiet, False), "debug": (Debug, False)}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (annotation, default) in options.items()
+        ]
+    )
+    return run
+
+
+def _options(record: Any) -> dict[str, tuple[Any, Any]]:
+    """The fields of a record that are options, with their annotations and defaults."""
+    hints = get_type_hints(record, include_extras=True)
+    return {f.name: (hints[f.name], f.default) for f in fields(record) if get_origin(hints[f.name]) is Annotated}
+
+
+def explain(error: Exception) -> Outcome:
+    """Say what went wrong on standard error; returns the exit code."""
+    if not isinstance(error, SurefootError):
+        output.error(
+            f"{type(error).__name__}: {str(error) or 'no message'}\nThis was not expected: it may be an error in "
+            "the model, or in surefoot. The same command with --debug shows where it comes from."
+        )
+        return Outcome.FAULT
+    output.error(str(error))
+    for remedy, option in _OPTIONS.items():
+        if remedy in str(error):
+            output.note(f"on the command line, {remedy} is the option {option}")
+    if isinstance(error, UnsupportedOperation | CaptureError | ChainError):
+        return Outcome.UNSUPPORTED
+    return Outcome.NOT_CERTIFIED if type(error).__name__ in _NO_GUARANTEE else Outcome.USAGE
+
+
+# What the library says to do in Python, and the option that does it.
+_OPTIONS = {
+    "model.eval()": "--eval",
+    "surefoot.smooth(model)": "--smooth",
+    "objective=": "--objective",
+    'constants="certified"': "--constants certified",
+}
+# By name: importing the classes would import torch.
+_NO_GUARANTEE = frozenset({"Contradiction", "GuaranteeError", "NotSmooth", "OptimizerError"})
+
+
+@contextmanager
+def _plain_warnings(debug: bool) -> Iterator[None]:
+    """Warnings are lines on standard error; those about the inside of libraries are for ``--debug``."""
+    with warnings.catch_warnings():
+        if not debug:
+            for category in (DeprecationWarning, FutureWarning):
+                warnings.simplefilter("ignore", category)
+            warnings.showwarning = lambda message, *_, **__: output.warn(str(message))
+        yield
+
+
+def _silence() -> None:
+    """Nobody reads standard output any more: what is left in its buffer goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

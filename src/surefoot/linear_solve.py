@@ -1,0 +1,300 @@
+r"""Conjugate gradients for :math:`Ax = b` with a symmetric positive definite A that is known by its products.
+
+One iteration goes from the point x with residual :math:`r = b - Ax` along the direction p by the length
+:math:`\alpha = \langle r, z\rangle/\langle p, Ap\rangle`, where z is the preconditioned residual, and turns to
+:math:`p' = z' + \beta p`, :math:`\beta = \langle r', z'\rangle/\langle r, z\rangle`. In exact arithmetic the
+directions are conjugate, so the solution is met after as many iterations as there are dimensions at the latest
+(Hestenes and Stiefel, 1952). A direction with :math:`\langle p, Ap\rangle \le 0` shows that A is not positive
+definite.
+
+:func:`conjugate_gradients` is the usual loop; :class:`Conjugate` is one iteration at a time, for those who stop
+by a rule of their own or know the residual by other means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+Vector = TypeVar("Vector")
+Scalar = Any  # a float; for several systems at once a tensor with one number for each of them
+
+
+class Space(Protocol[Vector]):
+    """What conjugate gradients do with vectors."""
+
+    def zero(self, like: Vector) -> Vector:
+        """The zero vector."""
+
+    def dot(self, a: Vector, b: Vector) -> Scalar:
+        """⟨a, b⟩."""
+
+    def plus(self, a: Vector, b: Vector, factor: Scalar) -> Vector:
+        """a + factor·b."""
+
+    def ratio(self, over: Scalar, under: Scalar, active: Any) -> Scalar:
+        """The quotient for systems that are not solved yet, 0 for the others."""
+
+
+class Flat:
+    """One tensor is one vector, whatever its shape."""
+
+    def zero(self, like: Tensor) -> Tensor:
+        """The zero vector."""
+        return torch.zeros_like(like)
+
+    def dot(self, a: Tensor, b: Tensor) -> float:
+        """⟨a, b⟩, in the precision of the tensors."""
+        return float(torch.dot(a.reshape(-1), b.reshape(-1)))
+
+    def plus(self, a: Tensor, b: Tensor, factor: float) -> Tensor:
+        """a + factor·b."""
+        return torch.add(a, b, alpha=factor)
+
+    def ratio(self, over: float, under: float, active: bool) -> float:
+        """The quotient; 0 where nothing is left to solve."""
+        return over / under if active else 0.0
+
+
+class Parts(Flat):
+    """Several tensors side by side are one vector; sums are in double precision."""
+
+    def zero(self, like: Sequence[Tensor]) -> list[Tensor]:  # type: ignore[override]
+        """The zero vector."""
+        return [torch.zeros_like(part) for part in like]
+
+    def dot(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> float:  # type: ignore[override]
+        """⟨a, b⟩."""
+        return float(sum((x.double() * y.double()).sum() for x, y in zip(a, b, strict=True)))
+
+    def plus(self, a: Sequence[Tensor], b: Sequence[Tensor], factor: float) -> list[Tensor]:  # type: ignore[override]
+        """a + factor·b."""
+        return [x + factor * y for x, y in zip(a, b, strict=True)]
+
+
+class Rows:
+    """Every row (last dimension) is a vector of a system of its own; all systems are solved at once."""
+
+    def zero(self, like: Tensor) -> Tensor:
+        """The zero vector of every system."""
+        return torch.zeros_like(like)
+
+    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """⟨a, b⟩, row by row."""
+        return (a * b).sum(dim=-1)
+
+    def plus(self, a: Tensor, b: Tensor, factor: Tensor) -> Tensor:
+        """a + factor·b, row by row."""
+        return a + factor[..., None] * b
+
+    def ratio(self, over: Tensor, under: Tensor, active: Tensor) -> Tensor:
+        """The quotient in rows that are not solved yet, 0 in the others."""
+        return torch.where(active, over / torch.where(active, under, 1.0), 0.0)
+
+
+class System(Protocol[Vector]):
+    """A, as an iteration needs it: first the curvature of a direction, then, if it goes on, the new residual."""
+
+    def curvature(self, direction: Vector) -> Scalar:
+        """⟨p, Ap⟩."""
+
+    def residual(self, before: Vector, direction: Vector, length: Scalar) -> Vector:
+        """The residual at x + αp, given that at x; called after :meth:`curvature` of the same direction."""
+
+
+class Products(Generic[Vector]):
+    """The system of an operator that is given by its products: r' = r − αAp.
+
+    Attributes:
+        image: Ap for the last direction p.
+    """
+
+    def __init__(self, multiply: Callable[[Vector], Vector], space: Space[Vector]) -> None:
+        self._multiply, self._space = multiply, space
+        self.image: Any = None
+
+    def curvature(self, direction: Vector) -> Scalar:
+        """⟨p, Ap⟩: one product."""
+        self.image = self._multiply(direction)
+        return self._space.dot(direction, self.image)
+
+    def residual(self, before: Vector, direction: Vector, length: Scalar) -> Vector:
+        """r − αAp."""
+        return self._space.plus(before, self.image, -length)
+
+
+class Conjugate(Generic[Vector]):
+    """Conjugate gradients, one iteration at a time.
+
+    Attributes:
+        x: the point.
+        residual: b − Ax, as the system says.
+        direction: along which the next step goes.
+        square: ⟨r, z⟩ with the preconditioned residual z, the residual itself where there is no preconditioner.
+        beta: the weight of the direction before in this one.
+        curvature: ⟨p, Ap⟩ of this direction; ``None`` until :meth:`look`.
+        before: that of the direction before.
+        iterations: how many steps were made.
+    """
+
+    def __init__(
+        self,
+        system: System[Vector],
+        x: Vector,
+        residual: Vector,
+        space: Space[Vector],
+        precondition: Callable[[Vector], Vector] | None = None,
+    ) -> None:
+        self._system, self._space, self._precondition = system, space, precondition
+        self.x, self.residual, self.iterations = x, residual, 0
+        self.direction = residual if precondition is None else precondition(residual)
+        self.square, self.beta = space.dot(residual, self.direction), 0.0
+        self.curvature: Scalar = None
+        self.before: Scalar = 0.0
+
+    def look(self) -> Scalar:
+        """The curvature of the direction."""
+        if self.curvature is None:
+            self.curvature = self._system.curvature(self.direction)
+        return self.curvature
+
+    def step(self, active: Any = True) -> None:
+        """Go to the lowest point along the direction, and turn.
+
+        Args:
+            active: where several systems are solved at once, which of them are not solved yet; the others stay.
+        """
+        space, curvature, square = self._space, self.look(), self.square
+        length = space.ratio(square, curvature, active)
+        self.x = space.plus(self.x, self.direction, length)
+        self.residual = self._system.residual(self.residual, self.direction, length)
+        fresh = self.residual if self._precondition is None else self._precondition(self.residual)
+        after = space.dot(self.residual, fresh)
+        self.beta = space.ratio(after, square, active)
+        self.square = after if isinstance(active, bool) else torch.where(active, after, square)
+        self.direction = space.plus(fresh, self.direction, self.beta)
+        self.curvature, self.before, self.iterations = None, curvature, self.iterations + 1
+
+
+class Orthogonal:
+    """Keeps residuals orthogonal to those before them, as far as there is room.
+
+    In exact arithmetic they are; without it, round-off lets the last iterations miss the solution.
+    """
+
+    def __init__(self, first: Tensor, room: int) -> None:
+        self._basis = first.new_empty(min(first.numel(), room), first.numel())
+        self._count = 0
+        self.add(first)
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing but zero is orthogonal to all of them."""
+        return self._count == self._basis.shape[1]
+
+    def add(self, vector: Tensor) -> Tensor:
+        """The part of the vector that is orthogonal to those before; it is kept for those to come."""
+        if self._count == len(self._basis):
+            return vector
+        flat, basis = vector.reshape(-1), self._basis[: self._count]
+        for _ in range(2):  # the second time removes what round-off of the first one left
+            flat = flat - basis.T @ (basis @ flat)
+        length = float(flat.norm())
+        if length > 0:
+            self._basis[self._count] = flat / length
+            self._count += 1
+        return flat.reshape(vector.shape)
+
+
+@dataclass(frozen=True)
+class Solution(Generic[Vector]):
+    """How a linear system was solved.
+
+    Attributes:
+        x: the solution, or the last point.
+        residual: ⟨r, z⟩ at the end relative to that at 0, the square root of it: the norm of the residual where
+            there is no preconditioner. The largest where there are several systems.
+        iterations: how many products were made.
+        solved: whether the residual met the tolerance.
+        direction: one with curvature that is not positive, at which the method stopped; ``None`` if none was met.
+        curvature: ⟨p, Ap⟩ of that direction, for each of the systems.
+    """
+
+    x: Vector
+    residual: float
+    iterations: int
+    solved: bool
+    direction: Vector | None = None
+    curvature: Scalar = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether no product was infinite or NaN."""
+        return self.curvature is None or bool(torch.isfinite(torch.as_tensor(self.curvature)).all())
+
+
+def conjugate_gradients(
+    multiply: Callable[[Vector], Vector],
+    right: Vector,
+    *,
+    space: Space[Vector],
+    tolerance: float,
+    most: int,
+    precondition: Callable[[Vector], Vector] | None = None,
+) -> Solution[Vector]:
+    """Solve Ax = b from x = 0.
+
+    Args:
+        multiply: x ↦ Ax.
+        right: b.
+        space: what a vector is: :class:`Flat`, :class:`Parts` or :class:`Rows`.
+        tolerance: on the residual relative to that at 0; see :class:`Solution`.
+        most: how many iterations are made at most.
+        precondition: r ↦ z, a symmetric positive definite approximation of the inverse of A.
+
+    >>> A, b = torch.tensor([[2.0, 1.0], [1.0, 3.0]]).double(), torch.tensor([3.0, 4.0]).double()
+    >>> found = conjugate_gradients(lambda v: A @ v, b, space=Flat(), tolerance=1e-12, most=9)
+    >>> bool(torch.allclose(A @ found.x, b)), found.iterations, found.solved
+    (True, 2, True)
+    >>> conjugate_gradients(lambda v: -A @ v, b, space=Flat(), tolerance=1e-12, most=9).curvature < 0
+    True
+    """
+    run = Conjugate(Products(multiply, space), space.zero(right), right, space, precondition)
+    first = run.square
+    goal = tolerance**2 * first
+    while True:
+        active = _not(run.square <= goal)  # what is not a number is not solved
+        unsolved, relative = bool(torch.as_tensor(active).any()), _relative(run.square, first)
+        if not unsolved or run.iterations == most:
+            return Solution(run.x, relative, run.iterations, not unsolved)
+        curvature = run.look()
+        if bool(torch.as_tensor(_not(curvature > 0) & active).any()):
+            return Solution(run.x, relative, run.iterations + 1, False, run.direction, curvature)
+        run.step(active)
+
+
+def _not(what: Any) -> Any:
+    return ~what if isinstance(what, Tensor) else not what
+
+
+def _relative(square: Scalar, first: Scalar) -> float:
+    now, then = torch.as_tensor(square).double(), torch.as_tensor(first).double()
+    return float(torch.where(then > 0, now / then, 0.0).max().clamp(min=0).sqrt())
+
+
+__all__ = [
+    "Conjugate",
+    "Flat",
+    "Orthogonal",
+    "Parts",
+    "Products",
+    "Rows",
+    "Solution",
+    "Space",
+    "System",
+    "conjugate_gradients",
+]

@@ -1,0 +1,141 @@
+r"""The form of a loss that is a sum over the entries of the outputs.
+
+.. math:: h(x) = c\sum_e\big(\mu_e\varphi(s_ex_e - t_e) - b_ex_e + k_e\big), \qquad c, \mu_e \ge 0
+
+with a convex scalar function :math:`\varphi`. With :math:`\omega_e = s_ex_e - t_e` the gradient has the entries
+:math:`c(\mu_es_e\varphi'(\omega_e) - b_e)` and the Hessian is diagonal with the entries
+:math:`c\mu_es_e^2\varphi''(\omega_e)`. The suprema of the derivatives of φ come from ball arithmetic
+(:mod:`surefoot.scalar`); where φ'' jumps, its supremum is the Lipschitz constant of φ'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.enclosure import norm
+from surefoot.magnitude import Magnitude
+from surefoot.operations.losses.sums import UNIT, times
+from surefoot.scalar import ScalarFunction, derivatives, range_on, sup_on
+
+_SLACK = 2.0**-40  # more than the relative round-off of everything below
+_USUAL = {"weight": 1.0, "sign": 1.0, "shift": 0.0, "linear": 0.0, "constant": 0.0}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a loss for given targets; see the module. Tensors are double and broadcast to the outputs.
+
+    Attributes:
+        function: φ; ``None`` if the loss is affine.
+        weight: μ.
+        sign: s.
+        shift: t.
+        linear: b.
+        constant: k.
+        factor: c.
+    """
+
+    function: ScalarFunction | None
+    weight: Tensor
+    sign: Tensor
+    shift: Tensor
+    linear: Tensor
+    constant: Tensor
+    factor: float = 1.0
+
+    @staticmethod
+    def of(like: Tensor, function: ScalarFunction | None, **numbers: Tensor | float) -> Form:
+        """The form with numbers in place of tensors, on the device of one; by default 1 for μ and s, else 0."""
+        double = torch.zeros((), dtype=torch.float64, device=like.device)
+        given: Any = {name: double + number for name, number in {**_USUAL, **numbers}.items()}
+        return Form(function, **given)
+
+    def to(self, change: Callable[[Tensor], Tensor]) -> Form:
+        """The same with changed tensors."""
+        changed: Any = {name: change(getattr(self, name)) for name in _USUAL}
+        return replace(self, **changed)
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum without c, differentiable, in the precision of the outputs."""
+        form = self.to(lambda numbers: numbers.to(x))
+        entries = form.constant - form.linear * x
+        if form.function is not None:
+            entries = entries + form.weight * form.function(form.argument(x))
+        return entries.expand(x.shape).sum()
+
+    def argument(self, x: Tensor) -> Tensor:
+        """ω at the outputs."""
+        return self.sign * x - self.shift
+
+    def reach(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Intervals that enclose ω for outputs between these; round-off is covered."""
+        ends = [torch.where(self.sign == 0, 0.0, self.sign * end) for end in (low, high)]
+        slack = (torch.maximum(ends[0].abs(), ends[1].abs()) + self.shift.abs()) * (4 * UNIT)
+        return torch.minimum(*ends) - self.shift - slack, torch.maximum(*ends) - self.shift + slack
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """The gradient at x, as computed in double precision."""
+        if self.function is None:
+            return (-self.factor * self.linear).expand(x.shape)
+        slope = derivatives(self.function, self.argument(x), 1)[1]
+        return self.factor * (self.weight * self.sign * slope - self.linear)
+
+    def curvatures(self, x: Tensor) -> Tensor:
+        """The diagonal of the Hessian at x, as computed in double precision."""
+        if self.function is None:
+            return torch.zeros_like(x)
+        bend = 2 * derivatives(self.function, self.argument(x), 2)[2]
+        return self.factor * self.weight * self.sign.square() * bend
+
+    def slopes(self, low: Tensor, high: Tensor) -> Tensor:
+        """Upper bounds of the absolute entries of the gradient between two outputs."""
+        if self.function is None:
+            return (self.linear.abs() * self.factor * (1 + _SLACK)).expand(torch.broadcast_shapes(low.shape))
+        steep = self.weight * self.sign
+        ends = [times(steep, end) for end in range_on(self.function, *self.reach(low, high), 1)]
+        size = torch.maximum(*((end - self.linear).abs() for end in ends))
+        size = size + _SLACK * (torch.maximum(ends[0].abs(), ends[1].abs()) + self.linear.abs())
+        return self.factor * size * (1 + _SLACK)
+
+    def bends(self, low: Tensor, high: Tensor, x: object = None) -> tuple[Tensor, Tensor]:
+        """Lower and upper bounds of the diagonal of the Hessian between two outputs.
+
+        A point x between them makes these sharper where they are near to each other: a derivative is at most its
+        value at the point plus the distance times the supremum of the next one.
+        """
+        if self.function is None:
+            return torch.zeros_like(low), torch.zeros_like(low)
+        (near, far), square = self.reach(low, high), self.factor * self.weight * self.sign.square()
+        least = range_on(self.function, near, far, 2)[0].nan_to_num(nan=0.0).clamp(min=0.0)
+        most = times(square, sup_on(self.function, 2, near, far))
+        least, upper = times(square, least) * (1 - _SLACK), most * (1 + _SLACK)
+        if not isinstance(x, Tensor):
+            return least, upper
+        here, argument = self.curvatures(x), self.argument(x)
+        further = sup_on(self.function, 3, near, far) * torch.maximum(far - argument, argument - near)
+        move = times(square, further.nan_to_num(nan=torch.inf, posinf=torch.inf)) * (1 + _SLACK)
+        move = move + _SLACK * (here.abs() + most)
+        return torch.maximum(least, here - move), torch.minimum(upper, here + move)
+
+    def size_at_zero(self, shape: Sequence[int]) -> float:
+        """An upper bound of |h(0)|."""
+        total = self.constant.abs()
+        if self.function is not None:
+            low, high = self.reach(torch.zeros_like(self.shift), torch.zeros_like(self.shift))
+            total = total + times(self.weight, sup_on(self.function, 0, low, high))
+        return float(total.expand(tuple(shape)).sum()) * self.factor * (1 + _SLACK)
+
+    def steepness(self, x: Tensor, bends: Tensor) -> Magnitude:
+        """The norm of the gradient at x; with a relative 2⁻⁴⁰ of its parts for round-off, and the curvature, at
+        most ``bends``, times that of its argument.
+        """
+        gradient = self.gradient(x)
+        error = (gradient.abs() + 2 * self.factor * self.linear.abs()) * _SLACK
+        size = torch.where(self.sign == 0, 0.0, self.shift / self.sign).abs() + x.abs()
+        error = error + (bends * size * 2.0**-49).nan_to_num(nan=torch.inf)
+        return norm(gradient) + norm(error.expand(x.shape))

@@ -1,0 +1,239 @@
+r"""Losses that are sums over the entries of the outputs: all about them follows from their form.
+
+The form is :math:`h(x) = c\sum_e(\mu_e\varphi(s_ex_e - t_e) - b_ex_e + k_e)` with a convex scalar function
+:math:`\varphi` (:mod:`surefoot.operations.losses.form`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.enclosure import norm
+from surefoot.errors import SurefootError
+from surefoot.magnitude import Magnitude, minimum
+from surefoot.operations.call import Bounds, Call
+from surefoot.operations.common import root, top
+from surefoot.operations.losses.factor import Factor, modest
+from surefoot.operations.losses.form import Form
+from surefoot.operations.losses.sums import (
+    UNIT,
+    compared,
+    dense,
+    divisor,
+    keywords,
+    row_bounds,
+    samples,
+    times,
+    weighted_sum,
+)
+from surefoot.operations.moving import Moving
+from surefoot.operations.record import LossFacts, operation
+from surefoot.scalar import ScalarFunction, derivatives, sup_on, supremum
+from surefoot.scalar.bounds import HIGHEST_ORDER
+from surefoot.taylor.model import TaylorModel, row_norms
+from surefoot.taylor.series import compose, shifted
+
+_EVALUATION = 2.0**-44  # relative error of Taylor coefficients, to the sum of the absolute values of their terms
+
+
+class Separable:
+    """A loss in this form: its bounds, its Taylor rule and the factor of its Hessian."""
+
+    reason = "'{label}' has a kink where an output meets its target: use surefoot.objectives.Huber"
+    value: Callable[..., Tensor]  # of outputs, targets and options
+    at: Callable[..., Form]  # for targets, the shape of the outputs and options
+
+    def extremes(self, **own: Any) -> tuple[float, float]:
+        """Upper bounds of slope and curvature of an entry, whatever the targets, without c; by default unknown."""
+        return math.inf, math.inf
+
+    def register(self, name: str, options: Mapping[str, Any], nonnegative: bool) -> None:
+        """Make it an operation, given its options with their usual values."""
+        facts = LossFacts(
+            self.value,
+            convex=True,
+            smooth=self._extremes((1,), **options)[1].is_finite,
+            nonnegative=nonnegative,
+            options=options,
+        )
+        operation(name, loss=facts, rows=samples, taylor=self.taylor, factor=self.factor)(self.bounds)
+
+    def bounds(self, call: Call) -> Bounds:
+        r"""A sum over the entries, :math:`c\sum_e(\mu_e\varphi(s_ex_e - t_e) - b_ex_e + k_e)`
+        (:mod:`surefoot.operations.losses.separable_losses`).
+
+        The Hessian is diagonal, so that its norm is the largest of its entries, of a row as of all; an entry of
+        the gradient is between its values at the ends of an interval, as :math:`\varphi` is convex. Where targets
+        are not known, every entry has the largest slope and curvature there are.
+        """
+        outputs, targets, options = call["outputs"], call["targets"], dict(call.node.kwargs)
+        count, x, y = outputs.shape[0], outputs.value, targets.value
+        steepest, bend = self._extremes(outputs.shape, **options)
+        if not isinstance(y, Tensor):
+            return Bounds(
+                jacobian={"outputs": steepest},
+                curvature={("outputs", "outputs"): bend},
+                reduction=outputs.numel,
+                reason="" if bend.is_finite else self.reason.format(label=call.label),
+            )
+        form = self.at(y, outputs.shape, **options)
+        low, high = (end.to(y.device).expand(outputs.shape) for end in outputs.interval())
+        slope, change = minimum(norm(form.slopes(low, high)), steepest), Magnitude.infinity()
+        least, most = form.bends(low, high, x)
+        curvatures = minimum(top(most, count), bend)
+        if isinstance(x, Tensor):
+            here = form.curvatures(x)
+            change = top(torch.maximum(most - here, here - least).nan_to_num(nan=torch.inf).clamp(min=0.0), count)
+            slope = minimum(slope, form.steepness(x, most) + curvatures.max() * outputs.spread)
+        size = Magnitude.of(form.size_at_zero(outputs.shape))
+        reason = "" if curvatures.max().is_finite else self.reason.format(label=call.label)
+        return row_bounds(call, slope, curvatures, change, offset=size, reason=reason)
+
+    def _extremes(
+        self, shape: Sequence[int], *, reduction: str = "mean", scale: float = 1.0, **own: Any
+    ) -> tuple[Magnitude, Magnitude]:
+        """The largest gradient and curvature, whatever the targets."""
+        factor = Magnitude.of(scale) / divisor(shape, reduction) * (1 + 4 * UNIT)
+        slope, bend = self.extremes(**own)
+        return factor * slope * root(math.prod(shape)), factor * bend
+
+    def taylor(self, moving: Moving) -> TaylorModel | None:
+        r"""The loss along a segment: an entry :math:`\mu\varphi(\omega) - bx` is expanded like any scalar
+        function, with suprema over what ω reaches.
+
+        If :math:`\varphi''` jumps, two coefficients are known: :math:`\varphi'` is Lipschitz, and the remainder of
+        Taylor's formula needs no more. The rests of the outputs are multiplied by the norm of the largest gradient
+        of the row.
+        """
+        pair = compared(moving)
+        if pair is None:
+            return None
+        (outputs, targets), order = pair, moving.order
+        shape = outputs.value.shape
+        form = self.at(targets, shape, **moving.node.kwargs)
+        factor, function = form.factor, form.function
+        form = replace(form, factor=1.0).to(lambda numbers: numbers.expand(shape).reshape(shape[0], -1))
+        if function is not None:
+            order = min(order, 2 if any(step.pieces for step in function.steps) else HIGHEST_ORDER)
+        outputs = outputs.truncated(order)
+        x = [c.reshape(len(c), -1) for c in dense(outputs, order)]
+        coefficients = [-form.linear * c for c in x]
+        coefficients[0] = coefficients[0] + form.constant
+        length, rest = outputs.length, torch.zeros_like(x[0])
+        farthest = _move(x, length)
+        size = form.linear.abs() * (x[0].abs() + farthest) + form.constant.abs()
+        if function is not None:
+            argument = [form.argument(x[0]), *(form.sign * c for c in x[1:])]
+            series = derivatives(function, argument[0], order)
+            bent = [series[0], *compose(series, argument, 1, order - 1)]
+            coefficients = [
+                a if b is None else a + form.weight * b for a, b in zip(coefficients, bent, strict=True)
+            ]
+            low, high = form.reach(x[0] - farthest, x[0] + farthest)
+            suprema = [sup_on(function, i, low, high) / math.factorial(i) for i in range(order + 1)]
+            (left_out,) = compose([None, *suprema[1:]], [*shifted(argument, length), None], order, order)
+            if left_out is not None:
+                rest = times(form.weight, left_out.nan_to_num(nan=torch.inf))
+            terms = [times(_move(argument, length) ** i, suprema[i]) for i in range(1, order)]
+            rounded = ((form.sign * x[0]).abs() + form.shift.abs()) * 2.0**-5  # of the argument
+            size = size + times(form.weight, sum(terms, suprema[0] + times(rounded, suprema[1])))
+        roundings = max(_EVALUATION, (sum(x[0].shape) + 64) * 2 * UNIT)
+        tail = torch.stack([rest.sum(dim=1), size.sum(dim=1) * roundings], dim=1)
+        if outputs.tail is not None:
+            reach = outputs.move * (1 + 2.0**-26)
+            tail = tail + row_norms(form.slopes(x[0] - reach, x[0] + reach), rowwise=True) * outputs.tail
+        rows = [c.sum(dim=1, keepdim=True) for c in coefficients]
+        return weighted_sum(rows, tail, length, torch.full_like(rows[0], factor))
+
+    def factor(self, outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Factor:
+        """R: the Hessian is diagonal, and so is R."""
+        form = self.at(targets, outputs.shape, **options)
+        roots = form.curvatures(outputs.double()).clamp(min=0.0).sqrt().to(slope).reshape(slope.shape)
+        ratio = torch.where(slope == 0, 0.0, slope / roots)
+        return Factor(torch.diag_embed(roots), outputs.shape, ratio if modest(ratio) else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Entrywise(Separable):
+    """A loss given by its form; see :func:`separable` for the attributes."""
+
+    form: Callable[..., Form]
+    sum_of: Callable[..., Tensor] | None
+    largest: Callable[..., tuple[float, float]] | None
+    reason: str
+
+    def value(
+        self, outputs: Tensor, targets: Tensor, *, reduction: str = "mean", scale: float = 1.0, **own: Any
+    ) -> Tensor:
+        """The sum over the entries, by its own function or from the form."""
+        if self.sum_of is None:
+            total = self.form(targets, **own).total(outputs)
+        else:
+            total = self.sum_of(outputs, targets.to(outputs.dtype), **own)
+        return scale * total / divisor(outputs.shape, reduction)
+
+    def at(
+        self, targets: Tensor, shape: Sequence[int], *, reduction: str = "mean", scale: float = 1.0, **own: Any
+    ) -> Form:
+        """The form, with c."""
+        return replace(self.form(targets, **own), factor=float(scale / divisor(shape, reduction)))
+
+    def extremes(self, **own: Any) -> tuple[float, float]:
+        """Those that were given."""
+        return super().extremes() if self.largest is None else self.largest(**own)
+
+
+def separable(
+    name: str,
+    form: ScalarFunction | Callable[..., Form],
+    *,
+    sum_of: Callable[..., Tensor] | None = None,
+    extremes: Callable[..., tuple[float, float]] | None = None,
+    nonnegative: bool = False,
+    reason: str = Separable.reason,
+) -> str:
+    r"""Register a convex loss that is a sum over the entries; what else any reading needs is derived.
+
+    Args:
+        name: of the operation.
+        form: a convex function φ, for the loss :math:`\sum_e\varphi(\hat y_e - y_e)`; or what makes a
+            :class:`Form` without c of the targets and of options, which are keyword-only.
+        sum_of: computes the sum from outputs, targets and these options, where that is better than the form.
+        extremes: upper bounds of slope and curvature of an entry for these options, whatever the targets; by
+            default those of φ, or unknown.
+        nonnegative: whether the loss is never below zero.
+        reason: why the curvature may be infinite, and what to do about it.
+
+    Returns:
+        The name.
+
+    Raises:
+        SurefootError: if a point was found at which φ is not convex.
+    """
+    if isinstance(form, ScalarFunction):
+        function = form
+        bends = derivatives(function, torch.linspace(-50, 50, 4001, dtype=torch.float64), 2)[2]
+        if bool((bends < -1e-9 * bends.abs().nan_to_num().max()).any()):
+            raise SurefootError(f"'{name}' is no convex function of the differences: it bends downwards")
+        form = partial(_of_differences, function)
+        extremes = extremes or (lambda: (supremum(function, 1), supremum(function, 2)))
+    loss = Entrywise(form, sum_of, extremes, reason)
+    loss.register(name, {**keywords(loss.form), "reduction": "mean", "scale": 1.0}, nonnegative)
+    return name
+
+
+def _of_differences(function: ScalarFunction, targets: Tensor) -> Form:
+    return Form.of(targets, function, shift=targets.double())
+
+
+def _move(coefficients: list[Tensor], length: float) -> Tensor:
+    """How far every entry of a polynomial gets from its beginning."""
+    farthest = shifted(coefficients, length)[0]
+    return torch.zeros_like(coefficients[0]) if farthest is None else farthest

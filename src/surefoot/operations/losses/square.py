@@ -1,0 +1,94 @@
+"""Half the squared distance of outputs from targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.enclosure import norm
+from surefoot.magnitude import Magnitude, minimum
+from surefoot.operations.call import Bounds, Call
+from surefoot.operations.losses.factor import Factor
+from surefoot.operations.losses.sums import (
+    UNIT,
+    compared,
+    dense,
+    divisor,
+    keywords,
+    row_bounds,
+    samples,
+    weighted_sum,
+)
+from surefoot.operations.moving import Moving
+from surefoot.operations.record import LossFacts, operation
+from surefoot.taylor.model import TaylorModel, row_norms
+
+
+def value(outputs: Tensor, targets: Tensor, *, reduction: str = "mean", scale: float = 1.0) -> Tensor:
+    """Half the squared distance."""
+    distance = (outputs - targets.to(outputs.dtype)).square().sum()
+    return 0.5 * scale * distance / divisor(outputs.shape, reduction)
+
+
+def taylor(moving: Moving) -> TaylorModel | None:
+    r""":math:`\frac12\|r\|^2` with :math:`r = \hat y - y` has the coefficients
+    :math:`\frac12\sum_{a+b=j}\langle r_a, r_b\rangle`; with :math:`\delta = \eta^mR + E` it moves by at most
+    :math:`(\|r\| + \frac12\|\delta\|)\|\delta\|`.
+    """
+    pair = compared(moving)
+    if pair is None:
+        return None
+    (outputs, targets), order = pair, moving.order
+    first, *others = dense(outputs, outputs.order)
+    flat = [(first - targets).flatten(1), *(c.flatten(1) for c in others)]
+    products = [torch.zeros_like(flat[0][:, :1]) for _ in range(max(order, 2 * len(flat) - 1))]
+    for a, c in enumerate(flat):
+        for b, d in enumerate(flat[a:], start=a):
+            products[a + b] += (0.5 if a == b else 1.0) * (c * d).sum(dim=1, keepdim=True)
+    length = outputs.length
+    start = row_norms(flat[0], rowwise=True)
+    rest = torch.zeros_like(start)
+    for degree, c in enumerate(products[order:], start=order):
+        rest = rest + c.abs() * length ** (degree - order)
+    error = (start + outputs.move).square() * ((flat[0].shape[1] + 16) * 2.0**-53)
+    tail = torch.cat([rest, error], dim=1)
+    if outputs.tail is not None:
+        tail = tail + (start + outputs.polynomial_move + 0.5 * outputs.reach_of_tail) * outputs.tail
+    factor = _factor(outputs.value.shape, **moving.node.kwargs)
+    return weighted_sum(products[:order], tail, length, torch.full_like(start, factor))
+
+
+def root(outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Factor:
+    r"""R: :math:`\nabla^2h = cI`."""
+    size = _factor(outputs.shape, **options) ** 0.5
+    return Factor(size, outputs.shape, slope / size)
+
+
+def _factor(shape: torch.Size, *, reduction: str = "mean", scale: float = 1.0) -> float:
+    return scale / divisor(shape, reduction)
+
+
+@operation(
+    "surefoot.square",
+    loss=LossFacts(value, convex=True, smooth=True, nonnegative=True, quadratic=True, options=keywords(value)),
+    rows=samples,
+    taylor=taylor,
+    factor=root,
+    errata=(12,),
+)
+def square(call: Call) -> Bounds:
+    r""":math:`\frac c2\sum_i\|\hat y_i - y_i\|^2`, c = 1/n for a mean: gradient :math:`c(\hat y - y)`,
+    curvature c.
+    """
+    outputs, targets = call["outputs"], call["targets"]
+    reduction, scale = call.node.kwargs.get("reduction", "mean"), call.node.kwargs.get("scale", 1.0)
+    factor = Magnitude.of(scale) / divisor(outputs.shape, reduction)
+    distance = outputs.bound + targets.bound
+    if isinstance(outputs.value, Tensor) and isinstance(targets.value, Tensor):
+        gap = outputs.value - targets.value
+        distance = minimum(distance, norm(gap) * (1 + 4 * UNIT) + outputs.spread)
+    curvatures = Magnitude.of(np.ones(outputs.shape[0])) * factor
+    return row_bounds(call, distance * factor, curvatures, Magnitude.zero(), bound=distance**2 * factor / 2)

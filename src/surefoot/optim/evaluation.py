@@ -1,0 +1,94 @@
+"""The loss of the live model and its gradient, refused where they are no numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.errors import SurefootError
+from surefoot.graph.checks import as_inputs
+from surefoot.objectives import Objective
+
+Closure = Callable[[], tuple[Tensor, Tensor]]
+
+
+class OptimizerError(SurefootError, RuntimeError):
+    """A step was not taken; the parameters are what they were before."""
+
+
+def loss_of(model: nn.Module, objective: Objective, x: Any, y: Any, closure: Closure | None = None) -> Tensor:
+    """The loss of a batch at the present parameters, by the model or by the closure.
+
+    Raises:
+        OptimizerError: if the closure does not return the objective of its outputs.
+    """
+    if closure is None:
+        args, kwargs = as_inputs(x)
+        return objective(model(*args, **kwargs), y)
+    found = closure()
+    if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, Tensor) for part in found)):
+        raise OptimizerError(f"a closure returns the pair (outputs, loss) of tensors, got {_kind(found)}")
+    outputs, loss = found
+    if loss.numel() != 1:
+        raise OptimizerError(f"the loss of a closure is one number, got shape {tuple(loss.shape)}")
+    with torch.no_grad():
+        expected, returned = float(objective(outputs.detach(), y)), float(loss.detach())
+    slack = math.sqrt(torch.finfo(loss.dtype).eps)
+    if math.isfinite(expected) and not math.isclose(returned, expected, rel_tol=slack, abs_tol=slack):
+        raise OptimizerError(
+            f"the closure returns the loss {returned:g}, but {type(objective).__name__} of its outputs "
+            f"is {expected:g}: the guarantee speaks of the objective, so return that"
+        )
+    return loss.reshape(())
+
+
+def gradient_of(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> tuple[float, dict[str, Tensor]]:
+    """The value of a loss and its gradient; ``.grad`` of each parameter holds it too.
+
+    Raises:
+        OptimizerError: if either is not finite, or the loss does not depend on the parameters.
+    """
+    if not loss.requires_grad:
+        raise OptimizerError(
+            "the loss does not depend on the parameters by differentiable operations: return it from the "
+            "closure without detach(), item() or no_grad()"
+        )
+    value = number(loss)
+    slopes = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    gradient: dict[str, Tensor] = {}
+    for (name, parameter), slope in zip(parameters.items(), slopes, strict=True):
+        gradient[name] = torch.zeros_like(parameter) if slope is None else slope.detach().to_dense()
+        if not bool(torch.isfinite(gradient[name]).all()):
+            raise OptimizerError(
+                f"the gradient with respect to '{name}' is not finite at loss {value:g}: look for divisions "
+                "by zero and overflow there, or compute in double precision"
+            )
+        parameter.grad = gradient[name]
+    return value, gradient
+
+
+def number(loss: Tensor) -> float:
+    """The value of a loss.
+
+    Raises:
+        OptimizerError: if it is not finite.
+    """
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise OptimizerError(
+            f"the loss is {value}: check the data for NaN and infinite entries, and the parameters of the model"
+        )
+    return value
+
+
+def _kind(found: object) -> str:
+    if isinstance(found, tuple | list):
+        return f"{type(found).__name__} of ({', '.join(type(part).__name__ for part in found)})"
+    return type(found).__name__
+
+
+__all__ = ["Closure", "OptimizerError", "gradient_of", "loss_of", "number"]

@@ -1,0 +1,152 @@
+r"""Steps to weights as they are stored, and what is proved of them.
+
+The new weights :math:`u'` are numbers of the model's type: rounding takes :math:`u + v` to them. What is proved
+must speak of :math:`u'`. So a promise is computed from the move :math:`v' = u' - u` that is made, in double
+precision, from an inequality that holds for every move within a radius:
+
+.. math:: F(u + v') \le F(u) + \langle\nabla F(u), v'\rangle + \tfrac12\sum_sD_s\|v'_s\|^2,
+
+with the smoothness L for all :math:`D_s` or one curvature per layer
+(:func:`surefoot.blockwise.block_inverse_smoothness`). The gradient in it is that of the exact function, so it is
+evaluated in double precision whatever the model's type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from surefoot.graph import Graph, Source
+from surefoot.graph.checks import as_inputs
+from surefoot.graph.evaluate import evaluate_in_double
+from surefoot.objectives import Objective
+from surefoot.oracles.problem import curved_along
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A step and its proof.
+
+    Attributes:
+        after: the weights after it, as they are stored; empty if there is no step.
+        step: its size.
+        smoothness: what the proof rests on; ``None`` if there is no proof.
+        promised: by how much the objective falls at least; ``None`` likewise.
+        radius: how far from the weights the smoothness holds.
+        moved: the length of the move.
+        note: what else is to be said.
+    """
+
+    after: Tensors
+    step: float
+    smoothness: float | None = None
+    promised: float | None = None
+    radius: float | None = None
+    moved: float = 0.0
+    note: str = ""
+
+
+def stored(weights: Mapping[str, Tensor], move: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
+    """The weights after a move, rounded to their types, and the move that was made of it, in double precision."""
+    wide = {name: weights[name].detach().double() for name in move}
+    after = {name: (wide[name] + move[name].double()).to(weights[name].dtype) for name in move}
+    return after, {name: after[name].double() - wide[name] for name in move}
+
+
+def norm_of(tensors: Mapping[str, Tensor]) -> float:
+    """The Euclidean norm of several tensors together, in double precision."""
+    norms = (torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64) for tensor in tensors.values())
+    return math.sqrt(sum(float(norm) ** 2 for norm in norms))
+
+
+def flat_product(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    """The inner product of two lists of tensors, in double precision."""
+    return sum(float(torch.sum(first[name].double() * second[name].double())) for name in first)
+
+
+def promised(
+    gradient: Mapping[str, Tensor], move: Mapping[str, Tensor], curvature: float | Mapping[str, float]
+) -> float:
+    """By how much F falls at least: −⟨∇F, v'⟩ − ½Σ D_s‖v'_s‖², D_s by parameter or one for all."""
+    bends = curvature if isinstance(curvature, Mapping) else dict.fromkeys(move, curvature)
+    squares = {name: float(m.double().square().sum()) for name, m in move.items()}
+    slope = flat_product({name: m for name, m in move.items() if name in gradient}, gradient)
+    return -slope - 0.5 * sum(bends[name] * squares[name] for name in move if squares[name])
+
+
+def resolution(weights: Mapping[str, Tensor]) -> str:
+    """Why a step that is shorter than the spacing of numbers is not taken."""
+    kind = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    return f"no step: it is below the resolution of {kind}, use double precision"
+
+
+class InDouble:
+    """The objective at the present weights, its operations in double precision whatever the model's type.
+
+    Args:
+        model: the model.
+        x: the batch.
+        objective: bound to its targets.
+        graph: of the model on this batch.
+    """
+
+    def __init__(self, model: nn.Module, x: Any, objective: Objective, graph: Graph) -> None:
+        args, kwargs = as_inputs(x)
+        inputs = dict(zip((leaf.name for leaf in graph.inputs), (*args, *kwargs.values()), strict=True))
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        present = {**inputs, **{leaf.name: parameters[leaf.path] for leaf in graph.parameters}, **graph.held}
+        self.objective = objective
+        self._names = {path: graph.aliases.get(path, path) for path, _ in model.named_parameters()}
+        self._leaves: Tensors = {}
+        values: dict[str, Any] = {}
+        for name, leaf in graph.leaves.items():
+            value = present[name]
+            values[name] = value.detach().double() if value.is_floating_point() else value
+            if leaf.source is Source.PARAMETER:
+                self._leaves[leaf.path] = values[name] = values[name].clone().requires_grad_()
+        with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            (self.outputs,) = evaluate_in_double(graph, values)
+
+    @cached_property
+    def _slopes(self) -> tuple[float, Tensors]:
+        with torch.enable_grad():
+            loss = self.objective(self.outputs)
+            found = torch.autograd.grad(loss, list(self._leaves.values()), retain_graph=True, allow_unused=True)
+        slopes = zip(self._leaves.items(), found, strict=True)
+        return float(loss.detach()), {n: torch.zeros_like(u) if g is None else g.detach() for (n, u), g in slopes}
+
+    @property
+    def value(self) -> float:
+        """F(u)."""
+        return self._slopes[0]
+
+    @property
+    def gradient(self) -> Tensors:
+        """∇F(u), by parameter."""
+        known = self._slopes[1]
+        return {path: known[name] for path, name in self._names.items() if name in known}
+
+    def bent(self, move: Mapping[str, Tensor]) -> float:
+        """⟨Jv, ∇²h Jv⟩: what the loss, on the linear model of the outputs, curves along a move."""
+        by_leaf = {self._names[path]: value for path, value in move.items()}
+        moved = [by_leaf.get(name, torch.zeros_like(leaf)).double() for name, leaf in self._leaves.items()]
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            symbol = torch.zeros_like(self.outputs).requires_grad_()
+            pulled = torch.autograd.grad(
+                self.outputs, list(self._leaves.values()), symbol, create_graph=True, allow_unused=True
+            )
+            pairs = [(p, m) for p, m in zip(pulled, moved, strict=True) if p is not None and p.requires_grad]
+            (along,) = torch.autograd.grad([p for p, _ in pairs], symbol, [m for _, m in pairs])
+        return float((along * curved_along(self.objective, self.outputs, along)).sum())
+
+
+__all__ = ["InDouble", "Proposal", "flat_product", "norm_of", "promised", "resolution", "stored"]

@@ -1,0 +1,161 @@
+r"""The oracles people call: gradient (eq. grad_step), Gauss-Newton (eq. gn_step) and Newton (eq. newton_step).
+
+Each is asked for a ``chain`` (the network and its batch) and an ``objective`` (a loss bound to its targets), at
+the point ``params`` by path (the model's present parameters by default), with a ``regularizer`` added to the loss
+and a proximal term of weight ``kappa`` > 0. Each refuses, by an :class:`OracleError`, what is not finite, is in
+half precision, or does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from surefoot.chain import Chain
+from surefoot.objectives import Objective, Ridge
+from surefoot.oracles.dual import solve_dual
+from surefoot.oracles.dual_gram import DualGram
+from surefoot.oracles.dynamic import solve_dynamic
+from surefoot.oracles.factor import require_convex
+from surefoot.oracles.newton_conjugate import solve_conjugate
+from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step, check_kappa, check_tolerance
+
+Method = Literal["dual", "dual_gram", "dynamic"]
+METHODS = ("dual", "dual_gram", "dynamic")
+
+
+def gradient(
+    chain: Chain,
+    objective: Objective,
+    kappa: float = 1.0,
+    params: Mapping[str, Tensor] | None = None,
+    regularizer: Ridge | None = None,
+) -> Step:
+    r"""The minimiser of :math:`\langle\nabla F(u), v\rangle + \frac\kappa2\|v\|^2`.
+
+    The minimiser is :math:`v = -\nabla F(u)/\kappa`, a gradient step of size 1/κ, and the model falls by
+    :math:`\frac1{2\kappa}\|\nabla F(u)\|^2`.
+
+    >>> import torch, surefoot as sf
+    >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0]])
+    >>> chain = sf.Chain(model, x)
+    >>> step = gradient(chain, sf.Square([[0.0]]), kappa=2.0, params={"weight": torch.tensor([[1.0, 0.0]])})
+    >>> step.direction["weight"], step.model_decrease
+    (tensor([[-4.5000, -6.0000]]), 56.25)
+    """
+    kappa = check_kappa(kappa)
+    problem = Problem(chain, objective, params, regularizer)
+    vector = ParameterSpace(problem).gradient()
+    direction = {path: -slope / kappa for path, slope in problem.gradient.items()}
+    square = float(vector.double().square().sum())
+    return Step(direction, kappa, 0.5 * square / kappa, "solved in closed form", calls=problem.autodiff.calls)
+
+
+def gauss_newton(
+    chain: Chain,
+    objective: Objective,
+    kappa: float = 0.1,
+    method: Method = "dual",
+    params: Mapping[str, Tensor] | None = None,
+    regularizer: Ridge | None = None,
+    tolerance: float | None = None,
+    accumulate: torch.dtype | None = torch.float64,
+    warm_start: Tensor | None = None,
+) -> Step:
+    r"""The minimiser of the Gauss-Newton model.
+
+    .. math:: \langle\nabla h, Jv\rangle + \tfrac12(Jv)^\top\nabla^2h\,Jv + \langle\nabla r, v\rangle
+        + \tfrac12v^\top\nabla^2r\,v + \tfrac\kappa2\|v\|^2,
+
+    with h and r at the present point and J the derivative of the chain there.
+
+    Args:
+        chain: see above, as for all that is not named here.
+        objective: a convex loss.
+        method: ``"dual"``: conjugate gradients within 2d + 1 calls of the automatic-differentiation oracle, d the
+            size of the output (:mod:`surefoot.oracles.dual`); ``"dual_gram"``: the same system from its Gram
+            matrix, assembled layer by layer (:mod:`surefoot.oracles.dual_gram`); ``"dynamic"``: dynamic
+            programming over the chain.
+        tolerance: of the gradient of the model at the result, relative to that at 0; by default 1e-6 in single and
+            1e-12 in double precision.
+        accumulate: the precision of the vectors of the dual solvers; that of the parameters if ``None``.
+        warm_start: for the dual solvers a guess of Jv, such as the ``output_change`` of an earlier step.
+
+    Raises:
+        OracleError: also if the loss is not convex.
+
+    >>> import surefoot as sf
+    >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]])
+    >>> step = gauss_newton(sf.Chain(torch.nn.Linear(1, 1), x), sf.Square(y), kappa=1e-3)
+    >>> step.solved, step.calls <= 5
+    (True, True)
+    """
+    kappa = check_kappa(kappa)
+    if method not in METHODS:
+        raise OracleError(f"method is one of {', '.join(map(repr, METHODS))}, got {method!r}")
+    problem = Problem(chain, objective, params, regularizer)
+    return solve_gauss_newton(problem, kappa, method, tolerance, accumulate, warm_start)
+
+
+def solve_gauss_newton(
+    problem: Problem,
+    kappa: float,
+    method: Method = "dual",
+    tolerance: float | None = None,
+    accumulate: torch.dtype | None = torch.float64,
+    warm_start: Tensor | None = None,
+) -> Step:
+    """The same for a problem that is set up."""
+    tolerance = check_tolerance(tolerance, problem.output.dtype)
+    if method == "dynamic":
+        require_convex(problem.objective)
+        ParameterSpace(problem)  # refuses a model in which nothing varies
+        return solve_dynamic(problem, kappa, model="gauss_newton")
+    if method == "dual_gram":
+        return DualGram(problem, accumulate).solve(kappa, tolerance, warm_start)
+    return solve_dual(problem, kappa, tolerance, accumulate, warm_start)
+
+
+def newton(
+    chain: Chain,
+    objective: Objective,
+    kappa: float,
+    method: Literal["dynamic", "cg"] = "dynamic",
+    params: Mapping[str, Tensor] | None = None,
+    regularizer: Ridge | None = None,
+    double: bool = True,
+    tolerance: float | None = None,
+) -> Step:
+    r"""The minimiser of the quadratic model, :math:`\frac12v^\top\nabla^2Fv + \nabla F^\top v +
+    \frac\kappa2\|v\|^2`.
+
+    It has one if :math:`\nabla^2F(u) + \kappa I` is positive definite; every :math:`\kappa` above the smoothness
+    of F will do.
+
+    Args:
+        chain: see above, as for all that is not named here.
+        method: "dynamic", exact and linear in the depth (Algorithm "Newton oracle"); or "cg", conjugate gradients
+            on Hessian-vector products, which needs no matrices.
+        double: whether kappa is doubled until the model is bounded below; if not, the step is zero and not solved.
+        tolerance: of "cg", on the relative residual; by default near what the precision allows.
+
+    >>> import surefoot as sf
+    >>> model = torch.nn.Linear(1, 1, bias=False)
+    >>> step = newton(Chain(model, torch.tensor([[2.0]])), sf.Square(torch.tensor([[6.0]])), kappa=1e-6)
+    >>> round(float(model.weight.detach() + step.direction["weight"]), 4)
+    3.0
+    >>> print(step.status)
+    the minimiser of the Newton model with κ = 1e-06, by dynamic programming
+    """
+    problem = Problem(chain, objective, params, regularizer)
+    if method == "dynamic":
+        return solve_dynamic(problem, kappa, "newton", double)
+    if method == "cg":
+        return solve_conjugate(problem, kappa, double, tolerance)
+    raise OracleError(f"the method of a Newton step is 'dynamic' or 'cg', got {method!r}")
+
+
+__all__ = ["METHODS", "Method", "gauss_newton", "gradient", "newton", "solve_gauss_newton"]

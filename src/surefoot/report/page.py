@@ -1,0 +1,192 @@
+"""The report: certificates as one self-contained page.
+
+The page needs no network and no server: style, script, drawings and data are inside of it, and its content
+security policy allows nothing else. Every name that comes from a model is escaped by the template engine; the
+script puts text into the page as text only, and names reach it as JSON with ``<``, ``>``, ``&`` and ``'`` escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from surefoot import __version__
+from surefoot.attained import Estimate
+from surefoot.certificate import Certificate
+from surefoot.errors import SurefootError
+from surefoot.report import summary
+from surefoot.report.blocks import block_lines, heat
+from surefoot.report.growth import curves
+from surefoot.report.layers import layer_table
+from surefoot.report.rules import errata, families
+from surefoot.report.side_by_side import comparison
+
+Named = Sequence[tuple[str, Certificate]]
+Estimates = Mapping[str, Estimate] | Sequence[Estimate | None]
+
+
+class ReportError(SurefootError, ValueError):
+    """There is nothing to report, or what was given does not fit together."""
+
+
+def write_report(
+    path: str | os.PathLike[str],
+    certificates: Named,
+    *,
+    title: str | None = None,
+    estimates: Estimates | None = None,
+) -> Path:
+    """Write the report of one certificate, or of several that are compared with the first.
+
+    The file appears complete or not at all: the page is written beside it and then takes its place.
+
+    Args:
+        path: of the HTML file; its folder exists.
+        certificates: names and certificates.
+        title: of the page; by default made of the names.
+        estimates: lower bounds by name, or in the order of the certificates; by default those attached to them.
+
+    Returns:
+        The path.
+
+    Raises:
+        ReportError: if there is no certificate, or the estimates do not fit.
+        Contradiction: if a value was attained that a certificate excludes.
+        OSError: if the file cannot be written.
+    """
+    page = render_report(certificates, title=title, estimates=estimates)
+    with written_whole(Path(path)) as temporary:
+        temporary.write_text(page, encoding="utf-8", newline="\n")
+    return Path(path)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` to write to; it takes the place of ``path`` when the body ends well."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem[:100]}-", suffix=path.suffix, dir=path.absolute().parent)
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.umask(mask := os.umask(0))
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask
+        os.chmod(name, mode)  # a temporary file is private, the result as the file it replaces or an ordinary one
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def render_report(certificates: Named, *, title: str | None = None, estimates: Estimates | None = None) -> str:
+    """The page itself; see :func:`write_report`."""
+    if not certificates:
+        raise ReportError("a report shows one certificate or more, and none was given")
+    lower = _estimates(certificates, estimates)
+    names, only = zip(*certificates, strict=True)
+    style, script = _asset("report.css"), _asset("report.js")
+    return _template().render(
+        title=title or f"{'Certificate' if len(names) == 1 else 'Certificates'} of {_listed(names)}",
+        models=[_model(*each) for each in zip(range(1, len(only) + 1), names, only, lower, strict=True)],
+        comparison=comparison(certificates),
+        families=families(only),
+        errata=errata(only),
+        as_printed=any(c.constants != "certified" for c in only),
+        has_scalar=any(c.scalar for c in only),
+        has_segment=any(summary.is_along_a_segment(c) for c in only),
+        version=__version__,
+        style=style,
+        script=script,
+        policy=_policy(style, script),
+    )
+
+
+def _model(number: int, name: str, certificate: Certificate, estimate: Estimate | None) -> dict[str, Any]:
+    """What the template shows of one certificate."""
+    shown = layer_table(certificate.rows)
+    drawn = heat(certificate)
+    return {
+        "id": f"model-{number}",
+        "name": name,
+        "certificate": certificate,
+        "verdict": summary.verdict(certificate),
+        "figures": summary.figures(certificate),
+        "iterations": summary.iterations(certificate),
+        "brackets": summary.brackets(certificate, estimate),
+        "parts": summary.parts(certificate),
+        "limits": summary.limits(certificate),
+        "lines": shown,
+        "operations": len(certificate.rows),
+        "has_constants": any(line.sizes["slope"] or line.sizes["curvature"] for line in shown),
+        "curves": curves(certificate.rows),
+        "heat": drawn,
+        "blocks": block_lines(certificate),
+        "data": {
+            "rows": [[line.path, line.operation, line.shape, *list(line.sizes.values())[2:]]
+                     for line in shown if not line.size],
+            "blocks": [] if drawn is None else drawn.names,
+            "cells": [] if drawn is None else drawn.values,
+        },
+        "json": base64.b64encode(certificate.to_json(indent=None).encode()).decode(),
+        "file": f"{''.join(c if c.isalnum() or c in '-_' else '-' for c in name)[:60] or 'certificate'}.json",
+    }  # fmt: skip
+
+
+def _estimates(certificates: Named, given: Estimates | None) -> list[Estimate | None]:
+    """One estimate or none for each certificate."""
+    attached = [certificate.estimate for _, certificate in certificates]
+    if given is None:
+        return attached
+    if isinstance(given, Mapping):
+        names = {name for name, _ in certificates}
+        if not set(given) <= names:
+            raise ReportError(
+                f"estimates were given for {_listed(sorted(set(given) - names))}, but the certificates are those "
+                f"of {_listed(sorted(names))}"
+            )
+        return [given.get(name, own) for (name, _), own in zip(certificates, attached, strict=True)]
+    if len(given) != len(certificates):
+        raise ReportError(
+            f"{len(given)} estimates were given for {len(certificates)} certificates: give one for each, or None"
+        )
+    return [own if one is None else one for one, own in zip(given, attached, strict=True)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _policy(style: str, script: str) -> str:
+    """The content security policy: this style and this script, and nothing from anywhere."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    return (
+        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("surefoot.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("surefoot.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2")
+
+
+__all__ = ["ReportError", "render_report", "write_report", "written_whole"]

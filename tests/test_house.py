@@ -1,0 +1,178 @@
+"""The structure of the package: which way imports point, what is where, and that each folder's map is true."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "surefoot"
+FILES = sorted(ROOT.rglob("*.py"))
+
+# Each row imports from rows above it, and from its own without going round in a circle.
+ROWS = (
+    "errors spec magnitude domains enclosure linear_solve norms scalar taylor torch_private",
+    "graph",
+    "operations",
+    "calculus chain complexity",
+    "attained blockwise certificate guarantees lower",
+    "implicit objectives optim oracles",
+    "certifying clustering data paper smoothing zoo",
+    "report",
+    "cli",
+)
+ROW = {name: k for k, names in enumerate(ROWS) for name in names.split()}
+LEAVES = ("certifying", "clustering", "data", "paper", "report", "smoothing", "zoo", "cli")
+READ_LEAVES = ("report", "cli", "certifying", "__init__", "__main__")
+
+
+def part_of(file: Path) -> str:
+    """The first name below the package: a folder or a file."""
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def own_imports(file: Path) -> Iterator[tuple[str, bool]]:
+    """The modules of the package that a file imports, and whether it does so at the top."""
+    tree = ast.parse(file.read_text())
+    top = {id(node) for node in tree.body}
+    typing = {
+        id(inner)
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing or not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif node.module == "surefoot":
+            names = [f"surefoot.{alias.name}" for alias in node.names if not alias.name.startswith("__")]
+        else:
+            names = [node.module or ""]
+        for name in names:
+            if name.partition(".")[0] == "surefoot":
+                yield name, id(node) in top
+
+
+def edges() -> dict[str, set[str]]:
+    """Which parts import which others."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in FILES:
+        if file.parent != ROOT or not file.name.startswith("__"):
+            found[part_of(file)] |= {name.split(".")[1] for name, _ in own_imports(file) if "." in name}
+    return {part: others - {part} for part, others in found.items()}
+
+
+def test_every_part_has_its_row() -> None:
+    assert {part_of(file) for file in FILES} - {"__init__", "__main__"} == set(ROW)
+
+
+def test_imports_point_one_way() -> None:
+    wrong = [
+        f"{part} imports {other}" for part, others in edges().items() for other in others if ROW[other] > ROW[part]
+    ]
+    assert not wrong
+
+
+def test_no_part_imports_itself_through_others() -> None:
+    known = edges()
+
+    def reached(part: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = list(known.get(part, ()))
+        while waiting:
+            other = waiting.pop()
+            if other not in seen:
+                seen.add(other)
+                waiting += known.get(other, ())
+        return seen
+
+    assert [part for part in known if part in reached(part)] == []
+
+
+def test_leaves_are_imported_by_what_people_see_only() -> None:
+    wrong = [
+        f"{part} imports {other}"
+        for part, others in edges().items()
+        for other in others
+        if other in LEAVES and part not in READ_LEAVES
+    ]
+    assert not wrong
+
+
+def test_own_modules_are_imported_at_the_top() -> None:
+    inner = [
+        f"{file.relative_to(ROOT)}: {name}" for file in FILES for name, at_top in own_imports(file) if not at_top
+    ]
+    assert not inner
+
+
+def test_no_cycle_within_a_part() -> None:
+    """Modules can be read in an order in which each comes after all that it imports."""
+    modules = {}
+    for file in FILES:
+        path = file.relative_to(ROOT).with_suffix("")
+        name = ".".join(("surefoot", *path.parts)).removesuffix(".__init__")
+        modules[name] = file
+    graph = {}
+    for name, file in modules.items():
+        graph[name] = {
+            other for other, at_top in own_imports(file) if at_top and other in modules and other != name
+        }
+        if file.name != "__init__.py":
+            graph[name] -= {name.rpartition(".")[0]}
+    state: dict[str, int] = {}
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if state.get(name) == 2:
+            return
+        assert state.get(name) != 1, " → ".join((*path, name))
+        state[name] = 1
+        for other in graph[name]:
+            visit(other, (*path, name))
+        state[name] = 2
+
+    for name in graph:
+        visit(name, ())
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({f.parent for f in FILES} - {ROOT}), ids=lambda f: f.relative_to(ROOT).as_posix()
+)
+def test_the_map_of_a_folder_is_true(folder: Path) -> None:
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    heads = re.findall(r"^\* ((?:``\w+``(?:, | and )?)+)", text, re.M)
+    there = {file.stem for file in folder.glob("*.py")} - {"__init__"}
+    there |= {inner.parent.name for inner in folder.glob("*/__init__.py")}
+    assert there <= set(re.findall(r"``(\w+)``", text)), "a file is missing on the map"
+    assert {name for head in heads for name in re.findall(r"``(\w+)``", head)} <= there, "no such file"
+
+
+def test_file_names_are_unique_within_a_part() -> None:
+    names: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for file in FILES:
+        if file.name != "__init__.py":
+            names[part_of(file), file.stem].append(file)
+    assert [paths for paths in names.values() if len(paths) > 1] == []
+
+
+def test_a_file_is_not_named_like_what_it_holds() -> None:
+    """A folder's name for a function would hide the file of the same name, or the other way round."""
+    wrong = []
+    for file in FILES:
+        public = (file.parent / "__init__.py").read_text() if file.name != "__init__.py" else ""
+        if (
+            re.search(rf"import (\(\s*)?([\w, ]*\b)?{file.stem}\b", public)
+            and f"{file.parent.name}.{file.stem} import" in public
+        ):
+            wrong.append(str(file.relative_to(ROOT)))
+    assert not wrong
+
+
+def test_the_package_is_small() -> None:
+    assert sum(len(file.read_text().splitlines()) for file in FILES) <= 30_000
