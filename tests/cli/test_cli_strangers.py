@@ -193,16 +193,16 @@ def test_numbers_that_json_has_not_are_null(surefoot):
 def test_a_step_that_is_interrupted_half_way_leaves_nothing_behind(surefoot, monkeypatch):
     arguments = ("train", "mine:Net", "--data", saved(), "--steps", 6, "--json")
     whole = surefoot(*arguments)
-    complete, calls = CertifiedDescent._complete, iter(range(100))
+    complete, calls = CertifiedDescent._append, iter(range(100))
 
-    def interrupted(self, record):
+    def interrupted(self, *record):
         if next(calls) == 3:
             raise KeyboardInterrupt
-        complete(self, record)
+        complete(self, *record)
 
-    monkeypatch.setattr(CertifiedDescent, "_complete", interrupted)
+    monkeypatch.setattr(CertifiedDescent, "_append", interrupted)
     assert surefoot(*arguments, "--checkpoint", "run.pt").exit_code == 130
-    monkeypatch.setattr(CertifiedDescent, "_complete", complete)
+    monkeypatch.setattr(CertifiedDescent, "_append", complete)
     resumed = surefoot(*arguments, "--checkpoint", "run.pt")
     assert resumed.exit_code == 0, resumed.stderr
     assert json.loads(resumed.stdout) == json.loads(whole.stdout)

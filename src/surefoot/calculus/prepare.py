@@ -11,40 +11,31 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 import surefoot.operations.families  # noqa: F401  registers the operations
+from surefoot.graph.assemble import needed
 from surefoot.graph.evaluate import fold_in_double
 from surefoot.graph.structure import Graph, Node, Ref, Role, Spec
 from surefoot.operations.record import record_of
 from surefoot.scalar import ScalarFunction
 
+_prepared: WeakKeyDictionary[Graph, Graph] = WeakKeyDictionary()
+
 
 def prepared(graph: Graph) -> Graph:
     """The graph the calculus runs on; computed once per graph."""
-    cached: Any = graph.__dict__.get("_prepared")
-    if cached is None:
-        cached = fused(expanded(without_casts(graph)))
-        cached = replace(cached, nodes=_needed(cached.nodes, cached.outputs))
-        graph.__dict__["_prepared"] = cached
-    return cached
-
-
-def _needed(nodes: Sequence[Node], outputs: tuple[str, ...]) -> tuple[Node, ...]:
-    """The nodes an output depends on."""
-    wanted = set(outputs)
-    kept = []
-    for node in reversed(nodes):
-        if node.name in wanted:
-            kept.append(node)
-            wanted.update(node.inputs)
-    return tuple(reversed(kept))
+    if graph not in _prepared:
+        ready = fused(expanded(without_casts(graph)))
+        _prepared[graph] = replace(ready, nodes=tuple(needed(ready.nodes, ready.outputs)))
+    return _prepared[graph]
 
 
 def without_casts(graph: Graph) -> Graph:

@@ -104,8 +104,8 @@ class GuaranteedOptimizer(Optimizer):
         self._changed = self.look_around()
         with self.unchanged_on_error(), self._others_constant():
             record = self.advance(x, y, closure)
+            self._append(record, "the function" if self._changed else "the weights" if reset else "")
         self.watch.leave(self.model, self._changed, self._options)
-        self._append(record, "the function" if self._changed else "the weights" if reset else "")
         if self.progress is not None:
             self.progress(self.history[-1])
         return record.loss

@@ -1,0 +1,12 @@
+"""Rows divided by their root-mean-square, as an operation of its own."""
+
+from surefoot.operations import Bounds, Call, operation
+from surefoot.operations.normalisation import normalise
+from surefoot.operations.rows import batch
+
+
+@operation("example.unit_rms", rows=batch("input"), epsilon="eps")
+def unit_rms(call: Call) -> Bounds:
+    """Groups are the last dimension; see :mod:`surefoot.operations.normalisation`."""
+    x = call["input"]
+    return normalise(call, x, lambda t: t.reshape(-1, x.shape[-1]), x.shape[-1], centred=False)
