@@ -6,9 +6,11 @@ A *case* is one claim at one point: the three constants of a certificate there, 
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +79,8 @@ class Trial:
             except SurefootError:
                 self.findings.count[self.family] += 1
                 self.findings.count["refused"] += 1
+            except Undecided:
+                self.findings.count["undecided"] += 1
             except NotImplementedError as error:
                 if "exact judge" in str(error):
                     raise
@@ -85,10 +89,9 @@ class Trial:
                 self._crash(check, error)
 
     def _crash(self, check: str, error: Exception) -> None:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        where = "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename.rpartition('/src/')[2]}:{last.lineno}"
+        self.findings.count[self.family] += 1
         self._wrong(f"{check}: crash", "no error but ours", f"{type(error).__name__}: {str(error)[:90]} at {where}")
 
     def _wrong(self, check: str, claim: str, fact: str) -> None:
@@ -292,18 +295,13 @@ def _ball(claim: Any) -> arb:
     return exactly(shown) if 0 < shown < math.inf and exactly(shown) < exact else exact
 
 
-def seeds(number: int, count: int) -> Iterator[int]:
-    """Seeds that do not meet those of other numbers."""
-    return iter(range(number * 100_000, number * 100_000 + count))
-
-
-def investigate(family: str, build: Callable[[int], Subject], number: int, count: int) -> Findings:
-    """Judge the claims on some subjects of a family, two kinds of claim each."""
+def investigate(family: str, build: Callable[[int], Subject], number: int, cases: int) -> Findings:
+    """Judge so many claims on subjects of a family, two kinds of claim each; the number decides which."""
     findings = Findings()
-    for seed in seeds(number, count):
+    for seed in itertools.count(number * 100_000):
+        if findings.count[family] >= cases:
+            break
         subject = build(seed)
-        kinds = ("certificate", "objective") if seed % 2 else ("along", "steps")
-        if subject.wrt == "input":
-            kinds = ("certificate", "objective")
+        kinds = ("along", "steps") if seed % 2 == 0 and subject.wrt == "params" else ("certificate", "objective")
         Trial(family, seed, subject, findings).run(kinds)
     return findings

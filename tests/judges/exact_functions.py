@@ -153,17 +153,16 @@ def celu(alpha: float = 1.0) -> Function:
 
 
 def thresholded_softplus(beta: float = 1.0, threshold: float = 20.0) -> Function:
-    """Soft-plus, and the identity above the threshold.
+    """Soft-plus, and the identity above the threshold; without a jump from the default threshold on.
 
-    The default threshold is where double precision was thought not to tell them apart, and the real function that
-    is meant there is a matter of reading: nothing is judged.
+    From 20 on, what torch leaves out is meant as an error of evaluation.
     """
     b, limit = exactly(beta), exactly(threshold)
 
     def function(x: arb) -> Derivatives:
-        if not b * x <= limit:
-            if threshold >= 10 or not b * x > limit:
-                raise Undecided("soft-plus beyond its threshold")
+        if threshold < 20 and not b * x <= limit:
+            if not b * x > limit:
+                raise Undecided("soft-plus at its threshold")
             return x, ONE, ZERO
         value, slope, bend = softplus(b * x)
         return value / b, slope, bend * b
