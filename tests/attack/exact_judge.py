@@ -201,7 +201,7 @@ class Trial:
                     continue
                 answer = holds(fact, exactly(least))
                 if answer is False:
-                    self._wrong(check, claim, fact.str(12, radius=False))
+                    self._wrong(check, claim, fact.str(20, radius=False))
                 if answer is not None:
                     return
         self.findings.count["undecided"] += 1
@@ -243,7 +243,7 @@ class Trial:
             self._compare("segment", claims, facts)
         step = certificate.safe_step
         if step:
-            self._no_ascent("segment: safe_step", lambda: self._moved(variables, direction, step), f"step {step:.6g}")
+            self._no_ascent("segment: safe_step", lambda: self._moved(variables, direction, step), f"step {step:.17g}")
 
     def _steps(self) -> None:
         """Steps of optimizers with a promise, judged by the weights as stored before and after."""
@@ -268,7 +268,7 @@ class Trial:
                 values = [value_of(run(s.objective, s.model, point)[0]) for point in (before, after)]
                 return values[0] - values[1]
 
-            self._promise(f"steps: {name}", decrease, f"step {k} promised {promised:.12g}", promised)
+            self._promise(f"steps: {name}", decrease, f"step {k} promised {promised:.17g}", promised)
 
     def _random(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: self.dice.normal(*value.shape) for name, value in variables.items()}

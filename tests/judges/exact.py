@@ -45,22 +45,24 @@ class _Shadowed(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         name = str(func.overloadpacket).removeprefix("aten.")
         if name in _PLAIN or not self._touches((args, list(kwargs.values()))):
-            return result
-        if name in LAYOUT:
-            exact = moved(func, args, kwargs, self.array)
-        elif name in RULES:
-            named = {key: self._argument(value) for key, value in kwargs.items() if key != "out"}
-            exact = RULES[name](*(self._argument(argument) for argument in args), **named)
-        else:
-            raise NotImplementedError(f"the exact judge has no rule for '{name}'")
+            return func(*args, **kwargs)
+        exact = self._repeated(name, func, args, kwargs)
+        result = func(*args, **kwargs)  # after that: it may write into its arguments
         pairs = [(result, exact)] if isinstance(result, Tensor) else zip(result, exact, strict=True)
         for tensor, array in pairs:
             if array is not None:
                 self._shadows[id(tensor)] = tensor, np.asarray(array, dtype=object).reshape(tensor.shape)
         return result
+
+    def _repeated(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        if name in LAYOUT:
+            return moved(func, args, kwargs, self.array)
+        if name not in RULES:
+            raise NotImplementedError(f"the exact judge has no rule for '{name}'")
+        named = {key: self._argument(value) for key, value in kwargs.items() if key != "out"}
+        return RULES[name](*(self._argument(argument) for argument in args), **named)
 
     def _touches(self, argument: Any) -> bool:
         if isinstance(argument, list | tuple):
