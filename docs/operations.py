@@ -7,9 +7,12 @@ import math
 import sys
 from decimal import ROUND_UP, Context, Decimal, localcontext
 
-from surefoot.operations.registry import Rule, rules
-from surefoot.scalar import activations, supremum
-from surefoot.scalar.function import ScalarFunction
+import surefoot.clustering
+import surefoot.implicit
+import surefoot.operations.families  # noqa: F401  registers the operations
+from surefoot.operations.record import Rule, rules
+from surefoot.scalar import supremum
+from surefoot.scalar.function import ACTIVATIONS, ScalarFunction
 from surefoot.scalar.primitives import PRIMITIVES
 
 INTRODUCTION = """Supported operations
@@ -18,7 +21,7 @@ INTRODUCTION = """Supported operations
 What a rule claims, and why it is true, is its docstring; the page is those docstrings. For
 :math:`z = f(x_1, …, x_k)` and all arguments within their enclosures, a rule bounds the operator norm of every
 Jacobian, the tensor norm of every second derivative, and the norm of the result
-(:class:`surefoot.operations.registry.Bounds`). An operation without a rule is refused by name;
+(:class:`surefoot.operations.call.Bounds`). An operation without a rule is refused by name;
 :doc:`gallery/own_rule` shows how to add one.
 
 """
@@ -34,9 +37,11 @@ def page() -> str:
 
 def scalar_functions() -> str:
     """The activations with the suprema of their first two derivatives, as computed by ball arithmetic."""
-    known = {name for name, make in activations.ACTIVATIONS.items() if _can_be_made(make)}
-    known |= {name for name, primitive in PRIMITIVES.items() if primitive.arity == 1} - {*activations.ACTIVATIONS}
-    rows = [_activation(name, activations.activation(name)) for name in sorted(known)]
+    known = {name for name, make in ACTIVATIONS.items() if _can_be_made(make)}
+    known |= {name for name, primitive in PRIMITIVES.items() if primitive.arity == 1} - {*ACTIVATIONS}
+    functions = {name: ScalarFunction.named(name) for name in sorted(known)}
+    # without its limits a clamp is the identity, and would stand here as if it had no kink
+    rows = [_activation(name, f) for name, f in functions.items() if f.affine[-1] is None or name == "neg"]
     head = [
         "Activations",
         "-----------",

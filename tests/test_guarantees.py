@@ -232,9 +232,11 @@ def test_damping_of_what_has_none() -> None:
     with pytest.raises(GuaranteeError, match=r"objective=surefoot\.Square"):
         sf.certify(model, x).damping  # noqa: B018
     with pytest.raises(GuaranteeError, match=r"surefoot\.smooth"):
-        sf.certify(model, x, objective=sf.Square(torch.zeros(2, 1))).damping  # noqa: B018
+        sf.certify(model, x, objective=sf.Square(torch.zeros(2, 1)), domain=sf.ProductBall(1.0)).damping  # noqa: B018
     frozen = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Tanh(), nn.Linear(4, 1))
-    assert sf.certify(frozen, x, objective=sf.Square(torch.zeros(2, 1))).damping == 0  # linear in what varies
+    assert (
+        sf.certify(frozen, x, objective=sf.Square(torch.zeros(2, 1)), domain=sf.ProductBall(1.0)).damping == 0
+    )  # linear in what varies
 
 
 def test_iterations_are_exact_whole_numbers_of_any_size() -> None:
@@ -294,11 +296,11 @@ def test_the_gap_is_twice_the_bound_where_the_sign_is_not_known() -> None:
             return outputs.mean()
 
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(2, 3)
-    certificate = sf.certify(model, x, objective=Mean())
+    certificate = sf.certify(model, x, objective=Mean(), domain=sf.ProductBall(1.0))
     assert certificate.scalar
     assert not certificate.nonnegative
     assert certificate.iterations(0.1) == iterations(certificate.smoothness, certificate.bound * 2.0, 0.1)
-    loss = sf.certify(model, x, objective=sf.Square(torch.zeros(2, 1)))
+    loss = sf.certify(model, x, objective=sf.Square(torch.zeros(2, 1)), domain=sf.ProductBall(1.0))
     assert loss.iterations(0.1) == iterations(loss.smoothness, loss.bound, 0.1)
 
 
@@ -306,7 +308,7 @@ def test_nothing_is_promised_where_nothing_is_proved() -> None:
     x = torch.randn(2, 3)
     network = sf.certify(nn.Linear(3, 2), x)
     kinked = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
-    certificate = sf.certify(kinked, x, objective=sf.Square(torch.zeros(2, 1)))
+    certificate = sf.certify(kinked, x, objective=sf.Square(torch.zeros(2, 1)), domain=sf.ProductBall(1.0))
     with pytest.raises(GuaranteeError, match=r"surefoot\.smooth") as caught:
         certificate.iterations(0.1)
     assert "relu" in str(caught.value)
@@ -401,7 +403,9 @@ def test_where_the_gradient_is_not_known_its_bound_keeps_the_step_in_the_domain(
     unknown = replace(problem.certificate, block_gradients=None)
     assert 0 < unknown.step_size <= problem.certificate.step_size
     assert unknown.step_size * float(problem.certificate.lipschitz) <= 0.01 * (1 + 1e-9)
-    around_zero = sf.certify(problem.model, problem.x, objective=sf.CrossEntropy(problem.y))
+    around_zero = sf.certify(
+        problem.model, problem.x, objective=sf.CrossEntropy(problem.y), domain=sf.ProductBall(1.0)
+    )
     assert around_zero.radius is None
     assert around_zero.step_size == around_zero.inverse_smoothness
     assert "while steps stay in the domain" in str(around_zero)

@@ -40,7 +40,9 @@ def test_certificates() -> None:
     assert around.iterations(eps=1e3) > 0
     with pytest.raises(GuaranteeError, match="a radius of"):  # the iterates may leave so small a ball
         around.iterations(eps=1e-3)
-    assert sf.certify(model, x, objective=sf.CrossEntropy(y)).iterations(eps=1e-3) > 1
+    on_set = sf.certify(model, x, objective=sf.CrossEntropy(y), domain=sf.ProductBall(1.0))
+    assert on_set.iterations(eps=1e-3) > 1
+    assert sf.certify(model, x, objective=sf.CrossEntropy(y)).step_size >= around.step_size
     assert along.safe_step >= 0
     assert len(around.to_pandas()) == len(around.rows)
     figure, axes = around.plot()

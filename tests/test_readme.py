@@ -12,6 +12,7 @@ import torch
 
 from judges.pages import from_docs
 from surefoot import zoo
+from surefoot.operations import record
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -53,6 +54,12 @@ def test_an_output_without_a_marker_is_refused() -> None:
         generate.regenerated("```python\nprint(1)\n```\n")
     with pytest.raises(ValueError, match="line 1: the block prints nothing and has a marker"):
         generate.regenerated("```python\nx = 1\n```\n<!-- output: x -->\n")
+
+
+@pytest.fixture(autouse=True)
+def own_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page registers is forgotten after it."""
+    monkeypatch.setattr(record, "_RECORDS", record.records())
 
 
 @pytest.mark.parametrize("name", [*generate.PAGES, "CHANGELOG.md"])

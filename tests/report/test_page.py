@@ -146,7 +146,8 @@ def test_an_objective_shows_its_constants_steps_and_bracket(objective: tuple[sf.
 
 def test_where_it_is_proved_the_number_of_steps_is_shown() -> None:
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), torch.randn(6, 3).double()
-    certificate = sf.certify(model, x, objective=sf.CrossEntropy(torch.tensor([0, 1, 0, 1, 1, 0])))
+    objective = sf.CrossEntropy(torch.tensor([0, 1, 0, 1, 1, 0]))
+    certificate = sf.certify(model, x, objective=objective, domain=sf.ProductBall(1.0))
     text = text_of(render_report([("small", certificate)]))
     assert f"1/L step size {lower(certificate.step_size)}" in text
     for eps in (0.1, 0.01, 0.001):

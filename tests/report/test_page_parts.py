@@ -26,7 +26,7 @@ from surefoot.operations.record import rule_for, rules
 from surefoot.report.blocks import block_lines, heat
 from surefoot.report.docstrings import maths, prose, summary
 from surefoot.report.growth import HEIGHT, Axis, curves
-from surefoot.report.rules import errata, families, rule_of
+from surefoot.report.rules import errata, families, record_for
 from surefoot.report.side_by_side import comparison, ratio
 
 _DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
@@ -293,7 +293,7 @@ def test_rows_name_the_rule_that_was_used(name: str) -> None:
     one = Magnitude.of(1.0)
     for node in graph.nodes:
         shown = Row(node.module, label(node), node.specs[0].shape, one, one, one, 0.0)
-        assert rule_of(shown) is rule_for(node, graph), node.op
+        assert record_for(shown).bounds is rule_for(node, graph), node.op
 
 
 def test_families_count_operations_and_errata_match_them() -> None:

@@ -2,13 +2,13 @@ r"""One operation along a segment: the Taylor models of its arguments, and norms
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from surefoot.graph.structure import Node
+from surefoot.graph.structure import Node, Ref
 from surefoot.operations.call import Use
 from surefoot.spec import Spec
 from surefoot.taylor.model import TaylorModel
@@ -40,11 +40,13 @@ class Norms:
 
     def __init__(self, slack: float = 0.05) -> None:
         self._slack = slack
-        self._kept: dict[tuple[str, tuple[int, ...]], Gain] = {}
+        self._kept: dict[Hashable, Gain] = {}
 
     def at(self, node: Node, weights: Tensor, data: Spec, measure: Callable[[], Gain]) -> tuple[float, Gain]:
         """A bound on the norm at these weights, and what it rests on; measured where nothing kept is near."""
-        key = node.name, data.shape[1:]  # the norm of a convolution depends on the size of its images
+        # the norm of a convolution depends on the size of its images, its stride, its padding, …
+        settings = tuple((key, repr(a)) for key, a in node.arguments.items() if not isinstance(a, Ref))
+        key = node.name, node.op, settings, data.shape[1:]
         gain = self._kept.get(key)
         if gain is not None and gain.weights.shape == weights.shape:
             moved = gain.constant * float(torch.linalg.vector_norm(weights - gain.weights)) * (1 + 2.0**-26)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from surefoot.certificate import Certificate, Row
-from surefoot.operations.record import Rule, rules
+from surefoot.operations.record import Operation, Rule, records
 from surefoot.report.docstrings import summary
 
 
@@ -39,7 +39,6 @@ class Erratum:
     number: int
     printed: str
     holds: str
-    operations: frozenset[str] | None
 
 
 def families(certificates: Iterable[Certificate]) -> list[Family]:
@@ -49,20 +48,21 @@ def families(certificates: Iterable[Certificate]) -> list[Family]:
         if certificate.constants != "certified":
             continue
         for row in certificate.rows:
-            rule = rule_of(row)
+            rule = record_for(row).bounds
+            assert rule is not None
             found.setdefault(rule.__module__, {}).setdefault(rule, []).append(row.operation)
     return [_family(module, entries) for module, entries in found.items()]
 
 
-def rule_of(row: Row) -> Rule:
-    """The rule of a row, which bears the name of its operation or of the scalar function that it computes."""
-    known = rules()
-    for namespace in ("aten.", "surefoot.", ""):
-        rule = known.get(namespace + row.operation)
-        if rule is not None and not (rule.__module__.startswith("surefoot.operations.losses.") and row.shape):
-            return rule
-    others = [rule for name, rule in known.items() if name.rpartition(".")[2] == row.operation and not row.shape]
-    return others[0] if others else known["surefoot.scalar"]
+def record_for(row: Row) -> Operation:
+    """The record of a row, which bears the name of its operation or of the scalar function that it computes.
+
+    A loss is one number, so a row of that name with more is another operation.
+    """
+    known = {name: record for name, record in records().items() if record.bounds is not None}
+    named = [record for name, record in known.items() if name.rpartition(".")[2] == row.operation]
+    fitting = [record for record in named if record.loss is None or not row.shape]
+    return fitting[0] if fitting else known["surefoot.scalar"]
 
 
 def _family(module: str, entries: dict[Rule, list[str]]) -> Family:
@@ -76,66 +76,55 @@ def _family(module: str, entries: dict[Rule, list[str]]) -> Family:
     return Family(heading, argument, written)
 
 
-_CONVOLUTIONS = frozenset(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))
-_NORMALISATIONS = frozenset(("batch_norm", "instance_norm", "layer_norm", "group_norm", "rms_norm"))
-_POOLINGS = frozenset(
-    f"{adaptive}{kind}_pool{n}d" for adaptive in ("", "adaptive_") for kind in ("avg", "max") for n in (1, 2, 3)
-)
-_LOSSES = frozenset(("square", "cross_entropy"))
-_SOFTMAX = frozenset(("softmax", "_softmax", "log_softmax", "masked_softmax", "cross_entropy", "logsumexp"))
-
 _ERRATA = (
     Erratum(
         2,
         "The intercept of a convolution has constant √m⌈k/s⌉ (main text) or √m (appendix).",
         "√(m·positions): it is copied to every position of every sample. The printed number is not a bound.",
-        _CONVOLUTIONS,
     ),
     Erratum(
         3,
         "Batch-normalisation: bound δm, ℓ = 2ε^(−1/2), L = 2m^(−1/2)ε^(−1).",
         "√(δm), ε^(−1/2) and 0.8587·m^(−1/2)ε^(−1); for images m counts positions too.",
-        _NORMALISATIONS,
     ),
     Erratum(
         12,
         "Supervised objectives: only the smoothness of each loss is needed.",
         "The mean of n losses has L = max Lᵢ/n and ℓ = max ℓᵢ/√n.",
-        _LOSSES,
     ),
     Erratum(
         13,
         "Logistic loss ℓ ≤ 2, L ≤ 2; soft-max ℓ = 2, L = 4.",
         "√2 and 1/2; 1/2 and √2/(3√3).",
-        _SOFTMAX,
     ),
     Erratum(
         15,
         "Pooling: ℓ = 1.",
         "Averages of disjoint k×k patches have 1/k; maxima √(patches over one entry). For overlapping maxima the "
         "printed number is not a bound.",
-        _POOLINGS,
     ),
     Erratum(
         17,
         "ℓ of a layer adds up the layers before it: ℓˣℓ + ℓᵘ.",
         "Parameters of different layers are orthogonal: one number per block, and a matrix for pairs of blocks.",
-        None,
     ),
     Erratum(
         18,
         "Convergence of gradient descent in O(·) iterations.",
         "min‖∇F(uₖ)‖² ≤ 2L(F(u₀) − F_low)/N with step 1/L, while the iterates stay in the domain.",
-        None,
     ),
 )
 
 
+_OF_ALL_MODELS, _OF_OBJECTIVES = {17}, {18}
+
+
 def errata(certificates: Sequence[Certificate]) -> list[Erratum]:
     """Those that touch an operation which occurs."""
-    met = {name for c in certificates for row in c.rows for name in row.operation.split(" → ")}
-    scalar = any(c.scalar for c in certificates)
-    return [e for e in _ERRATA if (scalar or e.number != 18 if e.operations is None else e.operations & met)]
+    met = {number for c in certificates for row in c.rows for number in record_for(row).errata} | _OF_ALL_MODELS
+    if any(c.scalar for c in certificates):
+        met |= _OF_OBJECTIVES
+    return [erratum for erratum in _ERRATA if erratum.number in met]
 
 
-__all__ = ["Erratum", "Family", "RuleEntry", "errata", "families", "rule_of"]
+__all__ = ["Erratum", "Family", "RuleEntry", "errata", "families", "record_for"]
