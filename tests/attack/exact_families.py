@@ -57,7 +57,9 @@ def expressions(m: Material) -> Subject:
     rows, columns = m.whole(1, 2), m.whole(1, 2)
     x = m.normal(rows, 2, scale=m.one_of(1.0, 1.0, 5.0))
     if m.chance(0.4):
-        return Subject(text, Expression(function), x, sf.Square(), m.normal(rows, 2), "input", (0.0, m.power(-6, 0)))
+        return Subject(
+            text, Expression(function), x, sf.Square(), m.normal(rows, 2), "input", (0.0, m.power(-6, 0))
+        )
     model = m.weights(nn.Sequential(nn.Linear(2, columns, bias=m.chance(0.5)), Expression(function)))
     return Subject(text, model, x, *_loss(m, rows, columns), radii=(0.0, m.power(-6, 0)))
 
@@ -131,7 +133,7 @@ def scales(m: Material) -> Subject:
 
 @family
 def normalisations(m: Material) -> Subject:
-    """Layer, group, batch, instance and root-mean-square normalisation with mean/σ up to 1e7, ε from 1e-300 to 1."""
+    """Layer, group, batch, instance and root-mean-square: mean/σ up to 1e7, ε from 1e-300 to 1, sizes to 1e156."""
     eps = 10.0 ** m.one_of(-300, -100, -20, -12, -8, -5, -5, -3, 0)
     mean = m.one_of(0.0, 1.0, 1e3, 1e5, 1e7)
     spread = 10.0 ** m.one_of(0, 0, 0, -6, 6, 100, 156, -160)
@@ -173,7 +175,9 @@ def channels_last(m: Material) -> Subject:
     norm = nn.GroupNorm(m.one_of(1, 2), channels, affine=m.chance(0.3), eps=m.one_of(1e-5, 1e-12))
     if m.chance(0.5):
         model = m.weights(norm)
-        return Subject(f"mean {mean:g}", model, x, sf.Square(), m.normal(*x.shape), "input", (0.0, m.power(-6, -1)))
+        return Subject(
+            f"mean {mean:g}", model, x, sf.Square(), m.normal(*x.shape), "input", (0.0, m.power(-6, -1))
+        )
     conv = nn.Conv2d(channels, channels, m.one_of(1, 2), padding=1, bias=m.chance(0.5))
     model = m.weights(nn.Sequential(conv, norm, nn.Tanh())).to(memory_format=torch.channels_last)
     with torch.no_grad():
@@ -307,14 +311,15 @@ def edges(m: Material) -> Subject:
         "no inputs": lambda: (_linear(0, 2), m.normal(2, 0)),
         "none inside": lambda: (nn.Sequential(_linear(2, 0), nn.Tanh(), _linear(0, 2)),
                                  m.normal(2, 2)),
-        "frozen first": lambda: (_frozen(nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1, bias=False)), 2),
-                                 m.normal(1, 3)),
+        "frozen first": lambda: (
+            _frozen(nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1, bias=False)), 2), m.normal(1, 3)),
         "frozen weight": lambda: (_frozen(nn.Linear(3, 1), 1), m.normal(1, 3)),
         "largest": lambda: (nn.Sequential(nn.Linear(2, 3), Expression(lambda z: z.max(-1, keepdim=True).values)),
                             m.normal(1, 2)),
         "half": lambda: (nn.Sequential(nn.Linear(2, 4), Expression(lambda z: z.chunk(2, -1)[0])), m.normal(1, 2)),
-        "unbound": lambda: (nn.Sequential(nn.Linear(2, 2), Expression(lambda z: torch.stack(z.unbind(-1)[::-1], -1))),
-                            m.normal(1, 2)),
+        "unbound": lambda: (
+            nn.Sequential(nn.Linear(2, 2), Expression(lambda z: torch.stack(z.unbind(-1)[::-1], -1))),
+            m.normal(1, 2)),
         "one wide": lambda: (nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Linear(1, 1)), m.normal(1, 1)),
         "zero weights": lambda: (nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)), m.normal(1, 2)),
         "conv one": lambda: (nn.Sequential(nn.Conv1d(1, 1, 2), nn.Tanh(), nn.Flatten()), m.normal(1, 1, 3)),

@@ -1,6 +1,7 @@
 """Claims of the library put to the exact judge: certificates, segments, steps.
 
-A *case* is one claim at one point: the three constants of a certificate there, or the decrease that a step promises.
+A *case* is one claim at one point: the three constants of a certificate there, or the decrease that a step
+promises.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ class Trial:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename.rpartition('/src/')[2]}:{last.lineno}"
         self.findings.count[self.family] += 1
-        self._wrong(f"{check}: crash", "no error but ours", f"{type(error).__name__}: {str(error)[:90]} at {where}")
+        self._wrong(
+            f"{check}: crash", "no error but ours", f"{type(error).__name__}: {str(error)[:90]} at {where}"
+        )
 
     def _wrong(self, check: str, claim: str, fact: str) -> None:
         self.findings.violations.append(Violation(self.family, check, self.seed, self.subject.name, claim, fact))
@@ -129,7 +132,9 @@ class Trial:
             weights = [1.0] if count == 1 else self.dice.normal(count).tolist()
             name = f"{check}: {'centre' if place == 0 else 'ball'}"
 
-            def facts(part: float = part, move: Any = move, direction: Any = direction, weights: Any = weights) -> Any:
+            def facts(
+                part: float = part, move: Any = move, direction: Any = direction, weights: Any = weights
+            ) -> Any:
                 point = self._moved(variables, move, part)
                 fact = truth(function, self.subject.model, point, direction, weights)
                 return {"bound": fact.bound, "lipschitz": fact.lipschitz, "smoothness": fact.smoothness}
@@ -156,7 +161,9 @@ class Trial:
                     if answer is not None:
                         open_.remove(name)
                     if answer is False:
-                        self._wrong(f"{check} {name}", claim.str(20, radius=False), found[name].str(20, radius=False))
+                        self._wrong(
+                            f"{check} {name}", claim.str(20, radius=False), found[name].str(20, radius=False)
+                        )
         self.findings.count["undecided"] += bool(open_)
 
     def _guaranteed_step(self, certificate: Any, radius: float) -> None:
@@ -171,14 +178,19 @@ class Trial:
             with flint.ctx.workprec(PRECISIONS[0]):
                 slopes = truth(s.objective, s.model, self._moved(variables, {}, 0.0)).gradient
             numbers = iter([float(slope) for slope in slopes])
-            move = {n: torch.tensor([-next(numbers) for _ in range(v.numel())], dtype=torch.float64) for n, v in variables.items()}
+            move = {
+                n: torch.tensor([-next(numbers) for _ in range(v.numel())], dtype=torch.float64)
+                for n, v in variables.items()
+            }
         else:
             pairs = zip(variables, gradient, strict=True)
             move = {name: -g.double().reshape(-1) for name, g in pairs if g is not None}
         if all(bool(torch.isfinite(m).all()) for m in move.values()):
             self._no_ascent("objective: step_size", lambda: self._moved(variables, move, step), f"step {step:.3g}")
 
-    def _no_ascent(self, check: str, point: Callable[[], dict[Tensor, Array]], claim: str, least: float = 0.0) -> None:
+    def _no_ascent(
+        self, check: str, point: Callable[[], dict[Tensor, Array]], claim: str, least: float = 0.0
+    ) -> None:
         """The objective at the point is lower than at the weights by this much at least."""
         s = self.subject
         variables = s.variables
@@ -232,7 +244,7 @@ class Trial:
                 slope = sum((g * m for g, m in zip(here.gradient, moves, strict=True)), arb(0))
                 change = value_of(there[0]) - here.values[0]
                 eta = exactly(part)
-                bend = 2 * (change - slope * eta) / eta**2
+                bend = 2 * (change - slope * eta) / (eta * eta)
                 return {
                     "bound": abs(value_of(there[0])),
                     "lipschitz": abs(change) / eta,
@@ -243,7 +255,9 @@ class Trial:
             self._compare("segment", claims, facts)
         step = certificate.safe_step
         if step:
-            self._no_ascent("segment: safe_step", lambda: self._moved(variables, direction, step), f"step {step:.17g}")
+            self._no_ascent(
+                "segment: safe_step", lambda: self._moved(variables, direction, step), f"step {step:.17g}"
+            )
 
     def _steps(self) -> None:
         """Steps of optimizers with a promise, judged by the weights as stored before and after."""

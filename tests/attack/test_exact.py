@@ -28,8 +28,8 @@ _OVERFLOW = "squares above 1e308 are infinite, and what is divided by them is ze
 _KERNEL = "group normalisation of tensors with channels last is not backward stable"
 _NOTHING = "layers of width zero have rows without entries"
 
-# What is not true yet: by family ("" for all of them) and beginning of the check, the reason. A check that is mended is
-# to be taken out; the aim is an empty table.
+# What is not true yet: by family ("" for all of them) and beginning of the check, the reason. A check that is
+# mended is to be taken out; the aim is an empty table.
 PENDING: dict[str, dict[str, str]] = {
     "": dict.fromkeys(("steps: ball", "steps: blocks", "steps: gauss_newton", "steps: newton"), _ROUNDED),
     "expressions": {"segment": _CANCELLED, "steps: segment": _CANCELLED},

@@ -1,9 +1,9 @@
 r"""The exact judge: a function that torch computes, evaluated in real arithmetic with 200 bits.
 
-The function is run as it is, with its present modes, attributes and weights; each operation that torch executes is
-repeated on balls of python-flint (:mod:`judges.exact_rules`). So nothing of what is judged takes part: no graph, no
-rewriting, no double precision. Weights and data are taken as they are stored: numbers of 16, 32 and 64 bits are
-rationals. A cast between floating-point types is the identity.
+The function is run as it is, with its present modes, attributes and weights; each operation that torch executes
+is repeated on balls of python-flint (:mod:`judges.exact_rules`). So nothing of what is judged takes part: no
+graph, no rewriting, no double precision. Weights and data are taken as they are stored: numbers of 16, 32 and 64
+bits are rationals. A cast between floating-point types is the identity.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from judges.exact_numbers import ZERO, Number, Undecided, derivatives, dot, exac
 from judges.exact_rules import LAYOUT, RULES, Array, filled, moved
 
 PRECISIONS = (200, 3000)  # bits; the second where the first does not tell
-_PLAIN = frozenset("empty zeros ones full arange zeros_like ones_like all any _local_scalar_dense eq ne "
-                   "bitwise_and logical_not scalar_tensor".split())  # fmt: skip
+_PLAIN = frozenset(
+    """empty zeros ones full arange zeros_like ones_like all any _local_scalar_dense eq ne bitwise_and logical_not
+    scalar_tensor""".split()  # noqa: SIM905
+)
 
 
 class _Shadowed(TorchDispatchMode):
@@ -109,7 +111,9 @@ class Truth:
         return norm(self.bent) / (self.size * self.length)
 
 
-Point = Mapping[Tensor, Any]  # a tensor of the function, and numbers in its place (nested lists or arrays of balls)
+Point = Mapping[
+    Tensor, Any
+]  # a tensor of the function, and numbers in its place (nested lists or arrays of balls)
 
 
 def truth(

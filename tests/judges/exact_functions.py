@@ -10,7 +10,7 @@ from typing import Any
 
 from flint import arb
 
-from judges.exact_numbers import ONE, ZERO, Derivatives, Undecided, exactly
+from judges.exact_numbers import ONE, ZERO, Derivatives, Undecided, exactly, natural_power
 
 Function = Callable[[arb], Derivatives]
 
@@ -29,7 +29,7 @@ def at_least(x: arb, threshold: Any) -> bool:
 
 
 def tanh(x: arb) -> Derivatives:
-    y, slope = x.tanh(), x.sech() ** 2
+    y, slope = x.tanh(), natural_power(x.sech(), 2)
     return y, slope, -2 * y * slope
 
 
@@ -120,7 +120,7 @@ def gelu(approximate: str = "none") -> Function:
 
     def by_tanh(x: arb) -> Derivatives:
         root, cubic = (2 / arb.pi()).sqrt(), exactly(0.044715)
-        inner, s, b = root * (x + cubic * x**3), root * (1 + 3 * cubic * x * x), root * 6 * cubic * x
+        inner, s, b = root * (x + cubic * x * x * x), root * (1 + 3 * cubic * x * x), root * 6 * cubic * x
         phi, slope, bend = sigmoid(2 * inner)  # (1 + tanh z)/2
         return x * phi, phi + x * 2 * slope * s, 4 * slope * s + x * (4 * bend * s * s + 2 * slope * b)
 
@@ -203,11 +203,16 @@ def power(exponent: float) -> Function:
     if exponent == int(exponent) and exponent >= 0:
         n = int(exponent)
         slope, bend = arb(n), arb(n * (n - 1))
-        return lambda x: (x**n, slope * x ** max(n - 1, 0), bend * x ** max(n - 2, 0))
+        return lambda x: (
+            natural_power(x, n),
+            slope * natural_power(x, max(n - 1, 0)),
+            bend * natural_power(x, max(n - 2, 0)),
+        )
     p = exactly(exponent)
 
     def function(x: arb) -> Derivatives:
-        y = (p * _positive(x).log()).exp() if exponent != int(exponent) else x ** int(exponent)
+        whole = exponent == int(exponent)
+        y = 1 / natural_power(x, -int(exponent)) if whole else (p * _positive(x).log()).exp()
         return y, p * y / x, p * (p - 1) * y / (x * x)
 
     return function

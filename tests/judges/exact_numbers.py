@@ -20,7 +20,7 @@ Derivatives = tuple[Any, Any, Any]
 _order = itertools.count()
 
 
-class Undecided(Exception):  # noqa: N818  no error: the precision does not tell which piece of a function applies
+class Undecided(Exception):
     """A ball is too wide to say on which side of a break it lies."""
 
 
@@ -111,7 +111,7 @@ def total(terms: Iterable[Any]) -> Any:
 
 
 def derivatives(result: Any, leaves: Sequence[Number]) -> tuple[list[arb], list[arb]]:
-    """The gradient of a result in the leaves, and the tangent of that gradient: the Hessian times the direction."""
+    """The gradient of a result in the leaves, and its tangent: the Hessian times the direction."""
     if not isinstance(result, Number):
         return [ZERO] * len(leaves), [ZERO] * len(leaves)
     adjoints: dict[int, tuple[arb, arb]] = {id(result): (ONE, ZERO)}
@@ -145,6 +145,11 @@ def exactly(number: float) -> arb:
     return arb(number)
 
 
+def natural_power(x: arb, n: int) -> arb:
+    """xⁿ by multiplication: flint's own takes a logarithm, which a ball around zero has not."""
+    return math.prod([x] * n, start=ONE)
+
+
 def norm(numbers: Iterable[Any]) -> arb:
     """The Euclidean norm."""
-    return sum((value_of(x) ** 2 for x in numbers), ZERO).nonnegative_part().sqrt()
+    return sum((value_of(x) * value_of(x) for x in numbers), ZERO).nonnegative_part().sqrt()

@@ -1,7 +1,7 @@
 """What the operations of torch compute, on arrays of exact numbers.
 
-Operations that move numbers are run on whole numbers that stand for the places they are taken from. A rule gets the
-arguments with arrays in place of tensors, and the options by name.
+Operations that move numbers are run on whole numbers that stand for the places they are taken from. A rule gets
+the arguments with arrays in place of tensors, and the options by name.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from judges.exact_numbers import ONE, ZERO, Undecided, applied, dot, exactly, to
 Array = np.ndarray
 RULES: dict[str, Callable[..., Any]] = {}
 LAYOUT = frozenset(
-    "view _unsafe_view reshape t transpose permute expand slice select unsqueeze squeeze clone alias detach cat stack "
-    "split split_with_sizes unbind flip roll index_select gather index constant_pad_nd unfold repeat _to_copy "
-    "lift_fresh lift_fresh_copy contiguous as_strided diagonal view_as movedim embedding copy_".split()
+    """view _unsafe_view reshape t transpose permute expand slice select unsqueeze squeeze clone alias detach cat
+    stack split split_with_sizes unbind flip roll index_select gather index constant_pad_nd unfold repeat _to_copy
+    lift_fresh lift_fresh_copy contiguous as_strided diagonal view_as movedim embedding copy_""".split()  # noqa: SIM905
 )
 
 
@@ -54,12 +54,32 @@ def _scalar(x: Any) -> Any:
     return exactly(x) if isinstance(x, int | float) else x
 
 
-for _name in ("tanh sigmoid exp expm1 log log1p sqrt rsqrt sin cos atan erf silu mish sign").split():
-    RULES[_name] = lambda x, f=getattr(functions, _name): mapped(lambda entry: applied(f, entry), x)
-for _name, _f in {"gelu": functions.gelu, "elu": functions.elu, "celu": functions.celu, "clamp": functions.clamp,
-                  "softplus": functions.thresholded_softplus, "leaky_relu": functions.leaky_relu,
-                  "hardtanh": functions.clamp, "pow": functions.power}.items():  # fmt: skip
-    RULES[_name] = lambda x, *options, f=_f, **named: mapped(lambda e, g=f(*options, **named): applied(g, e), x)
+def _entrywise(build: Callable[..., functions.Function]) -> Callable[..., Array]:
+    """A rule from what makes a scalar function of the options."""
+
+    def compute(x: Array, *options: Any, **named: Any) -> Array:
+        function = build(*options, **named)
+        return mapped(lambda entry: applied(function, entry), x)
+
+    return compute
+
+
+for _f in (
+    *(functions.tanh, functions.sigmoid, functions.exp, functions.expm1, functions.log, functions.log1p),
+    *(functions.sqrt, functions.rsqrt, functions.sin, functions.cos, functions.atan, functions.erf),
+    *(functions.silu, functions.mish, functions.sign),
+):
+    RULES[_f.__name__] = _entrywise(lambda f=_f: f)
+RULES |= {
+    "gelu": _entrywise(functions.gelu),
+    "elu": _entrywise(functions.elu),
+    "celu": _entrywise(functions.celu),
+    "clamp": _entrywise(functions.clamp),
+    "hardtanh": _entrywise(functions.clamp),
+    "softplus": _entrywise(functions.thresholded_softplus),
+    "leaky_relu": _entrywise(functions.leaky_relu),
+    "pow": _entrywise(functions.power),
+}
 RULES["abs"] = lambda x: mapped(lambda entry: applied(functions.absolute, entry), x)
 RULES["relu"] = lambda x: mapped(lambda entry: applied(functions.leaky_relu(0.0), entry), x)
 RULES["clamp_min"] = lambda x, low: RULES["clamp"](x, low)
@@ -143,21 +163,36 @@ def _linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 
 @rule("convolution")
-def _convolution(x: Array, weight: Array, bias: Array | None, stride: list[int], padding: list[int],
-                 dilation: list[int], transposed: bool, output_padding: list[int], groups: int) -> Array:  # fmt: skip
+def _convolution(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Array:
     if transposed:
         raise NotImplementedError("the judge has no transposed convolution")
     spatial = x.ndim - 2
     stride, padding, dilation = ([*v] * spatial if len(v) == 1 else [*v] for v in (stride, padding, dilation))
     padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)], constant_values=ZERO)
     kernel = weight.shape[2:]
-    sizes = [(n - d * (k - 1) - 1) // s + 1 for n, d, k, s in zip(padded.shape[2:], dilation, kernel, stride, strict=True)]
+    sizes = [
+        (n - d * (k - 1) - 1) // s + 1
+        for n, d, k, s in zip(padded.shape[2:], dilation, kernel, stride, strict=True)
+    ]
     result = np.empty((x.shape[0], weight.shape[0], *sizes), dtype=object)
     for place in np.ndindex(*result.shape):
         n, o, *at = place
         group = o // (weight.shape[0] // groups)
         channels = slice(group * weight.shape[1], (group + 1) * weight.shape[1])
-        window = tuple(slice(a * s, a * s + d * (k - 1) + 1, d) for a, s, d, k in zip(at, stride, dilation, kernel, strict=True))
+        window = tuple(
+            slice(a * s, a * s + d * (k - 1) + 1, d)
+            for a, s, d, k in zip(at, stride, dilation, kernel, strict=True)
+        )
         result[place] = dot(padded[(n, channels, *window)].flat, weight[o].flat)
     return result if bias is None else result + bias.reshape(1, -1, *(1,) * spatial)
 
@@ -280,7 +315,9 @@ def _over_channels(numbers: Any, dims: int) -> Any:
 
 
 @rule("native_group_norm")
-def _group_norm(x: Array, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, eps: float) -> tuple[Any, ...]:
+def _group_norm(
+    x: Array, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, eps: float
+) -> tuple[Any, ...]:
     y = _normalised(x, n * groups, eps)
     return _affine(y, _over_channels(weight, x.ndim), _over_channels(bias, x.ndim)), None, None
 
