@@ -26,7 +26,8 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "batch-normalisation: bound δm, ℓ = 2ε^(-1/2), L = 2m^(-1/2)ε^(-1), in the appendix δ times that",
-        "√(δm), ε^(-1/2), 0.8587·m^(-1/2)ε^(-1); for images m counts positions too",
+        "valid but loose where δm counts every entry: √(δm), ε^(-1/2), 0.8587·m^(-1/2)ε^(-1) hold; for images m "
+        "counts positions too",
         "`paper/layers.py` (as printed), `operations/normalisation.py`",
     ),
     (
@@ -36,7 +37,7 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Algorithm 4, L_{t,j} uses ℓ of a_{t,j}",
-        "the lemma behind it has the restricted ℓ̃",
+        "valid but loose: the lemma behind it has the restricted ℓ̃",
         "`corrected` in `paper/algorithm.py`",
     ),
     (
@@ -46,7 +47,7 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "Algorithm 4, m_{t,0} = ℓˣm + ℓᵘR + ‖b(0,0)‖",
-        "counts the bilinear term twice: L m R + lˣm + lᵘR + ‖b(0,0)‖ holds",
+        "valid but loose: it counts the bilinear term twice, L m R + lˣm + lᵘR + ‖b(0,0)‖ holds",
         "`corrected` in `paper/algorithm.py`",
     ),
     (
@@ -57,12 +58,12 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     (
         "spectral clustering: Σ σᵢ² over i > n - k",
         "Tr((I - P)ZᵀZ) leaves the n - k smallest: i > k",
-        "a value, not a constant: no statement here uses it",
+        "a value, not a constant: `clustering/spectral.py`",
     ),
     (
         "the Newton step is feasible for κ < 1/(L_{h∘f} + L_r)",
         "for κ > L_{h∘f} + L_r",
-        "a condition on κ, not a constant: no statement here uses it",
+        "a condition on κ, not a constant: `optim/second_order.py`",
     ),
     (
         "Lemma bilin_smooth_elt_wise: the proof lacks squares on L",
@@ -102,8 +103,8 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "convergence of projected gradient descent in O(·) iterations",
-        "min‖g_k‖² ≤ 2L(F₀ - F*)/N with step 1/L; unconstrained (4/3)L(F₀ - F_N)/N",
-        "a rate, not a constant: no statement here uses it",
+        "min‖g_k‖² ≤ 2L(F₀ - F*)/N with step 1/L",
+        "a rate, not a constant: `guarantees.py`, `optim/projected.py`, `optim/stochastic.py`",
     ),
 )
 

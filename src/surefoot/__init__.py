@@ -11,10 +11,12 @@ __version__ = "0.1.0.dev0"
 _NAMES = {
     "Ball": "surefoot.domains",
     "Certificate": "surefoot.certificate",
+    "CertifiedDescent": "surefoot.optim",
     "Chain": "surefoot.chain",
     "CrossEntropy": "surefoot.objectives",
     "Magnitude": "surefoot.magnitude",
     "ProductBall": "surefoot.domains",
+    "Ridge": "surefoot.objectives",
     "Segment": "surefoot.domains",
     "Square": "surefoot.objectives",
     "certify": "surefoot.certifying",
@@ -58,17 +60,20 @@ if TYPE_CHECKING:
     from surefoot.domains import Ball, ProductBall, Segment
     from surefoot.lower import estimate
     from surefoot.magnitude import Magnitude
-    from surefoot.objectives import CrossEntropy, Square
+    from surefoot.objectives import CrossEntropy, Ridge, Square
     from surefoot.operations import register_rule
+    from surefoot.optim import CertifiedDescent
     from surefoot.smoothing import smooth
 
 __all__ = [
     "Ball",
     "Certificate",
+    "CertifiedDescent",
     "Chain",
     "CrossEntropy",
     "Magnitude",
     "ProductBall",
+    "Ridge",
     "Segment",
     "Square",
     "certify",

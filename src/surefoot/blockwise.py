@@ -41,7 +41,7 @@ def block_step_sizes(certificate: Certificate) -> dict[str, float]:
     sizes = gradient_sizes(certificate)
     same = dict.fromkeys(steps, certificate.inverse_smoothness)
     choices = [_within(certificate.radius, each, sizes) for each in (steps, same)]
-    return max(choices, key=lambda each: sum(each[s] * sizes[s] ** 2 for s in each if each[s] and sizes[s]))
+    return max(choices, key=lambda each: sum(each[s] * sizes[s] * sizes[s] for s in each if each[s] and sizes[s]))
 
 
 def _within(

@@ -180,4 +180,4 @@ def row_norms(value: Tensor) -> Magnitude:
         return Magnitude(np.full(len(flat), np.inf if scale else -np.inf))
     exact = Magnitude.of(torch.linalg.vector_norm(flat / scale, dim=1)) * scale
     # The sum of n squares, its root and the scaling are off by at most a relative (n + 8) u, underflow by less.
-    return exact * (1 + (flat.shape[1] + 16) * 2.0**-52) + scale * 2.0**-500
+    return exact * (1 + (flat.shape[1] + 16) * 2.0**-52) + Magnitude.of(scale) * 2.0**-500

@@ -23,7 +23,7 @@ from surefoot.enclosure import Enclosure
 from surefoot.errors import SurefootError
 from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs
-from surefoot.graph.evaluate import fold_in_double
+from surefoot.operations.evaluation import fold_in_double
 from surefoot.operations.moving import Norms
 
 

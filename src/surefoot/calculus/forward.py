@@ -9,11 +9,8 @@ With :math:`J_i` and :math:`C_{ij}` the rule's Jacobian and curvature bounds of 
 
 (:math:`\ell` a vector over the variables). The first is the chain rule; the second the mean-value inequality,
 from the arguments or from the variables. :math:`\epsilon` is the round-off of computing this one operation at
-the centre in double precision: a kernel returns :math:`f(x + \delta) + \delta'` with relative perturbations of
-at most :math:`(k + 16)^2 u`, where :math:`k` numbers are added up for one entry and :math:`u = 2^{-53}`
-(Higham, Accuracy and Stability of Numerical Algorithms, ch. 3; the square covers :math:`\||A||x|\| \le k
-\|A\|\|x\|`), so :math:`\epsilon \le (k+16)^2 u\,(\|\hat z\| + \sum_i J_i \|x_i\|)`; errors of earlier
-operations arrive through the spreads.
+the centre in double precision (:mod:`surefoot.operations.evaluation`); errors of earlier operations arrive through
+the spreads.
 
 What no variable enters is folded in double precision (rotary tables, masks, scales), and the folded numbers are
 part of the function that the certificate speaks of.
@@ -30,10 +27,10 @@ from torch import Tensor
 
 from surefoot.domains import Region
 from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
-from surefoot.graph.evaluate import value_of
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.operations.call import Bounds, Call, Pair, Slot
+from surefoot.operations.evaluation import roundoff, value_of
 from surefoot.operations.record import record_of, rule_for
 from surefoot.operations.rows import rows_of
 
@@ -142,15 +139,15 @@ def _around_centre(
     lipschitz: Magnitude,
     region: Region,
 ) -> Enclosure:
-    roundoff = _roundoff(call, bounds, size)
+    rounding = roundoff(call, bounds, value, size)
     varying = call.varying
     local = _combine([bounds.jacobian[slot] * e.spread for slot, e in varying.items()], bounds.orthogonal)
     if bounds.spread is not None:
         local = minimum(local, bounds.spread)
     error = _combine([bounds.jacobian[slot] * e.error for slot, e in varying.items()], bounds.orthogonal)
-    error = error + roundoff
-    spread = minimum(local + roundoff, region.reach(lipschitz) + error)
-    rows = _rows(call, bounds, roundoff)
+    error = error + rounding
+    spread = minimum(local + rounding, region.reach(lipschitz) + error)
+    rows = _rows(call, bounds, rounding)
     move = spread
     if rows is not None:
         spread = minimum(spread, rows.norm())
@@ -177,7 +174,7 @@ def _combine(terms: list[Magnitude], orthogonal: bool) -> Magnitude:
     return total.norm() if orthogonal else total.sum()
 
 
-def _rows(call: Call, bounds: Bounds, roundoff: Magnitude) -> Magnitude | None:
+def _rows(call: Call, bounds: Bounds, rounding: Magnitude) -> Magnitude | None:
     """Row spreads: the rule's own, or the Jacobians times those of the arguments whose rows are those of the
     result and the spreads of the others.
     """
@@ -185,25 +182,17 @@ def _rows(call: Call, bounds: Bounds, roundoff: Magnitude) -> Magnitude | None:
         return None
     count = call.shape[0]
     if bounds.rows is not None:
-        return bounds.rows + roundoff if bounds.rows.shape == (count,) else None
+        return bounds.rows + rounding if bounds.rows.shape == (count,) else None
     slots = rows_of(call)
     if not any(e.rows is not None for slot, e in call.varying.items() if slot in slots):
         return None
     moves = {slot: row_moves(e, slot in slots, count) for slot, e in call.varying.items()}
-    return stack([move * bounds.jacobian[slot] for slot, move in moves.items()]).sum(axis=0) + roundoff
+    return stack([move * bounds.jacobian[slot] for slot, move in moves.items()]).sum(axis=0) + rounding
 
 
 def row_moves(e: Enclosure, rowed: bool, count: int) -> Magnitude:
     """How far what each row of a result reads of an argument may be from the centre: a row of it, or all."""
     return e.row_spread(count) if rowed else Magnitude(np.full(count, e.spread.log2))
-
-
-def _roundoff(call: Call, bounds: Bounds, size: Magnitude) -> Magnitude:
-    factor = (bounds.reduction + 16.0) ** 2 * 2.0**-53
-    total = size
-    for slot, jacobian in bounds.jacobian.items():
-        total = total + jacobian * call.slots[slot].centre_norm
-    return total * factor if bounds.error is None else total * factor + bounds.error
 
 
 def _from_zero(call: Call, bounds: Bounds) -> Magnitude:

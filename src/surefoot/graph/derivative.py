@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from surefoot.errors import CaptureError
 from surefoot.graph.checks import select_outputs
-from surefoot.graph.evaluate import double_by_default, evaluate_in_double, in_double
+from surefoot.graph.evaluate import double_by_default, in_double, outputs_of
 from surefoot.graph.naming import module_path
 from surefoot.graph.structure import Graph
 from surefoot.torch_private import HigherOrderOperator
@@ -98,7 +98,7 @@ def _same_derivative(
     variables = [value for value in (*parameters.values(), *inputs) if value.requires_grad]
     generator = torch.Generator().manual_seed(0)
     with torch.enable_grad(), double_by_default():
-        live, read = select_outputs(model(*inputs[: len(args)], **keywords)), evaluate_in_double(graph, values)
+        live, read = select_outputs(model(*inputs[: len(args)], **keywords)), outputs_of(graph, values)
     slopes = [torch.randn(out.shape, dtype=torch.float64, generator=generator).to(out.device) for out in live]
     found = [
         torch.autograd.grad(sum((out * slope).sum() for out, slope in zip(outs, slopes, strict=True)), variables,

@@ -9,37 +9,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from surefoot.graph.nodes import Node
 from surefoot.graph.structure import Graph
 
+Run = Callable[[Node, Mapping[str, Any]], Any]
+
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def run_in_double(node: Node, values: Mapping[str, Any]) -> Any:
-    """The operation on these values, in double precision.
+def run_widened(node: Node, values: Mapping[str, Any], formula: Callable[..., Any] | None = None) -> Any:
+    """The operation on these values in double precision, by its kernel or by a formula of the same signature.
 
     Casts to a narrower type are the identity in real arithmetic. What a model makes on the meta device from
     numbers alone is made where it has entries.
     """
     args = tuple(_widened(argument) for argument in node.args)
     kwargs = {key: _widened(argument, key) for key, argument in node.kwargs.items()}
-    wide = replace(node, target=_EXACT.get(node.op, node.target), args=args, kwargs=kwargs)
+    wide = replace(node, target=node.target if formula is None else formula, args=args, kwargs=kwargs)
     with double_by_default():
         value = wide.run(values)
     return in_double(value) if isinstance(value, Tensor) else tuple(map(in_double, value))
 
 
-def value_of(node: Node, values: Mapping[str, Any]) -> Any:
-    """The same without derivatives; ``None`` if one of the values is not known."""
-    if any(value is None for value in values.values()):
-        return None
-    with torch.no_grad():
-        return run_in_double(node, values)
-
-
-def evaluate_in_double(graph: Graph, values: Mapping[str, Any]) -> tuple[Any, ...]:
+def outputs_of(graph: Graph, values: Mapping[str, Any], run: Run = run_widened) -> tuple[Any, ...]:
     """The outputs of a graph from values of its leaves by name, in double precision, differentiable.
 
     Nodes that have a value already keep it; others are freed after their last reader.
@@ -47,18 +40,18 @@ def evaluate_in_double(graph: Graph, values: Mapping[str, Any]) -> tuple[Any, ..
     present = dict(values)
     for node in graph.nodes:
         if node.name not in present:
-            present[node.name] = run_in_double(node, present)
+            present[node.name] = run(node, present)
         for name in graph.finished[node.name]:
             del present[name]
     return tuple(present[name] for name in graph.outputs)
 
 
-def fold_in_double(graph: Graph, values: Mapping[str, Any]) -> dict[str, Any]:
+def fold(graph: Graph, values: Mapping[str, Any], run: Run = run_widened) -> dict[str, Any]:
     """The given values, and in double precision all that can be computed from them alone."""
     present = {name: in_double(value) for name, value in values.items()}
     for node in graph.nodes:
         if all(name in present for name in node.inputs):
-            present[node.name] = run_in_double(node, present)
+            present[node.name] = run(node, present)
     return present
 
 
@@ -84,11 +77,3 @@ def _widened(argument: Any, key: str = "") -> Any:
     if key == "device" and argument is not None and torch.device(argument).type == "meta":
         return torch.device("cpu")
     return argument
-
-
-def _hardsigmoid(x: Tensor) -> Tensor:
-    return functional.relu6(x + 3) / 6
-
-
-# Operations whose kernels are not exact in double precision: the derivative of this one holds 1/6 in single.
-_EXACT: dict[str, Callable[..., Any]] = {"aten.hardsigmoid": _hardsigmoid}

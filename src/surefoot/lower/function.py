@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.graph import Graph
-from surefoot.graph.evaluate import evaluate_in_double, fold_in_double
 from surefoot.lower.space import Space, flat
+from surefoot.operations.evaluation import evaluate_in_double, fold_in_double
 
 Objective = Callable[[Any], Tensor]
 

@@ -40,7 +40,8 @@ def estimate(
     Args:
         model: any module that can be captured; its weights must have values (not on ``meta``).
         x: a batch.
-        domain: where the variables may be; by default as for ``certify``.
+        domain: where the variables may be; by default within 1 of the origin, every block or the input. To compare
+            with a certificate, pass the domain of that.
         objective: a map from the model's outputs to a number; then the constants are those of the objective.
         wrt: what varies: the parameters, or the input.
         starts: from how many points the ascent starts: the centre, then random ones.

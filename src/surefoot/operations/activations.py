@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+from torch.nn import functional
+
 from surefoot.operations.record import Form, Scalar, declare
 from surefoot.operations.rows import aligned
 from surefoot.scalar import ScalarFunction
@@ -106,3 +109,10 @@ _declare("aten.maximum", scalar=_extreme("maximum"))
 _declare("aten.minimum", scalar=_extreme("minimum"))
 _declare("aten.softsign", "aten.log2", "aten.tanhshrink")
 declare("aten.neg", scalar=lambda o: ScalarFunction.named("neg").compose(o["self"]))
+
+
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return functional.relu6(x + 3) / 6
+
+
+declare("aten.hardsigmoid", evaluate=_hardsigmoid)  # the derivative of the kernel holds 1/6 in single precision

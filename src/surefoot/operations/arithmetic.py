@@ -118,15 +118,18 @@ def meeting_norm(other: Enclosure, mine: tuple[int, ...], result: tuple[int, ...
 def centre_meeting_norm(other: Enclosure, mine: tuple[int, ...], result: tuple[int, ...]) -> Magnitude:
     """The same at the centre as computed; infinite if that is not known.
 
-    The squares and their sum err by a relative (n + 8) u, and lose less than 2^-1022 each to underflow.
+    Entries are divided by a power of two first, so that squares do not overflow. The squares and their sum err by
+    a relative (n + 8) u, and lose less than 2^-1022 each to underflow.
     """
     if not isinstance(other.value, torch.Tensor):
         return Magnitude.infinity()
     dims = broadcast_dims(mine, result)
-    squares = other.value.to(torch.float64).expand(result).square()
+    value = other.value.to(torch.float64)
+    unit = 2.0 ** math.frexp(min(float(largest(value)), 1e307))[1]
+    squares = (value / unit).expand(result).square()
     total = squares.sum(dim=dims) if dims else squares
     count = math.prod(result[k] for k in dims)
-    return largest(total).sqrt() * (1 + (count + 8) * 2.0**-52) + root(count) * 2.0**-511
+    return (largest(total).sqrt() * (1 + (count + 8) * 2.0**-52) + root(count) * 2.0**-511) * unit
 
 
 def _fused_quotient(o: dict[str, Any]) -> ScalarFunction | None:

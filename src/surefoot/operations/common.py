@@ -66,7 +66,9 @@ def same_norm(call: Call, norm: Magnitude = ONE) -> dict[Slot, Magnitude]:
 
 
 def entries(costate: Enclosure) -> Tensor:
-    """Upper bounds of the absolute values of the entries of a costate; two roundings are covered."""
+    """Upper bounds of the absolute values of the entries of a costate; two roundings are covered (sums do not
+    underflow).
+    """
     radius = costate.radius()
     assert radius is not None
     bounds: Tensor = (costate.value.abs() + radius) * (1 + 2.0**-51)
@@ -74,9 +76,12 @@ def entries(costate: Enclosure) -> Tensor:
 
 
 def weighed(sizes: Tensor, curvatures: Tensor) -> Tensor:
-    """Products of upper bounds, rounded up; where a curvature is infinite, so is the product with zero."""
-    product = torch.nan_to_num(sizes * curvatures, nan=torch.inf, posinf=torch.inf)
-    return product * (1 + 2.0**-51)
+    """Products of upper bounds, rounded up; where a curvature is infinite, so is the product with zero.
+
+    One that is not zero but underflows becomes the smallest normal number.
+    """
+    product = torch.nan_to_num(sizes * curvatures, nan=torch.inf, posinf=torch.inf) * (1 + 2.0**-51)
+    return torch.where((sizes > 0) & (curvatures > 0), product.clamp_min(2.0**-1022), product)
 
 
 def top(values: Tensor, rows: int | None = None) -> Magnitude:

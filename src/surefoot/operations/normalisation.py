@@ -24,25 +24,44 @@ separate, so the Jacobian and the tensor are block diagonal and their norms are 
 group has norm below :math:`\sqrt M`, and its largest entry is below :math:`\sqrt{M - 1}` if the entries add up to
 zero: then :math:`x_i^2 = (\sum_{j \ne i} x_j)^2 \le (M-1)(\|x\|^2 - x_i^2)`. Contracted with a costate, the blocks
 count with the norms of their parts of it.
+
+*Evaluation.* The kernels of torch are not used: some compute the variance as a difference of means. A group is
+scaled and centred (:mod:`surefoot.operations.groups`), with an error of norm at most :math:`e`, and if
+:math:`\epsilon` is larger than its squares scaled down further, so that nothing overflows. The mean of the M
+squares, the sum with :math:`\epsilon`, the root and the quotient have a relative error of :math:`(M + 8)u`
+together (Higham, section 3.1). The map g has slope at most :math:`1/\rho_\epsilon`, so the result of a group is
+off by at most
+
+.. math:: (M + 8)\,u\,\|\hat z\| + e / \min\rho_\epsilon,
+
+the minimum over the points within :math:`e` of what was computed; and never by more than :math:`2\sqrt M` and
+round-off, as the exact and the computed result have norm at most :math:`\sqrt M`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from surefoot.enclosure import Enclosure, row_norms
+from surefoot.enclosure import Enclosure, measure, row_norms
 from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.common import affine, root
-from surefoot.operations.record import Form, operation
+from surefoot.operations.common import ONE, affine, root
+from surefoot.operations.groups import Groups, centred, scaled, times_power
+from surefoot.operations.record import Form, declare, operation
 from surefoot.operations.rows import batch, rows_of
+from surefoot.operations.scaled import scale_shift
 from surefoot.operations.sparsity import Sparsity, grouped, linear_terms
 
+Arrange = Callable[[Tensor], Tensor]
+
+_UNIT = 2.0**-53
 _KAPPA = 1.5 * 0.8**2.5 * (1 + 1e-15)
 
 
@@ -64,14 +83,134 @@ def _cost(use: Use) -> Sparsity:
     )
 
 
+def _normalised(groups: Tensor, eps: float, *, centre: bool) -> Tensor:
+    """Groups, one per row, divided by their root-mean-square."""
+    if not groups.numel():
+        return groups
+    data = _prepared(groups, centre=centre)
+    halvings, shift = _shift(data, eps)
+    squares = times_power(data.numbers.square().mean(dim=1, keepdim=True), -2 * halvings)
+    return times_power(data.numbers, -halvings) / (squares + shift.clamp_min(2.0**-1000)).sqrt()
+
+
+def _prepared(groups: Tensor, *, centre: bool) -> Groups:
+    data = scaled(groups)
+    return centred(data) if centre else data
+
+
+def _shift(data: Groups, eps: float) -> tuple[Tensor, Tensor]:
+    """How often groups are halved besides, so that eps is at most 1 on the scale of their squares; and eps on that
+    scale, zero if below 2^-1000; as columns.
+
+    Where it is zero, squares that do not vanish add up to more than 2^-500: some entry is 1/2 or more, and all
+    differences of such entries to the mean are multiples of 2^-110, up to a division by M.
+    """
+    mantissa, exponent = math.frexp(eps)
+    powers = exponent - 2 * data.exponents
+    halvings = torch.div(powers + 1, 2, rounding_mode="floor").clamp_min(0)
+    rest = (powers - 2 * halvings).double()
+    return halvings, torch.where(rest < -1000, 0.0, mantissa * torch.exp2(rest.clamp_min(-1000.0)))
+
+
+def _evaluation_error(groups: Tensor, eps: float, *, centre: bool) -> Magnitude:
+    """How far what :func:`_normalised` computes may be from the exact value; see the module for the proof."""
+    if not groups.numel():
+        return Magnitude.zero()
+    data = _prepared(groups, centre=centre)
+    halvings, shift = _shift(data, eps)
+    down = -halvings.reshape(-1).cpu().numpy()
+    size = data.size
+    least = np.ldexp(data.least_norms(Magnitude.zero((len(groups),))), down) / math.sqrt(size)
+    rho = np.hypot(least, shift.sqrt().reshape(-1).cpu().numpy()) * (1 - 2.0**-40)
+    whole = math.sqrt(size) * (1 + 2.0**-40)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        error = np.nan_to_num(np.ldexp(data.errors, down) / rho, nan=np.inf, posinf=np.inf)
+        norms = np.nan_to_num(
+            np.ldexp(data.norms.reshape(-1).cpu().numpy(), down) / rho, nan=np.inf, posinf=np.inf
+        )
+    total = np.minimum(error, 2 * whole) + np.minimum(norms, whole) * ((size + 16) * 2 * _UNIT)
+    return Magnitude.of(total).norm() * (1 + 2.0**-40) + root(groups.numel()) * (2.0**-1018 * size)
+
+
+def _fixed(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+    """With running statistics, three roundings of the result and one of the difference."""
+    laid = (-1, *[1] * (x.dim() - 2))
+    return (x - mean.reshape(laid)) / (var + eps).sqrt().reshape(laid)
+
+
+def _batch_groups(op: str, shape: tuple[int, ...]) -> tuple[Arrange, int]:
+    """How channels over the whole batch, or over each sample, are laid out as rows, and their size."""
+    if op == "aten.batch_norm":
+        size = math.prod(shape) // max(1, shape[1])
+        return (lambda t: t.transpose(0, 1).reshape(shape[1], size)), size
+    size = math.prod(shape[2:])
+    return (lambda t: t.reshape(shape[0] * shape[1], size)), size
+
+
+def _batch_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, *_: Any
+) -> Tensor:
+    if mean is not None:
+        return scale_shift(_fixed(x, mean, var, eps), weight, bias, 1)
+    turned = x.transpose(0, 1)
+    data = _normalised(turned.reshape(x.shape[1], -1), eps, centre=True).reshape(turned.shape)
+    return scale_shift(data.transpose(0, 1), weight, bias, 1)
+
+
+def _instance_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, own: bool, momentum: float, eps: float, *_: Any
+) -> Tensor:
+    if mean is not None:
+        return scale_shift(_fixed(x, mean, var, eps), weight, bias, 1)
+    groups = x.reshape(x.shape[0] * x.shape[1], -1)
+    return scale_shift(_normalised(groups, eps, centre=True).reshape(x.shape), weight, bias, 1)
+
+
+def _layer_norm(
+    x: Tensor, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    data = _normalised(x.reshape(-1, math.prod(shape)), eps, centre=True).reshape(x.shape)
+    return scale_shift(data, weight, bias, x.dim() - len(shape))
+
+
+def _rms_norm(x: Tensor, shape: list[int], weight: Any = None, eps: float | None = None) -> Tensor:
+    eps = torch.finfo(torch.float64).eps if eps is None else eps
+    data = _normalised(x.reshape(-1, math.prod(shape)), eps, centre=False).reshape(x.shape)
+    return scale_shift(data, weight, None, x.dim() - len(shape))
+
+
+def _group_norm(
+    x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    data = _normalised(x.reshape(x.shape[0] * groups, -1), eps, centre=True).reshape(x.shape)
+    return scale_shift(data, weight, bias, 1)
+
+
+def _error(call: Call, value: Any) -> Magnitude | None:
+    """Of batch and instance normalisation; with running statistics it is some units of the result."""
+    if call["running_mean"] is not None:
+        return None
+    arrange, _ = _batch_groups(call.op, call["input"].shape)
+    return _evaluation_error(arrange(call["input"].value), float(call["eps"]), centre=True)
+
+
+def _error_of_layer(call: Call, value: Any) -> Magnitude:
+    groups = call["input"].value.reshape(-1, math.prod(call["normalized_shape"]))
+    return _evaluation_error(groups, float(call["eps"]), centre=call.op == "aten.layer_norm")
+
+
+def _error_of_groups(call: Call, value: Any) -> Magnitude:
+    x = call["input"].value
+    return _evaluation_error(x.reshape(x.shape[0] * call["num_groups"], -1), float(call["eps"]), centre=True)
+
+
 _STATISTICS = ("running_mean", "running_var")
 
 
-@operation(
-    "aten.batch_norm", form=_form, fixed=_STATISTICS, rows=_batch_rows, cost=_cost, epsilon="eps", errata=(3,)
-)
+@operation("aten.batch_norm", form=_form, fixed=_STATISTICS, rows=_batch_rows, cost=_cost, epsilon="eps",
+           errata=(3,), evaluate=_batch_norm, error=_error)  # fmt: skip
 @operation("aten.instance_norm", form=_form, fixed=_STATISTICS, rows=batch("input", 3), cost=_cost, epsilon="eps",
-           errata=(3,))  # fmt: skip
+           errata=(3,), evaluate=_instance_norm, error=_error)  # fmt: skip
 def batch_or_instance_norm(call: Call) -> Bounds:
     """With running statistics an affine map, x ↦ (x - μ)/√(σ² + ε) per channel, of norm the largest 1/√(σ² + ε);
     otherwise channels are groups, over the whole batch or over each sample.
@@ -79,46 +218,49 @@ def batch_or_instance_norm(call: Call) -> Bounds:
     x = call["input"]
     if call["running_mean"] is not None:
         return _fixed_statistics(call, x)
-    if call.node.op == "aten.batch_norm":
-        size = x.numel // x.shape[1]
-        return normalise(call, x, lambda t: t.transpose(0, 1).reshape(-1, size), size, centred=True)
-    size = math.prod(x.shape[2:])
-    return normalise(call, x, lambda t: t.reshape(-1, size), size, centred=True)
+    arrange, size = _batch_groups(call.op, x.shape)
+    return normalise(call, x, arrange, size, centre=True)
 
 
 def _fixed_statistics(call: Call, x: Enclosure) -> Bounds:
     mean, var, eps = call["running_mean"], call["running_var"], float(call["eps"])
     if mean.value is None or var.value is None:  # on meta only the signs of the statistics are known
-        scale = Magnitude.of(eps**-0.5) * (1 + 1e-12)
+        scale = Magnitude.infinity() if eps <= 0 else (ONE / eps).sqrt()
         return affine(call, {"input": scale}, offset=Magnitude.infinity())
-    factors = (var.value.double() + eps).rsqrt()
+    variances = var.value.double() + eps
+    if not bool((variances > 0).all()):
+        raise call.refuse("a running variance plus eps is not positive; use a positive eps")
+    factors = variances.rsqrt()
     per_channel = x.numel // max(1, x.shape[1])
-    offset = Magnitude.of((mean.value.double() * factors).norm()) * root(per_channel) * (1 + 1e-9)
-    return affine(call, {"input": Magnitude.of(factors.max()) * (1 + 1e-12)}, offset=offset)
+    offset = measure(mean.value.double() * factors)[0] * root(per_channel) * (1 + 1e-9) + 2.0**-1000
+    return affine(call, {"input": measure(factors)[1] * (1 + 1e-12)}, offset=offset)
 
 
-@operation("aten.layer_norm", "aten.rms_norm", epsilon="eps", errata=(3,),
+@operation("aten.layer_norm", "aten.rms_norm", epsilon="eps", errata=(3,), error=_error_of_layer,
            rows=lambda use: ["input"] if len(use["normalized_shape"]) < len(use.shapes["input"]) else [],
            cost=lambda use: grouped(use.numel, math.prod(use["normalized_shape"])))  # fmt: skip
 def layer_norm(call: Call) -> Bounds:
     """Groups are the last dimensions of each sample."""
     x = call["input"]
     size = math.prod(call["normalized_shape"])
-    return normalise(call, x, lambda t: t.reshape(-1, size), size, centred=call.op == "aten.layer_norm")
+    return normalise(call, x, lambda t: t.reshape(-1, size), size, centre=call.op == "aten.layer_norm")
 
 
-@operation("aten.group_norm", rows=batch("input"), epsilon="eps", errata=(3,),
+declare("aten.layer_norm", evaluate=_layer_norm)
+declare("aten.rms_norm", evaluate=_rms_norm)
+
+
+@operation("aten.group_norm", rows=batch("input"), epsilon="eps", errata=(3,), evaluate=_group_norm,
+           error=_error_of_groups,
            cost=lambda use: grouped(use.numel, use.numel // (use.shape[0] * use["num_groups"])))  # fmt: skip
 def group_norm(call: Call) -> Bounds:
     """Groups are blocks of channels of each sample."""
     x = call["input"]
     size = x.numel // (x.shape[0] * call["num_groups"])
-    return normalise(call, x, lambda t: t.reshape(-1, size), size, centred=True)
+    return normalise(call, x, lambda t: t.reshape(-1, size), size, centre=True)
 
 
-def normalise(
-    call: Call, x: Enclosure, arrange: Callable[[Tensor], Tensor], size: int, *, centred: bool
-) -> Bounds:
+def normalise(call: Call, x: Enclosure, arrange: Arrange, size: int, *, centre: bool) -> Bounds:
     """The bounds all normalisations share; sharper where the centre keeps the groups away from zero.
 
     Args:
@@ -126,7 +268,7 @@ def normalise(
         x: its argument.
         arrange: lays a tensor of its shape out as a matrix with one group per row.
         size: numbers per group.
-        centred: whether the mean is subtracted.
+        centre: whether the mean is subtracted.
 
     Where rows of the result are those of the argument, groups lie within rows, in consecutive blocks.
     """
@@ -135,8 +277,7 @@ def normalise(
     if eps <= 0:
         raise call.refuse("a normalisation with eps = 0 has no bounded slope; use a positive eps")
     groups = arrange(x.value) if isinstance(x.value, Tensor) and x.numel else None
-    smallest = _smallest_root_mean_square(x, groups, size, centred, rowwise)
-    slope, curvature = _slope(smallest, eps), _curvature(smallest, eps, size)
+    slope, curvature = _constants(x, groups, eps, size, centre, rowwise)
     rows = None
     known = groups is not None
 
@@ -144,49 +285,48 @@ def normalise(
         norms = row_norms(arrange(costate.value))
         own = rowwise and costate.rows is not None
         move = minimum(costate.spread, costate.rows.max()) if own and costate.rows is not None else costate.spread
-        largest = (Magnitude.of(curvature) * (norms + move)).max()
-        return {("input", "input"): minimum(largest, costate.bound * float(curvature.max()))}
+        largest = (curvature * (norms + move)).max()
+        return {("input", "input"): minimum(largest, costate.bound * curvature.max())}
 
     if rowwise and known:
-        rows = x.row_spread(call.shape[0]) * Magnitude.of(slope.reshape(call.shape[0], -1).max(axis=1))
+        steepest = Magnitude(slope.log2.reshape(call.shape[0], -1)).max(axis=1)
+        rows = x.row_spread(call.shape[0]) * steepest
     return Bounds(
-        jacobian={"input": Magnitude.of(float(slope.max()))},
-        curvature={("input", "input"): Magnitude.of(float(curvature.max()))},
+        jacobian={"input": slope.max()},
+        curvature={("input", "input"): curvature.max()},
         offset=Magnitude.zero(),
         bound=root(call.numel),
-        peak=root(max(1, size - 1)) if centred else root(size),
+        peak=root(max(1, size - 1)) if centre else root(size),
         rows=rows,
         reduction=size,
         curvature_along=along if known else None,
     )
 
 
-def _smallest_root_mean_square(
-    x: Enclosure, groups: Tensor | None, size: int, centred: bool, rowwise: bool
-) -> np.ndarray:
-    """A lower bound of ρ for each group over the domain: its centre minus how far it may move, over √M."""
+def _constants(
+    x: Enclosure, groups: Tensor | None, eps: float, size: int, centre: bool, rowwise: bool
+) -> tuple[Magnitude, Magnitude]:
+    """Slope and curvature of each group over the domain, from a lower bound of ρ: the norm at the centre minus how
+    far it may move, over √M. All on the scale of the group, where nothing overflows.
+    """
+    everywhere = (ONE / eps).sqrt(), ONE / eps * _KAPPA / math.sqrt(max(1, size)) * (1 + 1e-15)
     if groups is None or not groups.numel():
-        return np.zeros(1)
-    data = groups - groups.mean(dim=1, keepdim=True) if centred else groups
-    centre = data.norm(dim=1).cpu().numpy()
-    count = len(centre)
-    moved = float(x.spread)
+        return Magnitude(np.array([everywhere[0].log2])), Magnitude(np.array([everywhere[1].log2]))
+    data = _prepared(groups, centre=centre)
+    halvings, shift = (column.reshape(-1).cpu().numpy() for column in _shift(data, eps))
+    count = len(groups)
+    moves = Magnitude(np.full(count, x.spread.log2))
     if rowwise and x.rows is not None and count % len(x.rows) == 0:
-        moves = np.minimum(x.rows.numpy().repeat(count // len(x.rows)), moved)
-    else:
-        moves = np.full(count, moved)
-    slack = 1e-12 * groups.abs().amax(dim=1).cpu().numpy() * size
-    return np.maximum(0.0, centre * (1 - 1e-12) - moves - slack) / math.sqrt(size) * (1 - 1e-12)
-
-
-def _slope(rho: np.ndarray, eps: float) -> np.ndarray:
-    return 1.0 / np.hypot(rho, math.sqrt(eps)) * (1 + 1e-12)
-
-
-def _curvature(rho: np.ndarray, eps: float, size: int) -> np.ndarray:
-    """The three branches of the supremum over all larger ρ, with σ = ρ/√ε so that nothing overflows."""
-    sigma = rho / math.sqrt(eps)
-    total = 1 + sigma**2
-    near = np.where(sigma <= 0.5, _KAPPA, 3 * np.minimum(sigma, 1.0) / np.minimum(total, 2.0) ** 2.5)
-    far = 2 / math.sqrt(3) / total
-    return np.where(sigma**2 <= 0.5, near, far) / (eps * math.sqrt(max(1, size))) * (1 + 1e-12)
+        moves = minimum(Magnitude(x.rows.log2.repeat(count // len(x.rows))), moves)
+    rho = np.ldexp(data.least_norms(moves), -halvings) / math.sqrt(size) * (1 - 2.0**-50)
+    units = Magnitude(data.units.log2 + halvings)
+    squared = Magnitude(2 * units.log2)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        total = (rho**2 + shift) * (1 - 1e-14)
+        ratio = np.where(shift > 0, rho**2 / shift, np.where(rho > 0, np.inf, 0.0)) * (1 - 1e-14)
+        near = np.where(ratio <= 0.25, _KAPPA, 3 * np.sqrt(np.minimum(ratio, 0.5)) / (1 + ratio) ** 2.5)
+        slope = Magnitude.of(1 / np.sqrt(total)) / units * (1 + 1e-14)
+        far = Magnitude.of(2 / math.sqrt(3) / total) / squared * (1 + 1e-14)
+    bend = np.where(ratio <= 0.5, (Magnitude.of(near) / eps).log2, far.log2)
+    curvature = Magnitude(bend) / math.sqrt(size) * (1 + 1e-14)
+    return minimum(slope, everywhere[0]), minimum(curvature, everywhere[1])

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from surefoot.errors import SurefootError, UnsupportedOperation, describe
 from surefoot.graph.structure import Graph, Node, Ref
+from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.moving import Moving
 from surefoot.operations.sparsity import Sparsity
-from surefoot.scalar import ScalarFunction
+from surefoot.scalar import Rounded, ScalarFunction
 from surefoot.taylor.model import TaylorModel
 
 
@@ -98,7 +99,7 @@ class GramRows:
 
 @dataclass(frozen=True)
 class Operation:
-    """All that is known about one operation.
+    r"""All that is known about one operation.
 
     Attributes:
         name: such as ``aten.tanh``.
@@ -113,6 +114,10 @@ class Operation:
         scalar: for an element-wise operation, its scalar function from its arguments, of which one or more are
             scalar functions themselves.
         taylor: its result along a segment to any order; ``None`` for second order from the bounds.
+        pullback: the transposed Jacobian at the centre times a costate, by slot of the argument, from formulas
+            whose error is proved: value and error of every entry. ``None``, or a slot left out, for what automatic
+            differentiation computes, whose error is taken to be relative to :math:`|J|^\top|\lambda|`
+            (:mod:`surefoot.calculus.adjoint.costates`).
         cost: non-zero entries of its derivatives; ``None`` for what follows from the form.
         gram: rows of the Jacobian in its parameters.
         canonical: itself as simpler operations, for every reading.
@@ -121,6 +126,10 @@ class Operation:
         epsilon: the slot of the number that keeps a normalisation away from zero.
         errata: numbers of the paper's errata about its constants.
         loss: what kind of loss it is, if it is one.
+        evaluate: a formula of the same signature that is used in double precision instead of the kernel, because
+            the kernel loses digits or leaves the range of doubles; differentiable.
+        error: on the norm of the difference between its computed value and the exact one at the same arguments;
+            ``None``, or returning ``None``, where that of :mod:`surefoot.operations.evaluation` is proved.
         factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.operations.losses.factor`.
     """
 
@@ -135,6 +144,7 @@ class Operation:
     rows: Rows = field(default=lambda use: ())
     scalar: Scalar | None = None
     taylor: Callable[[Moving], TaylorModel | None] | None = None
+    pullback: Callable[[Call, Tensor], Mapping[Slot, Rounded]] | None = None
     cost: Callable[[Use], Sparsity] | None = None
     gram: GramRows | None = None
     canonical: Callable[[Node], Iterator[Node]] | None = None
@@ -143,6 +153,8 @@ class Operation:
     errata: tuple[int, ...] = ()
     loss: LossFacts | None = None
     factor: Callable[..., Any] | None = None
+    evaluate: Callable[..., Any] | None = None
+    error: Callable[[Call, Any], Magnitude | None] | None = None
 
     def form_of(self, node: Node) -> Form:
         """The form of one use."""

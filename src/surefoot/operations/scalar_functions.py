@@ -19,20 +19,51 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure, norm, row_norms
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.operations.arithmetic import meeting_norm
-from surefoot.operations.call import Bounds, Call
+from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.common import ONE, ZERO, entries, root, top, weighed
 from surefoot.operations.record import Form, operation
 from surefoot.operations.rounding import evaluation_error
 from surefoot.operations.rows import aligned, batch
 from surefoot.operations.scalar_taylor import scalar_along
-from surefoot.scalar import ScalarFunction, range_on, sup_on, supremum, sups_on
+from surefoot.scalar import Rounded, ScalarFunction, range_on, rounded_derivatives, sup_on, supremum, sups_on
 
 _FAR = 32.0
 _LINEAR = 0.5  # over shorter distances a range says no more than the slope
 _PART = 2**16
 
 
-@operation("surefoot.scalar", form=Form.ELEMENTWISE, rows=aligned, taylor=scalar_along)
+def _evaluation_error(call: Call, value: Tensor) -> Magnitude:
+    """On how far the computed values are from the exact ones: some units for one elementary function, more after a
+    cancellation. Where a derivative is infinite, the exact value is in its enclosure by ball arithmetic.
+    """
+    x, function = call["x"].value, call["function"]
+    if len(function.steps) <= 2 and not any(step.pieces for step in function.steps):
+        return norm(value) * 2.0**-49 + root(call.numel) * 2.0**-1021
+    parts = zip(x.reshape(-1).split(_PART), value.reshape(-1).split(_PART), strict=True)  # that fit into the cache
+    errors = [_entry_errors(function, *part) for part in parts]
+    return norm(errors) * (1 + 2.0**-40)
+
+
+def _entry_errors(function: ScalarFunction, x: Tensor, value: Tensor) -> Tensor:
+    errors = evaluation_error(function, x)
+    unsure = ~torch.isfinite(errors)
+    if bool(unsure.any()):
+        low, high = range_on(function, x[unsure], x[unsure])
+        apart = torch.maximum(high - value[unsure], value[unsure] - low).clamp(min=0.0) * (1 + 2.0**-50)
+        errors[unsure] = apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return errors
+
+
+def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    """Every entry times the slope there, of which the error is known: 1 - y² and the like are not computed by
+    subtraction (:func:`surefoot.scalar.rounded_derivatives`).
+    """
+    slope = rounded_derivatives(call["function"], Rounded.exact(call["x"].value), 1)[1]
+    return {"x": slope * costate}
+
+
+@operation("surefoot.scalar", error=_evaluation_error, form=Form.ELEMENTWISE, rows=aligned, taylor=scalar_along,
+           pullback=pullback)  # fmt: skip
 def scalar_function(call: Call) -> Bounds:
     r"""Slope and curvature over the reachable interval of every entry.
 
@@ -64,7 +95,6 @@ def scalar_function(call: Call) -> Bounds:
         peak=peak,
         spread=spread,
         rows=rows,
-        reduction=_reduction(function, x.value, slope),
         curvature_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends))},
         rows_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends), len(bends))},
         change_along=lambda costate: {("x", "x"): _change(costate, function, x, bends)},
@@ -123,24 +153,6 @@ def _on_symmetric(function: ScalarFunction, order: int, reach: float) -> Magnitu
         if math.isfinite(everywhere):
             return Magnitude.of(everywhere)
     return Magnitude.of(supremum(function, order, -reach, reach))
-
-
-def _reduction(function: ScalarFunction, centre: Tensor, slope: Magnitude) -> int:
-    """How many numbers would have to be added up for a round-off as large as that of this expression.
-
-    The calculus adds (k + 16)² u (‖z‖ + slope ‖x‖) for k of them. That is more than enough for one elementary
-    function; intermediate results that are large against that, as before a cancellation, count as more.
-    """
-    if len(function.steps) <= 2 and all(len(step.pieces) == 0 for step in function.steps):
-        return 1
-    error, size = 0.0, 0.0
-    for part in centre.reshape(-1).split(_PART):  # intermediate results of a part fit into the cache
-        error = math.hypot(error, float(evaluation_error(function, part).norm()))
-        size = math.hypot(size, float(function(part).norm()))
-    accounted = size + min(float(slope), 1e300) * float(centre.norm())
-    if not error < math.inf or not 0 < accounted < math.inf:
-        return 1
-    return 1 + math.ceil(math.sqrt(error / (accounted * 2.0**-53)))
 
 
 def _reason(call: Call) -> str:

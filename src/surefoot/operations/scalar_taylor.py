@@ -8,6 +8,13 @@ coefficient of :math:`t^m` in :math:`\sum_i A_i(\sum_{j\ge1}P_jt^j)^i`, where :m
 what the entry reaches and :math:`P_j \ge \sup|p^{(j)}|/j!`. For :math:`A_i` the smaller of the supremum over the
 line and :math:`|a^{(i)}(p_0)|/i!` plus the move times the supremum of the next derivative; where these are
 infinite, the supremum over the reachable interval.
+
+*Round-off.* The Taylor coefficients :math:`a_i` of a at :math:`p_0` are computed with proved errors :math:`e_i`
+(:func:`surefoot.scalar.rounded_derivatives`). Those of :math:`a\circ p` are :math:`\sum_ia_i[q^i]_j` with
+:math:`q = p - p_0`, sums of fewer than :math:`2^7` products of at most 6 factors each, so along the segment the
+polynomial is off by at most :math:`e_0 + \sum_{i\ge1}(e_i + \gamma(|a_i| + e_i))\rho^i`, where :math:`\rho \ge
+\sum_j|p_j|\bar\eta^j` and :math:`\gamma = 2^{-44}` is more than :math:`\gamma_{2^7+6}`; products that underflow
+lose less than :math:`2^{-1000}` together.
 """
 
 from __future__ import annotations
@@ -19,14 +26,14 @@ import torch
 from torch import Tensor
 
 from surefoot.operations.moving import Moving
-from surefoot.scalar import ScalarFunction, sup_on, supremum
+from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
-from surefoot.scalar.series import derivatives
 from surefoot.taylor.model import Coefficients, TaylorModel, rounded_up
 from surefoot.taylor.series import Series, compose, shifted
 
 _PART = 2**14  # entries at a time: all intermediate results fit into the cache
-_EVALUATION = 2.0**-44  # relative error of the coefficients, to the sum of the absolute values of their terms
+_EVALUATION = 2.0**-44  # relative error of composing two polynomials
+_UNDERFLOW = 2.0**-1000
 
 
 def scalar_along(moving: Moving) -> TaylorModel:
@@ -66,21 +73,22 @@ def _part(
     """Coefficients and tail of some rows."""
     centre = p[0]
     assert centre is not None
-    taylor = derivatives(function, centre, order)
+    taylor = rounded_derivatives(function, Rounded.exact(centre), order)
     moves = shifted(p, length)
     reach = moves[0]
-    coefficients: list[Tensor | None] = [taylor[0], *[None] * (order - 1)]
+    coefficients: list[Tensor | None] = [taylor[0].value, *[None] * (order - 1)]
     rest = torch.zeros((len(centre), 1), dtype=torch.float64, device=centre.device)
-    size, steepest = taylor[0].abs(), None
+    wrong, steepest = taylor[0].error, None
     if reach is not None:
-        coefficients[1:] = compose(taylor, p, 1, order - 1)
+        coefficients[1:] = compose([c.value for c in taylor], p, 1, order - 1)
         bounds = [_largest(function, i, taylor, centre, reach) for i in range(1, order + 1)]
         steepest = bounds[0]
         (left_out,) = compose([None, *bounds], moves, order, order)
         if left_out is not None:
             rest = torch.linalg.vector_norm(left_out, dim=1, keepdim=True)
-        size = size + _majorised(bounds[:-1], reach)
-    error = torch.linalg.vector_norm(size, dim=1, keepdim=True) * _EVALUATION
+        errors = [c.error + c.bound * _EVALUATION for c in taylor[1:order]]
+        wrong = wrong + _majorised(errors, reach) + _UNDERFLOW
+    error = torch.linalg.vector_norm(wrong, dim=1, keepdim=True)
     own = torch.cat([rest, error], dim=1)
     if tail is not None and beyond is not None:
         own = own + _steepest(function, taylor, centre, reach, beyond, steepest) * tail
@@ -89,7 +97,7 @@ def _part(
 
 def _steepest(
     function: ScalarFunction,
-    taylor: list[Tensor],
+    taylor: list[Rounded],
     centre: Tensor,
     reach: Tensor | None,
     beyond: Tensor,
@@ -104,22 +112,20 @@ def _steepest(
 
 
 def _majorised(bounds: list[Tensor], reach: Tensor) -> Tensor:
-    """Σ A_i reach^i for i ≥ 1: at least the sum of the absolute values of all terms of the polynomial."""
+    """Σ e_i reach^i for i ≥ 1."""
     total = bounds[-1]
     for bound in reversed(bounds[:-1]):
         total = torch.addcmul(bound, total, reach)
     return total * reach
 
 
-def _largest(function: ScalarFunction, order: int, taylor: list[Tensor], centre: Tensor, reach: Tensor) -> Tensor:
+def _largest(function: ScalarFunction, order: int, taylor: list[Rounded], centre: Tensor, reach: Tensor) -> Tensor:
     """A bound of |a^(order)|/order! within reach of the centre, entry by entry."""
     factorial = math.factorial(order)
     everywhere, next_one = _supremum(function, order), _supremum(function, order + 1)
     if next_one == 0.0 or (order < len(taylor) and math.isfinite(next_one)):
-        bound = taylor[order].abs().add(reach, alpha=next_one / factorial)
-        if not math.isfinite(everywhere):
-            return bound
-        return bound.add_(everywhere * _EVALUATION).clamp_(max=everywhere / factorial)
+        bound = taylor[order].bound.add(reach, alpha=next_one / factorial)
+        return bound.clamp_(max=everywhere / factorial) if math.isfinite(everywhere) else bound
     if math.isfinite(everywhere):
         return torch.full_like(centre, everywhere / factorial)
     low, high = centre - reach, centre + reach

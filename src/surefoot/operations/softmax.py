@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.enclosure import Enclosure
+from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, ZERO, root
@@ -42,10 +42,71 @@ from surefoot.operations.dimensions import normalized_dim, normalized_dims
 from surefoot.operations.record import declare, operation
 from surefoot.operations.rows import aligned, unless_along
 from surefoot.operations.sparsity import Sparsity, every_entry, grouped
+from surefoot.scalar import Rounded
+from surefoot.scalar.rounded import SMALL
 
+Dims = int | tuple[int, ...]
 STEEPEST = Magnitude.of(math.sqrt(2) / (3 * math.sqrt(3))) * (1 + 1e-15)  # the curvature of a soft-max
 _HALF = Magnitude.of(0.5)
 _SLACK = 1e-12  # for probabilities computed in double precision
+
+
+def probabilities(x: Tensor, dim: int) -> Rounded:
+    r"""The soft-max, with its error.
+
+    The difference of an entry and the largest one is off by a relative u, and at most 746 in absolute value where
+    its exponential does not underflow; exponentials are within 8 units, their sum has k terms, and the quotient is
+    rounded: a relative :math:`\gamma_n` with :math:`n = 746 + 32 + k + 16`, so at most :math:`(k + 4096)2^{-52}`.
+    Where it underflows, :math:`2^{-1022}` more.
+    """
+    return with_errors(torch.softmax(x, dim), x.shape[dim] if x.dim() else 1)
+
+
+def with_errors(computed: Tensor, classes: int) -> Rounded:
+    """A soft-max as computed over so many classes, with its error."""
+    return Rounded(computed, computed * ((classes + 4096) * 2.0**-52) + SMALL)
+
+
+def summed(terms: Rounded, dim: Dims) -> Rounded:
+    """The sum along dimensions; n terms in any order are off by γ_n of the sum of their absolute values."""
+    value = terms.value.sum(dim=dim, keepdim=True)
+    count = max(1, terms.value.numel()) // max(1, value.numel())
+    sizes = terms.value.abs().sum(dim=dim, keepdim=True)
+    error = terms.error.expand(terms.value.shape).sum(dim=dim, keepdim=True)
+    up = 1 + (count + 16) * 2.0**-52
+    return Rounded(value, (error + sizes * (count * 2.0**-52)) * up)
+
+
+def _pull_softmax(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    r"""The Jacobian is symmetric: :math:`p\circ(\lambda - \langle p, \lambda\rangle)` on every fibre. Its error
+    is relative to :math:`p\circ|\lambda|`, not to what is left after the subtraction. A mask does not count.
+    """
+    slot = next(iter(call.slots))
+    dim = normalized_dim(call["dim"] if call["dim"] is not None else -1, len(call.shape))
+    computed = _probabilities(call, call.slots[slot], dim)
+    if computed is None:
+        return {}
+    p, slope = with_errors(computed, call.shape[dim] if call.shape else 1), Rounded.exact(costate)
+    mask = {"mask": Rounded.exact(torch.zeros_like(call["mask"].value))} if "mask" in call.varying else {}
+    return {slot: p * (slope - summed(p * slope, dim)), **mask}
+
+
+def _pull_log_softmax(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    r""":math:`\lambda - p\sum\lambda` on every fibre."""
+    dim = normalized_dim(call["dim"], len(call.shape))
+    slope = Rounded.exact(costate)
+    return {"self": slope - probabilities(call["self"].value, dim) * summed(slope, dim)}
+
+
+def _pull_log_sum_exp(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    """p times the entry of the costate."""
+    x = call["self"].value
+    dims = normalized_dims(call["dim"], x.dim())
+    behind = list(range(-len(dims), 0))
+    moved = x.movedim(dims, behind)
+    p = torch.softmax(moved.flatten(-len(dims)), -1).reshape(moved.shape).movedim(behind, dims)
+    shape = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
+    return {"self": with_errors(p, math.prod(x.shape[d] for d in dims)) * costate.reshape(shape)}
 
 
 def _cost(use: Use) -> Sparsity:
@@ -58,8 +119,8 @@ def _masked_rows(use: Use) -> list[Slot]:
     return aligned(use) if len(use.shape) > 1 else []
 
 
-@operation("aten.softmax", "aten._softmax", rows=unless_along(), cost=_cost, errata=(13,))
-@operation("surefoot.masked_softmax", rows=_masked_rows, cost=_cost, errata=(13,))
+@operation("aten.softmax", "aten._softmax", rows=unless_along(), cost=_cost, errata=(13,), pullback=_pull_softmax)
+@operation("surefoot.masked_softmax", rows=_masked_rows, cost=_cost, errata=(13,), pullback=_pull_softmax)
 def softmax(call: Call) -> Bounds:
     """Slope ‖C‖ and curvature at most √2‖C‖; each fibre has norm at most 1, and no two are farther apart than √2.
 
@@ -91,11 +152,12 @@ def softmax(call: Call) -> Bounds:
 
 def _fibres_along(costate: Enclosure, dim: int, top: tuple[np.ndarray, np.ndarray]) -> Magnitude:
     """The largest product over the fibres of their curvature and the norm of their costate."""
-    norms = torch.linalg.vector_norm(costate.value, dim=dim).cpu().numpy() * (1 + costate.numel * 2.0**-50)
+    fibres = costate.value.movedim(dim, -1)
+    norms = row_norms(fibres.reshape(-1, fibres.shape[-1]))
     rows = costate.rows is not None and dim != 0
     move = minimum(costate.spread, costate.rows.max()) if rows and costate.rows is not None else costate.spread
     curvature = np.minimum(STEEPEST.numpy(), _covariances(top) * (math.sqrt(2) * (1 + 1e-15)))
-    sizes = Magnitude.of(curvature.reshape(-1)) * (Magnitude.of(norms.reshape(-1)) + move)
+    sizes = Magnitude.of(curvature.reshape(-1)) * (norms + move)
     return minimum(sizes.max(), Magnitude.of(float(curvature.max())) * costate.bound)
 
 
@@ -111,7 +173,8 @@ def _no_mask(call: Call) -> dict[str, Magnitude]:
 declare("aten.softmin", rows=unless_along(), cost=_cost)
 
 
-@operation("aten.log_softmax", "aten._log_softmax", rows=unless_along(), cost=_cost, errata=(13,))
+@operation("aten.log_softmax", "aten._log_softmax", rows=unless_along(), cost=_cost, errata=(13,),
+           pullback=_pull_log_softmax)  # fmt: skip
 def log_softmax(call: Call) -> Bounds:
     """Slope √(k max p), curvature √k ‖C‖; at zero every entry is -log k."""
     x, dim = call["self"], normalized_dim(call["dim"], len(call.shape))
@@ -127,7 +190,7 @@ def log_softmax(call: Call) -> Bounds:
     )
 
 
-@operation("aten.logsumexp", rows=unless_along(), errata=(13,),
+@operation("aten.logsumexp", rows=unless_along(), errata=(13,), pullback=_pull_log_sum_exp,
            cost=lambda use: every_entry(math.prod(use.shapes["self"])))  # fmt: skip
 def log_sum_exp(call: Call) -> Bounds:
     """Slope √(max p), curvature ‖C‖; at zero every entry is log k."""
@@ -182,8 +245,9 @@ def _top(
     else:
         move = move.reshape(-1, *[1] * (largest.dim() - 1))
     # The round-off of a probability grows with it: what is computed as zero may be 10⁻¹² and become anything.
-    factor = (math.sqrt(2) * move).clamp(max=700.0).exp() * (1 + _SLACK)
-    bounds = [((p + _SLACK) * factor).clamp(max=1.0).cpu().numpy() for p in (largest, 1 - largest)]
+    slack = _SLACK + probabilities.numel() // max(1, largest.numel()) * 2.0**-51  # a sum of so many terms
+    factor = (math.sqrt(2) * move).clamp(max=700.0).exp() * (1 + slack)
+    bounds = [((p + slack) * factor).clamp(max=1.0).cpu().numpy() for p in (largest, 1 - largest)]
     return bounds[0], bounds[1]
 
 

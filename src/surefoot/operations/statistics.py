@@ -7,6 +7,11 @@ their norms are the largest over the groups.
 * Direction :math:`x/r`: slope :math:`1/r` and curvature :math:`(2/\sqrt3)/r^2`, the limit :math:`\epsilon \to 0`
   of :mod:`surefoot.operations.normalisation`.
 
+*Evaluation.* Groups are scaled by powers of two, and for variances centred, before they are squared
+(:mod:`surefoot.operations.groups`), so that no square leaves the range of doubles. A length then has a relative
+error of (M + 8) u. A variance :math:`\|c\|^2/f`, f = M - correction, computed from numbers with error :math:`e` is
+off by :math:`(2\|c\|e + e^2)/f` besides, a deviation by :math:`e/\sqrt f`, as a norm has slope 1.
+
 Both are reached where a group has a direction orthogonal to x, so from two numbers per group on. They have no
 finite constants if a group may be zero.
 """
@@ -14,8 +19,10 @@ finite constants if a group may be zero.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, row_norms
@@ -24,6 +31,7 @@ from surefoot.operations.arithmetic import meeting_norm
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.common import ONE, ZERO, root
 from surefoot.operations.dimensions import normalized_dims
+from surefoot.operations.groups import Groups, centred, scaled, times_power
 from surefoot.operations.record import declare, operation
 from surefoot.operations.rows import unless_along
 from surefoot.operations.sparsity import Sparsity, every_entry
@@ -31,33 +39,37 @@ from surefoot.operations.sparsity import Sparsity, every_entry
 _BEND = 2.0 / math.sqrt(3.0) * (1 + 1e-15)
 
 
-def _by_group(x: Enclosure, dims: list[int], centred: bool = False) -> tuple[Magnitude, np.ndarray]:
-    """The largest norm of a group over the domain, and a lower bound of the norm of each group.
+def _groups(x: Tensor, dims: list[int], centre: bool = False) -> Groups:
+    """The numbers along some dimensions as scaled groups, perhaps centred."""
+    kept = [k for k in range(x.dim()) if k not in dims]
+    count = math.prod(x.shape[k] for k in kept)
+    groups = scaled(x.permute(*kept, *dims).reshape(count, math.prod(x.shape[k] for k in dims)))
+    return centred(groups) if centre else groups
+
+
+def _laid(column: Tensor, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+    """One number per group in the shape of a reduction of x along those dimensions."""
+    kept = [k for k in range(x.dim()) if k not in dims]
+    return column.reshape([1 if k in dims else x.shape[k] for k in range(x.dim()) if keepdim or k in kept])
+
+
+def _by_group(x: Enclosure, dims: list[int], centre: bool = False) -> tuple[Magnitude, Magnitude]:
+    """The largest norm of a group over the domain, and upper bounds of one over the norm of each group.
 
     Args:
         x: the argument.
         dims: the dimensions a group runs over.
-        centred: whether the mean of each group is subtracted.
+        centre: whether the mean of each group is subtracted.
     """
     if not isinstance(x.value, Tensor) or not x.numel:
-        return x.bound, np.zeros(1)
-    kept = [k for k in range(len(x.shape)) if k not in dims]
-    groups = x.value.permute(*kept, *dims).reshape(math.prod(x.shape[k] for k in kept), -1)
-    slack = groups.abs().amax(dim=1).cpu().numpy() * (1e-14 * groups.shape[1])
-    if centred:
-        groups = groups - groups.mean(dim=1, keepdim=True)
-    sizes = row_norms(groups)
-    moves = np.full(len(groups), float(x.spread))
-    if x.rows is not None and kept[:1] == [0]:
-        moves = np.minimum(moves, x.rows.numpy().repeat(len(groups) // len(x.rows)))
-    largest = minimum(x.bound, (sizes + Magnitude.of(moves) + Magnitude.of(slack)).max())
-    smallest = np.maximum(0.0, groups.norm(dim=1).cpu().numpy() * (1 - 1e-12) - moves - slack) * (1 - 1e-12)
-    return largest, smallest
-
-
-def _inverse(smallest: np.ndarray, power: int = 1) -> Magnitude:
-    least = float(smallest.min())
-    return Magnitude.infinity() if not least > 0 else (ONE / least) ** power
+        return x.bound, Magnitude(np.full(1, np.inf))
+    groups = _groups(x.value, dims, centre)
+    count = len(groups.numbers)
+    moves = Magnitude(np.full(count, x.spread.log2))
+    if x.rows is not None and 0 not in dims:
+        moves = minimum(moves, Magnitude(x.rows.log2.repeat(count // len(x.rows))))
+    sizes = (row_norms(groups.numbers) + Magnitude.of(groups.errors)) * groups.units
+    return minimum(x.bound, (sizes + moves).max()), groups.inverse_norms(moves)
 
 
 def _whole(use: Use) -> Sparsity:
@@ -68,7 +80,52 @@ def _whole(use: Use) -> Sparsity:
 declare("aten.norm", "aten.linalg_norm", "aten.prod", rows=unless_along(), cost=_whole)
 
 
-@operation("aten.var", "aten.std", rows=unless_along(), cost=_whole)
+def _variance(
+    x: Tensor, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *, correction: Any = None
+) -> Tensor:
+    """The variance, with the signatures of all overloads of the operation."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    dims = normalized_dims(dim, x.dim())
+    freedom = math.prod(x.shape[k] for k in dims) - float(unbiased if correction is None else correction)
+    groups = _groups(x, dims, centre=True)
+    total = groups.numbers.square().sum(dim=1, keepdim=True) / freedom
+    return _laid(times_power(total, 2 * groups.exponents), x, dims, keepdim)
+
+
+def _deviation(
+    x: Tensor, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *, correction: Any = None
+) -> Tensor:
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    dims = normalized_dims(dim, x.dim())
+    freedom = math.prod(x.shape[k] for k in dims) - float(unbiased if correction is None else correction)
+    groups = _groups(x, dims, centre=True)
+    return _laid(times_power(groups.norms / math.sqrt(freedom), groups.exponents), x, dims, keepdim)
+
+
+def _freedom(call: Call, dims: list[int]) -> float:
+    unbiased = call["unbiased"] if call["unbiased"] is not None else True
+    correction = call["correction"] if call["correction"] is not None else float(unbiased)
+    return math.prod(call["self"].shape[k] for k in dims) - float(correction)
+
+
+def _error_of_spread(call: Call, value: Tensor) -> Magnitude:
+    """Of a variance or a deviation; see the module."""
+    x = call["self"].value
+    dims = normalized_dims(call["dim"], x.dim())
+    groups, freedom = _groups(x, dims, centre=True), _freedom(call, dims)
+    error, size = Magnitude.of(groups.errors), row_norms(groups.numbers)
+    relative = (groups.size + 16) * 2.0**-52
+    if call.op == "aten.var":
+        total = (size * error * 2.0 + error * error + size * size * relative) * Magnitude(2 * groups.units.log2)
+    else:
+        total = (error + size * relative) * groups.units
+        freedom = math.sqrt(freedom) * (1 - 2.0**-50)
+    return total.norm() / freedom + root(call.numel) * 2.0**-1020
+
+
+@operation("aten.var", "aten.std", rows=unless_along(), cost=_whole, error=_error_of_spread)
 def spread_of_group(call: Call) -> Bounds:
     r"""Variance :math:`\|Px\|^2/(M - c)` and deviation :math:`\|Px\|/\sqrt{M - c}`; P subtracts the mean.
 
@@ -77,23 +134,34 @@ def spread_of_group(call: Call) -> Bounds:
     """
     x = call["self"]
     dims = normalized_dims(call["dim"], len(x.shape))
-    count = math.prod(x.shape[k] for k in dims)
-    unbiased = call["unbiased"] if call["unbiased"] is not None else True
-    correction = call["correction"] if call["correction"] is not None else float(unbiased)
-    freedom = count - float(correction)
+    count, freedom = math.prod(x.shape[k] for k in dims), _freedom(call, dims)
     if not freedom > 0:
         raise call.refuse(f"the variance of {count} numbers divides by {freedom:g}; use correction=0")
-    largest, smallest = _by_group(x, dims, centred=True)
+    largest, inverses = _by_group(x, dims, centre=True)
     if call.node.op == "aten.var":
         slope, curvature = largest * 2.0 / freedom, ONE * 2.0 / freedom
         peak = largest**2 / freedom
         bound = minimum(largest * x.bound / freedom, peak * root(call.numel))
         return Bounds({"self": slope}, {("self", "self"): curvature}, bound=bound, peak=peak, reduction=count)
     scale = (ONE / freedom).sqrt()
-    return _length(call, x, scale, _inverse(smallest), largest, count)
+    return _length(call, x, scale, inverses.max(), largest, count)
 
 
-@operation("aten.linalg_vector_norm", rows=unless_along(), cost=_whole)
+declare("aten.var", evaluate=_variance)
+declare("aten.std", evaluate=_deviation)
+
+
+def _vector_norm(
+    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    if float(ord) != 2.0 or not x.is_floating_point():
+        return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype)
+    dims = normalized_dims(dim, x.dim())
+    groups = _groups(x, dims)
+    return _laid(times_power(groups.norms, groups.exponents), x, dims, keepdim)
+
+
+@operation("aten.linalg_vector_norm", rows=unless_along(), cost=_whole, evaluate=_vector_norm)
 def vector_norm(call: Call) -> Bounds:
     """The length of groups of numbers; other norms than the Euclidean one have kinks wherever an entry is zero,
     and are refused.
@@ -102,9 +170,9 @@ def vector_norm(call: Call) -> Bounds:
         raise call.refuse("only the Euclidean norm is covered (ord=2)")
     x = call["self"]
     dims = normalized_dims(call["dim"], len(x.shape))
-    largest, smallest = _by_group(x, dims)
+    largest, inverses = _by_group(x, dims)
     count = math.prod(x.shape[k] for k in dims)
-    return _length(call, x, ONE, _inverse(smallest), largest, count)
+    return _length(call, x, ONE, inverses.max(), largest, count)
 
 
 def _length(
@@ -121,7 +189,21 @@ def _length(
     )
 
 
-@operation("surefoot.unit", rows=unless_along("x"))
+def _direction(x: Tensor, dims: list[int], eps: float = 0.0) -> Tensor:
+    """x divided by its length along some dimensions, or by eps if that is larger: scaled, then divided twice."""
+    groups = _groups(x, dims)
+    column = _laid(groups.norms, x, dims, True)
+    exponents = _laid(groups.exponents, x, dims, True)
+    outside = (times_power(column, exponents) > eps) & (column > 0)
+    column = torch.where(outside, column, 1.0)
+    return torch.where(outside, times_power(x, -exponents) / column, x / eps if eps else x)
+
+
+def _unit(x: Tensor, dim: Any, eps: float) -> Tensor:
+    return _direction(x, normalized_dims(dim, x.dim()), eps)
+
+
+@operation("surefoot.unit", rows=unless_along("x"), evaluate=_unit)
 def unit(call: Call) -> Bounds:
     r""":math:`x/\max(\|x\|, \epsilon)` for each group: a direction outside of the ball of radius :math:`\epsilon`,
     linear inside, with a kink between the two.
@@ -130,10 +212,11 @@ def unit(call: Call) -> Bounds:
     """
     x, eps = call["x"], float(call["eps"])
     dims = normalized_dims(call["dim"], len(x.shape))
-    _, smallest = _by_group(x, dims)
-    outside = bool((smallest > eps).all())
-    slope = _inverse(np.maximum(smallest, eps))
-    curvature = _inverse(smallest, 2) * _BEND if outside else Magnitude.infinity()
+    inverses = _by_group(x, dims)[1].max()
+    limit = ONE / eps if eps > 0 else Magnitude.infinity()
+    outside = bool(inverses * (1 + 2.0**-40) < limit)
+    slope = minimum(inverses, limit)
+    curvature = inverses * inverses * _BEND if outside else Magnitude.infinity()
     groups = call.numel // max(1, math.prod(x.shape[k] for k in dims))
     return Bounds(
         jacobian={"x": slope},
@@ -146,7 +229,11 @@ def unit(call: Call) -> Bounds:
     )
 
 
-@operation("aten._weight_norm")
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    return _direction(v, [k for k in range(v.dim()) if dim == -1 or k != dim]) * g
+
+
+@operation("aten._weight_norm", evaluate=_weight_norm)
 def weight_norm(call: Call) -> Bounds:
     r""":math:`z = g\,v/\|v\|` for each slice of v along ``dim``, with its own length g.
 
@@ -155,13 +242,13 @@ def weight_norm(call: Call) -> Bounds:
     """
     v, g, dim = call["v"], call["g"], call["dim"]
     dims = [k for k in range(len(v.shape)) if dim == -1 or k != dim]
-    _, smallest = _by_group(v, dims)
-    inverse, length = _inverse(smallest), meeting_norm(g, g.shape, g.shape)
-    slope, bend = length * inverse, length * _inverse(smallest, 2) * _BEND
+    inverses = _by_group(v, dims)[1]
+    inverse, length = inverses.max(), meeting_norm(g, g.shape, g.shape)
+    slope, bend = length * inverse, length * inverse * inverse * _BEND
     if inverse.is_finite and isinstance(g.value, Tensor):
         lengths = Magnitude.of(g.value.abs().reshape(-1)) + g.spread
-        slope = minimum(slope, (lengths * Magnitude.of(1 / smallest) * (1 + 1e-15)).max())
-        bend = minimum(bend, (lengths * Magnitude.of(1 / smallest) ** 2).max() * _BEND * (1 + 1e-14))
+        slope = minimum(slope, (lengths * inverses).max())
+        bend = minimum(bend, (lengths * inverses * inverses).max() * _BEND)
     return Bounds(
         jacobian={"v": slope, "g": ONE},
         curvature={("v", "v"): bend, ("v", "g"): inverse},

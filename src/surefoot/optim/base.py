@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
+from surefoot.calculus.analysis import Analysis
 from surefoot.graph import Graph
 from surefoot.objectives import Objective, Ridge
 from surefoot.operations.captured import capture
@@ -146,6 +148,17 @@ class GuaranteedOptimizer(Optimizer):
         ridge = 0.0 if self.regularizer is None else float(self.regularizer(self.trainable).detach())
         self.check_value(exact.value + ridge, loss)
         return exact
+
+    def proved_gradient(self, x: Any, y: Any, loss: float) -> ProvedGradient:
+        """The gradient of the loss of the batch, without the regulariser, with a bound on its error.
+
+        Raises:
+            OptimizerError: if its value is not the loss that the model computed.
+        """
+        found = proved_gradient(Analysis.of(self.model, x, self.objective.bound_to(y)))
+        ridge = 0.0 if self.regularizer is None else float(self.regularizer(self.trainable).detach())
+        self.check_value(found.value + ridge, loss)
+        return found
 
     def check_value(self, proved: float, loss: float) -> None:
         """The function of which something is proved has the value of the live model, up to round-off.

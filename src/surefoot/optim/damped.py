@@ -9,13 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
 from surefoot.chain import Chain
 from surefoot.objectives import Objective
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.moving_ball import INSIDE, MovingBall
 from surefoot.optim.record import StepRecord
-from surefoot.optim.stored import InDouble, Proposal, Tensors, flat_product, norm_of, resolution, stored
+from surefoot.optim.stored import InDouble, Proposal, Tensors, flat_product, norm_of, promised, resolution, stored
 from surefoot.oracles.problem import OracleError, Problem, Step
 from surefoot.oracles.search_along import armijo
 
@@ -111,7 +112,8 @@ class SecondOrder(GuaranteedOptimizer):
                 proposal = Proposal({}, 0.0, promised=promise, note="the gradient is zero")
             elif self.damping == "certified":
                 exact = self.in_double(x, y, loss, graph)
-                proposal = self._certified(problem, self.solver(problem, data), x, exact)
+                proved = self.proved_gradient(x, y, loss)
+                proposal = self._certified(problem, self.solver(problem, data), x, exact, proved)
             else:
                 proposal = self._measured(problem, self.solver(problem, data))
         except OracleError as error:
@@ -160,11 +162,20 @@ class SecondOrder(GuaranteedOptimizer):
         if self.damping == "adapted":
             self.kappa = min(self.kappa * growth, _RANGE[1])
 
-    def _certified(self, problem: Problem, solver: Solver, x: Any, exact: InDouble) -> Proposal:
+    def _certified(
+        self, problem: Problem, solver: Solver, x: Any, exact: InDouble, proved: ProvedGradient
+    ) -> Proposal:
         """A step on a ball whose radius follows the length of the steps."""
         ridges = {name: problem.weight(name) for name in problem.parameters}
         wide = {name: value.double() for name, value in problem.parameters.items()}
-        gradient = {name: exact.gradient[name] + ridges[name] * wide[name] for name in exact.gradient}
+        pulls = {name: ridges[name] * value for name, value in wide.items()}
+        gradient = {name: slope + pulls[name] for name, slope in proved.slopes.items() if name in pulls}
+        errors = {  # the product and the sum are rounded
+            name: proved.errors[name]
+            + 2.0**-50 * (norm_of({name: slope}) + norm_of({name: pulls[name]}))
+            + 2.0**-1022
+            for name, slope in gradient.items()
+        }
 
         def propose(certificate: Certificate, radius: float) -> Proposal:
             self.kappa = max(self.certified_kappa(certificate), _RANGE[0])
@@ -176,7 +187,7 @@ class SecondOrder(GuaranteedOptimizer):
             bent = sum(ridges[name] * float(m.square().sum()) for name, m in move.items())
             bent += self.curvature(exact, move, certificate)
             inside = norm_of(move) <= radius
-            promise = -flat_product(gradient, move) - 0.5 * bent if inside else 0.0
+            promise = promised(gradient, move, 0.0, errors) - 0.5 * bent * (1 + 2.0**-40) if inside else 0.0
             smoothness = float(certificate.smoothness)
             if max(ridges.values()):
                 smoothness = math.nextafter(smoothness + max(ridges.values()), math.inf)

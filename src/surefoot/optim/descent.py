@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from surefoot.blockwise import block_inverse_smoothness
+from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.calculus.segment.along import Along
 from surefoot.calculus.segment.majorant import Majorant
 from surefoot.certificate import Certificate
@@ -114,13 +115,13 @@ class CertifiedDescent(GuaranteedOptimizer):
             slopes = gradient if self._is_double else self.in_double(x, y, loss, graph).gradient
             proposal = self._on_segment(x, y, slopes, loss, graph)
         else:
-            exact = self.in_double(x, y, loss, graph).gradient
+            proved = self.proved_gradient(x, y, loss)
             proposal = self._ball.step(
                 self.model,
                 x,
                 self.objective.bound_to(y),
                 self.trainable,
-                lambda certificate, radius: self._within(certificate, radius, gradient, exact),
+                lambda certificate, radius: self._within(certificate, radius, gradient, proved),
             )
         return self.take(proposal, loss, size, self.fingerprint(x, y))
 
@@ -188,8 +189,10 @@ class CertifiedDescent(GuaranteedOptimizer):
         curvature = bound.curvature_at_start
         return -bound.slope / curvature if curvature > 0 and bound.slope < 0 else length
 
-    def _within(self, certificate: Certificate, radius: float, gradient: Tensors, exact: Tensors) -> Proposal:
-        """The step on a ball: 1/L against the gradient, or one step size per block; ``exact``: ∇F in double."""
+    def _within(
+        self, certificate: Certificate, radius: float, gradient: Tensors, proved: ProvedGradient
+    ) -> Proposal:
+        """The step on a ball: 1/L against the gradient, or one step size per block."""
         smoothness, size, longest = float(certificate.smoothness), norm_of(gradient), radius * INSIDE
         sizes, curvature = (
             dict.fromkeys(gradient, certificate.inverse_smoothness),
@@ -204,7 +207,7 @@ class CertifiedDescent(GuaranteedOptimizer):
         scale = min(1.0, longest / length)
         after, move = stored(self.trainable, {name: scale * m for name, m in wanted.items()})
         inside = norm_of(move) <= radius
-        promise = promised(exact, move, curvature) if inside else 0.0
+        promise = promised(proved.slopes, move, curvature, proved.errors) if inside else 0.0
         note = "" if promise > 0 else resolution(self.trainable)
         return Proposal(after, scale * length / size, smoothness, promise, radius, scale * length, note)
 

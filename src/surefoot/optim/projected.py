@@ -79,7 +79,8 @@ class ProjectedGradient(ConstrainedOptimizer):
         smoothness = float(certificate.smoothness)
         step = certificate.inverse_smoothness if smoothness else 1.0  # an affine function descends with any step
         after, move, mapping = self.project(gradient, step, region)
-        promise = promised(self.in_double(x, y, loss, graph).gradient, move, smoothness)
+        proved = self.proved_gradient(x, y, loss)
+        promise = promised(proved.slopes, move, smoothness, proved.errors)
         if mapping > 0 and not promise > 0:
             note = f"{note}; " * bool(note) + resolution(self.trainable)
         proposal = Proposal(after, step, smoothness, promise, note=note)

@@ -8,7 +8,8 @@ precision, from an inequality that holds for every move within a radius:
 
 with the smoothness L for all :math:`D_s` or one curvature per layer
 (:func:`surefoot.blockwise.block_inverse_smoothness`). The gradient in it is that of the exact function, so it is
-evaluated in double precision whatever the model's type.
+evaluated in double precision whatever the model's type, with a bound on its error
+(:func:`surefoot.calculus.adjoint.gradient.proved_gradient`).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.graph import Graph, Source
 from surefoot.graph.checks import as_inputs
-from surefoot.graph.evaluate import evaluate_in_double
 from surefoot.objectives import Objective
+from surefoot.operations.evaluation import evaluate_in_double
 from surefoot.oracles.problem import curved_along
 
 Tensors = dict[str, Tensor]
@@ -74,18 +75,38 @@ def flat_product(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> f
 
 
 def promised(
-    gradient: Mapping[str, Tensor], move: Mapping[str, Tensor], curvature: float | Mapping[str, float]
+    gradient: Mapping[str, Tensor],
+    move: Mapping[str, Tensor],
+    curvature: float | Mapping[str, float],
+    errors: Mapping[str, float] | None = None,
 ) -> float:
-    """By how much F falls at least: −⟨∇F, v'⟩ − ½Σ D_s‖v'_s‖², D_s by parameter or one for all."""
+    r"""By how much F falls at least: −⟨∇F, v'⟩ − ½Σ D_s‖v'_s‖², D_s by parameter or one for all.
+
+    A gradient that is off by :math:`\epsilon_s` takes away :math:`\sum_s\epsilon_s\|v'_s\|`. The sums of n
+    products are off by at most a relative :math:`\gamma_n \le 2nu` of the sum of absolute values, and what
+    underflows in them by :math:`n\,2^{-1022}`. Without errors the gradient is exact; 0 if nothing can be said.
+    """
     bends = curvature if isinstance(curvature, Mapping) else dict.fromkeys(move, curvature)
-    squares = {name: float(m.double().square().sum()) for name, m in move.items()}
-    slope = flat_product({name: m for name, m in move.items() if name in gradient}, gradient)
-    return -slope - 0.5 * sum(bends[name] * squares[name] for name in move if squares[name])
+    total = 0.0
+    for name, m in move.items():
+        wide = m.double()
+        up = 1 + (wide.numel() + 64) * 2.0**-52
+        square = float(wide.square().sum()) * up
+        if square:
+            total -= 0.5 * bends[name] * square * up
+        if name in gradient:
+            products = wide * gradient[name].double()
+            lost = float(products.abs().sum()) * (up - 1) * up + wide.numel() * 2.0**-1022
+            error = 0.0 if errors is None else errors[name] * (math.sqrt(square) * up + 2.0**-500)
+            total -= float(products.sum()) + lost + error
+    return total if math.isfinite(total) else 0.0
 
 
 def resolution(weights: Mapping[str, Tensor]) -> str:
     """Why a step that is shorter than the spacing of numbers is not taken."""
     kind = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    if kind == "float64":
+        return "no step: descent cannot be told from round-off here"
     return f"no step: it is below the resolution of {kind}, use double precision"
 
 

@@ -10,13 +10,26 @@
 * ``grid``: enclosures on cells that cover the real line.
 * ``table``: :func:`sup_on` and :func:`range_on` over as many intervals as a tensor has entries.
 * ``recurrences``: the Taylor coefficients of the elementary functions on tensors.
+* ``rounded``: :class:`Rounded`, numbers as computed with a bound on their error.
 * ``series``: :func:`taylor` and :func:`derivatives`, those of scalar functions.
 """
 
 from surefoot.scalar import activations as _activations  # noqa: F401 - fills the names
 from surefoot.scalar.bounds import supremum, value_range
 from surefoot.scalar.function import ScalarFunction
-from surefoot.scalar.series import derivatives, taylor
+from surefoot.scalar.rounded import Rounded
+from surefoot.scalar.series import derivatives, rounded_derivatives, taylor
 from surefoot.scalar.table import range_on, sup_on, sups_on
 
-__all__ = ["ScalarFunction", "derivatives", "range_on", "sup_on", "supremum", "sups_on", "taylor", "value_range"]
+__all__ = [
+    "Rounded",
+    "ScalarFunction",
+    "derivatives",
+    "range_on",
+    "rounded_derivatives",
+    "sup_on",
+    "supremum",
+    "sups_on",
+    "taylor",
+    "value_range",
+]

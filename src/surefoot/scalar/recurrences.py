@@ -11,33 +11,43 @@ chapter 13). A rule of this file takes the value :math:`c_0` and the coefficient
 those of the result.
 
 A coefficient is a tensor, a number (the same for every entry) or None, which is zero; terms with None are
-skipped, and a result that has no other terms is None.
+skipped, and a result that has no other terms is None. Where the first coefficient is a
+:class:`~surefoot.scalar.rounded.Rounded` tensor so are all that are not zero, and the recurrences carry bounds of
+their errors: they are identities of real numbers, made of sums, products, quotients and elementary functions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from fractions import Fraction
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-Coefficient: TypeAlias = Tensor | float | None
+from surefoot.scalar.rounded import Rounded
+
+Coefficient: TypeAlias = Tensor | Rounded | float | None
 Coefficients: TypeAlias = list[Coefficient]
 Term: TypeAlias = tuple[float, Coefficient, Coefficient]
 Rule: TypeAlias = Callable[..., Coefficients]
+_EXACT = (1.0, -1.0)
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def combine(terms: Iterable[Term]) -> Coefficient:
-    """The sum of weight * a * b over the terms (weight, a, b), in one tensor operation per term."""
+    """The sum of weight * a * b over the terms (weight, a, b), in one tensor operation per term.
+
+    Weights are numbers off by at most a relative 2u.
+    """
+    terms = [(weight, a, b) for weight, a, b in terms if a is not None and b is not None]
+    if any(isinstance(factor, Rounded) for _, a, b in terms for factor in (a, b)):
+        return _combined(terms)
     number = 0.0
     total: Tensor | None = None
     own = False  # whether the total may be overwritten
     for weight, a, b in terms:
-        if a is None or b is None:
-            continue
         if not isinstance(b, Tensor):
             a, b = b, a
         if not isinstance(b, Tensor):
@@ -57,6 +67,18 @@ def combine(terms: Iterable[Term]) -> Coefficient:
     if total is None:
         return number or None
     return total + number if number else total
+
+
+def _combined(terms: Iterable[tuple[float, Any, Any]]) -> Rounded:
+    """The same with errors; numbers among the factors are exact."""
+    total: Rounded | None = None
+    for weight, a, b in terms:
+        product = a * b if isinstance(a, Rounded) else b * a
+        part = product if weight in _EXACT else product.scaled(weight)
+        part = -part if weight == -1 else part
+        total = part if total is None else total + part
+    assert total is not None
+    return total
 
 
 def chain(slope: Coefficients, p: Coefficients, order: int, sign: float = 1.0) -> Coefficient:
@@ -114,7 +136,8 @@ def power(value: Coefficient, p: Coefficients, exponent: float) -> Coefficients:
         return [value, *_natural_power(p, int(exponent))[1:]]
     c = [value]
     for m in range(1, len(p)):
-        terms = (((j * exponent - m + j) / m, p[j], c[m - j]) for j in range(1, m + 1))
+        weights = {j: float((j * Fraction(exponent) + j - m) / m) for j in range(1, m + 1)}
+        terms = ((weight, p[j], c[m - j]) for j, weight in weights.items())
         c.append(over(combine(terms), p[0]))
     return c
 
@@ -146,7 +169,7 @@ def exponential(value: Coefficient, p: Coefficients, sign: float = 1.0) -> Coeff
 
 def exponential_minus_one(value: Coefficient, p: Coefficients) -> Coefficients:
     """The exponential but for its value, which is small where p is."""
-    return [value, *exponential(tensor(p[0]).exp(), p)[1:]]
+    return [value, *exponential(torch.exp(tensor(p[0])), p)[1:]]
 
 
 def logarithmic(value: Coefficient, p: Coefficients, base: Coefficients) -> Coefficients:
@@ -171,11 +194,11 @@ def arc_tangent(value: Coefficient, p: Coefficients) -> Coefficients:
 def inverse_hyperbolic_sine(value: Coefficient, p: Coefficients) -> Coefficients:
     """c' (1 + p^2)^(1/2) = p'."""
     base = _one_plus_square(p[:-1])
-    return logarithmic(value, p, root(tensor(base[0]).sqrt(), base))
+    return logarithmic(value, p, root(torch.sqrt(tensor(base[0])), base))
 
 
 def _one_plus_square(p: Coefficients) -> Coefficients:
-    return multiply(tensor(p[0]).square() + 1.0, p, p)
+    return multiply(torch.square(tensor(p[0])) + 1.0, p, p)
 
 
 def riccati(value: Coefficient, p: Coefficients, slope: Tensor, bend: Tensor, square: float) -> Coefficients:
@@ -206,14 +229,18 @@ def soft_plus(value: Coefficient, p: Coefficients) -> Coefficients:
 
 
 def hyperbolic_tangent(value: Coefficient, p: Coefficients) -> Coefficients:
-    """c' = (1 - c^2) p', where 1 - c_0^2 = cosh(p_0)^(-2)."""
-    return riccati(value, p, tensor(p[0]).cosh().reciprocal().square(), tensor(value) * -2.0, -1.0)
+    """c' = (1 - c^2) p', where 1 - c_0^2 = cosh(p_0)^(-2) = 4 σ(2 p_0) σ(-2 p_0)."""
+    if isinstance(p[0], Rounded):  # which does not overflow
+        slope = torch.sigmoid(p[0] * 2.0) * torch.sigmoid(p[0] * -2.0) * 4.0
+    else:
+        slope = tensor(p[0]).cosh().reciprocal().square()
+    return riccati(value, p, slope, tensor(value) * -2.0, -1.0)
 
 
 def tangent(value: Coefficient, p: Coefficients) -> Coefficients:
     """c' = (1 + c^2) p'."""
     first = tensor(value)
-    return riccati(value, p, first.square() + 1.0, first * 2.0, 1.0)
+    return riccati(value, p, torch.square(first) + 1.0, first * 2.0, 1.0)
 
 
 def integral(value: Coefficient, p: Coefficients, slope: Coefficients) -> Coefficients:
@@ -234,12 +261,14 @@ def oscillation(value: Coefficient, p: Coefficients, partner: Function, sign: fl
 def error_function(value: Coefficient, p: Coefficients, sign: float = 1.0) -> Coefficients:
     """c' = sign * 2 / sqrt(pi) * exp(-p^2) p'."""
     inner = p[:-1]
-    square = multiply(tensor(p[0]).square(), inner, inner)
-    gauss = (-tensor(square[0])).exp() * (sign * 2.0 / math.sqrt(math.pi))
+    square = multiply(torch.square(tensor(p[0])), inner, inner)
+    gauss = torch.exp(-tensor(square[0])) * (sign * 2.0 / math.sqrt(math.pi))
+    if isinstance(gauss, Rounded):  # the factor is rounded, too
+        gauss = gauss.scaled(1.0)
     return integral(value, p, exponential(gauss, square, -1.0))
 
 
-def tensor(value: Coefficient) -> Tensor:
-    """The value of something that is not constant."""
-    assert isinstance(value, Tensor)
+def tensor(value: Coefficient) -> Any:
+    """The value of something that is not constant: a tensor, perhaps with errors."""
+    assert isinstance(value, Tensor | Rounded)
     return value

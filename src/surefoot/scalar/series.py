@@ -5,7 +5,8 @@ function a applied entry by entry, the coefficients of :math:`a(p(\eta))` up to 
 from those of the arguments of each step (:mod:`surefoot.scalar.recurrences`). A piecewise step has the
 coefficients of the piece that its argument is in at :math:`\eta = 0`; at a break, of the piece before it.
 
-They are floating-point numbers, not bounds. For the smooth activations the error is a few times what a change of x
+They are floating-point numbers, not bounds; :func:`rounded_derivatives` returns them with bounds of their errors.
+For the smooth activations the error is a few times what a change of x
 by :math:`(1 + |x|)2^{-53}`, and of the other arguments by :math:`2^{-53}` of their size, may change; differences
 that cancel (x - tanh x near 0, the derivatives of quotients x / (1 + x) far out) lose what cancels. Where a is not
 differentiable (the square root at 0) they are infinite or not a number.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +31,7 @@ from torch import Tensor
 from surefoot.scalar.function import ScalarFunction, Step
 from surefoot.scalar.primitives import PRIMITIVES
 from surefoot.scalar.recurrences import Coefficient, Coefficients
+from surefoot.scalar.rounded import Rounded
 
 
 def taylor(function: ScalarFunction, series: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -56,15 +59,28 @@ def derivatives(function: ScalarFunction, x: Tensor, order: int) -> list[Tensor]
     return [_full(c, x) for c in _evaluate(function, [x, 1.0, *[None] * (order - 1)][: order + 1])]
 
 
+def rounded_derivatives(function: ScalarFunction, x: Rounded, order: int) -> list[Rounded]:
+    """The same with proved bounds of their errors; see :mod:`surefoot.scalar.rounded`.
+
+    At a break the coefficients are those of the piece before it. Where an argument is not known well enough to say
+    which piece it is in, the errors cover the pieces on both sides.
+    """
+    one = Rounded.exact(torch.ones_like(x.value))
+    found = _evaluate(function, [x, one, *[None] * (order - 1)][: order + 1])
+    zero = Rounded.exact(torch.zeros_like(x.value))
+    return [c.expand(x.value.shape) if isinstance(c, Rounded) else zero.expand(x.value.shape) for c in found]
+
+
 def _evaluate(function: ScalarFunction, p: Coefficients) -> Coefficients:
     """The coefficients of a function of a series; those of a constant are a number and None."""
+    lift = Rounded.exact if isinstance(p[0], Rounded) else float
     values: list[Coefficients] = []
     for step in function.steps:
         arguments = [values[operand] for operand in step.operands]
         if step.op == "variable":
             values.append(p)
         elif step.op == "constant":
-            values.append([step.parameters[0], *[None] * (len(p) - 1)])
+            values.append([lift(step.parameters[0]), *[None] * (len(p) - 1)])
         elif step.op == "piecewise":
             values.append(_piecewise(step, arguments[0]))
         else:
@@ -78,26 +94,39 @@ def _apply(step: Step, arguments: list[Coefficients]) -> Coefficients:
     heads = [argument[0] for argument in arguments]
     value = primitive.tensor(*(_lift(head) for head in heads), *step.parameters)
     if all(coefficient is None for argument in arguments for coefficient in argument[1:]):
-        constant = not any(isinstance(head, Tensor) for head in heads)
+        constant = not any(isinstance(head, Tensor | Rounded) for head in heads)
         return [float(value) if constant else value, *arguments[0][1:]]
     return primitive.series(value, *arguments, *step.parameters)
 
 
-def _lift(value: Coefficient) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+def _lift(value: Coefficient) -> Any:
+    return value if isinstance(value, Tensor | Rounded) else torch.tensor(value, dtype=torch.float64)
 
 
 def _piecewise(step: Step, argument: Coefficients) -> Coefficients:
     """The piece of every entry; a break belongs to the piece before it."""
     head = argument[0]
-    if not isinstance(head, Tensor):
+    if not isinstance(head, Tensor | Rounded):
         return _evaluate(step.pieces[bisect_left(step.parameters, head or 0.0)], argument)
     result = _evaluate(step.pieces[0], argument)
     for point, piece in zip(step.parameters, step.pieces[1:], strict=True):
         pairs = zip(_evaluate(piece, argument), result, strict=True)
-        above = head > point
-        result = [_where(above, new, old, head) for new, old in pairs]
+        if isinstance(head, Rounded):
+            above, unsure = head.value > point, ~((head.value - point).abs() > head.error * (1 + 2.0**-50))
+            unsure = unsure & (head.error != 0)
+            result = [_either(above, unsure, new, old) for new, old in pairs]
+        else:
+            above = head > point
+            result = [_where(above, new, old, head) for new, old in pairs]
     return result
+
+
+def _either(above: Tensor, unsure: Tensor, new: Coefficient, old: Coefficient) -> Coefficient:
+    """``new`` above, else ``old``, with errors."""
+    if new is old:
+        return new
+    first, second = (c if isinstance(c, Rounded) else Rounded.exact(c or 0.0) for c in (new, old))
+    return first.choose(second, above, unsure)
 
 
 def _where(above: Tensor, new: Coefficient, old: Coefficient, like: Tensor) -> Coefficient:

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import norm
-from surefoot.graph.evaluate import run_in_double
+from surefoot.operations.call import Call
+from surefoot.operations.evaluation import run_in_double
+from surefoot.operations.record import record_of
+from surefoot.scalar import Rounded
 
 Value = Tensor | tuple[Tensor, ...]
 
@@ -28,10 +31,13 @@ class Backward:
         pulled: for each operation, what it adds to the costates of its arguments, by name: the transposed
             Jacobian times its own costate. ``None`` where automatic differentiation sees no derivative: of
             ``detach``, whose value is the identity, or of an operation without a backward formula.
+        errors: for operations whose record has a ``pullback``, proved bounds of the error of every entry of that,
+            by name of the argument, the costate and the arguments being exact.
     """
 
     seed: Value
     pulled: Mapping[str, Mapping[str, Value | None]]
+    errors: Mapping[str, Mapping[str, Tensor]]
 
 
 def backward(result: Pass) -> Backward | None:
@@ -47,16 +53,39 @@ def backward(result: Pass) -> Backward | None:
     seed = torch.ones_like(values[result.outputs[0]])
     costates: dict[str, Value] = {result.outputs[0]: seed}
     pulled: dict[str, dict[str, Value | None]] = {}
+    errors: dict[str, dict[str, Tensor]] = {}
     for step in reversed(result.steps):
         if step.node.name not in costates:
             continue
-        pulled[step.node.name] = pull_back(step, values, costates[step.node.name])
+        proved = proved_pull_back(step, result, costates[step.node.name])
+        errors[step.node.name] = {name: rounded.error for name, rounded in proved.items()}
+        pulled[step.node.name] = {name: rounded.value for name, rounded in proved.items()}
+        if set(proved) != set(step.names.values()):
+            pulled[step.node.name] = {
+                **pull_back(step, values, costates[step.node.name]),
+                **pulled[step.node.name],
+            }
         for name, value in pulled[step.node.name].items():
             if value is not None:
                 costates[name] = added(costates[name], value) if name in costates else value
             else:
                 costates.setdefault(name, zeros(values[name]))
-    return Backward(seed, pulled) if all(norm(value).is_finite for value in costates.values()) else None
+    return Backward(seed, pulled, errors) if all(norm(value).is_finite for value in costates.values()) else None
+
+
+def proved_pull_back(step: Step, result: Pass, costate: Value) -> dict[str, Rounded]:
+    """The same by name of the argument with proved errors, of arguments for which the operation has formulas."""
+    pullback = record_of(step.node).pullback
+    if pullback is None or not isinstance(costate, Tensor):
+        return {}
+    by_slot = pullback(Call(step.node, result.enclosures), costate)
+    found: dict[str, Rounded] = {}
+    for name in set(step.names.values()):
+        slots = [slot for slot, held in step.names.items() if held == name]
+        if all(slot in by_slot for slot in slots):
+            total = sum((by_slot[slot] for slot in slots[1:]), by_slot[slots[0]])
+            found[name] = total.expand(result.enclosures[name].shape)
+    return found
 
 
 def pull_back(step: Step, values: Mapping[str, Any], costate: Value) -> dict[str, Value | None]:

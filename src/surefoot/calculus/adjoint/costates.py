@@ -12,12 +12,21 @@ Hence, with the mean-value inequality on the segment from :math:`\hat x` to x, w
 .. math:: s(\lambda_{x_i}) \le \sum_z \Big( J_i\,s(\lambda_z) + \sum_j C_{ij}(\hat\lambda_z)\,s(x_j)
     + \epsilon \Big), \qquad C_{ij}(\lambda) \ge \sup\Big\|\sum_k\lambda_k\,\partial_{ij}f_k\Big\|,
 
-and the same row by row where rows do not interact. The round-off :math:`\epsilon` of computing :math:`\hat
-J_i^\top \hat\lambda_z`: with at most c summands per entry, c the number of entries of z, it is at most a relative
-:math:`(c + 16)u` of :math:`|\hat J_i|^\top|\hat\lambda_z|`, and :math:`\||J|\|_2 \le \sqrt r\,\|J\|_2` if a row
-of J has at most r entries (Cauchy-Schwarz in every column and row); relative perturbations of the :math:`\hat
-x_j` inside the kernel count with the curvature. Both factors get 16 more for elementary functions, as in
-:mod:`surefoot.calculus.forward`.
+and the same row by row where rows do not interact.
+
+*Round-off* :math:`\epsilon` of computing :math:`\hat J_i^\top\hat\lambda_z`, with :math:`u = 2^{-53}` and
+:math:`\gamma_n = nu/(1 - nu)`, the bound on the product of n factors :math:`1 + \delta`, :math:`|\delta| \le u`,
+less one (Higham, Accuracy and Stability of Numerical Algorithms, Lemma 3.1). Operations whose derivatives cancel
+state it themselves (``pullback`` of the record: scalar functions, soft-max, losses). The others add up products of
+the costate with entries of :math:`\hat J_i`: numbers of the other argument (bilinear operations), ones (layout),
+fixed factors (pooling). With at most c summands per entry, c the number of entries of z, and 16 roundings in a
+product, the computed entry is off by at most :math:`\gamma_{c+16}` times that of :math:`|\hat
+J_i|^\top|\hat\lambda_z|` in whatever order they are added, and :math:`\gamma_n \le 2nu` for :math:`nu \le 1/2`.
+Now :math:`\||J|^\top\lambda\| \le \sqrt r\,\|J\|_2\|\lambda\|` if a row of J has at most r entries: by
+Cauchy-Schwarz :math:`(|J|x)_k^2 \le r\sum_lJ_{kl}^2x_l^2`, and :math:`\sum_kJ_{kl}^2 \le \|J\|_2^2`. Where J is
+itself made of sums of products (normalisations), relative perturbations of the :math:`\hat x_j` inside count with
+the curvature; both factors get 16 more for it. That one is the assumption that such kernels are backward stable.
+A product that underflows loses at most :math:`2^{-1074}`, and an entry c times that.
 
 Also :math:`\|\lambda_z\| \le w_z`, the weight of the forward pass, whatever the spreads.
 """
@@ -33,12 +42,13 @@ from torch import Tensor
 from surefoot.calculus.adjoint.backward import Backward, Value, added, parts, zeros
 from surefoot.calculus.assemble import weights
 from surefoot.calculus.forward import Pass, Step
-from surefoot.enclosure import Enclosure, measure, row_norms
+from surefoot.enclosure import Enclosure, measure, norm, row_norms
 from surefoot.graph.structure import Spec
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.operations.call import Pair, Slot
 
 _UNIT = 2.0**-53
+_UNDERFLOW = 2.0**-1074
 _NONE = Magnitude.zero((0,))
 _ZERO = Magnitude.zero()
 
@@ -117,7 +127,8 @@ def contributions(result: Pass, step: Step, costate: Enclosure, centre: Backward
     """What one operation adds to the costates of its arguments."""
     fixed = at_centre(costate)
     along = contracted(step, fixed)
-    factor = (costate.numel + 16.0) * (float(step.bounds.reduction) ** 0.5 + 16.0) * _UNIT
+    factor = (costate.numel + 16.0) * (float(step.bounds.reduction) ** 0.5 + 16.0) * (2 * _UNIT)
+    proved = centre.errors[step.node.name]
     found: dict[str, Share] = {}
     for name, value in centre.pulled[step.node.name].items():
         slots = [slot for slot, held in step.names.items() if held == name]
@@ -125,14 +136,18 @@ def contributions(result: Pass, step: Step, costate: Enclosure, centre: Backward
             slope = sum((step.bounds.jacobian[slot] for slot in slots), _ZERO) * costate.bound
             found[name] = Share(zeros(result.enclosures[name].value), slope, None, slope)
             continue
-        spread, error, rows = _ZERO, _ZERO, None
+        spread, error, rows, relative = _ZERO, _ZERO, None, _ZERO
         for slot in slots:
             jacobian, (moved, wrong, rounded) = step.bounds.jacobian[slot], _of_slot(result, step, slot, along)
-            roundoff = (jacobian * costate.centre_norm + rounded) * factor
-            spread = spread + jacobian * costate.spread + moved + roundoff
-            error = error + jacobian * costate.error + wrong + roundoff
+            relative = relative + jacobian * costate.centre_norm + rounded
+            spread = spread + jacobian * costate.spread + moved
+            error = error + jacobian * costate.error + wrong
+        lost = costate.numel * max(1, result.enclosures[name].numel) ** 0.5 * _UNDERFLOW
+        roundoff = norm(proved[name]) if name in proved else relative * factor + lost
+        spread, error = spread + roundoff, error + roundoff
         if len(slots) == 1 and slots[0] in step.row_slots and isinstance(value, Tensor):
-            rows = _rows(result, step, slots[0], costate, fixed, value.shape[0]) + roundoff
+            own = row_norms(proved[name]) if name in proved else roundoff
+            rows = _rows(result, step, slots[0], costate, fixed, value.shape[0]) + own
             spread = minimum(spread, rows.norm())
         found[name] = Share(value, spread, rows, error)
     return found

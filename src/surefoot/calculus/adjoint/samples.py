@@ -15,8 +15,8 @@ from torch import Tensor
 
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Enclosure
-from surefoot.graph.evaluate import run_in_double
 from surefoot.graph.structure import Spec
+from surefoot.operations.evaluation import run_in_double
 
 # Some hundreds of gradients for networks of this size, and less for smaller ones; beyond it norms have to do.
 _WIDEST = 128
@@ -78,7 +78,7 @@ class Samples:
 
     def jacobians(self, name: str) -> list[Tensor]:
         """The derivatives of a tensor in the injections of every source: samples × entries × width."""
-        return self._differentiated(self.live[name].flatten(1), len(self.sources))
+        return self._differentiated(self.live[name].reshape(len(self.live[name]), -1), len(self.sources))
 
     def curvatures(self, last: int) -> list[Tensor]:
         """The second derivatives of the output between a source and all earlier ones and itself: samples × width

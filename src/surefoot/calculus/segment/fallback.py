@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.enclosure import Enclosure, measure
-from surefoot.graph.evaluate import run_in_double
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call
+from surefoot.operations.evaluation import roundoff, run_in_double
 from surefoot.operations.record import rule_for
 from surefoot.operations.rows import rows_of
 from surefoot.taylor.model import UNIT, TaylorModel, rounded_up
@@ -50,12 +50,16 @@ def by_rule(graph: Graph, node: Node, models: dict[str, TaylorModel], order: int
     moving = {slot: (m if rowwise else m.merged()).truncated(order) for slot, m in moving.items()}
     pieces = {name: models[name].truncated(order) for name in models}
     coefficients = _coefficients(node, pieces, order)
-    return TaylorModel(
-        coefficients, next(iter(moving.values())).length, _tail(bounds, moving, coefficients), rowwise
-    )
+    value = coefficients[0]
+    assert value is not None
+    rounding = roundoff(call, bounds, value, measure(value)[0])
+    tail = _tail(bounds, moving, coefficients, float(rounding))
+    return TaylorModel(coefficients, next(iter(moving.values())).length, tail, rowwise)
 
 
-def _tail(bounds: Bounds, moving: dict[str, TaylorModel], coefficients: tuple[Tensor | None, ...]) -> Tensor:
+def _tail(
+    bounds: Bounds, moving: dict[str, TaylorModel], coefficients: tuple[Tensor | None, ...], rounding: float
+) -> Tensor:
     jacobian = {slot: float(bounds.jacobian[slot]) for slot in moving}
     first = coefficients[0]
     assert first is not None
@@ -71,9 +75,7 @@ def _tail(bounds: Bounds, moving: dict[str, TaylorModel], coefficients: tuple[Te
             speeds = [moving[slot].norms[1] if moving[slot].order > 1 else None for slot in (a, b)]
             if speeds[0] is not None and speeds[1] is not None:
                 rest = rest + (0.5 if a == b else 1.0) * float(curvature) * speeds[0] * speeds[1]
-    error = size * ((bounds.reduction + 16.0) ** 2 * UNIT * (len(coefficients) + 1))
-    if bounds.error is not None:
-        error = error + float(bounds.error)
+    error = size * ((bounds.reduction + 16.0) ** 2 * UNIT * (len(coefficients) + 1)) + rounding
     own = torch.cat([rest, error.expand_as(rest)], dim=1)
     return rounded_up(own + tail)
 

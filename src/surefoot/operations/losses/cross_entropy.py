@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from surefoot.enclosure import Enclosure, norm
 from surefoot.magnitude import Magnitude, maximum, minimum
-from surefoot.operations.call import Bounds, Call
+from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.losses.factor import Factor, modest
 from surefoot.operations.losses.sums import (
     UNIT,
@@ -36,7 +36,9 @@ from surefoot.operations.losses.sums import (
 )
 from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
-from surefoot.operations.softmax import STEEPEST
+from surefoot.operations.softmax import STEEPEST, probabilities, summed
+from surefoot.scalar import Rounded
+from surefoot.scalar.rounded import SMALL
 from surefoot.taylor.model import TaylorModel, row_norms
 from surefoot.taylor.series import compose, shifted
 
@@ -204,11 +206,40 @@ def root(outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Fac
     return Factor((scaled.unsqueeze(2) * basis).contiguous(), outputs.shape, start)
 
 
+def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    r"""The gradient :math:`m_ip_{ik} - M_{ik} = (m_i - M_{ik})p_{ik} - M_{ik}(1 - p_{ik})`.
+
+    The second form does not cancel for a label: :math:`m_i - M_{ik}` is zero, and :math:`1 - p_{ik}` is the sum of
+    the other probabilities where :math:`p_{ik}` is the largest of its row, and otherwise at least 1/2; so for the
+    masses, of which the entries have relative errors below :math:`(n + 16)u`.
+    """
+    outputs, targets = call["outputs"].value, call["targets"].value
+    computed = masses(targets, outputs.shape[1], **call.node.kwargs)
+    mass = Rounded(computed, computed.abs() * ((len(computed) + 16) * UNIT) + SMALL * (computed != 0).double())
+    p = probabilities(outputs, 1)
+    rest = _others(p, Rounded.exact(torch.ones((), dtype=torch.float64)))
+    slope = _others(mass, summed(mass, 1)) * p - mass * rest
+    return {"outputs": slope * costate}
+
+
+def _others(shares: Rounded, total: Rounded) -> Rounded:
+    """The total of a row less each of its entries, which are not negative: by subtraction, but for the largest
+    entry by adding up the others.
+    """
+    largest = shares.value.argmax(dim=1, keepdim=True)
+    is_largest = torch.zeros_like(shares.value, dtype=torch.bool).scatter(1, largest, True)
+    value, error = (part.masked_fill(is_largest, 0.0) for part in (shares.value, shares.error))
+    apart = total - shares
+    others, zeros = summed(Rounded(value, error), 1), torch.zeros_like(is_largest)
+    return others.choose(apart, is_largest, zeros)
+
+
 @operation(
     "surefoot.cross_entropy",
     loss=LossFacts(value, convex=True, smooth=True, nonnegative=True, options=keywords(value)),
     rows=samples,
     taylor=taylor,
+    pullback=pullback,
     factor=root,
     errata=(12, 13),
 )

@@ -54,7 +54,7 @@ def binary_cross_entropy(
     """
     y = targets.double()
     w, c = (as_tensor(1.0 if numbers is None else numbers, y) for numbers in (weight, pos_weight))
-    return Form.of(y, _SOFTPLUS, weight=w * ((1 - y) + c * y), linear=w * c * y)
+    return Form.of(y, _SOFTPLUS, weight=w * ((1 - y) + c * y), linear=w * c * y, rest=w * (1 - y))
 
 
 def _binary_sum(outputs: Tensor, targets: Tensor, **options: Numbers | None) -> Tensor:

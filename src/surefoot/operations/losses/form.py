@@ -20,7 +20,8 @@ from torch import Tensor
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude
 from surefoot.operations.losses.sums import UNIT, times
-from surefoot.scalar import ScalarFunction, derivatives, range_on, sup_on
+from surefoot.scalar import Rounded, ScalarFunction, derivatives, range_on, rounded_derivatives, sup_on
+from surefoot.scalar.rounded import SMALL
 
 _SLACK = 2.0**-40  # more than the relative round-off of everything below
 _USUAL = {"weight": 1.0, "sign": 1.0, "shift": 0.0, "linear": 0.0, "constant": 0.0}
@@ -28,7 +29,7 @@ _USUAL = {"weight": 1.0, "sign": 1.0, "shift": 0.0, "linear": 0.0, "constant": 0
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a loss for given targets; see the module. Tensors are double and broadcast to the outputs.
+    r"""The form of a loss for given targets; see the module. Tensors are double and broadcast to the outputs.
 
     Attributes:
         function: φ; ``None`` if the loss is affine.
@@ -38,6 +39,8 @@ class Form:
         linear: b.
         constant: k.
         factor: c.
+        rest: :math:`\mu - b` for soft-plus, s = 1 and t = 0: then :math:`\mu\sigma(x) - b = (\mu - b)\sigma(x) -
+            b\sigma(-x)`, which does not cancel for a label. ``None`` for other forms.
     """
 
     function: ScalarFunction | None
@@ -47,6 +50,7 @@ class Form:
     linear: Tensor
     constant: Tensor
     factor: float = 1.0
+    rest: Tensor | None = None
 
     @staticmethod
     def of(like: Tensor, function: ScalarFunction | None, **numbers: Tensor | float) -> Form:
@@ -84,6 +88,22 @@ class Form:
             return (-self.factor * self.linear).expand(x.shape)
         slope = derivatives(self.function, self.argument(x), 1)[1]
         return self.factor * (self.weight * self.sign * slope - self.linear)
+
+    def slope(self, x: Tensor) -> Rounded:
+        r"""The gradient at x with its error.
+
+        The tensors of the form are computed from the targets, a relative :math:`2^{-48}` off, and c is rounded.
+        """
+        weight, sign, shift, linear = map(nearly, (self.weight, self.sign, self.shift, self.linear))
+        if self.function is None:
+            return (-linear).scaled(self.factor).expand(x.shape)
+        argument = sign * x - shift
+        slope = rounded_derivatives(self.function, argument, 1)[1]
+        if self.rest is not None:
+            total = nearly(self.rest) * slope - linear * rounded_derivatives(self.function, -argument, 1)[1]
+        else:
+            total = weight * sign * slope - linear
+        return total.scaled(self.factor).expand(x.shape)
 
     def curvatures(self, x: Tensor) -> Tensor:
         """The diagonal of the Hessian at x, as computed in double precision."""
@@ -139,3 +159,8 @@ class Form:
         size = torch.where(self.sign == 0, 0.0, self.shift / self.sign).abs() + x.abs()
         error = error + (bends * size * 2.0**-49).nan_to_num(nan=torch.inf)
         return norm(gradient) + norm(error.expand(x.shape))
+
+
+def nearly(numbers: Tensor) -> Rounded:
+    """Numbers of a form as computed from the targets: elementary functions and a few products."""
+    return Rounded(numbers, numbers.abs() * 2.0**-48 + SMALL)

@@ -18,10 +18,10 @@ from torch import Tensor
 from surefoot.enclosure import norm
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.call import Bounds, Call
+from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.common import root, top
 from surefoot.operations.losses.factor import Factor, modest
-from surefoot.operations.losses.form import Form
+from surefoot.operations.losses.form import Form, nearly
 from surefoot.operations.losses.sums import (
     UNIT,
     compared,
@@ -35,12 +35,12 @@ from surefoot.operations.losses.sums import (
 )
 from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
-from surefoot.scalar import ScalarFunction, derivatives, sup_on, supremum
+from surefoot.scalar import Rounded, ScalarFunction, derivatives, rounded_derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
 from surefoot.taylor.model import TaylorModel, row_norms
 from surefoot.taylor.series import compose, shifted
 
-_EVALUATION = 2.0**-44  # relative error of Taylor coefficients, to the sum of the absolute values of their terms
+_EVALUATION = 2.0**-44  # relative error of sums of products, to the sum of the absolute values of their terms
 
 
 class Separable:
@@ -63,7 +63,8 @@ class Separable:
             nonnegative=nonnegative,
             options=options,
         )
-        operation(name, loss=facts, rows=samples, taylor=self.taylor, factor=self.factor)(self.bounds)
+        readings = {"taylor": self.taylor, "pullback": self.pullback, "factor": self.factor}
+        operation(name, loss=facts, rows=samples, **readings)(self.bounds)
 
     def bounds(self, call: Call) -> Bounds:
         r"""A sum over the entries, :math:`c\sum_e(\mu_e\varphi(s_ex_e - t_e) - b_ex_e + k_e)`
@@ -96,6 +97,11 @@ class Separable:
         reason = "" if curvatures.max().is_finite else self.reason.format(label=call.label)
         return row_bounds(call, slope, curvatures, change, offset=size, reason=reason)
 
+    def pullback(self, call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+        """The gradient in the outputs."""
+        outputs, targets = call["outputs"].value, call["targets"].value
+        return {"outputs": self.at(targets, outputs.shape, **call.node.kwargs).slope(outputs) * costate}
+
     def _extremes(
         self, shape: Sequence[int], *, reduction: str = "mean", scale: float = 1.0, **own: Any
     ) -> tuple[Magnitude, Magnitude]:
@@ -127,12 +133,13 @@ class Separable:
         coefficients = [-form.linear * c for c in x]
         coefficients[0] = coefficients[0] + form.constant
         length, rest = outputs.length, torch.zeros_like(x[0])
-        farthest = _move(x, length)
+        farthest, wrong = _move(x, length), torch.zeros_like(x[0])
         size = form.linear.abs() * (x[0].abs() + farthest) + form.constant.abs()
         if function is not None:
             argument = [form.argument(x[0]), *(form.sign * c for c in x[1:])]
-            series = derivatives(function, argument[0], order)
-            bent = [series[0], *compose(series, argument, 1, order - 1)]
+            exact = nearly(form.sign) * x[0] - nearly(form.shift)
+            series = rounded_derivatives(function, Rounded(argument[0], exact.error), order)
+            bent = [series[0].value, *compose([c.value for c in series], argument, 1, order - 1)]
             coefficients = [
                 a if b is None else a + form.weight * b for a, b in zip(coefficients, bent, strict=True)
             ]
@@ -142,10 +149,12 @@ class Separable:
             if left_out is not None:
                 rest = times(form.weight, left_out.nan_to_num(nan=torch.inf))
             terms = [times(_move(argument, length) ** i, suprema[i]) for i in range(1, order)]
-            rounded = ((form.sign * x[0]).abs() + form.shift.abs()) * 2.0**-5  # of the argument
-            size = size + times(form.weight, sum(terms, suprema[0] + times(rounded, suprema[1])))
+            size = size + times(form.weight, sum(terms, suprema[0]))
+            moved = _move(argument, length)
+            wrong = sum((times(moved**i, series[i].error) for i in range(1, order)), series[0].error)
+            wrong = times(form.weight, wrong)
         roundings = max(_EVALUATION, (sum(x[0].shape) + 64) * 2 * UNIT)
-        tail = torch.stack([rest.sum(dim=1), size.sum(dim=1) * roundings], dim=1)
+        tail = torch.stack([rest.sum(dim=1), size.sum(dim=1) * roundings + wrong.sum(dim=1)], dim=1)
         if outputs.tail is not None:
             reach = outputs.move * (1 + 2.0**-26)
             tail = tail + row_norms(form.slopes(x[0] - reach, x[0] + reach), rowwise=True) * outputs.tail

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.call import Bounds, Call
+from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.losses.factor import Factor
 from surefoot.operations.losses.sums import (
     UNIT,
@@ -24,6 +24,7 @@ from surefoot.operations.losses.sums import (
 )
 from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
+from surefoot.scalar import Rounded
 from surefoot.taylor.model import TaylorModel, row_norms
 
 
@@ -71,11 +72,20 @@ def _factor(shape: torch.Size, *, reduction: str = "mean", scale: float = 1.0) -
     return scale / divisor(shape, reduction)
 
 
+def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    """c(ŷ - y), and minus that for targets that vary."""
+    outputs, targets = (call[slot].value.double() for slot in ("outputs", "targets"))
+    gap = Rounded.exact(outputs) - Rounded.exact(targets)
+    slope = gap.scaled(_factor(outputs.shape, **call.node.kwargs)) * costate
+    return {"outputs": slope, "targets": -slope}
+
+
 @operation(
     "surefoot.square",
     loss=LossFacts(value, convex=True, smooth=True, nonnegative=True, quadratic=True, options=keywords(value)),
     rows=samples,
     taylor=taylor,
+    pullback=pullback,
     factor=root,
     errata=(12,),
 )

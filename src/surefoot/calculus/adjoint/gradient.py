@@ -1,0 +1,60 @@
+"""The gradient of an objective at the present weights, with a proved bound on its error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from surefoot.calculus.adjoint.backward import backward, zeros
+from surefoot.calculus.adjoint.costates import costates
+from surefoot.calculus.analysis import Analysis
+from surefoot.domains import Ball
+
+
+@dataclass(frozen=True)
+class ProvedGradient:
+    """A gradient as computed in double precision.
+
+    Attributes:
+        value: of the function.
+        slopes: the gradient, by path of the parameter.
+        errors: how far it may be off, in norm, by path.
+    """
+
+    value: float
+    slopes: Mapping[str, Tensor]
+    errors: Mapping[str, float]
+
+
+def proved_gradient(analysis: Analysis) -> ProvedGradient:
+    """The costates of the parameters on the domain that is one point, the weights.
+
+    Their errors contain those of the values, of all costates on the way and of every product
+    (:mod:`surefoot.calculus.adjoint.costates`). They are infinite where the pass back is not finite.
+
+    Raises:
+        DomainError: if there are no values.
+        UnsupportedOperation: if an operation has no rule.
+    """
+    result = analysis.over(Ball(0.0))
+    graph, at = analysis.reading.graph, backward(result)
+    value = float(result.enclosures[result.outputs[0]].value)
+    by_name = {} if at is None else costates(result, at)
+    slopes: dict[str, Tensor] = {}
+    errors: dict[str, float] = {}
+    for leaf in graph.parameters:
+        if leaf.name not in result.region.variables:
+            continue
+        costate = by_name.get(leaf.name)
+        unknown = zeros(result.enclosures[leaf.name].value)
+        slopes[leaf.path] = unknown if costate is None else costate.value
+        errors[leaf.path] = (math.inf if at is None else 0.0) if costate is None else float(costate.error)
+    further = {path: name for path, name in graph.aliases.items() if name in slopes}
+    return ProvedGradient(
+        value,
+        slopes | {path: slopes[name] for path, name in further.items()},
+        errors | {path: errors[name] for path, name in further.items()},
+    )

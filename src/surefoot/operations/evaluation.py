@@ -1,0 +1,102 @@
+r"""Operations at the centre: their values in double precision, and how far these may be from the exact ones.
+
+An operation with a formula of its own (``evaluate`` in its record) is computed by that, others by torch's kernels.
+
+*Round-off.* Where the record states no error, the computed :math:`\hat z` is at most
+
+.. math:: (k + 16)^2 \Big(u\,\big(\|\hat z\| + \sum_i J_i\|x_i\|\big) + \eta\sqrt n \prod_i\max(1, \|x_i\|)\Big)
+
+from the exact value at the same arguments, with :math:`u = 2^{-53}`, :math:`\eta = 2^{-1022}`, n entries of the
+result, and k numbers added up for each (``reduction``). Why this holds, by kind:
+
+* *Sums of products* (linear, matmul, einsum, convolution, mean and sum, average pooling, interpolation): an entry
+  is an inner product of k terms, so whatever the order, blocking and use of fused multiplications its error is at
+  most :math:`\gamma_{k+2}|a|^\top|b|` (Higham, Accuracy and Stability of Numerical Algorithms, sections 3.1, 3.5),
+  for all entries together :math:`\gamma_{k+2}\,\|A\|_F\,\|B\|_F`, where each column of B holds the k numbers that
+  meet a row of A. With its k rows :math:`\|B\|_F \le \sqrt k\,\|B\|_2`; and :math:`\|B\|_2` is at most the slope
+  in A. So the error is at most :math:`k^{1/2}(k + 3)\,u\,J_A\|A\|`. Products of f factors round f - 1 times. For
+  this the kernels must sum products: the BLAS does, and torch convolves doubles by copying patches and multiplying
+  matrices; Winograd's and Fourier's methods are for single precision only. A test compares them with exact
+  arithmetic.
+* *Layout, selections, maxima, rectifiers* round nothing; *sums, products and quotients of two entries* once.
+* *Soft-max* divides :math:`e^{-t_i}`, :math:`t_i = \max x - x_i`, by their sum, which is at least 1. Rounding
+  :math:`t_i` changes :math:`e^{-t_i}` by :math:`ut_ie^{-t_i} \le u`, and the norm of the result is at least
+  :math:`k^{-1/2}`. *Its logarithm* and that of a *sum of exponentials* round :math:`x_i`, :math:`\max x` and
+  :math:`s = \log\sum e^{-t_i}`. The logarithm of the soft-max has the entry :math:`-s`, that of the sum is
+  :math:`\max x + s`, and the Jacobians are at least 1 and :math:`k^{-1/2}`.
+* *Underflow* takes at most :math:`\eta` from an intermediate result, also where subnormal results are flushed to
+  zero; before it reaches the result that may be multiplied by other arguments.
+
+Overflow gives infinity or NaN; the calculus then knows no centre, and every bound that needs one is infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import surefoot.operations.families  # noqa: F401  registers the operations
+from surefoot.graph.evaluate import fold, outputs_of, run_widened
+from surefoot.graph.structure import Graph, Node
+from surefoot.magnitude import Magnitude, maximum
+from surefoot.operations.call import Bounds, Call
+from surefoot.operations.common import ONE, root
+from surefoot.operations.record import Form, record_of
+
+
+def run_in_double(node: Node, values: Mapping[str, Any]) -> Any:
+    """The operation on these values, in double precision, differentiable."""
+    return run_widened(node, values, record_of(node).evaluate)
+
+
+def value_of(node: Node, values: Mapping[str, Any]) -> Any:
+    """The same without derivatives; ``None`` if one of the values is not known."""
+    if any(value is None for value in values.values()):
+        return None
+    with torch.no_grad():
+        return run_in_double(node, values)
+
+
+def evaluate_in_double(graph: Graph, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The outputs of a graph from values of its leaves by name, in double precision, differentiable.
+
+    Nodes that have a value already keep it; others are freed after their last reader.
+    """
+    return outputs_of(graph, values, run_in_double)
+
+
+def fold_in_double(graph: Graph, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The given values, and in double precision all that can be computed from them alone."""
+    return fold(graph, values, run_in_double)
+
+
+def roundoff(call: Call, bounds: Bounds, value: Any, size: Magnitude) -> Magnitude:
+    """How far a computed value, of at most this norm, may be from the exact one at the same arguments.
+
+    See the module for the proof.
+    """
+    record = record_of(call.node)
+    stated = None if record.error is None else record.error(call, value)
+    if stated is None:
+        stated = usual_roundoff(call, bounds, size)
+        if record.form_of(call.node) is not Form.LAYOUT:
+            stated = stated + underflow(call, bounds.reduction)
+    return stated if bounds.error is None else stated + bounds.error
+
+
+def usual_roundoff(call: Call, bounds: Bounds, size: Magnitude) -> Magnitude:
+    """The part of the round-off that is relative to the arguments and the result."""
+    total = size
+    for slot, jacobian in bounds.jacobian.items():
+        total = total + jacobian * call.slots[slot].centre_norm
+    return total * ((bounds.reduction + 16.0) ** 2 * 2.0**-53)
+
+
+def underflow(call: Call, reduction: int) -> Magnitude:
+    """The part that is not: what underflow may take."""
+    total = root(call.numel) * ((reduction + 16.0) ** 2 * 2.0**-1022)
+    for e in call.slots.values():
+        total = total * maximum(ONE, e.centre_norm)
+    return total

@@ -1,0 +1,170 @@
+"""Gradients are within their proved errors where backward kernels cancel: judged with sixty digits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import mpmath as mp
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.calculus.adjoint.gradient import proved_gradient
+from surefoot.calculus.analysis import Analysis
+from surefoot.optim import CertifiedDescent, GaussNewton, Newton, ProjectedGradient
+
+D = torch.float64
+ONE = torch.ones(1, 1, dtype=D)
+
+
+@pytest.fixture(autouse=True)
+def sixty_digits() -> Any:
+    with mp.workdps(60):
+        yield
+
+
+def linear(*weights: float) -> nn.Linear:
+    layer = nn.Linear(1, len(weights), bias=False).double()
+    layer.weight.data = torch.tensor(weights, dtype=D)[:, None]
+    return layer
+
+
+def assert_sharp(certificate: sf.Certificate, true: Any, slack: float = 1e-9) -> None:
+    """The Lipschitz constant at a point is not below the truth, and not far above."""
+    assert true <= mp.mpf(float(certificate.lipschitz)) <= true * (1 + slack)
+
+
+SATURATED: list[tuple[nn.Module, float, Callable[[Any], Any]]] = [
+    *((nn.Tanh(), at, lambda x: 1 / mp.cosh(x) ** 2) for at in (10.0, 18.0, 25.0, -25.0, 300.0)),
+    *((nn.Sigmoid(), at, lambda x: mp.exp(-x) / (1 + mp.exp(-x)) ** 2) for at in (20.0, 40.0, -40.0, 600.0)),
+    *((nn.ELU(), at, mp.exp) for at in (-20.0, -41.5)),
+    *((nn.Softplus(), at, lambda x: 1 / (1 + mp.exp(-x))) for at in (-30.0, 50.0)),
+    *(
+        (nn.SiLU(), at, lambda x: abs(mp.diff(lambda t: t / (1 + mp.exp(-t)), x)))
+        for at in (-40.0, -1.278464542761)
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "at", "slope"), SATURATED, ids=lambda v: str(v) if isinstance(v, float) else ""
+)
+def test_saturated_activations(module: nn.Module, at: float, slope: Callable[[Any], Any]) -> None:
+    x = torch.tensor([[at]], dtype=D)
+    certificate = sf.certify(module, x, domain=sf.Ball(0.0), wrt="input")
+    true = slope(mp.mpf(at))
+    assert true <= mp.mpf(float(certificate.lipschitz)) <= true * (1 + 1e-9) + mp.mpf("1e-14")
+
+
+@pytest.mark.parametrize("gap", [10.0, 20.0, 30.0, 36.0])
+def test_confident_classifier(gap: float) -> None:
+    certificate = sf.certify(
+        linear(gap, 0.0), ONE, objective=sf.CrossEntropy(torch.tensor([0])), domain=sf.Ball(0.0)
+    )
+    assert_sharp(certificate, mp.sqrt(2) * mp.exp(-gap) / (1 + mp.exp(-gap)), 1e-5)
+
+
+@pytest.mark.parametrize("gap", [20.0, 30.0, 40.0])
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_binary_cross_entropy(gap: float, label: float) -> None:
+    loss = sf.objectives.from_torch(nn.BCEWithLogitsLoss(), torch.full((1, 1), label, dtype=D))
+    certificate = sf.certify(linear(gap if label else -gap), ONE, objective=loss, domain=sf.Ball(0.0))
+    assert_sharp(certificate, mp.exp(-gap) / (1 + mp.exp(-gap)))
+
+
+class Weighed(nn.Module):
+    """A fixed linear functional of what a function makes of logits."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], weights: list[float]) -> None:
+        super().__init__()
+        self.function, self.weights = function, torch.tensor(weights, dtype=D)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return (self.function(outputs) * self.weights).sum()
+
+
+def softmax(z: list[Any]) -> list[Any]:
+    total = mp.fsum(mp.exp(t) for t in z)
+    return [mp.exp(t) / total for t in z]
+
+
+@pytest.mark.parametrize("kind", ["softmax", "log_softmax", "logsumexp"])
+@pytest.mark.parametrize("logits", [(40.0, 0.0, 3.0), (0.1, 0.2, 0.3), (-800.0, 5.0, 4.0), (1e-9, 0.0, 1e8)])
+def test_softmax_and_its_kin(kind: str, logits: tuple[float, ...]) -> None:
+    """λ and ⟨p, λ⟩ cancel; the weights are such that most digits go."""
+    weights = [1e6 + 1.0, 1e6, 1e6 - 1.0] if kind != "logsumexp" else [3.0]
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "softmax": lambda t: torch.softmax(t, -1),
+        "log_softmax": lambda t: torch.log_softmax(t, -1),
+        "logsumexp": lambda t: torch.logsumexp(t, -1, keepdim=True),
+    }
+    found = proved_gradient(Analysis.of(linear(*logits), ONE, Weighed(functions[kind], weights)))
+    p, c = softmax([mp.mpf(t) for t in logits]), [mp.mpf(w) for w in weights]
+    mean = mp.fsum(a * b for a, b in zip(p, c, strict=False))
+    true = {
+        "softmax": [a * (b - mean) for a, b in zip(p, c, strict=False)],
+        "log_softmax": [b - a * mp.fsum(c) for a, b in zip(p, c, strict=False)],
+        "logsumexp": [a * c[0] for a in p],
+    }[kind]
+    computed = found.slopes["weight"].flatten().tolist()
+    off = mp.sqrt(mp.fsum((mp.mpf(a) - b) ** 2 for a, b in zip(computed, true, strict=True)))
+    assert off <= mp.mpf(found.errors["weight"])
+    assert found.errors["weight"] <= 1e-3
+
+
+class Shifted(nn.Module):
+    """(tanh(wx) + 1e7) - 1e7, whose value is known to 1e-9."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([[weight]], dtype=D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.tanh(nn.functional.linear(x, self.w)) + 1e7) - 1e7
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
+    "segment": lambda m: CertifiedDescent(m, sf.Square(), direction="gradient"),
+    "ball": lambda m: CertifiedDescent(m, sf.Square(), mode="ball"),
+    "blocks": lambda m: CertifiedDescent(m, sf.Square(), mode="blocks"),
+    "Gauss-Newton": lambda m: GaussNewton(m, sf.Square(), damping="certified"),
+    "Newton": lambda m: Newton(m, sf.Square(), damping="certified"),
+    "projected": lambda m: ProjectedGradient(m, sf.Square(), domain=sf.Ball(0.1)),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_promises_count_the_error_of_the_gradient(kind: str) -> None:
+    """The computed residual has the wrong sign: a step along it goes uphill."""
+    ulp = math.ulp(1e7)
+    grid = round(0.5 / ulp) * ulp
+    weight, target = float(mp.atanh(mp.mpf(grid + 0.4 * ulp))), grid + 0.2 * ulp
+
+    def exact(w: float) -> Any:
+        return (mp.tanh(mp.mpf(w)) - mp.mpf(target)) ** 2 / 2
+
+    model = Shifted(weight)
+    optimizer = OPTIMIZERS[kind](model)
+    optimizer.step(ONE, torch.tensor([[target]], dtype=D))
+    promise = optimizer.history[-1].promised_decrease
+    assert exact(weight) - exact(float(model.w.detach())) >= mp.mpf(max(promise, 0.0))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_promises_far_from_round_off_are_as_good_as_before(kind: str) -> None:
+    """The error of the gradient costs nothing that can be seen where nothing cancels."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    x, y = torch.randn(5, 3, dtype=D), torch.randn(5, 1, dtype=D)
+    found = proved_gradient(Analysis.of(model, x, sf.Square(y)))
+    loss = sf.Square(y)(model(x))
+    slopes = torch.autograd.grad(loss, list(model.parameters()))
+    for (name, _), slope in zip(model.named_parameters(), slopes, strict=True):
+        assert float((found.slopes[name] - slope).norm()) <= 1e-11
+        assert found.errors[name] <= 1e-9 * float(slope.norm())
+    optimizer = OPTIMIZERS[kind](model)
+    optimizer.step(x, y)
+    assert optimizer.history[-1].promised_decrease > 0
