@@ -20,30 +20,34 @@ from surefoot.objectives import BinaryCrossEntropy, Huber
 CASES = 145  # of each family: 2,030 together
 FURTHER = 290  # of each family and part: 20,300 together
 
-_ROUNDED = "a promise is computed in doubles and not rounded down, and takes the computed gradient for exact"
 _CANCELLED = "coefficients along a segment are given a relative error where digits cancel"
-_BACKWARD = "values and derivatives at the centre are given a relative error where the kernels cancel"
-_UNDERFLOW = "what is below 1e-308 is lost"
-_OVERFLOW = "squares above 1e308 are infinite, and what is divided by them is zero"
-_KERNEL = "group normalisation of tensors with channels last is not backward stable"
+_LOSS = "the value of a saturated loss at the centre is given a relative error, and log-soft-max cancels"
+_UNDERFLOW = "along a segment what is below 1e-308 is lost; a move that underflows is divided by its norm"
+_KERNEL = "instance normalisation with mean/σ = 1e7 is off by more than is allowed for"
+_OVERFLOW = "along a segment squares above 1e308 are infinite, and what is divided by them is zero"
 _NOTHING = "layers of width zero have rows without entries"
 
-# What is not true yet: by family ("" for all of them) and beginning of the check, the reason. A check that is
-# mended is to be taken out; the aim is an empty table.
+# What is not true yet: by family and beginning of the check, the reason. A check that is mended is to be taken
+# out; the aim is an empty table.
 PENDING: dict[str, dict[str, str]] = {
-    "": dict.fromkeys(("steps: ball", "steps: blocks", "steps: gauss_newton", "steps: newton"), _ROUNDED),
-    "expressions": {"segment": _CANCELLED, "steps: segment": _CANCELLED},
-    "cancellation": {"segment": _CANCELLED, "steps: segment": _CANCELLED, "certificate: ": _BACKWARD,
-                     "objective: ": _BACKWARD},
-    "saturation": {"certificate: ": _BACKWARD, "objective: ": _BACKWARD, "segment": _UNDERFLOW,
-                   "steps: segment": _CANCELLED, "steps: crash": _UNDERFLOW},
-    "saturated_losses": {"certificate: ": _BACKWARD, "objective: ": _BACKWARD, "segment": _UNDERFLOW,
-                         "steps: segment": _CANCELLED, "steps: crash": _UNDERFLOW},
-    "scales": dict.fromkeys(("certificate", "objective", "segment", "along: crash", "steps"), _UNDERFLOW),
-    "normalisations": dict.fromkeys(("certificate", "objective", "segment", "along: crash", "steps"), _OVERFLOW),
-    "channels_last": {"certificate: ": _KERNEL, "objective: ": _KERNEL, "segment": _KERNEL},
-    "edges": dict.fromkeys(("certificate: crash", "objective: crash", "along: crash", "steps: crash"), _NOTHING),
-}  # fmt: skip
+    "expressions": {"segment": _CANCELLED},
+    "cancellation": {"segment": _CANCELLED},
+    "saturation": {"segment": _UNDERFLOW, "steps: crash": _UNDERFLOW},
+    "saturated_losses": {
+        "objective: centre bound": _LOSS,
+        "objective: ball bound": _LOSS,
+        "segment": _UNDERFLOW,
+        "steps: crash": _UNDERFLOW,
+    },
+    "scales": {"segment": _UNDERFLOW, "steps: crash": _UNDERFLOW},
+    "normalisations": {
+        "segment": _OVERFLOW,
+        "steps: crash": _UNDERFLOW,
+        "certificate: ": _KERNEL,
+        "objective: ": _KERNEL,
+    },
+    "edges": dict.fromkeys(("objective: crash", "along: crash", "steps: crash"), _NOTHING),
+}
 
 
 def wrong(findings: Findings) -> list[Violation]:
@@ -51,7 +55,7 @@ def wrong(findings: Findings) -> list[Violation]:
     return [
         violation
         for violation in findings.violations
-        if not violation.check.startswith((*PENDING.get("", ()), *PENDING.get(violation.family, ())))
+        if not violation.check.startswith(tuple(PENDING.get(violation.family, ())))
     ]
 
 
