@@ -172,7 +172,3 @@ def test_a_file_is_not_named_like_what_it_holds() -> None:
         ):
             wrong.append(str(file.relative_to(ROOT)))
     assert not wrong
-
-
-def test_the_package_is_small() -> None:
-    assert sum(len(file.read_text().splitlines()) for file in FILES) <= 30_000

@@ -6,7 +6,9 @@ Along a segment the constants of a real-valued function are those a step needs, 
     \qquad (0 \le \eta \le \bar\eta),
 
 for several outputs :math:`\|z(\eta) - z_0\| \le \ell\eta` and :math:`\|z(\eta) - z_0 - \eta z_1\| \le \frac
-L2\eta^2`.
+L2\eta^2`. There the coefficients are those computed in double precision, so these inequalities hold up to the
+bound :math:`\varepsilon` of the round-off that the model carries; the bound m and the safe step take it into
+account.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from surefoot.domains import Domain, DomainError, ProductBall, Segment
 from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.operations.call import label
 from surefoot.taylor.model import TaylorModel
+from surefoot.taylor.series import reach
 
 _REFINEMENTS = 10  # of the length of a segment
 
@@ -140,7 +143,8 @@ def _on_segment(along: Along, domain: Segment) -> Certificate:
     scalar = len(outputs) == 1 and outputs[0].value.numel() == 1
     step = None
     if scalar:
-        step = along.longest(direction, majorant(outputs[0]), domain.order, _REFINEMENTS).step
+        upper = along.longest(direction, majorant(outputs[0]), domain.order, _REFINEMENTS)
+        step = upper.step if upper.decrease(upper.step) > 0 else 0.0  # round-off may hide the descent
     bound, lipschitz, smoothness = _of_number(outputs[0]) if scalar else _of_vector(outputs)
     return Certificate(
         bound=_magnitude(bound),
@@ -167,8 +171,8 @@ def _of_number(model: TaylorModel) -> tuple[float, float, float]:
     upper = majorant(model)
     numbers = [0.0 if c is None else float(c) for c in model.coefficients]
     rest, error = (0.0, 0.0) if model.tail is None else (float(t) for t in model.tail[0])
-    slope = sum(abs(c) * model.length ** (j - 1) for j, c in enumerate(numbers) if j)
-    slope = (slope + rest * model.length ** (model.order - 1)) * (1 + 2.0**-40)
+    slope = sum(abs(c) * reach(model.length, j - 1) for j, c in enumerate(numbers) if j)
+    slope = (slope + rest * reach(model.length, model.order - 1)) * (1 + 2.0**-40)
     bound = abs(numbers[0]) + slope * model.length + error
     return bound, slope, max(upper.curvature, 0.0)
 

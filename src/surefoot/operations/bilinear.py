@@ -31,6 +31,7 @@ from surefoot.operations.record import record_of
 from surefoot.operations.rows import rows_of
 from surefoot.spec import Spec
 from surefoot.taylor.model import UNIT, TaylorModel, rounded_up
+from surefoot.taylor.series import reach
 from surefoot.torch_private import schema_of
 
 
@@ -111,7 +112,7 @@ def _excess(x: TaylorModel, w: TaylorModel, order: int, constant_: float) -> Ten
     for a, size in enumerate(x.norms):
         for b, other in enumerate(w.norms):
             if a + b >= order and size is not None and other is not None:
-                total = total + size * (constant_ * float(other.max()) * x.length ** (a + b - order))
+                total = total + size * (constant_ * float(other.max()) * reach(x.length, a + b - order))
     return total
 
 

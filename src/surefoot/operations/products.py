@@ -81,10 +81,10 @@ def fully_connected(call: Call) -> Bounds:
 def costate_norm(costate: Enclosure, matrix: Tensor | None = None) -> Magnitude:
     """The spectral norm over the domain of a costate as a matrix: as given, or with rows its last dimension."""
     value: Tensor = costate.value
+    if not value.numel():
+        return ZERO
     if matrix is None:
         matrix = value.reshape(-1, value.shape[-1] if value.dim() else 1)
-    if not matrix.numel():
-        return ZERO
     return minimum(costate.bound, Magnitude.of(affordable_norm(matrix, _AFFORDABLE)) + costate.spread)
 
 

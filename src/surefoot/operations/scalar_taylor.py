@@ -48,6 +48,8 @@ def scalar_along(moving: Moving) -> TaylorModel:
 def composed(function: ScalarFunction, x: TaylorModel) -> TaylorModel:
     """The model of a(x)."""
     value = x.value
+    if not value.numel():
+        return TaylorModel((value, *(None,) * (x.order - 1)), x.length, rowwise=x.rowwise)
     rows = value.shape[0] if x.rowwise else 1
     flat = [None if c is None else c.reshape(rows, -1) for c in x.coefficients]
     width = max(1, value.numel() // rows)

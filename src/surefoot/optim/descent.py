@@ -194,17 +194,15 @@ class CertifiedDescent(GuaranteedOptimizer):
     ) -> Proposal:
         """The step on a ball: 1/L against the gradient, or one step size per block."""
         smoothness, size, longest = float(certificate.smoothness), norm_of(gradient), radius * INSIDE
-        sizes, curvature = (
-            dict.fromkeys(gradient, certificate.inverse_smoothness),
-            dict.fromkeys(gradient, smoothness),
-        )
+        sizes = dict.fromkeys(gradient, certificate.inverse_smoothness)
+        curvature = dict.fromkeys(gradient, smoothness)
         if self.mode == "blocks":
             blocks = block_inverse_smoothness(certificate)
             sizes = {name: blocks[_block(name, blocks)] for name in gradient}
             curvature = {n: math.nextafter(1 / step, math.inf) if step else math.inf for n, step in sizes.items()}
         wanted = {name: -min(sizes[name], radius / size) * g.double() for name, g in gradient.items()}
         length = norm_of(wanted)
-        scale = min(1.0, longest / length)
+        scale = min(1.0, longest / length) if length else 0.0  # the step underflows
         after, move = stored(self.trainable, {name: scale * m for name, m in wanted.items()})
         inside = norm_of(move) <= radius
         promise = promised(proved.slopes, move, curvature, proved.errors) if inside else 0.0

@@ -22,6 +22,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from surefoot.taylor.series import reach
+
 Coefficients = tuple[Tensor | None, ...]
 UNIT = 2.0**-53
 _UP = 1 + 2.0**-26
@@ -76,7 +78,9 @@ class TaylorModel:
     def reach_of_tail(self) -> Tensor:
         """What rest and error add at the end of the segment, shape (rows, 1)."""
         assert self.tail is not None
-        weights = torch.tensor([self.length**self.order, 1.0], dtype=torch.float64, device=self.value.device)
+        weights = torch.tensor(
+            [reach(self.length, self.order), 1.0], dtype=torch.float64, device=self.value.device
+        )
         return (self.tail * weights).nan_to_num(nan=torch.inf, posinf=torch.inf).sum(dim=1, keepdim=True)
 
     @cached_property
@@ -85,8 +89,8 @@ class TaylorModel:
         total = torch.zeros((1, 1), dtype=torch.float64, device=self.value.device)
         for j, size in enumerate(self.norms):
             if j and size is not None:
-                total = total + size * self.length**j
-        return total
+                total = total + size * reach(self.length, j)
+        return total.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -102,13 +106,13 @@ class TaylorModel:
         extra: Tensor | float = 0.0
         for j, size in list(enumerate(self.norms))[order:]:
             if size is not None:
-                extra = extra + size * self.length ** (j - order)
+                extra = extra + size * reach(self.length, j - order)
         if self.tail is None:
             if isinstance(extra, float):
                 return TaylorModel(self.coefficients[:order], self.length, None, self.rowwise)
             tail = torch.cat([extra, torch.zeros_like(extra)], dim=1)
         else:
-            rest = self.tail[:, :1] * self.length ** (self.order - order) + extra
+            rest = self.tail[:, :1] * reach(self.length, self.order - order) + extra
             tail = torch.cat([rest, self.tail[:, 1:]], dim=1)
         return TaylorModel(self.coefficients[:order], self.length, rounded_up(tail), self.rowwise)
 

@@ -10,6 +10,18 @@ from torch import Tensor
 Series = Sequence[Tensor | None]
 
 
+def reach(length: float, degree: int) -> float:
+    """A power of the length of a segment; infinite beyond the range of doubles.
+
+    >>> reach(0.5, 2), reach(1e200, 2)
+    (0.25, inf)
+    """
+    try:
+        return length**degree
+    except OverflowError:
+        return math.inf
+
+
 def compose(outer: Series, inner: Series, lowest: int, highest: int) -> list[Tensor | None]:
     r"""Coefficients ``lowest`` to ``highest`` of :math:`\sum_i a_i q(\eta)^i`, :math:`q = \sum_{j\ge1}q_j\eta^j`.
 
@@ -51,7 +63,7 @@ def shifted(coefficients: Series, length: float) -> list[Tensor | None]:
         for q in range(max(i, 1), len(absolute)):
             part = absolute[q]
             if part is not None:
-                weight = math.comb(q, i) * length ** (q - i)
+                weight = math.comb(q, i) * reach(length, q - i)
                 total = part * weight if total is None else total.add(part, alpha=weight)
         result.append(total)
     return result

@@ -72,7 +72,7 @@ def _costates(result: Pass, at: Backward) -> tuple[Pass, Mapping[str, Enclosure]
         if separate is None:
             return result, costates(result, at), None
         centre = at_the_centre(separate, len(result.region.variables), round_off(result))
-    except (RuntimeError, NotImplementedError, OverflowError):  # not twice differentiable, or beyond the range
+    except (RuntimeError, NotImplementedError, OverflowError, IndexError):  # no second derivative, or out of range
         return result, costates(result, at), None
     forward = tangents(result, separate, centre)
     back = cotangents(forward, centre, at)

@@ -82,7 +82,7 @@ def _leading(inputs: Tensor) -> Tensor:
     size = vector.norm()
     if not bool(size > 0):
         vector = torch.zeros_like(vector)
-        vector[0] = 1.0
+        vector[:1] = 1.0
         return vector
     return vector / size
 

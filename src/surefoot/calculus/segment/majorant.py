@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 
 from surefoot.taylor.model import TaylorModel
+from surefoot.taylor.series import reach
 
 _UP = 1 + 2.0**-40
 
@@ -74,7 +75,9 @@ def largest(coefficients: list[float], length: float) -> float:
     1.0
     """
     degree = len(coefficients) - 1
-    scaled = [a * length**j for j, a in enumerate(coefficients)]
+    scaled = [a * reach(length, j) if a else 0.0 for j, a in enumerate(coefficients)]
+    if not all(map(math.isfinite, scaled)):
+        return math.inf
     bernstein = [
         sum(math.comb(i, j) / math.comb(degree, j) * scaled[j] for j in range(i + 1)) for i in range(degree + 1)
     ]

@@ -40,7 +40,7 @@ from surefoot.operations.softmax import STEEPEST, probabilities, summed
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL
 from surefoot.taylor.model import TaylorModel, row_norms
-from surefoot.taylor.series import compose, shifted
+from surefoot.taylor.series import compose, reach, shifted
 
 ClassWeights: TypeAlias = tuple[float, ...] | None
 _SMALLEST = 2.0**-1022  # of the normal numbers in double precision
@@ -140,7 +140,7 @@ def taylor(moving: Moving) -> TaylorModel | None:
     slope = row_norms(probability - target, rowwise=True) + 0.5 * outputs.move + _SOFTMAX_ERROR
     slope = slope.clamp(max=math.sqrt(2.0) * (1 + 2 * UNIT))
     size = 1.0 + scores.abs().amax(dim=1, keepdim=True) + outputs.move
-    error = size * ((sum(scores.shape) + 64) * 16 * UNIT) + rest * (length**order * _SOFTMAX_ERROR)
+    error = size * ((sum(scores.shape) + 64) * 16 * UNIT) + rest * (reach(length, order) * _SOFTMAX_ERROR)
     tail = torch.cat([rest, error], dim=1)
     if outputs.tail is not None:
         tail = tail + slope * outputs.tail

@@ -26,6 +26,7 @@ from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
 from surefoot.scalar import Rounded
 from surefoot.taylor.model import TaylorModel, row_norms
+from surefoot.taylor.series import reach
 
 
 def value(outputs: Tensor, targets: Tensor, *, reduction: str = "mean", scale: float = 1.0) -> Tensor:
@@ -53,7 +54,7 @@ def taylor(moving: Moving) -> TaylorModel | None:
     start = row_norms(flat[0], rowwise=True)
     rest = torch.zeros_like(start)
     for degree, c in enumerate(products[order:], start=order):
-        rest = rest + c.abs() * length ** (degree - order)
+        rest = rest + c.abs() * reach(length, degree - order)
     error = (start + outputs.move).square() * ((flat[0].shape[1] + 16) * 2.0**-53)
     tail = torch.cat([rest, error], dim=1)
     if outputs.tail is not None:
