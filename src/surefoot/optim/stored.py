@@ -66,7 +66,7 @@ def stored(weights: Mapping[str, Tensor], move: Mapping[str, Tensor]) -> tuple[T
 def norm_of(tensors: Mapping[str, Tensor]) -> float:
     """The Euclidean norm of several tensors together, in double precision."""
     norms = (torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64) for tensor in tensors.values())
-    return math.sqrt(sum(float(norm) ** 2 for norm in norms))
+    return math.hypot(*map(float, norms))
 
 
 def flat_product(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
