@@ -111,6 +111,7 @@ def test_the_stored_move_is_the_difference_of_stored_weights() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, at its first jvp
 def test_the_objective_in_double_precision_against_automatic_differentiation() -> None:
     x, y = data(torch.float32)
     model, loss = network(torch.float32), sf.CrossEntropy(y)

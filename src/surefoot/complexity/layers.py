@@ -133,7 +133,7 @@ def _biaffine(node: Node, counts: Sparsity, degrees: dict[str, Degree]) -> dict[
         product = product + degrees.get(name, Degree())
     amounts = {"bilinear": 0, "affine_parameters": 0, "affine_state": 0}
     record = record_of(node)
-    sums = record.form_of(node) is Form.LINEAR and len(node.inputs) > 1
+    sums = record.form_of(node) is Form.LINEAR and "other" in node.arguments
     varying = [name for name in counts.factors if not degrees.get(name, Degree()).is_constant]
     if len(varying) > 1:
         amounts["bilinear"] += counts.product
