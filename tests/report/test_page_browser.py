@@ -182,6 +182,8 @@ def test_the_filter_keeps_what_matches(browser: Any, plain: tuple[str, Certifica
 
 
 def test_the_theme_follows_the_system_until_it_is_chosen(browser: Any, plain: tuple[str, Certificate]) -> None:
+    from selenium.webdriver.support.wait import WebDriverWait
+
     address, _ = plain
     ground = "return getComputedStyle(document.body).backgroundColor"
     open_page(browser, address, theme="light")
@@ -192,7 +194,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen(browser: Any, plain: tu
     click(browser, "#theme")
     assert browser.execute_script(ground) == light
     browser.get(address)
-    assert browser.execute_script(ground) == light  # remembered
+    WebDriverWait(browser, 10).until(lambda b: b.execute_script(ground) == light)  # remembered
     click(browser, "#theme")
     assert browser.execute_script(ground) == dark
     browser.execute_script("localStorage.clear()")

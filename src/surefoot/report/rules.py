@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+import surefoot.operations.families  # noqa: F401  registers the operations
 from surefoot.certificate import Certificate, Row
 from surefoot.operations.record import Operation, Rule, records
 from surefoot.report.docstrings import summary
