@@ -193,8 +193,13 @@ def test_the_theme_follows_the_system_until_it_is_chosen(browser: Any, plain: tu
     assert light != dark
     click(browser, "#theme")
     assert browser.execute_script(ground) == light
-    browser.get(address)
-    WebDriverWait(browser, 10).until(lambda b: b.execute_script(ground) == light)  # remembered
+
+    def remembered(session: Any) -> bool:
+        """A page that is opened anew reads what the last one wrote, which reaches the disk a moment later."""
+        session.get(address)
+        return bool(session.execute_script(ground) == light)
+
+    WebDriverWait(browser, 10).until(remembered)
     click(browser, "#theme")
     assert browser.execute_script(ground) == dark
     browser.execute_script("localStorage.clear()")
