@@ -15,7 +15,10 @@ _OUTCOMES = ("bound", "peak", "spread", "rows")
 
 
 def test_every_rule_has_cases() -> None:
-    assert set(OPERATIONS) <= set(rules())
+    ours = {
+        name for name in rules() if name.startswith(("aten.", "surefoot.", "getitem"))
+    }  # not those of other tests
+    assert set(OPERATIONS) == ours
     assert all(CASES.values())
 
 

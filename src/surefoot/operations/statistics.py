@@ -80,15 +80,20 @@ def _whole(use: Use) -> Sparsity:
 declare("aten.norm", "aten.linalg_norm", "aten.prod", rows=unless_along(), cost=_whole)
 
 
+def _centred(x: Tensor, dim: Any, unbiased: Any, correction: Any) -> tuple[Groups, list[int], float]:
+    """The groups without their means, the dimensions they run over, and by how much a variance divides."""
+    if isinstance(dim, bool):  # the overload without dimensions
+        dim, unbiased = None, dim
+    dims = normalized_dims(dim, x.dim())
+    freedom = math.prod(x.shape[k] for k in dims) - float(unbiased if correction is None else correction)
+    return _groups(x, dims, centre=True), dims, freedom
+
+
 def _variance(
     x: Tensor, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *, correction: Any = None
 ) -> Tensor:
     """The variance, with the signatures of all overloads of the operation."""
-    if isinstance(dim, bool):
-        dim, unbiased = None, dim
-    dims = normalized_dims(dim, x.dim())
-    freedom = math.prod(x.shape[k] for k in dims) - float(unbiased if correction is None else correction)
-    groups = _groups(x, dims, centre=True)
+    groups, dims, freedom = _centred(x, dim, unbiased, correction)
     total = groups.numbers.square().sum(dim=1, keepdim=True) / freedom
     return _laid(times_power(total, 2 * groups.exponents), x, dims, keepdim)
 
@@ -96,11 +101,7 @@ def _variance(
 def _deviation(
     x: Tensor, dim: Any = None, unbiased: Any = True, keepdim: bool = False, *, correction: Any = None
 ) -> Tensor:
-    if isinstance(dim, bool):
-        dim, unbiased = None, dim
-    dims = normalized_dims(dim, x.dim())
-    freedom = math.prod(x.shape[k] for k in dims) - float(unbiased if correction is None else correction)
-    groups = _groups(x, dims, centre=True)
+    groups, dims, freedom = _centred(x, dim, unbiased, correction)
     return _laid(times_power(groups.norms / math.sqrt(freedom), groups.exponents), x, dims, keepdim)
 
 

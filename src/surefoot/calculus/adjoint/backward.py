@@ -107,7 +107,7 @@ def pull_back(step: Step, values: Mapping[str, Any], costate: Value) -> dict[str
                 return dict.fromkeys(names)
             outputs, slopes = zip(*pairs, strict=True)
             found = iter(torch.autograd.grad(outputs, flat, slopes, allow_unused=True))
-    except (RuntimeError, NotImplementedError, IndexError):  # no backward formula: the caller falls back on norms
+    except (RuntimeError, NotImplementedError):  # no backward formula: the caller falls back on norms
         return dict.fromkeys(names)
     pulled: dict[str, Value | None] = {}
     for name in names:
