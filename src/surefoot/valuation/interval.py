@@ -16,6 +16,9 @@ from surefoot.valuation.slopes import Slopes, slopes_of
 from surefoot.valuation.tape import Constants, Run, Tape, tape_of
 
 
+_WIDEST, _LEAST = 0.4, 0.01  # how far parameters may move, relative to their norms, before slopes are asked for anew
+
+
 class EvaluationError(SurefootError, RuntimeError):
     """An objective that has no value, or none that can be enclosed."""
 
@@ -65,6 +68,7 @@ class Valuer:
     def __init__(self, tape: Tape, constants: Constants) -> None:
         self.tape, self.constants = tape, constants
         self._slopes: Slopes | None = None
+        self._drift = _WIDEST
 
     @classmethod
     def of(cls, model: nn.Module, x: Any, objective: nn.Module) -> Valuer:
@@ -101,10 +105,18 @@ class Valuer:
             )
         found = None if self._slopes is None else self._errors(run, self._slopes)
         if found is None:
-            self._slopes = slopes_of(self.tape, run)
-            found = self._errors(run, self._slopes)
+            found = self._renewed(run)
         total = math.inf if found is None else found.total
         return Evaluation(run.value, total if total >= 0 else math.inf)
+
+    def _renewed(self, run: Run) -> Errors | None:
+        """With slopes around this point: for as wide a neighbourhood as does not matter for the error."""
+        while True:
+            self._slopes = slopes_of(self.tape, run, self._drift)
+            found = self._errors(run, self._slopes)
+            if self._drift <= _LEAST or (found is not None and found.total <= 2 * found.leading):
+                return found
+            self._drift /= 4
 
     def _errors(self, run: Run, slopes: Slopes) -> Errors | None:
         """``None`` where the slopes do not hold."""

@@ -28,7 +28,6 @@ from surefoot.spec import Spec
 from surefoot.valuation.tape import Run, Tape, norms
 
 _FAR = 32.0  # beyond, the suprema of scalar functions are those over the whole line
-_DRIFT = 0.1  # how far parameters may be from where norms were computed, relative to their own norm
 _NONE = Magnitude.zero((0,))
 _ZERO, _INFINITE = Magnitude.zero(), Magnitude.infinity()
 
@@ -97,8 +96,8 @@ class Slopes:
         )
 
 
-def slopes_of(tape: Tape, run: Run) -> Slopes:
-    """The slopes around a point.
+def slopes_of(tape: Tape, run: Run, drift: float) -> Slopes:
+    """The slopes around a point, for parameters that move by a part ``drift`` of their norm.
 
     Raises:
         UnsupportedOperation: naming an operation that has no rule.
@@ -107,7 +106,7 @@ def slopes_of(tape: Tape, run: Run) -> Slopes:
     enclosures: dict[str, Enclosure] = {}
     for name in tape.graph.leaves:
         value = run.values[name].detach()
-        enclosures[name] = _parameter(found, name, value) if name in run.parameters else constant(value, 0)
+        enclosures[name] = _parameter(found, name, value, drift) if name in run.parameters else constant(value, 0)
     varying = {node.name for node in tape.varying}
     for node in tape.graph.nodes:
         asked = as_scalar(tape.graph, node)
@@ -115,6 +114,7 @@ def slopes_of(tape: Tape, run: Run) -> Slopes:
             slope = _asked(found, tape.graph, asked, enclosures)
             found.by_name[node.name] = _by_matrices(found, slope, run, varying)
         enclosures[node.name] = _computed(found, node, run.values[node.name], varies=node.name in varying)
+    del found.norms[tape.output]  # which nothing reads
     return found
 
 
@@ -124,9 +124,9 @@ def _worth_asking(node: Node) -> bool:
     return record.bounds is not None and record.form_of(node) is not Form.LAYOUT and bool(node.inputs)
 
 
-def _parameter(found: Slopes, name: str, value: Tensor) -> Enclosure:
+def _parameter(found: Slopes, name: str, value: Tensor, drift: float) -> Enclosure:
     size, peak = measure(value)
-    radius = maximum(size, 0.5 * value.numel() ** 0.5 if value.dim() < 2 or size.is_zero else 0.0) * _DRIFT
+    radius = maximum(size, 0.5 * value.numel() ** 0.5 if value.dim() < 2 or size.is_zero else 0.0) * drift
     found.weights[name] = value.clone(), float(radius) * (1 - 2.0**-40)
     spec = Spec(tuple(value.shape), value.dtype)
     return Enclosure(spec, value, size + radius, peak + radius, radius, None, _ZERO, _NONE)
