@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.graph import Graph
+from surefoot.graph.checks import as_inputs
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, LimitedMemory, Proposed
 from surefoot.optim.evaluation import loss_of, number
@@ -19,7 +20,7 @@ from surefoot.optim.record import StepRecord
 from surefoot.optim.stored import resolution
 from surefoot.optim.wolfe import Found, search
 from surefoot.torch_private import BatchNormalisation
-from surefoot.valuation.interval import EvaluationError, Valuer
+from surefoot.valuation.valuer import EvaluationError, Valuer
 
 NAMED: Mapping[str, Callable[[], Direction]] = {
     "lbfgs": LimitedMemory,
@@ -207,8 +208,9 @@ class ByEvaluation:
             if isinstance(m, BatchNormalisation) and m.training and m.running_mean is not None
         ]  # fmt: skip
         if tracked:
+            args, kwargs = as_inputs(x)
             with torch.no_grad():
-                loss_of_outputs(self.owner, x)
+                self.owner.model(*args, **kwargs)
 
     def state(self) -> dict[str, Any]:
         """What directions are made of."""
@@ -222,18 +224,11 @@ class ByEvaluation:
         self._stalls = state["stalls"]
 
 
-def loss_of_outputs(owner: GuaranteedOptimizer, x: Any) -> None:
-    """Run the live model on a batch, for what that does to its buffers."""
-    from surefoot.graph.checks import as_inputs
-
-    args, kwargs = as_inputs(x)
-    owner.model(*args, **kwargs)
-
-
 def _check(point: Point, slopes: Mapping[str, Tensor]) -> None:
     if not math.isfinite(point.value):
         raise OptimizerError(
-            f"the loss is {point.value}: check the data for NaN and infinite entries, and the parameters of the model"
+            f"the loss is {point.value}: check the data for NaN and infinite entries, and the parameters of the "
+            "model"
         )
     wrong = [name for name, slope in slopes.items() if not bool(torch.isfinite(slope).all())]
     if wrong:
@@ -252,7 +247,8 @@ def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:
     if isinstance(chosen, str) and chosen in NAMED:
         return NAMED[chosen]()
     if isinstance(chosen, type) and issubclass(chosen, torch.optim.Optimizer):
-        chosen = chosen(owner.trainable.values())
+        make: Any = chosen
+        chosen = make(owner.trainable.values())
     if isinstance(chosen, torch.optim.Optimizer):
         held = {id(parameter) for group in chosen.param_groups for parameter in group["params"]}
         strangers = [name for name, value in owner.trainable.items() if id(value) not in held]
@@ -262,8 +258,8 @@ def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:
     if callable(chosen) and not isinstance(chosen, str | type):
         return Chosen(chosen)
     raise ValueError(
-        f"direction is {', '.join(map(repr, NAMED))}, a torch.optim class or instance, or a function of weights and "
-        f"gradient, got {chosen!r}"
+        f"direction is {', '.join(map(repr, NAMED))}, a torch.optim class or instance, or a function of weights "
+        f"and gradient, got {chosen!r}"
     )
 
 

@@ -84,7 +84,9 @@ class CertifiedDescent(GuaranteedOptimizer):
         if weight_decay:
             regularizer = Ridge(weight_decay)
         if regularizer is not None and proof != "evaluation":
-            raise ValueError(f"a regulariser needs proof='evaluation': proof={proof!r} promises for the loss alone")
+            raise ValueError(
+                f"proof={proof!r} promises for the loss alone: a regulariser needs proof='evaluation'"
+            )
         options: dict[str, Any] = {"regularizer": regularizer, "params": params, "lower": lower}
         super().__init__(model, objective, progress=progress, **options)
         self.proof = proof

@@ -1,7 +1,7 @@
 """Where to go from a point: directions that a proof then judges.
 
-Each is a class with :meth:`propose`, a direction and the step size to try first, and :meth:`learn`, told what step was
-taken. ``needs_curvature`` says whether a step that is much too short would spoil it.
+Each is a class with :meth:`propose`, a direction and the step size to try first, and :meth:`learn`, told what step
+was taken. ``needs_curvature`` says whether a step that is much too short would spoil it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,37 +131,31 @@ class LimitedMemory(Gradient):
         self.pairs = pairs
         self._order: deque[int] = deque()  # slots in use, oldest first
         self._rows: Tensor | None = None  # moves in the first rows, changes in the last
-        self._table: list[list[float]] = []
+        self._table = np.zeros((0, 0))  # products of the rows
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
         """Minus the inverse Hessian times the gradient; the step 1, or a short one at the very first."""
         gradient = point.gradient
         if not self._order or self._rows is None:
             return super().propose(point)
-        products = (self._rows @ gradient).tolist()
-        weights, scale = self._loops(products)
-        coefficients = torch.tensor(weights, dtype=torch.float64, device=gradient.device)
-        return -(coefficients @ self._rows) - scale * gradient, 1.0
+        weights, scale = self._loops((self._rows @ gradient).cpu().numpy())
+        return -(torch.from_numpy(weights).to(gradient) @ self._rows) - scale * gradient, 1.0
 
-    def _loops(self, products: list[float]) -> tuple[list[float], float]:
+    def _loops(self, products: np.ndarray) -> tuple[np.ndarray, float]:
         """What the two loops give, as weights of the rows and of the gradient."""
         m, table = self.pairs, self._table
-        weights = [0.0] * (2 * m)
-        scale, alpha = 1.0, {}
-
-        def along(row: int) -> float:  # the product of a row with the vector so far
-            known = sum(weights[k] * table[row][k] for j in self._order for k in (j, m + j) if weights[k])
-            return known + scale * products[row]
-
+        weights, scale = np.zeros(2 * m), 1.0
+        alpha = {}
         for j in reversed(self._order):
-            alpha[j] = along(j) / table[j][m + j]
-            weights[m + j] -= alpha[j]
+            alpha[j] = (table[j] @ weights + products[j]) / table[j, m + j]
+            weights[m + j] = -alpha[j]
         newest = self._order[-1]
-        factor = table[newest][m + newest] / table[m + newest][m + newest]
-        weights, scale = [factor * weight for weight in weights], factor
+        scale = table[newest, m + newest] / table[m + newest, m + newest]
+        weights *= scale
         for j in self._order:
-            weights[j] += alpha[j] - along(m + j) / table[j][m + j]
-        return weights, scale
+            beta = (table[m + j] @ weights + scale * products[m + j]) / table[j, m + j]
+            weights[j] += alpha[j] - beta
+        return weights, float(scale)
 
     def learn(self, before: Point, after: Point, step: float) -> None:
         """Keep the move and the change of the gradient."""
@@ -172,30 +167,30 @@ class LimitedMemory(Gradient):
         m = self.pairs
         if self._rows is None:
             self._rows = torch.zeros(2 * m, len(move), dtype=torch.float64, device=move.device)
-            self._table = [[0.0] * (2 * m) for _ in range(2 * m)]
+            self._table = np.zeros((2 * m, 2 * m))
         slot = len(self._order) if len(self._order) < m else self._order.popleft()
         self._order.append(slot)
         self._rows[slot], self._rows[m + slot] = move, change
-        for row, vector in ((slot, move), (m + slot, change)):
-            for other, product in enumerate((self._rows @ vector).tolist()):
-                self._table[row][other] = self._table[other][row] = product
+        products = (self._rows @ torch.stack([move, change], dim=1)).cpu().numpy()
+        for row, column in ((slot, 0), (m + slot, 1)):
+            self._table[row, :] = self._table[:, row] = products[:, column]
 
     def forget(self) -> None:
         """All pairs."""
         super().forget()
         self._order.clear()
-        self._rows, self._table = None, []
+        self._rows, self._table = None, np.zeros((0, 0))
 
     def state(self) -> dict[str, Any]:
         """Also the pairs."""
-        own = {"order": list(self._order), "rows": self._rows, "table": self._table}
+        own = {"order": list(self._order), "rows": self._rows, "table": torch.from_numpy(self._table.copy())}
         return {**super().state(), **own}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take them back."""
         super().load(state)
         self._order, self._rows = deque(state["order"]), state["rows"]
-        self._table = [list(row) for row in state["table"]]
+        self._table = state["table"].numpy().copy()
 
 
 class Proposed(Gradient):

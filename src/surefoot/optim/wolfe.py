@@ -5,11 +5,11 @@ A step t along a direction of slope :math:`s_0 < 0` is good if
 .. math:: f(t) \le f(0) + c_1ts_0 \quad\text{and}\quad f'(t) \ge c_2s_0
 
 (Wolfe's conditions): it descends, and it is not much too short, so that quasi-Newton updates keep their matrices
-positive. A trial that fails the first costs a value, a third of a gradient; only one that passes costs the gradient
-too, which the next step needs anyway. Between a step that is too short and one that is too long the next trial is
-the minimiser of the parabola through what is known (Lewis and Overton, Nonsmooth optimization via quasi-Newton
-methods, Mathematical Programming 141, 2013, for the bracketing, which ends for every function that is bounded
-below along the direction).
+positive. A trial that fails the first costs a value, a third of a gradient; only one that passes costs the
+gradient too, which the next step needs anyway. Between a step that is too short and one that is too long the next
+trial is the minimiser of the parabola through what is known (Lewis and Overton, Nonsmooth optimization via
+quasi-Newton methods, Mathematical Programming 141, 2013, for the bracketing, which ends for every function that
+is bounded below along the direction).
 """
 
 from __future__ import annotations

@@ -70,8 +70,13 @@ class Errors:
     own: Mapping[str, float]
 
 
-def forward_errors(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Slope]]:
-    """How far every tensor is off, with the slopes of all operations there; the total is that of the output."""
+def forward_errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
+    """How far every tensor is off, from one forward pass; the total is that of the output."""
+    return _forward(tape, run, slopes)[0]
+
+
+def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Slope]]:
+    """The same, with the slopes of all operations there."""
     apart: dict[str, float] = {}
     own: dict[str, float] = {}
     known: dict[str, Slope] = {}
@@ -97,7 +102,7 @@ def forward_errors(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[s
 
 def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     """The error of the value by reverse mode; never more than that of the forward mode."""
-    first, known = forward_errors(tape, run, slopes)
+    first, known = _forward(tape, run, slopes)
     size, apart = run.costate_sizes, first.apart
     varying = {node.name for node in tape.varying} | set(tape.boundary)
     off: dict[str, float] = {tape.output: 0.0}
@@ -158,7 +163,7 @@ def _known(run: Run, name: str, apart: float) -> Enclosure:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return constant(value if isinstance(value, Tensor) else value[0], 0)
     exact = constant(value.detach(), 0)
-    if name not in run.tape.moving:
+    if name not in run.tape.moving and not apart:
         return exact
     spread = Magnitude.of(apart)
     return Enclosure(
