@@ -100,6 +100,14 @@ class ByEvaluation:
             radius=float((found.point.vector - point.vector).norm()),
         )
 
+    def value(self, x: Any, y: Any) -> float:
+        """The objective at the present weights."""
+        owner = self.owner
+        valuer = Valuer.of(owner.model, x, owner.objective.bound_to(y))
+        loss = valuer.run(dict(owner.model.named_parameters()), derivatives=False).value
+        wide = {name: value.detach().to(torch.float64) for name, value in owner.trainable.items()}
+        return loss + (0.0 if owner.regularizer is None else float(owner.regularizer(wide)))
+
     def _function_of(self, x: Any, y: Any, graph: Graph, data: str, closure: Closure | None) -> Function:
         """The objective of the data; kept while they and the graph are the same."""
         owner = self.owner

@@ -79,6 +79,8 @@ class CertifiedDescent(GuaranteedOptimizer):
     ) -> None:
         if proof not in ("evaluation", *AHEAD):
             raise ValueError(f"proof is 'evaluation', 'segment', 'ball' or 'blocks', got {proof!r}")
+        if order not in range(2, 6):
+            raise ValueError(f"a segment carries 2 to 5 Taylor coefficients, got {order!r}")
         if weight_decay and regularizer is not None:
             raise ValueError("weight_decay is a ridge: give it or a regularizer, not both")
         if weight_decay:
@@ -103,6 +105,12 @@ class CertifiedDescent(GuaranteedOptimizer):
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step that is proved to descend."""
         return self._method.advance(x, y, closure)
+
+    def value(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:
+        """The objective at the present parameters; where it is evaluated for proofs, in double precision too."""
+        if isinstance(self._method, Ahead):
+            return super().value(x, y, closure)
+        return self._method.value(x, y)
 
     def extra_state(self) -> dict[str, Any]:
         """What directions are made of, and how far the last step went."""
