@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.errors import ChainError
-from surefoot.graph.assemble import assemble
-from surefoot.graph.naming import fresh
-from surefoot.graph.nodes import Leaf, Node, Source, Spec
-from surefoot.graph.structure import Graph
+from surefoot.graph.nodes import Leaf, Node, Source, Spec, fresh
+from surefoot.graph.structure import Graph, assemble
 
 _OWNED = (Source.PARAMETER, Source.FROZEN)
 

@@ -16,10 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from surefoot.calculus.prepare import prepared
 from surefoot.errors import SurefootError
-from surefoot.graph.assemble import assemble
 from surefoot.graph.nodes import Leaf, Node, Ref, Source, Spec
 from surefoot.graph.read import operations
-from surefoot.graph.structure import Graph
+from surefoot.graph.structure import Graph, assemble
 from surefoot.graph.trace import quiet
 from surefoot.implicit.constants import BETA
 from surefoot.implicit.problem import Problem
