@@ -42,8 +42,7 @@ from surefoot.certificate.record import Certificate, Row
 from surefoot.domains import Domain, DomainError, ProductBall, Segment
 from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.operations.call import label
-from surefoot.taylor.model import TaylorModel
-from surefoot.taylor.series import reach
+from surefoot.taylor import TaylorModel, reach
 
 _REFINEMENTS = 10  # of the length of a segment
 

@@ -28,8 +28,7 @@ from surefoot.clustering.weights import Edges, explicit, matrix, nearest_neighbo
 from surefoot.enclosure import norm
 from surefoot.graph.nodes import Spec
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.objectives import printed
-from surefoot.objectives.constants import Constants, ObjectiveError
+from surefoot.objectives.constants import Constants, ObjectiveError, convex_clustering
 from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE, ZERO
 from surefoot.operations.record import LossFacts, operation
@@ -110,7 +109,7 @@ class ConvexClustering(Envelope[ConvexClusteringResult]):
         """Appendix "Convex clustering": n(n−1)/2 and 1, for unit weights on all pairs; for a mean, 1/n of both."""
         if not self._plain:
             return super().paper_constants(outputs, targets, radius)
-        total = printed.convex_clustering(outputs.shape[0])
+        total = convex_clustering(outputs.shape[0])
         count = outputs.shape[0] if self.reduction == "mean" else 1
         return Constants(total.lipschitz / count, total.smoothness / count, True, True, total.unsound)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from surefoot.spec import Spec
+from surefoot.enclosure import Spec
 from surefoot.torch_private import schema_of
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.magnitude import Magnitude, Number, minimum, stack
-from surefoot.objectives.printed import PrintedLoss
+from surefoot.objectives.constants import PrintedLoss
 from surefoot.paper.constants import INFINITY, ZERO, Bivariate, Result, Smooth, merge_flags, radii_of
 from surefoot.paper.functions import restricted_lipschitz
 

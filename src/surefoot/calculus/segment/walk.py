@@ -13,7 +13,7 @@ from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
 from surefoot.operations.evaluation import value_of
 from surefoot.operations.moving import Moving, Norms
 from surefoot.operations.record import record_of
-from surefoot.taylor.model import TaylorModel
+from surefoot.taylor import TaylorModel
 
 
 def leaf_models(
