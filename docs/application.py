@@ -17,7 +17,7 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     (
         "Lemma smooth_elt_wise, item 1: stacking functions of separate arguments is ‖ℓ‖₂-Lipschitz",
         "max ℓᵢ: the Jacobian is block diagonal. The application uses the maximum",
-        "`paper/functions.py` (both), `operations/scalar_functions.py`",
+        "`paper/chains.py` (both), `operations/scalar_functions.py`",
     ),
     (
         "convolution: the intercept has lᵘ = √m⌈k/s⌉ (main text) or √m (appendix)",
@@ -68,7 +68,7 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     (
         "Lemma bilin_smooth_elt_wise: the proof lacks squares on L",
         "the statement, a maximum, is right",
-        "proved in `paper/functions.py`",
+        "proved in `paper/chains.py`",
     ),
     (
         "supervised objectives: only the smoothness of each hᵢ is needed",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from surefoot import __version__
 from surefoot.attained import Estimate, LowerBound
 from surefoot.certificate.advice import limits, verdict
 from surefoot.certificate.rows import Row
@@ -240,4 +241,22 @@ def _magnitude(log2: float | str) -> Magnitude:
     return Magnitude(float(_number(log2)))
 
 
-__all__ = ["SCHEMA", "CertificateError", "dump", "parse", "read", "require_same_problem", "write"]
+_PAPER = """@article{roulet2020elementary,
+  title   = {An Elementary Approach to Convergence Guarantees of Optimization Algorithms for Deep Networks},
+  author  = {Roulet, Vincent and Harchaoui, Zaid},
+  journal = {arXiv preprint arXiv:2002.09051},
+  year    = {2020},
+  url     = {https://arxiv.org/abs/2002.09051}
+}"""
+
+_SOFTWARE = """@software{surefoot,
+  title   = {surefoot},
+  author  = {{The surefoot developers}},
+  version = {%s},
+  note    = {Smoothness certificates and exact optimization oracles for PyTorch models}
+}"""
+
+
+def bibtex() -> str:
+    """Two entries in BibTeX: the paper that surefoot implements, and surefoot."""
+    return f"{_PAPER}\n\n{_SOFTWARE % __version__}"

@@ -176,6 +176,3 @@ def excerpt(rows: Sequence[Row], depth: int | None, most: int | None) -> Excerpt
     tail = len(shown) - (max(most or 0, 2) - head)
     hidden = sum(line.operations for line in shown[head:tail] if not line.is_group)
     return Excerpt(shown[:head], hidden, shown[tail:])
-
-
-__all__ = ["MODEL", "OF_ITSELF", "Excerpt", "Line", "Row", "excerpt", "lines"]

@@ -14,8 +14,7 @@ import typer
 from surefoot import __version__
 from surefoot.cli import options as o
 from surefoot.cli import output
-from surefoot.cli.files import check_destination
-from surefoot.cli.guard import Outcome, UsageError, guarded
+from surefoot.cli.guard import Outcome, UsageError, check_destination, guarded
 
 app = typer.Typer(
     name="surefoot",

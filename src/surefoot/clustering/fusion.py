@@ -36,8 +36,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from surefoot.clustering.incidence import Incidence, components
 from surefoot.clustering.reduced import Reduced, conjugate
+from surefoot.clustering.weights import Incidence, components
 
 _CHECK = 25  # iterations between looks at the gap
 _UNIT = 2.0**-52

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from surefoot.clustering.incidence import Incidence
+from surefoot.clustering.weights import Incidence
 from surefoot.linear_solve import Conjugate, Flat, Products
 
 _NEWTON = 30

@@ -16,8 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from surefoot.implicit.constants import Constants, ConstantsOf
-from surefoot.implicit.errors import ImplicitError
+from surefoot.implicit.constants import Constants, ConstantsOf, ImplicitError
 
 Tensors = tuple[Tensor, ...]
 _CHOICES = {

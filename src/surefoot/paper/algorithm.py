@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.magnitude import Magnitude, Number, minimum
+from surefoot.paper.chains import restricted_lipschitz
 from surefoot.paper.constants import ONE, ZERO, Computation, Result, Smooth, merge_flags, radii_of
-from surefoot.paper.functions import restricted_lipschitz
 
 VALUE_AT_ZERO_DROPPED = (
     "ERRATA 4: ‖a(0)‖ was left out of Algorithm 4 although it is not zero; the numbers bound the network "

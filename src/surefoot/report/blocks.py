@@ -146,6 +146,3 @@ def block_lines(certificate: Certificate) -> list[BlockLine]:
             )
         )
     return lines
-
-
-__all__ = ["BlockLine", "Heat", "block_lines", "heat"]

@@ -9,8 +9,7 @@ from torch import nn
 
 from surefoot.zoo.fully_connected import mlp
 from surefoot.zoo.parts import Activation, check_sizes, make_activation
-from surefoot.zoo.registry import ZooError, register, unknown
-from surefoot.zoo.samples import Sample, image, vector
+from surefoot.zoo.registry import Sample, ZooError, image, register, unknown, vector
 
 _KINDS = ("dense", "convolutional")
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.zoo.parts import Activation, check_sizes, make_activation
-from surefoot.zoo.registry import register
-from surefoot.zoo.samples import vector
+from surefoot.zoo.registry import register, vector
 
 # The gates start nearly closed, so that a deep network starts near the identity (Srivastava et al. suggest
 # intercepts such as −1 or −3).

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from surefoot.zoo.parts import Activation, make_activation, make_pooling, scaled
-from surefoot.zoo.registry import register
-from surefoot.zoo.samples import image_of_any_size
+from surefoot.zoo.registry import image_of_any_size, register
 
 # A branch is a list of convolutions: kernel, and channels relative to the stage's.
 _Branch = tuple[tuple[int, int], ...]

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefoot.zoo.parts import Activation, check_image, make_activation
-from surefoot.zoo.registry import ZooError, register, unknown
-from surefoot.zoo.samples import image, tokens
+from surefoot.zoo.registry import ZooError, image, register, tokens, unknown
 
 _EMBEDDING_DEVIATION = 0.02
 
