@@ -21,6 +21,8 @@ from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
     from surefoot.certificate.record import Certificate
@@ -61,12 +63,6 @@ def data_frame(certificate: Certificate) -> DataFrame:
     table.attrs = {name: str(getattr(certificate, name)) for name in ("domain", *_SIZES[:3])}
     return table
 
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from surefoot.certificate.record import Certificate
 
 _CURVES = (
     ("bound", "bound m", "tab:green"),

@@ -157,9 +157,6 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-if TYPE_CHECKING:
-    from surefoot.certificate.record import Certificate
-
 _CELL = "padding:0 12px 0 0;border:0;white-space:pre;background:transparent;color:inherit;line-height:1.35"
 _TABLE = "border-collapse:collapse;color:inherit;font-family:monospace;font-size:12px"
 _RULE = "border-bottom:1px solid rgba(127,127,127,.5)"

@@ -17,16 +17,6 @@ from surefoot.clustering.spectral import Spectral, SpectralResult
 from surefoot.clustering.weights import Edges, all_pairs, explicit, matrix, nearest_neighbours
 
 __all__ = [
-    "ConvexClustering",
-    "ConvexClusteringResult",
-    "Edges",
-    "Envelope",
-    "KMeans",
-    "KMeansResult",
-    "Spectral",
-    "SpectralResult",
-    "all_pairs",
-    "explicit",
-    "matrix",
-    "nearest_neighbours",
-]
+    "ConvexClustering", "ConvexClusteringResult", "Edges", "Envelope", "KMeans", "KMeansResult", "Spectral",
+    "SpectralResult", "all_pairs", "explicit", "matrix", "nearest_neighbours",
+]  # fmt: skip

@@ -195,7 +195,8 @@ class Survey:
         self._later: list[tuple[types.FunctionType | type, str, bool]] = []
         self._of_model, self._recorded, self._comparable = True, record, True
         with suppress(RecursionError):
-            own = [self._walk(model, ""), self._walk(global_hooks(), "global hooks"), _environment()]
+            environment = str(torch.get_default_dtype()), str(torch.get_default_device())
+            own = [self._walk(model, ""), self._walk(global_hooks(), "global hooks"), environment]
             # Code comes last, so that what is the model's own is known as such wherever code refers to it too.
             while self._later:
                 own.append(self._code(*self._later.pop()))
@@ -355,11 +356,6 @@ class Survey:
             yield
         finally:
             self._of_model, self._recorded = before
-
-
-def _environment() -> Hashable:
-    """What else decides how a forward pass is traced."""
-    return str(torch.get_default_dtype()), str(torch.get_default_device())
 
 
 def _join(label: str, key: Any) -> str:

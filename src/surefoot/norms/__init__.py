@@ -11,10 +11,6 @@ from surefoot.norms.convolution import convolution_norm, patch_overlap
 from surefoot.norms.matrix import batched_spectral_norm, frobenius_norm, nonnegative_norm, spectral_norm
 
 __all__ = [
-    "batched_spectral_norm",
-    "convolution_norm",
-    "frobenius_norm",
-    "nonnegative_norm",
-    "patch_overlap",
+    "batched_spectral_norm", "convolution_norm", "frobenius_norm", "nonnegative_norm", "patch_overlap",
     "spectral_norm",
-]
+]  # fmt: skip

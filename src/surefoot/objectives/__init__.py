@@ -27,22 +27,7 @@ from surefoot.objectives.regularizers import Ridge
 from surefoot.objectives.torch_losses import from_torch
 
 __all__ = [
-    "Absolute",
-    "BinaryCrossEntropy",
-    "Constants",
-    "CrossEntropy",
-    "Divergence",
-    "Huber",
-    "Loss",
-    "NegativeLogLikelihood",
-    "Objective",
-    "ObjectiveError",
-    "Poisson",
-    "Reconstruction",
-    "Ridge",
-    "SoftMargin",
-    "Square",
-    "attach",
-    "encode_decode",
-    "from_torch",
-]
+    "Absolute", "BinaryCrossEntropy", "Constants", "CrossEntropy", "Divergence", "Huber", "Loss",
+    "NegativeLogLikelihood", "Objective", "ObjectiveError", "Poisson", "Reconstruction", "Ridge", "SoftMargin",
+    "Square", "attach", "encode_decode", "from_torch",
+]  # fmt: skip

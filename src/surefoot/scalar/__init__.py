@@ -21,14 +21,6 @@ from surefoot.scalar.series import derivatives, rounded_derivatives, taylor
 from surefoot.scalar.table import range_on, sup_on, sups_on
 
 __all__ = [
-    "Rounded",
-    "ScalarFunction",
-    "derivatives",
-    "range_on",
-    "rounded_derivatives",
-    "sup_on",
-    "supremum",
-    "sups_on",
-    "taylor",
-    "value_range",
-]
+    "Rounded", "ScalarFunction", "derivatives", "range_on", "rounded_derivatives", "sup_on", "supremum",
+    "sups_on", "taylor", "value_range",
+]  # fmt: skip
