@@ -54,29 +54,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the tree.
+    """One line of the tree."""
 
-    Attributes:
-        prefix: the branches of the tree in front of the name.
-        name: of the module, without what the lines above say; empty where the line above names it.
-        path: of the module, in full.
-        depth: how many lines it stands below.
-        row: the operation; for a module with parts or a folded one the last operation in it.
-        share: of the smoothness, of all operations of the line and below it.
-        position: of its first operation in the order of computation, from 1.
-        operations: how many operations the line stands for.
-        is_group: whether its parts are on the lines below it.
-    """
-
-    prefix: str
-    name: str
-    path: str
-    depth: int
-    row: Row
-    share: float
-    position: int
-    operations: int = 1
-    is_group: bool = False
+    prefix: str  # the branches of the tree in front of the name
+    name: str  # of the module, without what the lines above say; empty where the line above names it
+    path: str  # of the module, in full
+    depth: int  # how many lines it stands below
+    row: Row  # the operation; for a module with parts or a folded one the last operation in it
+    share: float  # of the smoothness, of all operations of the line and below it
+    position: int  # of its first operation in the order of computation, from 1
+    operations: int = 1  # how many operations the line stands for
+    is_group: bool = False  # whether its parts are on the lines below it
 
     @property
     def is_operation(self) -> bool:

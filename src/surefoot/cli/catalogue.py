@@ -1,4 +1,4 @@
-"""What ``surefoot rules`` and ``surefoot models`` do: list what is there."""
+"""What ``surefoot rules``, ``models`` and ``doctor`` do: list what is there, and say whether it works."""
 
 from __future__ import annotations
 

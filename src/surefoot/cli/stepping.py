@@ -30,33 +30,19 @@ _QUICK = 5.0  # seconds; what takes less is measured again, without first-time c
 
 @dataclass(frozen=True)
 class Trial:
-    """One step.
+    """One step."""
 
-    Attributes:
-        name: the oracle and its method.
-        kappa: the weight of the proximal term that was used.
-        part: the part of the step that was taken: less than 1 if the whole one did not descend enough.
-        decrease: of the objective.
-        predicted: what the model of the objective said.
-        calls: of the automatic-differentiation oracle.
-        counted: the cost of these calls, in gradients; ``None`` where the work is not in calls.
-        at_worst: the paper's bound on that; ``None`` where it has none.
-        time: measured, in gradients.
-        solved: whether the model was minimised.
-        status: of the solver, in words.
-    """
-
-    name: str
-    kappa: float
-    part: float
-    decrease: float
-    predicted: float
-    calls: int
-    counted: float | None
-    at_worst: float | None
-    time: float
-    solved: bool
-    status: str
+    name: str  # the oracle and its method
+    kappa: float  # the weight of the proximal term that was used
+    part: float  # the part of the step that was taken: less than 1 if the whole one did not descend enough
+    decrease: float  # of the objective
+    predicted: float  # what the model of the objective said
+    calls: int  # of the automatic-differentiation oracle
+    counted: float | None  # the cost of these calls, in gradients; ``None`` where the work is not in calls
+    at_worst: float | None  # the paper's bound on that; ``None`` where it has none
+    time: float  # measured, in gradients
+    solved: bool  # whether the model was minimised
+    status: str  # of the solver, in words
 
     @property
     def gain_per_gradient(self) -> float:

@@ -81,21 +81,13 @@ def save_weights(model: nn.Module, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Keeper:
-    """Keeps a checkpoint up to date: all that a resumed run needs, in a file that is whole at any time.
+    """Keeps a checkpoint up to date: all that a resumed run needs, in a file that is whole at any time."""
 
-    Attributes:
-        path: of the file; ``None`` keeps nothing.
-        every: how many steps lie between two
-        model: what is trained.
-        optimizer: what trains it.
-        run: the options that make two runs the same.
-    """
-
-    path: Path | None
-    every: int
-    model: nn.Module
-    optimizer: GuaranteedOptimizer
-    run: Mapping[str, Any]
+    path: Path | None  # of the file; ``None`` keeps nothing
+    every: int  # how many steps lie between two checkpoints
+    model: nn.Module  # what is trained
+    optimizer: GuaranteedOptimizer  # what trains it
+    run: Mapping[str, Any]  # the options that make two runs the same
 
     def resumed(self) -> int:
         """Continue where the checkpoint was taken, if there is one; returns how many steps it has behind it.

@@ -8,10 +8,6 @@ With unit weights on all pairs, :math:`\lambda = 1` and ``reduction="sum"`` this
 :math:`s(\hat y - z)`, z the proximal point, and :math:`L = s`: both z and :math:`\hat y - z` are firmly
 non-expansive (Moreau, Bull. Soc. Math. France 93, 1965).
 
-The Lipschitz constant is in :mod:`~surefoot.clustering.convex`.
-
-The inner problem of convex clustering: its solution, and how long its gradient can be.
-
 *Lipschitz.* By duality :math:`\hat y - z = B^\top\zeta` with :math:`\|\zeta_e\| \le \lambda w_e`, so everywhere
 
 .. math:: \|\hat y - z\| \le \lambda\min\Big(\|(\textstyle\sum_{e\ni i}w_e)_i\|_2,\
@@ -235,7 +231,7 @@ def _given(weights: Any) -> Edges | None:
 def convex_clustering_bounds(call: Call) -> Bounds:
     r"""Convex clustering: curvature s; slope :math:`s\|\hat y - z\|`, at most s times the constant of the weights.
 
-    (:mod:`surefoot.clustering.convex`.) :math:`\hat y - z` is 1-Lipschitz and zero at zero, so it is at
+    (See the module.) :math:`\hat y - z` is 1-Lipschitz and zero at zero, so it is at
     most :math:`\sup\|\hat y\|`, and at most its norm at the centre plus the spread. The solver is off by e there:
     that is added to the slope. Where it is more than the round-off that the calculus adds to a gradient,
     :math:`16(\sqrt r + 16)u\,s\|\hat y\|` for a reduction of r, the curvature becomes

@@ -1,4 +1,4 @@
-"""Which pairs of samples convex clustering pulls together, and how strongly."""
+"""Which pairs of samples convex clustering pulls together, how strongly, and differences along these pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-r"""The cost of one computation :math:`\phi_t = a_t \circ b_t` of a chain, from the sparsities of its parts."""
+r"""The cost of one computation :math:`\phi_t = a_t \circ b_t` of a chain, from the sparsities of its parts.
+
+From all of them follows the cost of a step: gradient, Gauss-Newton by duality, Newton by dynamic programming.
+"""
 
 from __future__ import annotations
 

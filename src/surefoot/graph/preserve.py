@@ -20,17 +20,11 @@ from surefoot.torch_private import set_writes_of, writes_of
 
 @dataclass(frozen=True)
 class Change:
-    """Something that is not as it was.
+    """Something that is not as it was."""
 
-    Attributes:
-        label: where: ``encoder.history``.
-        of_model: whether it belongs to the model, and not only to a closure.
-        holds_tensor: whether a tensor was put there.
-    """
-
-    label: str
-    of_model: bool
-    holds_tensor: bool
+    label: str  # where: ``encoder.history``
+    of_model: bool  # whether it belongs to the model, and not only to a closure
+    holds_tensor: bool  # whether a tensor was put there
 
 
 class Watch:

@@ -157,17 +157,11 @@ _OPAQUE = (
 
 
 class Holder(NamedTuple):
-    """A mutable object found on the way.
+    """A mutable object found on the way."""
 
-    Attributes:
-        label: where it was found, in the user's terms: ``encoder.history``.
-        value: the object; for one with attributes, the table of its attributes.
-        of_model: whether it belongs to the model, and not only to a closure.
-    """
-
-    label: str
-    value: Any
-    of_model: bool
+    label: str  # where it was found, in the user's terms: ``encoder.history``
+    value: Any  # the object; for one with attributes, the table of its attributes
+    of_model: bool  # whether it belongs to the model, and not only to a closure
 
 
 class Survey:

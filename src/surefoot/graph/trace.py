@@ -124,19 +124,12 @@ def _line_of(frames: Sequence[_Frame]) -> str | None:
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced forward pass.
+    """A traced forward pass."""
 
-    Attributes:
-        program: its operations, none of which writes into its arguments.
-        original: the same as it was traced, where one sees which operations ran without gradients.
-        changes: what the forward pass changed among the attributes of the model.
-        custom: names of the functions with a hand-written backward that it calls.
-    """
-
-    program: ExportedProgram
-    original: ExportedProgram
-    changes: tuple[Change, ...]
-    custom: tuple[str, ...]
+    program: ExportedProgram  # its operations, none of which writes into its arguments
+    original: ExportedProgram  # the same as it was traced, where one sees which operations ran without gradients
+    changes: tuple[Change, ...]  # what the forward pass changed among the attributes of the model
+    custom: tuple[str, ...]  # names of the functions with a hand-written backward that it calls
 
 
 def trace(

@@ -1,8 +1,7 @@
 r"""Constants of an inner problem from its operations.
 
 Only the strong convexity :math:`\mu` has to be declared. With :math:`g = \nabla_\beta\zeta` as a graph of
-operations (:mod:`surefoot.implicit.derived`) and enclosures of its tensors :math:`\alpha_s` around
-:math:`\hat\alpha`, the calculus bounds over them
+operations and enclosures of its tensors :math:`\alpha_s` around :math:`\hat\alpha`, the calculus bounds over them
 
 1. :math:`\|g(\alpha, \hat\beta)\|`, hence :math:`\|\beta(\alpha) - \hat\beta\| \le r = \sup\|g(\alpha,
    \hat\beta)\|/\mu` by strong convexity, row by row too, whatever :math:`\hat\beta` is. So the error of the
@@ -18,10 +17,8 @@ The round-off of g at the centre is part of what the calculus knows about it, so
 eigenvalue :math:`\lambda`, and elsewhere differs by at most :math:`\sum_sL_{\beta s}\|\alpha_s - \hat\alpha_s\| +
 L_{\beta\beta}r`; what is left of :math:`\lambda` may be more than the declared :math:`\mu`.
 
-The gradient :math:`\nabla_\beta\zeta` as a graph of operations, for the calculus to read.
-
-``make_fx`` records what automatic differentiation does. Derivatives of activations are written out as the scalar
-functions they are, so that each has its sharp constants.
+*The graph.* ``make_fx`` records what automatic differentiation does. Derivatives of activations are written out as
+the scalar functions they are, so that each has its sharp constants.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-r"""The layer as one operation of an exported program.
+r"""Minimisers as differentiable functions of the input and the parameters, and as one operation of a graph.
 
-``torch.export`` cannot follow a solver, whose iterations depend on the data. It records one operation on all the
-tensors of the inner problem instead, with a number that stands for the problem. When the program is read as a
-graph the operation becomes a node whose function is the problem itself: ordinary, differentiable Python.
-
-Minimisers as differentiable functions of the input and the parameters.
+*Graphs.* ``torch.export`` cannot follow a solver, whose iterations depend on the data. It records one operation on
+all the tensors of the inner problem instead, with a number that stands for the problem. When the program is read
+as a graph the operation becomes a node whose function is the problem itself: ordinary, differentiable Python.
 
 *Implicit.* Let :math:`\beta(\alpha)` be the minimiser, :math:`g = \nabla_\beta\zeta`, and let :math:`\hat\beta,
 \hat H` be the minimiser and its Hessian :math:`\nabla_\beta g` at the present :math:`\alpha_0`, as *constants*.

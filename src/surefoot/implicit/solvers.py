@@ -36,21 +36,13 @@ _FORGET = 0.98  # of the curvature, after each accelerated step, so that a steep
 
 @dataclass(frozen=True)
 class Outcome:
-    """Minimisers, one per row, and the path to them.
+    """Minimisers, one per row, and the path to them."""
 
-    Attributes:
-        beta: the minimisers.
-        residual: the norm of the gradient at each.
-        iterations: how many were made.
-        steps: the step sizes, rows × iterations; zero where a row was finished.
-        momenta: likewise, how far each iteration looked ahead; zeros for Newton's method.
-    """
-
-    beta: Tensor
-    residual: Tensor
-    iterations: int
-    steps: Tensor
-    momenta: Tensor
+    beta: Tensor  # the minimisers
+    residual: Tensor  # the norm of the gradient at each
+    iterations: int  # how many were made
+    steps: Tensor  # the step sizes, rows × iterations; zero where a row was finished
+    momenta: Tensor  # likewise, how far each iteration looked ahead; zeros for Newton's method
 
 
 def solved(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> Outcome:

@@ -1,4 +1,4 @@
-r"""The model as a function :math:`f` of one vector :math:`u`, with its first two derivatives.
+r"""The model as a function :math:`f` of one vector :math:`u`, with its first two derivatives, on a set of vectors.
 
 Everything is a reverse pass: :math:`Df(u)^\top w` is the gradient of :math:`\langle w, f\rangle`; it is linear in
 :math:`w`, so its own derivative in :math:`w` is :math:`Df(u)v`; and the same one order higher.

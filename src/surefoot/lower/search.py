@@ -1,6 +1,4 @@
-r"""From a model and a domain to lower bounds of its constants.
-
-Maximising :math:`\|f\|`, :math:`\|Df\|` and :math:`\|D^2f\|` over a domain, from one starting point.
+r"""From a model and a domain to lower bounds of its constants: ascent from several starting points.
 
 For fixed :math:`u` the norm of the Jacobian is found by power iteration, :math:`v \propto Df^\top w`,
 :math:`w \propto Df\,v`; that of the second derivative by the same idea for a tensor,

@@ -1,7 +1,8 @@
 """Where the curves of m, ℓ and L go: geometry on a logarithmic axis, for numbers of any size.
 
 Zero and infinity have no place on such an axis; each has a lane of its own, below and above it. Horizontally the
-unit is one operation, so that the drawing can be stretched to any width.
+unit is one operation, so that the drawing can be stretched to any width. The table of layers has lines of text,
+with keys to sort them by.
 """
 
 from __future__ import annotations

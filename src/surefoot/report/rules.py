@@ -1,10 +1,8 @@
 r"""How a bound was built: the rules of the operations that occur, and the errata that touch their constants.
 
-Docstrings as HTML: ``docutils`` reads them, ``latex2mathml`` their formulas.
-
-The elements of the page are made here, and every text is escaped, so a docstring can put nothing into a page but
-text and formulas. Without the packages (``pip install surefoot[report]``) paragraphs and formulas are shown as
-they are written.
+Their docstrings become HTML: ``docutils`` reads them, ``latex2mathml`` their formulas. The elements of the page
+are made here, and every text is escaped, so a docstring can put nothing into a page but text and formulas. Without
+the packages (``pip install surefoot[report]``) paragraphs and formulas are shown as they are written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a certificate says, in words and in a few figures."""
+"""What a certificate says, in words and in a few figures; several side by side, with logarithmic bars."""
 
 from __future__ import annotations
 
@@ -23,19 +23,12 @@ _NUMBER = re.compile(r"\b\d(?:\.\d+)?e[+-]\d+\b")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer.
+    """The answer."""
 
-    Attributes:
-        kind: ``good``, ``idle`` (of no use), ``open`` (nothing finite is proved) or ``doubtful`` (not a proof).
-        word: what the certificate is worth.
-        sentence: what that means.
-        step: the size of the steps that are proved to descend; empty if there is none.
-    """
-
-    kind: str
-    word: str
-    sentence: str
-    step: str
+    kind: str  # ``good``, ``idle`` (of no use), ``open`` (nothing finite is proved) or ``doubtful`` (not a proof)
+    word: str  # what the certificate is worth
+    sentence: str  # what that means
+    step: str  # the size of the steps that are proved to descend; empty if there is none
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,7 @@ A *builder* is a function whose arguments all have defaults and which returns an
 is the same builder with some options already chosen: ``"vgg16-smooth"`` is ``vgg16`` with soft-plus and
 average pooling. What a caller passes wins over what a variant chose.
 
-What one input of a model looks like, and batches of such inputs.
-
-The functions here describe an input from options of a builder, whose names are their arguments' names:
+What one input looks like is described from options of the builder, by functions whose arguments have their names:
 ``@register("net", example=image)`` suits any builder with options ``in_channels`` and ``image_size``.
 """
 
