@@ -221,9 +221,8 @@ class Certificate:
     def table(self, depth: int | None = None, rows: int | None = None) -> str:
         """The table of operations alone.
 
-        Args:
-            depth: modules at this depth are one line each; by default all operations are shown.
-            rows: with more lines than that, deep modules are folded until they fit; by default never.
+        Modules at that depth are one line each, by default all operations are shown; with more lines than
+        ``rows``, deep modules are folded until they fit, by default never.
         """
         return table(self, depth, rows)
 

@@ -84,12 +84,7 @@ _Entry = tuple[int, _Path, Row]
 
 
 def lines(rows: Sequence[Row], depth: int | None = None) -> list[Line]:
-    """The lines of the tree.
-
-    Args:
-        rows: the operations in order.
-        depth: modules at this depth are one line each; by default all operations are shown.
-    """
+    """The lines of the tree; modules at a ``depth`` are one line each, by default all operations are shown."""
     entries = [(k, tuple(row.module.split(".")) if row.module else (), row) for k, row in enumerate(rows, 1)]
     return list(_lines(entries, 0, depth, 0, ""))
 

@@ -80,11 +80,8 @@ def _by_block(certificate: Certificate) -> list[str]:
 def table(certificate: Certificate, depth: int | None = None, rows: int | None = None) -> str:
     """One line per operation, as a tree; folded to a depth or a number of lines.
 
-    Args:
-        certificate: what to show.
-        depth: modules at this depth are one line each; by default all operations are shown.
-        rows: with more lines than that, deep modules are folded until they fit, and if that is not enough, lines
-            in the middle are left out.
+    Modules at that depth are one line each, by default all operations are shown; with more lines than ``rows``
+    deep modules are folded until they fit, and if that is not enough, lines in the middle are left out.
     """
     part = excerpt(certificate.rows, depth, rows)
     if not part.shown:

@@ -81,13 +81,9 @@ def build(
 ) -> Built:
     """Build the model, and an input for it.
 
-    Args:
-        spec: which one.
-        batch: the number of samples, where no shape is given.
-        shapes: of the inputs; models of the zoo are built to take the first one.
-        classes: how many outputs a model of the zoo should have, if that is known.
-        meta: whether to build a model of the zoo without allocating it.
-        seed: of its first weights and of a random input.
+    Models of the zoo are built to take the first shape and to return so many classes, if these are known, and on
+    ``meta`` without being allocated. The batch counts where no shape is given; the seed is that of first weights
+    and of a random input.
 
     Raises:
         SurefootError: if there is no such model, or it cannot be built.

@@ -232,11 +232,6 @@ def newton_layer(before: int, after: int, parameters: int) -> int:
     The entries of the first and second derivatives are taken as given. If a test fails, the second backward pass
     is made again with :math:`\kappa` doubled: that is not in this count.
 
-    Args:
-        before: :math:`d_{t-1}`.
-        after: :math:`d_t`.
-        parameters: :math:`p_t`.
-
     >>> newton_layer(before=0, after=1, parameters=1)  # p²e, CB, BᵀCB, Bᵀc, root, two divisions, Bv
     8
     """
@@ -254,14 +249,11 @@ def oracle_costs(layers: tuple[ComputationCost, ...], outputs: int) -> tuple[Ora
     r"""The cost of each step on a chain.
 
     * A gradient is one forward-backward pass.
-    * A Gauss-Newton step is the solution of a quadratic problem in :math:`d_\tau` unknowns by conjugate
-      gradient, :math:`2 d_\tau + 1` calls of the automatic-differentiation oracle (Prop. dual_gn_step). The
-      paper counts each as a gradient; all of them are at the same point, so one forward pass serves all.
+    * A Gauss-Newton step is the solution of a quadratic problem in :math:`d_\tau` unknowns (``outputs``: samples
+      times classes) by conjugate gradient, :math:`2 d_\tau + 1` calls of the automatic-differentiation oracle
+      (Prop. dual_gn_step). The paper counts each as a gradient; all of them are at the same point, so one forward
+      pass serves all.
     * A Newton step is the sum of :func:`newton_layer` and the forward pass.
-
-    Args:
-        layers: the costs of the computations.
-        outputs: dimension :math:`d_\tau` of the output: samples times classes.
     """
     forward = sum(layer.forward_with_derivative for layer in layers)
     backward = sum(layer.backward_structured for layer in layers)

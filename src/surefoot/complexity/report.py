@@ -238,14 +238,8 @@ def _step(oracle: OracleCost) -> tuple[str, ...]:
 def cost(model: nn.Module, x: Any) -> Cost:
     r"""The cost of the oracles on a model: the paper's complexities, next to what PyTorch counts.
 
-    Nothing is computed, only shapes are read: the model and the input may be on the ``meta`` device.
-
-    Args:
-        model: any module that can be captured as a graph.
-        x: the batch.
-
-    Returns:
-        The costs, whose ``print`` is a table.
+    Nothing is computed, only shapes are read: the model and the input may be on the ``meta`` device. The result is
+    printed as a table.
 
     >>> import torch
     >>> mlp = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))

@@ -169,11 +169,7 @@ def refuse_stored(changes: Sequence[Change], model: nn.Module) -> None:
 
 
 def refuse_effects(written: Sequence[str], drawn: Sequence[str]) -> None:
-    """Refuse a forward pass that acts outside of the graph.
-
-    Args:
-        written: tensors beside the parameters and buffers that it writes into.
-        drawn: generators that it draws random numbers from.
+    """Refuse a forward pass that writes into tensors beside parameters and buffers, or draws random numbers.
 
     Raises:
         CaptureError: naming them.

@@ -222,12 +222,9 @@ class Graph:
 class HeldCopies:
     """Copies of some tensors, to notice later that a buffer or a constant was written to.
 
-    PyTorch counts the writes to a tensor, but not those through ``.data`` or through a NumPy array that shares
-    its memory. What was computed from a buffer would then silently be out of date, so values are compared.
-
-    Args:
-        held: tensors by name.
-        names: which of them to copy; names of other tensors are ignored.
+    PyTorch counts the writes to a tensor, but not those through ``.data`` or through a NumPy array that shares its
+    memory. What was computed from a buffer would then silently be out of date, so values are compared. Names of
+    tensors that are not held are ignored.
 
     >>> held = {"scale": torch.ones(2)}
     >>> copies = HeldCopies(held, ["scale"])

@@ -201,11 +201,9 @@ ConstantsOf = Callable[[Mapping[str, float]], Constants]
 def gradient_error(constants: Constants, arguments: tuple[str, ...], distance: float, order: int) -> float:
     r"""How far the recorded derivative may be from that of the exact minimiser, in the spectral norm.
 
-    Args:
-        constants: of one sample, complete.
-        arguments: the arguments in which it is differentiated, together :math:`\alpha`.
-        distance: :math:`\epsilon`, on the distance of the solution to the exact minimiser.
-        order: how many corrections were made; 1 is the paper's lemma.
+    The arguments, together α, are those in which it is differentiated; the distance of the solution to the exact
+    minimiser is at most ε; as many corrections as the order were made, 1 being the paper's lemma. The constants
+    are complete, and of one sample.
     """
     mu, slope, cross = (
         constants.strong_convexity,

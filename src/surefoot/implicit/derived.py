@@ -140,11 +140,8 @@ class Derived:
 def derived(problem: Problem, enclosures: Sequence[Enclosure], mu: float, centre: Tensor | None) -> Derived:
     """The constants of a problem over enclosures of its tensors.
 
-    Args:
-        problem: the inner problem.
-        enclosures: of its tensors, in order.
-        mu: the strong convexity that was declared.
-        centre: minimisers at the centres of the enclosures, or near, rows × size; ``None`` if these are not known.
+    The enclosures are those of the tensors of the problem, in order; ``centre`` are minimisers at their centres,
+    or near, rows × size, if these are known.
 
     Raises:
         SurefootError: if the gradient of ζ cannot be traced, or one of its operations has no rule.

@@ -211,11 +211,7 @@ def _doubled(
 def inverse_product(problem: Problem, beta: Tensor, tensors: Tensors, right: Tensor) -> Tensor:
     """The inverse Hessians at some rows times vectors, to nearly the precision of the element type.
 
-    Args:
-        problem: the inner problem.
-        beta: where, rows × size.
-        tensors: all others.
-        right: rows × size, or any number of such matrices stacked in front.
+    ``right`` has the shape of β, rows × size, or is any number of such matrices stacked in front.
 
     Raises:
         ImplicitError: if a Hessian has a direction of negative or no curvature.

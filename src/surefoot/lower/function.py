@@ -111,13 +111,9 @@ Objective = Callable[[Any], Tensor]
 class Function:
     """A captured graph in double precision as a map from a vector to the vector of all its outputs.
 
-    Batch statistics are computed and never stored, as a graph passes no running statistics.
-
-    Args:
-        graph: the model.
-        fixed: values of the leaves that do not vary, by name.
-        space: how the others lie in the vector.
-        objective: a map from the outputs (a tensor, or a tuple of several) to a number, or ``None``.
+    Batch statistics are computed and never stored, as a graph passes no running statistics. ``fixed`` are values
+    of the leaves that do not vary, by name; the objective maps the outputs, a tensor or a tuple of several, to a
+    number.
     """
 
     def __init__(
@@ -141,11 +137,7 @@ class Function:
 
 
 class Expansion:
-    """Value and derivatives of a function at a point.
-
-    Attributes:
-        value: the vector of outputs, detached.
-    """
+    """Value and derivatives of a function at a point."""
 
     def __init__(self, function: Function, point: Tensor) -> None:
         with torch.enable_grad():

@@ -194,11 +194,6 @@ class Reconstruction(Square):
 def encode_decode(encoder: nn.Module, decoder: nn.Module, x: Any) -> Chain:
     r"""The composition :math:`\psi^d \circ \psi^e` as one chain, from two models that need not know each other.
 
-    Args:
-        encoder: maps x to a code.
-        decoder: maps the code to a reconstruction.
-        x: a batch.
-
     Raises:
         CaptureError: if one of the two cannot be read.
         ChainError: if the decoder does not read what the encoder returns.

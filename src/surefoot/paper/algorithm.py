@@ -186,10 +186,6 @@ def around_point(
     :math:`\|b^0\|`, because
     :math:`b(x, u^* + v) = \beta(x,v) + \beta^u(v) + [\beta^x(x) + \beta(x,u^*)] + [b^0 + \beta^u(u^*)]`.
     The radii of the algorithm are then :math:`R_t'`.
-
-    Args:
-        computations: the layers.
-        centre_norms: :math:`\|u^*_t\|_2`, one for all or one per layer.
     """
     moved = []
     for computation, norm in zip(computations, radii_of(centre_norms, len(computations)), strict=True):

@@ -68,12 +68,8 @@ def composition(functions: Sequence[Smooth], radius: Number) -> Result:
         m_j = m_{a_j}(m_{j-1}), \quad \ell_j = \ell_{j-1}\,\ell_{a_j}(m_{j-1}), \quad
         L_j = L_{a_j}\ell_{j-1}^2 + L_{j-1}\,\ell_{a_j}(m_{j-1}), \qquad m_0 = R,\ \ell_0 = 1,\ L_0 = 0.
 
-    (The lemma prints :math:`m_{a_j}(m_{t-1})` and :math:`m_\tau`; the index j-1 and the last one, k, are
-    meant.)
-
-    Args:
-        functions: the constants of :math:`a_1, \dots, a_k`, first applied first.
-        radius: R.
+    The functions are given first applied first. (The lemma prints :math:`m_{a_j}(m_{t-1})` and :math:`m_\tau`; the
+    index j-1 and the last one, k, are meant.)
     """
     *_, last = compositions(functions, radius)
     return replace(last, flags=merge_flags(*(function.unsound for function in functions)))
@@ -96,10 +92,6 @@ def fix_parameters(computation: Computation, parameter_norm: Number) -> tuple[Sm
 
     :math:`b(\cdot, u)` is affine with :math:`\ell \le L_b\|u\| + l^x`, :math:`L = 0` and
     :math:`\|b(0,u)\| \le l^u\|u\| + \|b(0,0)\|`.
-
-    Args:
-        computation: the layer.
-        parameter_norm: :math:`\|u\|_2`.
     """
     biaffine = computation.biaffine
     slope = biaffine.smoothness * parameter_norm + biaffine.lipschitz_state
@@ -112,10 +104,6 @@ def smooth_state(functions: Sequence[Smooth], radius: Number) -> Result:
 
     It is Lemma nonlin_comp_bounds for :math:`a_t = \varphi_t(\cdot, u_t)`; a deep layer may be given by its
     pieces, see :func:`fix_parameters`.
-
-    Args:
-        functions: the constants of :math:`\varphi_1(\cdot,u_1), \dots, \varphi_\tau(\cdot,u_\tau)`.
-        radius: R, with :math:`\|x_0\| \le R`.
     """
     return composition(functions, radius)
 
@@ -217,10 +205,8 @@ def corollary_restricted(
             \min\{\ell_{\varphi_t}, L_{\varphi_t}(m_{t-1} + R_t) + \|\nabla\varphi_t(0,0)\|\}, \qquad
         m_t = \min\{m_{\varphi_t}, \tilde\ell_{\varphi_t}(m_{t-1} + R_t) + \|\varphi_t(0,0)\|\}.
 
-    Args:
-        computations: the constants of each :math:`\varphi_t` in both arguments jointly.
-        radii: :math:`R_t`, one for all or one per computation.
-        input_norm: :math:`m_0 = \|x_0\|`.
+    The radii are one for all or one per computation, the constants those in both arguments jointly, and
+    :math:`m_0` is the norm of the input.
     """
     bound = Magnitude.of(input_norm)
     restricted = []

@@ -98,11 +98,6 @@ class UnknownModel(ZooError, LookupError):
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """The sentence for a name that is not in a list: what was asked, the closest match, all that exists.
 
-    Args:
-        kind: what is named, for example ``"model"``.
-        name: the name that was asked for.
-        known: the names that exist.
-
     >>> unknown("activation", "softpuls", ["relu", "softplus"])
     "there is no activation 'softpuls': did you mean 'softplus'? Known: relu, softplus."
     >>> unknown("activation", "??", ["relu", "softplus"])
