@@ -163,7 +163,7 @@ class Cost:
         return "\n".join(
             [
                 f"Cost of a chain of {len(self.computations)} computations, in multiplications",
-                *table([_HEADER, *self._layer_rows(), self._total_row()], left=2),
+                *table([_HEADER, *self._layer_rows()], left=2),
                 "",
                 *table(self._pass_rows()),
                 "",
@@ -176,27 +176,14 @@ class Cost:
         )
 
     def _layer_rows(self) -> list[tuple[str, ...]]:
-        rows = []
-        for t, layer in enumerate(self.computations, start=1):
-            affine = layer.affine_parameters + layer.affine_state
-            numbers = (layer.parameters, layer.state_after, layer.bilinear, affine, layer.nonaffine, layer.forward)
-            rows.append((f"φ_{t}", _short(layer.label), *map(engineering, numbers)))
-        return rows
-
-    def _total_row(self) -> tuple[str, ...]:
-        def total(count: Callable[[ComputationCost], int]) -> str:
-            return engineering(sum(map(count, self.computations)))
-
-        return (
-            "",
-            "all",
-            total(lambda c: c.parameters),
-            total(lambda c: c.state_after),
-            total(lambda c: c.bilinear),
-            total(lambda c: c.affine_parameters + c.affine_state),
-            total(lambda c: c.nonaffine),
-            engineering(self.forward),
-        )
+        numbers = [
+            (c.parameters, c.state_after, c.bilinear, c.affine_parameters + c.affine_state, c.nonaffine, c.forward)
+            for c in self.computations
+        ]
+        heads = [(f"φ_{t}", _short(layer.label)) for t, layer in enumerate(self.computations, start=1)]
+        totals = [sum(column) for column in zip(*numbers, strict=True)] or [0] * 6
+        lines = zip([*heads, ("", "all")], [*numbers, totals], strict=True)
+        return [(*head, *map(engineering, line)) for head, line in lines]
 
     def _pass_rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("forward-backward", "backward", "both passes", "Q")]

@@ -62,8 +62,8 @@ class ResidualBlock(nn.Module):
         return self.activation(self.branch(x) + self.shortcut(x))
 
 
-class ResNet(nn.Module):
-    """Stem, four stages of residual blocks, mean over positions, linear ``classifier``."""
+class ResNet(nn.Sequential):
+    """Stem, four stages of residual blocks, mean over positions, linear ``classifier`` that returns logits."""
 
     def __init__(
         self,
@@ -101,10 +101,6 @@ class ResNet(nn.Module):
         self.pooling = nn.AdaptiveAvgPool2d(1)
         self.flatten = nn.Flatten()
         self.classifier = nn.Linear(inputs, num_classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images ``(batch, in_channels, height, width)`` to logits ``(batch, num_classes)``."""
-        return self.classifier(self.flatten(self.pooling(self.stages(self.stem(x)))))
 
 
 @register("resnet18", example=image_of_any_size, small=_SMALL, variants=_VARIANTS)
