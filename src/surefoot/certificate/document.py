@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,33 +155,16 @@ def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _written_row(row: Row) -> dict[str, Any]:
     sizes = {name: getattr(row, name) for name in (*_CONSTANTS, "slope", "curvature")}
-    return {
-        "module": row.module,
-        "operation": row.operation,
-        "shape": list(row.shape),
-        **{name: None if size is None else str(size) for name, size in sizes.items()},
-        "log2": {name: None if size is None else size.log2 for name, size in sizes.items()},
-        "share": row.share,
-        "epsilon": row.epsilon,
-        "bits_by_radius": row.bits_by_radius,
-        "bits_by_epsilon": row.bits_by_epsilon,
-    }
+    texts = {name: None if size is None else str(size) for name, size in sizes.items()}
+    log2 = {name: None if size is None else size.log2 for name, size in sizes.items()}
+    return {field.name: getattr(row, field.name) for field in fields(row)} | texts | {"log2": log2}
 
 
 def _read_row(content: Mapping[str, Any]) -> Row:
-    sizes: dict[str, Any] = {
-        name: None if log2 is None else _magnitude(log2) for name, log2 in content["log2"].items()
-    }
-    return Row(
-        module=content["module"],
-        operation=content["operation"],
-        shape=tuple(map(int, content["shape"])),
-        share=float(content["share"]),
-        epsilon=_number(content["epsilon"]),
-        bits_by_radius=float(content["bits_by_radius"]),
-        bits_by_epsilon=float(content["bits_by_epsilon"]),
-        **sizes,
-    )
+    sizes = {name: None if log2 is None else _magnitude(log2) for name, log2 in content["log2"].items()}
+    numbers = {name: _number(content[name]) for name in ("share", "epsilon", "bits_by_radius", "bits_by_epsilon")}
+    shape: Any = tuple(map(int, content["shape"]))
+    return Row(content["module"], content["operation"], shape, **sizes, **numbers)  # type: ignore[arg-type]
 
 
 def _read_estimate(content: Mapping[str, Any]) -> Estimate:

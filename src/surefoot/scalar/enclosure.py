@@ -36,6 +36,8 @@ from surefoot.scalar.tails import INFINITY, LENGTH, Scale, TailSeries, ball_of, 
 
 Interval: TypeAlias = tuple[Fraction | float, Fraction | float]  # the ends are exact; they may be infinite
 
+PRECISION = 80  # bits: enough for doubles after some cancellation
+FACTORIAL = [math.factorial(order) for order in range(LENGTH)]
 EXACT = 2000  # bits: sums and products of a few doubles are exact
 _NEAR = Fraction(1, 2**1200)  # closer than any two doubles: stands for one side of a point
 
@@ -211,10 +213,6 @@ def sides_at(function: ScalarFunction, point: float) -> tuple[tuple[Series, Seri
         second, right = evaluate(function, at, after(point))
         value = _value_at(function, Fraction(point))
         return (first, second), value, min(left, right, _agreement(first, second, value))
-
-
-PRECISION = 80  # bits: enough for doubles after some cancellation
-FACTORIAL = [math.factorial(order) for order in range(LENGTH)]
 
 
 class Cell:

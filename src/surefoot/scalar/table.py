@@ -50,6 +50,8 @@ HALF = 512  # cells of equal width on either side of 0
 PER_OCTAVE = 8  # cells in [2^n, 2^(n+1)] beyond them
 FARTHEST = 60  # the half lines begin at 2^60
 _UNIT = 2.0**-53
+_FAR = 1e100  # beyond every cell but the half lines; its square is finite
+FOLDS = {"absolute": torch.abs, "most": torch.positive, "least": torch.neg}
 _TINY = 1e-300
 
 
@@ -182,11 +184,6 @@ def _step(function: ScalarFunction) -> float:
                 sizes[index] = max(sizes[index], size if math.isfinite(size) else 0.0)
     scale = sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
     return 2.0 ** (max(-20, min(0, round(math.log2(scale)))) - 5)
-
-
-_FAR = 1e100  # beyond every cell but the half lines; its square is finite
-
-FOLDS = {"absolute": torch.abs, "most": torch.positive, "least": torch.neg}
 
 
 def sup_on(function: ScalarFunction, order: int, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
