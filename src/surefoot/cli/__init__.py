@@ -5,9 +5,9 @@
   tables, JSON, notes, progress.
 * ``certifying`` (one model or several), ``training``, ``stepping``, ``catalogue`` (rules, models, what is
   installed): what the commands do.
-* ``models``: a model by name, by import or from a file, and its weights; ``exported``: files of ``torch.export``,
-  read without running what may be hidden in them.
-* ``cases``: from options to a model, a batch, an objective and a domain; ``batches``: data as a model takes them.
+* ``models``: a model by name, by import or from a file, its weights, data as it takes them; ``exported``: files of
+  ``torch.export``, read without running what may be hidden in them.
+* ``cases``: from options to a model, a batch, an objective and a domain.
 """
 
 from __future__ import annotations

@@ -15,9 +15,18 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot import clustering, objectives
 from surefoot.cli import output
-from surefoot.cli.batches import real_dtype, refusal, sample_shape, scaled, suited, with_batch
 from surefoot.cli.guard import UsageError
-from surefoot.cli.models import Spec, build, load_weights
+from surefoot.cli.models import (
+    Spec,
+    build,
+    load_weights,
+    real_dtype,
+    refusal,
+    sample_shape,
+    scaled,
+    suited,
+    with_batch,
+)
 from surefoot.cli.options import Request, Start
 from surefoot.data import Dataset, load
 from surefoot.errors import CaptureError

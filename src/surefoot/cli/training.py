@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.cli import output
-from surefoot.cli.batches import in_evaluation, real_dtype, refusal
 from surefoot.cli.cases import Subject, trainable
 from surefoot.cli.guard import Outcome, UsageError
+from surefoot.cli.models import in_evaluation, real_dtype, refusal
 from surefoot.cli.options import Run, Start
 from surefoot.data import DataError, Dataset
 from surefoot.objectives import Objective
