@@ -22,6 +22,7 @@ _NAMES = {
     "certify": "surefoot.certifying",
     "cost": "surefoot.complexity",
     "estimate": "surefoot.lower",
+    "evaluate": "surefoot.valuation.interval",
     "register_rule": "surefoot.operations",
     "smooth": "surefoot.smoothing",
 }
@@ -55,11 +56,12 @@ if TYPE_CHECKING:
     from surefoot.operations import register_rule
     from surefoot.optim import CertifiedDescent
     from surefoot.smoothing import smooth
+    from surefoot.valuation.interval import evaluate
 
 __all__ = [
     "Ball", "Certificate", "CertifiedDescent", "Chain", "CrossEntropy", "Magnitude", "ProductBall", "Ridge",
-    "Segment", "Square", "certify", "clustering", "cost", "data", "errors", "estimate", "graph", "implicit",
-    "objectives", "operations", "optim", "oracles", "paper", "register_rule", "smooth", "zoo",
+    "Segment", "Square", "certify", "clustering", "cost", "data", "errors", "estimate", "evaluate", "graph",
+    "implicit", "objectives", "operations", "optim", "oracles", "paper", "register_rule", "smooth", "zoo",
 ]  # fmt: skip
 
 
