@@ -19,6 +19,9 @@ from torch import Tensor, fx
 from surefoot.enclosure import Spec
 from surefoot.torch_private import schema_of
 
+PREFIX = "model"  # the name under which the traced module holds the user's
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True)
 class Ref:
@@ -187,9 +190,6 @@ def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
         return ("self", "index")
 
 
-PREFIX = "model"  # the name under which the traced module holds the user's
-
-
 def module_path(node: fx.Node) -> str:
     """The path of the innermost module that called the operation; ``""`` is the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
@@ -214,9 +214,6 @@ def fresh(name: str, taken: set[str]) -> str:
         candidate, k = f"{name}_{k}", k + 1
     taken.add(candidate)
     return candidate
-
-
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def run_widened(node: Node, values: Mapping[str, Any], formula: Callable[..., Any] | None = None) -> Any:

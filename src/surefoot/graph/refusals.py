@@ -25,7 +25,10 @@ from surefoot.graph.structure import Graph, outputs_of
 from surefoot.graph.trace import PURE
 from surefoot.torch_private import HigherOrderOperator, pre_hooks_of, schema_of
 
-ONE_FUNCTION = "a certificate covers one function."
+NOT_RANDOM = (
+    "Call model.eval() if that stops it, or pass the random numbers as an input: a certificate covers one "
+    "function."
+)
 _NO_STEP = "Its gradient would not be the derivative of the function, so no step along it could be guaranteed: "
 
 
@@ -232,9 +235,6 @@ def _computed_by_hook(module: nn.Module, attribute: str) -> bool:
     return any(
         isinstance(hook, WeightNorm | SpectralNorm) and hook.name == attribute for hook in pre_hooks_of(module)
     )
-
-
-NOT_RANDOM = f"Call model.eval() if that stops it, or pass the random numbers as an input: {ONE_FUNCTION}"
 
 
 def refuse_unfaithful(graph: Graph) -> None:

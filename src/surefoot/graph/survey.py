@@ -35,6 +35,24 @@ from torch import Tensor, nn
 
 from surefoot.torch_private import STANDARD_TABLES, TABLES, OpOverload, OpOverloadPacket, global_hooks, writes_of
 
+Generator = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
+_LIMIT = 200_000  # objects; beyond, describing the model costs more than capturing it again
+_LARGEST_COMPARED = 1_000_000  # entries of a tensor that is compared by value
+_NUMBERS = {int, float, bool}
+_VALUES = {int, bool, str, bytes, complex, type(None), type(...)}
+_IMMUTABLE = (
+    slice | range | int | str | bytes | complex | torch.dtype | torch.device | torch.layout | torch.memory_format
+)
+_CONTAINERS = {dict, OrderedDict, list, set}
+_MAPPINGS = dict | types.MappingProxyType
+_FIXED = tuple | frozenset | types.MappingProxyType
+_OPAQUE = (
+    types.ModuleType, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
+    types.MemberDescriptorType, types.CodeType, OpOverload, OpOverloadPacket,
+    logging.Logger, re.Pattern, type(threading.Lock()), type(threading.RLock()),
+)  # fmt: skip
+
 
 class Same:
     """Equal to another one if both stand for one object that is still alive.
@@ -122,9 +140,6 @@ def tensor_digest(value: Tensor) -> bytes:
     return digest(flat.view(torch.uint8).numpy().tobytes())
 
 
-Generator = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
-
-
 def state_of(generator: Generator) -> Any:
     """The state of a generator, to compare with :func:`same_state` or to give to :func:`set_state`."""
     if isinstance(generator, random.Random):
@@ -136,24 +151,6 @@ def state_of(generator: Generator) -> Any:
         if isinstance(generator, np.random.RandomState)
         else generator.get_state()
     )
-
-
-_LIMIT = 200_000  # objects; beyond, describing the model costs more than capturing it again
-_LARGEST_COMPARED = 1_000_000  # entries of a tensor that is compared by value
-_NUMBERS = {int, float, bool}
-_VALUES = {int, bool, str, bytes, complex, type(None), type(...)}
-_IMMUTABLE = (
-    slice | range | int | str | bytes | complex | torch.dtype | torch.device | torch.layout | torch.memory_format
-)
-_CONTAINERS = {dict, OrderedDict, list, set}
-_MAPPINGS = dict | types.MappingProxyType
-_FIXED = tuple | frozenset | types.MappingProxyType
-_OPAQUE = (
-    types.ModuleType, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType,
-    types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
-    types.MemberDescriptorType, types.CodeType, OpOverload, OpOverloadPacket,
-    logging.Logger, re.Pattern, type(threading.Lock()), type(threading.RLock()),
-)  # fmt: skip
 
 
 class Holder(NamedTuple):
