@@ -101,7 +101,7 @@ class StreamedValuer:
         batches = samples = seen = 0
         bounded = True
         for batches, (x, y) in enumerate(self._batches(), start=1):
-            seen += sum(map(_digest, (*_tensors(x), y)))
+            seen = (seen + sum(map(_digest, (*_tensors(x), y)))) % 2**64  # sums of words wrap around
             samples += len(y)
             if _class_weight(self.objective, y) == 0:
                 continue
