@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 Series = Sequence[Tensor | None]
@@ -50,11 +51,14 @@ def _product(a: dict[int, Tensor], b: dict[int, Tensor], highest: int) -> dict[i
     return product
 
 
-def shifted(coefficients: Series, length: float) -> list[Tensor | None]:
+def shifted(
+    coefficients: Series, length: float, least: Sequence[Tensor | float] | None = None
+) -> list[Tensor | None]:
     r"""Bounds of the Taylor coefficients of a polynomial at any point of the segment.
 
     :math:`p(\eta + t) = \sum_i t^i \sum_{q\ge i}\binom qi p_q\eta^{q-i}`, so the i-th is at most
-    :math:`\sum_q\binom qi|p_q|\bar\eta^{q-i}` in absolute value; with i = 0 and q ≥ 1 it is how far it moves.
+    :math:`\sum_q\binom qi|p_q|\bar\eta^{q-i}` in absolute value; with i = 0 and q ≥ 1 it is how far it moves. The
+    numbers ``least``, columns or one for all entries, are added to those that are not zero.
     """
     absolute = [None if j == 0 or c is None else c.abs() for j, c in enumerate(coefficients)]
     result: list[Tensor | None] = []
@@ -64,6 +68,9 @@ def shifted(coefficients: Series, length: float) -> list[Tensor | None]:
             part = absolute[q]
             if part is not None:
                 weight = math.comb(q, i) * reach(length, q - i)
-                total = part * weight if total is None else total.add(part, alpha=weight)
+                if total is None and least is not None:
+                    total = torch.add(torch.as_tensor(least[i]).to(part), part, alpha=weight)
+                else:
+                    total = part * weight if total is None else total.add(part, alpha=weight)
         result.append(total)
     return result

@@ -2,6 +2,7 @@ r"""A function of a model's parameters along segments from its present weights."
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,8 @@ from surefoot.calculus.segment.majorant import Majorant, majorant
 from surefoot.calculus.segment.walk import expand, leaf_models
 from surefoot.domains import DomainError
 from surefoot.operations.moving import Norms
-from surefoot.taylor.model import TaylorModel
+from surefoot.taylor.model import TaylorModel, rounded_up
+from surefoot.taylor.series import reach
 
 _TRIALS = 40  # reductions of a segment before giving up
 
@@ -45,7 +47,7 @@ class Along:
         """The outputs along a direction, by parameter path.
 
         Raises:
-            DomainError: if the direction does not fit the parameters.
+            DomainError: if the direction does not fit the parameters, or the length is not finite.
         """
         return _expand(self.analysis, direction, length, order)
 
@@ -98,8 +100,16 @@ class Along:
 def _expand(
     analysis: Analysis, direction: Mapping[str, Tensor], length: float, order: int
 ) -> tuple[TaylorModel, ...]:
+    """The outputs, by way of a segment of a length from 1 to 2: the direction is multiplied by a power of two.
+
+    That is exact, but for entries that underflow; see :mod:`surefoot.taylor.model` for why these do not count.
+    """
+    length = float(length)
+    if not 0 <= length < math.inf:
+        raise DomainError(f"the length of a segment is a finite number ≥ 0, got {length}")
     graph, values = analysis.reading.graph, analysis.values
     names = {leaf.path: leaf.name for leaf in graph.parameters}
+    exponent = math.frexp(length)[1] - 1
     moves = {}
     for path, move in direction.items():
         name = names.get(graph.aliases.get(path, path))
@@ -111,6 +121,32 @@ def _expand(
             )
         if not bool(torch.isfinite(move).all()):
             raise DomainError(f"the direction of '{path}' is not finite")
-        moves[name] = move
-    leaves = leaf_models(analysis.reading.prepared, values, moves, float(length))
-    return expand(analysis.reading.prepared, leaves, order, analysis.reading.norms)
+        moves[name] = _times_power(move.double(), exponent)
+    leaves = leaf_models(analysis.reading.prepared, values, moves, math.ldexp(length, -exponent))
+    outputs = expand(analysis.reading.prepared, leaves, order, analysis.reading.norms)
+    return tuple(_unscaled(model, length, exponent) for model in outputs)
+
+
+def _unscaled(model: TaylorModel, length: float, exponent: int) -> TaylorModel:
+    r"""The model of a function of :math:`2^{-k}\eta` as one of :math:`\eta`.
+
+    A coefficient that underflows loses at most :math:`2^{-1022}\sqrt n`, and :math:`\bar\eta^{j-2}` times that counts
+    as an error of second order.
+    """
+    coefficients = tuple(
+        None if c is None else _times_power(c, -j * exponent) for j, c in enumerate(model.coefficients)
+    )
+    if model.tail is None:
+        return TaylorModel(coefficients, length, None, model.rowwise)
+    degrees = zip((model.order, 0, 1, 2), model.tail.split(1, dim=1), strict=True)
+    tail = torch.cat([_times_power(bound, -degree * exponent) for degree, bound in degrees], dim=1)
+    tail[:, 3] += 2.0**-900 * sum(reach(length, j) for j in range(model.order - 2))
+    return TaylorModel(coefficients, length, rounded_up(tail), model.rowwise)
+
+
+def _times_power(x: Tensor, exponent: int) -> Tensor:
+    """x times a power of two, which alone may be out of range; exact up to underflow."""
+    while exponent:
+        part = max(-1000, min(1000, exponent))
+        x, exponent = x * 2.0**part, exponent - part
+    return x

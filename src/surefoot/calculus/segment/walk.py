@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from surefoot.calculus.segment.fallback import by_rule
+from surefoot.calculus.segment.fallback import by_rule, constant_error
+from surefoot.errors import UnsupportedOperation
 from surefoot.graph.evaluate import in_double
 from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
 from surefoot.operations.evaluation import value_of
 from surefoot.operations.moving import Moving, Norms
-from surefoot.operations.record import record_of
+from surefoot.operations.record import Form, record_of
 from surefoot.taylor.model import TaylorModel
 
 
@@ -54,14 +56,31 @@ def _apply(
 ) -> TaylorModel:
     arguments = {name: models[name] for name in node.inputs}
     if all(model.is_constant for model in arguments.values()):
-        value = value_of(node, {name: model.value for name, model in arguments.items()})
+        values = {name: model.value for name, model in arguments.items()}
+        value = value_of(node, values)
         rows = any(model.rowwise for model in arguments.values()) and _has_rows(value, arguments)
-        return TaylorModel((value,), length, rowwise=rows)
+        return _constant(graph, node, values, TaylorModel((value,), length, rowwise=rows), order)
     known = min([order, *(model.order for model in arguments.values() if model.tail is not None)])
     slots = {slot: arguments[ref.name] for slot, ref in node.arguments.items() if isinstance(ref, Ref)}
     taylor = record_of(node).taylor
     model = None if taylor is None else taylor(Moving(node, slots, known, norms))
     return by_rule(graph, node, arguments, known) if model is None else model
+
+
+def _constant(
+    graph: Graph, node: Node, values: Mapping[str, Tensor], model: TaylorModel, order: int
+) -> TaylorModel:
+    """What is computed from constants, with its round-off; without, where no rule says what that is."""
+    value = model.value
+    exact = not isinstance(value, Tensor) or not value.is_floating_point() or record_of(node).bounds is None
+    if exact or record_of(node).form_of(node) is Form.LAYOUT:
+        return model
+    try:
+        error = constant_error(graph, node, values, value)
+    except UnsupportedOperation:
+        return model
+    tail = value.new_tensor([[0.0, error, 0.0, 0.0]])
+    return replace(model.padded(order), tail=tail) if error else model
 
 
 def _is_finite(model: TaylorModel) -> bool:
