@@ -11,7 +11,8 @@ Errors pass on likewise (:func:`surefoot.taylor.model.passed_on`): :math:`\beta(
 \beta(x - \hat x, w) + \beta(\hat x, w - \hat w)`, and :math:`\beta(\cdot, w(\eta))` turns by C times the speed of
 w and bends by C times how fast that changes, and so for x.
 
-A row of a product of k terms per entry has a round-off of at most :math:`k u\,\||x||w|\| \le k u\,C\|x\|\|w\|_F`.
+A row of a product of k terms per entry has a round-off of at most :math:`k u\,\||x||w|\| \le k u\,C\|x\|\|w\|_F`,
+and a coefficient is a sum of at most m of them and the shift.
 With :math:`S_0`, :math:`S_1`, :math:`S_2` bounds of :math:`\|x\|`, :math:`\sum_{a\ge1}\|x_a\|\bar\eta^{a-1}` and
 :math:`\sum_{a\ge2}\|x_a\|\bar\eta^{a-2}`, and with :math:`T_0`, :math:`T_1`, :math:`T_2` those of w, the errors of
 :math:`z_0`, of :math:`z_1` and of all others, divided by :math:`\eta^2`, are this for :math:`S_0T_0`, :math:`S_0T_1 +
@@ -65,7 +66,7 @@ def along_segment(moving: Moving, data: Slot, weights: Slot, shift: Slot) -> Tay
         copies = math.sqrt(max(1.0, node.numel / rows / max(1, bias.value.numel())))
         bias = bias.merged()
         size = size + torch.cat(sizes_of(bias), dim=1) * copies
-    errors = size * ((gain.reduction + 8) * UNIT * (order + 1))
+    errors = size * ((gain.reduction + order + 8) * UNIT)
     own = torch.cat([excess.expand(len(errors), 1), errors], dim=1)
     gains = (norm, *factors[1:]), [gain.constant * size for size in data], (copies, 0.0, 0.0)
     for model, (factor, turn, bend) in zip((x, w, bias), gains, strict=True):

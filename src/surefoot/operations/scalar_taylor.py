@@ -14,14 +14,15 @@ two, along :math:`p + s(E_0 + \eta E_1)`, the derivative of the j-th in s is the
 :math:`a'(q_s)(E_0 + \eta E_1)`. That of :math:`\eta^i` in :math:`a'(q_s)` is at most the coefficient :math:`B_i` of
 :math:`t^i` in :math:`\sum_k(k+1)A_{k+1}(\sum_jP_jt^j)^k`. So the first coefficient is off by :math:`B_0e_0`, the
 second by :math:`B_0e_1 + B_1e_0` and the others, divided by :math:`\eta^2`, by :math:`\sum_{2\le
-j<m}(B_je_0 + B_{j-1}e_1)\bar\eta^{j-2}`. For :math:`B_i` the largest entries of :math:`A_k` and the norms of the
-coefficients of a row are enough.
+j<m}(B_je_0 + B_{j-1}e_1)\bar\eta^{j-2}`. For :math:`B_i` the largest entries of :math:`A_k` and :math:`P_j` in a row
+are enough.
 
 *Round-off.* The Taylor coefficients :math:`a_i` of a at :math:`p_0` are computed with proved errors
 (:func:`surefoot.scalar.rounded_derivatives`). Those of :math:`a\circ p` are :math:`\sum_ia_i[q^i]_j` with
-:math:`q = p - p_0`, sums of fewer than :math:`2^7` products of at most 6 factors each, so with :math:`f_i` the error
-of :math:`a_i` plus :math:`\gamma(|a_i| + \text{that error})`, :math:`\gamma = 2^{-44}` being more than
-:math:`\gamma_{2^7+6}`, the j-th is off by at most :math:`\sum_{i\ge1}f_i[|q|^i]_j`: the second by
+:math:`q = p - p_0` and :math:`i \le j \le 4`. A power is the one before times q, sums of at most 4 products, so with
+at most :math:`3\cdot5` roundings, and 5 more follow. So with :math:`f_i` the error of :math:`a_i` plus
+:math:`\gamma(|a_i| + \text{that error})`, :math:`\gamma = 2^{-48}` being more than :math:`\gamma_{20}`, the j-th is off
+by at most :math:`\sum_{i\ge1}f_i[|q|^i]_j`: the second by
 :math:`f_1P_1`, and, as :math:`\sum_{j\ge1}|p_j|\bar\eta^{j-1} \le P_1` and :math:`\sum_{j\ge2}|p_j|\bar\eta^{j-2}
 \le P_2`, all the others together, divided by :math:`\eta^2`, by :math:`f_1P_2 + P_1^2\sum_{i\ge2}f_i\rho^{i-2}`
 with :math:`\rho` the move.
@@ -42,7 +43,7 @@ from surefoot.taylor.model import FLOOR, Coefficients, TaylorModel, passed_on, r
 from surefoot.taylor.series import Series, compose, shifted
 
 _PART = 2**14  # entries at a time: all intermediate results fit into the cache
-_EVALUATION = 2.0**-44  # relative error of composing two polynomials
+_EVALUATION = 2.0**-48  # relative error of composing two polynomials
 
 
 def scalar_along(moving: Moving) -> TaylorModel:
@@ -61,16 +62,14 @@ def composed(function: ScalarFunction, x: TaylorModel) -> TaylorModel:
     rows = value.shape[0] if x.rowwise else 1
     flat = [None if c is None else c.reshape(rows, -1) for c in x.coefficients]
     width = max(1, value.numel() // rows)
-    sizes = [None if size is None else size.expand(rows, 1) for size in x.norms]
     tail = beyond = None
     if x.tail is not None:
         tail, beyond = x.tail.expand(rows, 4), x.reach_of_tail.expand(rows, 1)
     parts = []
     for start in range(0, rows, max(1, _PART // width)):
         here = slice(start, start + max(1, _PART // width))
-        pieces = [[None if c is None else c[here] for c in series] for series in (flat, sizes)]
         errors = None if tail is None or beyond is None else (tail[here], beyond[here])
-        parts.append(_part(function, pieces[0], pieces[1], errors, x.length))
+        parts.append(_part(function, [None if c is None else c[here] for c in flat], errors, x.length))
     coefficients = tuple(
         None if column[0] is None else torch.cat(column).reshape(value.shape)
         for column in zip(*(part[0] for part in parts), strict=True)
@@ -79,9 +78,9 @@ def composed(function: ScalarFunction, x: TaylorModel) -> TaylorModel:
 
 
 def _part(
-    function: ScalarFunction, p: Series, sizes: Series, errors: tuple[Tensor, Tensor] | None, length: float
+    function: ScalarFunction, p: Series, errors: tuple[Tensor, Tensor] | None, length: float
 ) -> tuple[Coefficients, Tensor]:
-    """Coefficients and tail of some rows, from the norms of their coefficients, their tail and its reach."""
+    """Coefficients and tail of some rows, from their coefficients, their tail and its reach."""
     centre, order = p[0], len(p)
     assert centre is not None
     taylor = rounded_derivatives(function, Rounded.exact(centre), order)
@@ -103,30 +102,19 @@ def _part(
     norms = [torch.linalg.vector_norm(column, dim=1, keepdim=True) for column in columns]
     own = torch.cat([*norms, *[torch.zeros_like(norms[0])] * (4 - len(norms))], dim=1)
     if errors is not None:
-        own = own + _errors(function, taylor, bounds, p, sizes, errors, move, length)
+        (tail, beyond), largest = errors, [bound.amax(dim=1, keepdim=True) for bound in bounds]
+        gain = _steepest(function, taylor, centre, move, beyond, largest[0])
+        own = own + passed_on(tail, gain, *_turns(largest, moves, length))
     return (taylor[0].value, *compose([c.value for c in taylor], p, 1, order - 1)), own
 
 
-def _errors(
-    function: ScalarFunction,
-    taylor: list[Rounded],
-    bounds: list[Tensor],
-    p: Series,
-    sizes: Series,
-    errors: tuple[Tensor, Tensor],
-    move: Tensor,
-    length: float,
-) -> Tensor:
-    """What rest and errors of the argument become."""
-    (tail, beyond), centre, order = errors, p[0], len(p)
-    assert centre is not None
-    largest = [bound.amax(dim=1, keepdim=True) for bound in bounds]
-    first = FLOOR if sizes[1] is None else sizes[1]
-    inner = [None, first + tail[:, 2:3], *sizes[2:]]
-    turned = compose([k * bound for k, bound in enumerate(largest, start=1)], inner, 1, order - 1)
-    bend = _polynomial([torch.zeros_like(beyond) if b is None else b for b in turned[1:]], length)
-    turn = bend * length if turned[0] is None else turned[0] + bend * length
-    return passed_on(tail, _steepest(function, taylor, centre, move, beyond, largest[0]), turn, bend)
+def _turns(largest: list[Tensor], moves: Series, length: float) -> tuple[Tensor | float, Tensor | float]:
+    r""":math:`\sum_{1\le j<m}B_j\bar\eta^{j-1}` and :math:`\sum_{2\le j<m}B_j\bar\eta^{j-2}`."""
+    inner = [None if move is None else move.amax(dim=1, keepdim=True) for move in moves[1:]]
+    slopes = [k * bound for k, bound in enumerate(largest, start=1)]
+    first, *others = compose(slopes, [None, *inner], 1, len(moves) - 1)
+    bend = _polynomial([torch.zeros_like(largest[0]) if b is None else b for b in others], length)
+    return (bend * length if first is None else first + bend * length), bend
 
 
 def _steepest(

@@ -25,9 +25,9 @@ below 2⁻³⁰; :func:`rounded_up` adds 2⁻²⁶. Norms of coefficients count 
 squares that underflow in them lose. So no product of up to five of them underflows before the last factor, and
 what that one loses, at most 2⁻¹⁰²² for each of the terms, is in the 2⁻⁹⁰⁰ that :func:`rounded_up` adds. The same
 holds for entries of coefficients, sums of fewer than 2⁶⁰ products: where a partial product underflows, the rest
-of the round-off bound, relative to these norms by 2⁻⁵³ or more, is larger than what was lost. Segments are
-scaled by a power of two so that :math:`1 \le \bar\eta < 2` (:mod:`surefoot.calculus.segment.along`), so powers of
-the length do no harm.
+of the round-off bound, relative to these norms by 2⁻⁵³ or more, is larger than what was lost. Segments whose
+length is not between 2⁻⁵⁰ and 2⁵⁰ are scaled by a power of two (:mod:`surefoot.calculus.segment.along`), so that
+powers of the length do no harm.
 """
 
 from __future__ import annotations

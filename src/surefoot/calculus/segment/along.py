@@ -17,6 +17,7 @@ from surefoot.operations.moving import Norms
 from surefoot.taylor.model import TaylorModel, rounded_up
 from surefoot.taylor.series import reach
 
+_EXTREME = 50  # lengths between 2^-50 and 2^50 are taken as they are
 _TRIALS = 40  # reductions of a segment before giving up
 
 
@@ -100,7 +101,7 @@ class Along:
 def _expand(
     analysis: Analysis, direction: Mapping[str, Tensor], length: float, order: int
 ) -> tuple[TaylorModel, ...]:
-    """The outputs, by way of a segment of a length from 1 to 2: the direction is multiplied by a power of two.
+    """The outputs, for extreme lengths by way of one from 1 to 2: the direction is multiplied by a power of two.
 
     That is exact, but for entries that underflow; see :mod:`surefoot.taylor.model` for why these do not count.
     """
@@ -109,7 +110,7 @@ def _expand(
         raise DomainError(f"the length of a segment is a finite number ≥ 0, got {length}")
     graph, values = analysis.reading.graph, analysis.values
     names = {leaf.path: leaf.name for leaf in graph.parameters}
-    exponent = math.frexp(length)[1] - 1
+    exponent = 0 if 2.0**-_EXTREME <= length <= 2.0**_EXTREME else math.frexp(length)[1] - 1
     moves = {}
     for path, move in direction.items():
         name = names.get(graph.aliases.get(path, path))
@@ -124,6 +125,8 @@ def _expand(
         moves[name] = _times_power(move.double(), exponent)
     leaves = leaf_models(analysis.reading.prepared, values, moves, math.ldexp(length, -exponent))
     outputs = expand(analysis.reading.prepared, leaves, order, analysis.reading.norms)
+    if not exponent:
+        return outputs
     return tuple(_unscaled(model, length, exponent) for model in outputs)
 
 

@@ -15,7 +15,7 @@ and what is computed is off by :math:`\sum_iJ_ie_{i,0}` in the value and by :mat
 row by row if the operation is row-wise.
 
 *Round-off* of the value is that of :mod:`surefoot.operations.evaluation`. That of a derivative
-:math:`Df(x_0)[x_j]` is taken to be :math:`(k + 16)^2u` times :math:`\|z_j\| + \sum_iJ_i\|x_{i,j}\| +
+:math:`Df(x_0)[x_j]` is taken to be :math:`2(k + 16)^2u` times :math:`\|z_j\| + \sum_iJ_i\|x_{i,j}\| +
 \sum_{il}C_{il}\|x_{i,0}\|\|x_{l,j}\|`: sums of products of the :math:`x_{i,j}` with entries of the Jacobian, as of the
 value; where these are themselves sums of products, relative perturbations inside count with the curvature. That
 is the assumption of :mod:`surefoot.calculus.adjoint.costates`.
@@ -100,7 +100,7 @@ def _tail(
                 slope = slope + (moving[one].errors[:, :1] * bend) * _speed(moving[other])
                 norms = _size(moving[one].coefficients, 0), _size(moving[other].coefficients, 1)
                 sizes[0] += norms[0] * norms[1] * bend
-    relative = (bounds.reduction + 16.0) ** 2 * UNIT * (len(coefficients) + 1)
+    relative = (bounds.reduction + 16.0) ** 2 * (2 * UNIT)
     own = tail.new_tensor([[rounding, *(size * relative for size in sizes)]])
     rest, slope = torch.broadcast_tensors(rest, slope)
     more = torch.cat([rest, own[:, :1].expand_as(rest), slope + own[:, 1:2], own[:, 2:].expand_as(rest)], dim=1)

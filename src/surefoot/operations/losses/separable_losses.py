@@ -40,8 +40,6 @@ from surefoot.scalar.bounds import HIGHEST_ORDER
 from surefoot.taylor.model import FLOOR, TaylorModel, passed_on, row_norms
 from surefoot.taylor.series import compose, shifted
 
-_EVALUATION = 2.0**-44  # relative error of sums of products, to the sum of the absolute values of their terms
-
 
 class Separable:
     """A loss in this form: its bounds, its Taylor rule and the factor of its Hessian."""
@@ -178,7 +176,7 @@ class Separable:
             bends = [
                 times(form.weight * form.sign.abs() ** i, i * suprema[i]) if i <= order else nothing for i in (2, 3)
             ]
-        roundings = max(_EVALUATION, (sum(x[0].shape) + 64) * 2 * UNIT)
+        roundings = (sum(x[0].shape) + 64) * 2 * UNIT
         errors = [(size * roundings + error).sum(dim=1) for size, error in zip(sizes, wrong, strict=True)]
         errors += [nothing.sum(dim=1)] * (3 - len(errors))
         tail = torch.stack([rest.sum(dim=1), *errors], dim=1)

@@ -62,7 +62,8 @@ def taylor(moving: Moving) -> TaylorModel | None:
     errors = torch.cat(product(sizes, sizes), dim=1) * ((sum(flat[0].shape) + 16) * 2.0**-53)
     tail = torch.cat([rest, errors], dim=1)
     if outputs.tail is not None:
-        tail = tail + passed_on(outputs.tail, *sizes)
+        gain = start + outputs.polynomial_move + 0.5 * outputs.reach_of_tail
+        tail = tail + passed_on(outputs.tail, gain, *sizes[1:])
     factor = _factor(outputs.value.shape, **moving.node.kwargs)
     return weighted_sum(products[:order], tail, length, torch.full_like(start, factor))
 
