@@ -58,7 +58,7 @@ def along_segment(moving: Moving, data: Slot, weights: Slot, shift: Slot) -> Tay
     norm = at_start + gain.constant * float(w.move)
     coefficients = _coefficients(node, slots, x, w, bias, order)
     excess = _excess(x, w, order, gain.constant)
-    data, factors = sizes_of(x), [gain.constant * size for size in sizes_of(w)]
+    data, factors = sizes_of(x), [gain.constant * float(size) for size in sizes_of(w)]
     size = torch.cat(product(data, factors), dim=1)
     copies = 1.0
     if bias is not None:
@@ -81,7 +81,7 @@ def sizes_of(model: TaylorModel) -> list[Tensor]:
     return [model.sizes, model.speed, model.turn]
 
 
-def product(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
+def product(first: Sequence[Tensor], second: Sequence[Any]) -> list[Tensor]:
     """Such bounds of a product: of a value, a slope and the rest, as of power series."""
     (a, b, c), (d, e, f) = first, second
     return [a * d, a * e + b * d, a * f + b * e + c * d]

@@ -32,6 +32,7 @@ powers of the length do no harm.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -187,6 +188,11 @@ def row_norms(value: Tensor, rowwise: bool) -> Tensor:
     """Norms of the rows as a column, or of the whole as a number in a column."""
     flat = value.reshape(value.shape[0] if rowwise else 1, -1)
     return torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether all entries are; their sum, which is quickly computed, says so unless it overflows itself."""
+    return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())
 
 
 def rounded_up(bound: Tensor) -> Tensor:

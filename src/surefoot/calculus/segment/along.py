@@ -14,7 +14,7 @@ from surefoot.calculus.segment.majorant import Majorant, majorant
 from surefoot.calculus.segment.walk import expand, leaf_models
 from surefoot.domains import DomainError
 from surefoot.operations.moving import Norms
-from surefoot.taylor.model import TaylorModel, rounded_up
+from surefoot.taylor.model import TaylorModel, is_finite, rounded_up
 from surefoot.taylor.series import reach
 
 _EXTREME = 50  # lengths between 2^-50 and 2^50 are taken as they are
@@ -120,7 +120,7 @@ def _expand(
             raise DomainError(
                 f"the direction of '{path}' has shape {tuple(move.shape)}, not {tuple(values[name].shape)}"
             )
-        if not bool(torch.isfinite(move).all()):
+        if not is_finite(move):
             raise DomainError(f"the direction of '{path}' is not finite")
         moves[name] = _times_power(move.double(), exponent)
     leaves = leaf_models(analysis.reading.prepared, values, moves, math.ldexp(length, -exponent))

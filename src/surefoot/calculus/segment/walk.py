@@ -15,7 +15,7 @@ from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
 from surefoot.operations.evaluation import value_of
 from surefoot.operations.moving import Moving, Norms
 from surefoot.operations.record import Form, record_of
-from surefoot.taylor.model import TaylorModel
+from surefoot.taylor.model import TaylorModel, is_finite
 
 
 def leaf_models(
@@ -84,7 +84,7 @@ def _constant(
 
 
 def _is_finite(model: TaylorModel) -> bool:
-    return model.is_constant or all(bool(torch.isfinite(c).all()) for c in model.coefficients if c is not None)
+    return model.is_constant or all(is_finite(c) for c in model.coefficients if c is not None)
 
 
 def _unknown(spec: Spec | tuple[Spec, ...], length: float, order: int) -> TaylorModel:
