@@ -25,6 +25,7 @@ from surefoot.optim.stored import Proposal, Tensors, flat_product, norm_of, prom
 
 Mode = Literal["segment", "ball", "blocks"]
 
+_LONGEST = 2.0**1000  # no segment is longer
 _START = 1e-3  # first length, relative to the parameters over the direction, where nothing better is known
 
 
@@ -45,9 +46,9 @@ class CertifiedDescent(GuaranteedOptimizer):
     The promise is about the objective of the batch it was given, in exact arithmetic, between the weights as they
     were and the new ones as they are stored, rounded to their type (:mod:`surefoot.optim.stored`). Along a segment
     of a model that is not in double precision, the step :math:`\eta d` is rounded to a move :math:`v'`, and the
-    bound along :math:`v'` itself, from 0 to 1, is what promises; in double precision rounding moves each weight by
-    a part of 1e-16, which the promise leaves out. A step whose promise is not positive is not taken, and the
-    record says why. With mini-batches every step descends on its own batch; for the objective of all data nothing
+    bound along :math:`v'` itself, from 0 to 1, is what promises; in double precision the rounding counts as an
+    error of the direction (:func:`surefoot.calculus.segment.walk.leaf_models`). A step whose promise is not
+    positive is not taken, and the record says why. With mini-batches every step descends on its own batch; for the objective of all data nothing
     is proved.
 
     What is kept from step to step is checked against the live model and made anew if the model was changed.
@@ -138,10 +139,10 @@ class CertifiedDescent(GuaranteedOptimizer):
         bound = self._certified(along, direction)
         self.check_value(bound.value, loss)
         step = bound.step
-        self._reach = step * (GROWTH if step >= 0.99 * bound.length else ROOM)
+        self._reach = min(step * (GROWTH if step >= 0.99 * bound.length else ROOM), _LONGEST)
         self._last = ({name: g.clone() for name, g in gradient.items()}, direction)
         after, move = stored(self.trainable, {name: step * d for name, d in direction.items()})
-        if self._is_double:
+        if self._is_double and step >= bound.length / 8:
             promise, radius = bound.decrease(step), bound.length * norm_of(direction)
         else:
             bound, radius = along.majorant(move, 1.0, self.order), norm_of(move)
@@ -155,7 +156,7 @@ class CertifiedDescent(GuaranteedOptimizer):
         if self._along is None or self._along[0] != key:
             if self._along is not None and self._along[0][1] is not graph:
                 self._norms = Norms()  # they are known by the names of operations
-            self._along = key, Along(self.model, x, self.objective.bound_to(y), self._norms)
+            self._along = key, Along(self.model, x, self.objective.bound_to(y), self._norms, stored=self._is_double)
         return self._along[1]
 
     def _next_direction(self, gradient: Tensors) -> Tensors:
@@ -184,10 +185,10 @@ class CertifiedDescent(GuaranteedOptimizer):
         lowest.
         """
         size = norm_of({name: parameter.detach() for name, parameter in self.trainable.items()})
-        length = _START * (size or 1.0) / norm_of(direction)
+        length = min(_START * (size or 1.0) / norm_of(direction), _LONGEST)
         bound = along.majorant(direction, length, max(self.order, 3))
         curvature = bound.curvature_at_start
-        return -bound.slope / curvature if curvature > 0 and bound.slope < 0 else length
+        return min(-bound.slope / curvature, _LONGEST) if curvature > 0 and bound.slope < 0 else length
 
     def _within(
         self, certificate: Certificate, radius: float, gradient: Tensors, proved: ProvedGradient

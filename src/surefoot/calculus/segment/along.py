@@ -32,9 +32,20 @@ class Along:
         x: a batch.
         objective: a loss bound to its targets, or ``None`` for the model's output.
         norms: what is known about the norms of its layers, shared from batch to batch and from step to step.
+        stored: whether what is said of steps of an eighth of a segment or more shall hold for weights that are
+            rounded to double precision at the end.
     """
 
-    def __init__(self, model: nn.Module, x: Any, objective: nn.Module | None, norms: Norms | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        objective: nn.Module | None,
+        norms: Norms | None = None,
+        *,
+        stored: bool = False,
+    ) -> None:
+        self._stored = stored
         self._last = Analysis.of(model, x, objective, norms=norms)
         self._last.require_values()
 
@@ -50,7 +61,7 @@ class Along:
         Raises:
             DomainError: if the direction does not fit the parameters, or the length is not finite.
         """
-        return _expand(self.analysis, direction, length, order)
+        return _expand(self.analysis, direction, length, order, self._stored)
 
     def majorant(self, direction: Mapping[str, Tensor], length: float, order: int) -> Majorant:
         """The quadratic upper bound of the objective along a direction."""
@@ -99,7 +110,7 @@ class Along:
 
 
 def _expand(
-    analysis: Analysis, direction: Mapping[str, Tensor], length: float, order: int
+    analysis: Analysis, direction: Mapping[str, Tensor], length: float, order: int, stored: bool
 ) -> tuple[TaylorModel, ...]:
     """The outputs, for extreme lengths by way of one from 1 to 2: the direction is multiplied by a power of two.
 
@@ -123,8 +134,9 @@ def _expand(
         if not is_finite(move):
             raise DomainError(f"the direction of '{path}' is not finite")
         moves[name] = _times_power(move.double(), exponent)
-    leaves = leaf_models(analysis.reading.prepared, values, moves, math.ldexp(length, -exponent))
-    outputs = expand(analysis.reading.prepared, leaves, order, analysis.reading.norms)
+    prepared = analysis.reading.prepared
+    leaves = leaf_models(prepared, values, moves, math.ldexp(length, -exponent), order, stored)
+    outputs = expand(prepared, leaves, order, analysis.reading.norms)
     if not exponent:
         return outputs
     return tuple(_unscaled(model, length, exponent) for model in outputs)

@@ -6,8 +6,8 @@ The model :math:`F(\eta) = \sum_{j<m}F_j\eta^j + \eta^mR + E_0 + \eta E_1 + \eta
 .. math:: S = 2\max_{0\le\eta\le\bar\eta}\Big(\sum_{2\le j<m}F_j\eta^{j-2} + \rho\,\eta^{m-2}\Big) + 2e_2,
 
 the quadratic upper bound :math:`F(\eta) - F(0) \le F'(0)\eta + \frac S2\eta^2 \le (F_1 + e_1)\eta + \frac
-S2\eta^2` of the exact function: :math:`E_0` is that of the value at the beginning and falls out. Its smallest value
-on the segment is at :math:`\min(\bar\eta, -(F_1 + e_1)/S)`: the safe step. The maximum of a polynomial over an
+S2\eta^2` of the exact function: :math:`E_0` is that of the value at the beginning and falls out. But for
+:math:`e_1` its smallest value on the segment is at :math:`\min(\bar\eta, -F_1/S)`: the safe step. The maximum of a polynomial over an
 interval is at most the largest of its coefficients in Bernstein's basis, as that basis is a partition of unity.
 """
 
@@ -46,13 +46,14 @@ class Majorant:
 
     @property
     def step(self) -> float:
-        """The step at which the bound is lowest; 0 if the segment does not descend or nothing is known."""
-        slope = self.slope + self.slope_error
-        if not slope < 0 or not math.isfinite(self.curvature):
+        """The step at which the bound is lowest, but for the error of the slope; 0 if the segment does not descend
+        or nothing is known.
+        """
+        if not self.slope < 0 or not math.isfinite(self.curvature):
             return 0.0
-        if self.curvature * self.length <= -slope:
+        if self.curvature * self.length <= -self.slope:
             return self.length
-        return math.nextafter(-slope / self.curvature, 0.0)
+        return math.nextafter(-self.slope / self.curvature, 0.0)
 
     def decrease(self, step: float) -> float:
         """By how much F is proved to fall with a step; what the arithmetic here rounds is taken off."""

@@ -15,18 +15,34 @@ from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
 from surefoot.operations.evaluation import value_of
 from surefoot.operations.moving import Moving, Norms
 from surefoot.operations.record import Form, record_of
-from surefoot.taylor.model import TaylorModel, is_finite
+from surefoot.taylor.model import UNIT, TaylorModel, is_finite, rounded_up
 
 
 def leaf_models(
-    graph: Graph, values: Mapping[str, Tensor], direction: Mapping[str, Tensor], length: float
+    graph: Graph,
+    values: Mapping[str, Tensor],
+    direction: Mapping[str, Tensor],
+    length: float,
+    order: int,
+    stored: bool = False,
 ) -> dict[str, TaylorModel]:
-    """Leaves along the segment; values and the direction by leaf name."""
+    r"""Leaves along the segment; values and the direction by leaf name.
+
+    If weights are ``stored``, those at the end of a step :math:`\eta \ge \bar\eta/8` are rounded to
+    :math:`u + \eta d + \delta`, :math:`\|\delta\| \le 2^{-53}(\|u\| + 2\eta\|d\|)(1 + 2^{-52})`, once for the
+    product and once for the sum. So the step is one along :math:`d + \delta/\eta`, and the slope of the weights is
+    off by at most :math:`2^{-53}(8\|u\|/\bar\eta + 2\|d\|)(1 + 2^{-52})`.
+    """
     models = {}
     for name, leaf in graph.leaves.items():
         value = in_double(values[name].detach())
         if name in direction:
-            models[name] = TaylorModel((value, in_double(direction[name].detach())), length)
+            model = TaylorModel((value, in_double(direction[name].detach())), length)
+            if stored and length:
+                size, speed = (float(norm) for norm in model.norms if norm is not None)
+                error = rounded_up(value.new_tensor([[0.0, 0.0, UNIT * (8 * size / length + 2 * speed), 0.0]]))
+                model = TaylorModel(model.padded(order).coefficients, length, error)
+            models[name] = model
         else:
             rows = leaf.source is Source.INPUT and value.dim() > 0
             models[name] = TaylorModel((value,), length, rowwise=rows)

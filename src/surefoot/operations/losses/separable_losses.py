@@ -170,7 +170,7 @@ class Separable:
             steps = [form.sign.abs() * move for move in moves]
             (left_out,) = compose([None, *suprema[1:]], [*steps, None], order, order)
             if left_out is not None:
-                rest = times(form.weight, left_out.nan_to_num(nan=torch.inf))
+                rest = times(form.weight, left_out.nan_to_num(nan=torch.inf, posinf=torch.inf))
             sizes = [a + times(form.weight, b) for a, b in zip(sizes, _errors(suprema[:order], steps), strict=True)]
             wrong = [times(form.weight, error) for error in _errors([c.error for c in series[:order]], steps)]
             bends = [
