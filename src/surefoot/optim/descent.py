@@ -156,7 +156,10 @@ class CertifiedDescent(GuaranteedOptimizer):
         if self._along is None or self._along[0] != key:
             if self._along is not None and self._along[0][1] is not graph:
                 self._norms = Norms()  # they are known by the names of operations
-            self._along = key, Along(self.model, x, self.objective.bound_to(y), self._norms, stored=self._is_double)
+            self._along = (
+                key,
+                Along(self.model, x, self.objective.bound_to(y), self._norms, stored=self._is_double),
+            )
         return self._along[1]
 
     def _next_direction(self, gradient: Tensors) -> Tensors:

@@ -14,10 +14,11 @@ from surefoot.calculus.segment.majorant import Majorant, majorant
 from surefoot.calculus.segment.walk import expand, leaf_models
 from surefoot.domains import DomainError
 from surefoot.operations.moving import Norms
-from surefoot.taylor.model import TaylorModel, is_finite, rounded_up
+from surefoot.taylor.model import TaylorModel, is_finite
 from surefoot.taylor.series import reach
 
 _EXTREME = 50  # lengths between 2^-50 and 2^50 are taken as they are
+_LOST = 2.0**-1000
 _TRIALS = 40  # reductions of a segment before giving up
 
 
@@ -145,8 +146,8 @@ def _expand(
 def _unscaled(model: TaylorModel, length: float, exponent: int) -> TaylorModel:
     r"""The model of a function of :math:`2^{-k}\eta` as one of :math:`\eta`.
 
-    A coefficient that underflows loses at most :math:`2^{-1022}\sqrt n`, and :math:`\bar\eta^{j-2}` times that counts
-    as an error of second order.
+    Bounds that underflow become the smallest normal number. A coefficient that underflows loses at most
+    :math:`2^{-1022}\sqrt n`: an error of the slope, or :math:`\bar\eta^{j-2}` times that one of second order.
     """
     coefficients = tuple(
         None if c is None else _times_power(c, -j * exponent) for j, c in enumerate(model.coefficients)
@@ -155,8 +156,8 @@ def _unscaled(model: TaylorModel, length: float, exponent: int) -> TaylorModel:
         return TaylorModel(coefficients, length, None, model.rowwise)
     degrees = zip((model.order, 0, 1, 2), model.tail.split(1, dim=1), strict=True)
     tail = torch.cat([_times_power(bound, -degree * exponent) for degree, bound in degrees], dim=1)
-    tail[:, 3] += 2.0**-900 * sum(reach(length, j) for j in range(model.order - 2))
-    return TaylorModel(coefficients, length, rounded_up(tail), model.rowwise)
+    lost = _LOST * tail.new_tensor([0.0, 0.0, 1.0, sum(reach(length, j) for j in range(model.order - 2))])
+    return TaylorModel(coefficients, length, tail.clamp(min=2.0**-1022) + lost, model.rowwise)
 
 
 def _times_power(x: Tensor, exponent: int) -> Tensor:

@@ -171,10 +171,13 @@ class Separable:
             (left_out,) = compose([None, *suprema[1:]], [*steps, None], order, order)
             if left_out is not None:
                 rest = times(form.weight, left_out.nan_to_num(nan=torch.inf, posinf=torch.inf))
-            sizes = [a + times(form.weight, b) for a, b in zip(sizes, _errors(suprema[:order], steps), strict=True)]
+            sizes = [
+                a + times(form.weight, b) for a, b in zip(sizes, _errors(suprema[:order], steps), strict=True)
+            ]
             wrong = [times(form.weight, error) for error in _errors([c.error for c in series[:order]], steps)]
             bends = [
-                times(form.weight * form.sign.abs() ** i, i * suprema[i]) if i <= order else nothing for i in (2, 3)
+                times(form.weight * form.sign.abs() ** i, i * suprema[i]) if i <= order else nothing
+                for i in (2, 3)
             ]
         roundings = (sum(x[0].shape) + 64) * 2 * UNIT
         errors = [(size * roundings + error).sum(dim=1) for size, error in zip(sizes, wrong, strict=True)]
