@@ -141,7 +141,7 @@ def test_promises_are_kept_by_weights_as_stored() -> None:
             model.weight.copy_(100 * torch.randn(1, 1, generator=generator, dtype=D))
         x = torch.ones(1, 1, dtype=D)
         y = model.weight.detach() * (1 + 10.0 ** -(8 + seed % 6))
-        optimizer = sf.optim.CertifiedDescent(model, sf.Square())
+        optimizer = sf.optim.CertifiedDescent(model, sf.Square(), proof="segment")
         before = Fraction(model.weight.item())
         optimizer.step(x, y)
         after, target = Fraction(model.weight.item()), Fraction(y.item())
