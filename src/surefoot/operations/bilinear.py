@@ -12,11 +12,11 @@ Errors pass on likewise (:func:`surefoot.taylor.model.passed_on`): :math:`\beta(
 w and bends by C times how fast that changes, and so for x.
 
 A row of a product of k terms per entry has a round-off of at most :math:`k u\,\||x||w|\| \le k u\,C\|x\|\|w\|_F`,
-and a coefficient is a sum of at most m of them and the shift.
-With :math:`S_0`, :math:`S_1`, :math:`S_2` bounds of :math:`\|x\|`, :math:`\sum_{a\ge1}\|x_a\|\bar\eta^{a-1}` and
-:math:`\sum_{a\ge2}\|x_a\|\bar\eta^{a-2}`, and with :math:`T_0`, :math:`T_1`, :math:`T_2` those of w, the errors of
-:math:`z_0`, of :math:`z_1` and of all others, divided by :math:`\eta^2`, are this for :math:`S_0T_0`, :math:`S_0T_1 +
-S_1T_0` and :math:`S_0T_2 + S_1T_1 + S_2T_0` in the place of :math:`\|x\|\|w\|`.
+and a coefficient is a sum of at most m of them and the shift. With :math:`S_0`, :math:`S_1`, :math:`S_2` bounds of
+:math:`\|x\|`, :math:`\sum_{a\ge1}\|x_a\|\bar\eta^{a-1}` and :math:`\sum_{a\ge2}\|x_a\|\bar\eta^{a-2}`, and with
+:math:`T_0`, :math:`T_1`, :math:`T_2` those of w, the errors of :math:`z_0`, of :math:`z_1` and of all others,
+divided by :math:`\eta^2`, are this for :math:`S_0T_0`, :math:`S_0T_1 + S_1T_0` and :math:`S_0T_2 + S_1T_1 +
+S_2T_0` in the place of :math:`\|x\|\|w\|`.
 
 J is that at the beginning plus :math:`C\|w - w_0\|`; the one at the beginning is the costly part, so it is asked
 of :class:`Norms`, which an optimizer keeps from step to step.

@@ -11,21 +11,19 @@ move times the supremum of the next derivative; where these are infinite, the su
 
 *Errors of the argument.* The coefficients of :math:`a\circ q` differ from those of :math:`a\circ p`. Between the
 two, along :math:`p + s(E_0 + \eta E_1)`, the derivative of the j-th in s is the j-th coefficient of
-:math:`a'(q_s)(E_0 + \eta E_1)`. That of :math:`\eta^i` in :math:`a'(q_s)` is at most the coefficient :math:`B_i` of
-:math:`t^i` in :math:`\sum_k(k+1)A_{k+1}(\sum_jP_jt^j)^k`. So the first coefficient is off by :math:`B_0e_0`, the
-second by :math:`B_0e_1 + B_1e_0` and the others, divided by :math:`\eta^2`, by :math:`\sum_{2\le
-j<m}(B_je_0 + B_{j-1}e_1)\bar\eta^{j-2}`. For :math:`B_i` the largest entries of :math:`A_k` and :math:`P_j` in a row
-are enough.
+:math:`a'(q_s)(E_0 + \eta E_1)`. That of :math:`\eta^i` in :math:`a'(q_s)` is at most the coefficient :math:`B_i`
+of :math:`t^i` in :math:`\sum_k(k+1)A_{k+1}(\sum_jP_jt^j)^k`. So the first coefficient is off by :math:`B_0e_0`,
+the second by :math:`B_0e_1 + B_1e_0` and the others, divided by :math:`\eta^2`, by :math:`\sum_{2\le j<m}(B_je_0 +
+B_{j-1}e_1)\bar\eta^{j-2}`. For :math:`B_i` the largest entries of :math:`A_k` and :math:`P_j` in a row are enough.
 
 *Round-off.* The Taylor coefficients :math:`a_i` of a at :math:`p_0` are computed with proved errors
-(:func:`surefoot.scalar.rounded_derivatives`). Those of :math:`a\circ p` are :math:`\sum_ia_i[q^i]_j` with
-:math:`q = p - p_0` and :math:`i \le j \le 4`. A power is the one before times q, sums of at most 4 products, so with
-at most :math:`3\cdot5` roundings, and 5 more follow. So with :math:`f_i` the error of :math:`a_i` plus
-:math:`\gamma(|a_i| + \text{that error})`, :math:`\gamma = 2^{-48}` being more than :math:`\gamma_{20}`, the j-th is off
-by at most :math:`\sum_{i\ge1}f_i[|q|^i]_j`: the second by
-:math:`f_1P_1`, and, as :math:`\sum_{j\ge1}|p_j|\bar\eta^{j-1} \le P_1` and :math:`\sum_{j\ge2}|p_j|\bar\eta^{j-2}
-\le P_2`, all the others together, divided by :math:`\eta^2`, by :math:`f_1P_2 + P_1^2\sum_{i\ge2}f_i\rho^{i-2}`
-with :math:`\rho` the move.
+(:func:`surefoot.scalar.rounded_derivatives`). Those of :math:`a\circ p` are :math:`\sum_ia_i[q^i]_j` with :math:`q
+= p - p_0` and :math:`i \le j \le 4`. A power is the one before times q, sums of at most 4 products, so with at
+most :math:`3\cdot5` roundings, and 5 more follow. So with :math:`f_i` the error of :math:`a_i` plus
+:math:`\gamma(|a_i| + \text{that error})`, :math:`\gamma = 2^{-48}` being more than :math:`\gamma_{20}`, the j-th
+is off by at most :math:`\sum_{i\ge1}f_i[|q|^i]_j`: the second by :math:`f_1P_1`, and, as
+:math:`\sum_{j\ge1}|p_j|\bar\eta^{j-1} \le P_1` and :math:`\sum_{j\ge2}|p_j|\bar\eta^{j-2} \le P_2`, all the others
+together, divided by :math:`\eta^2`, by :math:`f_1P_2 + P_1^2\sum_{i\ge2}f_i\rho^{i-2}` with :math:`\rho` the move.
 """
 
 from __future__ import annotations
@@ -90,7 +88,8 @@ def _part(
         least[:2] = first + length * second + FLOOR, second + FLOOR
     moves = shifted(p, length, least)
     move, speed, bent = moves[0], moves[1], moves[2] if order > 2 else None
-    assert move is not None and speed is not None
+    assert move is not None
+    assert speed is not None
     bounds = [_largest(function, i, taylor, centre, move) for i in range(1, order + 1)]
     (left_out,) = compose([None, *bounds], moves, order, order)
     assert left_out is not None

@@ -16,9 +16,8 @@ row by row if the operation is row-wise.
 
 *Round-off* of the value is that of :mod:`surefoot.operations.evaluation`. That of a derivative
 :math:`Df(x_0)[x_j]` is taken to be :math:`2(k + 16)^2u` times :math:`\|z_j\| + \sum_iJ_i\|x_{i,j}\| +
-\sum_{il}C_{il}\|x_{i,0}\|\|x_{l,j}\|`: sums of products of the :math:`x_{i,j}` with entries of the Jacobian, as of the
-value; where these are themselves sums of products, relative perturbations inside count with the curvature. That
-is the assumption of :mod:`surefoot.calculus.adjoint.costates`.
+\sum_{il}C_{il}\|x_{i,0}\|\|x_{l,j}\|`: it is a sum of products of the :math:`x_{i,j}` with entries of the
+Jacobian; where these are themselves sums of products, relative perturbations inside count with the curvature.
 """
 
 from __future__ import annotations

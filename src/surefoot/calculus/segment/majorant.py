@@ -1,14 +1,15 @@
 r"""From the objective along a segment to a step.
 
-The model :math:`F(\eta) = \sum_{j<m}F_j\eta^j + \eta^mR + E_0 + \eta E_1 + \eta^2E_2` with :math:`|R| \le \rho` and
-:math:`|E_k| \le e_k` gives, with
+The model :math:`F(\eta) = \sum_{j<m}F_j\eta^j + \eta^mR + E_0 + \eta E_1 + \eta^2E_2` with :math:`|R| \le \rho`
+and :math:`|E_k| \le e_k` gives, with
 
 .. math:: S = 2\max_{0\le\eta\le\bar\eta}\Big(\sum_{2\le j<m}F_j\eta^{j-2} + \rho\,\eta^{m-2}\Big) + 2e_2,
 
 the quadratic upper bound :math:`F(\eta) - F(0) \le F'(0)\eta + \frac S2\eta^2 \le (F_1 + e_1)\eta + \frac
 S2\eta^2` of the exact function: :math:`E_0` is that of the value at the beginning and falls out. But for
-:math:`e_1` its smallest value on the segment is at :math:`\min(\bar\eta, -F_1/S)`: the safe step. The maximum of a polynomial over an
-interval is at most the largest of its coefficients in Bernstein's basis, as that basis is a partition of unity.
+:math:`e_1` its smallest value on the segment is at :math:`\min(\bar\eta, -F_1/S)`: the safe step. The maximum of a
+polynomial over an interval is at most the largest of its coefficients in Bernstein's basis, as that basis is a
+partition of unity.
 """
 
 from __future__ import annotations

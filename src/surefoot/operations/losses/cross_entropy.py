@@ -118,18 +118,18 @@ def taylor(moving: Moving) -> TaylorModel | None:
     coefficients of :math:`\log M` leave out is at most the coefficient of :math:`t^m` in
     :math:`\sum_i\frac1i(\sum_jX_jt^j)^i`. The rests of the scores are multiplied by the norm of the gradient,
     :math:`\|p - y\| \le \min(\sqrt2, \|\pi - y\| + \frac12\|\hat y - \hat y_0\|)`, soft-max having Lipschitz
-    constant 1/2. With scores of speed :math:`S_1` that turn by :math:`S_2` (:mod:`surefoot.taylor.model`) p turns by
-    at most :math:`\frac12S_1` and bends by :math:`\frac12S_2 + \frac12tS_1^2`, t the Lipschitz constant of the
+    constant 1/2. With scores of speed :math:`S_1` that turn by :math:`S_2` (:mod:`surefoot.taylor.model`) p turns
+    by at most :math:`\frac12S_1` and bends by :math:`\frac12S_2 + \frac12tS_1^2`, t the Lipschitz constant of the
     derivative of the soft-max.
 
     *Round-off.* The entries of :math:`\pi` have relative errors of at most :math:`(t_k + k + 10)u` with k classes,
     :math:`t_k = \max\hat y - \hat y_k` and :math:`\pi_kt_k < 1`, so means of the scores are off by :math:`(2k +
     10)u` of the largest of them, and the others are sums and products. So the slope is off by some units times
     :math:`S_1`. The other coefficients are at most those of :math:`-\log(2 - e^Q)`, :math:`Q(t) = 2\sum_j\|\hat
-    y_j\|t^j` (M - 1 has at most those of :math:`e^Q - 1`, and :math:`-\log(1 - t)` those of the logarithm), so they
-    are off by some units times these. As a series in Q it begins with coefficients below 1.1 up to :math:`Q^4`, so
-    beyond the slope, divided by :math:`\eta^2`, all are below :math:`1.1(q_2 + q_1^2(1 + \rho + \rho^2))` with
-    :math:`q_1 = 2S_1`, :math:`q_2 = 2S_2`, :math:`\rho = q_1\bar\eta`.
+    y_j\|t^j` (M - 1 has at most those of :math:`e^Q - 1`, and :math:`-\log(1 - t)` those of the logarithm), so
+    they are off by some units times these. As a series in Q it begins with coefficients below 1.1 up to
+    :math:`Q^4`, so beyond the slope, divided by :math:`\eta^2`, all are below :math:`1.1(q_2 + q_1^2(1 + \rho +
+    \rho^2))` with :math:`q_1 = 2S_1`, :math:`q_2 = 2S_2`, :math:`\rho = q_1\bar\eta`.
     """
     pair = compared(moving)
     if pair is None:

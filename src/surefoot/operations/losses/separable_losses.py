@@ -127,9 +127,10 @@ class Separable:
         function, with suprema over what ω reaches.
 
         If :math:`\varphi''` jumps, two coefficients are known: :math:`\varphi'` is Lipschitz, and the remainder of
-        Taylor's formula, with the exact slope of the outputs, needs no more. Rests and errors of the outputs are passed on with the norm of the largest
-        gradient of the row, which turns by the largest curvature times the speed of the outputs, and bends by that
-        times how fast they turn and half the largest third derivative times the square of the speed.
+        Taylor's formula, with the exact slope of the outputs, needs no more. Rests and errors of the outputs are
+        passed on with the norm of the largest gradient of the row, which turns by the largest curvature times the
+        speed of the outputs, and bends by that times how fast they turn and half the largest third derivative
+        times the square of the speed.
 
         *Round-off* is that of scalar functions (:mod:`surefoot.operations.scalar_taylor`): every coefficient is a
         sum of products, and off by some units times the sum of their absolute values besides the errors of the
