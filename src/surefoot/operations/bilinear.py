@@ -58,8 +58,8 @@ def along_segment(moving: Moving, data: Slot, weights: Slot, shift: Slot) -> Tay
     norm = at_start + gain.constant * float(w.move)
     coefficients = _coefficients(node, slots, x, w, bias, order)
     excess = _excess(x, w, order, gain.constant)
-    data, factors = sizes_of(x), [gain.constant * float(size) for size in sizes_of(w)]
-    size = torch.cat(product(data, factors), dim=1)
+    inputs, factors = sizes_of(x), [gain.constant * float(size) for size in sizes_of(w)]
+    size = torch.cat(product(inputs, factors), dim=1)
     copies = 1.0
     if bias is not None:
         rows = x.value.shape[0] if x.rowwise else 1
@@ -68,7 +68,8 @@ def along_segment(moving: Moving, data: Slot, weights: Slot, shift: Slot) -> Tay
         size = size + torch.cat(sizes_of(bias), dim=1) * copies
     errors = size * ((gain.reduction + order + 8) * UNIT)
     own = torch.cat([excess.expand(len(errors), 1), errors], dim=1)
-    gains = (norm, *factors[1:]), [gain.constant * size for size in data], (copies, 0.0, 0.0)
+    weighted = [gain.constant * size for size in inputs]
+    gains: list[Sequence[Tensor | float]] = [[norm, *factors[1:]], weighted, [copies, 0.0, 0.0]]
     for model, (factor, turn, bend) in zip((x, w, bias), gains, strict=True):
         tail = None if model is None else model.truncated(order).tail
         if tail is not None:

@@ -97,8 +97,8 @@ def _tail(
             rest = rest + (first * second) * ((0.5 if a == b else 1.0) * bend)
             for one, other in {(a, b), (b, a)}:
                 slope = slope + (moving[one].errors[:, :1] * bend) * _speed(moving[other])
-                norms = _size(moving[one].coefficients, 0), _size(moving[other].coefficients, 1)
-                sizes[0] += norms[0] * norms[1] * bend
+                size, speed = _size(moving[one].coefficients, 0), _size(moving[other].coefficients, 1)
+                sizes[0] += size * speed * bend
     relative = (bounds.reduction + 16.0) ** 2 * (2 * UNIT)
     own = tail.new_tensor([[rounding, *(size * relative for size in sizes)]])
     rest, slope = torch.broadcast_tensors(rest, slope)

@@ -152,7 +152,7 @@ class Separable:
         coefficients[0] = coefficients[0] + form.constant
         length, nothing = outputs.length, torch.zeros_like(x[0])
         first, second = outputs.errors[:, :1], outputs.errors[:, 1:2]
-        least = [first + length * second + FLOOR, second + FLOOR, *[FLOOR] * (order - 2)]
+        least: list[Tensor | float] = [first + length * second + FLOOR, second + FLOOR, *[FLOOR] * (order - 2)]
         moves = [nothing if c is None else c for c in shifted(x, length, least)]
         sizes = [form.linear.abs() * size for size in (x[0].abs(), *moves[1:3])]
         sizes[0] = sizes[0] + form.constant.abs()
