@@ -127,10 +127,11 @@ class Separable:
         function, with suprema over what ω reaches.
 
         If :math:`\varphi''` jumps, two coefficients are known: :math:`\varphi'` is Lipschitz, and the remainder of
-        Taylor's formula, with the exact slope of the outputs, needs no more. Rests and errors of the outputs are
-        passed on with the norm of the largest gradient of the row, which turns by the largest curvature times the
-        speed of the outputs, and bends by that times how fast they turn and half the largest third derivative
-        times the square of the speed.
+        Taylor's formula, with the exact slope of the outputs, needs no more. The rest of the outputs and
+        :math:`E_2` count with the norm of the largest gradient of the row. On the way from the polynomial p to
+        :math:`q = p + E_0 + \eta E_1` the gradient turns by the largest curvature within reach of q times the speed
+        of the outputs, and bends by that times how fast they turn and half the largest third derivative times the
+        square of the speed.
 
         *Round-off* is that of scalar functions (:mod:`surefoot.operations.scalar_taylor`): every coefficient is a
         sum of products, and off by some units times the sum of their absolute values besides the errors of the
@@ -165,7 +166,7 @@ class Separable:
             coefficients = [
                 a if b is None else a + form.weight * b for a, b in zip(coefficients, bent, strict=True)
             ]
-            farthest = moves[0] + outputs.move * (1 + 2.0**-26)
+            farthest = moves[0] * (1 + 2.0**-26)
             low, high = form.reach(x[0] - farthest, x[0] + farthest)
             suprema = [sup_on(function, i, low, high) / math.factorial(i) for i in range(order + 1)]
             steps = [form.sign.abs() * move for move in moves]
