@@ -129,9 +129,9 @@ class Separable:
         If :math:`\varphi''` jumps, two coefficients are known: :math:`\varphi'` is Lipschitz, and the remainder of
         Taylor's formula, with the exact slope of the outputs, needs no more. The rest of the outputs and
         :math:`E_2` count with the norm of the largest gradient of the row. On the way from the polynomial p to
-        :math:`q = p + E_0 + \eta E_1` the gradient turns by the largest curvature within reach of q times the speed
-        of the outputs, and bends by that times how fast they turn and half the largest third derivative times the
-        square of the speed.
+        :math:`q = p + E_0 + \eta E_1` the gradient turns by the largest curvature within reach of q times the
+        speed of the outputs, and bends by that times how fast they turn and half the largest third derivative
+        times the square of the speed.
 
         *Round-off* is that of scalar functions (:mod:`surefoot.operations.scalar_taylor`): every coefficient is a
         sum of products, and off by some units times the sum of their absolute values besides the errors of the
