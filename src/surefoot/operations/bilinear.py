@@ -7,7 +7,7 @@ segment and the constant C of :math:`\|\beta(x, w)\| \le C\|x\|\|w\|`, row by ro
 .. math:: \text{rest}_z \le J\,\text{rest}_x + C\,\|x\|\,\text{rest}_w
     + C\sum_{a+b\ge m}\|x_a\|\|w_b\|\,\bar\eta^{a+b-m}.
 
-Errors pass on likewise (:func:`surefoot.taylor.model.passed_on`): :math:`\beta(x, w) - \beta(\hat x, \hat w) =
+Errors pass on likewise (:func:`surefoot.taylor.passed_on`): :math:`\beta(x, w) - \beta(\hat x, \hat w) =
 \beta(x - \hat x, w) + \beta(\hat x, w - \hat w)`, and :math:`\beta(\cdot, w(\eta))` turns by C times the speed of
 w and bends by C times how fast that changes, and so for x.
 
@@ -32,16 +32,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.enclosure import Enclosure, constant
+from surefoot.enclosure import Enclosure, Spec, constant
 from surefoot.graph.structure import Node, Ref
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Call, Slot
 from surefoot.operations.moving import Gain, Moving
 from surefoot.operations.record import record_of
 from surefoot.operations.rows import rows_of
-from surefoot.spec import Spec
-from surefoot.taylor.model import UNIT, TaylorModel, passed_on, rounded_up
-from surefoot.taylor.series import reach
+from surefoot.taylor import UNIT, TaylorModel, passed_on, reach, rounded_up
 from surefoot.torch_private import schema_of
 
 

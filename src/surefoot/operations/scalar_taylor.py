@@ -1,7 +1,7 @@
 r"""A scalar function of every entry along a segment.
 
 Let :math:`x = q + \eta^mR + \eta^2E_2` with :math:`q = p + E_0 + \eta E_1` and p the polynomial (in the words of
-:mod:`surefoot.taylor.model`). Then :math:`a(x) = a(q) + a'(\xi)(\eta^mR + \eta^2E_2)`: rest and :math:`e_2` are
+:mod:`surefoot.taylor`). Then :math:`a(x) = a(q) + a'(\xi)(\eta^mR + \eta^2E_2)`: rest and :math:`e_2` are
 multiplied by the largest slope within reach. What the Taylor polynomial of :math:`a\circ q` leaves out is
 :math:`\eta^m` times the m-th Taylor coefficient of :math:`a\circ q` at some point of the segment (Taylor's
 theorem), and by the formula of Faà di Bruno that is at most the coefficient of :math:`t^m` in :math:`\sum_i
@@ -37,8 +37,7 @@ from torch import Tensor
 from surefoot.operations.moving import Moving
 from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
-from surefoot.taylor.model import FLOOR, Coefficients, TaylorModel, passed_on, rounded_up
-from surefoot.taylor.series import Series, compose, shifted
+from surefoot.taylor import FLOOR, Coefficients, Series, TaylorModel, compose, passed_on, rounded_up, shifted
 
 _PART = 2**14  # entries at a time: all intermediate results fit into the cache
 _EVALUATION = 2.0**-48  # relative error of composing two polynomials

@@ -56,8 +56,6 @@ class Ahead:
                 f"proof={proof!r} promises along {' or '.join(map(repr, allowed))} directions, got {direction!r}; "
                 "proof='evaluation' takes any"
             )
-        if order not in range(2, 6):
-            raise ValueError(f"a segment carries 2 to 5 Taylor coefficients, got {order!r}")
         self.owner, self.proof, self.direction, self.order = owner, proof, direction, order
         self._reach: float | None = None  # length of the next segment
         self._ball = MovingBall(_START)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import surefoot as sf
 from surefoot.calculus.segment.along import Along
 from surefoot.domains import DomainError
-from surefoot.taylor.model import passed_on
+from surefoot.taylor import passed_on
 
 D = torch.float64
 CANCELLING: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Any], Any], float]] = {

@@ -14,8 +14,7 @@ from surefoot.calculus.segment.majorant import Majorant, majorant
 from surefoot.calculus.segment.walk import expand, leaf_models
 from surefoot.domains import DomainError
 from surefoot.operations.moving import Norms
-from surefoot.taylor.model import TaylorModel, is_finite
-from surefoot.taylor.series import reach
+from surefoot.taylor import TaylorModel, is_finite, reach
 
 _EXTREME = 50  # lengths between 2^-50 and 2^50 are taken as they are
 _LOST = 2.0**-1000
@@ -115,7 +114,7 @@ def _expand(
 ) -> tuple[TaylorModel, ...]:
     """The outputs, for extreme lengths by way of one from 1 to 2: the direction is multiplied by a power of two.
 
-    That is exact, but for entries that underflow; see :mod:`surefoot.taylor.model` for why these do not count.
+    That is exact, but for entries that underflow; see :mod:`surefoot.taylor` for why these do not count.
     """
     length = float(length)
     if not 0 <= length < math.inf:

@@ -39,8 +39,7 @@ from surefoot.operations.call import Bounds, Call
 from surefoot.operations.evaluation import roundoff, run_in_double
 from surefoot.operations.record import rule_for
 from surefoot.operations.rows import rows_of
-from surefoot.taylor.model import FLOOR, UNIT, TaylorModel, rounded_up
-from surefoot.taylor.series import reach
+from surefoot.taylor import FLOOR, UNIT, TaylorModel, reach, rounded_up
 
 
 def by_rule(graph: Graph, node: Node, models: dict[str, TaylorModel], order: int) -> TaylorModel:

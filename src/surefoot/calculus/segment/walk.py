@@ -10,12 +10,12 @@ from torch import Tensor
 
 from surefoot.calculus.segment.fallback import by_rule, constant_error
 from surefoot.errors import UnsupportedOperation
-from surefoot.graph.evaluate import in_double
+from surefoot.graph.nodes import in_double
 from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
 from surefoot.operations.evaluation import value_of
 from surefoot.operations.moving import Moving, Norms
 from surefoot.operations.record import Form, record_of
-from surefoot.taylor.model import UNIT, TaylorModel, is_finite, rounded_up
+from surefoot.taylor import UNIT, TaylorModel, is_finite, rounded_up
 
 
 def leaf_models(

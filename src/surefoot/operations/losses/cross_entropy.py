@@ -39,8 +39,7 @@ from surefoot.operations.record import LossFacts, operation
 from surefoot.operations.softmax import STEEPEST, probabilities, summed
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL
-from surefoot.taylor.model import FLOOR, TaylorModel, passed_on, row_norms
-from surefoot.taylor.series import compose, shifted
+from surefoot.taylor import FLOOR, TaylorModel, compose, passed_on, row_norms, shifted
 
 ClassWeights: TypeAlias = tuple[float, ...] | None
 _SMALLEST = 2.0**-1022  # of the normal numbers in double precision
@@ -118,7 +117,7 @@ def taylor(moving: Moving) -> TaylorModel | None:
     coefficients of :math:`\log M` leave out is at most the coefficient of :math:`t^m` in
     :math:`\sum_i\frac1i(\sum_jX_jt^j)^i`. The rests of the scores are multiplied by the norm of the gradient,
     :math:`\|p - y\| \le \min(\sqrt2, \|\pi - y\| + \frac12\|\hat y - \hat y_0\|)`, soft-max having Lipschitz
-    constant 1/2. With scores of speed :math:`S_1` that turn by :math:`S_2` (:mod:`surefoot.taylor.model`) p turns
+    constant 1/2. With scores of speed :math:`S_1` that turn by :math:`S_2` (:mod:`surefoot.taylor`) p turns
     by at most :math:`\frac12S_1` and bends by :math:`\frac12S_2 + \frac12tS_1^2`, t the Lipschitz constant of the
     derivative of the soft-max.
 

@@ -37,8 +37,7 @@ from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
 from surefoot.scalar import Rounded, ScalarFunction, derivatives, rounded_derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
-from surefoot.taylor.model import FLOOR, TaylorModel, passed_on, row_norms
-from surefoot.taylor.series import compose, shifted
+from surefoot.taylor import FLOOR, TaylorModel, compose, passed_on, row_norms, shifted
 
 
 class Separable:
