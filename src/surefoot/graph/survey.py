@@ -17,6 +17,7 @@ import enum
 import functools
 import hashlib
 import logging
+import operator
 import random
 import re
 import sys
@@ -38,7 +39,6 @@ from surefoot.torch_private import STANDARD_TABLES, TABLES, OpOverload, OpOverlo
 Generator = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
 _LIMIT = 200_000  # objects; beyond, describing the model costs more than capturing it again
 _LARGEST_COMPARED = 1_000_000  # entries of a tensor that is compared by value
-_NUMBERS = {int, float, bool}
 _VALUES = {int, bool, str, bytes, complex, type(None), type(...)}
 _IMMUTABLE = (
     slice | range | int | str | bytes | complex | torch.dtype | torch.device | torch.layout | torch.memory_format
@@ -304,12 +304,13 @@ class Survey:
         """A class is itself with its methods and numbers and, if a user wrote it, all its attributes."""
         own: list[Hashable] = []
         for base in value.__mro__[:-1]:
-            library = is_library(base.__module__)
+            if is_library(base.__module__):
+                own.append(_library_class(base))
+                continue
             table = {
                 key: item
                 for key, item in vars(base).items()
-                if isinstance(item, types.FunctionType)
-                or not (key.startswith(("__", "_abc_")) or (library and type(item) not in _NUMBERS))
+                if isinstance(item, types.FunctionType) or not key.startswith(("__", "_abc_"))
             }
             with self._outside():
                 own.append((self._same(base), self._attributes(table, base.__name__)))
@@ -347,6 +348,18 @@ class Survey:
             yield
         finally:
             self._of_model, self._recorded = before
+
+
+_libraries: weakref.WeakKeyDictionary[type, tuple[tuple[Any, ...], object]] = weakref.WeakKeyDictionary()
+
+
+def _library_class(value: type) -> Hashable:
+    """A class of an installed package is itself, and another one once a method or attribute of it is replaced."""
+    items = tuple(vars(value).values())
+    known = _libraries.get(value)
+    if known is None or len(known[0]) != len(items) or not all(map(operator.is_, known[0], items)):
+        known = _libraries[value] = items, object()
+    return Same(value), known[1]
 
 
 def _join(label: str, key: Any) -> str:
