@@ -58,6 +58,11 @@ class Enclosure:
         return self.spec.shape
 
     @property
+    def is_inexact(self) -> bool:
+        """Whether no variable enters, and the value as computed is off by some error."""
+        return self.is_constant and self.value is not None and not self.error.is_zero
+
+    @property
     def numel(self) -> int:
         """How many numbers it holds."""
         specs = self.spec if isinstance(self.spec, tuple) else (self.spec,)
@@ -97,7 +102,9 @@ class Enclosure:
         return minimum(self.bound, self.centre_matrix_norm() + self.spread)
 
     def radius(self) -> Tensor | None:
-        """How far each entry may be from the centre: a tensor that broadcasts against the value."""
+        """How far each entry may be from the centre: one number for all, or one for each row, as a tensor that
+        broadcasts against the value.
+        """
         if not isinstance(self.value, Tensor):
             return None
         if self.rows is None or not self.shape:
@@ -105,10 +112,14 @@ class Enclosure:
         rows = minimum(self.rows, self.spread).tensor(self.value)
         return rows.reshape(-1, *[1] * (self.value.dim() - 1))
 
+    def entry_radius(self) -> Tensor | None:
+        """The same with one number for each entry where that is known."""
+        return self.radius()
+
     def interval(self) -> tuple[Tensor, Tensor]:
         """Enclosing intervals of the entries: one per entry, or one for all when the centre is not known."""
         peak = torch.tensor(float(self.peak), dtype=torch.float64)
-        radius = self.radius()
+        radius = self.entry_radius()
         if radius is None:
             return -peak, peak
         peak = peak.to(self.value.device)
@@ -124,6 +135,31 @@ def constant(value: Tensor, variables: int) -> Enclosure:
     number = value.to(torch.float64) if value.is_floating_point() else value
     size, peak = measure(number)
     return Enclosure(spec, number, size, peak, zero, None, zero, Magnitude.zero((variables,)), is_constant=True)
+
+
+@dataclass(frozen=True)
+class Computed(Enclosure):
+    """A tensor that no variable enters, as computed.
+
+    Attributes:
+        entries: how far each entry may be from the exact one, in the shape of the value.
+    """
+
+    entries: Any = None
+
+    @classmethod
+    def of(cls, value: Any, entries: Any, spec: Spec | tuple[Spec, ...], variables: int) -> Computed:
+        """From value and errors; of several results both are tuples."""
+        (size, peak), (error, farthest) = measure(value), measure(entries)
+        rows = row_norms(entries) if isinstance(value, Tensor) and value.dim() else None
+        none = Magnitude.zero((variables,))
+        return cls(
+            spec, value, size + error, peak + farthest, error, rows, error, none, is_constant=True, entries=entries
+        )
+
+    def entry_radius(self) -> Tensor | None:
+        """How far each entry may be from the centre."""
+        return self.entries if isinstance(self.value, Tensor) else None
 
 
 def unknown_constant(spec: Spec | tuple[Spec, ...], variables: int, bound: Magnitude | None = None) -> Enclosure:

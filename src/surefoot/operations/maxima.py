@@ -48,6 +48,7 @@ def _one_of_each_group(use: Use) -> Sparsity:
 @operation(
     "aten.max_pool1d", "aten.max_pool1d_with_indices", "aten.max_pool2d", "aten.max_pool2d_with_indices",
     "aten.max_pool3d", "aten.max_pool3d_with_indices", rows=batched, cost=_one_of_each_patch, errata=(15,),
+    rounds=False,
 )  # fmt: skip
 def max_pool(call: Call) -> Bounds:
     """Slope √c; curvature 0 where every maximum keeps its place over the domain, otherwise a kink.
@@ -68,7 +69,7 @@ def max_pool(call: Call) -> Bounds:
 
 
 @operation("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d", rows=batched,
-           errata=(15,))  # fmt: skip
+           errata=(15,), rounds=False)  # fmt: skip
 def adaptive_max_pool(call: Call) -> Bounds:
     """The same with the windows [⌊iN/P⌋, ⌈(i+1)N/P⌉), which may overlap."""
     dims = int(call.node.op[-2])
@@ -80,10 +81,11 @@ def adaptive_max_pool(call: Call) -> Bounds:
     return _maximum(call, [_inside(window, n) for window, n in zip(windows, sides, strict=True)])
 
 
-declare("aten.median", rows=unless_along(), cost=_one_of_each_group)
+declare("aten.median", rows=unless_along(), cost=_one_of_each_group, rounds=False)
 
 
-@operation("aten.amax", "aten.amin", "aten.max", "aten.min", rows=unless_along(), cost=_one_of_each_group)
+@operation("aten.amax", "aten.amin", "aten.max", "aten.min", rows=unless_along(), cost=_one_of_each_group,
+           rounds=False)  # fmt: skip
 def extreme(call: Call) -> Bounds:
     """The largest or smallest entry along some dimensions: one patch per result, slope 1."""
     x = call["self"]

@@ -130,6 +130,9 @@ class Operation:
             the kernel loses digits or leaves the range of doubles; differentiable.
         error: on the norm of the difference between its computed value and the exact one at the same arguments;
             ``None``, or returning ``None``, where that of :mod:`surefoot.operations.evaluation` is proved.
+        entry_error: the same entry by entry, for arguments that do not vary and are off by at most their radii;
+            ``None`` where norms have to do.
+        rounds: whether computing it rounds; what only moves or selects numbers does not.
         factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.operations.losses.factor`.
     """
 
@@ -155,10 +158,16 @@ class Operation:
     factor: Callable[..., Any] | None = None
     evaluate: Callable[..., Any] | None = None
     error: Callable[[Call, Any], Magnitude | None] | None = None
+    entry_error: Callable[[Call, Tensor], Tensor] | None = None
+    rounds: bool | Callable[[Node], bool] = True
 
     def form_of(self, node: Node) -> Form:
         """The form of one use."""
         return self.form if isinstance(self.form, Form) else self.form(node)
+
+    def rounds_at(self, node: Node) -> bool:
+        """Whether computing one use rounds."""
+        return self.rounds if isinstance(self.rounds, bool) else self.rounds(node)
 
     def row_slots(self, use: Use) -> frozenset[Slot]:
         """The slots of which row i alone enters row i of the result."""

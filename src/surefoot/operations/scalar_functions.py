@@ -40,16 +40,30 @@ def _evaluation_error(call: Call, value: Tensor) -> Magnitude:
     if len(function.steps) <= 2 and not any(step.pieces for step in function.steps):
         return norm(value) * 2.0**-49 + root(call.numel) * 2.0**-1021
     parts = zip(x.reshape(-1).split(_PART), value.reshape(-1).split(_PART), strict=True)  # that fit into the cache
-    errors = [_entry_errors(function, *part) for part in parts]
+    errors = [entry_errors(function, *part) for part in parts]
     return norm(errors) * (1 + 2.0**-40)
 
 
-def _entry_errors(function: ScalarFunction, x: Tensor, value: Tensor) -> Tensor:
-    proved = rounded_derivatives(function, Rounded.exact(x), 0)[0]
-    errors = (proved.error + (value - proved.value).abs()) * (1 + 2.0**-51)
+def _folded_errors(call: Call, value: Tensor) -> Tensor:
+    """The errors of all entries, for arguments within their radii."""
+    radius = call["x"].entry_radius()
+    return entry_errors(call["function"], call["x"].value, value, radius).expand(value.shape)
+
+
+def entry_errors(function: ScalarFunction, x: Tensor, value: Tensor, radius: Tensor | None = None) -> Tensor:
+    """How far computed values of a function may be from the exact ones, entry by entry; for arguments that are off
+    by at most a radius, those of all of them.
+    """
+    within = Rounded.exact(x) if radius is None else Rounded(x, radius)
+    proved = rounded_derivatives(function, within, 0)[0]
+    errors = ((proved.error + (value - proved.value).abs()) * (1 + 2.0**-51)).expand(value.shape).clone()
     unsure = ~torch.isfinite(errors)
     if bool(unsure.any()):
-        low, high = range_on(function, x[unsure], x[unsure])
+        move = within.error.expand(x.shape)[unsure]
+        ends = (x[unsure] + move).nextafter(torch.full_like(move, torch.inf))
+        begins = (x[unsure] - move).nextafter(torch.full_like(move, -torch.inf))
+        begins, ends = (torch.where(move > 0, end, x[unsure]) for end in (begins, ends))
+        low, high = range_on(function, begins, ends)
         apart = torch.maximum(high - value[unsure], value[unsure] - low).clamp(min=0.0) * (1 + 2.0**-50)
         errors[unsure] = apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
     return errors
@@ -64,7 +78,7 @@ def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
 
 
 @operation("surefoot.scalar", error=_evaluation_error, form=Form.ELEMENTWISE, rows=aligned, taylor=scalar_along,
-           pullback=pullback)  # fmt: skip
+           pullback=pullback, entry_error=_folded_errors)  # fmt: skip
 def scalar_function(call: Call) -> Bounds:
     r"""Slope and curvature over the reachable interval of every entry.
 

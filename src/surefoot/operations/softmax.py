@@ -163,9 +163,9 @@ def _fibres_along(costate: Enclosure, dim: int, top: tuple[np.ndarray, np.ndarra
 
 def _no_mask(call: Call) -> dict[str, Magnitude]:
     """The slope in a real mask: zero, as only its infinite entries count."""
-    if "mask" not in call.slots or call["mask"].is_constant:
+    if "mask" not in call.slots:
         return {}
-    if not call["mask"].peak.is_finite:
+    if not call["mask"].is_constant and not call["mask"].peak.is_finite:
         raise call.refuse("a mask that varies over the domain and may be -∞ is not covered; use a fixed mask")
     return {"mask": ZERO}
 

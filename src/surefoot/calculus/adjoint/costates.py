@@ -161,9 +161,9 @@ def _of_slot(
     """
     moved, wrong, size = _ZERO, _ZERO, _ZERO
     for pair, other in step.partners(slot):
-        e = result.enclosures[step.names[other]]
+        e = step.argument(other, result.enclosures)
         moved, wrong = moved + along[pair] * e.spread, wrong + along[pair] * e.error
-        size = size + along[pair] * e.centre_norm
+        size = size + along[pair] * (e.centre_norm if other in step.names else _ZERO)
     return moved, wrong, size
 
 
