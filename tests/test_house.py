@@ -19,7 +19,7 @@ ROWS = (
     "graph",
     "operations",
     "calculus chain complexity",
-    "attained blockwise certificate guarantees lower",
+    "attained blockwise certificate guarantees lower valuation",
     "implicit objectives optim oracles",
     "certifying clustering data paper smoothing zoo",
     "report",

@@ -22,6 +22,7 @@ _NAMES = {
     "certify": "surefoot.certifying",
     "cost": "surefoot.complexity",
     "estimate": "surefoot.lower",
+    "evaluate": "surefoot.valuation.interval",
     "register_rule": "surefoot.operations",
     "smooth": "surefoot.smoothing",
 }
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from surefoot.operations import register_rule
     from surefoot.optim import CertifiedDescent
     from surefoot.smoothing import smooth
+    from surefoot.valuation.interval import evaluate
 
 __all__ = [
     "Ball",
@@ -82,6 +84,7 @@ __all__ = [
     "data",
     "errors",
     "estimate",
+    "evaluate",
     "graph",
     "implicit",
     "objectives",

@@ -19,17 +19,22 @@ _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def run_widened(node: Node, values: Mapping[str, Any], formula: Callable[..., Any] | None = None) -> Any:
-    """The operation on these values in double precision, by its kernel or by a formula of the same signature.
+    """The operation on these values in double precision, by its kernel or by a formula of the same signature."""
+    wide = widened(node, formula)
+    with double_by_default():
+        value = wide.run(values)
+    return in_double(value) if isinstance(value, Tensor) else tuple(map(in_double, value))
+
+
+def widened(node: Node, formula: Callable[..., Any] | None = None) -> Node:
+    """The operation for arguments in double precision, by its kernel or by a formula of the same signature.
 
     Casts to a narrower type are the identity in real arithmetic. What a model makes on the meta device from
     numbers alone is made where it has entries.
     """
     args = tuple(_widened(argument) for argument in node.args)
     kwargs = {key: _widened(argument, key) for key, argument in node.kwargs.items()}
-    wide = replace(node, target=node.target if formula is None else formula, args=args, kwargs=kwargs)
-    with double_by_default():
-        value = wide.run(values)
-    return in_double(value) if isinstance(value, Tensor) else tuple(map(in_double, value))
+    return replace(node, target=node.target if formula is None else formula, args=args, kwargs=kwargs)
 
 
 def outputs_of(graph: Graph, values: Mapping[str, Any], run: Run = run_widened) -> tuple[Any, ...]:
