@@ -89,7 +89,7 @@ def scalar(x: Tensor, function: ScalarFunction) -> Tensor:
 
 def as_scalar(graph: Graph, node: Node) -> Node:
     """An operation alone as a scalar function of the entries of one tensor, if it is one and not affine."""
-    expression = _expression(graph, node, {}, cache(partial(fold_in_double, graph, graph.held)))
+    expression = _expression(graph, node, {}, cache(partial(fold, graph, graph.held)))
     return node if expression is None else _scalar_node(node, expression)
 
 
