@@ -17,6 +17,7 @@ from surefoot.operations.common import ONE, ZERO, affine, root, size_of
 from surefoot.operations.dimensions import broadcast_copies, broadcast_dims, normalized_dim, normalized_dims
 from surefoot.operations.record import Form, declare, operation
 from surefoot.operations.rows import aligned, unless_along
+from surefoot.operations.softmax import summed
 from surefoot.operations.sparsity import Sparsity, entrywise_product, linear_terms
 from surefoot.scalar import Rounded, ScalarFunction
 from surefoot.scalar.rounded import SMALL
@@ -203,6 +204,26 @@ def _quotient_form(node: Node) -> Form:
     return Form.OTHER if node.arguments.get("rounding_mode") is not None else Form.QUOTIENT
 
 
+def _pull_quotient(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    r""":math:`\lambda/b` and :math:`-\lambda z/b`, added up over the entries that an argument is copied to."""
+    a, b = call["self"], call["other"]
+    if call["rounding_mode"] is not None or not isinstance(a, Enclosure):
+        return {}
+    below = Rounded.exact(b.value.double() if isinstance(b, Enclosure) else float(b))
+    slope = Rounded.exact(costate) / below
+    found = {"self": _gathered(slope, a.shape, call.shape)}
+    if isinstance(b, Enclosure):
+        found["other"] = _gathered(-(slope * (Rounded.exact(a.value.double()) / below)), b.shape, call.shape)
+    return {slot: pulled for slot, pulled in found.items() if slot in call.slots}
+
+
+def _gathered(terms: Rounded, mine: tuple[int, ...], result: tuple[int, ...]) -> Rounded:
+    """The sums over the entries that each entry of an argument was copied to."""
+    terms, dims = terms.expand(result), tuple(broadcast_dims(mine, result))
+    total = summed(terms, dims) if dims else terms
+    return Rounded(total.value.reshape(mine), total.error.reshape(mine))
+
+
 @operation(
     "aten.div",
     "aten.divide",
@@ -211,6 +232,7 @@ def _quotient_form(node: Node) -> Form:
     rows=aligned,
     scalar=_fused_quotient,
     entry_error=_quotient_errors,
+    pullback=_pull_quotient,
 )
 def quotient(call: Call) -> Bounds:
     r"""``self / other``, entry by entry, by a number or by a tensor that keeps away from zero.

@@ -116,8 +116,8 @@ class Operation:
         taylor: its result along a segment to any order; ``None`` for second order from the bounds.
         pullback: the transposed Jacobian at the centre times a costate, by slot of the argument, from formulas
             whose error is proved: value and error of every entry. ``None``, or a slot left out, for what automatic
-            differentiation computes, whose error is taken to be relative to :math:`|J|^\top|\lambda|`
-            (:mod:`surefoot.calculus.adjoint.costates`).
+            differentiation computes by adding up products of the costate with numbers of the arguments, so that
+            its error is relative to :math:`|J|^\top|\lambda|` (:mod:`surefoot.calculus.adjoint.costates`).
         cost: non-zero entries of its derivatives; ``None`` for what follows from the form.
         gram: rows of the Jacobian in its parameters.
         canonical: itself as simpler operations, for every reading.
