@@ -25,9 +25,10 @@ summands per entry, c the number of entries of z, and 16 roundings in a product,
 most :math:`\gamma_{c+16}` times that of :math:`|\hat J_i|^\top|\hat\lambda_z|` in whatever order they are added,
 and :math:`\gamma_n \le 2nu` for :math:`nu \le 1/2`. Now :math:`\||J|^\top\lambda\| \le \sqrt
 r\,\|J\|_2\|\lambda\|` if a row of J has at most r entries: by Cauchy-Schwarz :math:`(|J|x)_k^2 \le
-r\sum_lJ_{kl}^2x_l^2`, and :math:`\sum_kJ_{kl}^2 \le \|J\|_2^2`. Of an operation that is solved, or that
-somebody else registered, nothing can be proved here: it is taken for one that adds up such products, with entries of J off by what relative
-perturbations of the :math:`\hat x_j` make, which count with the curvature; both factors get 16 more for it.
+r\sum_lJ_{kl}^2x_l^2`, and :math:`\sum_kJ_{kl}^2 \le \|J\|_2^2`. Of an operation that is solved, or that somebody
+else registered, nothing can be proved here: it is taken for one that adds up such products, with entries of J off
+by what relative perturbations of the :math:`\hat x_j` make, which count with the curvature; both factors get 16
+more for it.
 A product that underflows loses at most :math:`2^{-1074}`, and an entry c times that.
 
 Also :math:`\|\lambda_z\| \le w_z`, the weight of the forward pass, whatever the spreads.
