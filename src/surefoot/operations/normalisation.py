@@ -60,7 +60,7 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, affine, root
 from surefoot.operations.groups import Groups, centred, scaled, times_power
-from surefoot.operations.record import Form, declare, operation
+from surefoot.operations.record import Form, Near, declare, operation
 from surefoot.operations.rows import batch, rows_of
 from surefoot.operations.scaled import scale_shift
 from surefoot.operations.softmax import summed
@@ -141,19 +141,24 @@ def _evaluation_error(groups: Tensor, eps: float, *, centre: bool) -> Magnitude:
     return Magnitude.of(total).norm() * (1 + 2.0**-40) + root(groups.numel()) * (2.0**-1018 * size)
 
 
+def _parts(data: Groups, eps: float) -> tuple[Rounded, Rounded]:
+    """The root-mean-squares on the scale of the groups, as a column, and the groups divided by them."""
+    halvings, shift = _shift(data, eps)
+    squares = times_power(data.numbers.square().mean(dim=1, keepdim=True), -2 * halvings)
+    rho = (squares + shift.clamp_min(2.0**-1000)).sqrt()
+    off = times_power(data.error, -halvings) * (1 + 2.0**-40) + 2.0**-1020
+    wrong = rho * ((data.size + 32) * 2 * _UNIT + 2.0**-48) + off / math.sqrt(data.size) * (1 + 2.0**-40)
+    length = Rounded(rho, wrong + (shift == 0).double() * 2.0**-499)
+    return length, Rounded(times_power(data.numbers, -halvings), off) / length
+
+
 def _pulled(groups: Tensor, costate: Tensor, eps: float, *, centre: bool) -> Rounded:
     """The transposed Jacobian of :func:`_normalised` times a costate; see the module for the errors."""
     if not groups.numel():
         return Rounded.exact(costate)
     data = _prepared(groups, centre=centre)
-    halvings, shift = _shift(data, eps)
-    size = data.size
-    squares = times_power(data.numbers.square().mean(dim=1, keepdim=True), -2 * halvings)
-    rho = (squares + shift.clamp_min(2.0**-1000)).sqrt()
-    off = times_power(data.error, -halvings) * (1 + 2.0**-40) + 2.0**-1020
-    wrong = rho * ((size + 32) * 2 * _UNIT + 2.0**-48) + off / math.sqrt(size) * (1 + 2.0**-40)
-    length = Rounded(rho, wrong + (shift == 0).double() * 2.0**-499)
-    z = Rounded(times_power(data.numbers, -halvings), off) / length
+    size, halvings = data.size, _shift(data, eps)[0]
+    length, z = _parts(data, eps)
     slope = Rounded.exact(costate)
     tilted = slope - z * summed(z * slope, 1) / float(size)
     if centre:
@@ -162,6 +167,62 @@ def _pulled(groups: Tensor, costate: Tensor, eps: float, *, centre: bool) -> Rou
     down = -data.exponents - halvings
     value, error = (times_power(part.expand(costate.shape), down) for part in (scaled.value, scaled.error))
     return Rounded(value, error + SMALL)
+
+
+def _near_groups(groups: Tensor, move: Tensor, eps: float, *, centre: bool) -> Near:
+    r"""With c the move, centred if the group is, and :math:`s = \langle z, c\rangle/M`: :math:`(c -
+    sz)/\rho_\epsilon + \frac12(3s^2z - 2sc - \|c\|^2z/M)/\rho_\epsilon^2`, as :math:`D\rho_\epsilon = s` and
+    :math:`D^2\rho_\epsilon = (\|c\|^2/M - s^2)/\rho_\epsilon`.
+
+    Let E be the norm of the error of z and r the relative one of :math:`\rho_\epsilon`. As :math:`\|z\| \le
+    \sqrt M`, for :math:`\|c\| = 1` the first is off by :math:`(3E/\sqrt M + 2r)/\rho_\epsilon`, the second by
+    :math:`(16E/M + 16r/\sqrt M)/\rho_\epsilon^2`; sums of M products round by a few units for each.
+    """
+    data = _prepared(groups, centre=centre)
+    size = data.size
+    rho, z = _parts(data, eps)
+    inverse = times_power(1 / rho.value, -data.exponents - _shift(data, eps)[0])
+    c = move - move.mean(dim=1, keepdim=True) if centre else move
+    s = (z.value * c).sum(dim=1, keepdim=True) / size
+    first = (c - s * z.value) * inverse
+    square = c.square().sum(dim=1, keepdim=True) / size
+    second = (3 * s.square() * z.value - 2 * s * c - square * z.value) * inverse.square()
+    relative = rho.error / (rho.value - rho.error).clamp(min=0.0) + (size + 32) * 2 * _UNIT
+    wrong = torch.linalg.vector_norm(z.error.expand(z.value.shape), dim=1, keepdim=True) / math.sqrt(size)
+    errors = (
+        (3 * wrong + 4 * relative) * inverse,
+        (16 * wrong + 16 * relative) * inverse.square() / math.sqrt(size),
+    )
+    bounds = [float((error * (1 + 2.0**-30)).nan_to_num(nan=torch.inf).max()) for error in errors]
+    return Near(first + 0.5 * second, bounds[0], bounds[1])
+
+
+def _near_layer(call: Call, move: Tensor) -> Near | None:
+    x, size = call["input"].value, math.prod(call["normalized_shape"])
+    return _near(x, move, x.numel() // max(1, size), call, centre=call.op == "aten.layer_norm")
+
+
+def _near_group(call: Call, move: Tensor) -> Near | None:
+    x = call["input"].value
+    return _near(x, move, x.shape[0] * call["num_groups"], call, centre=True)
+
+
+def _near_batch(call: Call, move: Tensor) -> Near | None:
+    x = call["input"].value
+    if call["running_mean"] is not None:
+        one = _pull_fixed(call, torch.ones_like(x))
+        return Near(one.value * move, float(one.error.max()) if x.numel() else 0.0, 0.0)
+    if call.op == "aten.batch_norm":
+        return None  # it mixes samples
+    return _near(x, move, x.shape[0] * x.shape[1], call, centre=True)
+
+
+def _near(x: Tensor, move: Tensor, count: int, call: Call, *, centre: bool) -> Near | None:
+    if not x.numel():
+        return None
+    eps, size = float(call["eps"]), x.numel() // count
+    found = _near_groups(x.reshape(count, size), move.reshape(count, size), eps, centre=centre)
+    return Near(found.change.reshape(x.shape), found.first, found.second)
 
 
 def _pull_fixed(call: Call, costate: Tensor) -> Rounded:
@@ -277,9 +338,11 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 @operation("aten.batch_norm", form=_form, fixed=_STATISTICS, rows=_batch_rows, cost=_cost, epsilon="eps",
-           errata=(3,), evaluate=_batch_norm, error=_error, pullback=_pull_batch)  # fmt: skip
+           errata=(3,), evaluate=_batch_norm, error=_error, pullback=_pull_batch, symmetric=True,
+           near=_near_batch)  # fmt: skip
 @operation("aten.instance_norm", form=_form, fixed=_STATISTICS, rows=batch("input", 3), cost=_cost, epsilon="eps",
-           errata=(3,), evaluate=_instance_norm, error=_error, pullback=_pull_batch)  # fmt: skip
+           errata=(3,), evaluate=_instance_norm, error=_error, pullback=_pull_batch, symmetric=True,
+           near=_near_batch)  # fmt: skip
 def batch_or_instance_norm(call: Call) -> Bounds:
     """With running statistics an affine map, x ↦ (x - μ)/√(σ² + ε) per channel, of norm the largest 1/√(σ² + ε);
     otherwise channels are groups, over the whole batch or over each sample.
@@ -306,7 +369,7 @@ def _fixed_statistics(call: Call, x: Enclosure) -> Bounds:
 
 
 @operation("aten.layer_norm", "aten.rms_norm", epsilon="eps", errata=(3,), error=_error_of_layer,
-           pullback=_pull_layer,
+           pullback=_pull_layer, symmetric=True, near=_near_layer,
            rows=lambda use: ["input"] if len(use["normalized_shape"]) < len(use.shapes["input"]) else [],
            cost=lambda use: grouped(use.numel, math.prod(use["normalized_shape"])))  # fmt: skip
 def layer_norm(call: Call) -> Bounds:
@@ -321,7 +384,7 @@ declare("aten.rms_norm", evaluate=_rms_norm)
 
 
 @operation("aten.group_norm", rows=batch("input"), epsilon="eps", errata=(3,), evaluate=_group_norm,
-           error=_error_of_groups, pullback=_pull_group,
+           error=_error_of_groups, pullback=_pull_group, symmetric=True, near=_near_group,
            cost=lambda use: grouped(use.numel, use.numel // (use.shape[0] * use["num_groups"])))  # fmt: skip
 def group_norm(call: Call) -> Bounds:
     """Groups are blocks of channels of each sample."""

@@ -81,6 +81,21 @@ class LossFacts:
 
 
 @dataclass(frozen=True)
+class Near:
+    """A result near the centre, to second order.
+
+    Attributes:
+        change: of the result, from a move of the argument; differentiable twice at zero.
+        first: on the norm of the error of its computed derivative there.
+        second: the same for its second derivative.
+    """
+
+    change: Tensor
+    first: float
+    second: float
+
+
+@dataclass(frozen=True)
 class GramRows:
     """Rows of the Jacobian in the parameters of a layer, from what the layer reads and the slopes in its result.
 
@@ -118,6 +133,9 @@ class Operation:
             whose error is proved: value and error of every entry. ``None``, or a slot left out, for what automatic
             differentiation computes by adding up products of the costate with numbers of the arguments, so that
             its error is relative to :math:`|J|^\top|\lambda|` (:mod:`surefoot.calculus.adjoint.costates`).
+        near: the result near the centre as a quadratic function of the move of its one argument that varies, from
+            coefficients whose error is proved, in sums and products only. ``None`` where its kernel has to do.
+        symmetric: whether its Jacobian in its one argument is a symmetric matrix.
         cost: non-zero entries of its derivatives; ``None`` for what follows from the form.
         gram: rows of the Jacobian in its parameters.
         canonical: itself as simpler operations, for every reading.
@@ -148,6 +166,8 @@ class Operation:
     scalar: Scalar | None = None
     taylor: Callable[[Moving], TaylorModel | None] | None = None
     pullback: Callable[[Call, Tensor], Mapping[Slot, Rounded]] | None = None
+    near: Callable[[Call, Tensor], Near | None] | None = None
+    symmetric: bool = False
     cost: Callable[[Use], Sparsity] | None = None
     gram: GramRows | None = None
     canonical: Callable[[Node], Iterator[Node]] | None = None

@@ -79,7 +79,7 @@ def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
 
 
 @operation("surefoot.scalar", error=_evaluation_error, form=Form.ELEMENTWISE, rows=aligned, taylor=scalar_along,
-           pullback=pullback, entry_error=_folded_errors)  # fmt: skip
+           pullback=pullback, symmetric=True, entry_error=_folded_errors)  # fmt: skip
 def scalar_function(call: Call) -> Bounds:
     r"""Slope and curvature over the reachable interval of every entry.
 
