@@ -4,5 +4,7 @@
 * ``slopes``: how steep and how curved each operation is, from the sizes of its arguments alone.
 * ``rounding``: how far each operation is off by itself.
 * ``propagation``: from these to the error of the value, by reverse mode.
+* ``valuer``: one function at many weights, as value and error.
+* ``streamed``: the objective of a whole set of data, batch by batch.
 * ``interval``: :func:`surefoot.evaluate`.
 """

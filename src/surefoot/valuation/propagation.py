@@ -59,17 +59,24 @@ class Errors:
 
     Attributes:
         total: of the output.
+        leading: the same without what is of second order.
         apart: how far each tensor may be from its exact value, by name.
         own: what each operation adds, by name.
     """
 
     total: float
+    leading: float
     apart: Mapping[str, float]
     own: Mapping[str, float]
 
 
-def forward_errors(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Slope]]:
-    """How far every tensor is off, with the slopes of all operations there; the total is that of the output."""
+def forward_errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
+    """How far every tensor is off, from one forward pass; the total is that of the output."""
+    return _forward(tape, run, slopes)[0]
+
+
+def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Slope]]:
+    """The same, with the slopes of all operations there."""
     apart: dict[str, float] = {}
     own: dict[str, float] = {}
     known: dict[str, Slope] = {}
@@ -90,17 +97,17 @@ def forward_errors(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[s
         own[node.name] = rounding(slope, whole, call, run.values[node.name])
         moved = sum(amount * apart[name] for name, amount in slope.jacobian.items() if apart.get(name))
         apart[node.name] = (moved + own[node.name]) * _SLACK
-    return Errors(apart[tape.output], apart, own), known
+    return Errors(apart[tape.output], 0.0, apart, own), known
 
 
 def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     """The error of the value by reverse mode; never more than that of the forward mode."""
-    first, known = forward_errors(tape, run, slopes)
+    first, known = _forward(tape, run, slopes)
     size, apart = run.costate_sizes, first.apart
     varying = {node.name for node in tape.varying} | set(tape.boundary)
     off: dict[str, float] = {tape.output: 0.0}
     bound: dict[str, float] = {tape.output: 1.0}
-    total = 0.0
+    total = leading = 0.0
     for node in reversed(tape.varying):
         name = node.name
         if name not in bound:
@@ -109,6 +116,7 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
         sharp = math.inf if computed is None else computed + off[name]
         costate = min(bound[name], sharp)
         total += first.own[name] * costate if first.own[name] else 0.0
+        leading += first.own[name] * min(computed or 0.0, costate)
         slope = known[name]
         reach = costate if computed is None else computed
         for argument, steepness in slope.jacobian.items():
@@ -130,7 +138,7 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     for name in tape.boundary:
         if apart[name] and name in bound:
             total += apart[name] * min(bound[name], size.get(name, 0.0) + off[name])
-    return Errors(min(total * _SLACK, first.total), apart, first.own)
+    return Errors(min(total * _SLACK, first.total), leading, apart, first.own)
 
 
 def _near_kinks(run: Run, slope: Slope, argument: str, apart: Mapping[str, float], steepness: float) -> float:
@@ -155,7 +163,7 @@ def _known(run: Run, name: str, apart: float) -> Enclosure:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return constant(value if isinstance(value, Tensor) else value[0], 0)
     exact = constant(value.detach(), 0)
-    if name not in run.tape.moving:
+    if name not in run.tape.moving and not apart:
         return exact
     spread = Magnitude.of(apart)
     return Enclosure(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from surefoot.calculus.prepare import as_scalar
-from surefoot.enclosure import Enclosure, constant, measure
+from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.graph import Graph, Node
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call, Use
@@ -27,8 +27,8 @@ from surefoot.scalar import ScalarFunction, supremum
 from surefoot.spec import Spec
 from surefoot.valuation.tape import Run, Tape, norms
 
+_LEAST = 2.0**-460
 _FAR = 32.0  # beyond, the suprema of scalar functions are those over the whole line
-_DRIFT = 0.1  # how far parameters may be from where norms were computed, relative to their own norm
 _NONE = Magnitude.zero((0,))
 _ZERO, _INFINITE = Magnitude.zero(), Magnitude.infinity()
 
@@ -97,24 +97,40 @@ class Slopes:
         )
 
 
-def slopes_of(tape: Tape, run: Run) -> Slopes:
-    """The slopes around a point.
+def slopes_of(tape: Tape, run: Run, drift: float, *, several: bool = False) -> Slopes:
+    """The slopes around a point, for parameters that move by a part ``drift`` of their norm.
+
+    Args:
+        tape: the operations.
+        run: a pass at the point.
+        several: whether they are to hold for other inputs and targets too, up to a size.
 
     Raises:
         UnsupportedOperation: naming an operation that has no rule.
     """
     found = Slopes({}, {})
     enclosures: dict[str, Enclosure] = {}
-    for name in tape.graph.leaves:
+    loose = tape.of_batch if several else frozenset()
+    for name, leaf in tape.graph.leaves.items():
         value = run.values[name].detach()
-        enclosures[name] = _parameter(found, name, value) if name in run.parameters else constant(value, 0)
+        if name in loose:
+            enclosures[name] = _sized(found, name, leaf.spec, value, fixed=True)
+        elif name in run.parameters:
+            enclosures[name] = _parameter(found, name, value, drift)
+        else:
+            enclosures[name] = constant(value, 0)
     varying = {node.name for node in tape.varying}
     for node in tape.graph.nodes:
         asked = as_scalar(tape.graph, node)
         if node.name in varying or _worth_asking(asked):
             slope = _asked(found, tape.graph, asked, enclosures)
             found.by_name[node.name] = _by_matrices(found, slope, run, varying)
-        enclosures[node.name] = _computed(found, node, run.values[node.name], varies=node.name in varying)
+        value, fixed = run.values[node.name], node.name not in varying
+        if fixed and node.name not in loose:
+            enclosures[node.name] = _valued(node, value)
+        else:
+            enclosures[node.name] = _sized(found, node.name, node.spec, value, fixed=fixed)
+    found.norms.pop(tape.output)  # which nothing reads
     return found
 
 
@@ -124,30 +140,35 @@ def _worth_asking(node: Node) -> bool:
     return record.bounds is not None and record.form_of(node) is not Form.LAYOUT and bool(node.inputs)
 
 
-def _parameter(found: Slopes, name: str, value: Tensor) -> Enclosure:
+def _parameter(found: Slopes, name: str, value: Tensor, drift: float) -> Enclosure:
     size, peak = measure(value)
-    radius = maximum(size, 0.5 * value.numel() ** 0.5 if value.dim() < 2 or size.is_zero else 0.0) * _DRIFT
+    radius = maximum(size, 0.5 * value.numel() ** 0.5 if value.dim() < 2 or size.is_zero else 0.0) * drift
     found.weights[name] = value.clone(), float(radius) * (1 - 2.0**-40)
     spec = Spec(tuple(value.shape), value.dtype)
     return Enclosure(spec, value, size + radius, peak + radius, radius, None, _ZERO, _NONE)
 
 
-def _computed(found: Slopes, node: Node, value: Any, *, varies: bool) -> Enclosure:
-    """A tensor that varies by its sizes, what does not by its value."""
-    if not varies:
-        first = constant(value if isinstance(value, Tensor) else value[0], 0)
-        size, peak = measure(value)
-        return replace(first, spec=node.spec, value=value, bound=size, peak=peak)
+def _valued(node: Node, value: Any) -> Enclosure:
+    """A tensor that does not vary, by its value."""
+    size, peak = measure(value)
+    first = constant(value if isinstance(value, Tensor) else value[0], 0)
+    return replace(first, spec=node.spec, value=value, bound=size, peak=peak)
+
+
+def _sized(found: Slopes, name: str, spec: Spec | tuple[Spec, ...], value: Any, *, fixed: bool) -> Enclosure:
+    """A tensor by its sizes alone."""
     real = [part.detach() for part in _parts(value) if part.is_floating_point()]
     size, peak = measure(real) if real else (_ZERO, _ZERO)
     bound, reach = (Magnitude.of(_doubled(float(amount))) for amount in (size, peak))
-    found.norms[node.name] = float(bound) * (1 - 2.0**-40)
-    return Enclosure(node.spec, None, bound, reach, _INFINITE, None, _INFINITE, _NONE)
+    if not real and fixed:
+        return unknown_constant(spec, 0)
+    found.norms[name] = float(bound) * (1 - 2.0**-40)
+    return Enclosure(spec, None, bound, reach, _INFINITE, None, _INFINITE, _NONE, is_constant=fixed)
 
 
 def _doubled(size: float) -> float:
-    """A power of two that is at least twice a size and less than eight times."""
-    return math.inf if not size < 1e300 else 2.0 ** (math.ceil(math.log2(size)) + 2) if size > 1e-300 else 1e-299
+    """A power of two, at least twice a size and less than eight times; not below what norms underflow to."""
+    return math.inf if not size < 1e300 else 2.0 ** (math.ceil(math.log2(max(size, _LEAST))) + 2)
 
 
 def _parts(value: Any) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from surefoot.calculus.prepare import expanded, without_casts
-from surefoot.graph import Graph, Node, Role
+from surefoot.graph import Graph, Node, Role, Source
 from surefoot.graph.assemble import needed
 from surefoot.graph.evaluate import double_by_default, in_double, widened
 from surefoot.operations.record import Form, record_of
@@ -66,6 +66,15 @@ class Tape:
         return tuple(n.name for n in self.fixed if n.name in read & rounded and _is_real(n))
 
     @cached_property
+    def of_batch(self) -> frozenset[str]:
+        """The names of inputs and targets, and of what is computed from them and from no parameter."""
+        names = {leaf.name for leaf in self.graph.leaves.values() if leaf.source in (Source.INPUT, Source.TARGET)}
+        for node in self.fixed:
+            if names.intersection(node.inputs):
+                names.add(node.name)
+        return frozenset(names)
+
+    @cached_property
     def moving(self) -> frozenset[str]:
         """The names of what a parameter enters."""
         return frozenset(node.name for node in self.varying) | {leaf.name for leaf in self.graph.parameters}
@@ -102,7 +111,7 @@ class Tape:
                 comes is noted, and where that is very near the costate is kept.
         """
         values = dict(constants.values)
-        run = Run(self, values, {}, constants.sizes)
+        run = Run(self, values, {}, constants.sizes, derivatives)
         kinks = kinks or {}
         with torch.set_grad_enabled(derivatives), double_by_default():
             for name, value in parameters.items():
@@ -136,6 +145,7 @@ class Run:
         values: of all tensors, by name.
         parameters: those that ask for gradients, by name of the leaf.
         constants: bounds on the norms of what no parameter enters.
+        derivatives: whether costates can be computed.
         nearest: how near a scalar function's argument comes to a kink, by name of the function.
         costates: of functions whose argument is very near to a kink, once they are computed.
     """
@@ -144,6 +154,7 @@ class Run:
     values: Values
     parameters: dict[str, Tensor]
     constants: dict[str, float]
+    derivatives: bool
     nearest: dict[str, float] = field(default_factory=dict)
     costates: dict[str, Tensor] = field(default_factory=dict)
     _norms: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # held by hooks, which the run must not be
