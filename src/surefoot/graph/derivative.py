@@ -84,8 +84,8 @@ def refuse_other_derivative(
     if not same:
         remedy = f"{_NO_STEP}write forward with differentiable operations, and pass a model with values in memory."
         what = (
-            f"the backward of {functions} (torch.autograd.Function) is not seen to be the derivative of forward at "
-            "the example and at eight times it, where the two are compared"
+            f"the backward of {functions} (torch.autograd.Function) is not seen to be the derivative of forward "
+            "at the example and at eight times it, where the two are compared"
         )
         raise CaptureError(what, where="", remedy=remedy)
 
