@@ -23,8 +23,7 @@ from torch import Tensor
 import surefoot.operations.families  # noqa: F401  registers the operations
 from surefoot.calculus.folding import fold
 from surefoot.enclosure import Enclosure
-from surefoot.graph.assemble import needed
-from surefoot.graph.structure import Graph, Node, Ref, Role, Spec
+from surefoot.graph.structure import Graph, Node, Ref, Role, Spec, needed
 from surefoot.operations.record import record_of
 from surefoot.scalar import ScalarFunction
 

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.chain import Chain
 from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
-from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, LimitedMemory, Proposed
+from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, LimitedMemory, Linearised, Proposed
 from surefoot.optim.evaluation import loss_of, number
 from surefoot.optim.point import Batch, Function, Point, Stream
 from surefoot.optim.record import StepRecord
 from surefoot.optim.stored import resolution
 from surefoot.optim.wolfe import Found, search
+from surefoot.oracles.problem import Problem
 from surefoot.torch_private import BatchNormalisation
 from surefoot.valuation.streamed import StreamedValuer, is_loader
 from surefoot.valuation.valuer import EvaluationError, Valuer
@@ -52,7 +54,7 @@ class ByEvaluation:
 
     def __init__(self, owner: GuaranteedOptimizer, direction: Any) -> None:
         self.owner = owner
-        self.direction = _direction(direction, owner)
+        self.direction = Linearised(self._problem) if direction == "gauss_newton" else _direction(direction, owner)
         self._fallback = Gradient()
         self._stalls = 0
         self.forget()
@@ -64,10 +66,12 @@ class ByEvaluation:
         self._function: tuple[tuple[str, Graph], Function] | None = None
         self._point: Point | None = None
         self._loader: Any = None
+        self._batch: tuple[Any, Any] = (None, None)
 
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step that is proved to descend."""
         owner = self.owner
+        self._batch = x, y
         try:
             if is_loader(x):
                 function, data = self._function_of_all(x)
@@ -142,6 +146,15 @@ class ByEvaluation:
             self._function, self._point = (key, Function(stream, owner.regularizer, owner.trainable)), None
             self._loader = loader
         return self._function[1], f"loader of {len(loader) if hasattr(loader, '__len__') else 'some'} batches"
+
+    def _problem(self) -> Problem:
+        """The linearised problem at the present weights."""
+        (x, y), owner = self._batch, self.owner
+        if is_loader(x):
+            raise OptimizerError(
+                "Gauss-Newton directions are those of one batch: take another direction for loaders"
+            )
+        return Problem(Chain(owner.model, x), owner.objective.bound_to(y), None, owner.regularizer)
 
     def _compare(self, function: Function, x: Any, y: Any, closure: Closure | None) -> None:
         """What is proved is about the function that the live model computes."""
@@ -283,12 +296,12 @@ def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:
         strangers = [name for name, value in owner.trainable.items() if id(value) not in held]
         if strangers:
             raise ValueError(f"{type(chosen).__name__} does not hold '{strangers[0]}': give it model.parameters()")
-        return Proposed(chosen, dict(owner.trainable))
+        return Proposed(chosen, lambda: owner.trainable)
     if callable(chosen) and not isinstance(chosen, str | type):
         return Chosen(chosen)
     raise ValueError(
-        f"direction is {', '.join(map(repr, NAMED))}, a torch.optim class or instance, or a function of weights "
-        f"and gradient, got {chosen!r}"
+        f"direction is {', '.join(map(repr, NAMED))}, 'gauss_newton', a torch.optim class or instance, or a "
+        f"function of weights and gradient, got {chosen!r}"
     )
 
 

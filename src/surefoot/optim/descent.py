@@ -44,7 +44,8 @@ class CertifiedDescent(GuaranteedOptimizer):
         model: the network.
         objective: a loss without targets.
         proof: see above.
-        direction: where to go. ``"lbfgs"`` (the default), ``"conjugate"``, ``"gradient"``; a ``torch.optim`` class
+        direction: where to go. ``"lbfgs"`` (the default), ``"conjugate"``, ``"gradient"``,
+            ``"gauss_newton"``; a ``torch.optim`` class
             or an instance, which proposes steps and keeps its state consistent with what was taken; or a function
             of weights and gradient, by name, that returns a direction. Promises ahead take ``"conjugate"`` (along
             segments, their default) and ``"gradient"``.

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from surefoot.calculus.leaves import captured
+from surefoot.enclosure import Spec
 from surefoot.errors import CaptureError, ObjectiveError, describe
 from surefoot.graph import Graph, Source
 from surefoot.graph.checks import as_inputs, check_inputs
 from surefoot.operations.losses.sums import divisor
-from surefoot.spec import Spec
 from surefoot.valuation.tape import Constants, tape_of
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 

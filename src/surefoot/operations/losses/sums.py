@@ -21,7 +21,7 @@ from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.moving import Moving
 from surefoot.operations.record import Near
 from surefoot.scalar import Rounded
-from surefoot.taylor.model import TaylorModel, rounded_up
+from surefoot.taylor import TaylorModel, rounded_up
 
 Numbers: TypeAlias = "float | tuple[Numbers, ...]"
 UNIT = 2.0**-52
