@@ -205,7 +205,7 @@ def measure(value: Any) -> tuple[Magnitude, Magnitude]:
         return sizes.norm(), peaks.max()
     if value.numel() == 0:
         return Magnitude.zero(), Magnitude.zero()
-    number = value if value.dtype == torch.float64 else value.to(torch.float64)
+    number = value.detach().to(torch.float64)
     peak = float(number.abs().max())
     if not math.isfinite(peak):
         return Magnitude.infinity(), Magnitude.infinity()
@@ -230,7 +230,7 @@ def row_norms(value: Tensor) -> Magnitude:
     """Norms of the slices along the first dimension, rounded up."""
     if not value.numel():
         return Magnitude.zero((value.shape[0],))
-    flat = value.reshape(value.shape[0], -1)
+    flat = value.detach().reshape(value.shape[0], -1)
     scale = float(flat.abs().amax())
     if scale == 0 or not math.isfinite(scale):
         return Magnitude(np.full(len(flat), np.inf if scale else -np.inf))
