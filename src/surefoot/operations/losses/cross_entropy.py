@@ -30,13 +30,14 @@ from surefoot.operations.losses.sums import (
     compared,
     dense,
     keywords,
+    near_loss,
     row_bounds,
     samples,
     weighted_sum,
 )
 from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
-from surefoot.operations.softmax import STEEPEST, probabilities, summed
+from surefoot.operations.softmax import STEEPEST, moderate, probabilities, summed
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL
 from surefoot.taylor import FLOOR, TaylorModel, compose, passed_on, row_norms, shifted
@@ -241,6 +242,18 @@ def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     return {"outputs": slope * costate}
 
 
+def _second(call: Call, move: Tensor) -> tuple[Tensor, float]:
+    r""":math:`\sum_im_i(\langle p, d^2\rangle - \langle p, d\rangle^2)`, the Hessian being
+    :math:`m(\mathrm{diag}(p) - pp^\top)`: off by :math:`4m\|\hat p - p\|` and a few units of m for each class.
+    """
+    outputs, targets = call["outputs"].value, call["targets"].value
+    mass = masses(targets, outputs.shape[1], **call.node.kwargs).sum(dim=1, keepdim=True)
+    p = moderate(outputs, 1)
+    variance = (p.value * move.square()).sum(dim=1, keepdim=True) - (p.value * move).sum(dim=1, keepdim=True) ** 2
+    wrong = 4 * torch.linalg.vector_norm(p.error, dim=1, keepdim=True) + (sum(outputs.shape) + 32) * 8 * UNIT
+    return (mass * variance).sum(), float((mass.abs() * wrong).max()) * (1 + 2.0**-40) if mass.numel() else 0.0
+
+
 def _others(shares: Rounded, total: Rounded) -> Rounded:
     """The total of a row less each of its entries, which are not negative: by subtraction, but for the largest
     entry by adding up the others.
@@ -288,6 +301,7 @@ def error(call: Call, computed: Tensor) -> Magnitude:
     rows=samples,
     taylor=taylor,
     pullback=pullback,
+    near=near_loss(pullback, _second),
     factor=root,
     errata=(12, 13),
 )

@@ -28,6 +28,7 @@ from surefoot.operations.losses.sums import (
     dense,
     divisor,
     keywords,
+    near_loss,
     row_bounds,
     samples,
     times,
@@ -63,6 +64,7 @@ class Separable:
         readings = {
             "taylor": self.taylor,
             "pullback": self.pullback,
+            "near": near_loss(self.pullback, self.second),
             "factor": self.factor,
             "error": self.error,
         }
@@ -103,6 +105,13 @@ class Separable:
         """The gradient in the outputs."""
         outputs, targets = call["outputs"].value, call["targets"].value
         return {"outputs": self.at(targets, outputs.shape, **call.node.kwargs).slope(outputs) * costate}
+
+    def second(self, call: Call, move: Tensor) -> tuple[Tensor, float]:
+        """The diagonal of the Hessian times the squares of a move."""
+        outputs, targets = call["outputs"].value, call["targets"].value
+        bend = self.at(targets, outputs.shape, **call.node.kwargs).bend(outputs)
+        error = (bend.error + bend.value.abs() * (4 * UNIT)).nan_to_num(nan=torch.inf)
+        return (bend.value * move.square()).sum(), float(error.max()) if error.numel() else 0.0
 
     def error(self, call: Call, computed: Tensor) -> Magnitude:
         """How far the computed loss is from the exact one, measured by the sum of the form, of which the error is

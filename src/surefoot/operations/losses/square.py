@@ -19,6 +19,7 @@ from surefoot.operations.losses.sums import (
     dense,
     divisor,
     keywords,
+    near_loss,
     row_bounds,
     samples,
     weighted_sum,
@@ -85,12 +86,19 @@ def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     return {"outputs": slope, "targets": -slope}
 
 
+def _second(call: Call, move: Tensor) -> tuple[Tensor, float]:
+    """c‖d‖², c off by a few units."""
+    factor = _factor(call["outputs"].shape, **call.node.kwargs)
+    return factor * move.square().sum(), 8 * UNIT * abs(factor)
+
+
 @operation(
     "surefoot.square",
     loss=LossFacts(value, convex=True, smooth=True, nonnegative=True, quadratic=True, options=keywords(value)),
     rows=samples,
     taylor=taylor,
     pullback=pullback,
+    near=near_loss(pullback, _second),
     factor=root,
     errata=(12,),
 )
