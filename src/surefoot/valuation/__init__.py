@@ -2,6 +2,8 @@
 
 * ``tape``: the operations of an objective, run in double precision, with the sizes of values and costates.
 * ``slopes``: how steep and how curved each operation is, from the sizes of its arguments alone.
+* ``kinks``: where scalar functions have kinks.
+* ``normalising``: normalisations in few passes, with their error.
 * ``rounding``: how far each operation is off by itself.
 * ``propagation``: from these to the error of the value, by reverse mode.
 * ``valuer``: one function at many weights, as value and error.

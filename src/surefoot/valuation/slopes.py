@@ -17,17 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.calculus.prepare import as_scalar
 from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.graph import Graph, Node
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.record import Form, record_of, rule_for
-from surefoot.scalar import ScalarFunction, supremum
 from surefoot.spec import Spec
-from surefoot.valuation.tape import Run, Tape, norms
+from surefoot.valuation.kinks import pieces
+from surefoot.valuation.tape import Plan, Run, Tape, norms
 
 _LEAST = 2.0**-460
+_GENTLE = 2.0  # slopes up to which costates are not measured on both sides
 _FAR = 32.0  # beyond, the suprema of scalar functions are those over the whole line
 _DRIFT = 0.1  # how far parameters may be from where norms were computed, relative to their own norm
 _NONE = Magnitude.zero((0,))
@@ -46,6 +46,7 @@ class Slope:
         reduction: how many numbers are added up for one entry.
         breaks: where a scalar function has kinks, if it is otherwise as curved as the curvature says.
         pointwise: whether the rule says enough only where the values of the arguments are known.
+        solved: how far the result is off besides round-off, of what is solved and not evaluated.
     """
 
     node: Node
@@ -55,6 +56,13 @@ class Slope:
     reduction: int = 1
     breaks: tuple[float, ...] = ()
     pointwise: bool = False
+    solved: float = 0.0
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether slope or error are computed from the values of the arguments."""
+        stated = self.node.op != "surefoot.scalar" and record_of(self.node).error is not None
+        return self.pointwise or stated
 
 
 @dataclass
@@ -62,13 +70,15 @@ class Slopes:
     """The slopes of all operations of a tape, and the sizes up to which they hold.
 
     Attributes:
-        by_name: of each operation, by name.
+        tape: the operations.
+        by_name: of each of them, by name.
         norms: of tensors that vary.
         peaks: likewise, of those whose largest entry matters.
         slices: likewise, of factors that meet matrix by matrix: the norm of one of their matrices.
         weights: the parameters where the rules were asked, and how far they may be from there.
     """
 
+    tape: Tape
     by_name: dict[str, Slope]
     norms: dict[str, float]
     peaks: dict[str, float] = field(default_factory=dict)
@@ -76,9 +86,25 @@ class Slopes:
     weights: dict[str, tuple[Tensor, float]] = field(default_factory=dict)
 
     @cached_property
-    def kinks(self) -> dict[str, tuple[str, tuple[float, ...]]]:
-        """Of scalar functions with kinks, the argument and where they are."""
-        return {name: (slope.node.inputs[0], slope.breaks) for name, slope in self.by_name.items() if slope.breaks}
+    def plan(self) -> Plan:
+        """What the next pass is to note and to keep.
+
+        The costate of what is read by one scalar function alone, of moderate slope, is at most the slope times
+        the costate of its result, and need not be measured.
+        """
+        keep = {*self.peaks, *self.slices}
+        readers: dict[str, list[Slope]] = {}
+        for name, slope in self.by_name.items():
+            if name not in self.tape.special and slope.needs_values:
+                keep |= {name, *slope.node.inputs}
+            for argument in slope.node.inputs:
+                readers.setdefault(argument, []).append(slope)
+        inner = {
+            name
+            for name, (first, *others) in readers.items()
+            if not others and first.node.op == "surefoot.scalar" and first.jacobian.get(name, math.inf) <= _GENTLE
+        }
+        return Plan(frozenset(keep), self.tape.rounding - inner)
 
     def hold(self, run: Run, errors: Mapping[str, float]) -> bool:
         """Whether all tensors, and all within the errors of them, are inside."""
@@ -98,29 +124,31 @@ class Slopes:
         )
 
 
-def slopes_of(tape: Tape, run: Run, *, several: bool = False) -> Slopes:
+def slopes_of(tape: Tape, run: Run, *, several: bool = False, errors: Mapping[str, float] | None = None) -> Slopes:
     """The slopes around a point.
 
     Args:
         tape: the operations.
         run: a pass at the point.
         several: whether they are to hold for other inputs and targets too, up to a size.
+        errors: how far tensors may be off, where that is more than their size.
 
     Raises:
         UnsupportedOperation: naming an operation that has no rule.
     """
-    found = Slopes({}, {})
+    found = Slopes(tape, {}, {})
     enclosures: dict[str, Enclosure] = {}
     loose = tape.of_batch if several else frozenset()
+    apart = errors or {}
     for name, leaf in tape.graph.leaves.items():
         value = run.values[name].detach()
         if name in loose:
-            enclosures[name] = _sized(found, name, leaf.spec, value, fixed=True)
+            enclosures[name] = _sized(found, run, name, leaf.spec, 0.0, fixed=True)
         else:
             enclosures[name] = _parameter(found, name, value) if name in run.parameters else constant(value, 0)
     varying = {node.name for node in tape.varying}
     for node in tape.graph.nodes:
-        asked = as_scalar(tape.graph, node)
+        asked = tape.asked[node.name]
         if node.name in varying or _worth_asking(asked):
             slope = _asked(found, tape.graph, asked, enclosures)
             found.by_name[node.name] = _by_matrices(found, slope, run, varying)
@@ -128,7 +156,9 @@ def slopes_of(tape: Tape, run: Run, *, several: bool = False) -> Slopes:
         if fixed and node.name not in loose:
             enclosures[node.name] = _valued(node, value)
         else:
-            enclosures[node.name] = _sized(found, node.name, node.spec, value, fixed=fixed)
+            wide = apart.get(node.name, 0.0)
+            enclosures[node.name] = _sized(found, run, node.name, node.spec, wide, fixed=fixed)
+    found.norms.pop(tape.output, None)  # nothing reads it
     return found
 
 
@@ -153,19 +183,21 @@ def _valued(node: Node, value: Any) -> Enclosure:
     return replace(first, spec=node.spec, value=value, bound=size, peak=peak)
 
 
-def _sized(found: Slopes, name: str, spec: Spec | tuple[Spec, ...], value: Any, *, fixed: bool) -> Enclosure:
+def _sized(
+    found: Slopes, run: Run, name: str, spec: Spec | tuple[Spec, ...], apart: float, *, fixed: bool
+) -> Enclosure:
     """A tensor by its sizes alone."""
-    real = [part.detach() for part in _parts(value) if part.is_floating_point()]
-    size, peak = measure(real) if real else (_ZERO, _ZERO)
-    bound, reach = (Magnitude.of(_doubled(float(amount))) for amount in (size, peak))
-    if not real and fixed:
-        return unknown_constant(spec, 0)
+    real = [part.detach() for part in _parts(run.values[name]) if part.is_floating_point()]
+    if not real:
+        return unknown_constant(spec, 0) if fixed else replace(unknown_constant(spec, 0), is_constant=False)
+    peak = float(measure(real)[1])
+    bound, reach = (Magnitude.of(_doubled(size + 2 * apart)) for size in (run.sizes[name], peak))
     found.norms[name] = float(bound) * (1 - 2.0**-40)
     return Enclosure(spec, None, bound, reach, _INFINITE, None, _INFINITE, _NONE, is_constant=fixed)
 
 
 def _doubled(size: float) -> float:
-    """A power of two that is at least twice a size and less than eight times; not below what norms underflow to."""
+    """A power of two that is at least twice a size and less than eight times, or what norms may underflow to."""
     return math.inf if not size < 1e300 else 2.0 ** (math.ceil(math.log2(max(size, _LEAST))) + 2)
 
 
@@ -180,7 +212,7 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
     rule, record = rule_for(node, graph), record_of(node)
     reached = {name: replace(e, peak=maximum(e.bound, _FAR)) for name, e in enclosures.items() if e.value is None}
     blunt = rule(Call(node, {**enclosures, **reached}))
-    if node.op == "surefoot.scalar" and (_is_finite(blunt) or _pieces(node.args[1])[0]):
+    if node.op == "surefoot.scalar" and (_is_finite(blunt) or pieces(node.args[1])[0]):
         return slope_of(node, blunt)
     sharp = rule(Call(node, enclosures))
     if record.epsilon is not None or not all(amount.is_finite for amount in sharp.jacobian.values()):
@@ -231,9 +263,10 @@ def slope_of(node: Node, bounds: Bounds) -> Slope:
         product = names[first], names[second], float(bounds.curvature[first, second])
     breaks: tuple[float, ...] = ()
     if node.op == "surefoot.scalar" and not _is_finite(bounds):
-        breaks, bend = _pieces(node.args[1])
+        breaks, bend = pieces(node.args[1])
         curvature = dict.fromkeys(curvature, bend)
-    return Slope(node, jacobian, curvature, product, bounds.reduction, breaks)
+    solved = 0.0 if bounds.error is None else float(bounds.error)
+    return Slope(node, jacobian, curvature, product, bounds.reduction, breaks, solved=solved)
 
 
 def _is_finite(bounds: Bounds) -> bool:
@@ -249,12 +282,3 @@ def _same(first: Bounds, second: Bounds) -> bool:
     return all(
         a.keys() == b.keys() and all(float(a[key]) <= float(b[key]) * (1 + 1e-9) for key in a) for a, b in pairs
     )
-
-
-def _pieces(function: ScalarFunction) -> tuple[tuple[float, ...], float]:
-    """The breaks of a piecewise function of x itself, and how curved its pieces are on the whole line."""
-    last = function.steps[-1]
-    if last.op != "piecewise" or function.steps[last.operands[0]].op != "variable":
-        return (), math.inf
-    bend = max(supremum(piece, 2) for piece in last.pieces)
-    return (last.parameters, float(bend)) if math.isfinite(bend) else ((), math.inf)

@@ -12,15 +12,22 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from surefoot.calculus.prepare import expanded, without_casts
+from surefoot.calculus.prepare import as_scalar, expanded, without_casts
 from surefoot.graph import Graph, Node, Role, Source
 from surefoot.graph.assemble import needed
 from surefoot.graph.evaluate import double_by_default, in_double, widened
 from surefoot.operations.record import Form, record_of
+from surefoot.valuation.kinks import pieces
+from surefoot.valuation.normalising import Normalised, normalised
 
 Values = dict[str, Any]
 
-_NEAR = 2.0**-20
+NEAR = 2.0**-20  # to a kink, so that costates are kept entry by entry
+_SAME = frozenset(
+    f"aten.{name}"
+    for name in ("view", "reshape", "_unsafe_view", "transpose", "t", "permute", "unsqueeze", "squeeze", "flatten",
+                 "unflatten", "alias", "clone", "contiguous", "movedim", "detach")
+)  # fmt: skip
 
 _tapes: WeakKeyDictionary[Graph, Tape] = WeakKeyDictionary()
 
@@ -93,13 +100,24 @@ class Tape:
         value = self._wide[node.name].run(values)
         return in_double(value) if isinstance(value, Tensor) else tuple(map(in_double, value))
 
+    @cached_property
+    def _last(self) -> dict[str, list[str]]:
+        """What varies and is read for the last time, by node."""
+        last = {name: node.name for node in self.varying for name in node.inputs}
+        finished: dict[str, list[str]] = {}
+        names = {node.name for node in self.varying} - set(self.graph.outputs)
+        for name, reader in last.items():
+            if name in names:
+                finished.setdefault(reader, []).append(name)
+        return finished
+
     def run(
         self,
         parameters: Mapping[str, Tensor],
         constants: Constants,
         *,
         derivatives: bool,
-        kinks: Mapping[str, tuple[str, tuple[float, ...]]] | None = None,
+        plan: Plan | None = None,
     ) -> Run:
         """The operations at these parameters, by name of the leaf.
 
@@ -107,25 +125,67 @@ class Tape:
             parameters: their values.
             constants: see :meth:`constants`.
             derivatives: whether the gradient is wanted too.
-            kinks: for scalar functions, their argument and where they have kinks: how near to one the argument
-                comes is noted, and where that is very near the costate is kept.
+            plan: what to note and to keep; everything without one.
         """
         values = dict(constants.values)
-        run = Run(self, values, {}, constants.sizes, derivatives)
-        kinks = kinks or {}
+        watch = self.rounding if plan is None else plan.watch
+        run = Run(self, values, {}, constants, derivatives, plan is None)
+        keep = set() if plan is None else set(plan.keep)
         with torch.set_grad_enabled(derivatives), double_by_default():
             for name, value in parameters.items():
                 values[name] = run.parameters[name] = in_double(value.detach()).requires_grad_(derivatives)
+                run.measure(name, value)
             for name in self.boundary if derivatives else ():
                 values[name] = run.watched(name, constants.values[name].detach().requires_grad_())
             for node in self.varying:
-                value = self._compute(node, values)
-                if derivatives and node.name in kinks:
-                    run.note_kinks(node.name, *kinks[node.name])
-                if derivatives and node.name in self.rounding and isinstance(value, Tensor):
+                special = normalised(node, values) if node.name in self.special else None
+                if special is None:
+                    value = self._compute(node, values)
+                    keep.update(node.inputs if node.name in self.special else ())
+                else:
+                    value, run.facts[node.name] = special
+                if node.op in _SAME:
+                    run.aliases[node.name] = node.inputs[0]
+                else:
+                    run.measure(node.name, value)
+                if derivatives and node.name in self.kinks:
+                    run.note_kinks(node.name, node.inputs[0], self.kinks[node.name])
+                if derivatives and node.name in watch and isinstance(value, Tensor):
                     value = run.watched(node.name, value)
                 values[node.name] = value
+                for name in self._last.get(node.name, ()) if plan is not None else ():
+                    if name not in keep:
+                        del values[name]
         return run
+
+    @cached_property
+    def asked(self) -> dict[str, Node]:
+        """All operations, those that are scalar functions of one tensor as such."""
+        return {node.name: as_scalar(self.graph, node) for node in self.graph.nodes}
+
+    @cached_property
+    def kinks(self) -> dict[str, tuple[float, ...]]:
+        """Where scalar functions have kinks, by name."""
+        scalars = {name: node.args[1] for name, node in self.asked.items() if node.op == "surefoot.scalar"}
+        return {name: pieces(function)[0] for name, function in scalars.items() if pieces(function)[0]}
+
+    @cached_property
+    def special(self) -> frozenset[str]:
+        """The normalisations, which have formulas of their own."""
+        return frozenset(node.name for node in self.varying if record_of(node).epsilon is not None)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a pass is asked to note and to keep.
+
+    Attributes:
+        keep: the names of what is read after the pass; other values are freed after their last reader.
+        watch: the names of tensors whose costates are measured.
+    """
+
+    keep: frozenset[str]
+    watch: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -136,27 +196,51 @@ class Constants:
     sizes: dict[str, float]
 
 
+@dataclass(frozen=True)
+class Near:
+    """The entries of an argument that are very near to a kink.
+
+    Attributes:
+        nearest: the distance of the nearest of all.
+        places: their positions, flat.
+        distances: of each of them.
+        costates: at these places in the result, once they are computed.
+    """
+
+    nearest: float
+    places: Tensor | None = None
+    distances: Tensor | None = None
+    costates: list[Tensor] = field(default_factory=list)
+
+
 @dataclass
 class Run:
     """One pass over a tape.
 
     Attributes:
         tape: the operations.
-        values: of all tensors, by name.
+        values: of the tensors that were kept, by name.
         parameters: those that ask for gradients, by name of the leaf.
-        constants: bounds on the norms of what no parameter enters.
+        constants: what no parameter enters.
         derivatives: whether costates can be computed.
-        nearest: how near a scalar function's argument comes to a kink, by name of the function.
-        costates: of functions whose argument is very near to a kink, once they are computed.
+        whole: whether all values were kept.
+        near: how near a scalar function's argument comes to a kink, by name of the function.
+        facts: of normalisations.
+        watching: the names of tensors whose costates are measured; none comes back where that is zero.
+        aliases: of tensors with the same entries as another, the name of that.
     """
 
     tape: Tape
     values: Values
     parameters: dict[str, Tensor]
-    constants: dict[str, float]
+    constants: Constants
     derivatives: bool
-    nearest: dict[str, float] = field(default_factory=dict)
-    costates: dict[str, Tensor] = field(default_factory=dict)
+    whole: bool
+    near: dict[str, Near] = field(default_factory=dict)
+    facts: dict[str, Normalised] = field(default_factory=dict)
+    watching: set[str] = field(default_factory=set)
+    aliases: dict[str, str] = field(default_factory=dict)
+    _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _norms: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # held by hooks, which the run must not be
 
     @cached_property
@@ -164,18 +248,35 @@ class Run:
         """Of the output, which is one number."""
         return float(self.values[self.tape.output].detach())
 
+    def measure(self, name: str, value: Any) -> None:
+        """Note the norm of a tensor, or of several together."""
+        parts = [value] if isinstance(value, Tensor) else value
+        real = [part.detach() for part in parts if part.is_floating_point()]
+        if real:
+            sizes = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in real]
+            size = sizes[0] if len(sizes) == 1 else torch.linalg.vector_norm(torch.stack(sizes))
+            self._sizes[name] = sum(part.numel() for part in real), size
+
     def note_kinks(self, name: str, argument: str, breaks: tuple[float, ...]) -> None:
         """How near the argument of a scalar function comes to its kinks."""
-        x = self.values[argument].detach()
-        self.nearest[name] = min(
-            (float((x - point).abs().amin()) for point in breaks if x.numel()), default=math.inf
-        )
+        x = self.values[argument].detach().reshape(-1)
+        if not x.numel():
+            self.near[name] = Near(math.inf)
+            return
+        distances = [x.abs() if point == 0 else (x - point).abs() for point in breaks]
+        away = distances[0] if len(distances) == 1 else torch.stack(distances).amin(dim=0)
+        nearest = float(away.amin())
+        if nearest < NEAR:
+            places = (away < NEAR).nonzero().reshape(-1)
+            self.near[name] = Near(nearest, places, away[places])
+        else:
+            self.near[name] = Near(nearest)
 
     def watched(self, name: str, value: Tensor) -> Tensor:
         """The tensor itself; the norm of its costate is kept when that is computed."""
+        self.watching.add(name)
         if value.requires_grad:
-            kept = self.costates if self.nearest.get(name, math.inf) < _NEAR else None
-            value.register_hook(partial(_seen, self._norms, kept, name))
+            value.register_hook(partial(_seen, self._norms, self.near.get(name), name))
         return value
 
     @cached_property
@@ -190,22 +291,22 @@ class Run:
     @cached_property
     def sizes(self) -> dict[str, float]:
         """Bounds on the norms of values, parameters and constants."""
-        tensors = {n: v for n, v in self.values.items() if n not in self.constants and _is_measured(v)}
-        return self.constants | dict(zip(tensors, norms(tensors.values()), strict=True))
+        found = self.constants.sizes | dict(zip(self._sizes, _bounds(list(self._sizes.values())), strict=True))
+        for name, other in self.aliases.items():
+            found[name] = found[other]
+        return found
 
     @cached_property
     def costate_sizes(self) -> dict[str, float]:
-        """Bounds on the norms of the costates as computed; those that did not come back are zero."""
+        """Bounds on the norms of the costates as computed, where they were measured and did come back."""
         _ = self.gradient
         return dict(zip(self._norms, _bounds(list(self._norms.values())), strict=True))
 
 
-def _seen(
-    sizes: dict[str, tuple[int, Tensor]], kept: dict[str, Tensor] | None, name: str, costate: Tensor
-) -> None:
+def _seen(sizes: dict[str, tuple[int, Tensor]], near: Near | None, name: str, costate: Tensor) -> None:
     sizes[name] = costate.numel(), torch.linalg.vector_norm(costate)
-    if kept is not None:
-        kept[name] = costate
+    if near is not None and near.places is not None:
+        near.costates.append(costate.reshape(-1)[near.places])
 
 
 def norms(tensors: Iterable[Tensor]) -> list[float]:
@@ -235,4 +336,4 @@ def _is_real(node: Node) -> bool:
     return all(spec.dtype.is_floating_point for spec in node.specs)
 
 
-__all__ = ["Constants", "Run", "Tape", "norms", "tape_of"]
+__all__ = ["NEAR", "Constants", "Plan", "Run", "Tape", "norms", "tape_of"]

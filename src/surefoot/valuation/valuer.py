@@ -15,6 +15,8 @@ from surefoot.valuation.propagation import Errors, errors, forward_errors
 from surefoot.valuation.slopes import Slopes, slopes_of
 from surefoot.valuation.tape import Constants, Run, Tape, tape_of
 
+_ATTEMPTS = 4
+
 
 class EvaluationError(SurefootError, RuntimeError):
     """An objective that has no value, or none that can be enclosed."""
@@ -85,9 +87,9 @@ class Valuer:
     ) -> Run:
         """One pass at these weights, by path; with other inputs and targets if these are several."""
         by_name = {leaf.name: weights[leaf.path] for leaf in self.tape.graph.parameters}
-        kinks = {} if self._slopes is None else self._slopes.kinks
+        plan = None if self._slopes is None else self._slopes.plan
         chosen = self.constants if constants is None else constants
-        return self.tape.run(by_name, chosen, derivatives=derivatives, kinks=kinks)
+        return self.tape.run(by_name, chosen, derivatives=derivatives, plan=plan)
 
     def gradient(self, run: Run) -> dict[str, Tensor]:
         """The gradient of a pass, by path."""
@@ -105,27 +107,42 @@ class Valuer:
                 f"the objective is {run.value} at these weights: check data and weights for NaN and huge entries"
             )
         found = None if self._slopes is None else self._errors(run, self._slopes)
-        if found is None:
-            self._slopes, fresh = self._asked(run)
-            found = self._errors(run, fresh)
-        total = math.inf if found is None else found.total
-        return Evaluation(run.value, total if total >= 0 else math.inf)
+        if found is not None:
+            return Evaluation(run.value, found.total if found.total >= 0 else math.inf)
+        again = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
+        rest = abs(run.value - again.value) * (1 + 2.0**-50)
+        return Evaluation(run.value, self._anew(again) + rest)
 
-    def _asked(self, run: Run) -> tuple[Slopes | None, Slopes]:
+    def _anew(self, run: Run) -> float:
+        """The error, from slopes that are asked for again, with room for errors that are larger than sizes."""
+        wide: Mapping[str, float] = {}
+        for _ in range(_ATTEMPTS):
+            self._slopes, fresh = self._asked(run, wide)
+            found = self._forward_or_reverse(run, fresh)
+            if fresh.hold(run, found.apart):
+                return found.total if found.total >= 0 else math.inf
+            wide = found.apart
+            if not all(map(math.isfinite, wide.values())):
+                break
+        return math.inf
+
+    def _asked(self, run: Run, wide: Mapping[str, float]) -> tuple[Slopes | None, Slopes]:
         """The slopes that may be kept, and those of this pass."""
         if self.several:
             try:
-                common = slopes_of(self.tape, run, several=True)
+                common = slopes_of(self.tape, run, several=True, errors=wide)
             except UnsupportedOperation:  # a rule that asks for the values of inputs
-                return None, slopes_of(self.tape, run)
+                return None, slopes_of(self.tape, run, errors=wide)
             return common, common
-        fresh = slopes_of(self.tape, run)
+        fresh = slopes_of(self.tape, run, errors=wide)
         return fresh, fresh
+
+    def _forward_or_reverse(self, run: Run, slopes: Slopes) -> Errors:
+        return (errors if run.derivatives else forward_errors)(self.tape, run, slopes)
 
     def _errors(self, run: Run, slopes: Slopes) -> Errors | None:
         """``None`` where the slopes do not hold."""
-        computed = errors if run.derivatives else forward_errors
-        found = computed(self.tape, run, slopes)
+        found = self._forward_or_reverse(run, slopes)
         return found if slopes.hold(run, found.apart) else None
 
 
