@@ -88,6 +88,8 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Sl
         facts = run.facts.get(node.name)
         if facts is None:
             slope, own[node.name] = _asked(tape, run, slope, apart)
+            if node.name in tape.matched and slope.product is not None:
+                slope = _by_matrices(run, slope, *tape.matched[node.name], apart)
         else:
             name = node.inputs[0]
             steepness, bend = facts.slopes(apart.get(name, 0.0))
@@ -97,6 +99,18 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Sl
         moved = sum(amount * apart[name] for name, amount in slope.jacobian.items() if apart.get(name))
         apart[node.name] = (moved + own[node.name]) * _SLACK
     return Errors(apart[tape.output], apart, own), known
+
+
+def _by_matrices(run: Run, slope: Slope, first: str, second: str, apart: Mapping[str, float]) -> Slope:
+    r"""Where both factors vary and meet matrix by matrix, :math:`\|\delta A_kB_k\| \le \|\delta A_k\|\|B_k\|`: the
+    slope in one is at most the largest norm of a matrix of the other.
+    """
+    assert slope.product is not None
+    jacobian = dict(slope.jacobian)
+    for name, other in ((first, second), (second, first)):
+        size = (run.matrices.get(other, 0.0) + apart.get(other, 0.0)) * slope.product[2] * _SLACK
+        jacobian[name] = min(jacobian[name], size) if first != second else jacobian[name]
+    return replace(slope, jacobian=jacobian)
 
 
 def _asked(tape: Tape, run: Run, slope: Slope, apart: Mapping[str, float]) -> tuple[Slope, float]:

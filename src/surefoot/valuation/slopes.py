@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
@@ -74,7 +73,6 @@ class Slopes:
         by_name: of each of them, by name.
         norms: of tensors that vary.
         peaks: likewise, of those whose largest entry matters.
-        slices: likewise, of factors that meet matrix by matrix: the norm of one of their matrices.
         weights: the parameters where the rules were asked, and how far they may be from there.
     """
 
@@ -82,7 +80,6 @@ class Slopes:
     by_name: dict[str, Slope]
     norms: dict[str, float]
     peaks: dict[str, float] = field(default_factory=dict)
-    slices: dict[str, float] = field(default_factory=dict)
     weights: dict[str, tuple[Tensor, float]] = field(default_factory=dict)
 
     @cached_property
@@ -92,7 +89,7 @@ class Slopes:
         The costate of what is read by one scalar function alone, of moderate slope, is at most the slope times
         the costate of its result, and need not be measured.
         """
-        keep = {*self.peaks, *self.slices}
+        keep = {*self.peaks}
         readers: dict[str, list[Slope]] = {}
         for name, slope in self.by_name.items():
             if name not in self.tape.special and slope.needs_values:
@@ -116,12 +113,7 @@ class Slopes:
         if any(not distance <= radius for distance, radius in zip(apart, radii, strict=True)):
             return False
         largest = {name: float(run.values[name].detach().abs().amax()) for name in self.peaks}
-        matrices = {name: largest_matrix(run.values[name]) for name in self.slices}
-        return all(
-            size + errors.get(name, 0.0) <= bounds[name]
-            for found, bounds in ((largest, self.peaks), (matrices, self.slices))
-            for name, size in found.items()
-        )
+        return all(size + errors.get(name, 0.0) <= self.peaks[name] for name, size in largest.items())
 
 
 def slopes_of(tape: Tape, run: Run, *, several: bool = False, errors: Mapping[str, float] | None = None) -> Slopes:
@@ -150,8 +142,7 @@ def slopes_of(tape: Tape, run: Run, *, several: bool = False, errors: Mapping[st
     for node in tape.graph.nodes:
         asked = tape.asked[node.name]
         if node.name in varying or _worth_asking(asked):
-            slope = _asked(found, tape.graph, asked, enclosures)
-            found.by_name[node.name] = _by_matrices(found, slope, run, varying)
+            found.by_name[node.name] = _asked(found, tape.graph, asked, enclosures)
         value, fixed = run.values[node.name], node.name not in varying
         if fixed and node.name not in loose:
             enclosures[node.name] = _valued(node, value)
@@ -221,30 +212,6 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
         return slope_of(node, blunt)
     found.peaks |= {name: float(enclosures[name].peak) * (1 - 2.0**-40) for name in node.inputs if name in reached}
     return slope_of(node, sharp)
-
-
-def _by_matrices(found: Slopes, slope: Slope, run: Run, varying: set[str]) -> Slope:
-    r"""Where both factors vary and meet matrix by matrix, :math:`\|\delta A_kB_k\| \le \|\delta A_k\|\|B_k\|`: the
-    slope in one is at most the largest norm of a matrix of the other.
-    """
-    if slope.product is None or slope.node.op not in ("aten.matmul", "aten.bmm"):
-        return slope
-    first, second, bilinear = slope.product
-    shapes = [run.values[name].shape for name in (first, second)]
-    if not {first, second} <= varying or len(shapes[0]) < 3 or shapes[0][:-2] != shapes[1][:-2] or first == second:
-        return slope
-    jacobian = dict(slope.jacobian)
-    for name, other in ((first, second), (second, first)):
-        found.slices[other] = _doubled(largest_matrix(run.values[other]))
-        jacobian[name] = min(jacobian[name], bilinear * found.slices[other])
-    return replace(slope, jacobian=jacobian)
-
-
-def largest_matrix(value: Tensor) -> float:
-    """The largest norm of the matrices that the last two dimensions make, rounded up."""
-    if not value.numel():
-        return 0.0
-    return float(torch.linalg.vector_norm(value.detach(), dim=(-2, -1)).amax()) * (1 + 2.0**-30) + 2.0**-500
 
 
 def slope_of(node: Node, bounds: Bounds) -> Slope:

@@ -17,6 +17,7 @@ from surefoot.graph import Graph, Node, Role, Source
 from surefoot.graph.assemble import needed
 from surefoot.graph.evaluate import double_by_default, in_double, widened
 from surefoot.operations.record import Form, record_of
+from surefoot.spec import Spec
 from surefoot.valuation.kinks import pieces
 from surefoot.valuation.normalising import Normalised, normalised
 
@@ -148,6 +149,8 @@ class Tape:
                     run.aliases[node.name] = node.inputs[0]
                 else:
                     run.measure(node.name, value)
+                if node.name in self.matched:
+                    run.measure_matrices(self.matched[node.name])
                 if derivatives and node.name in self.kinks:
                     run.note_kinks(node.name, node.inputs[0], self.kinks[node.name])
                 if derivatives and node.name in watch and isinstance(value, Tensor):
@@ -168,6 +171,20 @@ class Tape:
         """Where scalar functions have kinks, by name."""
         scalars = {name: node.args[1] for name, node in self.asked.items() if node.op == "surefoot.scalar"}
         return {name: pieces(function)[0] for name, function in scalars.items() if pieces(function)[0]}
+
+    @cached_property
+    def matched(self) -> dict[str, tuple[str, str]]:
+        """The factors of products that both vary and meet matrix by matrix."""
+        found = {}
+        for node in self.varying:
+            pair = tuple(node.inputs)
+            if node.op in ("aten.matmul", "aten.bmm") and len(pair) == 2 and self.moving.issuperset(pair):
+                first, second = (self.graph.spec(name) for name in pair)
+                assert isinstance(first, Spec)
+                assert isinstance(second, Spec)
+                if len(first.shape) > 2 and first.shape[:-2] == second.shape[:-2]:
+                    found[node.name] = pair
+        return found
 
     @cached_property
     def special(self) -> frozenset[str]:
@@ -241,6 +258,7 @@ class Run:
     watching: set[str] = field(default_factory=set)
     aliases: dict[str, str] = field(default_factory=dict)
     _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    _matrices: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _norms: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # held by hooks, which the run must not be
 
     @cached_property
@@ -256,6 +274,14 @@ class Run:
             sizes = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in real]
             size = sizes[0] if len(sizes) == 1 else torch.linalg.vector_norm(torch.stack(sizes))
             self._sizes[name] = sum(part.numel() for part in real), size
+
+    def measure_matrices(self, names: tuple[str, str]) -> None:
+        """Note the largest norm of the matrices that the last two dimensions of a tensor make."""
+        for name in names:
+            value = self.values[name].detach()
+            if name not in self._matrices and value.numel():
+                sizes = torch.linalg.vector_norm(value, dim=(-2, -1))
+                self._matrices[name] = value.shape[-2] * value.shape[-1], sizes.amax()
 
     def note_kinks(self, name: str, argument: str, breaks: tuple[float, ...]) -> None:
         """How near the argument of a scalar function comes to its kinks."""
@@ -295,6 +321,11 @@ class Run:
         for name, other in self.aliases.items():
             found[name] = found[other]
         return found
+
+    @cached_property
+    def matrices(self) -> dict[str, float]:
+        """Bounds on the norms of all matrices of a tensor, of factors that meet matrix by matrix."""
+        return dict(zip(self._matrices, _bounds(list(self._matrices.values())), strict=True))
 
     @cached_property
     def costate_sizes(self) -> dict[str, float]:
