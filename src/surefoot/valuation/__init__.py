@@ -2,6 +2,7 @@
 
 * ``tape``: the operations of an objective, run in double precision, with the sizes of values and costates.
 * ``slopes``: how steep and how curved each operation is, from the sizes of its arguments alone.
+* ``kernels``: formulas where kernels of torch are not good to double precision.
 * ``kinks``: where scalar functions have kinks.
 * ``normalising``: normalisations in few passes, with their error.
 * ``rounding``: how far each operation is off by itself.

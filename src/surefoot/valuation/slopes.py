@@ -169,9 +169,10 @@ def _parameter(found: Slopes, name: str, value: Tensor) -> Enclosure:
 
 def _valued(node: Node, value: Any) -> Enclosure:
     """A tensor that does not vary, by its value."""
-    size, peak = measure(value)
-    first = constant(value if isinstance(value, Tensor) else value[0], 0)
-    return replace(first, spec=node.spec, value=value, bound=size, peak=peak)
+    parts = tuple(part.detach() for part in _parts(value))
+    size, peak = measure(parts)
+    whole = parts[0] if isinstance(value, Tensor) else parts
+    return replace(constant(parts[0], 0), spec=node.spec, value=whole, bound=size, peak=peak)
 
 
 def _sized(

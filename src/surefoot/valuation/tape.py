@@ -18,6 +18,7 @@ from surefoot.graph.assemble import needed
 from surefoot.graph.evaluate import double_by_default, in_double, widened
 from surefoot.operations.record import Form, record_of
 from surefoot.spec import Spec
+from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import pieces
 from surefoot.valuation.normalising import Normalised, normalised
 
@@ -55,7 +56,7 @@ class Tape:
         varies = {name for name, role in self.graph.roles.items() if Role.PARAMETERS in role}
         self.varying = tuple(node for node in self.graph.nodes if node.name in varies)
         self.fixed = tuple(node for node in self.graph.nodes if node.name not in varies)
-        self._wide = {node.name: widened(node, record_of(node).evaluate) for node in self.graph.nodes}
+        self._wide = {node.name: widened(node, formula_of(node)) for node in self.graph.nodes}
         self.output = self.graph.outputs[0]
 
     @cached_property
