@@ -21,7 +21,7 @@ from valuation.families import FAMILIES
 
 SUBJECTS = 16  # of each family, two cases each: 640 together
 FURTHER = 150
-REFUSED = {"custom_backward": 0.85, "edges": 0.5, "scales": 0.6}  # at most so many, otherwise a fifth
+REFUSED = {"custom_backward": 0.85, "edges": 0.5, "scales": 0.4}  # at most so many, otherwise a fifth
 
 
 def evaluations(subject: Subject) -> Iterator[Evaluation]:

@@ -54,7 +54,9 @@ def rounding(slope: Slope, sizes: Mapping[str, float], call: Call | None, value:
         return float(stated) + slope.solved
     moved = sum(amount * sizes[name] for name, amount in slope.jacobian.items())
     lost = math.sqrt(node.numel) * (k + 16.0) ** 2 * _UNDERFLOW
-    lost = lost * math.prod(max(1.0, sizes[name]) for name in slope.jacobian) + slope.solved
+    for name in slope.jacobian:  # one by one, as sizes alone may overflow
+        lost *= max(1.0, sizes[name])
+    lost += slope.solved
     if node.op == "surefoot.scalar":
         return _KERNEL * (sizes[node.name] + moved) + lost
     if slope.product is not None:

@@ -161,7 +161,8 @@ def _worth_asking(node: Node) -> bool:
 
 def _parameter(found: Slopes, name: str, value: Tensor) -> Enclosure:
     size, peak = measure(value)
-    radius = maximum(size, 0.5 * value.numel() ** 0.5 if value.dim() < 2 or size.is_zero else 0.0) * _DRIFT
+    least = 0.5 * value.numel() ** 0.5 if value.dim() < 2 or size.is_zero else _LEAST
+    radius = maximum(size, least) * _DRIFT
     found.weights[name] = value.clone(), float(radius) * (1 - 2.0**-40)
     spec = Spec(tuple(value.shape), value.dtype)
     return Enclosure(spec, value, size + radius, peak + radius, radius, None, _ZERO, _NONE)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from surefoot.calculus.prepare import as_scalar, expanded, without_casts
+from surefoot.enclosure import measure
 from surefoot.graph import Graph, Node, Role, Source
 from surefoot.graph.assemble import needed
 from surefoot.graph.evaluate import double_by_default, in_double, widened
@@ -269,8 +270,7 @@ class Run:
 
     def measure(self, name: str, value: Any) -> None:
         """Note the norm of a tensor, or of several together."""
-        parts = [value] if isinstance(value, Tensor) else value
-        real = [part.detach() for part in parts if part.is_floating_point()]
+        real = _detached(value)
         if real:
             sizes = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in real]
             size = sizes[0] if len(sizes) == 1 else torch.linalg.vector_norm(torch.stack(sizes))
@@ -319,6 +319,9 @@ class Run:
     def sizes(self) -> dict[str, float]:
         """Bounds on the norms of values, parameters and constants."""
         found = self.constants.sizes | dict(zip(self._sizes, _bounds(list(self._sizes.values())), strict=True))
+        for name, size in found.items():
+            if size == math.inf and name in self.values:  # squares overflow, or it is not finite
+                found[name] = float(measure(_detached(self.values[name]))[0])
         for name, other in self.aliases.items():
             found[name] = found[other]
         return found
@@ -358,6 +361,11 @@ def _bounds(found: list[tuple[int, Tensor]]) -> list[float]:
         size * (1 + (count + 8) * 2.0**-52) + count**0.5 * 2.0**-500 if size < math.inf else math.inf
         for size, (count, _) in zip(sizes, found, strict=True)
     ]
+
+
+def _detached(value: Any) -> list[Tensor]:
+    parts = [value] if isinstance(value, Tensor) else value
+    return [part.detach() for part in parts if part.is_floating_point()]
 
 
 def _is_measured(value: Any) -> bool:

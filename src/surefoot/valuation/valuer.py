@@ -107,7 +107,7 @@ class Valuer:
                 f"the objective is {run.value} at these weights: check data and weights for NaN and huge entries"
             )
         found = None if self._slopes is None else self._errors(run, self._slopes)
-        if found is not None:
+        if found is not None and (found.total < math.inf or run.whole):
             return Evaluation(run.value, found.total if found.total >= 0 else math.inf)
         again = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
         rest = abs(run.value - again.value) * (1 + 2.0**-50)
