@@ -5,6 +5,7 @@
 * ``kernels``: formulas where kernels of torch are not good to double precision.
 * ``kinks``: where scalar functions have kinks.
 * ``normalising``: normalisations in few passes, with their error.
+* ``entropy``: the logistic loss, likewise.
 * ``rounding``: how far each operation is off by itself.
 * ``propagation``: from these to the error of the value, by reverse mode.
 * ``valuer``: one function at many weights, as value and error.

@@ -86,7 +86,9 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Sl
             apart[node.name] = own[node.name] = 0.0 if exact or not _is_real(node) else math.inf
             continue
         facts = run.facts.get(node.name)
-        if facts is None:
+        if node.name in run.stated and not slope.pointwise:
+            own[node.name] = run.stated[node.name]
+        elif facts is None:
             slope, own[node.name] = _asked(tape, run, slope, apart)
             if node.name in tape.matched and slope.product is not None:
                 slope = _by_matrices(run, slope, *tape.matched[node.name], apart)

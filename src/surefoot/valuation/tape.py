@@ -19,6 +19,7 @@ from surefoot.graph.assemble import needed
 from surefoot.graph.evaluate import double_by_default, in_double, widened
 from surefoot.operations.record import Form, record_of
 from surefoot.spec import Spec
+from surefoot.valuation.entropy import entropy
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import pieces
 from surefoot.valuation.normalising import Normalised, normalised
@@ -32,6 +33,7 @@ _SAME = frozenset(
                  "unflatten", "alias", "clone", "contiguous", "movedim", "detach")
 )  # fmt: skip
 
+_ENTROPY = "surefoot.cross_entropy"
 _tapes: WeakKeyDictionary[Graph, Tape] = WeakKeyDictionary()
 
 
@@ -141,12 +143,10 @@ class Tape:
             for name in self.boundary if derivatives else ():
                 values[name] = run.watched(name, constants.values[name].detach().requires_grad_())
             for node in self.varying:
-                special = normalised(node, values) if node.name in self.special else None
-                if special is None:
+                value = run.by_formula(node) if node.name in self.special else None
+                if value is None:
                     value = self._compute(node, values)
-                    keep.update(node.inputs if node.name in self.special else ())
-                else:
-                    value, run.facts[node.name] = special
+                    keep.update((node.name, *node.inputs) if node.name in self.special else ())
                 if node.op in _SAME:
                     run.aliases[node.name] = node.inputs[0]
                 else:
@@ -190,8 +190,9 @@ class Tape:
 
     @cached_property
     def special(self) -> frozenset[str]:
-        """The normalisations, which have formulas of their own."""
-        return frozenset(node.name for node in self.varying if record_of(node).epsilon is not None)
+        """The normalisations and losses that may have formulas of their own."""
+        chosen = (node for node in self.varying if record_of(node).epsilon is not None or node.op == _ENTROPY)
+        return frozenset(node.name for node in chosen)
 
 
 @dataclass(frozen=True)
@@ -245,6 +246,7 @@ class Run:
         whole: whether all values were kept.
         near: how near a scalar function's argument comes to a kink, by name of the function.
         facts: of normalisations.
+        stated: the errors of losses.
         watching: the names of tensors whose costates are measured; none comes back where that is zero.
         aliases: of tensors with the same entries as another, the name of that.
     """
@@ -257,6 +259,7 @@ class Run:
     whole: bool
     near: dict[str, Near] = field(default_factory=dict)
     facts: dict[str, Normalised] = field(default_factory=dict)
+    stated: dict[str, float] = field(default_factory=dict)
     watching: set[str] = field(default_factory=set)
     aliases: dict[str, str] = field(default_factory=dict)
     _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
@@ -267,6 +270,20 @@ class Run:
     def value(self) -> float:
         """Of the output, which is one number."""
         return float(self.values[self.tape.output].detach())
+
+    def by_formula(self, node: Node) -> Tensor | None:
+        """The value of an operation by a formula whose error is proved and noted; ``None`` without one."""
+        if node.op == _ENTROPY:
+            loss = entropy(node, self.values)
+            if loss is None:
+                return None
+            self.stated[node.name] = loss[1]
+            return loss[0]
+        special = normalised(node, self.values)
+        if special is None:
+            return None
+        self.facts[node.name] = special[1]
+        return special[0]
 
     def measure(self, name: str, value: Any) -> None:
         """Note the norm of a tensor, or of several together."""
