@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from functools import cache
 
+import torch
+
 from surefoot.scalar import ScalarFunction, supremum
 
 
@@ -23,6 +25,13 @@ def pieces(function: ScalarFunction) -> tuple[tuple[float, ...], float]:
 
 
 @cache
+def steepness(function: ScalarFunction) -> tuple[float, float]:
+    """The largest slope on the whole line, and the value at zero."""
+    zero = torch.zeros(1, dtype=torch.float64)
+    return float(supremum(function, 1)), float(function(zero))
+
+
+@cache
 def only_chooses(function: ScalarFunction) -> bool:
     """Whether every value is the argument, minus it, or a fixed number, as for rectifiers: nothing is rounded."""
     last = function.steps[-1]
@@ -32,4 +41,4 @@ def only_chooses(function: ScalarFunction) -> bool:
     return all(line is not None and (line[0] == 0 or (abs(line[0]) == 1 and line[1] == 0)) for line in lines)
 
 
-__all__ = ["only_chooses", "pieces"]
+__all__ = ["only_chooses", "pieces", "steepness"]

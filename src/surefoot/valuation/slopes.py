@@ -22,6 +22,7 @@ from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.record import Form, record_of, rule_for
 from surefoot.spec import Spec
+from surefoot.torch_private import differences_together
 from surefoot.valuation.kinks import pieces
 from surefoot.valuation.tape import Plan, Run, Tape, norms
 
@@ -108,7 +109,8 @@ class Slopes:
         sizes, parameters = run.sizes, run.parameters
         if any(not sizes[name] + errors.get(name, 0.0) <= bound for name, bound in self.norms.items()):
             return False
-        apart = norms(parameters[name].detach() - value for name, (value, _) in self.weights.items())
+        here = [parameters[name].detach() for name in self.weights]
+        apart = norms(differences_together(here, [value for value, _ in self.weights.values()]))
         radii = (radius for _, radius in self.weights.values())
         if any(not distance <= radius for distance, radius in zip(apart, radii, strict=True)):
             return False

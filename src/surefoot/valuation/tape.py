@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -17,11 +17,13 @@ from surefoot.enclosure import measure
 from surefoot.graph import Graph, Node, Role, Source
 from surefoot.graph.assemble import needed
 from surefoot.graph.evaluate import double_by_default, in_double, widened
+from surefoot.graph.nodes import Ref
 from surefoot.operations.record import Form, record_of
 from surefoot.spec import Spec
+from surefoot.torch_private import norms_together
 from surefoot.valuation.entropy import entropy
 from surefoot.valuation.kernels import formula_of
-from surefoot.valuation.kinks import pieces
+from surefoot.valuation.kinks import pieces, steepness
 from surefoot.valuation.normalising import Normalised, normalised
 
 Values = dict[str, Any]
@@ -33,6 +35,7 @@ _SAME = frozenset(
                  "unflatten", "alias", "clone", "contiguous", "movedim", "detach")
 )  # fmt: skip
 
+_GENTLE = 1.3  # slopes up to which norms are not measured on both sides
 _ENTROPY = "surefoot.cross_entropy"
 _tapes: WeakKeyDictionary[Graph, Tape] = WeakKeyDictionary()
 
@@ -59,7 +62,7 @@ class Tape:
         varies = {name for name, role in self.graph.roles.items() if Role.PARAMETERS in role}
         self.varying = tuple(node for node in self.graph.nodes if node.name in varies)
         self.fixed = tuple(node for node in self.graph.nodes if node.name not in varies)
-        self._wide = {node.name: widened(node, formula_of(node)) for node in self.graph.nodes}
+        self._wide = {node.name: _prepared(widened(node, formula_of(node))) for node in self.graph.nodes}
         self.output = self.graph.outputs[0]
 
     @cached_property
@@ -102,8 +105,10 @@ class Tape:
         return Constants(values, dict(zip(real, norms(real.values()), strict=True)))
 
     def _compute(self, node: Node, values: Values) -> Any:
-        value = self._wide[node.name].run(values)
-        return in_double(value) if isinstance(value, Tensor) else tuple(map(in_double, value))
+        value = self._wide[node.name](values)
+        if isinstance(value, Tensor):
+            return value if value.dtype is torch.float64 else in_double(value)
+        return tuple(map(in_double, value))
 
     @cached_property
     def _last(self) -> dict[str, list[str]]:
@@ -139,7 +144,7 @@ class Tape:
         with torch.set_grad_enabled(derivatives), double_by_default():
             for name, value in parameters.items():
                 values[name] = run.parameters[name] = in_double(value.detach()).requires_grad_(derivatives)
-                run.measure(name, value)
+            run.measure_parameters()
             for name in self.boundary if derivatives else ():
                 values[name] = run.watched(name, constants.values[name].detach().requires_grad_())
             for node in self.varying:
@@ -148,7 +153,9 @@ class Tape:
                     value = self._compute(node, values)
                     keep.update((node.name, *node.inputs) if node.name in self.special else ())
                 if node.op in _SAME:
-                    run.aliases[node.name] = node.inputs[0]
+                    run.aliases[node.name] = node.inputs[0], 1.0
+                elif node.name in self.derived:
+                    run.aliases[node.name] = self.derived[node.name]
                 else:
                     run.measure(node.name, value)
                 if node.name in self.matched:
@@ -173,6 +180,20 @@ class Tape:
         """Where scalar functions have kinks, by name."""
         scalars = {name: node.args[1] for name, node in self.asked.items() if node.op == "surefoot.scalar"}
         return {name: pieces(function)[0] for name, function in scalars.items() if pieces(function)[0]}
+
+    @cached_property
+    def derived(self) -> dict[str, tuple[str, float]]:
+        """Scalar functions that vanish at zero and have a moderate slope, with their argument and that slope: the
+        norm of the result is at most the slope times that of the argument, and is not measured.
+        """
+        found = {}
+        for node in self.varying:
+            asked = self.asked[node.name]
+            if asked.op == "surefoot.scalar":
+                steepest, at_zero = steepness(asked.args[1])
+                if at_zero == 0 and steepest <= _GENTLE:
+                    found[node.name] = node.inputs[0], steepest
+        return found
 
     @cached_property
     def matched(self) -> dict[str, tuple[str, str]]:
@@ -248,7 +269,7 @@ class Run:
         facts: of normalisations.
         stated: the errors of losses.
         watching: the names of tensors whose costates are measured; none comes back where that is zero.
-        aliases: of tensors with the same entries as another, the name of that.
+        aliases: where the norm of a tensor is at most a factor times that of another, its name and the factor.
     """
 
     tape: Tape
@@ -261,7 +282,7 @@ class Run:
     facts: dict[str, Normalised] = field(default_factory=dict)
     stated: dict[str, float] = field(default_factory=dict)
     watching: set[str] = field(default_factory=set)
-    aliases: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, tuple[str, float]] = field(default_factory=dict)
     _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _matrices: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _norms: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # held by hooks, which the run must not be
@@ -284,6 +305,13 @@ class Run:
             return None
         self.facts[node.name] = special[1]
         return special[0]
+
+    def measure_parameters(self) -> None:
+        """Note the norms of the parameters."""
+        with torch.no_grad():
+            tensors = [value.detach() for value in self.parameters.values()]
+            sizes = zip(self.parameters, tensors, norms_together(tensors), strict=True)
+        self._sizes |= {name: (value.numel(), size) for name, value, size in sizes}
 
     def measure(self, name: str, value: Any) -> None:
         """Note the norm of a tensor, or of several together."""
@@ -339,8 +367,8 @@ class Run:
         for name, size in found.items():
             if size == math.inf and name in self.values:  # squares overflow, or it is not finite
                 found[name] = float(measure(_detached(self.values[name]))[0])
-        for name, other in self.aliases.items():
-            found[name] = found[other]
+        for name, (other, factor) in self.aliases.items():
+            found[name] = found[other] * factor
         return found
 
     @cached_property
@@ -367,7 +395,8 @@ def norms(tensors: Iterable[Tensor]) -> list[float]:
     A sum of n squares and its root have a relative error of at most (n + 8) 2⁻⁵³; squares that underflow take at
     most :math:`\sqrt n\,2^{-500}` from the norm. Infinite where a square overflows or an entry is not a number.
     """
-    return _bounds([(tensor.numel(), torch.linalg.vector_norm(tensor.detach())) for tensor in tensors])
+    given = [tensor.detach() for tensor in tensors]
+    return _bounds([(t.numel(), size) for t, size in zip(given, norms_together(given), strict=True)])
 
 
 def _bounds(found: list[tuple[int, Tensor]]) -> list[float]:
@@ -378,6 +407,22 @@ def _bounds(found: list[tuple[int, Tensor]]) -> list[float]:
         size * (1 + (count + 8) * 2.0**-52) + count**0.5 * 2.0**-500 if size < math.inf else math.inf
         for size, (count, _) in zip(sizes, found, strict=True)
     ]
+
+
+def _prepared(node: Node) -> Callable[[Values], Any]:
+    """What computes a node from values by name, without a look at its arguments each time."""
+    if node.kwargs or any(isinstance(argument, list | tuple) for argument in node.args):
+        return node.run
+    names = [(k, argument.name) for k, argument in enumerate(node.args) if isinstance(argument, Ref)]
+    template, target = list(node.args), node.target
+
+    def run(values: Values) -> Any:
+        args = template.copy()
+        for k, name in names:
+            args[k] = values[name]
+        return target(*args)
+
+    return run
 
 
 def _detached(value: Any) -> list[Tensor]:
