@@ -20,9 +20,8 @@ from surefoot.scalar import ScalarFunction, supremum
 from surefoot.scalar.enclosure import _value_at
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import only_chooses
-from surefoot.valuation.propagation import _PULL
 from surefoot.valuation.rounding import _KERNEL
-from surefoot.valuation.tape import Tape, tape_of
+from surefoot.valuation.tape import PULL, Tape, tape_of
 from valuation.elementwise import OPERATIONS, Scalar, numbers
 
 _STENCIL = torch.tensor([-1 / 60, 3 / 20, -3 / 4, 0, 3 / 4, -3 / 20, 1 / 60], dtype=torch.float64)
@@ -123,7 +122,7 @@ def test_pull_backs_are_good_to_thirty_bits(op: str) -> None:
             result = values[case.graph.outputs[0]]
             return result if isinstance(result, Tensor) else next(r for r in result if r.is_floating_point())
 
-        assert _pulled_back_wrongly(function, [case.values[name].double() for name in case.variables]) <= _PULL
+        assert _pulled_back_wrongly(function, [case.values[name].double() for name in case.variables]) <= PULL
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
@@ -137,7 +136,7 @@ def test_pull_backs_of_element_wise_kernels_are_good_to_thirty_bits(op: str) -> 
         node = tape.varying[-1]
         fixed = {**tape.graph.constants, **tape.graph.held}
         wrong = _pulled_back_wrongly(lambda t: tape._compute(node, {**fixed, node.inputs[0]: t}), [x])  # noqa: B023
-        assert wrong <= _PULL, label
+        assert wrong <= PULL, label
 
 
 def test_an_operation_whose_kernel_is_wrong_is_refused() -> None:

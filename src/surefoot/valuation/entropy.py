@@ -62,7 +62,7 @@ class _Entropy(torch.autograd.Function):
         return torch.tensor(total, dtype=outputs.dtype, device=outputs.device), moved
 
     @staticmethod
-    def backward(ctx: Any, costate: Tensor, _: Any) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, costate: Tensor, _: Any) -> tuple[Tensor, None, None]:
         shares, rest, place, labels = ctx.saved_tensors
         slope = shares.scatter(1, place, 1.0).div_(1 + rest)
         own = labels[:, None]

@@ -156,7 +156,7 @@ class _Normalise(torch.autograd.Function):
         return d / rho, mean, rho
 
     @staticmethod
-    def backward(ctx: Any, costate: Tensor, *_: Any) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, costate: Tensor, *_: Any) -> tuple[Tensor, None, None]:
         d, inverse = ctx.saved_tensors
         costate = costate.contiguous()
         n, groups, places = d.shape

@@ -49,7 +49,6 @@ from surefoot.valuation.rounding import rounding
 from surefoot.valuation.slopes import Slope, Slopes, slope_of
 from surefoot.valuation.tape import NEAR, Run, Tape
 
-_PULL = 2.0**-30
 _SLACK = 1 + 1e-9  # round-off of the sums below
 _NONE = Magnitude.zero((0,))
 
@@ -132,7 +131,7 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     if tape.output not in known or not tape.varying:
         return first
     size, apart = run.costate_sizes, first.apart
-    varying = {node.name for node in tape.varying} | set(tape.boundary)
+    varying = tape.reached
     off: dict[str, float] = {tape.output: 0.0}  # between costates and what is computed of them
     bound: dict[str, float] = {tape.output: 1.0}  # on costates, from those of the readers
     reach: dict[str, float] = {tape.output: 1.0}  # on computed costates
@@ -145,17 +144,15 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
             reach[name] = min(size.get(name, 0.0), reach[name])
         costate = min(bound[name], reach[name] + off[name])
         total += first.own[name] * costate if first.own[name] else 0.0
-        slope = known[name]
+        slope, pull = known[name], tape.pulls[name]
         for argument, steepness in slope.jacobian.items():
             if argument not in varying:
                 continue
-            bend = sum(
-                amount * apart.get(pair[pair[0] == argument], 0.0)
-                for pair, amount in slope.curvature.items()
-                if argument in pair and apart.get(pair[pair[0] == argument])
-            )
-            pull = max(_PULL, 8 * 2.0**-53 * (node.numel + 16))
-            change = _near_kinks(run, slope, argument, apart, steepness, reach[name])
+            bend = 0.0
+            for pair, amount in slope.curvature.items():
+                if argument in pair and apart.get(pair[pair[0] == argument]):
+                    bend += amount * apart[pair[pair[0] == argument]]
+            change = _near_kinks(run, slope, argument, apart, steepness, reach[name]) if slope.breaks else 0.0
             if reach[name]:
                 change += (bend + pull * steepness) * reach[name]
                 reach[argument] = reach.get(argument, 0.0) + steepness * (1 + pull) * _SLACK * reach[name]

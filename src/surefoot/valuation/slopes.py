@@ -29,7 +29,7 @@ from surefoot.valuation.tape import Plan, Run, Tape, norms
 _LEAST = 2.0**-460
 _GENTLE = 2.0  # slopes up to which costates are not measured on both sides
 _FAR = 32.0  # beyond, the suprema of scalar functions are those over the whole line
-_DRIFT = 0.1  # how far parameters may be from where norms were computed, relative to their own norm
+DRIFTS = 0.01, 0.1  # how far parameters may be from where norms were computed, relative to theirs: least and most
 _NONE = Magnitude.zero((0,))
 _ZERO, _INFINITE = Magnitude.zero(), Magnitude.infinity()
 
@@ -102,23 +102,44 @@ class Slopes:
             for name, (first, *others) in readers.items()
             if not others and first.node.op == "surefoot.scalar" and first.jacobian.get(name, math.inf) <= _GENTLE
         }
-        return Plan(frozenset(keep), self.tape.rounding - inner)
+        sizes = norms(value for value, _ in self.weights.values())
+        known = {n: (value, size) for (n, (value, _)), size in zip(self.weights.items(), sizes, strict=True)}
+        return Plan(
+            frozenset(keep), self.tape.rounding - inner, known if min(sizes, default=1.0) < math.inf else {}
+        )
 
     def hold(self, run: Run, errors: Mapping[str, float]) -> bool:
         """Whether all tensors, and all within the errors of them, are inside."""
-        sizes, parameters = run.sizes, run.parameters
+        sizes = run.sizes
         if any(not sizes[name] + errors.get(name, 0.0) <= bound for name, bound in self.norms.items()):
             return False
-        here = [parameters[name].detach() for name in self.weights]
-        apart = norms(differences_together(here, [value for value, _ in self.weights.values()]))
-        radii = (radius for _, radius in self.weights.values())
-        if any(not distance <= radius for distance, radius in zip(apart, radii, strict=True)):
+        if not self.holds_weights(run):
             return False
         largest = {name: float(run.values[name].detach().abs().amax()) for name in self.peaks}
         return all(size + errors.get(name, 0.0) <= self.peaks[name] for name, size in largest.items())
 
+    def holds_weights(self, run: Run) -> bool:
+        """Whether the parameters are near enough to where the rules were asked."""
+        distances = self._distances(run)
+        return all(distances[name] <= radius for name, (_, radius) in self.weights.items())
 
-def slopes_of(tape: Tape, run: Run, *, several: bool = False, errors: Mapping[str, float] | None = None) -> Slopes:
+    def _distances(self, run: Run) -> Mapping[str, float]:
+        """How far the parameters of a pass are from where the rules were asked."""
+        if run.is_from(self.plan):
+            return run.distances
+        here = [run.parameters[name].detach() for name in self.weights]
+        apart = norms(differences_together(here, [value for value, _ in self.weights.values()]))
+        return dict(zip(self.weights, apart, strict=True))
+
+
+def slopes_of(
+    tape: Tape,
+    run: Run,
+    *,
+    several: bool = False,
+    errors: Mapping[str, float] | None = None,
+    drift: float = DRIFTS[0],
+) -> Slopes:
     """The slopes around a point.
 
     Args:
@@ -126,6 +147,7 @@ def slopes_of(tape: Tape, run: Run, *, several: bool = False, errors: Mapping[st
         run: a pass at the point.
         several: whether they are to hold for other inputs and targets too, up to a size.
         errors: how far tensors may be off, where that is more than their size.
+        drift: how far parameters may be from there, relative to their norms.
 
     Raises:
         UnsupportedOperation: naming an operation that has no rule.
@@ -139,7 +161,9 @@ def slopes_of(tape: Tape, run: Run, *, several: bool = False, errors: Mapping[st
         if name in loose:
             enclosures[name] = _sized(found, run, name, leaf.spec, 0.0, fixed=True)
         else:
-            enclosures[name] = _parameter(found, name, value) if name in run.parameters else constant(value, 0)
+            enclosures[name] = (
+                _parameter(found, name, value, drift) if name in run.parameters else constant(value, 0)
+            )
     varying = {node.name for node in tape.varying}
     for node in tape.graph.nodes:
         asked = tape.asked[node.name]
@@ -161,10 +185,10 @@ def _worth_asking(node: Node) -> bool:
     return record.bounds is not None and record.form_of(node) is not Form.LAYOUT and bool(node.inputs)
 
 
-def _parameter(found: Slopes, name: str, value: Tensor) -> Enclosure:
+def _parameter(found: Slopes, name: str, value: Tensor, drift: float) -> Enclosure:
     size, peak = measure(value)
     least = 0.5 * value.numel() ** 0.5 if value.dim() < 2 or size.is_zero else _LEAST
-    radius = maximum(size, least) * _DRIFT
+    radius = maximum(size, least) * drift
     found.weights[name] = value.clone(), float(radius) * (1 - 2.0**-40)
     spec = Spec(tuple(value.shape), value.dtype)
     return Enclosure(spec, value, size + radius, peak + radius, radius, None, _ZERO, _NONE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -20,7 +21,7 @@ from surefoot.graph.evaluate import double_by_default, in_double, widened
 from surefoot.graph.nodes import Ref
 from surefoot.operations.record import Form, record_of
 from surefoot.spec import Spec
-from surefoot.torch_private import norms_together
+from surefoot.torch_private import differences_together, norms_together
 from surefoot.valuation.entropy import entropy
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import pieces, steepness
@@ -28,6 +29,7 @@ from surefoot.valuation.normalising import Normalised, normalised
 
 Values = dict[str, Any]
 
+PULL = 2.0**-30
 NEAR = 2.0**-20  # to a kink, so that costates are kept entry by entry
 _SAME = frozenset(
     f"aten.{name}"
@@ -141,14 +143,15 @@ class Tape:
         watch = self.rounding if plan is None else plan.watch
         run = Run(self, values, {}, constants, derivatives, plan is None)
         keep = set() if plan is None else set(plan.keep)
-        with torch.set_grad_enabled(derivatives), double_by_default():
-            for name, value in parameters.items():
-                values[name] = run.parameters[name] = in_double(value.detach()).requires_grad_(derivatives)
-            run.measure_parameters()
+        default = nullcontext() if self._is_real else double_by_default()
+        with torch.set_grad_enabled(derivatives), default:
+            for name, given in parameters.items():
+                values[name] = run.parameters[name] = in_double(given.detach()).requires_grad_(derivatives)
+            run.measure_parameters({} if plan is None else plan.weights)
             for name in self.boundary if derivatives else ():
                 values[name] = run.watched(name, constants.values[name].detach().requires_grad_())
             for node in self.varying:
-                value = run.by_formula(node) if node.name in self.special else None
+                value: Any = run.by_formula(node) if node.name in self.special else None
                 if value is None:
                     value = self._compute(node, values)
                     keep.update((node.name, *node.inputs) if node.name in self.special else ())
@@ -180,6 +183,22 @@ class Tape:
         """Where scalar functions have kinks, by name."""
         scalars = {name: node.args[1] for name, node in self.asked.items() if node.op == "surefoot.scalar"}
         return {name: pieces(function)[0] for name, function in scalars.items() if pieces(function)[0]}
+
+    @cached_property
+    def _is_real(self) -> bool:
+        """Whether all that varies is computed from real tensors: then the type of plain numbers is no matter."""
+        specs = (self.graph.spec(name) for node in self.varying if node.op != _ENTROPY for name in node.inputs)
+        return all(isinstance(spec, Spec) and spec.dtype.is_floating_point for spec in specs)
+
+    @cached_property
+    def pulls(self) -> dict[str, float]:
+        """The round-off of pulling back, relative to the slope and the costate: see the propagation of errors."""
+        return {node.name: max(PULL, 8 * 2.0**-53 * (node.numel + 16)) for node in self.varying}
+
+    @cached_property
+    def reached(self) -> frozenset[str]:
+        """The names of what has a costate that matters."""
+        return frozenset(node.name for node in self.varying) | frozenset(self.boundary)
 
     @cached_property
     def derived(self) -> dict[str, tuple[str, float]]:
@@ -223,10 +242,12 @@ class Plan:
     Attributes:
         keep: the names of what is read after the pass; other values are freed after their last reader.
         watch: the names of tensors whose costates are measured.
+        weights: parameters whose norms are known, by name of the leaf, with these.
     """
 
     keep: frozenset[str]
     watch: frozenset[str]
+    weights: Mapping[str, tuple[Tensor, float]]
 
 
 @dataclass(frozen=True)
@@ -284,6 +305,8 @@ class Run:
     watching: set[str] = field(default_factory=set)
     aliases: dict[str, tuple[str, float]] = field(default_factory=dict)
     _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    _distances: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    _known: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
     _matrices: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _norms: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # held by hooks, which the run must not be
 
@@ -306,12 +329,17 @@ class Run:
         self.facts[node.name] = special[1]
         return special[0]
 
-    def measure_parameters(self) -> None:
-        """Note the norms of the parameters."""
-        with torch.no_grad():
-            tensors = [value.detach() for value in self.parameters.values()]
-            sizes = zip(self.parameters, tensors, norms_together(tensors), strict=True)
-        self._sizes |= {name: (value.numel(), size) for name, value, size in sizes}
+    def measure_parameters(self, known: Mapping[str, tuple[Tensor, float]]) -> None:
+        """Note the norms of the parameters, or how far they are from tensors of which that is known."""
+        here = [value.detach() for value in self.parameters.values()]
+        names = list(self.parameters)
+        if known:
+            apart = norms_together(differences_together(here, [known[name][0] for name in names]))
+            self._distances = {n: (t.numel(), d) for n, t, d in zip(names, here, apart, strict=True)}
+            self._known = known
+        else:
+            sizes = norms_together(here)
+            self._sizes |= {n: (t.numel(), size) for n, t, size in zip(names, here, sizes, strict=True)}
 
     def measure(self, name: str, value: Any) -> None:
         """Note the norm of a tensor, or of several together."""
@@ -357,13 +385,26 @@ class Run:
         output, wanted = self.values[self.tape.output], list(self.parameters.values())
         if not output.requires_grad:
             return {name: torch.zeros_like(value) for name, value in self.parameters.items()}
-        slopes = torch.autograd.grad(output.sum(), wanted, allow_unused=True, materialize_grads=True)
+        slopes = torch.autograd.grad(
+            output if output.dim() == 0 else output.sum(), wanted, allow_unused=True, materialize_grads=True
+        )
         return dict(zip(self.parameters, slopes, strict=True))
+
+    def is_from(self, plan: Plan) -> bool:
+        """Whether distances are measured from the weights of a plan."""
+        return bool(plan.weights) and self._known is plan.weights
+
+    @cached_property
+    def distances(self) -> dict[str, float]:
+        """Bounds on how far parameters are from those that are known."""
+        return dict(zip(self._distances, _bounds(list(self._distances.values())), strict=True))
 
     @cached_property
     def sizes(self) -> dict[str, float]:
         """Bounds on the norms of values, parameters and constants."""
         found = self.constants.sizes | dict(zip(self._sizes, _bounds(list(self._sizes.values())), strict=True))
+        for name, distance in self.distances.items():
+            found[name] = (self._known[name][1] + distance) * (1 + 2.0**-50)
         for name, size in found.items():
             if size == math.inf and name in self.values:  # squares overflow, or it is not finite
                 found[name] = float(measure(_detached(self.values[name]))[0])
@@ -438,4 +479,4 @@ def _is_real(node: Node) -> bool:
     return all(spec.dtype.is_floating_point for spec in node.specs)
 
 
-__all__ = ["NEAR", "Constants", "Plan", "Run", "Tape", "norms", "tape_of"]
+__all__ = ["NEAR", "PULL", "Constants", "Plan", "Run", "Tape", "norms", "tape_of"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from surefoot.calculus.leaves import captured
 from surefoot.errors import SurefootError, UnsupportedOperation
 from surefoot.valuation.propagation import Errors, errors, forward_errors
-from surefoot.valuation.slopes import Slopes, slopes_of
+from surefoot.valuation.slopes import DRIFTS, Slopes, slopes_of
 from surefoot.valuation.tape import Constants, Run, Tape, tape_of
 
 _ATTEMPTS = 4
@@ -69,6 +69,7 @@ class Valuer:
     def __init__(self, tape: Tape, constants: Constants, *, several: bool = False) -> None:
         self.tape, self.constants, self.several = tape, constants, several
         self._slopes: Slopes | None = None
+        self._drift, self._most = DRIFTS
 
     @classmethod
     def of(cls, model: nn.Module, x: Any, objective: nn.Module) -> Valuer:
@@ -109,6 +110,8 @@ class Valuer:
         found = None if self._slopes is None else self._errors(run, self._slopes)
         if found is not None and (found.total < math.inf or run.whole):
             return Evaluation(run.value, found.total if found.total >= 0 else math.inf)
+        if self._slopes is not None and not self._slopes.holds_weights(run):  # steps are longer than was thought
+            self._drift = min(2 * self._drift, self._most)
         again = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
         rest = abs(run.value - again.value) * (1 + 2.0**-50)
         return Evaluation(run.value, self._anew(again) + rest)
@@ -130,11 +133,11 @@ class Valuer:
         """The slopes that may be kept, and those of this pass."""
         if self.several:
             try:
-                common = slopes_of(self.tape, run, several=True, errors=wide)
+                common = slopes_of(self.tape, run, several=True, errors=wide, drift=self._drift)
             except UnsupportedOperation:  # a rule that asks for the values of inputs
-                return None, slopes_of(self.tape, run, errors=wide)
+                return None, slopes_of(self.tape, run, errors=wide, drift=self._drift)
             return common, common
-        fresh = slopes_of(self.tape, run, errors=wide)
+        fresh = slopes_of(self.tape, run, errors=wide, drift=self._drift)
         return fresh, fresh
 
     def _forward_or_reverse(self, run: Run, slopes: Slopes) -> Errors:
