@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from operations.catalogue import CASES, built
 from surefoot.calculus.leaves import captured
 from surefoot.errors import UnsupportedOperation
-from surefoot.graph.evaluate import double_by_default, in_double, widened
+from surefoot.graph.nodes import double_by_default, in_double, widened
 from surefoot.operations.record import records
 from surefoot.scalar import ScalarFunction, supremum
 from surefoot.scalar.enclosure import _value_at

@@ -59,11 +59,13 @@ class Errors:
 
     Attributes:
         total: of the output.
+        leading: the same without what is of second order, by reverse mode.
         apart: how far each tensor may be from its exact value, by name.
         own: what each operation adds, by name.
     """
 
     total: float
+    leading: float
     apart: Mapping[str, float]
     own: Mapping[str, float]
 
@@ -99,7 +101,7 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Sl
         known[node.name] = slope
         moved = sum(amount * apart[name] for name, amount in slope.jacobian.items() if apart.get(name))
         apart[node.name] = (moved + own[node.name]) * _SLACK
-    return Errors(apart[tape.output], apart, own), known
+    return Errors(apart[tape.output], 0.0, apart, own), known
 
 
 def _by_matrices(run: Run, slope: Slope, first: str, second: str, apart: Mapping[str, float]) -> Slope:
@@ -135,7 +137,7 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     off: dict[str, float] = {tape.output: 0.0}  # between costates and what is computed of them
     bound: dict[str, float] = {tape.output: 1.0}  # on costates, from those of the readers
     reach: dict[str, float] = {tape.output: 1.0}  # on computed costates
-    total = 0.0
+    total = leading = 0.0
     for node in reversed(tape.varying):
         name = node.name
         if name not in bound:
@@ -144,6 +146,7 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
             reach[name] = min(size.get(name, 0.0), reach[name])
         costate = min(bound[name], reach[name] + off[name])
         total += first.own[name] * costate if first.own[name] else 0.0
+        leading += first.own[name] * min(reach[name], costate) if first.own[name] else 0.0
         slope, pull = known[name], tape.pulls[name]
         for argument, steepness in slope.jacobian.items():
             if argument not in varying:
@@ -166,7 +169,7 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     for name in tape.boundary:
         if apart[name] and name in bound:
             total += apart[name] * min(bound[name], min(size.get(name, 0.0), reach[name]) + off[name])
-    return Errors(min(total * _SLACK, first.total), apart, first.own)
+    return Errors(min(total * _SLACK, first.total), leading, apart, first.own)
 
 
 def _near_kinks(

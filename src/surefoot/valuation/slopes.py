@@ -16,12 +16,11 @@ from typing import Any
 
 from torch import Tensor
 
-from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
+from surefoot.enclosure import Enclosure, Spec, constant, measure, unknown_constant
 from surefoot.graph import Graph, Node
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.record import Form, record_of, rule_for
-from surefoot.spec import Spec
 from surefoot.torch_private import differences_together
 from surefoot.valuation.kinks import pieces
 from surefoot.valuation.tape import Plan, Run, Tape, norms
@@ -29,7 +28,6 @@ from surefoot.valuation.tape import Plan, Run, Tape, norms
 _LEAST = 2.0**-460
 _GENTLE = 2.0  # slopes up to which costates are not measured on both sides
 _FAR = 32.0  # beyond, the suprema of scalar functions are those over the whole line
-DRIFTS = 0.01, 0.1  # how far parameters may be from where norms were computed, relative to theirs: least and most
 _NONE = Magnitude.zero((0,))
 _ZERO, _INFINITE = Magnitude.zero(), Magnitude.infinity()
 
@@ -113,15 +111,11 @@ class Slopes:
         sizes = run.sizes
         if any(not sizes[name] + errors.get(name, 0.0) <= bound for name, bound in self.norms.items()):
             return False
-        if not self.holds_weights(run):
+        distances = self._distances(run)
+        if any(not distances[name] <= radius for name, (_, radius) in self.weights.items()):
             return False
         largest = {name: float(run.values[name].detach().abs().amax()) for name in self.peaks}
         return all(size + errors.get(name, 0.0) <= self.peaks[name] for name, size in largest.items())
-
-    def holds_weights(self, run: Run) -> bool:
-        """Whether the parameters are near enough to where the rules were asked."""
-        distances = self._distances(run)
-        return all(distances[name] <= radius for name, (_, radius) in self.weights.items())
 
     def _distances(self, run: Run) -> Mapping[str, float]:
         """How far the parameters of a pass are from where the rules were asked."""
@@ -135,19 +129,19 @@ class Slopes:
 def slopes_of(
     tape: Tape,
     run: Run,
+    drift: float,
     *,
     several: bool = False,
     errors: Mapping[str, float] | None = None,
-    drift: float = DRIFTS[0],
 ) -> Slopes:
     """The slopes around a point.
 
     Args:
         tape: the operations.
         run: a pass at the point.
+        drift: how far parameters may be from there, relative to their norms.
         several: whether they are to hold for other inputs and targets too, up to a size.
         errors: how far tensors may be off, where that is more than their size.
-        drift: how far parameters may be from there, relative to their norms.
 
     Raises:
         UnsupportedOperation: naming an operation that has no rule.

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from surefoot.calculus.prepare import as_scalar, expanded, without_casts
-from surefoot.enclosure import measure
+from surefoot.enclosure import Spec, measure
 from surefoot.graph import Graph, Node, Role, Source
-from surefoot.graph.assemble import needed
-from surefoot.graph.evaluate import double_by_default, in_double, widened
-from surefoot.graph.nodes import Ref
+from surefoot.graph.nodes import Ref, double_by_default, in_double, widened
+from surefoot.graph.structure import needed
 from surefoot.operations.record import Form, record_of
-from surefoot.spec import Spec
 from surefoot.torch_private import differences_together, norms_together
 from surefoot.valuation.entropy import entropy
 from surefoot.valuation.kernels import formula_of

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from surefoot.calculus.leaves import captured
 from surefoot.errors import SurefootError, UnsupportedOperation
 from surefoot.valuation.propagation import Errors, errors, forward_errors
-from surefoot.valuation.slopes import DRIFTS, Slopes, slopes_of
+from surefoot.valuation.slopes import Slopes, slopes_of
 from surefoot.valuation.tape import Constants, Run, Tape, tape_of
 
+# How far parameters may move, relative to their norms, before slopes are asked for anew.
+_WIDEST, _LEAST = 0.4, 0.01
 _ATTEMPTS = 4
 
 
@@ -69,7 +71,7 @@ class Valuer:
     def __init__(self, tape: Tape, constants: Constants, *, several: bool = False) -> None:
         self.tape, self.constants, self.several = tape, constants, several
         self._slopes: Slopes | None = None
-        self._drift, self._most = DRIFTS
+        self._drift = _WIDEST
 
     @classmethod
     def of(cls, model: nn.Module, x: Any, objective: nn.Module) -> Valuer:
@@ -110,34 +112,39 @@ class Valuer:
         found = None if self._slopes is None else self._errors(run, self._slopes)
         if found is not None and (found.total < math.inf or run.whole):
             return Evaluation(run.value, found.total if found.total >= 0 else math.inf)
-        if self._slopes is not None and not self._slopes.holds_weights(run):  # steps are longer than was thought
-            self._drift = min(2 * self._drift, self._most)
         again = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
         rest = abs(run.value - again.value) * (1 + 2.0**-50)
         return Evaluation(run.value, self._anew(again) + rest)
 
     def _anew(self, run: Run) -> float:
-        """The error, from slopes that are asked for again, with room for errors that are larger than sizes."""
+        """The error, from slopes that are asked for again: with room for errors larger than sizes, and for
+        as wide a neighbourhood of the weights as does not matter for the error.
+        """
         wide: Mapping[str, float] = {}
-        for _ in range(_ATTEMPTS):
+        attempts = 0
+        while attempts < _ATTEMPTS:
             self._slopes, fresh = self._asked(run, wide)
             found = self._forward_or_reverse(run, fresh)
-            if fresh.hold(run, found.apart):
+            holds = fresh.hold(run, found.apart)
+            settled = not run.derivatives or found.total <= 2 * found.leading
+            if holds and (settled or self._drift <= _LEAST):
                 return found.total if found.total >= 0 else math.inf
+            if holds or (self._drift > _LEAST and not all(map(math.isfinite, found.apart.values()))):
+                self._drift /= 4
+                continue
             wide = found.apart
-            if not all(map(math.isfinite, wide.values())):
-                break
+            attempts += 1
         return math.inf
 
     def _asked(self, run: Run, wide: Mapping[str, float]) -> tuple[Slopes | None, Slopes]:
         """The slopes that may be kept, and those of this pass."""
         if self.several:
             try:
-                common = slopes_of(self.tape, run, several=True, errors=wide, drift=self._drift)
+                common = slopes_of(self.tape, run, self._drift, several=True, errors=wide)
             except UnsupportedOperation:  # a rule that asks for the values of inputs
-                return None, slopes_of(self.tape, run, errors=wide, drift=self._drift)
+                return None, slopes_of(self.tape, run, self._drift, errors=wide)
             return common, common
-        fresh = slopes_of(self.tape, run, errors=wide, drift=self._drift)
+        fresh = slopes_of(self.tape, run, self._drift, errors=wide)
         return fresh, fresh
 
     def _forward_or_reverse(self, run: Run, slopes: Slopes) -> Errors:
