@@ -1,6 +1,7 @@
 """The value of an objective in exact arithmetic, as an interval.
 
 * ``tape``: the operations of an objective, run in double precision, with the sizes of values and costates.
+* ``passes``: one pass over them, what it notes and what it keeps.
 * ``slopes``: how steep and how curved each operation is, from the sizes of its arguments alone.
 * ``kernels``: formulas where kernels of torch are not good to double precision.
 * ``kinks``: where scalar functions have kinks.

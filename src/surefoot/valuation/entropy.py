@@ -24,13 +24,14 @@ from torch import Tensor
 
 from surefoot.graph import Node
 
+ENTROPY = "surefoot.cross_entropy"
 _UNIT = 2.0**-53
 _PLAIN: dict[str, Any] = {"weight": None, "label_smoothing": 0.0, "ignore_index": None}
 
 
 def entropy(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, float] | None:
     """The loss and its error; ``None`` for another operation, or for options that are not covered."""
-    if node.op != "surefoot.cross_entropy":
+    if node.op != ENTROPY:
         return None
     outputs, targets = (values[name] for name in node.inputs)
     options = node.kwargs
@@ -69,4 +70,4 @@ class _Entropy(torch.autograd.Function):
         return slope.scatter_add_(1, own, slope.new_full(own.shape, -1.0)).mul_(costate * ctx.factor), None, None
 
 
-__all__ = ["entropy"]
+__all__ = ["ENTROPY", "entropy"]

@@ -45,9 +45,10 @@ from surefoot.graph import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Call
 from surefoot.operations.record import rule_for
+from surefoot.valuation.passes import NEAR, Run
 from surefoot.valuation.rounding import rounding
 from surefoot.valuation.slopes import Slope, Slopes, slope_of
-from surefoot.valuation.tape import NEAR, Run, Tape
+from surefoot.valuation.tape import Tape
 
 _SLACK = 1 + 1e-9  # round-off of the sums below
 _NONE = Magnitude.zero((0,))
@@ -194,7 +195,7 @@ def _known(run: Run, name: str, apart: float) -> Enclosure:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return constant(value if isinstance(value, Tensor) else value[0].detach(), 0)
     exact = constant(value.detach(), 0)
-    if name not in run.tape.moving and not apart:
+    if name not in run.moving and not apart:
         return exact
     spread = Magnitude.of(apart)
     return Enclosure(

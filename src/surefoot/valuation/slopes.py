@@ -23,7 +23,8 @@ from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.record import Form, record_of, rule_for
 from surefoot.torch_private import differences_together
 from surefoot.valuation.kinks import pieces
-from surefoot.valuation.tape import Plan, Run, Tape, norms
+from surefoot.valuation.passes import Plan, Run, norms
+from surefoot.valuation.tape import Tape
 
 _LEAST = 2.0**-460
 _GENTLE = 2.0  # slopes up to which costates are not measured on both sides

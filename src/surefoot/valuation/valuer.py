@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from surefoot.calculus.leaves import captured
 from surefoot.errors import SurefootError, UnsupportedOperation
+from surefoot.valuation.passes import Constants, Run
 from surefoot.valuation.propagation import Errors, errors, forward_errors
 from surefoot.valuation.slopes import Slopes, slopes_of
-from surefoot.valuation.tape import Constants, Run, Tape, tape_of
+from surefoot.valuation.tape import Tape, tape_of
 
 # How far parameters may move, relative to their norms, before slopes are asked for anew.
 _WIDEST, _LEAST = 0.4, 0.01
@@ -109,7 +110,9 @@ class Valuer:
             raise EvaluationError(
                 f"the objective is {run.value} at these weights: check data and weights for NaN and huge entries"
             )
-        found = None if self._slopes is None else self._errors(run, self._slopes)
+        known = self._slopes
+        usable = known is not None and run.values.keys() >= known.plan.keep  # a pass may be older than the slopes
+        found = self._errors(run, known) if usable and known is not None else None
         if found is not None and (found.total < math.inf or run.whole):
             return Evaluation(run.value, found.total if found.total >= 0 else math.inf)
         again = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
