@@ -11,15 +11,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import surefoot as sf
 from operations.catalogue import CASES, built
 from surefoot.calculus.leaves import captured
+from surefoot.enclosure import constant
 from surefoot.errors import UnsupportedOperation
 from surefoot.graph.nodes import double_by_default, in_double, widened
-from surefoot.operations.record import records
+from surefoot.operations.call import Call
+from surefoot.operations.record import record_of, records, rules
 from surefoot.scalar import ScalarFunction, supremum
 from surefoot.scalar.enclosure import _value_at
+from surefoot.valuation.entropy import entropy
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import only_chooses
+from surefoot.valuation.normalising import normalised
 from surefoot.valuation.rounding import _KERNEL
 from surefoot.valuation.tape import PULL, Tape, tape_of
 from valuation.elementwise import OPERATIONS, Scalar, numbers
@@ -137,6 +142,78 @@ def test_pull_backs_of_element_wise_kernels_are_good_to_thirty_bits(op: str) -> 
         fixed = {**tape.graph.constants, **tape.graph.held}
         wrong = _pulled_back_wrongly(lambda t: tape._compute(node, {**fixed, node.inputs[0]: t}), [x])  # noqa: B023
         assert wrong <= PULL, label
+
+
+_NORMS = {
+    "layer": (lambda x: torch.layer_norm(x, [6]), (5, 6)),
+    "tokens": (lambda x: torch.layer_norm(x, [3, 100]), (4, 3, 100)),
+    "root": (lambda x: torch.rms_norm(x, [6]), (5, 6)),
+    "group": (lambda x: torch.group_norm(x, 2), (3, 4, 5)),
+    "batch": (lambda x: torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False), (100, 3)),
+    "images": (lambda x: torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-3, False), (70, 3, 9, 9)),
+    "instance": (lambda x: torch.instance_norm(x, None, None, None, None, True, 0.1, 1e-5, False), (3, 2, 70)),
+}
+
+
+@pytest.mark.parametrize("name", _NORMS)
+@pytest.mark.parametrize("mean", [0.0, 5.0, 1e4])
+def test_normalisations_in_few_passes(name: str, mean: float) -> None:
+    """Values within their error of those of the careful formula within its own, and pull-backs."""
+    function, shape = _NORMS[name]
+    x = torch.randn(shape, dtype=torch.float64) * 2 + mean
+    graph, _ = captured(_Behind(function), x)
+    node = tape_of(graph).varying[-1]
+    fast = normalised(node, {node.inputs[0]: x})
+    assert fast is not None
+    value, facts = fast
+    call = Call(node, {node.inputs[0]: constant(x, 0)})
+    record = record_of(node)
+    assert record.error is not None
+    careful = widened(node, record.evaluate).run({node.inputs[0]: x})
+    proved = record.error(call, careful)
+    assert proved is not None
+    assert float((value - careful).norm()) <= facts.error + float(proved)
+    steepness, bend = facts.slopes(0.0)
+    bounds = rules()[node.op](call)
+    assert float(bounds.jacobian["input"]) <= steepness * (1 + 1e-6)
+    assert float(bounds.curvature["input", "input"]) <= bend * (1 + 1e-6)
+    if mean < 1e3:  # differences of larger numbers tell less
+
+        def again(t: Tensor) -> Tensor:
+            found = normalised(node, {node.inputs[0]: t})
+            assert found is not None
+            return found[0]
+
+        assert _pulled_back_wrongly(again, [x]) <= PULL
+
+
+def test_a_normalisation_out_of_range_is_left_to_the_careful_formula() -> None:
+    graph, _ = captured(_Behind(_NORMS["layer"][0]), torch.randn(5, 6, dtype=torch.float64))
+    node = tape_of(graph).varying[-1]
+    x = torch.randn(5, 6, dtype=torch.float64)
+    for far in (x * 1e200, x + 1e12, x * torch.nan):
+        assert normalised(node, {node.inputs[0]: far}) is None
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_the_logistic_loss_and_its_pull_back(size: float) -> None:
+    outputs, labels = torch.randn(7, 4, dtype=torch.float64) * size, torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    for options in ({}, {"reduction": "sum"}, {"scale": 3.0}):
+        graph, _ = captured(nn.Linear(4, 4, bias=False).double(), outputs, sf.CrossEntropy(labels, **options))
+        node = tape_of(graph).varying[-1]
+        first, second = node.inputs
+        loss = entropy(node, {first: outputs, second: labels})
+        assert loss is not None
+        careful = torch.nn.functional.cross_entropy(outputs, labels, reduction="sum") * options.get("scale", 1.0)
+        careful = careful / (1 if options.get("reduction") else 7)
+        assert abs(float(loss[0] - careful)) <= loss[1] + 1e-13 * size
+
+        def again(t: Tensor, node=node, second=second) -> Tensor:
+            found = entropy(node, {node.inputs[0]: t, second: labels})
+            assert found is not None
+            return found[0]
+
+        assert _pulled_back_wrongly(again, [outputs]) <= PULL
 
 
 def test_an_operation_whose_kernel_is_wrong_is_refused() -> None:

@@ -1,8 +1,9 @@
-"""Formulas in place of kernels of torch that are not good to double precision.
+"""Formulas in place of kernels of torch that are not good to double precision, or slow.
 
 * Soft-plus above its threshold is the identity in torch, which leaves out up to :math:`e^{-20}`; here the
   threshold is 700, and :math:`e^{-700}` is below the underflow that is counted.
 * The backward of CELU is computed in single precision.
+* Scales and shifts of normalisations are one pass instead of two.
 * Anti-aliased interpolation to a width of one returns the first row in place of all, and is refused.
 """
 
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from surefoot.errors import UnsupportedOperation, describe
 from surefoot.graph import Node
 from surefoot.operations.record import record_of
+from surefoot.operations.scaled import scale_shift
 
 _USUAL, _FAR = 20.0, 700.0
 
@@ -44,6 +46,17 @@ def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
     return torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0) / alpha))
 
 
-_FORMULAS: dict[str, Callable[..., Any]] = {"aten.softplus": _softplus, "aten.celu": _celu}
+def _scale_shift(x: Tensor, weight: Tensor | None, bias: Tensor | None, dim: int) -> Tensor:
+    if weight is None or bias is None:
+        return scale_shift(x, weight, bias, dim)
+    trailing = (1,) * (x.dim() - dim - weight.dim())
+    return torch.addcmul(bias.reshape(bias.shape + trailing), x, weight.reshape(weight.shape + trailing))
+
+
+_FORMULAS: dict[str, Callable[..., Any]] = {
+    "aten.softplus": _softplus,
+    "aten.celu": _celu,
+    "surefoot.scale_shift": _scale_shift,
+}
 
 __all__ = ["formula_of"]

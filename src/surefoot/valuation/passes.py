@@ -163,8 +163,8 @@ class Run:
 
     def watched(self, name: str, value: Tensor) -> Tensor:
         """The tensor itself; the norm of its costate is kept when that is computed."""
-        self.watching.add(name)
         if value.requires_grad:
+            self.watching.add(name)
             value.register_hook(partial(_seen, self._norms, self.near.get(name), name))
         return value
 

@@ -231,7 +231,11 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
     sharp = rule(Call(node, enclosures))
     if record.epsilon is not None or not all(amount.is_finite for amount in sharp.jacobian.values()):
         return replace(slope_of(node, sharp), pointwise=True)
-    if _same(blunt, sharp):
+    names = Use(node, lambda name: ()).names
+    moves = {slot for slot in sharp.jacobian if names[slot] not in found.weights}  # parameters are exact
+    if record.form_of(node) is Form.PRODUCT and _same(blunt, sharp, moves):
+        return slope_of(node, blunt)
+    if _same(blunt, sharp, set(sharp.jacobian)):
         return slope_of(node, blunt)
     found.peaks |= {name: float(enclosures[name].peak) * (1 - 2.0**-40) for name in node.inputs if name in reached}
     return slope_of(node, sharp)
@@ -263,12 +267,13 @@ def _is_finite(bounds: Bounds) -> bool:
     return all(amount.is_finite for amount in (*bounds.jacobian.values(), *bounds.curvature.values()))
 
 
-def _same(first: Bounds, second: Bounds) -> bool:
-    """Whether the first says no less than the second, slot by slot."""
-    pairs: list[tuple[Mapping[Any, Magnitude], Mapping[Any, Magnitude]]] = [
-        (first.jacobian, second.jacobian),
-        (first.curvature, second.curvature),
+def _same(first: Bounds, second: Bounds, slots: set[str]) -> bool:
+    """Whether the first says no less than the second in these slots."""
+    pairs: list[tuple[Mapping[Any, Magnitude], Mapping[Any, Magnitude], Any]] = [
+        (first.jacobian, second.jacobian, slots),
+        (first.curvature, second.curvature, second.curvature),
     ]
     return all(
-        a.keys() == b.keys() and all(float(a[key]) <= float(b[key]) * (1 + 1e-9) for key in a) for a, b in pairs
+        a.keys() == b.keys() and all(float(a[key]) <= float(b[key]) * (1 + 1e-9) for key in keys)
+        for a, b, keys in pairs
     )

@@ -156,7 +156,7 @@ class Tape:
                 if node.name in self.matched:
                     run.measure_matrices(self.matched[node.name])
                 if derivatives and node.name in self.kinks:
-                    run.note_kinks(node.name, node.inputs[0], self.kinks[node.name])
+                    run.note_kinks(node.name, self.asked[node.name].inputs[0], self.kinks[node.name])
                 if derivatives and node.name in watch and isinstance(value, Tensor):
                     value = run.watched(node.name, value)
                 values[node.name] = value
@@ -203,7 +203,10 @@ class Tape:
             if asked.op == "surefoot.scalar":
                 steepest, at_zero = steepness(asked.args[1])
                 if at_zero == 0 and steepest <= _GENTLE:
-                    found[node.name] = node.inputs[0], steepest
+                    found[node.name] = (
+                        asked.inputs[0],
+                        steepest * (1 + 2.0**-40),
+                    )  # and the round-off of the kernel
         return found
 
     @cached_property

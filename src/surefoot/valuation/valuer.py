@@ -116,8 +116,7 @@ class Valuer:
         if found is not None and (found.total < math.inf or run.whole):
             return Evaluation(run.value, found.total if found.total >= 0 else math.inf)
         again = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
-        rest = abs(run.value - again.value) * (1 + 2.0**-50)
-        return Evaluation(run.value, self._anew(again) + rest)
+        return Evaluation(run.value, (self._anew(again) + abs(run.value - again.value)) * (1 + 2.0**-50))
 
     def _anew(self, run: Run) -> float:
         """The error, from slopes that are asked for again: with room for errors larger than sizes, and for
