@@ -34,6 +34,7 @@ NAMED: Mapping[str, Callable[[], Direction]] = {
 _ANGLE = 1e-10  # the least cosine between a direction and minus the gradient
 _FOREIGN_TRIALS = 8
 _STALLS = 2
+_PART = 0.1  # of a decrease that errors may take away before they are made smaller
 
 
 class StalledWarning(UserWarning):
@@ -103,7 +104,7 @@ class ByEvaluation:
             point.value,
             size,
             found.step,
-            promised_decrease=point.enclosed.lower - found.point.enclosed.upper,
+            promised_decrease=point.enclosed(math.inf).lower - found.point.enclosed(math.inf).upper,
             actual_decrease=point.value - found.point.value,
             data=data,
             note=why,
@@ -217,13 +218,16 @@ class ByEvaluation:
             curvature=kind.needs_curvature,
             trials=trials,
         )
-        if found is None or not math.isfinite(found.point.enclosed.error):
-            return None
-        return found if found.point.enclosed.upper < point.enclosed.lower else None
+        return found if found is not None and self._is_proved(point, found.point) else None
+
+    def _is_proved(self, before: Point, after: Point) -> bool:
+        """Whether the value is lower in exact arithmetic; errors are made as small as that takes, and no smaller."""
+        enough = _PART * (before.value - after.value)
+        return after.enclosed(enough).upper < before.enclosed(enough).lower
 
     def _reason(self, point: Point) -> str:
         """Why no step was found."""
-        if not math.isfinite(point.enclosed.error):
+        if not math.isfinite(point.enclosed().error):
             return "no step: the round-off of the objective cannot be bounded here"
         return resolution(self.owner.trainable)
 
@@ -234,7 +238,7 @@ class ByEvaluation:
             warnings.warn(
                 f"the last {_STALLS} steps were not taken. {why[0].upper()}{why[1:]}: the objective is "
                 f"{record.loss:.6g} with a gradient of norm {record.gradient_norm:.3g}, and is known up to "
-                f"{self._point.enclosed.error if self._point else math.nan:.1e}. "
+                f"{self._point.enclosed().error if self._point else math.nan:.1e}. "
                 "If that is not good enough, use model.double(), scale the data, or add a regulariser",
                 StalledWarning,
                 stacklevel=5,

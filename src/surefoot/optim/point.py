@@ -29,9 +29,8 @@ class Passed(Protocol):
     def gradient(self) -> Mapping[str, Tensor]:
         """Of the loss, by path."""
 
-    @property
-    def enclosed(self) -> Evaluation:
-        """The loss in exact arithmetic."""
+    def enclosed(self, enough: float) -> Evaluation:
+        """The loss in exact arithmetic; an error below ``enough`` is not made smaller."""
 
 
 class Data(Protocol):
@@ -54,9 +53,8 @@ class _BatchPass:
     def gradient(self) -> Tensors:
         return self.valuer.gradient(self.run)
 
-    @cached_property
-    def enclosed(self) -> Evaluation:
-        return self.valuer.enclosed(self.run)
+    def enclosed(self, enough: float) -> Evaluation:
+        return self.valuer.enclosed(self.run, enough)
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ class _StreamedPass:
         assert self.found.gradient is not None
         return self.found.gradient
 
-    @property
-    def enclosed(self) -> Evaluation:
+    def enclosed(self, enough: float) -> Evaluation:
         return self.found.evaluation
 
 
@@ -129,6 +126,8 @@ class Point:
 
     function: Function
     weights: Tensors
+    _enclosed: Evaluation | None = None
+    _enough: float = math.inf  # what the error was asked to be
 
     @cached_property
     def vector(self) -> Tensor:
@@ -166,12 +165,14 @@ class Point:
                 part += ridge.weight_of(name) * weights.to(torch.float64)
         return slopes
 
-    @cached_property
-    def enclosed(self) -> Evaluation:
-        """The objective in exact arithmetic."""
-        loss, (ridge, lost) = self._pass.enclosed, self._ridge
-        total = loss.value + ridge
-        return Evaluation(total, (loss.error + lost + abs(total) * 2.0**-53) * (1 + 2.0**-50))
+    def enclosed(self, enough: float = 0.0) -> Evaluation:
+        """The objective in exact arithmetic; an error below ``enough`` is not made smaller."""
+        if self._enclosed is None or (self._enclosed.error > enough and enough < self._enough):
+            loss, (ridge, lost) = self._pass.enclosed(enough), self._ridge
+            total = loss.value + ridge
+            error = (loss.error + lost + abs(total) * 2.0**-53) * (1 + 2.0**-50)
+            self._enclosed, self._enough = Evaluation(total, error), enough
+        return self._enclosed
 
     def slope(self, direction: Tensor) -> float:
         """The derivative along a direction, as computed."""
@@ -179,7 +180,7 @@ class Point:
 
     def forget_pass(self) -> None:
         """Drop what the pass holds, once value, gradient and proof are known."""
-        _ = self.value, self.gradient, self.enclosed
+        _ = self.value, self.gradient, self.enclosed(math.inf)
         self.__dict__.pop("_pass", None)
 
 

@@ -17,7 +17,7 @@ from surefoot.valuation.slopes import Slopes, slopes_of
 from surefoot.valuation.tape import Tape, tape_of
 
 # How far parameters may move, relative to their norms, before slopes are asked for anew.
-_WIDEST, _LEAST = 0.4, 0.01
+_WIDEST, _LEAST = 1.0, 0.01
 _ATTEMPTS = 4
 
 
@@ -99,8 +99,12 @@ class Valuer:
         """The gradient of a pass, by path."""
         return {leaf.path: run.gradient[leaf.name] for leaf in self.tape.graph.parameters}
 
-    def enclosed(self, run: Run) -> Evaluation:
+    def enclosed(self, run: Run, enough: float = 0.0) -> Evaluation:
         """The interval of the exact value: by reverse mode, or by forward mode if no derivatives were asked for.
+
+        Args:
+            run: the pass.
+            enough: an error below which nothing is done to make it smaller.
 
         Raises:
             EvaluationError: if the value is not finite.
@@ -116,9 +120,9 @@ class Valuer:
         if found is not None and (found.total < math.inf or run.whole):
             return Evaluation(run.value, found.total if found.total >= 0 else math.inf)
         again = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
-        return Evaluation(run.value, (self._anew(again) + abs(run.value - again.value)) * (1 + 2.0**-50))
+        return Evaluation(run.value, (self._anew(again, enough) + abs(run.value - again.value)) * (1 + 2.0**-50))
 
-    def _anew(self, run: Run) -> float:
+    def _anew(self, run: Run, enough: float) -> float:
         """The error, from slopes that are asked for again: with room for errors larger than sizes, and for
         as wide a neighbourhood of the weights as does not matter for the error.
         """
@@ -128,7 +132,7 @@ class Valuer:
             self._slopes, fresh = self._asked(run, wide)
             found = self._forward_or_reverse(run, fresh)
             holds = fresh.hold(run, found.apart)
-            settled = not run.derivatives or found.total <= 2 * found.leading
+            settled = not run.derivatives or found.total <= max(2 * found.leading, enough)
             if holds and (settled or self._drift <= _LEAST):
                 return found.total if found.total >= 0 else math.inf
             if holds or (self._drift > _LEAST and not all(map(math.isfinite, found.apart.values()))):
