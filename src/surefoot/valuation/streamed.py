@@ -126,6 +126,11 @@ class StreamedValuer:
         return Streamed(Evaluation(mean, apart), means if derivatives else None, batches, samples)
 
     @property
+    def obstacle(self) -> str:
+        """An operation beyond which nothing was proved at the last pass, in words; empty if there is none."""
+        return next((valuer.obstacle for valuer in self._valuers.values() if valuer.obstacle), "")
+
+    @property
     def _is_mean(self) -> bool:
         """Whether the loss divides by something that depends on the batch."""
         return self._options["reduction"] in ("mean", "entries")
