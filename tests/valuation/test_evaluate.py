@@ -122,6 +122,9 @@ def test_refusals_say_what_was_met() -> None:
         huge.weight.fill_(1e308)
     with pytest.raises(EvaluationError, match="objective is"):
         sf.evaluate(huge, x, sf.Square(torch.zeros(2, 2).double()))
+    jump = nn.Sequential(nn.Linear(3, 2), nn.Softplus(threshold=0.5)).double()
+    with pytest.raises(EvaluationError, match=r"'aten\.softplus' in module '1' is too steep"):
+        sf.evaluate(jump, x, sf.CrossEntropy(y))
     with pytest.raises(ObjectiveError, match="no targets"):
         sf.evaluate(nn.Linear(3, 2).double(), x, sf.CrossEntropy())
     with pytest.raises(CaptureError, match="dropout"):

@@ -21,7 +21,7 @@ from valuation.families import FAMILIES
 
 SUBJECTS = 16  # of each family, two cases each: 640 together
 FURTHER = 150
-REFUSED = {"custom_backward": 0.85, "edges": 0.5, "scales": 0.4}  # at most so many, otherwise a fifth
+REFUSED = {"custom_backward": 0.9, "edges": 0.5, "scales": 0.5, "semantics": 0.4}  # at most, of the cases
 
 
 def evaluations(subject: Subject) -> Iterator[Evaluation]:
@@ -64,7 +64,7 @@ def judged(family: str, seeds: range) -> None:
             answer = is_within(subject, found)
             assert answer is not False, f"{family}({seed}) [{subject.name}]: {found}"
             count["undecided"] += answer is None
-    most = REFUSED.get(family, 0.25)
+    most = REFUSED.get(family, 0.2)
     assert count["refused"] + count["undecided"] <= most * count["cases"], count
 
 

@@ -39,14 +39,17 @@ def evaluate(model: nn.Module, x: Any, objective: nn.Module) -> Evaluation:
     >>> found.error < 1e-13
     True
     """
+    valuer: StreamedValuer | Valuer
     if is_loader(x):
-        found = StreamedValuer(model, x, objective).evaluate(derivatives=True).evaluation
+        valuer = StreamedValuer(model, x, objective)
+        found = valuer.evaluate(derivatives=True).evaluation
     else:
         valuer = Valuer.of(model, x, objective)
         found = valuer.enclosed(valuer.run(dict(model.named_parameters())))
     if not math.isfinite(found.error):
+        where = valuer.obstacle or "an operation"
         raise EvaluationError(
-            f"no error of the value {found.value:g} can be proved: an operation is too steep at these weights"
+            f"no error of the value {found.value:g} can be proved: {where} is too steep at these weights, or jumps"
         )
     return found
 

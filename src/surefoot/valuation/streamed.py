@@ -80,6 +80,7 @@ class StreamedValuer:
         _refuse_random_samples(loader)
         _refuse_objective(objective)
         self.model, self.loader, self.objective = model, loader, objective
+        self._options = dict(objective.options)
         self._valuers: dict[Hashable, Valuer] = {}
         self._seen: int | None = None
 
@@ -101,19 +102,22 @@ class StreamedValuer:
         gradient: dict[str, Tensor] = {}
         batches = samples = seen = 0
         bounded = True
-        for batches, (x, y) in enumerate(self._batches(), start=1):
+        for batches, (x, y, own) in enumerate(self._batches(), start=1):
             seen = (seen + sum(map(_digest, (*_tensors(x), y)))) % 2**64  # sums of words wrap around
             samples += len(y)
-            if _class_weight(self.objective, y) == 0:
+            if own == 0:
                 continue
-            weight, found, slopes = self._one(x, y, point, derivatives, batches - 1)
+            count, found, slopes = self._one(x, y, point, derivatives, batches - 1)
+            weight = Fraction(count) if own is None else own
             total += weight
             value += weight * Fraction(found.value)
             bounded &= math.isfinite(found.error)
             error += weight * Fraction(found.error if bounded else 0)
             for path, slope in slopes.items():
-                part = slope * float(weight)
-                gradient[path] = gradient[path] + part if path in gradient else part
+                if path in gradient:
+                    gradient[path].add_(slope, alpha=float(weight))
+                else:
+                    gradient[path] = slope * float(weight)
         self._check(batches, seen, total)
         whole = total if self._is_mean else Fraction(1)
         mean = float(value / whole)
@@ -122,11 +126,17 @@ class StreamedValuer:
         return Streamed(Evaluation(mean, apart), means if derivatives else None, batches, samples)
 
     @property
+    def obstacle(self) -> str:
+        """An operation beyond which nothing was proved at the last pass, in words; empty if there is none."""
+        return next((valuer.obstacle for valuer in self._valuers.values() if valuer.obstacle), "")
+
+    @property
     def _is_mean(self) -> bool:
         """Whether the loss divides by something that depends on the batch."""
-        return self.objective.options["reduction"] in ("mean", "entries")
+        return self._options["reduction"] in ("mean", "entries")
 
-    def _batches(self) -> Iterator[tuple[Any, Tensor]]:
+    def _batches(self) -> Iterator[tuple[Any, Tensor, Fraction | None]]:
+        """Inputs, targets, and what the mean of a loss of class numbers divides by."""
         for number, batch in enumerate(self.loader):
             if not isinstance(batch, list | tuple) or len(batch) != 2:
                 kind = f"{len(batch)} things" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
@@ -134,13 +144,15 @@ class StreamedValuer:
             with _numbered(number):
                 check_inputs(*as_inputs(batch[0]))
                 targets = torch.as_tensor(batch[1]).detach()
-                self.objective.bound_to(targets if _class_weight(self.objective, targets) != 0 else None)
-            yield batch[0], targets
+                weight = _class_weight(self._options, targets)
+                if weight != 0:
+                    self.objective.check_values(targets)
+            yield batch[0], targets, weight
 
     def _one(
         self, x: Any, y: Tensor, weights: Mapping[str, Tensor], derivatives: bool, number: int
-    ) -> tuple[Fraction, Evaluation, dict[str, Tensor]]:
-        """The weight of a batch, its value, and the gradient if that is asked for."""
+    ) -> tuple[int, Evaluation, dict[str, Tensor]]:
+        """What the mean over a batch divides by, its value, and the gradient if that is asked for."""
         tensors = _tensors(x)
         names = tuple(x) if isinstance(x, Mapping) else ()
         key = names, *((tuple(tensor.shape), tensor.dtype) for tensor in (*tensors, y))
@@ -152,8 +164,7 @@ class StreamedValuer:
             self._valuers[key] = Valuer(tape, Constants({}, {}), several=True)
         valuer = self._valuers[key]
         graph = valuer.tape.graph
-        loss = next(node for node in graph.nodes if node.name == graph.outputs[0])
-        outputs = graph.spec(loss.inputs[0])
+        outputs = graph.spec(graph.nodes[-1].inputs[0])
         assert isinstance(outputs, Spec)
         with _numbered(number):
             self.objective.fit(outputs, y)
@@ -162,11 +173,8 @@ class StreamedValuer:
             constants = valuer.tape.constants({**inputs, **targets, **graph.held})
             run = valuer.run(weights, derivatives=derivatives, constants=constants)
             found = valuer.enclosed(run)
-        weight = _class_weight(self.objective, y)
-        if weight is None:
-            count = divisor(outputs.shape, self.objective.options["reduction"])
-            weight = Fraction(count if self._is_mean else 1)
-        return weight, found, valuer.gradient(run) if derivatives else {}
+        count = divisor(outputs.shape, str(self._options["reduction"])) if self._is_mean else 1
+        return count, found, valuer.gradient(run) if derivatives else {}
 
     def _check(self, batches: int, seen: int, total: Fraction) -> None:
         if not batches:
@@ -181,11 +189,12 @@ class StreamedValuer:
             raise ObjectiveError("no sample of the loader has a weight: their mean is not defined")
 
 
-def _class_weight(objective: Any, targets: Tensor) -> Fraction | None:
+def _class_weight(options: Mapping[str, Any], targets: Tensor) -> Fraction | None:
     """What the mean of a loss of class numbers divides by: the weights of the classes, those ignored left out."""
-    options = objective.options
     if "ignore_index" not in options or options["reduction"] != "mean" or targets.is_floating_point():
         return None
+    if options["ignore_index"] is None and options["weight"] is None:
+        return Fraction(targets.numel())
     labels, numbers = targets.reshape(-1).long().unique(return_counts=True)
     total = Fraction(0)
     for label, count in zip(labels.tolist(), numbers.tolist(), strict=True):

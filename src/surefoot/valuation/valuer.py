@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from surefoot.calculus.leaves import captured
-from surefoot.errors import SurefootError, UnsupportedOperation
+from surefoot.errors import SurefootError, UnsupportedOperation, describe
 from surefoot.valuation.passes import Constants, Run
 from surefoot.valuation.propagation import Errors, errors, forward_errors
 from surefoot.valuation.slopes import Slopes, slopes_of
@@ -73,6 +73,7 @@ class Valuer:
         self.tape, self.constants, self.several = tape, constants, several
         self._slopes: Slopes | None = None
         self._drift = _WIDEST
+        self.obstacle = ""  # the operation beyond which nothing was proved at the last pass, in words
 
     @classmethod
     def of(cls, model: nn.Module, x: Any, objective: nn.Module) -> Valuer:
@@ -127,20 +128,28 @@ class Valuer:
         as wide a neighbourhood of the weights as does not matter for the error.
         """
         wide: Mapping[str, float] = {}
-        attempts = 0
+        attempts, self.obstacle = 0, ""
         while attempts < _ATTEMPTS:
             self._slopes, fresh = self._asked(run, wide)
             found = self._forward_or_reverse(run, fresh)
             holds = fresh.hold(run, found.apart)
             settled = not run.derivatives or found.total <= max(2 * found.leading, enough)
             if holds and (settled or self._drift <= _LEAST):
+                self._note(found)
                 return found.total if found.total >= 0 else math.inf
             if holds or (self._drift > _LEAST and not all(map(math.isfinite, found.apart.values()))):
                 self._drift /= 4
                 continue
+            self._note(found)
             wide = found.apart
             attempts += 1
         return math.inf
+
+    def _note(self, found: Errors) -> None:
+        """The first operation whose error is not known, if there is one."""
+        nodes = (node for node in self.tape.graph.nodes if not math.isfinite(found.apart[node.name]))
+        first = next(nodes, None)
+        self.obstacle = "" if first is None else f"'{first.op}' in {describe(first.module)}"
 
     def _asked(self, run: Run, wide: Mapping[str, float]) -> tuple[Slopes | None, Slopes]:
         """The slopes that may be kept, and those of this pass."""
