@@ -13,6 +13,7 @@ _NAMES = {
     "Certificate": "surefoot.certificate",
     "CertifiedDescent": "surefoot.optim",
     "Chain": "surefoot.chain",
+    "Convergence": "surefoot.theorems",
     "CrossEntropy": "surefoot.objectives",
     "Magnitude": "surefoot.magnitude",
     "ProductBall": "surefoot.domains",
@@ -20,6 +21,7 @@ _NAMES = {
     "Segment": "surefoot.domains",
     "Square": "surefoot.objectives",
     "certify": "surefoot.certifying",
+    "convergence": "surefoot.theorems",
     "cost": "surefoot.complexity",
     "estimate": "surefoot.lower",
     "register_rule": "surefoot.operations",
@@ -64,12 +66,14 @@ if TYPE_CHECKING:
     from surefoot.operations import register_rule
     from surefoot.optim import CertifiedDescent
     from surefoot.smoothing import smooth
+    from surefoot.theorems import Convergence, convergence
 
 __all__ = [
     "Ball",
     "Certificate",
     "CertifiedDescent",
     "Chain",
+    "Convergence",
     "CrossEntropy",
     "Magnitude",
     "ProductBall",
@@ -78,6 +82,7 @@ __all__ = [
     "Square",
     "certify",
     "clustering",
+    "convergence",
     "cost",
     "data",
     "errors",

@@ -1,0 +1,25 @@
+"""Theorems of convergence whose hypotheses are verified, round-off included.
+
+* ``statements``: the theorems, proved, as functions of verified numbers.
+* ``deciding``: :func:`convergence`, which theorem applies from the present weights, on which ball.
+* ``record``: :class:`Convergence`, the verdict with its numbers, or what is missing.
+* ``verified``: linear algebra with a proof: products, extreme eigenvalues, least solutions.
+* ``layered``: networks of linear layers and element-wise functions, sample by sample.
+* ``linear``: a network linearised at its weights.
+* ``bending``: how fast the Jacobian changes on a ball.
+* ``hessian``: the dense Hessian of an objective at the weights.
+"""
+
+from surefoot.theorems.deciding import convergence
+from surefoot.theorems.record import Convergence, Hypothesis
+from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, StronglyConvex
+
+__all__ = [
+    "Convergence",
+    "GradientDescent",
+    "Hypothesis",
+    "Interpolation",
+    "NothingHere",
+    "StronglyConvex",
+    "convergence",
+]
