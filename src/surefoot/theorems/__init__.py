@@ -7,12 +7,13 @@
 * ``layered``: networks of linear layers and element-wise functions, sample by sample.
 * ``linear``: a network linearised at its weights.
 * ``bending``: how fast the Jacobian changes on a ball.
+* ``relative``: the same at the weights, measured by the Jacobian itself.
 * ``hessian``: the dense Hessian of an objective at the weights.
 """
 
 from surefoot.theorems.deciding import convergence
 from surefoot.theorems.record import Convergence, Hypothesis
-from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, StronglyConvex
+from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, Profile, StronglyConvex
 
 __all__ = [
     "Convergence",
@@ -20,6 +21,7 @@ __all__ = [
     "Hypothesis",
     "Interpolation",
     "NothingHere",
+    "Profile",
     "StronglyConvex",
     "convergence",
 ]

@@ -30,6 +30,10 @@ how far :math:`\omega_k` moves and :math:`\mathrm V(a_k') \le \min(s_k\sup|a_k''
 .. math:: \mathrm V(Q_k) \le \mathrm V(B_{k+1})(\|W_{k+1}\| + \rho) + \|B_{k+1}\|\rho, \qquad
     \mathrm V(B_k) \le \mathrm V(Q_k)\sup|a_k'| + \|Q_k\|\mathrm V(a_k').
 
+*How far it moves.* :func:`bending` also bounds :math:`\sup\|D^2\psi(u) - D^2\psi(u_0)\|`. Each term above is a
+product; if its factors have norms :math:`f_i` at the weights and move by :math:`d_i`, it moves by at most
+:math:`\prod(f_i + d_i) - \prod f_i`, sample by sample, and the sums over samples and units are bounded as before.
+
 *Round-off.* Every bound is a sum of products and roots of non-negative doubles, fewer than a million roundings in
 a row, so a relative 1e-9 is more than they lose.
 
@@ -38,6 +42,7 @@ a row, so a relative 1e-9 is more than they lose.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,12 +71,41 @@ class Bending:
     Attributes:
         radius: of the ball.
         constant: K.
+        variation: how far the second derivative may be from that at the weights.
         obstacles: what makes it infinite, in words.
     """
 
     radius: float
     constant: float
+    variation: float = math.inf
     obstacles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Moving:
+    """Numbers by what they are at most: at the weights, by how much they move on the ball, and on the ball."""
+
+    here: Tensor
+    move: Tensor
+    bound: Tensor
+
+    @staticmethod
+    def of(here: Tensor, move: Tensor) -> _Moving:
+        """Where nothing better is known about the ball."""
+        return _Moving(here, move, (here + move) * _UP)
+
+    def __mul__(self, other: _Moving) -> _Moving:
+        here, bound = self.here * other.here * _UP, self.bound * other.bound * _UP
+        move = (self.here * other.move + self.move * other.bound) * _UP
+        return _Moving(here, torch.minimum(move, here + bound), bound)
+
+    def most(self) -> _Moving:
+        """The largest in each sample."""
+        return _Moving(self.here.amax(1), self.move.amax(1), self.bound.amax(1))
+
+    def rows(self) -> _Moving:
+        """One number per sample as a column."""
+        return _Moving(self.here[:, None], self.move[:, None], self.bound[:, None])
 
 
 def bending(analysis: Analysis, layered: Layered | None, radius: float) -> Bending:
@@ -85,7 +119,7 @@ def _by_calculus(analysis: Analysis, radius: float) -> Bending:
     result = analysis.over(Ball(radius))
     summands = terms(result, weighted_curvature(result))
     constant = float(smoothness(assemble(summands, len(result.region.variables))))
-    return Bending(radius, constant, () if math.isfinite(constant) else tuple(reasons(summands)))
+    return Bending(radius, constant, obstacles=() if math.isfinite(constant) else tuple(reasons(summands)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,10 +155,32 @@ class _Reach:
         return self.sups[0].amax(1)
 
     @cached_property
+    def slopes(self) -> _Moving:
+        """The slopes, samples × width."""
+        return self._moving(1)
+
+    @cached_property
+    def bends(self) -> _Moving:
+        """The second derivatives."""
+        return self._moving(2)
+
+    def _moving(self, order: int) -> _Moving:
+        """A derivative moves by at most the next one times the distance, and by at most twice its supremum."""
+        value = self.before.value
+        if self.layer.function is None:
+            return _Moving.of(torch.full_like(value, 2.0 - order), torch.zeros_like(value))
+        low, high = self.before.interval()
+        distance = _numbers(self.before.row_spread(self.count)) + float(self.before.error)
+        largest, next_one = sups_on(self.layer.function, (order, order + 1), low, high)
+        error = _numbers(self.before.row_spread(self.count)).clamp(max=float(self.before.error))[:, None]
+        here = sups_on(self.layer.function, (order,), value - error, value + error)[0]
+        moved = torch.minimum(next_one * distance[:, None] * _UP, 2 * largest)
+        return _Moving(torch.minimum(here, largest), moved, largest)
+
+    @cached_property
     def turned(self) -> Tensor:
         """How far any slope of a sample may be from that at the weights."""
-        moved = _numbers(self.before.row_spread(self.count)) + float(self.before.error)
-        return torch.minimum(self.sups[1].amax(1) * moved * _UP, 2 * self.steepest)
+        return self.slopes.move.amax(1)
 
     @cached_property
     def features(self) -> tuple[Tensor, Tensor]:
@@ -141,6 +197,17 @@ class _Reach:
         """Bounds on the norms of the rows over the ball."""
         value, moved = self.features
         return (torch.linalg.vector_norm(value, dim=1) + moved) * _UP
+
+    @cached_property
+    def sizes(self) -> _Moving:
+        """The norms of the rows."""
+        value, moved = self.features
+        return _Moving.of(torch.linalg.vector_norm(value, dim=1) * _UP, moved)
+
+    def change(self, weights: _Moving) -> float:
+        """How far the rows times these weights may move."""
+        value, moved = self.features
+        return (spectral_norm(weights.move[:, None] * value) + float((weights.bound * moved).norm())) * _UP
 
     def weighted(self, weights: Tensor) -> float:
         """A bound on the norm of the rows times these weights, not negative, over the ball."""
@@ -172,42 +239,36 @@ def _by_layers(layered: Layered, radius: float) -> Bending:
         for layer in layered.layers
     ]
     if not all(torch.isfinite(_numbers(m.before.row_spread(count))).all() for m in met):
-        return Bending(radius, math.inf, ("values over the ball are beyond the range of double precision",))
+        return Bending(radius, math.inf, obstacles=("values over the ball are beyond double precision",))
     obstacles = [text for m in met for text in _kinks(m)]
     if obstacles:
-        return Bending(radius, math.inf, tuple(obstacles[:_FEW]))
+        return Bending(radius, math.inf, obstacles=tuple(obstacles[:_FEW]))
     outputs = _outputs(layered, met)
-    size = len(met)
-    matrix = torch.zeros(size, size, dtype=torch.float64)
+    matrix = torch.zeros(2, len(met), len(met), dtype=torch.float64)  # of bounds, and of how far terms move
 
-    def add(j: int, k: int, amount: float) -> None:
-        matrix[j, k] += amount
-        if j != k:
-            matrix[k, j] += amount
+    def add(j: int, k: int, weights: _Moving, units: _Moving | None) -> None:
+        """A term with weights per sample, and if it is local per sample and unit."""
+        amount, change = met[k].weighted(weights.bound), met[k].change(weights)
+        if units is not None:
+            amount, change = min(amount, _unitwise(units.bound, met[k])), min(change, _unit_change(units, met[k]))
+        for row, column in {(j, k), (k, j)}:
+            matrix[:, row, column] += torch.tensor([amount, change], dtype=torch.float64)
 
     for z, m in enumerate(met):
         through = _through(met, z)
-        bent = outputs[z].columns * m.sups[1] * _UP
-        largest = bent.amax(1)
-        for j in range(z + 1):
-            for k in range(j + 1):
-                if not (met[j].layer.trains and met[k].layer.trains) or not bool(largest.any()):
-                    continue
-                amount = met[k].weighted(largest * through[j] * through[k] * met[j].lengths * _UP)
-                if j == k == z:
-                    amount = min(amount, _unitwise(bent * m.lengths[:, None], m))
-                add(j, k, amount)
+        bent = outputs[z].columns * m.bends
+        for j, k in itertools.combinations_with_replacement(range(z, -1, -1), 2):
+            if met[j].layer.trains and met[k].layer.trains and bool(bent.bound.any()):
+                local = bent * m.sizes.rows() if j == k == z else None
+                add(j, k, bent.most() * through[j] * through[k] * met[j].sizes, local)
         if z and m.layer.trains_weight:
             before, through = met[z - 1], _through(met, z - 1)
             for k in range(z):
-                if not met[k].layer.trains:
-                    continue
-                amount = met[k].weighted(outputs[z].norms * before.steepest * through[k] * _UP)
-                if k == z - 1:
-                    amount = min(amount, _unitwise(outputs[z].norms[:, None] * before.sups[0], before))
-                add(z, k, amount)
-    constant = float(nonnegative_norm(Magnitude.of(matrix.numpy()))) * _UP
-    return Bending(radius, constant + 1e-290, () if math.isfinite(constant) else ("K is beyond doubles",))
+                if met[k].layer.trains:
+                    local = outputs[z].norms.rows() * before.slopes if k == z - 1 else None
+                    add(z, k, outputs[z].norms * before.slopes.most() * through[k], local)
+    constant, variation = (float(nonnegative_norm(Magnitude.of(part.numpy()))) * _UP + 1e-290 for part in matrix)
+    return Bending(radius, constant, variation, () if math.isfinite(constant) else ("K is beyond doubles",))
 
 
 def _unitwise(weights: Tensor, reach: _Reach) -> float:
@@ -216,11 +277,20 @@ def _unitwise(weights: Tensor, reach: _Reach) -> float:
     return float(torch.minimum(whole, weights.amax(0) * reach.whole).amax()) * _UP
 
 
-def _through(met: list[_Reach], last: int) -> list[Tensor]:
+def _unit_change(weights: _Moving, reach: _Reach) -> float:
+    """The largest over the units of how far diag(weights of the unit) X̃ may move."""
+    sizes = reach.sizes
+    moved = weights.move * sizes.here[:, None] + weights.bound * sizes.move[:, None]
+    return float(torch.linalg.vector_norm(moved, dim=0).amax()) * _UP
+
+
+def _through(met: list[_Reach], last: int) -> list[_Moving]:
     """Bounds on the derivatives of what one linear layer gives in what earlier ones give, sample by sample."""
-    found = [torch.ones(met[0].count, dtype=torch.float64)]
+    one = torch.ones(met[0].count, dtype=torch.float64)
+    found = [_Moving.of(one, torch.zeros_like(one))]
     for k in range(last - 1, -1, -1):
-        found.insert(0, found[0] * met[k + 1].norm * met[k].steepest * _UP)
+        weight = _Moving.of(one * (met[k + 1].norm - met[k + 1].rho) * _UP, one * met[k + 1].rho)
+        found.insert(0, found[0] * weight * met[k].slopes.most())
     return found
 
 
@@ -230,8 +300,8 @@ class _Outputs:
     the columns of Q, one per unit.
     """
 
-    norms: Tensor
-    columns: Tensor
+    norms: _Moving
+    columns: _Moving
 
 
 def _outputs(layered: Layered, met: list[_Reach]) -> list[_Outputs]:
@@ -239,17 +309,19 @@ def _outputs(layered: Layered, met: list[_Reach]) -> list[_Outputs]:
     varied = size = torch.zeros(layered.count, dtype=torch.float64)  # of B of the layer after
     for k in range(len(met) - 1, -1, -1):
         m, (through, slopes) = met[k], layered.sensitivities[k]
+        columns: _Moving
         if through is None:
-            columns, varied = torch.ones_like(m.sups[0]), m.turned
+            one = torch.ones_like(m.sups[0])
+            columns, varied = _Moving.of(one, torch.zeros_like(one)), m.turned
         else:
             after = met[k + 1]
             lengths = torch.linalg.vector_norm(after.layer.weight, dim=0) + after.rho
-            columns = torch.linalg.vector_norm(through.bound, dim=1)
-            columns = (columns + varied[:, None] * lengths + size[:, None] * after.rho) * _UP
+            here = torch.linalg.vector_norm(through.bound, dim=1) * _UP
+            columns = _Moving.of(here, (varied[:, None] * lengths + size[:, None] * after.rho) * _UP)
             varied = varied * after.norm + size * after.rho
             varied = (varied * m.steepest + _sample_norms(through) * m.turned) * _UP
         size = _sample_norms(slopes)
-        found.insert(0, _Outputs((size + varied) * _UP, columns))
+        found.insert(0, _Outputs(_Moving.of(size, varied), columns))
     return found
 
 

@@ -1,15 +1,16 @@
 r"""``surefoot.convergence``: which theorem applies from the present weights, on which ball.
 
-The radius is searched. For interpolation a ball of radius :math:`2\eta \ge t^*` is always large enough; a smaller
-one has a smaller K. Where it fails, the factor that is missing is proved to be enough: if the residual were f
-times smaller, at the same Jacobian, then :math:`f \ge 2\eta/\rho` would put the needed ball into that of radius
-:math:`\rho`, and :math:`f \ge 2K(\rho)\eta/\sigma` would make h at most ½.
+The radius is searched: :math:`\omega` is computed on balls up to :math:`2\eta`, which contains the solution, or
+up to :math:`1/\omega(0)`, beyond which nothing can be proved. What is missing is proved to be enough: the largest
+first step that the theorem covers does not depend on the residual, and a residual f times smaller, at the same
+Jacobian, has a first step f times shorter.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -31,14 +32,20 @@ from surefoot.theorems.hessian import hessian, square_weight
 from surefoot.theorems.layered import Layered, read_layers
 from surefoot.theorems.linear import Linearised, linearise
 from surefoot.theorems.record import METHODS, Convergence, Hypothesis, most
-from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, StronglyConvex
+from surefoot.theorems.relative import relative_bending
+from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, Profile, StronglyConvex
 from surefoot.theorems.verified import largest_eigenvalue, smallest_eigenvalue
 
 Method = Literal["gauss_newton", "gradient", "newton"]
 _ROWS = 3000  # outputs of networks that are not layered, one adjoint pass each
 _DENSE = 3000  # parameters of a Hessian that is written out
-_EXCLUDED = 50_000  # parameters up to which a refusal also says how far away stationary points are
+_SMALL, _GAIN = (
+    200,
+    100.0,
+)  # rows from which relative constants are only computed if a factor of so much is missing
+_EXCLUDED = 20_000  # parameters up to which a refusal also says how far away stationary points are
 _PARTS = (1.0, 0.5, 0.25, 0.1)
+_FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
 _KANTOROVICH = "Newton-Kantorovich theorem, underdetermined"
 _GRADIENT = "Polyak-Łojasiewicz inequality on a ball"
 _CONVEX = "strongly convex neighbourhood"
@@ -50,6 +57,7 @@ def convergence(
     objective: nn.Module,
     regularizer: Ridge | None = None,
     method: Method = "gauss_newton",
+    effort: Literal["low", "high"] = "high",
 ) -> Convergence:
     """Whether a method is proved to converge from the present weights, to what and how fast.
 
@@ -78,7 +86,7 @@ def convergence(
         )
     objective.chosen()  # refuses a loss without targets
     with ordinary_device():
-        problem = _Problem(model, x, objective, regularizer)
+        problem = _Problem(model, x, objective, regularizer, effort)
         interpolates = isinstance(objective, Square) and regularizer is None
         if method == "gauss_newton":
             if not interpolates:
@@ -99,7 +107,10 @@ def convergence(
 class _Problem:
     """What was asked, and what is computed once."""
 
-    def __init__(self, model: nn.Module, x: Any, objective: Objective, regularizer: Ridge | None) -> None:
+    def __init__(
+        self, model: nn.Module, x: Any, objective: Objective, regularizer: Ridge | None, effort: str
+    ) -> None:
+        self.thorough = effort == "high"
         self.model, self.x, self.objective, self.regularizer = model, x, objective, regularizer
         self.whole = Analysis.of(model, x, objective)
         self.whole.require_values()
@@ -116,6 +127,7 @@ class _Problem:
         outputs = self.network.centre[self.network.reading.graph.outputs[0]]
         return up(square_weight(self.objective, outputs))
 
+    @cached_property
     def linearised(self) -> Linearised:
         """The network at its weights."""
         if self.layered is None and self.outputs > _ROWS:
@@ -130,6 +142,46 @@ class _Problem:
         if radius not in self._met:
             self._met[radius] = bending(self.network, self.layered, radius)
         return self._met[radius]
+
+    def obstacles(self, radius: float) -> tuple[str, ...]:
+        """What makes K infinite on a ball."""
+        return self.bending(radius).obstacles if math.isfinite(radius) else ()
+
+    @cached_property
+    def relative(self) -> float:
+        """:math:`\\omega` at the weights."""
+        return relative_bending(self.layered) if self.layered is not None and self.thorough else math.inf
+
+    def profile(
+        self, radius: float, enough: Callable[[Profile], bool], hopeless: Callable[[Profile], bool]
+    ) -> Profile:
+        r""":math:`\omega` on balls up to a radius, by K/σ if that is enough, otherwise by itself at the weights.
+
+        Beyond :math:`1/\omega(0)` nothing can be proved, so the balls end there. The second is expensive for large
+        Jacobians, and left out where it is hopeless.
+        """
+        sigma = self.linearised.sigma
+        centre = self.bending(0.0).constant / sigma
+        found = Profile(())
+        for sharp in (False, True):
+            if sharp and (hopeless(found) or not self.relative < centre):
+                break
+            centre = self.relative if sharp else centre
+            end = min(radius, 1 / max(centre, 1e-290))
+            end = next(
+                (end / 4**k for k in range(30) if math.isfinite(self.bending(end / 4**k / 32).constant)), 0.0
+            )
+            found = Profile.of(
+                (part * end, self._omega(part * end, centre if sharp else math.inf)) for part in _FRACTIONS
+            )
+            if enough(found):
+                break
+        return found
+
+    def _omega(self, radius: float, centre: float) -> float:
+        """:math:`\\omega` on a ball: at the weights and how far it moves, or K/σ."""
+        met, sigma = self.bending(radius), self.linearised.sigma
+        return up(min(met.constant / sigma, centre + up(met.variation / sigma)))
 
     def gradient(self) -> tuple[float, float]:
         """Lower and upper bound of the norm of the gradient at the weights."""
@@ -151,7 +203,7 @@ class _Problem:
 
     def nothing(self) -> NothingHere | None:
         """The largest ball of those tried without a stationary point."""
-        if self.parameters > _EXCLUDED:
+        if self.parameters > _EXCLUDED or not self.thorough:
             return None
         certificate = certify_proved(self.model, self.x, objective=self.objective)
         if not isinstance(certificate.radius, float) or not certificate.smoothness.is_finite:
@@ -169,29 +221,23 @@ def _interpolation(problem: _Problem) -> Convergence:
             f"There are {problem.outputs} equations and {problem.parameters} parameters, so that the Jacobian is "
             "not onto: use a larger network, fewer samples, or method='newton'.",
         )  # fmt: skip
-    linear, weight = problem.linearised(), problem.weight()
+    linear, weight = problem.linearised, problem.weight()
     if not linear.sigma > 0:
         return _refused(problem, "gauss_newton", _KANTOROVICH, _DEPENDENT)
-
-    def at(radius: float) -> Interpolation:
-        return Interpolation(
-            linear.sigma, linear.least, problem.bending(radius).constant, radius, linear.length, weight
+    profile = problem.profile(
+        2 * linear.least,
+        lambda found: found.room()[0] >= linear.least,
+        lambda found: linear.outputs > _SMALL and found.room()[0] * _GAIN < linear.least,
+    )
+    best = Interpolation(linear.least, profile, linear.norm, linear.length, weight)
+    omega = profile.steps[-1][1] if profile.steps else math.inf
+    missing = 1.0 if best.holds else 2 * best.h  # beyond ½ it is the first step over what is covered
+    advice = []
+    if not best.holds and math.isfinite(missing):
+        advice.append(
+            f"h = {most(best.h)}, needs ½: a residual {missing:.3g} times smaller at the same Jacobian is "
+            "enough; or a better conditioned Jacobian (more units, fewer samples)."
         )
-
-    best = at(2 * linear.least)
-    for part in (1.5, 1.2):
-        if not best.holds and math.isfinite(best.bending):
-            smaller = at(part * linear.least)
-            best = smaller if smaller.holds else best
-    obstacles = problem.bending(best.radius).obstacles
-    missing, advice = 1.0, []
-    if not best.holds:
-        missing = _least_factor(lambda r: _enough(at(r)), 2 * linear.least)
-        if math.isfinite(missing):
-            advice.append(
-                f"h = {most(best.h)}, needs ½: a residual {missing:.3g} times smaller at the same Jacobian is "
-                "enough; or a larger σ (more units, fewer samples), or a smaller K."
-            )
     return Convergence(
         "gauss_newton",
         _KANTOROVICH,
@@ -200,31 +246,25 @@ def _interpolation(problem: _Problem) -> Convergence:
             Hypothesis("‖r‖", "the residual", linear.length),
             Hypothesis("σ", "the smallest singular value of the Jacobian", linear.sigma, "> 0", True, True),
             Hypothesis("η", "the length of the first step", linear.least),
-            Hypothesis("K", f"the Lipschitz constant of the Jacobian within {best.radius:.4g}", best.bending),
-            Hypothesis("h", "Kη/σ", best.h, "≤ ½", best.h <= 0.5),
-            Hypothesis("t*", "the distance to a solution", best.distance, f"≤ {best.radius:.4g}",
-                       best.distance <= best.radius),
+            Hypothesis(
+                "ω", f"how fast the Jacobian changes within {profile.radius:.4g}, relative to itself", omega
+            ),
+            Hypothesis("h", "the first step over twice the longest that is covered", best.h, "≤ ½", best.holds),
+            Hypothesis("t*", "the distance to a solution", best.distance),
         ),
         missing,
         tuple(advice),
-        obstacles,
+        () if best.holds else problem.obstacles(2 * linear.least),
         best,
         None if best.holds else problem.nothing(),
         up(weight / 2 * linear.length**2),
-    )  # fmt: skip
+    )
 
 
 _DEPENDENT = (
     "The smallest singular value of the Jacobian is zero up to round-off: two samples may be equal, or the "
     "network may be too small to fit any targets nearby."
 )
-
-
-def _enough(statement: Interpolation) -> float:
-    """The factor by which a smaller residual is sure to be enough, by K on this ball."""
-    if not math.isfinite(statement.bending):
-        return math.inf
-    return max(2 * statement.eta / statement.radius, 2 * statement.h)
 
 
 def _least_factor(factor: Callable[[float], float], start: float) -> float:
@@ -247,18 +287,28 @@ def _gradient(problem: _Problem) -> Convergence:
             f"There are {problem.outputs} equations and {problem.parameters} parameters, so that the Jacobian is "
             "not onto.",
         )  # fmt: skip
-    linear, weight = problem.linearised(), problem.weight()
+    linear, weight = problem.linearised, problem.weight()
     if not linear.sigma > 0:
         return _refused(problem, "gradient", _GRADIENT, _DEPENDENT)
     sigma, length = linear.sigma, linear.length
-    widest = sigma / (2 * max(problem.bending(0.0).constant, 1e-300))
-    radii = [widest / 2**k for k in range(6)] + [length / sigma * k for k in (1.1, 1.5, 2.2, 3.0)]
-    tried = [
-        GradientDescent(sigma, linear.norm, problem.bending(radius).constant, radius, length, weight, part)
-        for radius in radii
-        if 0 < radius < math.inf
-        for part in _PARTS
-    ]
+
+    def at(profile: Profile) -> list[GradientDescent]:
+        return [
+            GradientDescent(
+                sigma, linear.norm, profile, problem.bending(radius).constant, radius, length, weight, part
+            )
+            for radius, _ in profile.steps
+            for part in _PARTS
+        ]
+
+    profile = problem.profile(
+        math.inf,
+        lambda found: any(statement.holds for statement in at(found)),
+        lambda found: linear.outputs > _SMALL and min(statement.factor for statement in at(found)) > _GAIN,
+    )
+    tried = at(profile)
+    if not tried:
+        return _refused(problem, "gradient", _GRADIENT, " ".join(problem.obstacles(1e-9 * length / sigma)))
     good = [statement for statement in tried if statement.holds]
     best = min(good, key=lambda s: s.rate) if good else min(tried, key=lambda s: s.factor)
     missing = 1.0 if good else best.factor
@@ -281,7 +331,7 @@ def _gradient(problem: _Problem) -> Convergence:
         ),
         missing,
         tuple(advice),
-        problem.bending(best.radius).obstacles,
+        () if good else problem.obstacles(needed),
         best,
         None if good else problem.nothing(),
         up(weight / 2 * length**2),

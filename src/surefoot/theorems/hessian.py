@@ -107,15 +107,15 @@ def hessian(layered: Layered, objective: Objective) -> tuple[Rounded, list[tuple
     if outer is None:
         return None
     layers, depth = layered.layers, len(layered.layers)
-    bends = [_second(layered, k) for k in range(depth)]
+    bends = [second_slopes(layered, k) for k in range(depth)]
     slopes = [state[2].expand(state[2].value.shape) for state in layered.states]
-    flows = _flows(layered, slopes)
+    flows = flows_of(layered, slopes)
     reached = [contract("no,now->nw", outer.gradient, b) for _, b in layered.sensitivities]
     before = [outer.gradient if q is None else contract("no,now->nw", outer.gradient, q)
               for q, _ in layered.sensitivities]  # fmt: skip
     weights = [costate * bend for costate, bend in zip(before, bends, strict=True)]
     parts = [k for k in range(depth) if layers[k].trains]
-    features = {k: _features(layered, k) for k in parts}
+    features = {k: features_of(layered, k) for k in parts}
     widths = {k: layers[k].weight.shape[0] for k in parts}
     rows = []
     for j in parts:
@@ -140,7 +140,7 @@ def hessian(layered: Layered, objective: Objective) -> tuple[Rounded, list[tuple
     return whole, [(k, layers[k].trains_weight, layers[k].trains_bias) for k in parts]
 
 
-def _second(layered: Layered, k: int) -> Rounded:
+def second_slopes(layered: Layered, k: int) -> Rounded:
     """The second derivative of the function of a layer, samples × width."""
     layer, state = layered.layers[k], layered.states[k]
     if layer.function is None:
@@ -151,7 +151,7 @@ def _second(layered: Layered, k: int) -> Rounded:
     return rounded_derivatives(layer.function, before, 2)[2] * 2.0
 
 
-def _flows(layered: Layered, slopes: list[Rounded]) -> dict[tuple[int, int], Rounded]:
+def flows_of(layered: Layered, slopes: list[Rounded]) -> dict[tuple[int, int], Rounded]:
     """The derivatives of what one linear layer gives in what an earlier one gives, samples × width × width."""
     found = {}
     for k, layer in enumerate(layered.layers):
@@ -173,7 +173,8 @@ def _padded(tensor: Rounded) -> Rounded:
     return Rounded(*(torch.cat([part, torch.zeros_like(part[:, :1])], 1) for part in (wide.value, wide.error)))
 
 
-def _features(layered: Layered, k: int) -> Rounded:
+def features_of(layered: Layered, k: int) -> Rounded:
+    """What the parameters of a layer are multiplied by: its input, and one for the bias."""
     state, layer = layered.states[k][0], layered.layers[k]
     wide = state.expand(state.value.shape)
     parts = [(wide.value, wide.error)] if layer.trains_weight else []

@@ -131,7 +131,8 @@ class Layered:
             if layer.trains_bias:
                 inner = inner + 1.0
             inner = inner.expand(inner.value.shape)
-            part = outer * Rounded(_spread(inner.value, rows), _spread(inner.error, rows))
+            size = len(rows.value)
+            part = outer * Rounded(spread_over(inner.value, size), spread_over(inner.error, size))
             total = part if total is None else total + part
         assert total is not None
         return total
@@ -142,9 +143,9 @@ class Layered:
         return forward(self.analysis.reading.prepared, leaves, region, keep=True)
 
 
-def _spread(matrix: Tensor, rows: Rounded) -> Tensor:
-    """Each entry for all outputs of the two samples."""
-    times = len(rows.value) // len(matrix)
+def spread_over(matrix: Tensor, size: int) -> Tensor:
+    """Each entry for all outputs of the two samples, so many rows in all."""
+    times = size // len(matrix)
     return matrix.repeat_interleave(times, 0).repeat_interleave(times, 1)
 
 

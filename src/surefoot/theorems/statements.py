@@ -8,7 +8,7 @@ computed in ball arithmetic: an inequality holds only if it holds for all number
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -36,97 +36,182 @@ def proved(claim: object) -> bool:
 
 
 @dataclass(frozen=True)
+class Profile:
+    r"""How fast the Jacobian changes, measured by itself: :math:`\omega(t) \ge \|J^+D^2\psi(u)\|` for
+    :math:`\|u - u_0\| \le t`, a step function that does not decrease.
+
+    On a ball :math:`B(u_0, t)`, :math:`\|J^+(D\psi(u) - J)\| \le \int_0^t\omega` (:meth:`turn`). As :math:`JJ^+ =
+    I`, :math:`D\psi(u) = JT` with :math:`T = I + J^+(D\psi(u) - J)`; if the integral is less than one, T is
+    invertible, :math:`D\psi(u)` is onto like J, and as :math:`T^{-1}J^+z` solves :math:`D\psi(u)v = z`,
+
+    .. math:: \|D\psi(u)^+z\| \le \frac{\|J^+z\|}{1 - \int_0^t\omega}, \qquad
+        \sigma_{\min}(D\psi(u)) \ge \sigma\Big(1 - \int_0^t\omega\Big), \qquad
+        \|D\psi(u)\| \le \|J\|\Big(1 + \int_0^t\omega\Big).
+
+    :math:`\omega = K/\sigma` is always a choice.
+
+    Attributes:
+        steps: pairs of a radius and :math:`\omega` up to it, by increasing radius.
+    """
+
+    steps: tuple[tuple[float, float], ...]
+
+    @staticmethod
+    def of(pairs: Iterable[tuple[float, float]]) -> Profile:
+        """From finite bounds on balls of any order; a bound on a larger ball holds on a smaller one."""
+        found: list[tuple[float, float]] = []
+        for radius, omega in sorted(pairs, reverse=True):
+            if math.isfinite(omega) and radius > 0:
+                found.insert(0, (radius, min(omega, found[0][1]) if found else omega))
+        return Profile(tuple(found))
+
+    @property
+    def radius(self) -> float:
+        """Of the largest ball."""
+        return self.steps[-1][0] if self.steps else 0.0
+
+    def _pieces(self) -> Iterator[tuple[arb, arb, arb]]:
+        start = arb(0)
+        for radius, omega in self.steps:
+            yield start, arb(radius), arb(omega)
+            start = arb(radius)
+
+    def turn(self, t: arb) -> arb:
+        """The integral of :math:`\\omega` up to t."""
+        return sum(
+            (omega * (_positive(t - low) - _positive(t - high)) for low, high, omega in self._pieces()), arb(0)
+        )
+
+    def bend(self, t: arb) -> arb:
+        """The integral of :math:`(t - s)\\omega(s)` up to t."""
+        squares = (
+            omega * (_positive(t - low) ** 2 - _positive(t - high) ** 2) / 2 for low, high, omega in self._pieces()
+        )
+        return sum(squares, arb(0))
+
+    def room(self) -> tuple[float, float]:
+        """The largest first step :math:`\\max_\\tau\\tau - \\int_0^\\tau(\\tau - s)\\omega(s)ds`, rounded down,
+        and its :math:`\\tau`.
+        """
+        with ctx.workprec(_BITS):
+            places = [radius for radius, _ in self.steps]
+            turned = arb(0)
+            for low, high, omega in self._pieces():
+                if proved(omega > 0) and proved(turned < 1):
+                    place = low + (1 - turned) / omega
+                    if proved(place < high):
+                        places.append(below(place))
+                turned += omega * (high - low)
+            found = [
+                (below(arb(tau) - self.bend(arb(tau))), tau) for tau in places if proved(self.turn(arb(tau)) <= 1)
+            ]
+        return max(found, default=(0.0, 0.0))
+
+
+def _positive(ball: arb) -> arb:
+    return ball.max(arb(0))
+
+
+@dataclass(frozen=True)
 class Interpolation:
     r"""There is a solution nearby, and Gauss-Newton converges to one (Newton-Kantorovich, underdetermined).
 
-    Let :math:`0 < \sigma \le \sigma_{\min}(J)` (J is onto), :math:`\eta \ge \|J^+r\|`, :math:`D\psi` K-Lipschitz
-    on :math:`B(u_0, \rho)`, and
+    Let J be onto, :math:`\eta \ge \|J^+r\|`, :math:`\omega` as in :class:`Profile` up to :math:`\rho`, and
 
-    .. math:: h = K\eta/\sigma \le \tfrac12, \qquad \rho \ge t^* = (1 - \sqrt{1 - 2h})\,\sigma/K .
+    .. math:: f(t) = \eta - t + \int_0^t(t - s)\,\omega(s)\,ds \le 0 \quad\text{for some } t \le \rho .
 
-    *Then* some :math:`u^*` has :math:`\psi(u^*) = y` and :math:`\|u^* - u_0\| \le t^*`, and the Gauss-Newton steps
-    :math:`u_{k+1} = u_k - D\psi(u_k)^+(\psi(u_k) - y)` stay in the ball and converge to one, with
-    :math:`\|u^* - u_k\| \le t^* - t_k`, where :math:`t_k` are Newton's iterates from 0 for the polynomial
-    :math:`p(t) = \frac K2t^2 - \sigma t + \sigma\eta`, whose smaller root is :math:`t^*`: quadratically if
-    :math:`h < \frac12`.
+    *Then*, with :math:`t^*` the smallest root of f, some :math:`u^*` has :math:`\psi(u^*) = y` and :math:`\|u^* -
+    u_0\| \le t^*`, and the Gauss-Newton steps :math:`u_{k+1} = u_k - D\psi(u_k)^+(\psi(u_k) - y)` stay in the
+    ball and converge to one, with :math:`\|u^* - u_k\| \le t^* - t_k`, where :math:`t_k` are Newton's iterates
+    for f from 0: quadratically if :math:`f'(t^*) < 0`. For a constant :math:`\omega = K/\sigma` the condition is
+    :math:`h = K\eta/\sigma \le \frac12` and :math:`t^* = (1 - \sqrt{1 - 2h})\,\sigma/K`; in general :math:`h =
+    \eta/2\max_\tau(\tau - \int_0^\tau(\tau - s)\omega(s)ds)`, so that the condition reads the same.
 
-    *Proof.* :math:`t_1 = \eta`, and as p is quadratic, :math:`p(t_k) = \frac K2(t_k - t_{k-1})^2`, so
-    :math:`t_{k+1} - t_k = \frac K2(t_k - t_{k-1})^2/(\sigma - Kt_k)`; the :math:`t_k` increase to :math:`t^* \le
-    \sigma/K`. By induction :math:`s_k = u_{k+1} - u_k` exists and :math:`\|s_k\| \le t_{k+1} - t_k`. For k = 0,
-    :math:`\|s_0\| = \|J^+r\| \le \eta`. If it holds up to k - 1, then :math:`\|u_k - u_0\| \le t_k \le t^* \le
-    \rho`, the segment from :math:`u_{k-1}` to :math:`u_k` is in the ball, and as
-    :math:`D\psi(u_{k-1})D\psi(u_{k-1})^+ = I`, Taylor's formula gives :math:`\|\psi(u_k) - y\| = \|\psi(u_k) -
-    \psi(u_{k-1}) - D\psi(u_{k-1})s_{k-1}\| \le \frac K2\|s_{k-1}\|^2`. Singular values move by at most the norm
-    of the change (Weyl), so :math:`\sigma_{\min}(D\psi(u_k)) \ge \sigma - Kt_k > 0`, the step exists, and
-    :math:`\|s_k\| \le \frac K2\|s_{k-1}\|^2/(\sigma - Kt_k) \le t_{k+1} - t_k`. So the :math:`u_k` are a Cauchy
-    sequence, their limit is within :math:`t^* - t_k` of :math:`u_k`, and :math:`\psi(u_k) - y \to 0`. (L. V.
-    Kantorovich 1948; with the majorant as in J. M. Ortega, Amer. Math. Monthly 75, 1968.)
+    *Proof.* f is convex, f(0) is positive and :math:`f'(t) = -1 + \int_0^t\omega`, so Newton's iterates from 0
+    increase to :math:`t^*` and :math:`f' < 0` before it. By induction
+
+    .. math:: \|J^+(\psi(u_k) - y)\| \le f(t_k), \qquad \|u_{k+1} - u_k\| \le t_{k+1} - t_k, \qquad
+        \|u_k - u_0\| \le t_k .
+
+    For k = 0 the first is :math:`\|J^+r\| \le \eta`. The first implies the second: :class:`Profile` bounds the
+    step by :math:`f(t_k)/(1 - \int_0^{t_k}\omega) = -f(t_k)/f'(t_k) = t_{k+1} - t_k`. The second implies the
+    third for k + 1, and the first: :math:`s_k = u_{k+1} - u_k` solves :math:`\psi(u_k) - y + D\psi(u_k)s_k = 0`,
+    so by Taylor's formula :math:`\|J^+(\psi(u_{k+1}) - y)\| \le \int_0^1(1 - \tau)\,\omega(t_k +
+    \tau\|s_k\|)\|s_k\|^2d\tau \le f(t_{k+1}) - f(t_k) - f'(t_k)(t_{k+1} - t_k) = f(t_{k+1})`, as :math:`\omega`
+    does not decrease and :math:`\|s_k\| \le t_{k+1} - t_k`. So the :math:`u_k` are a Cauchy sequence whose limit
+    is within :math:`t^* - t_k` of :math:`u_k`, and :math:`\|\psi(u_k) - y\| \le \|J\|f(t_k) \to 0`. (L. V.
+    Kantorovich 1948; P. Deuflhard and G. Heindl, SIAM J. Numer. Anal. 16, 1979, for conditions that do not depend
+    on the scaling of the equations; O. P. Ferreira and B. F. Svaiter, Comput. Optim. Appl. 42, 2009, for
+    majorants.)
 
     Attributes:
-        sigma: :math:`\sigma`.
         eta: :math:`\eta`.
-        bending: K.
-        radius: :math:`\rho`.
+        profile: :math:`\omega`.
+        norm: a bound on :math:`\|J\|`.
         residual: a bound on :math:`\|r\|`.
         weight: the objective is this number times half of the squared residual.
     """
 
-    sigma: float
     eta: float
-    bending: float
-    radius: float
+    profile: Profile
+    norm: float
     residual: float
     weight: float
 
     @property
+    def radius(self) -> float:
+        """:math:`\\rho`."""
+        return self.profile.radius
+
+    @property
     def h(self) -> float:
-        """h, rounded up."""
-        if not self.sigma > 0 or not math.isfinite(self.bending):
-            return math.inf
-        return above(arb(self.bending) * arb(self.eta) / arb(self.sigma))
+        """h, rounded up: the hypothesis holds if it is at most ½. Where the balls reach 2η, :math:`f(2\\eta) \\le
+        0` is enough, which is :math:`\\eta\\cdot2\\int_0^{2\\eta}(2\\eta - s)\\omega(s)ds/(2\\eta)^2 \\le
+        \\frac12`.
+        """
+        room, twice = self.profile.room()[0], 2 * self.eta
+        found = [above(arb(self.eta) / (2 * arb(room)))] if room > 0 else [math.inf]
+        if 0 < twice <= self.radius:
+            found.append(above(self.profile.bend(arb(twice)) / (2 * arb(self.eta))))
+        return min(found)
 
     @property
     def holds(self) -> bool:
-        """Whether both hypotheses are verified."""
-        return self.h <= 0.5 and self.distance <= self.radius
+        """Whether the hypothesis is verified."""
+        return self.eta <= self.profile.room()[0]
 
     @property
     def distance(self) -> float:
-        """:math:`t^*`, rounded up; infinite without the first hypothesis."""
-        return above(self._root()) if self.h <= 0.5 else math.inf
+        """:math:`t^*`, rounded up; infinite if there is none."""
+        return above(self._root()) if self.holds else math.inf
 
     def _root(self) -> arb:
-        """The root in the form that does not cancel: 2η/(1 + √(1 - 2h))."""
+        """The smallest root, or a point behind it where f is not positive."""
         with ctx.workprec(_BITS):
-            h = arb(self.bending) * arb(self.eta) / arb(self.sigma)
-            inside = 1 - 2 * h
-            return 2 * arb(self.eta) / (1 + (inside if inside >= 0 else arb(0)).sqrt())
+            end = arb(self.profile.room()[1])
+            for low, high, omega in self.profile._pieces():
+                value, slope = self._majorant(low), self.profile.turn(low) - 1
+                inside = slope**2 - 2 * omega * value
+                if proved(inside >= 0):
+                    place = low + 2 * value / (-slope + inside.sqrt())
+                    if proved(place <= high):
+                        return place if proved(place <= end) else end
+            return end
 
-    def majorant(self) -> Iterator[tuple[arb, arb]]:
-        """The pairs :math:`t_k`, :math:`t_{k+1}`, as balls."""
-        with ctx.workprec(_BITS):
-            bend, sigma = arb(self.bending), arb(self.sigma)
-            last, here = arb(0), arb(self.eta)
-        while True:
-            yield last, here
-            with ctx.workprec(_BITS):
-                last, here = here, here + bend / 2 * (here - last) ** 2 / (sigma - bend * here)
+    def _majorant(self, t: arb) -> arb:
+        return arb(self.eta) - t + self.profile.bend(t)
 
     def after(self, steps: int) -> tuple[float, float]:
         """Bounds on the distance to the solution and on the residual after so many steps."""
-        distance, residual = self.distance, self.residual
-        for k, (last, here) in enumerate(self.majorant()):
-            if k == steps:
-                with ctx.workprec(_BITS):
-                    left = above(self._root() - last)
-                return (min(distance, left) if left >= 0 else 0.0), residual
-            with ctx.workprec(_BITS):
-                residual = (
-                    min(residual, above(arb(self.bending) / 2 * (here - last) ** 2))
-                    if k
-                    else above(arb(self.bending) / 2 * (here - last) ** 2)
-                )
-        raise AssertionError
+        with ctx.workprec(_BITS):
+            t, root = arb(0), self._root()
+            for _ in range(steps):
+                if not proved(self._majorant(t) > 0):
+                    break
+                t = t - self._majorant(t) / (self.profile.turn(t) - 1)
+            left, value = root - t, self._majorant(t)
+            far = above(arb(self.norm) * value) if proved(value > 0) else above(arb(self.norm) * abs(value))
+            return max(above(left), 0.0), min(far, self.residual) if not steps else far
 
     def iterations(self, eps: float) -> int:
         """How many steps make the objective at most eps."""
@@ -141,9 +226,9 @@ class Interpolation:
 class GradientDescent:
     r"""Gradient descent reaches the global minimum, at a linear rate (Polyak-Łojasiewicz on a ball).
 
-    Let :math:`F = h\circ\psi`, h :math:`\mu_h`-strongly convex, :math:`\Delta = F - \inf h`, :math:`\sigma_\rho =
-    \sigma - K\rho > 0`, :math:`\mu = \mu_h\sigma_\rho^2`, F L-smooth on :math:`B(u_0, \rho)`, :math:`0 < \theta
-    \le 1`, and
+    Let :math:`F = h\circ\psi`, h :math:`\mu_h`-strongly convex, :math:`\Delta = F - \inf h`, :math:`\sigma_\rho >
+    0` a lower bound of :math:`\sigma_{\min}(D\psi)` on :math:`B(u_0, \rho)`, :math:`\mu = \mu_h\sigma_\rho^2`, F
+    L-smooth there, :math:`0 < \theta \le 1`, and
 
     .. math:: \rho > \frac{1}{1 - \theta/2}\sqrt{2\Delta_0/\mu} .
 
@@ -151,27 +236,29 @@ class GradientDescent:
     (1 - \theta(2 - \theta)\mu/L)^k\Delta_0`, and they converge to a global minimiser. (With :math:`\theta = 1` the
     radius is :math:`\sqrt{8\Delta_0/\mu}` and the rate :math:`1 - \mu/L`.)
 
-    *Proof.* On the ball :math:`\sigma_{\min}(D\psi) \ge \sigma_\rho` by Weyl, and strong convexity gives
-    :math:`\|\nabla h\|^2 \ge 2\mu_h(h - \inf h)`, so :math:`\|\nabla F\|^2 = \|D\psi^\top\nabla h\|^2 \ge
-    2\mu\Delta`. Let :math:`u_0, \dots, u_k` be in the ball, :math:`g = \|\nabla F(u_k)\| > 0`, and :math:`u(t) =
-    u_k - t\frac\theta L\nabla F(u_k)`, :math:`t \le 1`, with the segment to it in the ball. By the descent lemma
-    :math:`\Delta_k - \Delta(u(t)) \ge t\frac\theta L(1 - \frac\theta2)g^2 = (1 - \frac\theta2)\|u(t) - u_k\|\,g
-    \ge (1 - \frac\theta2)\|u(t) - u_k\|\sqrt{2\mu\Delta_k}`, and :math:`\sqrt{\Delta_k} - \sqrt{\Delta(u(t))} \ge
-    (\Delta_k - \Delta(u(t)))/(2\sqrt{\Delta_k})`. So :math:`\|u(t) - u_k\| \le 2(\sqrt{\Delta_k} -
-    \sqrt{\Delta(u(t))})/((1 - \frac\theta2)\sqrt{2\mu})`, the same holds of all steps before, and the length of
-    the path to u(t) is at most :math:`2\sqrt{\Delta_0}/((1 - \frac\theta2)\sqrt{2\mu}) < \rho`: it does not reach
-    the edge, and :math:`u_{k+1}` is inside. With t = 1 the descent lemma is :math:`\Delta_{k+1} \le \Delta_k -
-    \frac{\theta(2 - \theta)}{2L}g^2 \le (1 - \theta(2 - \theta)\mu/L)\Delta_k`. The path has finite length, so
-    the steps converge. If g = 0, :math:`\Delta_k = 0` and nothing moves.
+    *Proof.* Strong convexity gives :math:`\|\nabla h\|^2 \ge 2\mu_h(h - \inf h)`, so on the ball :math:`\|\nabla
+    F\|^2 = \|D\psi^\top\nabla h\|^2 \ge 2\mu\Delta`. Let :math:`u_0, \dots, u_k` be in the ball, :math:`g =
+    \|\nabla F(u_k)\| > 0`, and :math:`u(t) = u_k - t\frac\theta L\nabla F(u_k)`, :math:`t \le 1`, with the
+    segment to it in the ball. By the descent lemma :math:`\Delta_k - \Delta(u(t)) \ge t\frac\theta L(1 -
+    \frac\theta2)g^2 = (1 - \frac\theta2)\|u(t) - u_k\|\,g \ge (1 - \frac\theta2)\|u(t) -
+    u_k\|\sqrt{2\mu\Delta_k}`, and :math:`\sqrt{\Delta_k} - \sqrt{\Delta(u(t))} \ge (\Delta_k -
+    \Delta(u(t)))/(2\sqrt{\Delta_k})`. So :math:`\|u(t) - u_k\| \le 2(\sqrt{\Delta_k} - \sqrt{\Delta(u(t))})/((1 -
+    \frac\theta2)\sqrt{2\mu})`, the same holds of all steps before, and the length of the path to u(t) is at most
+    :math:`2\sqrt{\Delta_0}/((1 - \frac\theta2)\sqrt{2\mu}) < \rho`: it does not reach the edge, and
+    :math:`u_{k+1}` is inside. With t = 1 the descent lemma is :math:`\Delta_{k+1} \le \Delta_k - \frac{\theta(2 -
+    \theta)}{2L}g^2 \le (1 - \theta(2 - \theta)\mu/L)\Delta_k`. The path has finite length, so the steps converge.
+    If g = 0, :math:`\Delta_k = 0` and nothing moves.
 
-    For :math:`h = \frac{\mu_h}2\|\cdot - y\|^2`: :math:`\Delta_0 = \frac{\mu_h}2\|r\|^2`, and as :math:`\|D\psi\|
-    \le S = \|J\| + K\rho` on the ball, :math:`\|\psi - y\| \le \|r\| + S\rho` and :math:`\nabla^2F =
-    \mu_h(D\psi^\top D\psi + D^2\psi\cdot(\psi - y))`, :math:`L = \mu_h(S^2 + K(\|r\| + S\rho))`.
+    For :math:`h = \frac{\mu_h}2\|\cdot - y\|^2`: :math:`\Delta_0 = \frac{\mu_h}2\|r\|^2`, :math:`\sigma_\rho` and
+    S, the bounds of :math:`D\psi` on the ball, are those of :class:`Profile`, :math:`\|\psi - y\| \le \|r\| +
+    S\rho`, and as :math:`\nabla^2F = \mu_h(D\psi^\top D\psi + D^2\psi\cdot(\psi - y))`, :math:`L = \mu_h(S^2 +
+    K(\|r\| + S\rho))`.
 
     Attributes:
-        sigma: :math:`\sigma`.
+        sigma: :math:`\sigma \le \sigma_{\min}(J)`.
         norm: a bound on :math:`\|J\|`.
-        bending: K.
+        profile: :math:`\omega` up to :math:`\rho`.
+        bending: K on the ball.
         radius: :math:`\rho`.
         residual: a bound on :math:`\|r\|`.
         weight: :math:`\mu_h`.
@@ -180,6 +267,7 @@ class GradientDescent:
 
     sigma: float
     norm: float
+    profile: Profile
     bending: float
     radius: float
     residual: float
@@ -189,7 +277,7 @@ class GradientDescent:
     @property
     def factor(self) -> float:
         """The radius that is needed over that which is there, rounded up: it holds if this is less than one."""
-        if not math.isfinite(self.bending):
+        if not math.isfinite(self.bending) or self.radius > self.profile.radius:
             return math.inf
         sigma = self._sigma()
         room = (1 - arb(self.part) / 2) * arb(self.radius) * sigma
@@ -201,12 +289,12 @@ class GradientDescent:
         return self.factor < 1
 
     def _sigma(self) -> arb:
-        return arb(self.sigma) - arb(self.bending) * arb(self.radius)
+        return arb(self.sigma) * (1 - self.profile.turn(arb(self.radius)))
 
     @property
     def smoothness(self) -> float:
         """L on the ball."""
-        steep = arb(self.norm) + arb(self.bending) * arb(self.radius)
+        steep = arb(self.norm) * (1 + self.profile.turn(arb(self.radius)))
         far = arb(self.residual) + steep * arb(self.radius)
         return above(arb(self.weight) * (steep**2 + arb(self.bending) * far))
 
@@ -355,4 +443,4 @@ def _steps(start: float, rate: float, eps: float) -> int:
         return math.ceil(Fraction(above(needed))) if needed.is_finite() else 0
 
 
-__all__ = ["GradientDescent", "Interpolation", "NothingHere", "StronglyConvex", "above", "below"]
+__all__ = ["GradientDescent", "Interpolation", "NothingHere", "Profile", "StronglyConvex", "above", "below"]
