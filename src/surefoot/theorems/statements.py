@@ -85,7 +85,8 @@ class Profile:
     def bend(self, t: arb) -> arb:
         """The integral of :math:`(t - s)\\omega(s)` up to t."""
         squares = (
-            omega * (_positive(t - low) ** 2 - _positive(t - high) ** 2) / 2 for low, high, omega in self._pieces()
+            omega * (_square(_positive(t - low)) - _square(_positive(t - high))) / 2
+            for low, high, omega in self._pieces()
         )
         return sum(squares, arb(0))
 
@@ -110,6 +111,11 @@ class Profile:
 
 def _positive(ball: arb) -> arb:
     return ball.max(arb(0))
+
+
+def _square(ball: arb) -> arb:
+    """A power of a ball around zero would not be a number."""
+    return ball * ball
 
 
 @dataclass(frozen=True)
@@ -191,7 +197,7 @@ class Interpolation:
             end = arb(self.profile.room()[1])
             for low, high, omega in self.profile._pieces():
                 value, slope = self._majorant(low), self.profile.turn(low) - 1
-                inside = slope**2 - 2 * omega * value
+                inside = _square(slope) - 2 * omega * value
                 if proved(inside >= 0):
                     place = low + 2 * value / (-slope + inside.sqrt())
                     if proved(place <= high):
@@ -217,7 +223,7 @@ class Interpolation:
         """How many steps make the objective at most eps."""
         for steps in range(_MOST_STEPS):
             residual = arb(self.after(steps)[1])
-            if proved(arb(self.weight) / 2 * residual**2 <= arb(eps)):
+            if proved(arb(self.weight) / 2 * _square(residual) <= arb(eps)):
                 return steps
         raise OverflowError(f"more than {_MOST_STEPS} steps for {eps:g}: h is {self.h:.6g}, too close to ½")
 
@@ -296,7 +302,7 @@ class GradientDescent:
         """L on the ball."""
         steep = arb(self.norm) * (1 + self.profile.turn(arb(self.radius)))
         far = arb(self.residual) + steep * arb(self.radius)
-        return above(arb(self.weight) * (steep**2 + arb(self.bending) * far))
+        return above(arb(self.weight) * (_square(steep) + arb(self.bending) * far))
 
     @property
     def step_size(self) -> float:
@@ -306,13 +312,13 @@ class GradientDescent:
     @property
     def rate(self) -> float:
         """The factor of one step, rounded up."""
-        mu = arb(self.weight) * self._sigma() ** 2
+        mu = arb(self.weight) * _square(self._sigma())
         part = arb(self.part)
         return min(above(1 - part * (2 - part) * mu / arb(self.smoothness)), 1.0)
 
     def iterations(self, eps: float) -> int:
         """How many steps make the objective at most eps."""
-        return _steps(above(arb(self.weight) / 2 * arb(self.residual) ** 2), self.rate, eps)
+        return _steps(above(arb(self.weight) / 2 * _square(arb(self.residual))), self.rate, eps)
 
 
 @dataclass(frozen=True)
@@ -392,7 +398,7 @@ class StronglyConvex:
     @property
     def gap(self) -> float:
         """A bound on F(u₀) - F(u*)."""
-        return above(arb(self.gradient) ** 2 / (2 * arb(self.convexity)))
+        return above(_square(arb(self.gradient)) / (2 * arb(self.convexity)))
 
     def iterations(self, eps: float) -> int:
         """How many steps bring the objective within eps of its minimum: :math:`F - F^* \\le \\frac L2\\|u -
@@ -400,8 +406,8 @@ class StronglyConvex:
         """
         if self.gap <= eps:
             return 0
-        start = above(arb(self.smoothness) / 2 * arb(self.distance) ** 2)
-        return _steps(start, above(arb(self.rate) ** 2), eps)
+        start = above(arb(self.smoothness) / 2 * _square(arb(self.distance)))
+        return _steps(start, above(_square(arb(self.rate))), eps)
 
 
 @dataclass(frozen=True)
