@@ -2,8 +2,8 @@
 
 * ``commands``: the commands, what they take and what they are for; ``options``: their options; ``zoo_names``: the
   zoo's names. ``guard``: errors as sentences, exit codes, interrupts. ``output``: tables, JSON, notes, progress.
-* ``certifying``, ``comparing``, ``training`` (with ``checkpoints``), ``stepping`` (with ``trials``), ``catalogue``
-  (rules and models), ``health``: what the commands do.
+* ``certifying``, ``comparing``, ``training`` (with ``checkpoints``), ``stepping`` (with ``trials``), ``converge``,
+  ``catalogue`` (rules and models), ``health``: what the commands do.
 * ``models``: a model by name, by import or from a file, and its weights; ``exported``: files of ``torch.export``,
   read without running what may be hidden in them; ``files``: where files may be written.
 * ``cases``: from options to a model, a batch, an objective and a domain; ``batches``: data as a model takes them.

@@ -2,6 +2,7 @@
 
 * ``statements``: the theorems, proved, as functions of verified numbers.
 * ``deciding``: :func:`convergence`, which theorem applies from the present weights, on which ball.
+* ``waiting``: :func:`until_proved`, steps until a theorem applies.
 * ``record``: :class:`Convergence`, the verdict with its numbers, or what is missing.
 * ``verified``: linear algebra with a proof: products, extreme eigenvalues, least solutions.
 * ``layered``: networks of linear layers and element-wise functions, sample by sample.
@@ -14,6 +15,7 @@
 from surefoot.theorems.deciding import convergence
 from surefoot.theorems.record import Convergence, Hypothesis
 from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, Profile, StronglyConvex
+from surefoot.theorems.waiting import until_proved
 
 __all__ = [
     "Convergence",
@@ -24,4 +26,5 @@ __all__ = [
     "Profile",
     "StronglyConvex",
     "convergence",
+    "until_proved",
 ]
