@@ -24,22 +24,14 @@ _NAMES = {
     "convergence": "surefoot.theorems",
     "cost": "surefoot.complexity",
     "estimate": "surefoot.lower",
+    "evaluate": "surefoot.valuation.interval",
     "register_rule": "surefoot.operations",
     "smooth": "surefoot.smoothing",
 }
 _MODULES = (
-    "data",
-    "clustering",
-    "errors",
-    "graph",
-    "implicit",
-    "objectives",
-    "operations",
-    "optim",
-    "oracles",
-    "paper",
+    "data", "clustering", "errors", "graph", "implicit", "objectives", "operations", "optim", "oracles", "paper",
     "zoo",
-)
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from surefoot import (
@@ -67,37 +59,14 @@ if TYPE_CHECKING:
     from surefoot.optim import CertifiedDescent
     from surefoot.smoothing import smooth
     from surefoot.theorems import Convergence, convergence
+    from surefoot.valuation.interval import evaluate
 
 __all__ = [
-    "Ball",
-    "Certificate",
-    "CertifiedDescent",
-    "Chain",
-    "Convergence",
-    "CrossEntropy",
-    "Magnitude",
-    "ProductBall",
-    "Ridge",
-    "Segment",
-    "Square",
-    "certify",
-    "clustering",
-    "convergence",
-    "cost",
-    "data",
-    "errors",
-    "estimate",
-    "graph",
-    "implicit",
-    "objectives",
-    "operations",
-    "optim",
-    "oracles",
-    "paper",
-    "register_rule",
-    "smooth",
-    "zoo",
-]
+    "Ball", "Certificate", "CertifiedDescent", "Chain", "Convergence", "CrossEntropy", "Magnitude", "ProductBall",
+    "Ridge", "Segment", "Square", "certify", "clustering", "convergence", "cost", "data", "errors", "estimate",
+    "evaluate", "graph", "implicit", "objectives", "operations", "optim", "oracles", "paper", "register_rule",
+    "smooth", "zoo",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 import surefoot.operations.families  # noqa: F401  registers the operations
-from surefoot.graph.assemble import needed
-from surefoot.graph.structure import Graph, Node, Ref, Role, Spec
+from surefoot.graph.structure import Graph, Node, Ref, Role, Spec, needed
 from surefoot.operations.evaluation import fold_in_double
 from surefoot.operations.record import record_of
 from surefoot.scalar import ScalarFunction
@@ -86,6 +85,19 @@ def scalar(x: Tensor, function: ScalarFunction) -> Tensor:
     return function(x)
 
 
+def as_scalar(graph: Graph, node: Node) -> Node:
+    """An operation alone as a scalar function of the entries of one tensor, if it is one and not affine."""
+    expression = _expression(graph, node, {}, cache(partial(fold_in_double, graph, graph.held)))
+    return node if expression is None else _scalar_node(node, expression)
+
+
+def _scalar_node(node: Node, expression: _Expression) -> Node:
+    if expression.function.affine[-1] is not None:
+        return node
+    args = (Ref(expression.root), expression.function)
+    return replace(node, op="surefoot.scalar", target=scalar, args=args, kwargs={})
+
+
 def fused(graph: Graph) -> Graph:
     """Every node that is a scalar function of one tensor, and not affine, becomes one node."""
     known: dict[str, _Expression] = {}
@@ -93,15 +105,9 @@ def fused(graph: Graph) -> Graph:
     nodes = []
     for node in graph.nodes:
         expression = _expression(graph, node, known, exact)
-        if expression is None:
-            nodes.append(node)
-            continue
-        known[node.name] = expression
-        if expression.function.affine[-1] is not None:
-            nodes.append(node)
-        else:
-            args = (Ref(expression.root), expression.function)
-            nodes.append(replace(node, op="surefoot.scalar", target=scalar, args=args, kwargs={}))
+        if expression is not None:
+            known[node.name] = expression
+        nodes.append(node if expression is None else _scalar_node(node, expression))
     return replace(graph, nodes=tuple(nodes))
 
 

@@ -24,7 +24,7 @@ from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball
 from surefoot.guarantees import GuaranteeError
 from surefoot.norms import frobenius_norm, nonnegative_norm
-from surefoot.norms.rounding import up
+from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square
 from surefoot.scalar import Rounded
 from surefoot.theorems.bending import Bending, bending

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.norms.rounding import gamma
+from surefoot.norms.hermitian import gamma
 from surefoot.objectives import CrossEntropy, Objective, Square
 from surefoot.operations.losses.cross_entropy import masses
 from surefoot.scalar import Rounded, rounded_derivatives

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from surefoot.calculus.adjoint.gradient import proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.domains import Ball
+from surefoot.graph.nodes import Spec
 from surefoot.norms import frobenius_norm
-from surefoot.norms.rounding import product_error, up
+from surefoot.norms.hermitian import product_error, up
 from surefoot.scalar import Rounded
-from surefoot.spec import Spec
 from surefoot.theorems.layered import Layered
 from surefoot.theorems.verified import down, largest_eigenvalue, least_solution, smallest_eigenvalue, vector_norm
 

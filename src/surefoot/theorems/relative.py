@@ -33,7 +33,7 @@ from torch import Tensor
 
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm, nonnegative_norm
-from surefoot.norms.rounding import gamma, up
+from surefoot.norms.hermitian import gamma, up
 from surefoot.scalar import Rounded
 from surefoot.theorems.hessian import contract, features_of, flows_of, second_slopes
 from surefoot.theorems.layered import Layered, spread_over

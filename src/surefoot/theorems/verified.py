@@ -3,7 +3,7 @@ r"""Linear algebra with a proof: products, the smallest eigenvalue of a symmetri
 A matrix A is known as computed, with a bound on its error (:class:`~surefoot.scalar.Rounded`, entry by entry).
 Nothing here trusts an eigenvalue routine, a factorisation or a solver: they make guesses, and what is proved of
 the guesses are residuals, each of them a matrix product whose round-off is bounded by :math:`\gamma_n|A||B|`
-(:mod:`surefoot.norms.rounding`).
+(:mod:`surefoot.norms.hermitian`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from surefoot.norms import frobenius_norm
-from surefoot.norms.hermitian import eigenvalue_bounds
-from surefoot.norms.rounding import gamma, product_error, up
+from surefoot.norms.hermitian import eigenvalue_bounds, gamma, product_error, up
 from surefoot.scalar import Rounded
 
 _DENSE = 1500  # rows up to which all eigenvalues are computed for a guess

@@ -39,8 +39,7 @@ from surefoot.operations.record import LossFacts, operation
 from surefoot.operations.softmax import STEEPEST, probabilities, summed
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL
-from surefoot.taylor.model import TaylorModel, row_norms
-from surefoot.taylor.series import compose, reach, shifted
+from surefoot.taylor import TaylorModel, compose, reach, row_norms, shifted
 
 ClassWeights: TypeAlias = tuple[float, ...] | None
 _SMALLEST = 2.0**-1022  # of the normal numbers in double precision
@@ -239,17 +238,24 @@ def error(call: Call, computed: Tensor) -> Magnitude:
     \sum_{j\ne a_i}e^{-t_{ij}}))`, where :math:`t_{ik} = \hat y_{ia_i} - \hat y_{ik} \ge 0` and :math:`a_i` is the
     largest entry of row i.
 
-    All terms are non-negative, so errors are relative: a unit of t, which is at most 746 where its exponential
-    does not underflow, k of a sum, n + 16 of the masses, nk of the last sum, and some for the functions.
+    All terms are non-negative. In a row, t is off by a relative u, so its exponential by :math:`te^{-t}2u` and a
+    relative 4u, the sum of k of them by a relative ku more, and the rest rounds a few times; the masses are off by
+    a relative :math:`(n + 16)u`, or 16u where no sum of class weights is taken. The rows are added without
+    round-off (``math.fsum``).
     """
-    outputs, targets = call["outputs"].value, call["targets"].value
+    outputs, targets = call["outputs"].value.detach(), call["targets"].value
     mass = masses(targets, outputs.shape[1], **call.node.kwargs).abs()
     largest, place = outputs.max(dim=1, keepdim=True)
     apart = largest - outputs
-    others = torch.exp(-apart).scatter(1, place, 0.0).sum(dim=1, keepdim=True)
-    total = float(torch.where(mass > 0, mass * (apart + torch.log1p(others)), 0.0).sum())
-    relative = (2 * outputs.numel() + sum(outputs.shape) + 4096) * 2 * UNIT
-    wrong = abs(float(computed) - total) + total * relative
+    others = torch.exp(-apart).scatter(1, place, 0.0)
+    moved = (apart * others).nan_to_num(nan=0.0).sum(dim=1)
+    row = torch.where(mass > 0, mass * (apart + torch.log1p(others.sum(dim=1, keepdim=True))), 0.0).sum(dim=1)
+    total, wide = math.fsum(row.tolist()), float((mass.sum(dim=1) * moved).sum())
+    weighted = call.node.kwargs.get("weight") is not None
+    relative = (3 * outputs.shape[1] + (outputs.shape[0] if weighted else 0) + 64) * 2 * UNIT
+    wrong = (
+        abs(float(computed.detach()) - total) + total * relative + wide * 4 * UNIT * (1 + outputs.numel() * UNIT)
+    )
     if not wrong < math.inf:
         return Magnitude.infinity()
     return Magnitude.of(wrong) * (1 + 8 * UNIT) + norm(mass) * (outputs.numel() * 2.0**-1000) + 2.0**-1000

@@ -1,0 +1,10 @@
+"""The value of an objective in exact arithmetic, as an interval.
+
+* ``tape``: the operations of an objective, run in double precision, with the sizes of values and costates.
+* ``slopes``: how steep and how curved each operation is, from the sizes of its arguments alone.
+* ``rounding``: how far each operation is off by itself.
+* ``propagation``: from these to the error of the value, by reverse mode.
+* ``valuer``: one function at many weights, as value and error.
+* ``streamed``: the objective of a whole set of data, batch by batch.
+* ``interval``: :func:`surefoot.evaluate`.
+"""

@@ -1,0 +1,185 @@
+r"""The error of a value, from the errors of its operations, by reverse mode.
+
+Let :math:`z_k = f_k(x_1, …)` be the operations, :math:`\hat z_k = f_k(\hat x_1, …) + \delta_k` what is computed,
+and :math:`\|\delta_k\| \le \epsilon_k`. Write :math:`z(s)` for the tensors where the errors :math:`s\delta_k` are
+made instead, so that :math:`z(1) = \hat z`, the output of :math:`z(0)` is the exact value F and that of
+:math:`z(1)` the computed one. Its derivative in s is
+:math:`\sum_k\langle\lambda_k(s), \delta_k\rangle` with the costates at :math:`z(s)`, hence
+
+.. math:: |\hat F - F| \le \sum_k \epsilon_k \sup_s\|\lambda_k(s)\| .
+
+*How far apart* :math:`z(s)` and :math:`\hat z` are: with Jacobians bounded on the way between them,
+:math:`e_k = \sum_i J_ie_i + \epsilon_k`.
+
+*How far the costates are from the computed ones.* Both obey the chain rule, at different points, so
+
+.. math:: \|\lambda_x(s) - \hat\lambda_x\| \le d_x = \sum_z\Big(J d_z
+    + \sum_j C_j\,e_j\,\|\hat\lambda_z\| + \rho_z\Big)
+
+over the readers z of x, where :math:`\rho` is the round-off of pulling back. It is of second order in the result,
+so a rough bound does: :math:`\rho = 2^{-30}J\|\hat\lambda_z\|` and, for sums of n terms, :math:`8nu` of it if
+that is more. A costate is also at most :math:`\sum_zJ\sup\|\lambda_z\|`, which needs no curvature; the smaller of
+the two counts.
+
+*Kinks.* A scalar function is :math:`a(x) - a(y) = q(x - y)` with q between its slopes. Where no entry is nearer
+to a break than :math:`e`, q moves as the curvature of the pieces says; where some are, their parts of the costate
+count with twice the largest slope. The same argument with q in place of derivatives proves the sums above, as
+every operation is then a product of its arguments' differences with such slopes.
+
+What no parameter enters is exact, or a leaf with the error e of its own computation, which counts as one more
+:math:`\delta`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from surefoot.enclosure import Enclosure, constant
+from surefoot.graph import Node
+from surefoot.magnitude import Magnitude, minimum
+from surefoot.operations.call import Call
+from surefoot.operations.record import record_of, rule_for
+from surefoot.valuation.rounding import rounding
+from surefoot.valuation.slopes import Slope, Slopes, slope_of
+from surefoot.valuation.tape import Run, Tape
+
+_PULL = 2.0**-30
+_SLACK = 1 + 1e-9  # round-off of the sums below
+_NONE = Magnitude.zero((0,))
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of one run.
+
+    Attributes:
+        total: of the output.
+        leading: the same without what is of second order.
+        apart: how far each tensor may be from its exact value, by name.
+        own: what each operation adds, by name.
+    """
+
+    total: float
+    leading: float
+    apart: Mapping[str, float]
+    own: Mapping[str, float]
+
+
+def forward_errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
+    """How far every tensor is off, from one forward pass; the total is that of the output."""
+    return _forward(tape, run, slopes)[0]
+
+
+def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Slope]]:
+    """The same, with the slopes of all operations there."""
+    apart: dict[str, float] = {}
+    own: dict[str, float] = {}
+    known: dict[str, Slope] = {}
+    sizes = run.sizes
+    for node in tape.graph.nodes:
+        slope = slopes.by_name.get(node.name)
+        if slope is None:  # no parameter enters, and nothing is known: exact if nothing is computed
+            exact = node.name not in tape.rounding and not any(apart.get(name) for name in node.inputs)
+            apart[node.name] = own[node.name] = 0.0 if exact or not _is_real(node) else math.inf
+            continue
+        call = None
+        if slope.pointwise or record_of(node).error is not None:
+            call = Call(slope.node, {name: _known(run, name, apart.get(name, 0.0)) for name in node.inputs})
+        if slope.pointwise and call is not None:
+            slope = slope_of(slope.node, rule_for(slope.node, tape.graph)(call))
+        known[node.name] = slope
+        whole = sizes if node.name in sizes else {**sizes, node.name: _joint(run, node)}
+        own[node.name] = rounding(slope, whole, call, run.values[node.name])
+        moved = sum(amount * apart[name] for name, amount in slope.jacobian.items() if apart.get(name))
+        apart[node.name] = (moved + own[node.name]) * _SLACK
+    return Errors(apart[tape.output], 0.0, apart, own), known
+
+
+def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
+    """The error of the value by reverse mode; never more than that of the forward mode."""
+    first, known = _forward(tape, run, slopes)
+    size, apart = run.costate_sizes, first.apart
+    varying = {node.name for node in tape.varying} | set(tape.boundary)
+    off: dict[str, float] = {tape.output: 0.0}
+    bound: dict[str, float] = {tape.output: 1.0}
+    total = leading = 0.0
+    for node in reversed(tape.varying):
+        name = node.name
+        if name not in bound:
+            continue
+        computed = size.get(name, 0.0) if name in tape.rounding else None
+        sharp = math.inf if computed is None else computed + off[name]
+        costate = min(bound[name], sharp)
+        total += first.own[name] * costate if first.own[name] else 0.0
+        leading += first.own[name] * min(computed or 0.0, costate)
+        slope = known[name]
+        reach = costate if computed is None else computed
+        for argument, steepness in slope.jacobian.items():
+            if argument not in varying:
+                continue
+            bend = sum(
+                amount * apart.get(pair[pair[0] == argument], 0.0)
+                for pair, amount in slope.curvature.items()
+                if argument in pair and apart.get(pair[pair[0] == argument])
+            )
+            pull = max(_PULL, 8 * 2.0**-53 * (node.numel + 16))
+            change = _near_kinks(run, slope, argument, apart, steepness)
+            if reach:
+                change += (bend + pull * steepness) * reach
+            if steepness:
+                change += steepness * off[name]
+            off[argument] = (off.get(argument, 0.0) + change) * _SLACK
+            bound[argument] = (bound.get(argument, 0.0) + steepness * costate) * _SLACK
+    for name in tape.boundary:
+        if apart[name] and name in bound:
+            total += apart[name] * min(bound[name], size.get(name, 0.0) + off[name])
+    return Errors(min(total * _SLACK, first.total), leading, apart, first.own)
+
+
+def _near_kinks(run: Run, slope: Slope, argument: str, apart: Mapping[str, float], steepness: float) -> float:
+    """What the costate may change by at entries that are as near to a kink as they may be off."""
+    if not slope.breaks or not apart.get(argument):
+        return 0.0
+    reach, name = apart[argument] * _SLACK, slope.node.name
+    wide = reach + 2.0**-50 * max(map(abs, slope.breaks))
+    if run.nearest.get(name, 0.0) > wide:
+        return 0.0
+    whole, costate = run.costate_sizes.get(name, 0.0), run.costates.get(name)
+    if costate is None:
+        return 2 * steepness * whole
+    x = run.values[argument].detach()
+    close = torch.stack([(x - point).abs() <= wide for point in slope.breaks]).any(dim=0)
+    return 2 * steepness * min(whole, float(torch.linalg.vector_norm(costate[close])) * _SLACK + 2.0**-500)
+
+
+def _known(run: Run, name: str, apart: float) -> Enclosure:
+    """A tensor within its error of what was computed."""
+    value = run.values[name]
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return constant(value if isinstance(value, Tensor) else value[0], 0)
+    exact = constant(value.detach(), 0)
+    if name not in run.tape.moving and not apart:
+        return exact
+    spread = Magnitude.of(apart)
+    return Enclosure(
+        exact.spec, exact.value, exact.bound + spread, exact.peak + minimum(spread, exact.bound + spread), spread,
+        None, spread, _NONE,
+    )  # fmt: skip
+
+
+def _joint(run: Run, node: Node) -> float:
+    """The norm of several results together."""
+    parts = [part for part in run.values[node.name] if part.is_floating_point()]
+    return math.hypot(*(float(torch.linalg.vector_norm(part.detach())) for part in parts)) * _SLACK + 2.0**-500
+
+
+def _is_real(node: Node) -> bool:
+    return all(spec.dtype.is_floating_point for spec in node.specs)
+
+
+__all__ = ["Errors", "errors", "forward_errors"]

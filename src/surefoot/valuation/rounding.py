@@ -1,0 +1,80 @@
+r"""How far one operation, computed in double precision, is from its exact value at the same arguments.
+
+With :math:`u = 2^{-53}`, norms of the computed result :math:`\hat z` and of the arguments, and slopes
+:math:`J_i`:
+
+* what moves numbers rounds nothing;
+* a *product* sums k products of entries, so an entry is off by at most :math:`\gamma_{k+2}|a|^\top|b|`, whatever
+  the order (Higham, Accuracy and Stability of Numerical Algorithms, sections 3.1, 3.5). Its bilinear part
+  :math:`\beta` only adds products, so all entries together are off by
+  :math:`\gamma_{k+2}\|\beta(|a|, |b|)\| \le \gamma_{k+2}\,C\|a\|\|b\|` with the bilinear norm C of the rule. A
+  shift is one more term of each sum;
+* a *sum* of k entries with fixed weights is a product with those: :math:`\gamma_{k+2}\sqrt k\,J\|x\|`
+  (:mod:`surefoot.operations.evaluation`);
+* a *scalar function* of an entry is computed by one kernel with a few roundings of quantities that are at most
+  :math:`|\hat z| + J|x|`: 64 units cover them. The tests measure all kernels against ball arithmetic;
+* losses, normalisations and others state it themselves (``error`` of the record); for the rest
+  :mod:`surefoot.operations.evaluation` proves a bound.
+
+What underflows is at most :math:`2^{-1022}` per operation on entries, and is multiplied by the other arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from surefoot.operations.call import Call
+from surefoot.operations.record import Form, record_of
+from surefoot.scalar import ScalarFunction
+from surefoot.valuation.slopes import Slope
+
+_UNIT = 2.0**-53
+_KERNEL = 64 * _UNIT
+_UNDERFLOW = 2.0**-1000
+
+
+def rounding(slope: Slope, sizes: Mapping[str, float], call: Call | None, value: Any) -> float:
+    """The error of one operation.
+
+    Args:
+        slope: what is known of it.
+        sizes: norms of its arguments and its result, by name.
+        call: the operation with the values of its arguments, where its record states the error; otherwise
+            ``None``.
+        value: its result.
+    """
+    node, k = slope.node, slope.reduction
+    record = record_of(node)
+    if record.form_of(node) is Form.LAYOUT or (node.op == "surefoot.scalar" and _only_chooses(node.args[1])):
+        return 0.0
+    stated = None if call is None or record.error is None else record.error(call, value)
+    if stated is not None:
+        return float(stated)
+    moved = sum(amount * sizes[name] for name, amount in slope.jacobian.items())
+    lost = math.sqrt(node.numel) * (k + 16.0) ** 2 * _UNDERFLOW
+    lost *= math.prod(max(1.0, sizes[name]) for name in slope.jacobian)
+    if node.op == "surefoot.scalar":
+        return _KERNEL * (sizes[node.name] + moved) + lost
+    if slope.product is not None:
+        first, second, bilinear = slope.product
+        shift = sum(amount * sizes[n] for n, amount in slope.jacobian.items() if n not in (first, second))
+        return (k + 8) * 2 * _UNIT * (bilinear * sizes[first] * sizes[second] + shift) + lost
+    if record.form_of(node) is Form.LINEAR:
+        return (k + 8) * math.sqrt(k) * 2 * _UNIT * (sizes[node.name] + moved) + lost
+    return (k + 16.0) ** 2 * _UNIT * (sizes[node.name] + moved) + lost
+
+
+@cache
+def _only_chooses(function: ScalarFunction) -> bool:
+    """Whether every value is the argument, minus it, or a fixed number, as for rectifiers."""
+    last = function.steps[-1]
+    if last.op != "piecewise" or function.steps[last.operands[0]].op != "variable":
+        return False
+    lines = [piece.affine[-1] for piece in last.pieces]
+    return all(line is not None and (line[0] == 0 or (abs(line[0]) == 1 and line[1] == 0)) for line in lines)
+
+
+__all__ = ["rounding"]
