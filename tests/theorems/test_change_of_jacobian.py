@@ -21,7 +21,16 @@ CASES = [
     pytest.param((3, 5, 4, 1), nn.Softplus, 4, id="three layers"),
     pytest.param((2, 4, 4, 3, 2), nn.Tanh, 3, id="four layers"),
     pytest.param((3, 6, 1), nn.SiLU, 5, id="silu"),
+    pytest.param((3, 5, 2, 2), nn.Identity, 3, id="a function of the outputs"),
 ]
+
+
+def network(sizes: tuple[int, ...], activation: type[nn.Module]) -> nn.Sequential:
+    """A perceptron; with identities between, functions after the first and the last layer."""
+    if activation is not nn.Identity:
+        return perceptron(*sizes, activation=activation)
+    model = perceptron(*sizes[:-1], activation=nn.Tanh)
+    return nn.Sequential(*model, nn.Softplus())
 
 
 def flat_outputs(model: nn.Module, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
@@ -60,7 +69,7 @@ def largest_second(
 def test_no_point_of_the_ball_bends_more(
     sizes: tuple[int, ...], activation: type[nn.Module], count: int, radius: float
 ) -> None:
-    model = perceptron(*sizes, activation=activation)
+    model = network(sizes, activation)
     x, _ = data(count, sizes[0], sizes[-1])
     analysis = Analysis.of(model, x)
     layered = read_layers(analysis)
@@ -89,7 +98,7 @@ def test_no_point_of_the_ball_bends_more(
 def test_at_a_small_radius_it_is_within_five_times_the_truth(
     sizes: tuple[int, ...], activation: type[nn.Module], count: int
 ) -> None:
-    model = perceptron(*sizes, activation=activation)
+    model = network(sizes, activation)
     x, _ = data(count, sizes[0], sizes[-1])
     analysis = Analysis.of(model, x)
     function, centre = flat_outputs(model, x)
@@ -102,7 +111,7 @@ def test_at_a_small_radius_it_is_within_five_times_the_truth(
 def test_relative_to_the_jacobian_nothing_bends_more(
     sizes: tuple[int, ...], activation: type[nn.Module], count: int
 ) -> None:
-    model = perceptron(*sizes, activation=activation)
+    model = network(sizes, activation)
     x, _ = data(count, sizes[0], sizes[-1])
     layered = read_layers(Analysis.of(model, x))
     assert layered is not None

@@ -304,7 +304,10 @@ def _gradient(problem: _Problem) -> Convergence:
     profile = problem.profile(
         math.inf,
         lambda found: any(statement.holds for statement in at(found)),
-        lambda found: linear.outputs > _SMALL and min(statement.factor for statement in at(found)) > _GAIN,
+        lambda found: (
+            linear.outputs > _SMALL
+            and min((statement.factor for statement in at(found)), default=math.inf) > _GAIN
+        ),
     )
     tried = at(profile)
     if not tried:

@@ -55,7 +55,7 @@ def relative_bending(layered: Layered) -> float:
     slopes = [state[2].expand(state[2].value.shape) for state in layered.states]
     outer = [_gram(_flat(b)) for _, b in layered.sensitivities]
     bent = [_bent(layered, z) for z in range(depth)]  # samples × outputs × width
-    flows = flows_of(layered, slopes) if depth > 2 else {}
+    flows = flows_of(layered, slopes) if _is_deep(layered) else {}
     matrix = torch.zeros(depth, depth, dtype=torch.float64)
 
     def add(j: int, k: int, form: Rounded, units: Rounded | None = None) -> None:
@@ -96,9 +96,14 @@ def relative_bending(layered: Layered) -> float:
     return float(nonnegative_norm(Magnitude.of(matrix.numpy()))) * (1 + 1e-9)
 
 
+def _is_deep(layered: Layered) -> bool:
+    """Whether some layer bends what an earlier one gives: a third one, or a function of the outputs."""
+    return len(layered.layers) > 2 or layered.layers[-1].function is not None
+
+
 def _largest_rows(layered: Layered, size: int) -> float:
-    widths = [layer.weight.shape[0] for layer in layered.layers]
-    return size * max(widths) ** 2 if len(widths) > 2 else size * max(widths)
+    widest = max(layer.weight.shape[0] for layer in layered.layers)
+    return size * widest**2 if _is_deep(layered) else size * widest
 
 
 def dominated(gram: Rounded, form: Rounded, units: Rounded | None = None) -> float:
