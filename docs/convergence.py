@@ -28,7 +28,8 @@ From PyTorch's initial weights (seed 0, double precision), Gauss-Newton steps ar
 Newton steps where there is a ridge. The table says after how many of them convergence of each method *from there*
 is proved, the residual at that point (the norm of all outputs minus targets; of the gradient for a ridge), the
 factor that was missing one step earlier, how far the limit is at most, and how many steps of the method are sure
-to bring the objective within 1e-12 of its minimum.
+to bring the objective within 1e-12 of its minimum. Factors above 100 are those of a quick look, which uses coarser
+constants.
 
 | problem, samples | method | proved after | residual | missing before | distance | steps to 1e-12 |
 |---|---|---|---|---|---|---|

@@ -13,6 +13,7 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.theorems.bending import bending
 from surefoot.theorems.layered import read_layers
 from surefoot.theorems.relative import relative_bending
+from surefoot.theorems.samples import single_samples
 from theorems.small_networks import data, perceptron
 
 CASES = [
@@ -158,3 +159,36 @@ def test_a_kink_within_reach_is_named() -> None:
     assert math.isinf(far.constant)
     assert "unit" in far.obstacles[0]
     assert "'1'" in far.obstacles[0]
+
+
+def convolution(normalise: type[nn.Module] | None = None) -> nn.Sequential:
+    torch.manual_seed(0)
+    middle = [] if normalise is None else [normalise(3)]
+    return nn.Sequential(nn.Conv2d(1, 3, 3), *middle, nn.Tanh(), nn.Flatten(), nn.Linear(12, 1)).double()
+
+
+def test_single_samples_bound_the_batch() -> None:
+    model, x = convolution(), torch.randn(6, 1, 4, 4, dtype=torch.float64)
+    analysis = Analysis.of(model, x)
+    parts = single_samples(analysis)
+    assert len(parts) == 6
+    function, centre = flat_outputs(model, x)
+    attained = largest_second(function, centre, lambda h: h)
+    whole = bending(analysis, None, 1e-3).constant
+    assert attained <= bending(analysis, None, 1e-3, parts).constant * (1 + 1e-9) < 0.7 * whole
+    assert bending(analysis, None, 1e-3, parts).constant <= 10 * attained
+
+
+def test_samples_that_interact_are_not_taken_apart() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = convolution()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.inner(x) * float(len(x))
+            return result
+
+    x = torch.randn(6, 1, 4, 4, dtype=torch.float64)
+    assert not single_samples(Analysis.of(convolution(nn.BatchNorm2d), x))
+    assert not single_samples(Analysis.of(Scaled(), x))

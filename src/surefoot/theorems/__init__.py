@@ -6,6 +6,7 @@
 * ``record``: :class:`Convergence`, the verdict with its numbers, or what is missing.
 * ``verified``: linear algebra with a proof: products, extreme eigenvalues, least solutions.
 * ``layered``: networks of linear layers and element-wise functions, sample by sample.
+* ``samples``: other networks on each sample by itself.
 * ``linear``: a network linearised at its weights.
 * ``bending``: how fast the Jacobian changes on a ball.
 * ``relative``: the same at the weights, measured by the Jacobian itself.

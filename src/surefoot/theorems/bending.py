@@ -37,14 +37,17 @@ product; if its factors have norms :math:`f_i` at the weights and move by :math:
 *Round-off.* Every bound is a sum of products and roots of non-negative doubles, fewer than a million roundings in
 a row, so a relative 1e-9 is more than they lose.
 
-*Other networks*: the smoothness of the outputs by the calculus (:mod:`surefoot.calculus.assemble`).
+*Other networks*: the smoothness of the outputs by the calculus (:mod:`surefoot.calculus.assemble`), of the batch
+or, as :math:`\|D^2\psi[v, v]\|^2 = \sum_n\|D^2\psi_n[v, v]\|^2`, the root of the sum of squares over single
+samples.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -57,6 +60,7 @@ from surefoot.domains import Ball
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude
 from surefoot.norms import batched_spectral_norm, nonnegative_norm, spectral_norm
+from surefoot.norms.hermitian import up
 from surefoot.scalar import Rounded, sups_on
 from surefoot.theorems.layered import Layer, Layered
 
@@ -108,11 +112,19 @@ class _Moving:
         return _Moving(self.here[:, None], self.move[:, None], self.bound[:, None])
 
 
-def bending(analysis: Analysis, layered: Layered | None, radius: float) -> Bending:
-    """K on the ball of this radius around the weights; the smaller of what is known."""
-    if layered is None:
-        return _by_calculus(analysis, radius)
-    return _by_layers(layered, radius)
+def bending(
+    analysis: Analysis, layered: Layered | None, radius: float, samples: Sequence[Analysis] = ()
+) -> Bending:
+    """K on the ball of this radius around the weights; of other networks than layered ones by samples, if
+    given.
+    """
+    if layered is not None:
+        return _by_layers(layered, radius)
+    whole = _by_calculus(analysis, radius)
+    if not samples or not math.isfinite(whole.constant):
+        return whole
+    parts = up(math.hypot(*(_by_calculus(one, radius).constant for one in samples)), len(samples))
+    return replace(whole, constant=min(whole.constant, parts))
 
 
 def _by_calculus(analysis: Analysis, radius: float) -> Bending:

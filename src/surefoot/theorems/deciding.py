@@ -33,6 +33,7 @@ from surefoot.theorems.layered import Layered, read_layers
 from surefoot.theorems.linear import Linearised, linearise
 from surefoot.theorems.record import METHODS, Convergence, Hypothesis, most
 from surefoot.theorems.relative import relative_bending
+from surefoot.theorems.samples import single_samples
 from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, Profile, StronglyConvex
 from surefoot.theorems.verified import largest_eigenvalue, smallest_eigenvalue
 
@@ -137,10 +138,15 @@ class _Problem:
             )
         return linearise(self.network, self.layered, self.objective.chosen())
 
+    @cached_property
+    def samples(self) -> tuple[Analysis, ...]:
+        """The network on single samples, where its layers are not read."""
+        return single_samples(self.network) if self.layered is None else ()
+
     def bending(self, radius: float) -> Bending:
         """K on a ball."""
         if radius not in self._met:
-            self._met[radius] = bending(self.network, self.layered, radius)
+            self._met[radius] = bending(self.network, self.layered, radius, self.samples)
         return self._met[radius]
 
     def obstacles(self, radius: float) -> tuple[str, ...]:
