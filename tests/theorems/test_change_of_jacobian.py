@@ -133,7 +133,7 @@ def test_frozen_parameters_do_not_count() -> None:
     assert bending(analysis, read_layers(analysis), 0.1).constant <= 1e-12 < whole
 
 
-@pytest.mark.parametrize("other", ["batch norm", "tied", "residual"])
+@pytest.mark.parametrize("other", ["batch norm", "tied", "residual", "computed inputs"])
 def test_other_networks_are_not_read_as_layers(other: str) -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:
@@ -141,6 +141,9 @@ def test_other_networks_are_not_read_as_layers(other: str) -> None:
             self.first = nn.Linear(3, 3)
 
         def forward(self, x: Tensor) -> Tensor:
+            if other == "computed inputs":
+                result: Tensor = self.first(torch.sin(x))
+                return result
             y = torch.tanh(self.first(x))
             return x + y if other == "residual" else torch.tanh(self.first(y))
 

@@ -26,6 +26,7 @@ from surefoot.calculus.forward import Pass, forward
 from surefoot.domains import Ball
 from surefoot.graph.nodes import Node, Ref
 from surefoot.graph.structure import Graph
+from surefoot.operations.record import Form, record_of
 from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives
 from surefoot.theorems.verified import product
 
@@ -166,7 +167,7 @@ def read_layers(analysis: Analysis) -> Layered | None:
             parameters = names[1:]
             if len(names) != len(node.args) or used & set(parameters) or names[0] in used:
                 return None
-            if any(name in moving and name not in analysis.values for name in parameters):
+            if any(name not in graph.leaves for name in parameters):
                 return None
             used |= set(parameters)
             layers.append(_layer(node, names, moving, centre))
@@ -180,9 +181,17 @@ def read_layers(analysis: Analysis) -> Layered | None:
     if not layers or current != graph.outputs[0] or layers[0].reads in moving:
         return None
     inputs = centre[layers[0].reads]
-    if not isinstance(inputs, Tensor) or inputs.ndim != 2:
+    if not isinstance(inputs, Tensor) or inputs.ndim != 2 or not _stored(graph, layers[0].reads):
         return None
     return Layered(analysis, tuple(layers), inputs.double())
+
+
+def _stored(graph: Graph, name: str) -> bool:
+    """Whether a tensor holds numbers as they are stored, only moved around: what is computed has an error."""
+    if name in graph.leaves:
+        return True
+    node = graph.by_name[name]
+    return record_of(node).form_of(node) is Form.LAYOUT and all(_stored(graph, part) for part in node.inputs)
 
 
 def _moving(graph: Graph) -> set[str]:
