@@ -15,7 +15,7 @@ from benchmarks import peers
 from benchmarks.timing import Duration, Measurement
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
-_OWN_PAGES = ("safe_step", "tightness")  # written by the generators of the same name in docs/
+_OWN_PAGES = ("convergence", "safe_step", "tightness")  # written by the generators of the same name in docs/
 HEADER = """# Benchmarks
 
 How long surefoot takes compared with plain PyTorch: medians of ratios of processor times, of runs made in turn on

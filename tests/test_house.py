@@ -23,7 +23,7 @@ ROWS = (
     "operations",
     "calculus chain complexity",
     "attained blockwise certificate guarantees lower valuation",
-    "implicit objectives optim oracles",
+    "implicit objectives optim oracles theorems",
     "certifying clustering data paper smoothing zoo",
     "report",
     "cli",

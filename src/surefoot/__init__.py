@@ -13,6 +13,7 @@ _NAMES = {
     "Certificate": "surefoot.certificate",
     "CertifiedDescent": "surefoot.optim",
     "Chain": "surefoot.chain",
+    "Convergence": "surefoot.theorems",
     "CrossEntropy": "surefoot.objectives",
     "Magnitude": "surefoot.magnitude",
     "ProductBall": "surefoot.domains",
@@ -20,6 +21,7 @@ _NAMES = {
     "Segment": "surefoot.domains",
     "Square": "surefoot.objectives",
     "certify": "surefoot.certifying",
+    "convergence": "surefoot.theorems",
     "cost": "surefoot.complexity",
     "estimate": "surefoot.lower",
     "evaluate": "surefoot.valuation.interval",
@@ -56,12 +58,14 @@ if TYPE_CHECKING:
     from surefoot.operations import register_rule
     from surefoot.optim import CertifiedDescent
     from surefoot.smoothing import smooth
+    from surefoot.theorems import Convergence, convergence
     from surefoot.valuation.interval import evaluate
 
 __all__ = [
-    "Ball", "Certificate", "CertifiedDescent", "Chain", "CrossEntropy", "Magnitude", "ProductBall", "Ridge",
-    "Segment", "Square", "certify", "clustering", "cost", "data", "errors", "estimate", "evaluate", "graph",
-    "implicit", "objectives", "operations", "optim", "oracles", "paper", "register_rule", "smooth", "zoo",
+    "Ball", "Certificate", "CertifiedDescent", "Chain", "Convergence", "CrossEntropy", "Magnitude", "ProductBall",
+    "Ridge", "Segment", "Square", "certify", "clustering", "convergence", "cost", "data", "errors", "estimate",
+    "evaluate", "graph", "implicit", "objectives", "operations", "optim", "oracles", "paper", "register_rule",
+    "smooth", "zoo",
 ]  # fmt: skip
 
 

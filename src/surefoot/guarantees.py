@@ -215,6 +215,55 @@ def _finite(certificate: Certificate, value: Magnitude) -> float:
     return number
 
 
+def composite_iterations(kappa: float, gap: float | Magnitude, eps: float) -> int:
+    r"""After so many Gauss-Newton or prox-linear steps some step was shorter than :math:`\varepsilon/\kappa`.
+
+    Let :math:`m_u(v) = h(\psi(u) + Jv) + \frac\kappa2\|v\|^2`, h convex, with a :math:`\kappa` for which it is at
+    least :math:`F(u + v)` (:func:`damping`, item 1; for the square loss it is the quadratic model of item 2), and
+    :math:`u_{k+1} = u_k + v_k`, :math:`v_k` its minimiser, in the domain. :math:`m_u` is :math:`\kappa`-strongly
+    convex, so
+
+    .. math:: F(u_k) = m_{u_k}(0) \ge m_{u_k}(v_k) + \tfrac\kappa2\|v_k\|^2
+        \ge F(u_{k+1}) + \tfrac\kappa2\|v_k\|^2,
+
+    and adding up N steps gives :math:`\min_k(\kappa\|v_k\|)^2 \le 2\kappa(F_0 - F_{\mathrm{low}})/N`. A step that
+    short is near stationarity: if :math:`\nabla h` is :math:`L_h`-Lipschitz, :math:`J^\top\nabla h(\psi + Jv) =
+    -\kappa v` gives :math:`\|\nabla F(u_k)\| \le (1 + L_h\|J\|^2/\kappa)\,\kappa\|v_k\|`.
+
+    Raises:
+        GuaranteeError: as :func:`iterations`.
+
+    >>> composite_iterations(2.0, 1.0, 0.5)
+    16
+    """
+    return iterations(Magnitude.of(kappa), gap, eps)
+
+
+def damped_rate(kappa: float, sigma: float, weight: float) -> float:
+    r"""The factor by which a damped Gauss-Newton step multiplies a square loss, at most, rounded up.
+
+    For :math:`h = \frac\mu2\|\cdot - y\|^2`, a :math:`\kappa` as in :func:`composite_iterations` and
+    :math:`\sigma \le \sigma_{\min}(J)`, with :math:`r = \psi(u) - y`,
+
+    .. math:: F(u + v) \le \min_v\tfrac\mu2\|r + Jv\|^2 + \tfrac\kappa2\|v\|^2
+        = \tfrac\mu2\,r^\top\kappa(\mu JJ^\top + \kappa I)^{-1}r \le \frac{\kappa}{\kappa + \mu\sigma^2}F(u) .
+
+    Args:
+        kappa: :math:`\kappa`, not negative.
+        sigma: :math:`\sigma`.
+        weight: :math:`\mu`.
+
+    >>> damped_rate(1.0, 1.0, 3.0)
+    0.25
+    """
+    if not (0 <= kappa < math.inf and 0 <= sigma < math.inf and 0 < weight < math.inf):
+        raise GuaranteeError(f"κ, σ and μ are finite and not negative, got {kappa!r}, {sigma!r} and {weight!r}")
+    gained = Fraction(weight) * Fraction(sigma) ** 2
+    exact = Fraction(kappa) / (Fraction(kappa) + gained) if gained or kappa else Fraction(1)
+    nearest = float(exact)
+    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
+
+
 def gap_of(certificate: Certificate) -> Magnitude:
     """F − F_low over the domain: at most the bound if F is not negative, at most twice the bound in any case."""
     return certificate.bound if certificate.nonnegative else certificate.bound * 2.0

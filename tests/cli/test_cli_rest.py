@@ -69,7 +69,7 @@ def test_doctor_says_what_is_missing_and_what_is_wrong(surefoot, monkeypatch):
 
 def test_every_command_explains_itself_with_an_example(surefoot):
     names = [command.callback.__name__ for command in app.registered_commands]
-    assert names == ["certify", "compare", "train", "step", "cost", "rules", "models", "doctor"]
+    assert names == ["certify", "compare", "train", "step", "converge", "cost", "rules", "models", "doctor"]
     for name in names:
         found = surefoot(name, "--help")
         assert found.exit_code == 0

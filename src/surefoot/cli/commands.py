@@ -136,6 +136,35 @@ def step(start: o.Start, batch: o.Samples = 64, kappa: o.Kappa = 1.0, json: o.Js
 
 @app.command()
 @guarded
+def converge(
+    model: o.Model = "mlp@activation=tanh",
+    data: o.Data = "digits",
+    objective: o.Loss = "square",
+    batch: o.Samples = 20,
+    steps: o.Steps = 30,
+    method: o.Converging = "gauss-newton",
+    ridge: o.RidgeWeight = 0.0,
+    seed: o.Seed = 0,
+    json: o.Json = False,
+) -> Outcome:
+    """Take steps until convergence from there is proved, and say to what, how near and how fast.
+
+    Exit code 0 if it is proved, 1 if not: then it says what is missing, and by which factor.
+
+    Examples:
+
+      surefoot converge mlp --data digits
+
+      surefoot converge mlp@activation=tanh --batch 50 --json
+    """
+    if batch < 1 or steps < 0 or not ridge >= 0:
+        raise UsageError("--batch is at least 1, --steps and --ridge are not negative")
+    start = o.Start(model=model, data=data, objective=objective, seed=seed)
+    return _module("converge").prove(start, batch, steps, method, ridge, json)
+
+
+@app.command()
+@guarded
 def cost(
     model: o.Model,
     batch: o.Batch = None,

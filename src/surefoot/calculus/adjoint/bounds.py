@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from surefoot.calculus.adjoint.backward import Backward, backward
 from surefoot.calculus.adjoint.centre import at_the_centre
 from surefoot.calculus.adjoint.costates import contracted, costates
-from surefoot.calculus.adjoint.cotangents import cotangents
+from surefoot.calculus.adjoint.cotangents import Cotangents, cotangents
 from surefoot.calculus.adjoint.samples import samples
 from surefoot.calculus.adjoint.tangents import tangents
 from surefoot.calculus.assemble import Term, assemble, terms
@@ -33,12 +33,14 @@ class ScalarBounds:
         centre: the norm of the gradient at the centre, per variable, rounded up.
         summands: of the matrix, by operation.
         matrix: of bounds of the second derivative.
+        variation: of bounds of how far it may be from that at the centre; ``None`` if they are not known.
     """
 
     gradient: Magnitude
     centre: Magnitude
     summands: list[Term]
     matrix: Magnitude
+    variation: Magnitude | None = None
 
     def by_block(self, blocks: Mapping[str, Sequence[int]]) -> dict[str, float]:
         """The norm of the gradient at the centre, per block of variables."""
@@ -50,7 +52,7 @@ def scalar_bounds(result: Pass) -> ScalarBounds | None:
     at = backward(result)
     if at is None:
         return None
-    result, found, matrix = _costates(result, at)
+    result, found, back = _costates(result, at)
     reached = [step for step in result.steps if step.node.name in found]
     summands = terms(result, {step.node.name: contracted(step, found[step.node.name]) for step in reached})
     variables = [found.get(name) for name in result.region.variables]
@@ -59,11 +61,12 @@ def scalar_bounds(result: Pass) -> ScalarBounds | None:
         gradient=stack([zero if e is None else e.bound for e in variables]),
         centre=stack([zero if e is None else e.centre_norm for e in variables]),
         summands=[replace(term, step=term.step.light) for term in summands],
-        matrix=whole if matrix is None else minimum(whole, matrix),
+        matrix=whole if back is None else minimum(whole, back.matrix),
+        variation=None if back is None else back.variation,
     )
 
 
-def _costates(result: Pass, at: Backward) -> tuple[Pass, Mapping[str, Enclosure], Magnitude | None]:
+def _costates(result: Pass, at: Backward) -> tuple[Pass, Mapping[str, Enclosure], Cotangents | None]:
     """The forward pass and the costates; where samples are separate, sharper, and with bounds of the second
     derivative.
     """
@@ -76,7 +79,7 @@ def _costates(result: Pass, at: Backward) -> tuple[Pass, Mapping[str, Enclosure]
         return result, costates(result, at), None
     forward = tangents(result, separate, centre)
     back = cotangents(forward, centre, at)
-    return forward.result, back.costates, back.matrix
+    return forward.result, back.costates, back
 
 
 def round_off(result: Pass) -> float:

@@ -74,12 +74,14 @@ class Cotangents:
         costates: of every tensor that varies and reaches the output.
         change: of the second derivatives in injections, samples × layers × layers.
         norms: the same derivatives by products of norms with slack, which round-off is relative to.
+        variation: bounds of how far the second derivative may be from that at the centre, between variables.
         matrix: bounds of the second derivative over the domain, between variables.
     """
 
     costates: Mapping[str, Enclosure]
     change: Magnitude
     norms: Magnitude
+    variation: Magnitude
     matrix: Magnitude
 
 
@@ -115,7 +117,8 @@ def cotangents(forward: Tangents, centre: Centre, at: Backward) -> Cotangents:
         change, norms = change + moved, norms + rough
         shares = joined(shares, contributions(result, step, costate, at))
     found |= {name: share.enclosed(weight[name]) for name, share in shares.items()}
-    return Cotangents(found, change, norms, _matrix(forward, centre, of_layer, change, norms))
+    variation = _variation(forward, centre, of_layer, change, norms)
+    return Cotangents(found, change, norms, variation, centre.matrix + variation)
 
 
 def _through_weights(forward: Tangents, of_layer: Mapping[int, Enclosure], layer: int) -> Magnitude:
@@ -200,10 +203,10 @@ def _moves(step: Step, costate: Enclosure, forms: Mapping[Pair, Magnitude], coun
     return {pair: minimum(amount, own.get(pair, amount)) for pair, amount in either.items()}
 
 
-def _matrix(
+def _variation(
     forward: Tangents, centre: Centre, of_layer: Mapping[int, Enclosure], change: Magnitude, norms: Magnitude
 ) -> Magnitude:
-    """The bounds at the centre, and how far the second derivative moves, round-off included."""
+    """How far the second derivative moves, round-off at the centre included."""
 
     def between(first: Variable, second: Variable) -> Magnitude:
         """The part in the second derivatives in injections."""
@@ -225,7 +228,7 @@ def _matrix(
         return along + row_sizes(costate, forward.count) * moved
 
     size = len(forward.result.region.variables)
-    return centre.matrix + placed(
+    return placed(
         (size, size),
         (
             ((a.position, b.position), (between(a, b) + mixed(a, b) + mixed(b, a)).sum())

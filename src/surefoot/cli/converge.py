@@ -1,0 +1,41 @@
+"""What ``surefoot converge`` does: steps until convergence is proved, and the theorem with its numbers."""
+
+from __future__ import annotations
+
+import surefoot as sf
+from surefoot.cli import output
+from surefoot.cli.cases import trainable
+from surefoot.cli.guard import Outcome, UsageError
+from surefoot.cli.options import Start
+from surefoot.theorems import until_proved
+from surefoot.theorems.deciding import Method
+
+METHODS: dict[str, Method] = {"gauss-newton": "gauss_newton", "gradient": "gradient", "newton": "newton"}
+
+
+def prove(start: Start, batch: int, steps: int, method: str, ridge: float, json: bool) -> Outcome:
+    """Train on some samples until a theorem applies; Gauss-Newton steps, or Newton's for other objectives."""
+    if method not in METHODS:
+        raise UsageError(f"--method is one of {', '.join(METHODS)}, got {method!r}")
+    parts = trainable(start, test=0.0)
+    x, y = parts.train.x[:batch], parts.train.y
+    if y is None:
+        raise UsageError(
+            f"--objective {start.objective} has no targets: convergence is proved for those that have"
+        )
+    regularizer = sf.Ridge(ridge) if ridge else None
+    interpolates = isinstance(parts.objective, sf.Square) and regularizer is None
+    kind = sf.optim.GaussNewton if interpolates else sf.optim.Newton
+    optimizer = kind(parts.model, parts.objective, regularizer=regularizer)
+    objective = parts.objective.bound_to(y[:batch])
+    with output.working("taking steps until convergence is proved"):
+        taken, verdict = until_proved(
+            lambda: optimizer.step(x, y[:batch]), parts.model, x, objective, regularizer, METHODS[method], steps
+        )
+    if json:
+        output.document({"model": start.model, "data": start.data, "samples": len(x), "steps": taken,
+                         "convergence": verdict.to_dict()})  # fmt: skip
+    else:
+        output.result(f"{start.model} on {len(x)} samples of {start.data}, after {taken} {kind.__name__} steps\n")
+        output.result(str(verdict))
+    return Outcome.CERTIFIED if verdict.proved else Outcome.NOT_CERTIFIED

@@ -1,0 +1,31 @@
+"""Theorems of convergence whose hypotheses are verified, round-off included.
+
+* ``statements``: the theorems, proved, as functions of verified numbers.
+* ``deciding``: :func:`convergence`, which theorem applies from the present weights, on which ball.
+* ``waiting``: :func:`until_proved`, steps until a theorem applies.
+* ``record``: :class:`Convergence`, the verdict with its numbers, or what is missing.
+* ``verified``: linear algebra with a proof: products, extreme eigenvalues, least solutions.
+* ``layered``: networks of linear layers and element-wise functions, sample by sample.
+* ``samples``: other networks on each sample by itself.
+* ``linear``: a network linearised at its weights.
+* ``bending``: how fast the Jacobian changes on a ball.
+* ``relative``: the same at the weights, measured by the Jacobian itself.
+* ``hessian``: the dense Hessian of an objective at the weights.
+"""
+
+from surefoot.theorems.deciding import convergence
+from surefoot.theorems.record import Convergence, Hypothesis
+from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, Profile, StronglyConvex
+from surefoot.theorems.waiting import until_proved
+
+__all__ = [
+    "Convergence",
+    "GradientDescent",
+    "Hypothesis",
+    "Interpolation",
+    "NothingHere",
+    "Profile",
+    "StronglyConvex",
+    "convergence",
+    "until_proved",
+]

@@ -1,0 +1,231 @@
+r"""Networks of linear layers and element-wise functions, sample by sample.
+
+With :math:`\omega_k = W_kx_{k-1} + b_k`, :math:`x_k = a_k(\omega_k)` and the outputs :math:`\psi = x_d`, the row
+of the Jacobian that belongs to a sample and an output is, in layer k,
+
+.. math:: \frac{\partial\psi_o}{\partial(W_k, b_k)} = B_{k,o}\otimes(x_{k-1}, 1), \qquad
+    B_d = \mathrm{diag}(a_d'), \quad Q_k = B_{k+1}W_{k+1}, \quad B_k = Q_k\,\mathrm{diag}(a_k'),
+
+so that the Gram matrix :math:`JJ^\top` is the sum over the layers of
+:math:`(B_kB_k^\top)\circ(X_{k-1}X_{k-1}^\top + 1)`, and J itself, of as many columns as there are parameters, is
+never formed. Everything at the weights is computed with a proved bound on its error
+(:class:`~surefoot.scalar.Rounded`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from surefoot.calculus.analysis import Analysis
+from surefoot.calculus.forward import Pass, forward
+from surefoot.domains import Ball
+from surefoot.graph.nodes import Node, Ref
+from surefoot.graph.structure import Graph
+from surefoot.operations.record import Form, record_of
+from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives
+from surefoot.theorems.verified import product
+
+_SAME_ORDER = ("aten.view", "aten.reshape", "aten.flatten", "aten.squeeze", "aten.unsqueeze", "aten._unsafe_view")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer and the function behind it.
+
+    Attributes:
+        result: the name of what the linear layer computes.
+        reads: the name of what it reads.
+        module: the path of its module.
+        after: that of the function.
+        weight: as stored, in double precision.
+        bias: likewise; ``None`` if there is none.
+        trains_weight: whether the weight varies.
+        trains_bias: likewise.
+        function: ``None`` for the identity.
+    """
+
+    result: str
+    reads: str
+    module: str
+    after: str
+    weight: Tensor
+    bias: Tensor | None
+    trains_weight: bool
+    trains_bias: bool
+    function: ScalarFunction | None
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything varies in it."""
+        return self.trains_weight or self.trains_bias
+
+
+@dataclass(frozen=True, eq=False)
+class Layered:
+    """Such a network on a batch.
+
+    Attributes:
+        analysis: the network as it was read.
+        layers: in order.
+        inputs: samples × features, exact.
+    """
+
+    analysis: Analysis
+    layers: tuple[Layer, ...]
+    inputs: Tensor
+
+    @property
+    def count(self) -> int:
+        """How many samples there are."""
+        return len(self.inputs)
+
+    @cached_property
+    def states(self) -> list[tuple[Rounded, Rounded, Rounded]]:
+        """For each layer what it reads, and the value and the slope of its function, at the weights."""
+        found, state = [], Rounded.exact(self.inputs)
+        for layer in self.layers:
+            before = product(state, Rounded.exact(layer.weight.mT))
+            if layer.bias is not None:
+                before = before + layer.bias
+            one = Rounded.exact(torch.ones_like(before.value)).expand(before.value.shape)
+            after = [before, one] if layer.function is None else rounded_derivatives(layer.function, before, 1)
+            found.append((state, after[0], after[1]))
+            state = after[0]
+        return found
+
+    @property
+    def outputs(self) -> Rounded:
+        """The outputs, samples × outputs."""
+        return self.states[-1][1]
+
+    @cached_property
+    def sensitivities(self) -> list[tuple[Rounded | None, Rounded]]:
+        """For each layer :math:`Q_k` and :math:`B_k`, samples × outputs × width; no Q of the last."""
+        slope = self.states[-1][2]
+        unit = torch.eye(slope.value.shape[1], dtype=torch.float64)
+        last = Rounded(slope.value[:, None, :] * unit, slope.error.expand(slope.value.shape)[:, None, :] * unit)
+        found: list[tuple[Rounded | None, Rounded]] = [(None, last)]
+        for k in range(len(self.layers) - 2, -1, -1):
+            through = product(found[0][1], Rounded.exact(self.layers[k + 1].weight))
+            slope = self.states[k][2].expand(self.states[k][2].value.shape)
+            found.insert(0, (through, through * Rounded(slope.value[:, None, :], slope.error[:, None, :])))
+        return found
+
+    @cached_property
+    def gram(self) -> Rounded:
+        """The Gram matrix of the Jacobian, outputs of one sample next to each other."""
+        total: Rounded | None = None
+        for layer, (state, _, _), (_, slopes) in zip(self.layers, self.states, self.sensitivities, strict=True):
+            if not layer.trains:
+                continue
+            wide = slopes.expand(slopes.value.shape)
+            rows = Rounded(wide.value.flatten(0, 1), wide.error.flatten(0, 1))
+            outer = product(rows, Rounded(rows.value.mT, rows.error.mT))
+            inner = Rounded.exact(torch.zeros(self.count, self.count, dtype=torch.float64))
+            if layer.trains_weight:
+                inner = product(state, Rounded(state.value.mT, state.error.expand(state.value.shape).mT))
+            if layer.trains_bias:
+                inner = inner + 1.0
+            inner = inner.expand(inner.value.shape)
+            size = len(rows.value)
+            part = outer * Rounded(spread_over(inner.value, size), spread_over(inner.error, size))
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def over(self, radius: float) -> Pass:
+        """The forward pass of the calculus over the ball of this radius around the weights, centres kept."""
+        leaves, region = self.analysis.enclosed(Ball(radius))
+        return forward(self.analysis.reading.prepared, leaves, region, keep=True)
+
+
+def spread_over(matrix: Tensor, size: int) -> Tensor:
+    """Each entry for all outputs of the two samples, so many rows in all."""
+    times = size // len(matrix)
+    return matrix.repeat_interleave(times, 0).repeat_interleave(times, 1)
+
+
+def read_layers(analysis: Analysis) -> Layered | None:
+    """The network layer by layer; ``None`` if it is anything else."""
+    graph = analysis.reading.prepared
+    if len(graph.outputs) != 1:
+        return None
+    centre = analysis.centre
+    moving = _moving(graph)
+    nodes = [node for node in graph.nodes if node.name in moving]
+    layers: list[Layer] = []
+    current: str | None = None  # the tensor that the next operation has to read
+    used: set[str] = set()
+    for position, node in enumerate(nodes):
+        if node.op == "aten.linear" and (current is None or _reads(node, current)):
+            names = [part.name for part in node.args if isinstance(part, Ref)]
+            parameters = names[1:]
+            if len(names) != len(node.args) or used & set(parameters) or names[0] in used:
+                return None
+            if any(name not in graph.leaves for name in parameters):
+                return None
+            used |= set(parameters)
+            layers.append(_layer(node, names, moving, centre))
+        elif node.op == "surefoot.scalar" and layers and _reads(node, current):
+            if layers[-1].function is not None:
+                return None
+            layers[-1] = _followed(layers[-1], node)
+        elif not (node.op in _SAME_ORDER and layers and _reads(node, current) and _at_end(nodes[position:])):
+            return None
+        current = node.name
+    if not layers or current != graph.outputs[0] or layers[0].reads in moving:
+        return None
+    inputs = centre[layers[0].reads]
+    if not isinstance(inputs, Tensor) or inputs.ndim != 2 or not _stored(graph, layers[0].reads):
+        return None
+    return Layered(analysis, tuple(layers), inputs.double())
+
+
+def _stored(graph: Graph, name: str) -> bool:
+    """Whether a tensor holds numbers as they are stored, only moved around: what is computed has an error."""
+    if name in graph.leaves:
+        return True
+    node = graph.by_name[name]
+    return record_of(node).form_of(node) is Form.LAYOUT and all(_stored(graph, part) for part in node.inputs)
+
+
+def _moving(graph: Graph) -> set[str]:
+    """The tensors that depend on parameters that vary."""
+    moving = {leaf.name for leaf in graph.parameters if leaf.trainable}
+    for node in graph.nodes:
+        if moving & set(node.inputs):
+            moving.add(node.name)
+    return moving
+
+
+def _reads(node: Node, current: str | None) -> bool:
+    first = node.args[0]
+    return isinstance(first, Ref) and first.name == current
+
+
+def _at_end(nodes: Sequence[Node]) -> bool:
+    return all(node.op in _SAME_ORDER for node in nodes)
+
+
+def _layer(node: Node, names: list[str], moving: set[str], centre: dict[str, Tensor]) -> Layer:
+    return Layer(
+        result=node.name,
+        reads=names[0],
+        module=node.module,
+        after=node.module,
+        weight=centre[names[1]].detach().double(),
+        bias=centre[names[2]].detach().double() if len(names) > 2 else None,
+        trains_weight=names[1] in moving,
+        trains_bias=len(names) > 2 and names[2] in moving,
+        function=None,
+    )
+
+
+def _followed(layer: Layer, node: Node) -> Layer:
+    fields = {**layer.__dict__, "function": node.args[1], "after": node.module}
+    return Layer(**fields)

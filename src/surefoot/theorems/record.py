@@ -1,0 +1,222 @@
+"""What a theorem says about a method from the present weights, or what it lacks."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefoot.certificate.numbers import down, short
+from surefoot.guarantees import GuaranteeError
+from surefoot.magnitude import Magnitude
+from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, StronglyConvex
+
+SCHEMA = "surefoot/convergence/1"
+METHODS = {"gauss_newton": "Gauss-Newton", "gradient": "gradient descent", "newton": "Newton's method"}
+_WIDTH = 110
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One verified number.
+
+    Attributes:
+        symbol: as in the theorem.
+        meaning: in words.
+        value: the bound that was proved.
+        needs: what the theorem asks of it, or nothing.
+        holds: whether that is so; ``None`` if nothing is asked.
+        lower: whether it is a lower bound.
+    """
+
+    symbol: str
+    meaning: str
+    value: float
+    needs: str = ""
+    holds: bool | None = None
+    lower: bool = False
+
+    def __str__(self) -> str:
+        asked = "" if self.holds is None else f"; needs {self.needs}: {'yes' if self.holds else 'no'}"
+        relation = "≥" if self.lower else "≤"
+        return f"{self.symbol} {relation} {(least if self.lower else most)(self.value)}, {self.meaning}{asked}"
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """A verdict about a method, from the present weights.
+
+    Attributes:
+        method: ``"gauss_newton"``, ``"gradient"`` or ``"newton"``.
+        theorem: its name.
+        proved: whether all hypotheses are verified.
+        hypotheses: with their verified numbers.
+        missing: the factor by which the hypothesis that fails does so; 1 if it is proved, infinite if no factor
+            says it.
+        advice: what would help, in sentences.
+        obstacles: what makes a constant infinite, such as the units that may meet a kink.
+        statement: the theorem with these numbers; ``None`` where they do not exist.
+        nothing: the largest ball in which a stationary point was excluded, where that was asked.
+        loss: a bound on the objective at the weights, its minimum taken as zero; ``None`` if it is not known.
+    """
+
+    method: str
+    theorem: str
+    proved: bool
+    hypotheses: tuple[Hypothesis, ...]
+    missing: float
+    advice: tuple[str, ...] = ()
+    obstacles: tuple[str, ...] = ()
+    statement: Interpolation | GradientDescent | StronglyConvex | None = None
+    nothing: NothingHere | None = None
+    loss: float | None = field(default=None, compare=False)
+
+    @property
+    def radius(self) -> float | None:
+        """Of the ball around the weights that the theorem speaks of."""
+        return None if self.statement is None else self.statement.radius
+
+    @property
+    def distance(self) -> float | None:
+        """How far the limit may be from the weights; ``None`` if it is not proved to exist."""
+        if not self.proved or self.statement is None:
+            return None
+        return self.statement.radius if isinstance(self.statement, GradientDescent) else self.statement.distance
+
+    @property
+    def rate(self) -> float | None:
+        """The factor of one step: of the objective for gradient descent by its gradient inequality, of the
+        distance near a strict minimum; for quadratic convergence that of the first bound on the distance to the
+        second. ``None`` if it is not proved.
+        """
+        if not self.proved or self.statement is None:
+            return None
+        if isinstance(self.statement, Interpolation):
+            first, second = (self.statement.after(k)[0] for k in (0, 1))
+            return second / first if first > 0 else 0.0
+        return self.statement.rate
+
+    @property
+    def step_size(self) -> float | None:
+        """The step of gradient descent."""
+        gradual = self.method == "gradient" and self.proved
+        return getattr(self.statement, "step_size", None) if gradual else None
+
+    def iterations(self, eps: float) -> int:
+        """How many steps bring the objective within eps of its minimum, at most.
+
+        Raises:
+            GuaranteeError: if it is not proved, or no number can be given.
+        """
+        if not self.proved or self.statement is None:
+            raise GuaranteeError(f"no number of steps is proved: {self.verdict}")
+        if not 0 < eps < math.inf:
+            raise GuaranteeError(f"the accuracy eps is a positive number, got {eps!r}")
+        try:
+            return self.statement.iterations(eps)
+        except OverflowError as error:
+            raise GuaranteeError(str(error)) from error
+
+    @property
+    def verdict(self) -> str:
+        """In a sentence."""
+        name = METHODS[self.method]
+        if not self.proved:
+            lacks = (
+                f"a factor {most(self.missing)} is missing" if math.isfinite(self.missing) else "no factor says"
+            )
+            why = "" if math.isfinite(self.missing) else " what is missing"
+            return f"Convergence of {name} from here is not proved ({self.theorem}): {lacks}{why}."
+        statement = self.statement
+        if isinstance(statement, Interpolation):
+            return (
+                "Gauss-Newton from here converges to an exact solution, zero loss, within "
+                f"{most(statement.distance)} of the weights, "
+                f"{'quadratically' if statement.h < 0.5 else 'at least linearly'} ({self.theorem})."
+            )
+        if isinstance(statement, GradientDescent):
+            return (
+                f"Gradient descent with steps of {down(statement.step_size)} converges to the global minimum, "
+                f"zero loss, without leaving the ball of radius {most(statement.radius)}: each step takes at "
+                f"least {_part(1 - statement.rate)} of the loss that is left ({self.theorem})."
+            )
+        assert isinstance(statement, StronglyConvex)
+        how = f"with steps of {down(statement.step_size)} " if self.method == "gradient" else ""
+        return (
+            f"{name[0].upper()}{name[1:]} {how}converges to a strict local minimum, the only stationary point "
+            "within "
+            f"{most(statement.radius)}. It is within {most(statement.distance)} of the weights, and the objective "
+            f"is at most {most(statement.gap)} above it; each step multiplies the distance by at most "
+            f"{most(statement.rate)} ({self.theorem})."
+        )
+
+    def __str__(self) -> str:
+        lines = textwrap.wrap(self.verdict, _WIDTH)
+        lines += [f"  {hypothesis}" for hypothesis in self.hypotheses]
+        texts = [*self.obstacles, *self.advice]
+        if self.nothing is not None and self.nothing.holds:
+            texts.append(
+                f"No stationary point is within {down(self.nothing.radius)} of the weights: any method has to "
+                "travel farther."
+            )
+        for text in texts:
+            lines += textwrap.wrap(text, _WIDTH)
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values; infinity is ``"∞"``."""
+        return {
+            "schema": SCHEMA,
+            "method": self.method,
+            "theorem": self.theorem,
+            "proved": self.proved,
+            "verdict": self.verdict,
+            "radius": _plain(self.radius),
+            "distance": _plain(self.distance),
+            "rate": _plain(self.rate),
+            "step_size": _plain(self.step_size),
+            "missing": _plain(self.missing),
+            "loss": _plain(self.loss),
+            "hypotheses": [
+                {
+                    "symbol": h.symbol,
+                    "meaning": h.meaning,
+                    "value": _plain(h.value),
+                    "needs": h.needs,
+                    "holds": h.holds,
+                }
+                for h in self.hypotheses
+            ],
+            "advice": list(self.advice),
+            "obstacles": list(self.obstacles),
+            "no_stationary_point_within": (
+                _plain(self.nothing.radius) if self.nothing is not None and self.nothing.holds else None
+            ),
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The same as text."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
+
+
+def _plain(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return value
+    return "∞" if value > 0 else "-∞"
+
+
+def most(value: float) -> str:
+    """A bound from above, rounded upwards."""
+    return short(Magnitude.of(value)) if value >= 0 else f"-{down(-value)}" if value > -math.inf else "-∞"
+
+
+def least(value: float) -> str:
+    """A bound from below, rounded downwards."""
+    return down(value) if value >= 0 else f"-{short(Magnitude.of(-value))}"
+
+
+def _part(value: float) -> str:
+    """A part of the whole, rounded downwards."""
+    return f"{down(100 * value, 3)} %"

@@ -1,0 +1,58 @@
+"""A network on each sample of a batch by itself, where that is the same function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.calculus.analysis import Analysis
+from surefoot.graph.nodes import Node, Ref
+from surefoot.graph.structure import Graph
+from surefoot.operations.record import Form, record_of
+from surefoot.operations.rows import separate
+
+_MOST = 64  # samples, one pass each
+
+
+def single_samples(analysis: Analysis) -> tuple[Analysis, ...]:
+    """The network on each sample; none if samples interact, are many, or one alone is treated in another way.
+
+    Row n of every tensor depends on row n of the input alone (:func:`~surefoot.operations.rows.separate`). The
+    graph of one sample has to be the same list of operations on the same parameters, buffers and numbers; only
+    sizes, which operations that move numbers around are given, may differ.
+    """
+    x, graph = analysis.x, analysis.reading.graph
+    if not isinstance(x, Tensor) or x.ndim < 2 or not 1 < len(x) <= _MOST or len(graph.inputs) != 1:
+        return ()
+    if not separate(graph, graph.nodes, [graph.inputs[0].name], len(x)):
+        return ()
+    found = tuple(Analysis.of(analysis.model, x[n : n + 1]) for n in range(len(x)))
+    return found if all(_same(graph, one.reading.graph) for one in found) else ()
+
+
+def _same(batch: Graph, one: Graph) -> bool:
+    if len(batch.nodes) != len(one.nodes) or batch.held.keys() != one.held.keys():
+        return False
+    if [leaf.path for leaf in batch.parameters] != [leaf.path for leaf in one.parameters]:
+        return False
+    if any(not torch.equal(value, one.held[name]) for name, value in batch.held.items()):
+        return False
+    return all(_alike(first, second) for first, second in zip(batch.nodes, one.nodes, strict=True))
+
+
+def _alike(first: Node, second: Node) -> bool:
+    if first.op != second.op or first.name != second.name:
+        return False
+    moves = record_of(first).form_of(first) is Form.LAYOUT
+    plain = [(*node.args, *sorted(node.kwargs.items())) for node in (first, second)]
+    return len(plain[0]) == len(plain[1]) and all(_equal(a, b, moves) for a, b in zip(*plain, strict=True))
+
+
+def _equal(a: Any, b: Any, moves: bool) -> bool:
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(_equal(s, t, moves) for s, t in zip(a, b, strict=True))
+    if isinstance(a, Ref) or isinstance(b, Ref):
+        return bool(a == b)
+    return (moves and isinstance(a, int) and isinstance(b, int)) or (type(a) is type(b) and bool(a == b))

@@ -1,0 +1,49 @@
+"""Steps until a theorem applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from surefoot.objectives import Ridge
+from surefoot.theorems.deciding import Method, convergence
+from surefoot.theorems.record import Convergence
+
+_NEAR = 100.0  # the factor from which sharper constants are worth their cost
+
+
+def until_proved(
+    step: Callable[[], Any],
+    model: nn.Module,
+    x: Any,
+    objective: nn.Module,
+    regularizer: Ridge | None = None,
+    method: Method = "gauss_newton",
+    most: int = 100,
+) -> tuple[int, Convergence]:
+    """Take steps until convergence from the weights is proved.
+
+    Before every step there is a quick look; where little is missing, a thorough one.
+
+    Args:
+        step: takes one step of any method and changes the weights of the model.
+        model: the network.
+        x: all the data of the objective.
+        objective: a loss bound to its targets.
+        regularizer: added to it.
+        method: of which convergence is to be proved.
+        most: how many steps are taken at most.
+
+    Returns:
+        How many steps were taken, and the last verdict.
+    """
+    for taken in range(most + 1):
+        verdict = convergence(model, x, objective, regularizer, method, "low")
+        if not verdict.proved and (verdict.missing <= _NEAR or taken == most):
+            verdict = convergence(model, x, objective, regularizer, method)
+        if verdict.proved or taken == most:
+            break
+        step()
+    return taken, verdict

@@ -1,0 +1,32 @@
+"""The page on convergence says of every row what its numbers say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "convergence.md"
+
+
+def rows(columns: int) -> list[list[str]]:
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if len(row) == columns and not row[0].startswith(("problem", "samples"))]
+
+
+def test_every_problem_is_proved_for_both_methods():
+    found = rows(7)
+    assert len(found) == 24
+    assert len({row[0] for row in found}) == 12
+    for _, _, steps, residual, _, distance, iterations in found:
+        assert int(steps) <= 25
+        assert float(residual) > 0
+        assert float(distance) > 0
+        assert int(iterations.replace(",", "")) >= 0
+
+
+def test_before_the_first_step_the_border_is_half():
+    found = rows(5)
+    assert [row[0] for row in found] == ["5", "10", "20"]
+    for row, most in zip(found, (1024, 4096, 16384), strict=True):
+        assert int(row[1].strip("*").replace(",", "")) <= most
+        assert float(row[2]) <= 0.5

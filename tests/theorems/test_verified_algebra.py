@@ -1,0 +1,127 @@
+"""Linear algebra with a proof, against exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import flint
+import pytest
+import torch
+from flint import arb, arb_mat
+from torch import nn
+
+from judges.exact import stored, truth
+from surefoot.calculus.analysis import Analysis
+from surefoot.scalar import Rounded
+from surefoot.theorems.layered import read_layers
+from surefoot.theorems.linear import linearise
+from surefoot.theorems.relative import dominated
+from surefoot.theorems.verified import largest_eigenvalue, least_solution, product, smallest_eigenvalue
+from theorems.small_networks import data, linearised, perceptron
+
+
+def matrix(size: int, spread: float, seed: int) -> torch.Tensor:
+    """Symmetric, with eigenvalues from 1 down to the spread."""
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator)).Q
+    values = torch.logspace(0, math.log10(spread), size, dtype=torch.float64)
+    whole = basis @ torch.diag(values) @ basis.mT
+    return (whole + whole.mT) / 2
+
+
+def is_positive(a: torch.Tensor, shift: float) -> bool:
+    """Whether A - shift I is positive definite, by its leading minors in 400 bits."""
+    with flint.ctx.workprec(400):
+        rows = [
+            [arb(float(a[i, j])) - (arb(shift) if i == j else 0) for j in range(len(a))] for i in range(len(a))
+        ]
+        minors = [arb_mat([row[:k] for row in rows[:k]]).det() for k in range(1, len(a) + 1)]
+        assert all(minor > 0 or minor < 0 for minor in minors)
+        return all(minor > 0 for minor in minors)
+
+
+@pytest.mark.parametrize("spread", [0.1, 1e-6, 1e-10])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_smallest_eigenvalue_is_not_above_the_exact_one(spread: float, seed: int) -> None:
+    a = matrix(8, spread, seed)
+    bound = smallest_eigenvalue(Rounded.exact(a))
+    assert is_positive(a, bound)
+    assert not is_positive(a, bound + 1e-6 * spread + 1e-13)
+    top = largest_eigenvalue(Rounded.exact(a))
+    assert is_positive(-a, -top * (1 + 1e-14))
+    assert top < 1 + 1e-9
+
+
+def test_errors_of_the_entries_count() -> None:
+    a = matrix(6, 0.5, 0)
+    off = Rounded(a, torch.full_like(a, 0.01))
+    assert smallest_eigenvalue(off) <= smallest_eigenvalue(Rounded.exact(a)) - 0.06 * (1 - 1e-9)
+    assert smallest_eigenvalue(Rounded(a, torch.full_like(a, math.inf))) == -math.inf
+
+
+def test_an_indefinite_matrix_has_a_negative_bound() -> None:
+    a = torch.diag(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
+    assert -2 - 1e-9 < smallest_eigenvalue(Rounded.exact(a)) <= -2
+
+
+def test_a_product_contains_the_exact_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(5, 5, dtype=torch.float64, generator=generator) * 10.0**k for k in (6, -6))
+    found = product(Rounded(a, a.abs() * 1e-10), Rounded.exact(b))
+    with flint.ctx.workprec(300):
+        nudged = a * (1 + 1e-10 * (1 - 2.0**-20))
+        for i in range(5):
+            for j in range(5):
+                exact = sum((arb(float(nudged[i, k])) * arb(float(b[k, j])) for k in range(5)), arb(0))
+                assert abs(exact - arb(float(found.value[i, j]))) <= arb(float(found.error[i, j]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_least_solution_is_not_longer_than_its_bound(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    jacobian = torch.randn(6, 20, dtype=torch.float64, generator=generator)
+    right = torch.randn(6, dtype=torch.float64, generator=generator)
+    gram = product(Rounded.exact(jacobian), Rounded.exact(jacobian.mT))
+    sigma = math.sqrt(smallest_eigenvalue(gram))
+    bound = least_solution(gram, right, 0.0, sigma)
+    exact = float((torch.linalg.pinv(jacobian) @ right).norm())
+    assert exact <= bound * (1 + 1e-13)
+    assert bound <= exact * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("layered", [True, False])
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.Softplus, nn.GELU])
+def test_the_gram_matrix_contains_the_exact_one(activation: type[nn.Module], layered: bool) -> None:
+    model = perceptron(2, 3, 3, 2, activation=activation)
+    x, y = data(3, 2, 2)
+    analysis = Analysis.of(model, x)
+    read = read_layers(analysis)
+    assert read is not None
+    found = linearise(analysis, read if layered else None, y)
+    with flint.ctx.workprec(200):
+        point = {p: stored(p) for p in model.parameters()}
+        rows = [
+            truth(lambda: model(x), model, point, weights=[float(k == i) for k in range(6)]).gradient
+            for i in range(6)
+        ]
+        for i, a in enumerate(rows):
+            for j, b in enumerate(rows):
+                exact = sum((s * t for s, t in zip(a, b, strict=True)), arb(0))
+                off = abs(exact - arb(float(found.gram.value[i, j])))
+                assert off <= arb(float(found.gram.error.expand(6, 6)[i, j]))
+    jacobian, residual = linearised(model, x, y)
+    smallest = float(torch.linalg.svdvals(jacobian)[-1])
+    assert found.sigma <= smallest * (1 + 1e-12)
+    assert found.sigma >= smallest * (1 - 1e-4)
+    assert float(residual.norm()) <= found.length * (1 + 1e-12)
+
+
+def test_domination_is_neither_too_small_nor_far_too_large() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gram, form = matrix(7, 1e-3, 0), matrix(7, 1e-2, 1)
+    units = torch.randn(4, 7, dtype=torch.float64, generator=generator)
+    level = dominated(Rounded.exact(gram), Rounded.exact(form), Rounded.exact(units))
+    inverse = torch.linalg.inv(torch.linalg.cholesky(gram))
+    exact = max(float(torch.linalg.eigvalsh(inverse @ (q[:, None] * form * q) @ inverse.mT)[-1]) for q in units)
+    assert exact <= level * (1 + 1e-10)
+    assert level <= 1.05 * exact
