@@ -221,7 +221,7 @@ class ByEvaluation:
         return found if found is not None and self._is_proved(point, found.point) else None
 
     def _is_proved(self, before: Point, after: Point) -> bool:
-        """Whether the value is lower in exact arithmetic; errors are made as small as that takes, and no smaller."""
+        """Whether the value is lower in exact arithmetic; errors are made as small as that takes, no smaller."""
         enough = _PART * (before.value - after.value)
         return after.enclosed(enough).upper < before.enclosed(enough).lower
 
