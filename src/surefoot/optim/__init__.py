@@ -9,17 +9,21 @@
 * ``moving_ball``: the ball on which a step is certified.
 * ``descent``: :class:`CertifiedDescent`.
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`.
+* ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share.
 """
 
 from surefoot.optim.base import GuaranteedOptimizer, OptimizerError
+from surefoot.optim.bursts import BurstRecord
 from surefoot.optim.descent import CertifiedDescent
 from surefoot.optim.projected import ProjectedGradient
+from surefoot.optim.proved_epochs import ProvedEpochs
 from surefoot.optim.record import Stationarity, StepRecord
 from surefoot.optim.second_order import GaussNewton, Newton
 from surefoot.optim.stochastic import ProjectedSGD, VarianceBound, VarianceEstimate
 
 __all__ = [
+    "BurstRecord",
     "CertifiedDescent",
     "GaussNewton",
     "GuaranteedOptimizer",
@@ -27,6 +31,7 @@ __all__ = [
     "OptimizerError",
     "ProjectedGradient",
     "ProjectedSGD",
+    "ProvedEpochs",
     "Stationarity",
     "StepRecord",
     "VarianceBound",
