@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ _SEARCH = 4  # mini-batches of a trial while a rate is looked for, and of what j
 _WIDE = 8.0  # between the rates of that search
 _TRIALS = 14
 _SHADE = 0.6  # the rate that is best for a few steps is too large for many
-_GROW, _SHRINK, _AWAY = math.sqrt(2), 2.0, 1.2
-_PATIENCE = 2  # kept bursts after which a rate that failed may be tried again
+_GROW, _SHRINK, _AWAY = 1.25, 2.0, 1.2
+_PATIENCE = 5  # kept bursts after which a rate that failed may be tried again
 _COLLAPSE = 0.25  # of the progress per epoch of the burst before: the rate is too large
 _NEARLY = 2.0  # a burst that ends below that many times the value before goes on at a smaller rate
 _EXTENSIONS = 2
@@ -50,14 +51,15 @@ class ProvedEpochs:
     the plain ones as ``data``.
 
     *The rate* finds itself. Trials of a few batches from the same state, a factor of eight apart and then two,
-    lead to one to start from. It grows by √2 with each burst that is kept, and is halved where one is not, or
-    where progress per epoch falls to a quarter; a rate that failed is avoided for some time. A burst that ends a
-    little too high is not lost: it goes on at half the rate, up to twice. At its end the weights are averaged over
+    lead to one to start from. It grows by a quarter with each burst that is kept, and is halved where one is not,
+    or where progress per epoch falls to a quarter; a rate that failed is avoided for some time. A burst that ends
+    a little too high is not lost: it goes on at half the rate, up to twice. At its end the weights are averaged over
     the last steps, which takes out the noise of mini-batches. Once the rate has settled, bursts are so long that
     evaluations take about a fifth of the work.
 
     Args:
-        optimizer: any ``torch.optim`` optimizer of the parameters of the model, or the class of one.
+        optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
+            as the class ``torch.optim.Adam``.
         objective: a loss without targets, such as ``surefoot.CrossEntropy()``.
         loader: a ``DataLoader`` or another re-iterable of batches ``(x, y)``, which the optimizer is given.
         model: the network.
@@ -84,7 +86,7 @@ class ProvedEpochs:
 
     def __init__(
         self,
-        optimizer: Optimizer | type[Optimizer],
+        optimizer: Optimizer | Callable[..., Optimizer],
         objective: Objective,
         loader: Iterable[Any],
         *,
@@ -95,7 +97,7 @@ class ProvedEpochs:
         progress: Callable[[BurstRecord], object] | None = None,
     ) -> None:
         self.model = _checked_model(optimizer, model)
-        self.optimizer = optimizer(self.model.parameters()) if isinstance(optimizer, type) else optimizer
+        self.optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
         _check(self.optimizer, self.model, objective, loader, burst, average)
         self.objective, self.loader, self.burst, self.average = objective, loader, burst, average
         self.progress = progress
@@ -263,8 +265,8 @@ class ProvedEpochs:
         mean, start, steps = Average(held), time.process_time(), 0
         try:
             for steps, (x, y) in enumerate(batches, start=1):
-                with torch.enable_grad():
-                    loss = self.optimizer.step(lambda x=x, y=y: self._loss(x, y, backward=True))  # type: ignore[misc]
+                closure: Callable[[], Any] = partial(self._loss, x, y, backward=True)
+                loss = self.optimizer.step(closure)
                 if loss is None or not math.isfinite(float(loss)):
                     return False
                 if steps > count - last:
@@ -279,7 +281,7 @@ class ProvedEpochs:
         loss: Tensor = self.objective(self.model(*args, **kwargs), y)
         if backward:
             self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         return loss.detach()
 
     def _search(self, start: Snapshot) -> str:
