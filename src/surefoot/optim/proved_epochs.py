@@ -53,7 +53,7 @@ class ProvedEpochs:
     *The rate* finds itself. Trials of a few batches from the same state, a factor of eight apart and then two,
     lead to one to start from. It grows by a quarter with each burst that is kept, and is halved where one is not,
     or where progress per epoch falls to a quarter; a rate that failed is avoided for some time. A burst that ends
-    a little too high is not lost: it goes on at half the rate, up to twice. At its end the weights are averaged over
+    a little too high is not lost: it goes on at half the rate, up to twice. At its end weights are averaged over
     the last steps, which takes out the noise of mini-batches. Once the rate has settled, bursts are so long that
     evaluations take about a fifth of the work.
 
