@@ -76,7 +76,7 @@ def test_losses_chains_and_oracles() -> None:
 
 def test_optimizers() -> None:
     model, x, y = _model()
-    descent = sf.optim.CertifiedDescent(model, sf.CrossEntropy(), mode="segment")
+    descent = sf.optim.CertifiedDescent(model, sf.CrossEntropy(), proof="segment")
     assert descent.step(x, y) > descent.step(x, y)
     for kind in (sf.optim.GaussNewton, sf.optim.Newton, sf.optim.ProjectedGradient, sf.optim.ProjectedSGD):
         assert issubclass(kind, torch.optim.Optimizer)

@@ -60,7 +60,7 @@ def test_certificate_and_step(addition: ModuleType) -> None:
     assert float(lower.lipschitz) <= float(upper.lipschitz)
     assert float(lower.smoothness) <= float(upper.smoothness)
     before = objective(model(x)).item()
-    optimizer = sf.optim.CertifiedDescent(model, objective.bound_to(None))
+    optimizer = sf.optim.CertifiedDescent(model, objective.bound_to(None), proof="segment")
     optimizer.step(x, objective.targets)
     promised = optimizer.history[-1].promised_decrease
     assert 0 < promised <= before - objective(model(x)).item()

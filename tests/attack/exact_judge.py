@@ -6,7 +6,6 @@ promises.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import traceback
@@ -25,7 +24,7 @@ from attack.exact_subject import Material, Subject
 from judges.exact import PRECISIONS, Array, Undecided, exactly, holds, run, stored, truth, value_of
 from surefoot.errors import SurefootError
 
-_PROOF = "proof" if "proof" in inspect.signature(sf.optim.CertifiedDescent).parameters else "mode"
+_PROOF = "proof"
 METHODS: dict[str, Callable[[Subject], Any]] = {
     "segment": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, **{_PROOF: "segment"}),
     "ball": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, **{_PROOF: "ball"}),

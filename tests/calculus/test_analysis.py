@@ -204,7 +204,7 @@ def test_without_values() -> None:
 def test_a_step_is_proved_for_the_function_whose_gradient_it_follows(change) -> None:
     model, x, objective = setting()
     model = model.double()
-    optimizer = sf.optim.CertifiedDescent(model, sf.CrossEntropy())
+    optimizer = sf.optim.CertifiedDescent(model, sf.CrossEntropy(), proof="segment")
     for _ in range(3):
         optimizer.step(x.double(), objective.targets)
     change(model)

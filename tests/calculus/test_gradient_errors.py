@@ -127,9 +127,9 @@ class Shifted(nn.Module):
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
-    "segment": lambda m: CertifiedDescent(m, sf.Square(), direction="gradient"),
-    "ball": lambda m: CertifiedDescent(m, sf.Square(), mode="ball"),
-    "blocks": lambda m: CertifiedDescent(m, sf.Square(), mode="blocks"),
+    "segment": lambda m: CertifiedDescent(m, sf.Square(), direction="gradient", proof="segment"),
+    "ball": lambda m: CertifiedDescent(m, sf.Square(), proof="ball"),
+    "blocks": lambda m: CertifiedDescent(m, sf.Square(), proof="blocks"),
     "Gauss-Newton": lambda m: GaussNewton(m, sf.Square(), damping="certified"),
     "Newton": lambda m: Newton(m, sf.Square(), damping="certified"),
     "projected": lambda m: ProjectedGradient(m, sf.Square(), domain=sf.Ball(0.1)),

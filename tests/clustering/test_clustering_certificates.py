@@ -188,7 +188,7 @@ def test_steps_on_the_majoriser_descend_on_k_means():
     last = value_of(model, x, objective)
     for _ in range(5):
         majoriser = objective.majoriser(model(x).detach())
-        optimizer = sf.optim.CertifiedDescent(model, sf.Square())
+        optimizer = sf.optim.CertifiedDescent(model, sf.Square(), proof="segment")
         optimizer.step(x, majoriser.targets)
         value = value_of(model, x, objective)
         assert value <= last - optimizer.history[-1].promised_decrease + 1e-12

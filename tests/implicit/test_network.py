@@ -224,7 +224,7 @@ def test_what_a_certificate_needs_to_know() -> None:
 @pytest.mark.parametrize("model", [network(), Fitted().double()], ids=["per sample", "of the batch"])
 def test_training_without_a_learning_rate_descends(model: nn.Module) -> None:
     model = copy.deepcopy(model)
-    optimizer = sf.optim.CertifiedDescent(model, sf.Square())
+    optimizer = sf.optim.CertifiedDescent(model, sf.Square(), proof="segment")
     losses = [float(optimizer.step(X, Y)) for _ in range(4)]
     losses.append(float(optimizer.value(X, Y)))
     assert all(after < before for before, after in pairwise(losses))
@@ -237,7 +237,7 @@ def test_a_failing_inner_problem_leaves_the_model_as_it_was() -> None:
     model = network(solver="gradient", max_iterations=1)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ImplicitError, match="did not reach the tolerance"):
-        sf.optim.CertifiedDescent(model, sf.Square()).step(X, Y)
+        sf.optim.CertifiedDescent(model, sf.Square(), proof="segment").step(X, Y)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 

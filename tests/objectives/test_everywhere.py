@@ -99,7 +99,7 @@ def test_short_segments_of_an_affine_model_are_sharp(name):
 @pytest.mark.parametrize("name", LOSSES)
 def test_certified_descent_never_ascends(name):
     (model, x), loss = network(name), LOSSES[name]
-    optimizer = sf.optim.CertifiedDescent(model, loss.bound_to(None), mode="segment")
+    optimizer = sf.optim.CertifiedDescent(model, loss.bound_to(None), proof="segment")
     values = [float(optimizer.step(x, loss.targets)) for _ in range(20)]
     assert all(after <= before for before, after in pairwise(values))
     assert values[-1] < 0.99 * values[0]

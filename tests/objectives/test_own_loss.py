@@ -85,7 +85,7 @@ def test_segment():
 
 def test_steps_descend():
     model, x, loss = problem()
-    optimizer = sf.optim.CertifiedDescent(model, loss.bound_to(None))
+    optimizer = sf.optim.CertifiedDescent(model, loss.bound_to(None), proof="segment")
     values = [float(optimizer.step(x, loss.targets)) for _ in range(5)]
     assert all(after < before for before, after in pairwise(values))
 

@@ -65,7 +65,7 @@ def test_the_certificate_holds_at_its_centre_and_around_it() -> None:
 
 def test_training_without_a_learning_rate_descends() -> None:
     network = model()
-    optimizer = sf.optim.CertifiedDescent(network, Reconstruction())
+    optimizer = sf.optim.CertifiedDescent(network, Reconstruction(), proof="segment")
     losses = [float(optimizer.step(X, X)) for _ in range(5)]
     losses.append(float(Reconstruction(X)(network(X).detach())))
     assert all(after < before for before, after in pairwise(losses))

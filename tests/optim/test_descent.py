@@ -47,7 +47,7 @@ def assert_kept(optimizer: CertifiedDescent, final: float, relative: float = 1e-
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.Softplus, nn.GELU, nn.SiLU])
 def test_every_promise_is_kept(mode, activation):
     x, y = data()
-    optimizer = CertifiedDescent(perceptron(activation), sf.CrossEntropy(), mode=mode)
+    optimizer = CertifiedDescent(perceptron(activation), sf.CrossEntropy(), proof=mode)
     losses = run(optimizer, x, y, 40 if mode == "segment" else 6)
     assert_kept(optimizer, losses[-1])
     assert losses[-1] < (0.3 if mode == "segment" else 1) * losses[0]
@@ -57,7 +57,9 @@ def test_every_promise_is_kept(mode, activation):
 @pytest.mark.parametrize("order", [2, 3, 4, 5])
 def test_orders_and_directions(direction, order):
     x, y = data()
-    optimizer = CertifiedDescent(perceptron(depth=4), sf.CrossEntropy(), direction=direction, order=order)
+    optimizer = CertifiedDescent(
+        perceptron(depth=4), sf.CrossEntropy(), direction=direction, order=order, proof="segment"
+    )
     losses = run(optimizer, x, y, 25)
     assert_kept(optimizer, losses[-1])
     assert losses[-1] < 0.9 * losses[0]
@@ -66,7 +68,9 @@ def test_orders_and_directions(direction, order):
 def test_conjugate_directions_need_fewer_steps():
     x, y = data()
     final = {
-        direction: run(CertifiedDescent(perceptron(), sf.CrossEntropy(), direction=direction), x, y, 60)[-1]
+        direction: run(
+            CertifiedDescent(perceptron(), sf.CrossEntropy(), direction=direction, proof="segment"), x, y, 60
+        )[-1]
         for direction in ("gradient", "conjugate")
     }
     assert final["conjugate"] < final["gradient"]
@@ -87,7 +91,7 @@ def test_a_convolutional_network_with_shared_weights_and_a_residual():
 
     torch.manual_seed(0)
     model, x = Network().double(), torch.randn(12, 1, 6, 6, dtype=torch.float64)
-    optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof="segment")
     losses = run(optimizer, x, torch.arange(12) % 3, 12)
     assert_kept(optimizer, losses[-1])
 
@@ -95,7 +99,7 @@ def test_a_convolutional_network_with_shared_weights_and_a_residual():
 def test_single_precision_descends_up_to_its_round_off():
     x, y = data(dtype=torch.float32)
     model = perceptron(dtype=torch.float32)
-    optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof="segment")
     losses = run(optimizer, x, y, 60)
     assert_kept(optimizer, losses[-1], relative=1e-5)
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
@@ -106,7 +110,7 @@ def test_single_precision_descends_up_to_its_round_off():
 def test_a_resumed_run_is_the_same_run(mode):
     x, y = data()
     model = perceptron()
-    optimizer = CertifiedDescent(model, sf.CrossEntropy(), mode=mode)
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof=mode)
     run(optimizer, x, y, 3)
     stream = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, stream)
@@ -114,7 +118,7 @@ def test_a_resumed_run_is_the_same_run(mode):
     saved = torch.load(stream, weights_only=True)
     twin = perceptron()
     twin.load_state_dict(saved["model"])
-    resumed = CertifiedDescent(twin, sf.CrossEntropy(), mode=mode)
+    resumed = CertifiedDescent(twin, sf.CrossEntropy(), proof=mode)
     resumed.load_state_dict(saved["optimizer"])
     assert [record.loss for record in resumed.history] == [record.loss for record in optimizer.history]
     first, second = run(optimizer, x, y, 3), run(resumed, x, y, 3)
@@ -124,7 +128,7 @@ def test_a_resumed_run_is_the_same_run(mode):
 
 def test_mini_batches_descend_each_on_its_own_and_say_so():
     x, y = data(60)
-    optimizer = CertifiedDescent(perceptron(), sf.CrossEntropy())
+    optimizer = CertifiedDescent(perceptron(), sf.CrossEntropy(), proof="segment")
     for k in range(6):
         batch = slice(20 * (k % 3), 20 * (k % 3) + 20)
         before = optimizer.step(x[batch], y[batch])
@@ -135,7 +139,7 @@ def test_mini_batches_descend_each_on_its_own_and_say_so():
 
 def test_the_anytime_bound_holds():
     x, y = data()
-    optimizer = CertifiedDescent(perceptron(), sf.CrossEntropy())
+    optimizer = CertifiedDescent(perceptron(), sf.CrossEntropy(), proof="segment")
     run(optimizer, x, y, 30)
     found = optimizer.stationarity()
     assert 0 < found.smallest <= found.bound
@@ -148,7 +152,7 @@ def test_kinks_are_refused_and_nothing_is_lost(mode):
     with torch.no_grad():
         model[0].bias.zero_()  # with inputs of zero, every unit is at its kink
     before = copy.deepcopy(model.state_dict())
-    optimizer = CertifiedDescent(model, sf.CrossEntropy(), mode=mode)
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof=mode)
     with pytest.raises(GuaranteeError, match=r"surefoot\.smooth"):
         optimizer.step(x * 0, y)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -160,7 +164,7 @@ def test_at_a_stationary_point_no_step_is_taken():
     with torch.no_grad():
         model.weight.zero_()
         model.bias.zero_()
-    optimizer = CertifiedDescent(model, sf.Square())
+    optimizer = CertifiedDescent(model, sf.Square(), proof="segment")
     assert optimizer.step(torch.ones(4, 3).double(), torch.zeros(4, 2).double()) == 0.0
     assert optimizer.history[0].step_size == 0.0
     assert "zero" in optimizer.history[0].note
@@ -169,9 +173,9 @@ def test_at_a_stationary_point_no_step_is_taken():
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"mode": "line"}, "mode"),
+        ({"proof": "line"}, "proof"),
         ({"direction": "up"}, "direction"),
-        ({"mode": "ball", "direction": "conjugate"}, "segment"),
+        ({"proof": "ball", "direction": "conjugate"}, "ball"),
         ({"order": 7}, "coefficients"),
     ],
 )

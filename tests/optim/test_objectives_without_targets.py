@@ -23,7 +23,7 @@ X = torch.randn(12, 4, dtype=torch.float64, generator=torch.Generator().manual_s
 
 @pytest.mark.parametrize("objective", [ConvexClustering(), Spectral(2)], ids=lambda o: type(o).__name__)
 def test_certified_steps_on_clusterings_descend_as_promised(objective: sf.objectives.Objective) -> None:
-    optimizer = sf.optim.CertifiedDescent(network(), objective)
+    optimizer = sf.optim.CertifiedDescent(network(), objective, proof="segment")
     losses = [optimizer.step(X) for _ in range(6)]
     assert all(after < before for before, after in pairwise(losses))
     for record in optimizer.history[:-1]:
@@ -49,27 +49,27 @@ def test_targets_are_given_where_the_objective_takes_them() -> None:
     model = network()
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(OptimizerError, match=r"CrossEntropy takes targets: step\(x, y\)"):
-        sf.optim.CertifiedDescent(model, sf.CrossEntropy()).step(X)
+        sf.optim.CertifiedDescent(model, sf.CrossEntropy(), proof="segment").step(X)
     with pytest.raises(OptimizerError, match=r"KMeans has no targets: step\(x\)"):
-        sf.optim.CertifiedDescent(model, KMeans(2)).step(X, X)
+        sf.optim.CertifiedDescent(model, KMeans(2), proof="segment").step(X, X)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_an_objective_that_may_be_negative_has_no_lower_bound_unless_one_is_given() -> None:
     counts = (torch.arange(36) % 4).reshape(12, 3).double()
     for lower, known in ((None, False), (-20.0, True)):
-        optimizer = sf.optim.CertifiedDescent(network(), Poisson(), lower=lower)
+        optimizer = sf.optim.CertifiedDescent(network(), Poisson(), lower=lower, proof="segment")
         for _ in range(3):
             optimizer.step(X, counts)
         found = optimizer.stationarity()
         assert (found.bound is not None) == known
         assert ("no number is known" in found.why) != known
     with pytest.raises(ValueError, match="finite number"):
-        sf.optim.CertifiedDescent(network(), Poisson(), lower=float("nan"))
+        sf.optim.CertifiedDescent(network(), Poisson(), lower=float("nan"), proof="segment")
 
 
 def test_a_step_that_fails_leaves_the_optimizer_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    optimizer = sf.optim.CertifiedDescent(network(), ConvexClustering())
+    optimizer = sf.optim.CertifiedDescent(network(), ConvexClustering(), proof="segment")
     for _ in range(3):
         optimizer.step(X)
     before = optimizer.state_dict()["surefoot"]

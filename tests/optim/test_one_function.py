@@ -65,9 +65,9 @@ def frozen(model: Network) -> None:
 
 CHANGES = [attribute, mode, tensor, large_buffer, replaced_buffer, frozen]
 KINDS = {
-    "segment": lambda model: CertifiedDescent(model, sf.CrossEntropy()),
-    "ball": lambda model: CertifiedDescent(model, sf.CrossEntropy(), mode="ball"),
-    "blocks": lambda model: CertifiedDescent(model, sf.CrossEntropy(), mode="blocks"),
+    "segment": lambda model: CertifiedDescent(model, sf.CrossEntropy(), proof="segment"),
+    "ball": lambda model: CertifiedDescent(model, sf.CrossEntropy(), proof="ball"),
+    "blocks": lambda model: CertifiedDescent(model, sf.CrossEntropy(), proof="blocks"),
     "projected": lambda model: ProjectedGradient(model, sf.CrossEntropy(), domain=sf.Ball(0.05)),
     "Gauss-Newton": lambda model: GaussNewton(model, sf.CrossEntropy(), damping="certified"),
     "Newton": lambda model: Newton(model, sf.CrossEntropy(), damping="certified"),
@@ -107,7 +107,7 @@ def test_the_next_step_is_about_the_model_as_it_is(kind: str, change) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_plain_attribute_changed_between_steps(scale: float, seed: int) -> None:
     model = Network(seed)
-    optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof="segment")
     for _ in range(3):
         optimizer.step(X, Y)
     model.scale = scale
@@ -116,7 +116,7 @@ def test_a_plain_attribute_changed_between_steps(scale: float, seed: int) -> Non
 
 def test_what_is_proved_begins_anew_when_the_mode_or_the_weights_change() -> None:
     model = Network()
-    optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof="segment")
     for k in range(60):
         model.train(k % 2 == 0)
         optimizer.step(X, Y)
@@ -125,7 +125,10 @@ def test_what_is_proved_begins_anew_when_the_mode_or_the_weights_change() -> Non
     assert "60 runs" in optimizer.guarantee
 
     linear = nn.Linear(2, 2).double()
-    optimizer, start = CertifiedDescent(linear, sf.CrossEntropy()), copy.deepcopy(linear.state_dict())
+    optimizer, start = (
+        CertifiedDescent(linear, sf.CrossEntropy(), proof="segment"),
+        copy.deepcopy(linear.state_dict()),
+    )
     for k in range(60):
         optimizer.step(X, Y)
         assert optimizer.stationarity().smallest <= optimizer.stationarity().bound
@@ -139,7 +142,7 @@ def test_what_is_proved_begins_anew_when_the_mode_or_the_weights_change() -> Non
 
 def test_weights_that_are_put_back_bit_by_bit_are_no_change() -> None:
     model = Network()
-    optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof="segment")
     for _ in range(3):
         optimizer.step(X, Y)
         kept = copy.deepcopy(model.state_dict())
@@ -156,7 +159,7 @@ def test_weights_that_are_put_back_bit_by_bit_are_no_change() -> None:
 @pytest.mark.parametrize("mode", ["segment", "ball", "blocks"])
 def test_freezing_and_unfreezing_a_layer(mode: str) -> None:
     model = Network()
-    optimizer = CertifiedDescent(model, sf.CrossEntropy(), mode=mode)
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof=mode)
     model.first.requires_grad_(False)
     before = model.first.weight.detach().clone()
     assert_step_keeps_its_promise(optimizer)
@@ -169,21 +172,21 @@ def test_freezing_and_unfreezing_a_layer(mode: str) -> None:
 
 def test_a_resumed_run_goes_on_only_if_nothing_was_changed() -> None:
     model = Network()
-    optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof="segment")
     for _ in range(2):
         optimizer.step(X, Y)
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     for change, run in ((None, 0), (attribute, 1), (mode, 1), (tensor, 1), (large_buffer, 1)):
         twin = copy.deepcopy(model)
-        resumed = CertifiedDescent(twin, sf.CrossEntropy())
+        resumed = CertifiedDescent(twin, sf.CrossEntropy(), proof="segment")
         file.seek(0)
         resumed.load_state_dict(torch.load(file, weights_only=True))
         if change is not None:
             change(twin)
         resumed.step(X, Y)
         assert resumed.history[-1].run == run, change
-    other = CertifiedDescent(Network(1), sf.CrossEntropy())
+    other = CertifiedDescent(Network(1), sf.CrossEntropy(), proof="segment")
     other.load_state_dict(optimizer.state_dict())
     other.step(X, Y)
     assert other.history[-1].run == 1
@@ -193,7 +196,7 @@ def test_a_resumed_run_goes_on_only_if_nothing_was_changed() -> None:
 def test_batch_statistics_in_training_mode_are_no_change() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)).double()
-    optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof="segment")
     for _ in range(3):
         assert_step_keeps_its_promise(optimizer)  # every evaluation moves the running statistics
     assert {record.run for record in optimizer.history} == {0}
@@ -201,7 +204,7 @@ def test_batch_statistics_in_training_mode_are_no_change() -> None:
 
 def test_a_function_that_hides_what_it_reads_is_refused() -> None:
     """Whatever escapes the survey of the model shows in its loss."""
-    optimizer = CertifiedDescent(Network(), sf.CrossEntropy())
+    optimizer = CertifiedDescent(Network(), sf.CrossEntropy(), proof="segment")
     optimizer.step(X, Y)
     with pytest.raises(sf.optim.OptimizerError, match="a function of value"):
         optimizer.check_value(0.5, 0.6)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import surefoot as sf
 from judges.exact import exact_value
-from surefoot.optim import BurstRecord, ProvedEpochs
+from surefoot.optim import BurstRecord, ProvedEpochs, StalledWarning
 from surefoot.optim.bursts import fixed_data
 from surefoot.valuation.valuer import EvaluationError
 
@@ -105,7 +105,7 @@ def test_what_is_not_lower_goes_back() -> None:
     assert not training.history[-1].kept
     assert _equal(before, _contents(model))
     assert not training.optimizer.state_dict()["state"]
-    with pytest.warns(UserWarning, match="2 bursts in a row were not kept"):
+    with pytest.warns(StalledWarning, match="2 bursts in a row were not kept"):
         training.step()
     assert "nothing yet" in training.guarantee
     assert model.training

@@ -15,10 +15,12 @@ from surefoot.optim.stored import InDouble, promised, stored
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 KINDS = {
-    "segment": lambda model: CertifiedDescent(model, sf.CrossEntropy()),
-    "gradient": lambda model: CertifiedDescent(model, sf.CrossEntropy(), direction="gradient", order=2),
-    "ball": lambda model: CertifiedDescent(model, sf.CrossEntropy(), mode="ball"),
-    "blocks": lambda model: CertifiedDescent(model, sf.CrossEntropy(), mode="blocks"),
+    "segment": lambda model: CertifiedDescent(model, sf.CrossEntropy(), proof="segment"),
+    "gradient": lambda model: CertifiedDescent(
+        model, sf.CrossEntropy(), direction="gradient", order=2, proof="segment"
+    ),
+    "ball": lambda model: CertifiedDescent(model, sf.CrossEntropy(), proof="ball"),
+    "blocks": lambda model: CertifiedDescent(model, sf.CrossEntropy(), proof="blocks"),
     "projected": lambda model: ProjectedGradient(model, sf.CrossEntropy(), domain=sf.Ball(0.1)),
 }
 
@@ -95,7 +97,7 @@ def test_steps_that_rounding_undoes_are_not_taken() -> None:
     model = network(torch.bfloat16)
     with torch.no_grad():
         model[4].bias.zero_()
-    optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof="segment")
     assert_promises_kept(optimizer, x, y, 20)
 
 
@@ -147,7 +149,7 @@ def test_tied_and_unused_weights_in_double_precision() -> None:
 
     torch.manual_seed(0)
     model, (x, _) = Tied(), data(torch.float32)
-    optimizer = CertifiedDescent(model, sf.Square(), mode="ball")
+    optimizer = CertifiedDescent(model, sf.Square(), proof="ball")
     before = float(sf.Square(0 * x)(model(x)).detach())
     optimizer.step(x, 0 * x)
     assert optimizer.history[-1].promised_decrease > 0

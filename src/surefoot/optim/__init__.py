@@ -1,4 +1,4 @@
-"""Optimizers whose steps rest on a certificate.
+"""Optimizers whose steps rest on a proof.
 
 * ``base``: :class:`GuaranteedOptimizer`: gradients, records, resuming, steps that happen or do not.
 * ``evaluation``: the loss of the live model and its gradient.
@@ -7,7 +7,10 @@
 * ``stored``: steps to weights as they are stored, and what is promised of them.
 * ``projection``: the nearest point of a product of balls; ``constrained``: what optimizers on a set share.
 * ``moving_ball``: the ball on which a step is certified.
-* ``descent``: :class:`CertifiedDescent`.
+* ``descent``: :class:`CertifiedDescent`; ``by_evaluation``: its steps proved by their value; ``ahead``: those that
+  are promised from derivatives.
+* ``directions``: where to go; ``wolfe``: how far; ``point``: the objective at points, values and gradients when
+  asked; ``vectors``: parameters as one vector.
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`.
 * ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share.
@@ -15,6 +18,7 @@
 
 from surefoot.optim.base import GuaranteedOptimizer, OptimizerError
 from surefoot.optim.bursts import BurstRecord
+from surefoot.optim.by_evaluation import StalledWarning
 from surefoot.optim.descent import CertifiedDescent
 from surefoot.optim.projected import ProjectedGradient
 from surefoot.optim.proved_epochs import ProvedEpochs
@@ -32,6 +36,7 @@ __all__ = [
     "ProjectedGradient",
     "ProjectedSGD",
     "ProvedEpochs",
+    "StalledWarning",
     "Stationarity",
     "StepRecord",
     "VarianceBound",

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from surefoot.graph.checks import as_inputs
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import Average, Batches, BurstRecord, Snapshot, evaluating, fixed_data
+from surefoot.optim.by_evaluation import StalledWarning
 from surefoot.optim.evaluation import OptimizerError
 from surefoot.valuation.streamed import StreamedValuer, is_loader
 from surefoot.valuation.valuer import Evaluation, EvaluationError
@@ -358,6 +359,7 @@ class ProvedEpochs:
                 f"{_STALLED} bursts in a row were not kept ({self.history[-1].note}); the rate is now "
                 f"{self.rate:.2g}. If it goes on, the training is at the noise of its mini-batches: use larger "
                 "ones, or surefoot.CertifiedDescent on all data",
+                StalledWarning,
                 stacklevel=4,
             )
 

@@ -59,11 +59,13 @@ class Errors:
 
     Attributes:
         total: of the output.
+        leading: the same without what is of second order.
         apart: how far each tensor may be from its exact value, by name.
         own: what each operation adds, by name.
     """
 
     total: float
+    leading: float
     apart: Mapping[str, float]
     own: Mapping[str, float]
 
@@ -95,7 +97,7 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Sl
         own[node.name] = rounding(slope, whole, call, run.values[node.name])
         moved = sum(amount * apart[name] for name, amount in slope.jacobian.items() if apart.get(name))
         apart[node.name] = (moved + own[node.name]) * _SLACK
-    return Errors(apart[tape.output], apart, own), known
+    return Errors(apart[tape.output], 0.0, apart, own), known
 
 
 def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
@@ -105,7 +107,7 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     varying = {node.name for node in tape.varying} | set(tape.boundary)
     off: dict[str, float] = {tape.output: 0.0}
     bound: dict[str, float] = {tape.output: 1.0}
-    total = 0.0
+    total = leading = 0.0
     for node in reversed(tape.varying):
         name = node.name
         if name not in bound:
@@ -114,6 +116,7 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
         sharp = math.inf if computed is None else computed + off[name]
         costate = min(bound[name], sharp)
         total += first.own[name] * costate if first.own[name] else 0.0
+        leading += first.own[name] * min(computed or 0.0, costate)
         slope = known[name]
         reach = costate if computed is None else computed
         for argument, steepness in slope.jacobian.items():
@@ -135,7 +138,7 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     for name in tape.boundary:
         if apart[name] and name in bound:
             total += apart[name] * min(bound[name], size.get(name, 0.0) + off[name])
-    return Errors(min(total * _SLACK, first.total), apart, first.own)
+    return Errors(min(total * _SLACK, first.total), leading, apart, first.own)
 
 
 def _near_kinks(run: Run, slope: Slope, argument: str, apart: Mapping[str, float], steepness: float) -> float:

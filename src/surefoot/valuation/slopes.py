@@ -29,7 +29,6 @@ from surefoot.valuation.tape import Run, Tape, norms
 
 _LEAST = 2.0**-460
 _FAR = 32.0  # beyond, the suprema of scalar functions are those over the whole line
-_DRIFT = 0.1  # how far parameters may be from where norms were computed, relative to their own norm
 _NONE = Magnitude.zero((0,))
 _ZERO, _INFINITE = Magnitude.zero(), Magnitude.infinity()
 
@@ -98,8 +97,8 @@ class Slopes:
         )
 
 
-def slopes_of(tape: Tape, run: Run, *, several: bool = False) -> Slopes:
-    """The slopes around a point.
+def slopes_of(tape: Tape, run: Run, drift: float, *, several: bool = False) -> Slopes:
+    """The slopes around a point, for parameters that move by a part ``drift`` of their norm.
 
     Args:
         tape: the operations.
@@ -116,8 +115,10 @@ def slopes_of(tape: Tape, run: Run, *, several: bool = False) -> Slopes:
         value = run.values[name].detach()
         if name in loose:
             enclosures[name] = _sized(found, name, leaf.spec, value, fixed=True)
+        elif name in run.parameters:
+            enclosures[name] = _parameter(found, name, value, drift)
         else:
-            enclosures[name] = _parameter(found, name, value) if name in run.parameters else constant(value, 0)
+            enclosures[name] = constant(value, 0)
     varying = {node.name for node in tape.varying}
     for node in tape.graph.nodes:
         asked = as_scalar(tape.graph, node)
@@ -129,6 +130,7 @@ def slopes_of(tape: Tape, run: Run, *, several: bool = False) -> Slopes:
             enclosures[node.name] = _valued(node, value)
         else:
             enclosures[node.name] = _sized(found, node.name, node.spec, value, fixed=fixed)
+    found.norms.pop(tape.output)  # which nothing reads
     return found
 
 
@@ -138,9 +140,9 @@ def _worth_asking(node: Node) -> bool:
     return record.bounds is not None and record.form_of(node) is not Form.LAYOUT and bool(node.inputs)
 
 
-def _parameter(found: Slopes, name: str, value: Tensor) -> Enclosure:
+def _parameter(found: Slopes, name: str, value: Tensor, drift: float) -> Enclosure:
     size, peak = measure(value)
-    radius = maximum(size, 0.5 * value.numel() ** 0.5 if value.dim() < 2 or size.is_zero else 0.0) * _DRIFT
+    radius = maximum(size, 0.5 * value.numel() ** 0.5 if value.dim() < 2 or size.is_zero else 0.0) * drift
     found.weights[name] = value.clone(), float(radius) * (1 - 2.0**-40)
     spec = Spec(tuple(value.shape), value.dtype)
     return Enclosure(spec, value, size + radius, peak + radius, radius, None, _ZERO, _NONE)
@@ -165,7 +167,7 @@ def _sized(found: Slopes, name: str, spec: Spec | tuple[Spec, ...], value: Any, 
 
 
 def _doubled(size: float) -> float:
-    """A power of two that is at least twice a size and less than eight times; not below what norms underflow to."""
+    """A power of two, at least twice a size and less than eight times; not below what norms underflow to."""
     return math.inf if not size < 1e300 else 2.0 ** (math.ceil(math.log2(max(size, _LEAST))) + 2)
 
 

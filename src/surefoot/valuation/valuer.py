@@ -15,6 +15,9 @@ from surefoot.valuation.propagation import Errors, errors, forward_errors
 from surefoot.valuation.slopes import Slopes, slopes_of
 from surefoot.valuation.tape import Constants, Run, Tape, tape_of
 
+# How far parameters may move, relative to their norms, before slopes are asked for anew.
+_WIDEST, _LEAST = 0.4, 0.01
+
 
 class EvaluationError(SurefootError, RuntimeError):
     """An objective that has no value, or none that can be enclosed."""
@@ -67,6 +70,7 @@ class Valuer:
     def __init__(self, tape: Tape, constants: Constants, *, several: bool = False) -> None:
         self.tape, self.constants, self.several = tape, constants, several
         self._slopes: Slopes | None = None
+        self._drift = _WIDEST
 
     @classmethod
     def of(cls, model: nn.Module, x: Any, objective: nn.Module) -> Valuer:
@@ -106,20 +110,30 @@ class Valuer:
             )
         found = None if self._slopes is None else self._errors(run, self._slopes)
         if found is None:
-            self._slopes, fresh = self._asked(run)
-            found = self._errors(run, fresh)
+            found = self._renewed(run)
         total = math.inf if found is None else found.total
         return Evaluation(run.value, total if total >= 0 else math.inf)
+
+    def _renewed(self, run: Run) -> Errors | None:
+        """With slopes around this point: for as wide a neighbourhood as does not matter for the error."""
+        while True:
+            self._slopes, fresh = self._asked(run)
+            found = self._errors(run, fresh)
+            if not run.derivatives or self._drift <= _LEAST:
+                return found
+            if found is not None and found.total <= 2 * found.leading:
+                return found
+            self._drift /= 4
 
     def _asked(self, run: Run) -> tuple[Slopes | None, Slopes]:
         """The slopes that may be kept, and those of this pass."""
         if self.several:
             try:
-                common = slopes_of(self.tape, run, several=True)
+                common = slopes_of(self.tape, run, self._drift, several=True)
             except UnsupportedOperation:  # a rule that asks for the values of inputs
-                return None, slopes_of(self.tape, run)
+                return None, slopes_of(self.tape, run, self._drift)
             return common, common
-        fresh = slopes_of(self.tape, run)
+        fresh = slopes_of(self.tape, run, self._drift)
         return fresh, fresh
 
     def _errors(self, run: Run, slopes: Slopes) -> Errors | None:

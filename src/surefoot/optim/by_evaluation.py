@@ -1,0 +1,274 @@
+"""Steps that are proved to descend by evaluating the objective where they lead, before they are taken."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.graph import Graph
+from surefoot.graph.checks import as_inputs
+from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
+from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, LimitedMemory, Proposed
+from surefoot.optim.evaluation import loss_of, number
+from surefoot.optim.point import Batch, Function, Point
+from surefoot.optim.record import StepRecord
+from surefoot.optim.stored import resolution
+from surefoot.optim.wolfe import Found, search
+from surefoot.torch_private import BatchNormalisation
+from surefoot.valuation.valuer import EvaluationError, Valuer
+
+NAMED: Mapping[str, Callable[[], Direction]] = {
+    "lbfgs": LimitedMemory,
+    "conjugate": Conjugate,
+    "gradient": Gradient,
+}
+
+_ANGLE = 1e-10  # the least cosine between a direction and minus the gradient
+_FOREIGN_TRIALS = 8
+_STALLS = 2
+
+
+class StalledWarning(UserWarning):
+    """Several steps in a row were not taken."""
+
+
+class ByEvaluation:
+    r"""The proof of a step is its value: the objective at the new point, as it is stored, with its round-off
+    (:mod:`surefoot.valuation`), is below that at the old one.
+
+    Any direction will do. Where it is not one of descent (the cosine with minus the gradient is below 1e-10), or
+    no step along it can be proved, the gradient takes its place for one step.
+
+    Args:
+        owner: the optimizer.
+        direction: a name, a ``torch.optim`` class or instance, or a function of weights and gradient.
+    """
+
+    def __init__(self, owner: GuaranteedOptimizer, direction: Any) -> None:
+        self.owner = owner
+        self.direction = _direction(direction, owner)
+        self._fallback = Gradient()
+        self._stalls = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the function, the point and what directions are made of."""
+        self.direction.forget()
+        self._fallback.forget()
+        self._function: tuple[tuple[str, Graph], Function] | None = None
+        self._point: Point | None = None
+
+    def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
+        """One step that is proved to descend."""
+        owner = self.owner
+        graph, data = owner.graph(x), owner.fingerprint(x, y)
+        try:
+            function = self._function_of(x, y, graph, data, closure)
+            point = self._here(function)
+            slopes = function.layout.unpack(point.gradient)
+        except EvaluationError as error:
+            raise OptimizerError(str(error)) from error
+        _check(point, slopes)
+        for name, parameter in owner.trainable.items():
+            parameter.grad = slopes[name].to(parameter.dtype)
+        size = float(point.gradient.norm())
+        record = StepRecord(len(owner.history), point.value, size, 0.0, promised_decrease=0.0, data=data)
+        if size == 0:
+            return self._stayed(record, "the gradient is zero", stalled=False)
+        found, why = self._found(point)
+        if found is None:
+            return self._stayed(record, why, stalled=True)
+        self._stalls = 0
+        self._move_buffers(x)
+        owner.write(found.point.weights)
+        found.point.forget_pass()
+        self._point = found.point
+        return StepRecord(
+            record.step,
+            point.value,
+            size,
+            found.step,
+            promised_decrease=point.enclosed.lower - found.point.enclosed.upper,
+            actual_decrease=point.value - found.point.value,
+            data=data,
+            note=why,
+            radius=float((found.point.vector - point.vector).norm()),
+        )
+
+    def value(self, x: Any, y: Any) -> float:
+        """The objective at the present weights."""
+        owner = self.owner
+        valuer = Valuer.of(owner.model, x, owner.objective.bound_to(y))
+        loss = valuer.run(dict(owner.model.named_parameters()), derivatives=False).value
+        wide = {name: value.detach().to(torch.float64) for name, value in owner.trainable.items()}
+        return loss + (0.0 if owner.regularizer is None else float(owner.regularizer(wide)))
+
+    def _function_of(self, x: Any, y: Any, graph: Graph, data: str, closure: Closure | None) -> Function:
+        """The objective of the data; kept while they and the graph are the same."""
+        owner = self.owner
+        if self._function is None or self._function[0] != (data, graph):
+            objective = owner.objective.bound_to(y)
+            function = Function(Batch(Valuer.of(owner.model, x, objective)), owner.regularizer, owner.trainable)
+            known = self._function is not None and self._function[0][1] is graph
+            self._function, self._point = ((data, graph), function), None
+            if not known or closure is not None:
+                self._compare(function, x, y, closure)
+        elif closure is not None:
+            self._compare(self._function[1], x, y, closure)
+        return self._function[1]
+
+    def _compare(self, function: Function, x: Any, y: Any, closure: Closure | None) -> None:
+        """What is proved is about the function that the live model computes."""
+        owner = self.owner
+        buffers = {name: value.clone() for name, value in owner.model.named_buffers()}
+        with torch.no_grad():
+            live = number(loss_of(owner.model, owner.objective, x, y, closure))
+            for name, value in owner.model.named_buffers():
+                value.copy_(buffers[name])
+        ridge = 0.0 if owner.regularizer is None else float(owner.regularizer(owner.trainable).detach())
+        owner.check_value(self._here(function).value, live + ridge)
+
+    def _here(self, function: Function) -> Point:
+        """The point of the present weights."""
+        weights = self.owner.trainable
+        kept = self._point
+        if kept is None or kept.function is not function or not _equal(weights, kept.weights):
+            if kept is not None and kept.function is function:  # somebody moved the weights
+                self.direction.forget()
+            copies = {name: value.detach().clone() for name, value in weights.items()}
+            self._point = function.at(copies)
+        assert self._point is not None
+        return self._point
+
+    def _found(self, point: Point) -> tuple[Found | None, str]:
+        """A proved step along the direction, else along the gradient; and what is to be said about it."""
+        foreign = isinstance(self.direction, Proposed | Chosen)
+        direction, first = self.direction.propose(point)
+        slope, length = point.slope(direction), float(direction.norm())
+        related = -slope >= _ANGLE * length * float(point.gradient.norm()) and math.isfinite(length) and length > 0
+        note = ""
+        if related:
+            found = self._along(point, direction, first, self.direction, _FOREIGN_TRIALS if foreign else 24)
+            if found is not None:
+                self.direction.learn(point, found.point, found.step)
+                return found, ""
+        if isinstance(self.direction, Proposed):
+            self.direction.decline()
+        elif not foreign:
+            self.direction.forget()
+        if type(self.direction) is Gradient and related:
+            return None, self._reason(point)
+        note = "along the gradient" if foreign else "restarted along the gradient"
+        direction, first = self._fallback.propose(point)
+        found = self._along(point, direction, first, self._fallback, 40)
+        if found is None:
+            return None, self._reason(point)
+        self._fallback.learn(point, found.point, found.step)
+        if not foreign:
+            self.direction.learn(point, found.point, found.step)
+        return found, note
+
+    def _along(self, point: Point, direction: Tensor, first: float, kind: Direction, trials: int) -> Found | None:
+        """A step along a direction that is proved to descend."""
+        found = search(
+            point,
+            direction,
+            lambda step: point.function.near(point, step * direction),
+            first,
+            curvature=kind.needs_curvature,
+            trials=trials,
+        )
+        if found is None or not math.isfinite(found.point.enclosed.error):
+            return None
+        return found if found.point.enclosed.upper < point.enclosed.lower else None
+
+    def _reason(self, point: Point) -> str:
+        """Why no step was found."""
+        if not math.isfinite(point.enclosed.error):
+            return "no step: the round-off of the objective cannot be bounded here"
+        return resolution(self.owner.trainable)
+
+    def _stayed(self, record: StepRecord, why: str, *, stalled: bool) -> StepRecord:
+        """The record of a step that was not taken; after two in a row a warning says why and what helps."""
+        self._stalls = self._stalls + 1 if stalled else 0
+        if self._stalls == _STALLS:
+            warnings.warn(
+                f"the last {_STALLS} steps were not taken. {why[0].upper()}{why[1:]}: the objective is "
+                f"{record.loss:.6g} with a gradient of norm {record.gradient_norm:.3g}, and is known up to "
+                f"{self._point.enclosed.error if self._point else math.nan:.1e}. "
+                "If that is not good enough, use model.double(), scale the data, or add a regulariser",
+                StalledWarning,
+                stacklevel=5,
+            )
+        return StepRecord(
+            record.step, record.loss, record.gradient_norm, 0.0, promised_decrease=0.0, data=record.data, note=why
+        )
+
+    def _move_buffers(self, x: Any) -> None:
+        """Running statistics move once per step that is taken, by a pass at the weights before it."""
+        tracked = [
+            m for m in self.owner.model.modules()
+            if isinstance(m, BatchNormalisation) and m.training and m.running_mean is not None
+        ]  # fmt: skip
+        if tracked:
+            args, kwargs = as_inputs(x)
+            with torch.no_grad():
+                self.owner.model(*args, **kwargs)
+
+    def state(self) -> dict[str, Any]:
+        """What directions are made of."""
+        return {"directions": self.direction.state(), "fallback": self._fallback.state(), "stalls": self._stalls}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        self.forget()
+        self.direction.load(state["directions"])
+        self._fallback.load(state["fallback"])
+        self._stalls = state["stalls"]
+
+
+def _check(point: Point, slopes: Mapping[str, Tensor]) -> None:
+    if not math.isfinite(point.value):
+        raise OptimizerError(
+            f"the loss is {point.value}: check the data for NaN and infinite entries, and the parameters of the "
+            "model"
+        )
+    wrong = [name for name, slope in slopes.items() if not bool(torch.isfinite(slope).all())]
+    if wrong:
+        raise OptimizerError(
+            f"the gradient with respect to '{wrong[0]}' is not finite at loss {point.value:g}: look for divisions "
+            "by zero and overflow there, or compute in double precision"
+        )
+
+
+def _equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(v.detach(), second[n]) for n, v in first.items())
+
+
+def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:
+    """From what was asked for to a source of directions."""
+    if isinstance(chosen, str) and chosen in NAMED:
+        return NAMED[chosen]()
+    if isinstance(chosen, type) and issubclass(chosen, torch.optim.Optimizer):
+        make: Any = chosen
+        chosen = make(owner.trainable.values())
+    if isinstance(chosen, torch.optim.Optimizer):
+        held = {id(parameter) for group in chosen.param_groups for parameter in group["params"]}
+        strangers = [name for name, value in owner.trainable.items() if id(value) not in held]
+        if strangers:
+            raise ValueError(f"{type(chosen).__name__} does not hold '{strangers[0]}': give it model.parameters()")
+        return Proposed(chosen, dict(owner.trainable))
+    if callable(chosen) and not isinstance(chosen, str | type):
+        return Chosen(chosen)
+    raise ValueError(
+        f"direction is {', '.join(map(repr, NAMED))}, a torch.optim class or instance, or a function of weights "
+        f"and gradient, got {chosen!r}"
+    )
+
+
+__all__ = ["NAMED", "ByEvaluation", "StalledWarning"]

@@ -1,0 +1,276 @@
+"""Where to go from a point: directions that a proof then judges.
+
+Each is a class with :meth:`propose`, a direction and the step size to try first, and :meth:`learn`, told what step
+was taken. ``needs_curvature`` says whether a step that is much too short would spoil it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.optim.point import Point
+from surefoot.optim.vectors import Tensors
+
+_PAIRS = 40  # kept by L-BFGS
+_FIRST = 0.1  # length of the very first step along a gradient, relative to the weights
+
+
+class Direction(Protocol):
+    """A source of directions."""
+
+    needs_curvature: bool
+
+    def propose(self, point: Point) -> tuple[Tensor, float]:
+        """A direction and the step size to try first."""
+
+    def learn(self, before: Point, after: Point, step: float) -> None:
+        """This step was taken."""
+
+    def forget(self) -> None:
+        """Start anew: another function, or other weights."""
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs: tensors, numbers, lists of them."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+
+
+class Gradient:
+    """Against the gradient; the first step is as long as the last one was good for."""
+
+    needs_curvature = False
+
+    def __init__(self) -> None:
+        self._length: float | None = None  # of the last step
+
+    def propose(self, point: Point) -> tuple[Tensor, float]:
+        """Minus the gradient; twice as far as the last step."""
+        return -point.gradient, self.first(point, point.gradient)
+
+    def first(self, point: Point, direction: Tensor) -> float:
+        """The step size of the first trial along a direction that has no scale of its own."""
+        length = _FIRST * (float(point.vector.norm()) or 1.0) if self._length is None else 2 * self._length
+        return length / (float(direction.norm()) or 1.0)
+
+    def learn(self, before: Point, after: Point, step: float) -> None:
+        """Remember how long it was."""
+        self._length = float((after.vector - before.vector).norm()) or self._length
+
+    def forget(self) -> None:
+        """Nothing but the length."""
+        self._length = None
+
+    def state(self) -> dict[str, Any]:
+        """The length."""
+        return {"length": self._length}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+        self._length = state["length"]
+
+
+class Conjugate(Gradient):
+    """Polak and Ribière's conjugate direction, and the gradient where that does not descend."""
+
+    needs_curvature = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: tuple[Tensor, Tensor] | None = None  # gradient and direction
+
+    def propose(self, point: Point) -> tuple[Tensor, float]:
+        """Minus the gradient, plus a part of the direction before."""
+        gradient = point.gradient
+        direction = -gradient
+        if self._last is not None:
+            before, last = self._last
+            weight = max(0.0, float(gradient @ (gradient - before)) / (float(before @ before) or 1.0))
+            direction = direction + weight * last
+            if not float(gradient @ direction) < 0:
+                direction = -gradient
+        self._last = gradient, direction
+        return direction, self.first(point, direction)
+
+    def forget(self) -> None:
+        """Also the direction before."""
+        super().forget()
+        self._last = None
+
+    def state(self) -> dict[str, Any]:
+        """Also what the next direction is made of."""
+        return {**super().state(), "last": None if self._last is None else list(self._last)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+        super().load(state)
+        self._last = None if state["last"] is None else (state["last"][0], state["last"][1])
+
+
+class LimitedMemory(Gradient):
+    r"""L-BFGS: the inverse Hessian from the last moves s and changes y of the gradient.
+
+    The two loops (Nocedal, Updating quasi-Newton matrices with limited storage, Mathematics of Computation 35,
+    1980) only need inner products of moves, changes and the gradient. So they run on a small table of those, and a
+    step costs two products of a matrix of 2m rows with a vector (Chen, Wang and Zhou, Large-scale L-BFGS using
+    MapReduce, NIPS 2014). A pair is kept if :math:`\langle s, y\rangle > 10^{-12}\|s\|\|y\|`, which keeps the
+    matrix positive.
+    """
+
+    needs_curvature = True
+
+    def __init__(self, pairs: int = _PAIRS) -> None:
+        super().__init__()
+        self.pairs = pairs
+        self._order: deque[int] = deque()  # slots in use, oldest first
+        self._rows: Tensor | None = None  # moves in the first rows, changes in the last
+        self._table = np.zeros((0, 0))  # products of the rows
+
+    def propose(self, point: Point) -> tuple[Tensor, float]:
+        """Minus the inverse Hessian times the gradient; the step 1, or a short one at the very first."""
+        gradient = point.gradient
+        if not self._order or self._rows is None:
+            return super().propose(point)
+        weights, scale = self._loops((self._rows @ gradient).cpu().numpy())
+        return -(torch.from_numpy(weights).to(gradient) @ self._rows) - scale * gradient, 1.0
+
+    def _loops(self, products: np.ndarray) -> tuple[np.ndarray, float]:
+        """What the two loops give, as weights of the rows and of the gradient."""
+        m, table = self.pairs, self._table
+        weights, scale = np.zeros(2 * m), 1.0
+        alpha = {}
+        for j in reversed(self._order):
+            alpha[j] = (table[j] @ weights + products[j]) / table[j, m + j]
+            weights[m + j] = -alpha[j]
+        newest = self._order[-1]
+        scale = table[newest, m + newest] / table[m + newest, m + newest]
+        weights *= scale
+        for j in self._order:
+            beta = (table[m + j] @ weights + scale * products[m + j]) / table[j, m + j]
+            weights[j] += alpha[j] - beta
+        return weights, float(scale)
+
+    def learn(self, before: Point, after: Point, step: float) -> None:
+        """Keep the move and the change of the gradient."""
+        super().learn(before, after, step)
+        move, change = after.vector - before.vector, after.gradient - before.gradient
+        inner = float(move @ change)
+        if not inner > 1e-12 * float(move.norm()) * float(change.norm()):
+            return
+        m = self.pairs
+        if self._rows is None:
+            self._rows = torch.zeros(2 * m, len(move), dtype=torch.float64, device=move.device)
+            self._table = np.zeros((2 * m, 2 * m))
+        slot = len(self._order) if len(self._order) < m else self._order.popleft()
+        self._order.append(slot)
+        self._rows[slot], self._rows[m + slot] = move, change
+        products = (self._rows @ torch.stack([move, change], dim=1)).cpu().numpy()
+        for row, column in ((slot, 0), (m + slot, 1)):
+            self._table[row, :] = self._table[:, row] = products[:, column]
+
+    def forget(self) -> None:
+        """All pairs."""
+        super().forget()
+        self._order.clear()
+        self._rows, self._table = None, np.zeros((0, 0))
+
+    def state(self) -> dict[str, Any]:
+        """Also the pairs."""
+        own = {"order": list(self._order), "rows": self._rows, "table": torch.from_numpy(self._table.copy())}
+        return {**super().state(), **own}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take them back."""
+        super().load(state)
+        self._order, self._rows = deque(state["order"]), state["rows"]
+        self._table = state["table"].numpy().copy()
+
+
+class Proposed(Gradient):
+    """The step of another optimizer: it proposes, and its state goes on only if the step is taken.
+
+    Args:
+        optimizer: of the same parameters.
+        parameters: these parameters, by name, whose values it reads and writes.
+    """
+
+    needs_curvature = False
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Tensors) -> None:
+        super().__init__()
+        self.optimizer, self.parameters = optimizer, parameters
+        self._before: dict[str, Any] | None = None
+        self._scale = 1.0  # of its steps, which grows with success
+
+    def propose(self, point: Point) -> tuple[Tensor, float]:
+        """Where it would go, and how many of its steps to try."""
+        self._before = copy.deepcopy(self.optimizer.state_dict())
+        slopes = point.function.layout.unpack(point.gradient)
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.grad = slopes[name].to(parameter.dtype)
+        try:
+            self.optimizer.step()
+            moved = point.function.layout.pack(self.parameters) - point.vector
+        finally:
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    parameter.copy_(point.weights[name])
+        return moved, self._scale
+
+    def learn(self, before: Point, after: Point, step: float) -> None:
+        """Its state is that after the step; it may go further next time."""
+        super().learn(before, after, step)
+        self._scale = 2 * step if step >= self._scale else step
+        self._before = None
+
+    def decline(self) -> None:
+        """The step was not taken: its state is what it was."""
+        if self._before is not None:
+            self.optimizer.load_state_dict(self._before)
+            self._before = None
+
+    def forget(self) -> None:
+        """Its own state stays: it belongs to whoever made it."""
+        super().forget()
+        self._scale = 1.0
+
+    def state(self) -> dict[str, Any]:
+        """Also its own."""
+        return {**super().state(), "scale": self._scale, "optimizer": self.optimizer.state_dict()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+        super().load(state)
+        self._scale = state["scale"]
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class Chosen(Gradient):
+    """A function of the caller: from the weights and the gradient, by name, to a direction."""
+
+    needs_curvature = False
+
+    def __init__(self, function: Callable[[Tensors, Tensors], Mapping[str, Tensor]]) -> None:
+        super().__init__()
+        self.function = function
+
+    def propose(self, point: Point) -> tuple[Tensor, float]:
+        """What it returns, with the step 1 first."""
+        layout = point.function.layout
+        slopes = {name: part.clone() for name, part in layout.unpack(point.gradient).items()}
+        found = self.function(dict(point.weights), slopes)
+        wrong = [name for name, shape in layout.shapes if name not in found or found[name].shape != shape]
+        if wrong:
+            raise ValueError(f"the direction has no entry of the right shape for '{wrong[0]}'")
+        return layout.pack(found), 1.0
+
+
+__all__ = ["Chosen", "Conjugate", "Direction", "Gradient", "LimitedMemory", "Proposed"]

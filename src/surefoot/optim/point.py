@@ -1,0 +1,156 @@
+"""An objective at points: values when asked, gradients and proofs when wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from surefoot.objectives import Ridge
+from surefoot.optim.vectors import Layout, Tensors
+from surefoot.valuation.tape import Run
+from surefoot.valuation.valuer import Evaluation, Valuer
+
+
+class Passed(Protocol):
+    """One pass over the data at some weights."""
+
+    @property
+    def value(self) -> float:
+        """Of the loss."""
+
+    @property
+    def gradient(self) -> Mapping[str, Tensor]:
+        """Of the loss, by path."""
+
+    @property
+    def enclosed(self) -> Evaluation:
+        """The loss in exact arithmetic."""
+
+
+class Data(Protocol):
+    """The loss of given data at any weights."""
+
+    def at(self, weights: Mapping[str, Tensor]) -> Passed:
+        """One pass."""
+
+
+@dataclass
+class _BatchPass:
+    valuer: Valuer
+    run: Run
+
+    @property
+    def value(self) -> float:
+        return self.run.value
+
+    @cached_property
+    def gradient(self) -> Tensors:
+        return self.valuer.gradient(self.run)
+
+    @cached_property
+    def enclosed(self) -> Evaluation:
+        return self.valuer.enclosed(self.run)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch."""
+
+    valuer: Valuer
+
+    def at(self, weights: Mapping[str, Tensor]) -> Passed:
+        """A pass forward; backward when the gradient is asked for."""
+        return _BatchPass(self.valuer, self.valuer.run(weights))
+
+
+class Function:
+    r"""The loss of given data plus a ridge, as a function of the vector of the parameters that are optimised.
+
+    Args:
+        data: the loss.
+        ridge: added to it, or ``None``.
+        weights: the parameters; points are rounded to their types.
+    """
+
+    def __init__(self, data: Data, ridge: Ridge | None, weights: Mapping[str, Tensor]) -> None:
+        self.data, self.ridge = data, ridge
+        self.layout = Layout.of(weights)
+        self._types = {name: value.dtype for name, value in weights.items()}
+
+    def at(self, weights: Mapping[str, Tensor]) -> Point:
+        """The point of these weights, which are of their types."""
+        return Point(self, {name: value.detach() for name, value in weights.items()})
+
+    def near(self, point: Point, move: Tensor) -> Point:
+        """The point at a move from another, rounded to the types of the parameters."""
+        moved = self.layout.unpack(point.vector + move)
+        return Point(self, {name: value.to(self._types[name]) for name, value in moved.items()})
+
+
+@dataclass(eq=False)
+class Point:
+    """Weights as they are stored, and what the function is there; everything is computed when asked for."""
+
+    function: Function
+    weights: Tensors
+
+    @cached_property
+    def vector(self) -> Tensor:
+        """The weights, exactly."""
+        return self.function.layout.pack(self.weights)
+
+    @cached_property
+    def _pass(self) -> Passed:
+        return self.function.data.at(self.weights)
+
+    @cached_property
+    def _ridge(self) -> tuple[float, float]:
+        r"""The ridge and its round-off: a sum of p squares that are not negative, a relative :math:`(p + 8)u`."""
+        if self.function.ridge is None:
+            return 0.0, 0.0
+        wide = {name: value.to(torch.float64) for name, value in self.weights.items()}
+        value = float(self.function.ridge(wide))
+        return value, value * (self.vector.numel() + 64) * 2.0**-52 + self.vector.numel() * 2.0**-1022
+
+    @cached_property
+    def value(self) -> float:
+        """Of the objective, as computed; infinite where it is not a number."""
+        total = self._pass.value + self._ridge[0]
+        return total if math.isfinite(total) else math.inf
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """The gradient as a vector."""
+        slopes = self.function.layout.pack(self._pass.gradient)
+        ridge = self.function.ridge
+        if ridge is not None:
+            for (name, part), weights in zip(
+                self.function.layout.unpack(slopes).items(), self.weights.values(), strict=True
+            ):
+                part += ridge.weight_of(name) * weights.to(torch.float64)
+        return slopes
+
+    @cached_property
+    def enclosed(self) -> Evaluation:
+        """The objective in exact arithmetic."""
+        loss, (ridge, lost) = self._pass.enclosed, self._ridge
+        total = loss.value + ridge
+        return Evaluation(total, (loss.error + lost + abs(total) * 2.0**-53) * (1 + 2.0**-50))
+
+    def slope(self, direction: Tensor) -> float:
+        """The derivative along a direction, as computed."""
+        return float(self.gradient @ direction)
+
+    def forget_pass(self) -> None:
+        """Drop what the pass holds, once value, gradient and proof are known."""
+        _ = self.value, self.gradient, self.enclosed
+        self.__dict__.pop("_pass", None)
+
+
+__all__ = ["Batch", "Data", "Function", "Passed", "Point"]

@@ -1,0 +1,41 @@
+"""Parameters by name as one vector in double precision, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter stands in the vector: names and shapes in order.
+
+    >>> layout = Layout.of({"weight": torch.ones(2, 2), "bias": torch.zeros(1)})
+    >>> vector = layout.pack({"bias": torch.tensor([5.0]), "weight": torch.ones(2, 2)})
+    >>> vector.tolist(), layout.unpack(vector)["bias"].tolist()
+    ([1.0, 1.0, 1.0, 1.0, 5.0], [5.0])
+    """
+
+    shapes: tuple[tuple[str, torch.Size], ...]
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> Layout:
+        """The layout of these tensors."""
+        return Layout(tuple((name, value.shape) for name, value in tensors.items()))
+
+    def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """All of them in one vector."""
+        return torch.cat([tensors[name].detach().reshape(-1).to(torch.float64) for name, _ in self.shapes])
+
+    def unpack(self, vector: Tensor) -> Tensors:
+        """The parts of a vector, as views."""
+        parts = vector.split([shape.numel() for _, shape in self.shapes])
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
+
+
+__all__ = ["Layout", "Tensors"]

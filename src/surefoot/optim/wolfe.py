@@ -1,0 +1,98 @@
+r"""A line search that pays for as little as it can.
+
+A step t along a direction of slope :math:`s_0 < 0` is good if
+
+.. math:: f(t) \le f(0) + c_1ts_0 \quad\text{and}\quad f'(t) \ge c_2s_0
+
+(Wolfe's conditions): it descends, and it is not much too short, so that quasi-Newton updates keep their matrices
+positive. A trial that fails the first costs a value, a third of a gradient; only one that passes costs the
+gradient too, which the next step needs anyway. Between a step that is too short and one that is too long the next
+trial is the minimiser of the parabola through what is known (Lewis and Overton, Nonsmooth optimization via
+quasi-Newton methods, Mathematical Programming 141, 2013, for the bracketing, which ends for every function that
+is bounded below along the direction).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from surefoot.optim.point import Point
+
+_DECREASE, _CURVATURE = 1e-4, 0.9
+_TRIALS = 24
+
+
+@dataclass(frozen=True)
+class Found:
+    """A step: its size, and the point it leads to."""
+
+    step: float
+    point: Point
+
+
+def search(
+    start: Point,
+    direction: Tensor,
+    trial: Callable[[float], Point],
+    first: float,
+    *,
+    curvature: bool = True,
+    trials: int = _TRIALS,
+) -> Found | None:
+    """A step that is good, or at least descends enough; ``None`` if none was found.
+
+    Args:
+        start: where the direction starts.
+        direction: along which the function descends.
+        trial: the point at a step size.
+        first: the first step size to try.
+        curvature: whether a step may be too short.
+        trials: how many are tried.
+    """
+    value, slope = start.value, start.slope(direction)
+    low, low_value, low_slope = 0.0, value, slope
+    high, high_value = math.inf, math.inf
+    best: Found | None = None
+    step = first
+    for _ in range(trials):
+        point = trial(step)
+        if not point.value <= value + _DECREASE * step * slope or not point.value < value:
+            high, high_value = step, point.value
+        else:
+            best = Found(step, point)
+            if not curvature:
+                return best
+            here = point.slope(direction)
+            if here >= _CURVATURE * slope:
+                return best
+            before, before_slope = low, low_slope
+            low, low_value, low_slope = step, point.value, here
+            if high == math.inf:
+                step = _beyond(before, before_slope, low, low_slope)
+                continue
+        step = _between(low, low_value, low_slope, high, high_value)
+        if not low < step < high or high - low < 1e-12 * high:
+            return best
+    return best
+
+
+def _beyond(first: float, first_slope: float, second: float, second_slope: float) -> float:
+    """Further out: where the slope would vanish if it went on as it does, twice to eight times as far."""
+    bend = second_slope - first_slope
+    wanted = second - second_slope * (second - first) / bend if bend > 0 else math.inf
+    return min(max(wanted, 2 * second), 8 * second)
+
+
+def _between(low: float, value: float, slope: float, high: float, high_value: float) -> float:
+    """The minimiser of the parabola through both ends with this slope at the first, well inside."""
+    width = high - low
+    bend = (high_value - value - slope * width) if math.isfinite(high_value) else math.inf
+    part = -slope * width / (2 * bend) if 0 < bend < math.inf else 0.1
+    return low + min(max(part, 0.1), 0.6) * width
+
+
+__all__ = ["Found", "search"]
