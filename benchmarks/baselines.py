@@ -1,8 +1,8 @@
 """Training methods, each until the same processor time is spent, counted in gradients of the same run.
 
 The time of one gradient is measured before a run and again and again during it, outside of the clock of the
-method; the median counts. Losses are those that a method computes anyway at its iterates, so that looking costs nothing;
-schedule-free averages are evaluated outside of the clock.
+method; the median counts. Losses are those that a method computes anyway at its iterates, so that looking costs
+nothing; schedule-free averages are evaluated outside of the clock.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _value(problem: Problem, model: nn.Module) -> torch.Tensor:
 
 
 def _certified(problem: Problem, model: nn.Module, budget: float) -> Trace:
-    """The default settings. A first optimizer reads the model, once per network and shape, outside of the clock."""
+    """The default settings. Reading the model, once per network and shape, is done before and not counted."""
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     sf.CertifiedDescent(model, problem.objective).step(problem.x, problem.y)
     model.load_state_dict(weights)
@@ -243,14 +243,15 @@ def _lbfgs(problem: Problem, model: nn.Module, budget: float) -> Trace:
 
     def closure() -> torch.Tensor:
         nonlocal lowest
+        clock.stop()
+        reached = clock.seconds
+        clock.start()
         optimizer.zero_grad()
         loss = problem.loss(model)
         loss.backward()
         value = float(loss.detach())
         lowest = min(lowest, value) if math.isfinite(value) else lowest
-        clock.stop()
-        clock.note(clock.seconds, lowest)
-        clock.start()
+        clock.note(reached, lowest)
         return loss
 
     before, idle = clock.steps, 0

@@ -1,8 +1,8 @@
 """Training without a learning rate: certified descent next to tuned and untuned methods, at equal work.
 
 All data at every step, double precision, PyTorch's initialisation. Work is processor time over that of one
-gradient of the same run. ``python -m benchmarks.training`` runs all that is not yet in ``build/training`` and prints the
-tables; cut it off and start it again, it goes on.
+gradient of the same run. ``python -m benchmarks.training`` runs all that is not yet in ``build/training`` and
+prints the tables; cut it off and start it again, it goes on.
 
     --quick             one seed, a fifth of MNIST, constant steps tuned with the smaller budget
     --jobs 2            networks at the same time, one per core
@@ -47,13 +47,14 @@ class Result:
         losses: by budget, the median of the seeds, at the best setting for that budget.
         settings: by budget, what was chosen; ``None`` where nothing was tuned.
         runs: how many settings were tried.
-        trace: the first seed at the setting that is best for the largest budget.
-        traces: of all seeds, likewise.
+        spent: gradients spent on trying them, per seed.
+        traces: of all seeds, at the setting that is best for the largest budget.
     """
 
     losses: dict[int, float]
     settings: dict[int, float | None]
     runs: int
+    spent: int
     traces: list[Trace] = field(repr=False)
 
     @property
@@ -129,14 +130,14 @@ def tuned(problem: Problem, method: str, seeds: Sequence[int], quick: bool) -> R
     chosen = best[BUDGETS[-1]]
     traces = [_trace(problem, method, chosen, seed, BUDGETS[-1]) for seed in seeds]
     losses = {b: loss(best[b], b) if b <= last else median(t.loss_at(b) for t in traces) for b in BUDGETS}
-    return Result(losses, dict(best), len(found), traces)
+    return Result(losses, dict(best), len(found), len(found) * last, traces)
 
 
 def untuned(problem: Problem, method: str, seeds: Sequence[int]) -> Result:
     """A method that has nothing to choose."""
     traces = [_trace(problem, method, None, seed, BUDGETS[-1]) for seed in seeds]
     losses = {budget: median(trace.loss_at(budget) for trace in traces) for budget in BUDGETS}
-    return Result(losses, dict.fromkeys(BUDGETS), 1, traces)
+    return Result(losses, dict.fromkeys(BUDGETS), 1, 0, traces)
 
 
 def methods() -> list[str]:
