@@ -110,7 +110,7 @@ class Clock:
     def note(self, seconds: float, loss: float, *, ascent: bool | None = None) -> None:
         """A loss at an iterate that was reached after some seconds."""
         if math.isnan(self.first):
-            self.first = loss
+            self.first, seconds = loss, 0.0  # what is before the first step is no work towards its loss
         elif ascent if ascent is not None else not loss <= self.last:
             self.ascents += 1
         self.last = loss

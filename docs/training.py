@@ -103,9 +103,9 @@ SAFE = """\
 
 With `proof="segment"` a decrease is promised before anything is evaluated. Networks 784-100^H-10, soft-plus,
 weights N(0, 2/fan-in), 256 samples, square loss, double precision. The longest step along −∇F that is proved
-safe, as a fraction of ‖∇F‖²/(dᵀ∇²F d), the step of the true curvature along d = −∇F. No fraction exceeds 1. Median and, in
-brackets, the smallest of three seeds; the search stops within a thousandth, from below. The target is for the
-smallest at order 5. The last two columns are for comparison and were not measured here.
+safe, as a fraction of ‖∇F‖²/(dᵀ∇²F d), the step of the true curvature along d = −∇F. No fraction exceeds 1.
+Median and, in brackets, the smallest of three seeds; the search stops within a thousandth, from below. The target
+is for the smallest at order 5. The last two columns are for comparison and were not measured here.
 
 {rows}
 

@@ -124,7 +124,8 @@ def test_a_short_run_of_every_method(training: ModuleType, monkeypatch: pytest.M
         assert result.trace.work == sorted(result.trace.work)
         assert result.losses.keys() == {5, 15}
     assert study.ascents == 0
-    assert study.loss("certified", 15) < study.results["certified"].trace.losses[0]
+    losses = study.results["certified"].trace.losses
+    assert losses == sorted(losses, reverse=True)
     assert training.verdicts([study], [])
     assert training.study(problem, quick=True).results["Adam"] == study.results["Adam"]  # from the files
 
