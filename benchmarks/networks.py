@@ -122,6 +122,18 @@ def residual() -> nn.Module:
     return nn.Sequential(*stem, _Residual(8), _Residual(8), nn.Flatten(), nn.Linear(128, 10))
 
 
+class _Letters(nn.Module):
+    """A language model whose letters, of all sequences, are the samples."""
+
+    def __init__(self, letters: int) -> None:
+        super().__init__()
+        self.gpt = zoo.gpt(letters, 16, 16, 2, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """One row of logits per letter."""
+        return self.gpt(ids).flatten(0, 1)
+
+
 def problems(quick: bool = False) -> Iterator[Problem]:
     """All of them; ``quick``: MNIST with a fifth of its images."""
     x, y = digits()
@@ -136,8 +148,7 @@ def problems(quick: bool = False) -> Iterator[Problem]:
     vit = partial(zoo.vit, 10, 8, 4, 1, 16, 2, 2)
     yield Problem("digits, ViT", vit, *some, entropy, large=True)
     ids, following, letters = text()
-    gpt = partial(zoo.gpt, letters, 16, 16, 2, 2)
-    yield Problem("text, GPT", gpt, ids, following, entropy, large=True)
+    yield Problem("text, GPT", partial(_Letters, letters), ids, following.flatten(), entropy, large=True)
     flat = x.reshape(-1, 64)
     encoder = partial(zoo.autoencoder, "dense", (64, 32, 8), activation="tanh")
     yield Problem("digits, auto-encoder, tanh", encoder, flat, flat, sf.Square())
