@@ -17,7 +17,7 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     (
         "Lemma smooth_elt_wise, item 1: stacking functions of separate arguments is ‖ℓ‖₂-Lipschitz",
         "max ℓᵢ: the Jacobian is block diagonal. The application uses the maximum",
-        "`paper/functions.py` (both), `operations/scalar_functions.py`",
+        "`paper/chains.py` (both), `operations/scalar_functions.py`",
     ),
     (
         "convolution: the intercept has lᵘ = √m⌈k/s⌉ (main text) or √m (appendix)",
@@ -53,7 +53,7 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     (
         "convex clustering: ℓ ≤ n(n-1)/2",
         "fails for n = 2, where ℓ = √2; n√((n-1)/2) holds for all n. **Not a bound as printed** for n = 2",
-        "flagged by `objectives/printed.py`",
+        "flagged by `objectives/constants.py`",
     ),
     (
         "spectral clustering: Σ σᵢ² over i > n - k",
@@ -68,17 +68,17 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     (
         "Lemma bilin_smooth_elt_wise: the proof lacks squares on L",
         "the statement, a maximum, is right",
-        "proved in `paper/functions.py`",
+        "proved in `paper/chains.py`",
     ),
     (
         "supervised objectives: only the smoothness of each hᵢ is needed",
         "the mean of n losses has L = max Lᵢ/n and ℓ = max ℓᵢ/√n",
-        "`objectives/printed.py`",
+        "`objectives/constants.py`",
     ),
     (
         "logistic loss ℓ ≤ 2, L ≤ 2; soft-max ℓ = 2, L = 4",
         "√2 and 1/2; 1/2 and √2/(3√3)",
-        "`objectives/printed.py`, `paper/layers.py` (as printed), `operations/softmax.py`",
+        "`objectives/constants.py`, `paper/layers.py` (as printed), `operations/softmax.py`",
     ),
     (
         "residual networks: (a(ω₁), ω₂) is bounded by 1 + m_a",

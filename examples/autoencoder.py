@@ -25,7 +25,7 @@ from sklearn.decomposition import PCA
 from torch import Tensor
 
 import surefoot as sf
-from surefoot.objectives.reconstruction import Reconstruction, encode_decode
+from surefoot.objectives.entrywise import Reconstruction, encode_decode
 
 CODE, SAMPLES, STEPS = 8, 500, 500
 

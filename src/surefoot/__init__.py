@@ -27,18 +27,9 @@ _NAMES = {
     "smooth": "surefoot.smoothing",
 }
 _MODULES = (
-    "data",
-    "clustering",
-    "errors",
-    "graph",
-    "implicit",
-    "objectives",
-    "operations",
-    "optim",
-    "oracles",
-    "paper",
+    "data", "clustering", "errors", "graph", "implicit", "objectives", "operations", "optim", "oracles", "paper",
     "zoo",
-)
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from surefoot import (
@@ -68,34 +59,10 @@ if TYPE_CHECKING:
     from surefoot.valuation.interval import evaluate
 
 __all__ = [
-    "Ball",
-    "Certificate",
-    "CertifiedDescent",
-    "Chain",
-    "CrossEntropy",
-    "Magnitude",
-    "ProductBall",
-    "Ridge",
-    "Segment",
-    "Square",
-    "certify",
-    "clustering",
-    "cost",
-    "data",
-    "errors",
-    "estimate",
-    "evaluate",
-    "graph",
-    "implicit",
-    "objectives",
-    "operations",
-    "optim",
-    "oracles",
-    "paper",
-    "register_rule",
-    "smooth",
-    "zoo",
-]
+    "Ball", "Certificate", "CertifiedDescent", "Chain", "CrossEntropy", "Magnitude", "ProductBall", "Ridge",
+    "Segment", "Square", "certify", "clustering", "cost", "data", "errors", "estimate", "evaluate", "graph",
+    "implicit", "objectives", "operations", "optim", "oracles", "paper", "register_rule", "smooth", "zoo",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -115,9 +115,7 @@ class Contradiction(SurefootError):
 def bracket(certificate: Certificate, estimate: Estimate) -> str:
     r"""Lower bound, supremum, upper bound and their ratio, a line for each of the three constants.
 
-    Args:
-        certificate: of the same model, batch, objective and domain.
-        estimate: what a search found there.
+    Both are of the same model, batch, objective and domain.
 
     Raises:
         Contradiction: if a lower bound exceeds the upper one by more than the round-off of its evaluation.

@@ -146,6 +146,3 @@ def _product(log_matrix: np.ndarray, log_vector: np.ndarray) -> np.ndarray:
 def _promise(log_gradient: np.ndarray, log_curvature: np.ndarray) -> float:
     """The logarithm of Σ g²/D."""
     return float(np.logaddexp2.reduce(2 * log_gradient - log_curvature))
-
-
-__all__ = ["block_curvature", "block_inverse_smoothness", "block_step_sizes"]

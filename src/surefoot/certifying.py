@@ -32,7 +32,7 @@ def certify(
         objective: certify this function of the outputs instead: a loss bound to its targets, such as
             ``surefoot.CrossEntropy(y)``, or any module that maps the outputs to one number.
         domain: where the variables may be. By default, for a real-valued function, the ball around the weights on
-            which the longest gradient step can be proved (:mod:`surefoot.certificate.longest_step`); otherwise
+            which the longest gradient step can be proved (:mod:`surefoot.certificate.proving`); otherwise
             every parameter block within 1 of the origin, or with ``wrt="input"`` the input within 1 of the origin.
         wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
         input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``.

@@ -216,6 +216,3 @@ def _imported(module: str, package: str) -> Any:
     except ImportError as error:
         extra = "safetensors" if package == "safetensors" else "data"
         raise DataError(f"{package} is not installed: pip install 'surefoot[{extra}]'") from error
-
-
-__all__ = ["NAMES", "DataError", "Dataset", "digits", "load", "mnist_5k", "read_tensors"]

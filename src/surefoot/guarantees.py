@@ -218,9 +218,3 @@ def _finite(certificate: Certificate, value: Magnitude) -> float:
 def gap_of(certificate: Certificate) -> Magnitude:
     """F − F_low over the domain: at most the bound if F is not negative, at most twice the bound in any case."""
     return certificate.bound if certificate.nonnegative else certificate.bound * 2.0
-
-
-__all__ = [
-    "GuaranteeError", "composite_damping", "damping", "gap_of", "gradient_sizes", "iterations", "longest_step",
-    "require_bounds", "require_room", "require_smooth", "step_from", "until",
-]  # fmt: skip

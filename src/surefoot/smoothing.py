@@ -49,9 +49,6 @@ class LeakySoftplus(nn.Module):
     r"""The smooth counterpart of ``LeakyReLU``: :math:`\alpha x + (1-\alpha)\log(1+e^x)`.
 
     Its derivative :math:`\alpha + (1-\alpha)\sigma(x)` lies between :math:`\alpha` and 1.
-
-    Args:
-        negative_slope: α.
     """
 
     def __init__(self, negative_slope: float) -> None:
@@ -70,8 +67,7 @@ class LeakySoftplus(nn.Module):
 class ParametricSoftplus(nn.Module):
     """The smooth counterpart of ``PReLU``: :class:`LeakySoftplus` with learned slopes, one or one per channel.
 
-    Args:
-        weight: the slopes; the parameter itself is taken over, so a tied one stays tied.
+    The parameter itself is taken over, so a tied one stays tied.
     """
 
     def __init__(self, weight: nn.Parameter) -> None:
@@ -94,10 +90,6 @@ class SoftClamp(nn.Module):
 
     :math:`l + \log(1+e^{x-l}) - \log(1+e^{x-h})` increases from :math:`l` to :math:`h`, with derivative
     :math:`\sigma(x-l) - \sigma(x-h) \in (0, 1)`.
-
-    Args:
-        low: l.
-        high: h.
     """
 
     def __init__(self, low: float, high: float) -> None:

@@ -92,23 +92,8 @@ def constants_allowed() -> AbstractContextManager[None]:
 
 
 __all__ = [
-    "STANDARD_TABLES",
-    "TABLES",
-    "BatchNormalisation",
-    "Dropout",
-    "FakeTensor",
-    "FakeTensorMode",
-    "HigherOrderOperator",
-    "OpOverload",
-    "OpOverloadPacket",
-    "children_of",
-    "constants_allowed",
-    "global_forward_hooks",
-    "global_hooks",
-    "pre_hooks_of",
-    "schema_of",
-    "set_writes_of",
-    "storage_of",
-    "with_buffer",
-    "writes_of",
-]
+    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
+    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "children_of", "constants_allowed",
+    "global_forward_hooks", "global_hooks", "pre_hooks_of", "schema_of", "set_writes_of", "storage_of",
+    "with_buffer", "writes_of",
+]  # fmt: skip

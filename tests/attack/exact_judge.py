@@ -24,11 +24,12 @@ from attack.exact_subject import Material, Subject
 from judges.exact import PRECISIONS, Array, Undecided, exactly, holds, run, stored, truth, value_of
 from surefoot.errors import SurefootError
 
-_PROOF = "proof"
 METHODS: dict[str, Callable[[Subject], Any]] = {
-    "segment": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, **{_PROOF: "segment"}),
-    "ball": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, **{_PROOF: "ball"}),
-    "blocks": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, **{_PROOF: "blocks"}),
+    "evaluation": lambda s: sf.optim.CertifiedDescent(s.model, s.loss),
+    "proposed": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, direction=torch.optim.Adam),
+    "segment": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, proof="segment"),
+    "ball": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, proof="ball"),
+    "blocks": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, proof="blocks"),
     "gauss_newton": lambda s: sf.optim.GaussNewton(s.model, s.loss, damping="certified"),
     "newton": lambda s: sf.optim.Newton(s.model, s.loss, damping="certified"),
 }
@@ -263,7 +264,7 @@ class Trial:
         s = self.subject
         if s.wrt != "params":
             return
-        name = self.dice.one_of("segment", "segment", *METHODS)
+        name = self.dice.one_of("segment", "evaluation", "evaluation", *METHODS)
         optimizer = METHODS[name](s)
         for k in range(3 if name == "segment" else 2):
             s.change(k)

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 import surefoot as sf
 from surefoot.certificate.numbers import down
-from surefoot.cli import health
+from surefoot.cli import catalogue
+from surefoot.cli.certifying import ratio
 from surefoot.cli.commands import app
-from surefoot.cli.comparing import ratio
 from surefoot.data import DataError, load
 from surefoot.magnitude import Magnitude
 from surefoot.operations import rules
@@ -56,8 +56,10 @@ def test_doctor_is_well(surefoot):
 
 
 def test_doctor_says_what_is_missing_and_what_is_wrong(surefoot, monkeypatch):
-    version = health.version
-    monkeypatch.setattr(health, "_version", lambda name: None if name in ("mlxtend", "pandas") else version(name))
+    version = catalogue.version
+    monkeypatch.setattr(
+        catalogue, "_version", lambda name: None if name in ("mlxtend", "pandas") else version(name)
+    )
     monkeypatch.setattr(sf, "certify", lambda *_, **__: 1 / 0)
     found = surefoot("doctor")
     assert found.exit_code == 1

@@ -20,8 +20,8 @@ from surefoot.clustering import (
     matrix,
     nearest_neighbours,
 )
-from surefoot.clustering.fused import slope
-from surefoot.clustering.incidence import Incidence, components
+from surefoot.clustering.convex import slope
+from surefoot.clustering.weights import Incidence, components
 from surefoot.objectives import ObjectiveError
 
 SOLVER = {"tol_gap_abs": 1e-13, "tol_gap_rel": 1e-13, "tol_feas": 1e-13}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from surefoot.complexity import cost
-from surefoot.complexity.oracles import newton_layer
+from surefoot.complexity.layers import newton_layer
 
 
 def test_fully_connected_closed_form() -> None:

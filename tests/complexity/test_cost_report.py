@@ -10,7 +10,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.complexity import Cost, cost
-from surefoot.complexity.units import engineering
+from surefoot.complexity.report import engineering
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surefoot.complexity.sparsity import sparsity
+from surefoot.complexity.layers import sparsity
 from surefoot.operations.captured import capture
 from surefoot.operations.sparsity import Sparsity
 

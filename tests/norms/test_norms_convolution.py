@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from surefoot.norms import convolution, convolution_norm, patch_overlap, symbol
-from surefoot.norms.rounding import exponent, scale
+from surefoot.norms.hermitian import exponent, scale
 
 FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 BACKWARD = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

@@ -189,7 +189,7 @@ def test_the_error_of_products_is_added(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("size", [1, 10, 1000])
 def test_products_err_less_than_stated_but_not_never(dtype: torch.dtype, size: int) -> None:
     """Small terms are lost next to a large one: the classical worst case, up to the order of summation."""
-    from surefoot.norms.rounding import gamma, product_error, unit_roundoff
+    from surefoot.norms.hermitian import gamma, product_error, unit_roundoff
 
     roundoff = unit_roundoff(dtype)
     assert roundoff == {4: 2.0**-24, 8: 2.0**-53}[torch.finfo(dtype).bits // 8]

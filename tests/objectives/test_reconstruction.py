@@ -10,7 +10,7 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.objectives import ObjectiveError
-from surefoot.objectives.reconstruction import Reconstruction, encode_decode
+from surefoot.objectives.entrywise import Reconstruction, encode_decode
 
 X = torch.randn(6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 

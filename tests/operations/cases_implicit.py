@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from operations.case import Case, operation
 from operations.tensors import real
 from surefoot.implicit import ArgMin, Constants
-from surefoot.implicit.differentiate import Minimiser
+from surefoot.implicit.operation import Minimiser
 
 
 class Shifted(nn.Module):

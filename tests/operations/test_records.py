@@ -12,7 +12,7 @@ import surefoot.clustering
 import surefoot.implicit
 import surefoot.operations.families  # noqa: F401  registers the operations
 from operations.catalogue import CASES, built
-from surefoot.complexity.sparsity import sparsity
+from surefoot.complexity.layers import sparsity
 from surefoot.errors import SurefootError, UnsupportedOperation
 from surefoot.graph.nodes import Node
 from surefoot.graph.structure import Graph

@@ -10,7 +10,7 @@ from paper_judges import ascend, curvature_norm, jacobian_norm, normal, tensor_n
 
 from surefoot import paper
 from surefoot.magnitude import Magnitude
-from surefoot.paper.functions import concatenate_bilinear
+from surefoot.paper.chains import concatenate_bilinear
 
 SCALES = (0.5, 1.0, 2.0)
 MATRICES = [scale * normal(2, 2, seed=k) for k, scale in enumerate(SCALES)]

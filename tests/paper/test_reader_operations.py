@@ -14,7 +14,7 @@ from surefoot import Chain, paper, zoo
 from surefoot.domains import Ball, DomainError, ProductBall
 from surefoot.errors import UnsupportedOperation
 from surefoot.graph import Graph, Leaf, Node, Ref, Source, Spec
-from surefoot.graph.assemble import assemble
+from surefoot.graph.structure import assemble
 from surefoot.paper.layers import CONVOLUTION_BIAS, OVERLAPPING_MAX_POOL
 from surefoot.paper.operations import UNEVEN_AVERAGE, is_rearrangement
 from surefoot.paper.reader import certify_as_printed, read

@@ -24,10 +24,9 @@ from surefoot.operations.call import label
 from surefoot.operations.captured import capture
 from surefoot.operations.record import rule_for, rules
 from surefoot.report.blocks import block_lines, heat
-from surefoot.report.docstrings import maths, prose, summary
 from surefoot.report.growth import HEIGHT, Axis, curves
-from surefoot.report.rules import errata, families, record_for
-from surefoot.report.side_by_side import comparison, ratio
+from surefoot.report.rules import errata, families, maths, prose, record_for, summary
+from surefoot.report.summary import comparison, ratio
 
 _DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 

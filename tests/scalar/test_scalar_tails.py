@@ -10,8 +10,7 @@ from flint import arb, arb_series, ctx
 from scalar_zoo import CASES, HALF_LINE, Case
 
 from surefoot.scalar import ScalarFunction
-from surefoot.scalar.cell import Cell
-from surefoot.scalar.enclosure import evaluate
+from surefoot.scalar.enclosure import Cell, evaluate
 from surefoot.scalar.tails import LENGTH, Scale, TailSeries, ball_of
 
 x = ScalarFunction.variable()

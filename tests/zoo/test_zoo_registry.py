@@ -10,7 +10,7 @@ from torch import nn
 
 from surefoot import zoo
 from surefoot.errors import SurefootError
-from surefoot.zoo.samples import Sample, vector
+from surefoot.zoo.registry import Sample, vector
 
 NAMES = zoo.names()
 # What scripts, the command line and the documentation rely on.

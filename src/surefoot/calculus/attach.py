@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from surefoot.errors import ObjectiveError
 from surefoot.graph import Graph, Leaf, Source
-from surefoot.graph.assemble import assemble
 from surefoot.graph.compose import Naming, compose
-from surefoot.graph.naming import fresh
-from surefoot.graph.nodes import Node, Ref, Spec
+from surefoot.graph.nodes import Node, Ref, Spec, fresh
+from surefoot.graph.structure import assemble
 from surefoot.operations.captured import capture
 
 

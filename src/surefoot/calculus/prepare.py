@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 import surefoot.operations.families  # noqa: F401  registers the operations
-from surefoot.graph.assemble import needed
-from surefoot.graph.structure import Graph, Node, Ref, Role, Spec
+from surefoot.graph.structure import Graph, Node, Ref, Role, Spec, needed
 from surefoot.operations.evaluation import fold_in_double
 from surefoot.operations.record import record_of
 from surefoot.scalar import ScalarFunction

@@ -165,6 +165,3 @@ def _divisor(rows: tuple[Row, ...], bits: Callable[[Row], float]) -> float:
     left = sum(row.share * 2.0 ** -bits(row) for row in rows)
     total = sum(row.share for row in rows)
     return min(total / left, 1e300) if left > 0 else 1.0
-
-
-__all__ = ["NOT_CERTIFIED", "OF_NO_USE", "USEFUL", "limits", "remedies", "verdict", "worth"]

@@ -16,10 +16,12 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from surefoot import __version__
 from surefoot.attained import Estimate, LowerBound
 from surefoot.certificate.advice import limits, verdict
 from surefoot.certificate.rows import Row
@@ -153,33 +155,16 @@ def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _written_row(row: Row) -> dict[str, Any]:
     sizes = {name: getattr(row, name) for name in (*_CONSTANTS, "slope", "curvature")}
-    return {
-        "module": row.module,
-        "operation": row.operation,
-        "shape": list(row.shape),
-        **{name: None if size is None else str(size) for name, size in sizes.items()},
-        "log2": {name: None if size is None else size.log2 for name, size in sizes.items()},
-        "share": row.share,
-        "epsilon": row.epsilon,
-        "bits_by_radius": row.bits_by_radius,
-        "bits_by_epsilon": row.bits_by_epsilon,
-    }
+    texts = {name: None if size is None else str(size) for name, size in sizes.items()}
+    log2 = {name: None if size is None else size.log2 for name, size in sizes.items()}
+    return {field.name: getattr(row, field.name) for field in fields(row)} | texts | {"log2": log2}
 
 
 def _read_row(content: Mapping[str, Any]) -> Row:
-    sizes: dict[str, Any] = {
-        name: None if log2 is None else _magnitude(log2) for name, log2 in content["log2"].items()
-    }
-    return Row(
-        module=content["module"],
-        operation=content["operation"],
-        shape=tuple(map(int, content["shape"])),
-        share=float(content["share"]),
-        epsilon=_number(content["epsilon"]),
-        bits_by_radius=float(content["bits_by_radius"]),
-        bits_by_epsilon=float(content["bits_by_epsilon"]),
-        **sizes,
-    )
+    sizes = {name: None if log2 is None else _magnitude(log2) for name, log2 in content["log2"].items()}
+    numbers = {name: _number(content[name]) for name in ("share", "epsilon", "bits_by_radius", "bits_by_epsilon")}
+    shape: Any = tuple(map(int, content["shape"]))
+    return Row(content["module"], content["operation"], shape, **sizes, **numbers)  # type: ignore[arg-type]
 
 
 def _read_estimate(content: Mapping[str, Any]) -> Estimate:
@@ -240,4 +225,22 @@ def _magnitude(log2: float | str) -> Magnitude:
     return Magnitude(float(_number(log2)))
 
 
-__all__ = ["SCHEMA", "CertificateError", "dump", "parse", "read", "require_same_problem", "write"]
+_PAPER = """@article{roulet2020elementary,
+  title   = {An Elementary Approach to Convergence Guarantees of Optimization Algorithms for Deep Networks},
+  author  = {Roulet, Vincent and Harchaoui, Zaid},
+  journal = {arXiv preprint arXiv:2002.09051},
+  year    = {2020},
+  url     = {https://arxiv.org/abs/2002.09051}
+}"""
+
+_SOFTWARE = """@software{surefoot,
+  title   = {surefoot},
+  author  = {{The surefoot developers}},
+  version = {%s},
+  note    = {Smoothness certificates and exact optimization oracles for PyTorch models}
+}"""
+
+
+def bibtex() -> str:
+    """Two entries in BibTeX: the paper that surefoot implements, and surefoot."""
+    return f"{_PAPER}\n\n{_SOFTWARE % __version__}"

@@ -154,9 +154,3 @@ def sort_key(value: Magnitude) -> str:
     if math.isinf(value.log2):
         return "Infinity" if value.log2 > 0 else "-Infinity"
     return repr(float(value.log2))
-
-
-__all__ = [
-    "count", "down", "log10", "lower", "per_cent", "power_of_ten", "quotient", "readable", "shape_text",
-    "share_text", "short", "sort_key", "times", "upper",
-]  # fmt: skip

@@ -1,7 +1,8 @@
-"""A certificate as a figure: how m, ℓ and L grow from operation to operation, and which blocks curve together.
+"""A certificate as a data frame, and as a figure.
 
-Axes are decimal logarithms of magnitudes, so that numbers beyond the range of doubles have their place. The figure
-is made without pyplot: no global state, no window; ``figure.savefig("growth.png")`` writes it.
+The figure shows how m, ℓ and L grow from operation to operation, and which blocks curve together. Axes are
+decimal logarithms of magnitudes, so that numbers beyond the range of doubles have their place. It is made without
+pyplot: no global state, no window; ``figure.savefig("growth.png")`` writes it.
 """
 
 from __future__ import annotations
@@ -13,17 +14,55 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from surefoot.certificate.frame import MissingPackage
 from surefoot.certificate.numbers import log10, short
 from surefoot.certificate.rows import MODEL, Row
 from surefoot.certificate.text import clipped
+from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
     from surefoot.certificate.record import Certificate
+
+_SIZES = ("bound", "lipschitz", "smoothness", "slope", "curvature")
+
+
+class MissingPackage(SurefootError, ImportError):
+    """An optional package is not installed; the message says how to install it."""
+
+
+def data_frame(certificate: Certificate) -> DataFrame:
+    """One row per operation, in order.
+
+    ``bound``, ``lipschitz``, ``smoothness``, ``slope`` and ``curvature`` are doubles, rounded upwards and infinite
+    beyond their range; columns that end in ``_log10`` have their decimal logarithms whatever their size. What an
+    operation does not have is missing. The domain and the constants of the whole are in ``attrs``.
+
+    Raises:
+        MissingPackage: if pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingPackage("to_pandas needs pandas: pip install surefoot[pandas]") from error
+    rows = certificate.rows
+    columns: dict[str, list[Any]] = {
+        name: [getattr(row, name) for row in rows] for name in ("module", "operation", "shape")
+    }
+    sizes = {name: [getattr(row, name) for row in rows] for name in _SIZES}
+    for name, column in sizes.items():
+        columns[name] = [math.nan if size is None else float(size) for size in column]
+    columns["share"] = [row.share for row in rows]
+    columns["epsilon"] = [math.nan if row.epsilon is None else row.epsilon for row in rows]
+    for name, column in sizes.items():
+        columns[f"{name}_log10"] = [math.nan if size is None else log10(size) for size in column]
+    table = pandas.DataFrame(columns)
+    table.attrs = {name: str(getattr(certificate, name)) for name in ("domain", *_SIZES[:3])}
+    return table
+
 
 _CURVES = (
     ("bound", "bound m", "tab:green"),
@@ -198,6 +237,3 @@ def _note(axes: Axes, text: str) -> None:
 def _plain(text: Any) -> None:
     """Names are names, not formulas, whatever signs they contain."""
     text.set_parse_math(False)
-
-
-__all__ = ["figure_of"]

@@ -11,13 +11,10 @@ import numpy as np
 
 from surefoot import __version__, blockwise, guarantees
 from surefoot.attained import Estimate, bracket
-from surefoot.certificate.citation import bibtex
-from surefoot.certificate.document import dump, parse, read, require_same_problem, write
-from surefoot.certificate.frame import data_frame
-from surefoot.certificate.notebook import html
-from surefoot.certificate.plot import figure_of
+from surefoot.certificate.document import bibtex, dump, parse, read, require_same_problem, write
+from surefoot.certificate.plot import data_frame, figure_of
 from surefoot.certificate.rows import Row
-from surefoot.certificate.text import render, table
+from surefoot.certificate.text import html, render, table
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
@@ -214,7 +211,7 @@ class Certificate:
         return cls.from_dict(parse(text))
 
     def to_pandas(self) -> DataFrame:
-        """The table as a data frame; see :func:`surefoot.certificate.frame.data_frame`."""
+        """The table as a data frame; see :func:`surefoot.certificate.plot.data_frame`."""
         return data_frame(self)
 
     def plot(self) -> tuple[Figure, tuple[Axes, Axes]]:
@@ -224,9 +221,8 @@ class Certificate:
     def table(self, depth: int | None = None, rows: int | None = None) -> str:
         """The table of operations alone.
 
-        Args:
-            depth: modules at this depth are one line each; by default all operations are shown.
-            rows: with more lines than that, deep modules are folded until they fit; by default never.
+        Modules at that depth are one line each, by default all operations are shown; with more lines than
+        ``rows``, deep modules are folded until they fit, by default never.
         """
         return table(self, depth, rows)
 

@@ -54,29 +54,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the tree.
+    """One line of the tree."""
 
-    Attributes:
-        prefix: the branches of the tree in front of the name.
-        name: of the module, without what the lines above say; empty where the line above names it.
-        path: of the module, in full.
-        depth: how many lines it stands below.
-        row: the operation; for a module with parts or a folded one the last operation in it.
-        share: of the smoothness, of all operations of the line and below it.
-        position: of its first operation in the order of computation, from 1.
-        operations: how many operations the line stands for.
-        is_group: whether its parts are on the lines below it.
-    """
-
-    prefix: str
-    name: str
-    path: str
-    depth: int
-    row: Row
-    share: float
-    position: int
-    operations: int = 1
-    is_group: bool = False
+    prefix: str  # the branches of the tree in front of the name
+    name: str  # of the module, without what the lines above say; empty where the line above names it
+    path: str  # of the module, in full
+    depth: int  # how many lines it stands below
+    row: Row  # the operation; for a module with parts or a folded one the last operation in it
+    share: float  # of the smoothness, of all operations of the line and below it
+    position: int  # of its first operation in the order of computation, from 1
+    operations: int = 1  # how many operations the line stands for
+    is_group: bool = False  # whether its parts are on the lines below it
 
     @property
     def is_operation(self) -> bool:
@@ -96,12 +84,7 @@ _Entry = tuple[int, _Path, Row]
 
 
 def lines(rows: Sequence[Row], depth: int | None = None) -> list[Line]:
-    """The lines of the tree.
-
-    Args:
-        rows: the operations in order.
-        depth: modules at this depth are one line each; by default all operations are shown.
-    """
+    """The lines of the tree; modules at a ``depth`` are one line each, by default all operations are shown."""
     entries = [(k, tuple(row.module.split(".")) if row.module else (), row) for k, row in enumerate(rows, 1)]
     return list(_lines(entries, 0, depth, 0, ""))
 
@@ -176,6 +159,3 @@ def excerpt(rows: Sequence[Row], depth: int | None, most: int | None) -> Excerpt
     tail = len(shown) - (max(most or 0, 2) - head)
     hidden = sum(line.operations for line in shown[head:tail] if not line.is_group)
     return Excerpt(shown[:head], hidden, shown[tail:])
-
-
-__all__ = ["MODEL", "OF_ITSELF", "Excerpt", "Line", "Row", "excerpt", "lines"]

@@ -55,8 +55,7 @@ class Autodiff:
     def pullback(self, slope: Tensor | Sequence[Tensor]) -> dict[str, Tensor]:
         r"""The gradient-vector product :math:`\nabla\psi(u)\mu`, by parameter path.
 
-        Args:
-            slope: :math:`\mu`, of the shape of the value; a sequence of them if there are several outputs.
+        The slope μ has the shape of the value; it is a sequence if there are several outputs.
 
         Raises:
             ChainError: if the slope is not of the shape and type of the value.
@@ -73,9 +72,7 @@ class Autodiff:
         r"""The Jacobian-vector product :math:`\nabla\psi(u)^\top v`, of the shape of the value.
 
         The pull-back is linear in its slope, so its own derivative is the push-forward: no second forward pass.
-
-        Args:
-            direction: :math:`v`, by parameter path; a missing path means zero.
+        The direction v is given by parameter path; a missing path means zero.
 
         Raises:
             ChainError: if a path is unknown, or a direction is not of the shape and type of its parameter.

@@ -1,12 +1,13 @@
 """The command line ``surefoot``. Nothing here imports torch before a command that computes is run.
 
 * ``commands``: the commands, what they take and what they are for; ``options``: their options; ``zoo_names``: the
-  zoo's names. ``guard``: errors as sentences, exit codes, interrupts. ``output``: tables, JSON, notes, progress.
-* ``certifying``, ``comparing``, ``training`` (with ``checkpoints``), ``stepping`` (with ``trials``), ``catalogue``
-  (rules and models), ``health``: what the commands do.
-* ``models``: a model by name, by import or from a file, and its weights; ``exported``: files of ``torch.export``,
-  read without running what may be hidden in them; ``files``: where files may be written.
-* ``cases``: from options to a model, a batch, an objective and a domain; ``batches``: data as a model takes them.
+  zoo's names. ``guard``: errors as sentences, exit codes, interrupts, where files may be written. ``output``:
+  tables, JSON, notes, progress.
+* ``certifying`` (one model or several), ``training``, ``stepping``, ``catalogue`` (rules, models, what is
+  installed): what the commands do.
+* ``models``: a model by name, by import or from a file, its weights, data as it takes them; ``exported``: files of
+  ``torch.export``, read without running what may be hidden in them.
+* ``cases``: from options to a model, a batch, an objective and a domain.
 """
 
 from __future__ import annotations

@@ -15,9 +15,18 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot import clustering, objectives
 from surefoot.cli import output
-from surefoot.cli.batches import real_dtype, refusal, sample_shape, scaled, suited, with_batch
 from surefoot.cli.guard import UsageError
-from surefoot.cli.models import Spec, build, load_weights
+from surefoot.cli.models import (
+    Spec,
+    build,
+    load_weights,
+    real_dtype,
+    refusal,
+    sample_shape,
+    scaled,
+    suited,
+    with_batch,
+)
 from surefoot.cli.options import Request, Start
 from surefoot.data import Dataset, load
 from surefoot.errors import CaptureError
@@ -27,23 +36,14 @@ _SHAPE_ONLY, _RANDOM = 128, 16  # samples, as in the paper's application; and wh
 
 @dataclass(frozen=True)
 class Case:
-    """A model with its batch, ready to be certified.
+    """A model with its batch, ready to be certified."""
 
-    Attributes:
-        name: as it was given.
-        model: the model.
-        x: the batch.
-        objective: bound to its targets, or ``None``.
-        targets: what the data have to say about the outputs.
-        input_norm: a bound on the norm of the batch where its numbers mean nothing, or ``None``.
-    """
-
-    name: str
-    model: nn.Module
-    x: Any
-    objective: nn.Module | None = None
-    targets: Tensor | None = None
-    input_norm: float | None = None
+    name: str  # as it was given
+    model: nn.Module  # the model
+    x: Any  # the batch
+    objective: nn.Module | None = None  # bound to its targets, or ``None``
+    targets: Tensor | None = None  # what the data have to say about the outputs
+    input_norm: float | None = None  # a bound on the norm of the batch where its numbers mean nothing, or ``None``
 
     @property
     def shapes(self) -> str:

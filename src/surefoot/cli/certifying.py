@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import surefoot as sf
 from surefoot.certificate import Certificate
+from surefoot.certificate.numbers import down, log10, quotient
 from surefoot.cli import output
-from surefoot.cli.cases import Case, case, domain_of, refusals_are_usage
+from surefoot.cli.cases import Case, case, dataset_of, domain_of, refusals_are_usage
 from surefoot.cli.guard import Outcome
 from surefoot.cli.options import Request
+from surefoot.errors import SurefootError
+from surefoot.magnitude import Magnitude
 from surefoot.report import write_report
 
 
@@ -80,3 +84,88 @@ def write_page(path: Path | None, found: list[tuple[Case, dict[str, Certificate]
     ]
     write_report(path, shown)
     output.note(f"the report is in {path}")
+
+
+Found = list[tuple[Case, dict[str, Certificate]]]
+
+_HEAD = ("model", "bound m", "Lipschitz ℓ", "ℓ ratio", "smoothness L", "L ratio")
+_TITLES = {"certified": "Proved:", "paper": "As the paper prints it:"}
+_REASONS = 3  # that are shown of why L is infinite
+
+
+def certify_all(models: Sequence[str], request: Request, json: bool, report: Path | None) -> Outcome:
+    """Certify models and show them side by side."""
+    found: Found = []
+    data = dataset_of(request)
+    with output.progress("certifying", len(models)) as advance:
+        for model in models:
+            try:
+                subject = case(model, request, data)
+                found.append((subject, certificates(subject, request)))
+            except SurefootError:
+                output.note(f"there is no certificate for {model}:")
+                raise
+            advance(model)
+    if json:
+        output.document(
+            {"models": [document(s, kind, each) for s, kinds in found for kind, each in kinds.items()]}
+        )
+    else:
+        _show(found, request.kinds)
+    write_page(report, found)
+    outcomes = {outcome(each) for _, kinds in found for each in kinds.values()}
+    return Outcome.CERTIFIED if Outcome.CERTIFIED in outcomes else Outcome.NOT_CERTIFIED
+
+
+def _show(found: Found, kinds: Sequence[str]) -> None:
+    domain = found[0][1][kinds[0]].domain
+    inputs = {subject.described.removeprefix(f"{subject.name}, ") for subject, _ in found}
+    about = f"{next(iter(inputs))}, " if len(inputs) == 1 else ""
+    output.result(f"{about}{domain}\n")
+    flags: dict[str, None] = {}
+    for kind in kinds:
+        chosen = [(subject.name, each[kind]) for subject, each in found]
+        if len(kinds) > 1:
+            output.result(("" if kind == kinds[0] else "\n") + _TITLES[kind])
+        output.table(*_table(chosen))
+        flags |= dict.fromkeys(flag for _, each in chosen for flag in each.flags)
+    if flags:
+        output.result("\n".join(["\n* not an upper bound, because it rests on this:", *(f"  {f}" for f in flags)]))
+    for subject, each in found:
+        certificate = each[kinds[0]]
+        if not certificate.smoothness.is_finite:
+            reasons = [f"  {reason}" for reason in certificate.reasons[:_REASONS]]
+            output.result("\n".join([f"\n{subject.name}: L is infinite:", *reasons]))
+
+
+def _table(chosen: list[tuple[str, Certificate]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Titles and rows; for objectives the step that is safe, and the lower bounds where a search was made."""
+    searched, scalar = (any(each) for each in zip(*((c.estimate, c.scalar) for _, c in chosen), strict=True))
+    head = (*_HEAD, "step size" if scalar else "1/L", *(["found L"] if searched else []))
+    rows: list[tuple[str, ...]] = []
+    for name, each in chosen:
+        star = "*" if each.flags else ""
+        rows.append(
+            (
+                name,
+                f"{each.bound}{star}",
+                f"{each.lipschitz}{star}",
+                ratio(each.lipschitz, [c.lipschitz for _, c in chosen]),
+                f"{each.smoothness}{star if each.smoothness.is_finite else ''}",
+                ratio(each.smoothness, [c.smoothness for _, c in chosen]),
+                down(each.step_size) if not each.flags else "–",
+                *([f"≥ {each.estimate.smoothness}" if each.estimate is not None else "–"] if searched else []),
+            )
+        )
+    return head, rows
+
+
+def ratio(value: Magnitude, column: Sequence[Magnitude]) -> str:
+    """How many times the first finite value of a column it is, as text because it may be beyond a double."""
+    reference = next((each for each in column if each.is_finite and not each.is_zero), None)
+    if reference is None or not value.is_finite:
+        return "–"
+    if value.is_zero:
+        return "0"
+    digits = log10(value) - log10(reference)
+    return f"{10**digits:.3g}" if abs(digits) < 3 else quotient(value, reference, 1)

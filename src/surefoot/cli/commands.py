@@ -14,8 +14,7 @@ import typer
 from surefoot import __version__
 from surefoot.cli import options as o
 from surefoot.cli import output
-from surefoot.cli.files import check_destination
-from surefoot.cli.guard import Outcome, UsageError, guarded
+from surefoot.cli.guard import Outcome, UsageError, check_destination, guarded
 
 app = typer.Typer(
     name="surefoot",
@@ -90,7 +89,7 @@ def compare(models: o.Models, request: o.Request, json: o.Json = False, report: 
       surefoot compare mlp@activation=tanh mlp --data digits --objective cross-entropy
     """
     check_destination(report, "--report", (".html",))
-    return _module("comparing").certify_all(models, request, json, report)
+    return _module("certifying").certify_all(models, request, json, report)
 
 
 @app.command()
@@ -194,4 +193,4 @@ def doctor(json: o.Json = False) -> Outcome:
 
       surefoot doctor
     """
-    return _module("health").check_health(json)
+    return _module("catalogue").check_health(json)

@@ -96,13 +96,7 @@ def coloured(stream: Any) -> bool:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
-    """A table on standard output: aligned text; on a terminal, fitted to its width.
-
-    Args:
-        head: the titles of the columns.
-        rows: the cells.
-        left: how many columns are aligned to the left; the others hold numbers.
-    """
+    """A table on standard output, fitted to a terminal; all but the first ``left`` columns hold numbers."""
     if not _results().isatty():
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         align = [str.ljust] * left + [str.rjust] * (len(head) - left)

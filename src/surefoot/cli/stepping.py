@@ -2,14 +2,156 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.cli import output
 from surefoot.cli.cases import case, refusals_are_usage, trainable
 from surefoot.cli.guard import Outcome
 from surefoot.cli.options import Request, Start
-from surefoot.cli.trials import KINDS, Point, Trial
+from surefoot.complexity import Cost, chain_cost
+from surefoot.errors import SurefootError
+from surefoot.objectives import Objective
+from surefoot.oracles import Step
+from surefoot.oracles.search_along import armijo
+
+KINDS = ("gradient", "Gauss-Newton, dual", "Gauss-Newton, Gram", "Newton, CG")
+_OPTIMIZERS = {"gradient": "certified", "Newton, CG": "newton"}
+_AT_WORST = {"gradient": "gradient", "Gauss-Newton, dual": "Gauss-Newton, dual, one forward pass"}
+_QUICK = 5.0  # seconds; what takes less is measured again, without first-time costs
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One step."""
+
+    name: str  # the oracle and its method
+    kappa: float  # the weight of the proximal term that was used
+    part: float  # the part of the step that was taken: less than 1 if the whole one did not descend enough
+    decrease: float  # of the objective
+    predicted: float  # what the model of the objective said
+    calls: int  # of the automatic-differentiation oracle
+    counted: float | None  # the cost of these calls, in gradients; ``None`` where the work is not in calls
+    at_worst: float | None  # the paper's bound on that; ``None`` where it has none
+    time: float  # measured, in gradients
+    solved: bool  # whether the model was minimised
+    status: str  # of the solver, in words
+
+    @property
+    def gain_per_gradient(self) -> float:
+        """Decrease per time of a gradient."""
+        return self.decrease / self.time if self.decrease > 0 else 0.0
+
+    @property
+    def optimizer(self) -> str:
+        """What ``surefoot train --optimizer`` calls it."""
+        return _OPTIMIZERS.get(self.name, "gauss-newton")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point to take steps from."""
+
+    chain: sf.Chain
+    objective: Objective
+    loss: float
+    step_size: float
+    cost: Cost
+    gradient_time: float
+
+    @classmethod
+    def of(cls, model: nn.Module, x: Tensor, objective: Objective, y: Tensor | None) -> Point:
+        """The present parameters.
+
+        Raises:
+            SurefootError: if the model cannot be read, or the objective does not fit.
+        """
+        chain = sf.Chain(model, x)
+        bound = objective if y is None else objective.bound_to(y)
+        taken = [_timed(lambda: sf.oracles.gradient(chain, bound))[1] for _ in range(4)]
+        with torch.no_grad():
+            loss = float(bound(chain.value()))
+        return cls(chain, bound, loss, _proved_step(model, x, objective, y), chain_cost(chain), min(taken))
+
+    def trial(self, name: str, kappa: float) -> Trial:
+        """Take one step.
+
+        Raises:
+            SurefootError: if the oracle cannot be asked here.
+        """
+        kappa = 1 / self.step_size if name == "gradient" and self.step_size > 0 else kappa
+        ask = self._oracle(name, kappa)
+        step, seconds = _timed(ask)
+        if seconds < _QUICK:
+            seconds = min(seconds, *(_timed(ask)[1] for _ in range(2)))
+        part, decrease = self._taken(step)
+        costs = {oracle.name: oracle.relative for oracle in self.cost.oracles}
+        return Trial(
+            name=name,
+            kappa=step.kappa,
+            part=part,
+            decrease=decrease,
+            predicted=step.model_decrease,
+            calls=step.calls,
+            counted=None if "Gram" in name else self._counted(step.calls),
+            at_worst=costs.get(_AT_WORST.get(name, "")),
+            time=seconds / self.gradient_time,
+            solved=step.solved,
+            status=step.status,
+        )
+
+    def _oracle(self, name: str, kappa: float) -> Callable[[], Step]:
+        chain, objective = self.chain, self.objective
+        return {
+            "gradient": lambda: sf.oracles.gradient(chain, objective, kappa),
+            "Gauss-Newton, dual": lambda: sf.oracles.gauss_newton(chain, objective, kappa, "dual"),
+            "Gauss-Newton, Gram": lambda: sf.oracles.gauss_newton(chain, objective, kappa, "dual_gram"),
+            "Newton, CG": lambda: sf.oracles.newton(chain, objective, kappa, "cg"),
+        }[name]
+
+    def _counted(self, calls: int) -> float:
+        """One forward pass and so many backward ones, in gradients."""
+        passes = self.cost.structured
+        forward = passes.forward_backward - passes.backward
+        return (forward + calls * passes.backward) / max(passes.forward_backward, 1)
+
+    def _taken(self, step: Step) -> tuple[float, float]:
+        """The part of the step that descends enough, and by how much it does."""
+        parameters = {path: value.detach() for path, value in self.chain.parameters.items()}
+
+        def value_at(part: float) -> float:
+            with torch.no_grad():
+                moved = {path: value + part * step.direction[path] for path, value in parameters.items()}
+                return float(self.objective(self.chain.value(moved)))
+
+        slope = -2 * step.model_decrease  # ⟨g, v⟩ = -⟨g, H⁻¹g⟩ at the minimiser of ⟨g, v⟩ + ½⟨v, Hv⟩
+        found = armijo(value_at, self.loss, slope) if slope < 0 else None
+        return (0.0, 0.0) if found is None else (found[0], self.loss - found[1])
+
+
+def _proved_step(model: nn.Module, x: Tensor, objective: Objective, y: Tensor | None) -> float:
+    """The step against the gradient that is proved to descend the most; 0 if none is."""
+    optimizer = sf.optim.CertifiedDescent(copy.deepcopy(model), objective, direction="gradient")
+    try:
+        optimizer.step(x, y)
+    except SurefootError:
+        return 0.0
+    size = optimizer.history[-1].step_size
+    return size if math.isfinite(size) else 0.0
+
+
+def _timed(ask: Callable[[], Step]) -> tuple[Step, float]:
+    began = time.perf_counter()
+    step = ask()
+    return step, time.perf_counter() - began
+
 
 _HEAD = ("step", "κ", "part", "decrease", "predicted", "calls", "counted", "at worst", "time")
 

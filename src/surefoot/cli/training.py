@@ -2,13 +2,165 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from surefoot.cli import checkpoints, output
+import torch
+from torch import Tensor, nn
+
+from surefoot.cli import output
 from surefoot.cli.cases import Subject, trainable
-from surefoot.cli.guard import Outcome
+from surefoot.cli.guard import Outcome, UsageError
+from surefoot.cli.models import in_evaluation, real_dtype, refusal
 from surefoot.cli.options import Run, Start
-from surefoot.optim import GuaranteedOptimizer
+from surefoot.data import DataError, Dataset
+from surefoot.objectives import Objective
+from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton
+from surefoot.report.page import written_whole
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Which samples a step sees: all of them, or parts of a random order that is new in every pass.
+
+    The parts depend on the seed and the number of the step alone, so that a resumed run sees the same ones.
+    """
+
+    data: Dataset
+    size: int | None
+    seed: int
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor | None]:
+        """Samples and targets of a step; no targets where the objective takes none."""
+        x, y = self.data.x, self.data.y
+        if self.size is None or self.size >= len(self.data):
+            return x, y
+        per_pass = math.ceil(len(self.data) / self.size)
+        epoch, part = divmod(step, per_pass)
+        order = torch.randperm(len(self.data), generator=torch.Generator().manual_seed(self.seed + 1 + epoch))
+        chosen = order[part * self.size : (part + 1) * self.size]
+        return x[chosen], None if y is None else y[chosen]
+
+
+def check_whole(name: str, model: nn.Module, *parts: Dataset) -> None:
+    """Refuse a model that does not take all samples at once, as the losses before and after training need.
+
+    Raises:
+        UsageError: if it does not, as one that was exported for one number of samples.
+    """
+    for part in parts:
+        error = refusal(model, part.x) if len(part) else None
+        if error is not None:
+            raise UsageError(f"'{name}' does not take {len(part)} samples at once: {error}") from error
+
+
+def make_optimizer(name: str, model: nn.Module, objective: Objective, damping: str) -> GuaranteedOptimizer:
+    """The optimizer of this name."""
+    if name == "certified":
+        return CertifiedDescent(model, objective)
+    kind: Any = GaussNewton if name == "gauss-newton" else Newton
+    return kind(model, objective, damping=damping)
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Parameters and buffers, as ``.safetensors`` or as a ``torch.save`` of tensors; whole or not at all."""
+    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    with written_whole(path) as temporary:
+        if path.suffix != ".safetensors":
+            torch.save(state, temporary)
+            return
+        try:
+            from safetensors.torch import save_file
+        except ImportError as error:
+            raise DataError("safetensors is not installed: pip install 'surefoot[safetensors]'") from error
+        save_file({name: value.clone() for name, value in state.items()}, str(temporary))
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """Keeps a checkpoint up to date: all that a resumed run needs, in a file that is whole at any time."""
+
+    path: Path | None  # of the file; ``None`` keeps nothing
+    every: int  # how many steps lie between two checkpoints
+    model: nn.Module  # what is trained
+    optimizer: GuaranteedOptimizer  # what trains it
+    run: Mapping[str, Any]  # the options that make two runs the same
+
+    def resumed(self) -> int:
+        """Continue where the checkpoint was taken, if there is one; returns how many steps it has behind it.
+
+        Raises:
+            UsageError: if the file is no checkpoint, or that of another run.
+        """
+        if self.path is None or not self.path.exists():
+            return 0
+        try:
+            content = torch.load(self.path, map_location="cpu", weights_only=True)
+            saved = content["run"]
+        except Exception as error:
+            raise UsageError(f"--checkpoint {self.path}: this is not a checkpoint of surefoot train") from error
+        different = [
+            f"{key} was {saved.get(key)!r}, not {v!r}" for key, v in self.run.items() if saved.get(key) != v
+        ]
+        if different:
+            raise UsageError(
+                f"--checkpoint {self.path} is of another run: {'; '.join(different)}. Give the same options or "
+                "another file"
+            )
+        try:
+            self.model.load_state_dict(content["model"])
+            self.optimizer.load_state_dict(content["optimizer"])
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise UsageError(f"--checkpoint {self.path} does not fit the model: {error}") from error
+        output.note(f"{self.path} has {len(self.optimizer.history)} steps; the run goes on from there")
+        return len(self.optimizer.history)
+
+    def after(self, step: int, last: bool) -> None:
+        """Save, if it is time."""
+        if step % self.every == 0 or last:
+            self._save()
+
+    def interrupted(self) -> None:
+        """Save what was reached; a step that was under way has left nothing behind."""
+        self._save()
+        if self.path is not None:
+            output.note(
+                f"interrupted after {len(self.optimizer.history)} steps; the same command goes on from there"
+            )
+
+    def _save(self) -> None:
+        if self.path is None:
+            return
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        with written_whole(self.path) as temporary:
+            torch.save({"run": dict(self.run), **state}, temporary)
+
+
+def accuracy(model: nn.Module, data: Dataset) -> float | None:
+    """The part of the samples whose largest output is that of their class; ``None`` if there are no classes."""
+    if data.y is None or data.y.is_floating_point() or not len(data):
+        return None
+    with in_evaluation(model):
+        outputs = model(data.x)
+    return float((outputs.argmax(dim=1) == data.y).double().mean())
+
+
+def promises(optimizer: GuaranteedOptimizer) -> tuple[int, int]:
+    """How many steps promised a decrease whose outcome is known, and how many of them kept it.
+
+    A promise holds in exact arithmetic; a loss is known up to round-off, which is allowed for.
+    """
+    slack = 64 * torch.finfo(real_dtype(optimizer.model)).eps  # what round-off may do, relative to the loss
+    excess = [
+        r.actual_decrease - r.promised_decrease + slack * max(abs(r.loss), 1.0)
+        for r in optimizer.history
+        if r.promised_decrease is not None and r.actual_decrease is not None
+    ]
+    return len(excess), sum(each >= 0 for each in excess)
+
 
 _HARDLY = 0.999  # of the first loss: a run that ends above this has hardly moved
 _SHOWN = 8  # steps in the table
@@ -17,16 +169,16 @@ _SHOWN = 8  # steps in the table
 def train_model(start: Start, run: Run, json: bool) -> Outcome:
     """Train a model and show how it went."""
     parts = trainable(start, run.test)
-    checkpoints.check_whole(start.model, parts.model, parts.train, parts.test)
+    check_whole(start.model, parts.model, parts.train, parts.test)
     same: dict[str, Any] = {
         "model": start.model, "data": start.data, "objective": start.objective, "optimizer": run.optimizer,
         "batch": run.batch, "damping": run.damping, "test": run.test, "seed": start.seed,
         "single": start.single, "smooth": start.smooth, "eval": start.evaluation,
     }  # fmt: skip
-    optimizer = checkpoints.make_optimizer(run.optimizer, parts.model, parts.objective, run.damping)
-    keep = checkpoints.Keeper(run.checkpoint, run.every, parts.model, optimizer, same)
+    optimizer = make_optimizer(run.optimizer, parts.model, parts.objective, run.damping)
+    keep = Keeper(run.checkpoint, run.every, parts.model, optimizer, same)
     done = keep.resumed()
-    batches = checkpoints.Batches(parts.train, run.batch, start.seed)
+    batches = Batches(parts.train, run.batch, start.seed)
     with output.progress("training", run.steps, min(done, run.steps)) as advance:
         try:
             for number in range(done, run.steps):
@@ -38,7 +190,7 @@ def train_model(start: Start, run: Run, json: bool) -> Outcome:
             return Outcome.INTERRUPTED
     summary = _summary(optimizer, parts)
     if run.save is not None:
-        checkpoints.save_weights(parts.model, run.save)
+        save_weights(parts.model, run.save)
         output.note(f"the weights are in {run.save}")
     if json:
         output.document({"run": same, **summary})
@@ -51,7 +203,7 @@ def train_model(start: Start, run: Run, json: bool) -> Outcome:
 
 def _summary(optimizer: GuaranteedOptimizer, parts: Subject) -> dict[str, Any]:
     history = optimizer.history
-    made, kept = checkpoints.promises(optimizer)
+    made, kept = promises(optimizer)
     found = optimizer.stationarity()
     return {
         "steps": len(history),
@@ -64,8 +216,8 @@ def _summary(optimizer: GuaranteedOptimizer, parts: Subject) -> dict[str, Any]:
         "promised_decrease": sum(r.promised_decrease or 0.0 for r in history),
         "smallest_gradient": found.smallest if history else None,
         "proved_gradient": found.bound,
-        "train_accuracy": checkpoints.accuracy(parts.model, parts.train),
-        "test_accuracy": checkpoints.accuracy(parts.model, parts.test),
+        "train_accuracy": accuracy(parts.model, parts.train),
+        "test_accuracy": accuracy(parts.model, parts.test),
         "guarantee": optimizer.guarantee.replace("damping='certified'", "--damping certified"),  # type: ignore[attr-defined]
         "losses": [record.loss for record in history],
         "step_sizes": [record.step_size for record in history],

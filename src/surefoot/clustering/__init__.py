@@ -3,12 +3,10 @@
 * ``envelope``: what they share: each is the distance of the outputs from simple points.
 * ``kmeans``: :class:`KMeans`, points in k places.
 * ``spectral``: :class:`Spectral`, points in a space of dimension k.
-* ``convex``: :class:`ConvexClustering`, points that pull each other together.
-* ``fused``: its inner problem.
-* ``weights``: which pairs do, and how strongly.
+* ``convex``: :class:`ConvexClustering`, points that pull each other together, and its inner problem.
+* ``weights``: which pairs do, and how strongly; differences along the edges of a graph.
 * ``fusion``: the solver of convex clustering, with its proof of accuracy.
 * ``reduced``: the same problem with the clusters known, and its derivative.
-* ``incidence``: differences along the edges of a graph.
 """
 
 from surefoot.clustering.convex import ConvexClustering
@@ -19,16 +17,6 @@ from surefoot.clustering.spectral import Spectral, SpectralResult
 from surefoot.clustering.weights import Edges, all_pairs, explicit, matrix, nearest_neighbours
 
 __all__ = [
-    "ConvexClustering",
-    "ConvexClusteringResult",
-    "Edges",
-    "Envelope",
-    "KMeans",
-    "KMeansResult",
-    "Spectral",
-    "SpectralResult",
-    "all_pairs",
-    "explicit",
-    "matrix",
-    "nearest_neighbours",
-]
+    "ConvexClustering", "ConvexClusteringResult", "Edges", "Envelope", "KMeans", "KMeansResult", "Spectral",
+    "SpectralResult", "all_pairs", "explicit", "matrix", "nearest_neighbours",
+]  # fmt: skip

@@ -195,10 +195,7 @@ class _Held:
 class Over:
     """A clustering objective over the enclosure of its outputs.
 
-    Attributes:
-        outputs: the enclosure.
-        scale: s.
-        nearest: the solution at the centre, where that is known.
+    ``scale`` is s; ``nearest`` is the solution at the centre, where that is known.
     """
 
     def __init__(self, call: Call) -> None:

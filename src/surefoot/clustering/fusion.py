@@ -36,8 +36,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from surefoot.clustering.incidence import Incidence, components
 from surefoot.clustering.reduced import Reduced, conjugate
+from surefoot.clustering.weights import Incidence, components
 
 _CHECK = 25  # iterations between looks at the gap
 _UNIT = 2.0**-52
@@ -104,13 +104,8 @@ def fuse(
 ) -> ConvexClusteringResult:
     """Solve to a gap of ``tolerance`` times the value, or give what so many iterations reach.
 
-    Args:
-        outputs: n × d, double precision.
-        incidence: the edges.
-        amounts: c > 0, one per edge.
-        tolerance: relative.
-        max_iterations: of the ascent.
-        start: dual variables to begin with.
+    The outputs are n × d in double precision, the amounts c > 0, one per edge; ``start`` are dual variables to
+    begin with.
     """
     centre = outputs.mean(dim=0)  # the problem does not change when the outputs move together, its round-off does
     shifted, far = outputs - centre, float(torch.linalg.vector_norm(outputs))

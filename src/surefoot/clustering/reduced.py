@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from surefoot.clustering.incidence import Incidence
+from surefoot.clustering.weights import Incidence
 from surefoot.linear_solve import Conjugate, Flat, Products
 
 _NEWTON = 30
@@ -32,11 +32,8 @@ _CONJUGATE = 2000
 class Reduced:
     """The problem in the centres of given components.
 
-    Args:
-        labels: the component of every sample.
-        first: one end of every edge, by sample.
-        second: the other.
-        amounts: c, the weight of every edge.
+    The labels are the component of every sample, ``first`` and ``second`` the ends of every edge, by sample, and
+    the amounts c its weight.
     """
 
     def __init__(self, labels: Tensor, first: Tensor, second: Tensor, amounts: Tensor) -> None:
@@ -56,10 +53,7 @@ class Reduced:
     def minimise(self, outputs: Tensor, start: Tensor, budget: int) -> Tensor:
         """The centres, by Newton's method from a guess per sample; the best point reached within the budget.
 
-        Args:
-            outputs: n × d.
-            start: the guess.
-            budget: how many products with the Hessian may be made.
+        The budget is of products with the Hessian.
         """
         total = self.total(outputs)
         centres = self.total(start) / self.sizes[:, None]
@@ -136,10 +130,7 @@ def conjugate(
     """Solve a symmetric positive (semi-)definite system by preconditioned conjugate gradients, from zero.
 
     Where the matrix is singular, round-off in the target is not in its range and residuals grow after a while; the
-    point with the smallest one is returned.
-
-    Returns:
-        What at most so many products reach, and how many were made.
+    point with the smallest one is returned. Returns what at most so many products reach, and how many were made.
     """
     space = Flat()
     run = Conjugate(Products(apply, space), space.zero(target), target, space, lambda rest: rest / diagonal)

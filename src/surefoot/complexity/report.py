@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -12,9 +13,47 @@ from torch import nn
 
 from surefoot.chain import Chain
 from surefoot.complexity.counted import Counted, counted
-from surefoot.complexity.layers import ComputationCost, computation_cost
-from surefoot.complexity.oracles import OracleCost, oracle_costs
-from surefoot.complexity.units import engineering, table
+from surefoot.complexity.layers import ComputationCost, OracleCost, computation_cost, oracle_costs
+
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+def engineering(count: int, unit: str = "") -> str:
+    """Three significant digits with a prefix for a power of a thousand; beyond 10²¹, a power of ten.
+
+    >>> engineering(15470264320), engineering(999999), engineering(312), engineering(20480, "B")
+    ('15.5 G', '1.00 M', '312', '20.5 kB')
+    >>> engineering(5 * 10**23)
+    '5.00e+23'
+    """
+    if count < 1000:
+        return f"{count} {unit}".strip()
+    power = 0
+    value = Decimal(count)  # a float ends at 10³⁰⁸
+    while value >= Decimal("999.5"):
+        value /= 1000
+        power += 1
+    if power >= len(_PREFIXES):
+        return f"{Decimal(count):.2e} {unit}".strip()
+    digits = 2 if value < Decimal("9.995") else 1 if value < Decimal("99.95") else 0
+    return f"{value:.{digits}f} {_PREFIXES[power]}{unit}"
+
+
+def table(rows: list[tuple[str, ...]], left: int = 1) -> list[str]:
+    """Lines of aligned columns; the first ``left`` columns are aligned to the left, all others to the right.
+
+    >>> table([("a", "10"), ("bcd", "2")])
+    ['a    10', 'bcd   2']
+    """
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if k < left else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 @dataclass(frozen=True)
@@ -124,7 +163,7 @@ class Cost:
         return "\n".join(
             [
                 f"Cost of a chain of {len(self.computations)} computations, in multiplications",
-                *table([_HEADER, *self._layer_rows(), self._total_row()], left=2),
+                *table([_HEADER, *self._layer_rows()], left=2),
                 "",
                 *table(self._pass_rows()),
                 "",
@@ -137,27 +176,14 @@ class Cost:
         )
 
     def _layer_rows(self) -> list[tuple[str, ...]]:
-        rows = []
-        for t, layer in enumerate(self.computations, start=1):
-            affine = layer.affine_parameters + layer.affine_state
-            numbers = (layer.parameters, layer.state_after, layer.bilinear, affine, layer.nonaffine, layer.forward)
-            rows.append((f"φ_{t}", _short(layer.label), *map(engineering, numbers)))
-        return rows
-
-    def _total_row(self) -> tuple[str, ...]:
-        def total(count: Callable[[ComputationCost], int]) -> str:
-            return engineering(sum(map(count, self.computations)))
-
-        return (
-            "",
-            "all",
-            total(lambda c: c.parameters),
-            total(lambda c: c.state_after),
-            total(lambda c: c.bilinear),
-            total(lambda c: c.affine_parameters + c.affine_state),
-            total(lambda c: c.nonaffine),
-            engineering(self.forward),
-        )
+        numbers = [
+            (c.parameters, c.state_after, c.bilinear, c.affine_parameters + c.affine_state, c.nonaffine, c.forward)
+            for c in self.computations
+        ]
+        heads = [(f"φ_{t}", _short(layer.label)) for t, layer in enumerate(self.computations, start=1)]
+        totals = [sum(column) for column in zip(*numbers, strict=True)] or [0] * 6
+        lines = zip([*heads, ("", "all")], [*numbers, totals], strict=True)
+        return [(*head, *map(engineering, line)) for head, line in lines]
 
     def _pass_rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("forward-backward", "backward", "both passes", "Q")]
@@ -199,14 +225,8 @@ def _step(oracle: OracleCost) -> tuple[str, ...]:
 def cost(model: nn.Module, x: Any) -> Cost:
     r"""The cost of the oracles on a model: the paper's complexities, next to what PyTorch counts.
 
-    Nothing is computed, only shapes are read: the model and the input may be on the ``meta`` device.
-
-    Args:
-        model: any module that can be captured as a graph.
-        x: the batch.
-
-    Returns:
-        The costs, whose ``print`` is a table.
+    Nothing is computed, only shapes are read: the model and the input may be on the ``meta`` device. The result is
+    printed as a table.
 
     >>> import torch
     >>> mlp = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))

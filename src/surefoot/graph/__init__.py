@@ -1,14 +1,14 @@
 """The graph of a model.
 
 * ``capturing``: from a module and an example input to a graph, once per model and shape.
-* ``structure``, ``nodes``, ``assemble``: the graph; its leaves, operations and blocks; how it is put together.
-* ``trace``, ``translate``: ``torch.export``, and what goes wrong in it, in the user's terms.
-* ``read``, ``naming``, ``plain``: from an exported program to a graph.
-* ``checks``, ``derivative``, ``stateful``, ``refusals``: what is accepted, and errors for the rest.
-* ``survey``, ``identity``, ``preserve``: the model stays as it was, and one that has not changed is not captured
-  again.
+* ``nodes``, ``structure``: leaves, operations and blocks, and how operations are run; the graph, put together from
+  them.
 * ``compose``: cutting a graph in parts and putting two graphs one behind the other.
-* ``evaluate``: operations and graphs in double precision.
+* ``checks``: what a model, its input and what it returns must be.
+* ``survey``, ``preserve``: all that a forward pass may read; the model stays as it was, and unless it changes it
+  is not captured again.
+* ``trace``, ``read``: ``torch.export``, with its errors in the user's terms; from an exported program to a graph.
+* ``refusals``: graphs that would not say the truth about the model.
 """
 
 from surefoot.graph.capturing import capture_with

@@ -10,13 +10,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surefoot.graph.checks import as_inputs, check_inputs, check_model
-from surefoot.graph.derivative import refuse_other_derivative, refuse_severed
+from surefoot.graph.checks import as_inputs, check_inputs, check_model, refuse_masked_rows, refuse_wrong_ids
 from surefoot.graph.nodes import Source
 from surefoot.graph.preserve import preserved
 from surefoot.graph.read import Rewrite, read
-from surefoot.graph.refusals import refuse_masked_rows, refuse_unfaithful, refuse_wrong_ids
-from surefoot.graph.stateful import refuse_effects, refuse_other, refuse_stored
+from surefoot.graph.refusals import (
+    refuse_effects,
+    refuse_other,
+    refuse_other_derivative,
+    refuse_severed,
+    refuse_stored,
+    refuse_unfaithful,
+)
 from surefoot.graph.structure import Graph, HeldCopies
 from surefoot.graph.survey import Survey
 from surefoot.graph.trace import trace

@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.errors import ChainError
-from surefoot.graph.assemble import assemble
-from surefoot.graph.naming import fresh
-from surefoot.graph.nodes import Leaf, Node, Source, Spec
-from surefoot.graph.structure import Graph
+from surefoot.graph.nodes import Leaf, Node, Source, Spec, fresh
+from surefoot.graph.structure import Graph, assemble
 
 _OWNED = (Source.PARAMETER, Source.FROZEN)
 
@@ -24,15 +22,10 @@ def restrict(graph: Graph, before: Sequence[str], nodes: Sequence[Node], outputs
 
 @dataclass(frozen=True)
 class Naming:
-    """What the parameters and modules of a graph are called in a composition.
+    """What the parameters and modules of a graph are called in a composition."""
 
-    Attributes:
-        parameter: from the path of a parameter in its own graph to its path in the composition.
-        module: the same for modules.
-    """
-
-    parameter: Callable[[str], str]
-    module: Callable[[str], str]
+    parameter: Callable[[str], str]  # from the path of a parameter in its own graph to its path in the composition
+    module: Callable[[str], str]  # the same for modules
 
 
 def compose(first: Graph, second: Graph, naming: Naming, second_naming: Naming) -> Graph:

@@ -1,18 +1,26 @@
-"""The parts of a graph: tensors that come from outside, operations on them, parameter blocks."""
+"""The parts of a graph: tensors from outside, operations on them and how these are run, parameter blocks."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 from functools import cached_property
 from typing import Any
 
-from surefoot.spec import Spec
+import torch
+from torch import Tensor, fx
+
+from surefoot.enclosure import Spec
 from surefoot.torch_private import schema_of
+
+PREFIX = "model"  # the name under which the traced module holds the user's
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -180,3 +188,72 @@ def _parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
         return tuple(inspect.signature(function).parameters)
     except ValueError:  # builtins such as operator.getitem
         return ("self", "index")
+
+
+def module_path(node: fx.Node) -> str:
+    """The path of the innermost module that called the operation; ``""`` is the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0] if stack else ""
+    return re.sub(r"@\d+", "", path).removeprefix(PREFIX).removeprefix(".")
+
+
+def operation(target: Any) -> str:
+    """``aten.conv2d`` for ``aten.conv2d.default``; the plain name of a Python function."""
+    packet = getattr(target, "overloadpacket", None)
+    return str(packet) if packet is not None else getattr(target, "__name__", str(target))
+
+
+def fresh(name: str, taken: set[str]) -> str:
+    """The name, with a number behind it if it is taken; it is taken from now on.
+
+    >>> fresh("linear", {"linear"})
+    'linear_1'
+    """
+    candidate, k = name, 1
+    while candidate in taken:
+        candidate, k = f"{name}_{k}", k + 1
+    taken.add(candidate)
+    return candidate
+
+
+def run_widened(node: Node, values: Mapping[str, Any], formula: Callable[..., Any] | None = None) -> Any:
+    """The operation on these values in double precision, by its kernel or by a formula of the same signature."""
+    wide = widened(node, formula)
+    with double_by_default():
+        value = wide.run(values)
+    return in_double(value) if isinstance(value, Tensor) else tuple(map(in_double, value))
+
+
+def widened(node: Node, formula: Callable[..., Any] | None = None) -> Node:
+    """The operation for arguments in double precision, by its kernel or by a formula of the same signature.
+
+    Casts to a narrower type are the identity in real arithmetic. What a model makes on the meta device from
+    numbers alone is made where it has entries.
+    """
+    args = tuple(_widened(argument) for argument in node.args)
+    kwargs = {key: _widened(argument, key) for key, argument in node.kwargs.items()}
+    return replace(node, target=node.target if formula is None else formula, args=args, kwargs=kwargs)
+
+
+def in_double(value: Tensor) -> Tensor:
+    """Real numbers in double precision; integers and truth values as they are."""
+    return value.to(torch.float64) if value.is_floating_point() else value
+
+
+@contextmanager
+def double_by_default() -> Iterator[None]:
+    """Whole numbers times 0.1 are of the default type: double precision here."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _widened(argument: Any, key: str = "") -> Any:
+    if isinstance(argument, torch.dtype) and argument in _NARROW:
+        return torch.float64
+    if key == "device" and argument is not None and torch.device(argument).type == "meta":
+        return torch.device("cpu")
+    return argument

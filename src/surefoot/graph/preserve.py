@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import array
+import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from surefoot.graph.identity import global_generators, same_state, set_state, state_of
-from surefoot.graph.survey import Survey
+from surefoot.graph.survey import Generator, Survey, state_of
 from surefoot.torch_private import set_writes_of, writes_of
 
 
 @dataclass(frozen=True)
 class Change:
-    """Something that is not as it was.
+    """Something that is not as it was."""
 
-    Attributes:
-        label: where: ``encoder.history``.
-        of_model: whether it belongs to the model, and not only to a closure.
-        holds_tensor: whether a tensor was put there.
-    """
-
-    label: str
-    of_model: bool
-    holds_tensor: bool
+    label: str  # where: ``encoder.history``
+    of_model: bool  # whether it belongs to the model, and not only to a closure
+    holds_tensor: bool  # whether a tensor was put there
 
 
 class Watch:
@@ -166,3 +161,37 @@ def _equal(value: Tensor, saved: Tensor) -> bool:
 
 def _has_values(value: Tensor) -> bool:
     return value.device.type != "meta" and value.layout is torch.strided and not value.is_inference()
+
+
+def set_state(generator: Generator, state: Any) -> None:
+    """Put a generator into a state it was in.
+
+    >>> generator = random.Random(0)
+    >>> state = state_of(generator)
+    >>> first = generator.random()
+    >>> set_state(generator, state)
+    >>> generator.random() == first
+    True
+    """
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def same_state(a: Any, b: Any) -> bool:
+    """Whether two states of one generator are equal."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b)
+
+
+def global_generators() -> dict[str, Generator]:
+    """The generators behind the functions of the modules, by the name of the module."""
+    python: Any = random.random
+    numpy: Any = np.random.rand
+    return {"random": python.__self__, "numpy.random": numpy.__self__, "torch": torch.default_generator}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.graph.nodes import Block, Leaf, Node, Ref, Role, Source, Spec, roles_of
+from surefoot.graph.nodes import Block, Leaf, Node, Ref, Role, Source, Spec, in_double, roles_of, run_widened
 from surefoot.torch_private import FakeTensor
+
+Run = Callable[[Node, Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,13 +182,7 @@ class Graph:
 
     def run(self, parameters: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         """The outputs at the given parameters (by path) and inputs; intermediate values are freed early."""
-        values = self.bind(parameters, inputs)
-        for node in self.nodes:
-            if node.name not in self.constant_names:
-                values[node.name] = node.run(values)
-                for name in self.finished[node.name]:
-                    del values[name]
-        return tuple(values[name] for name in self.outputs)
+        return outputs_of(self, self.bind(parameters, inputs), Node.run)
 
     def bind(self, parameters: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> dict[str, Any]:
         """Values of all leaves and constants, by name.
@@ -225,12 +222,9 @@ class Graph:
 class HeldCopies:
     """Copies of some tensors, to notice later that a buffer or a constant was written to.
 
-    PyTorch counts the writes to a tensor, but not those through ``.data`` or through a NumPy array that shares
-    its memory. What was computed from a buffer would then silently be out of date, so values are compared.
-
-    Args:
-        held: tensors by name.
-        names: which of them to copy; names of other tensors are ignored.
+    PyTorch counts the writes to a tensor, but not those through ``.data`` or through a NumPy array that shares its
+    memory. What was computed from a buffer would then silently be out of date, so values are compared. Names of
+    tensors that are not held are ignored.
 
     >>> held = {"scale": torch.ones(2)}
     >>> copies = HeldCopies(held, ["scale"])
@@ -264,6 +258,105 @@ def _has_values(value: Tensor) -> bool:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def assemble(
+    leaves: Mapping[str, Leaf],
+    nodes: Sequence[Node],
+    outputs: tuple[str, ...],
+    held: Mapping[str, Tensor],
+    aliases: Mapping[str, str],
+) -> Graph:
+    """The graph of these nodes, without what no output depends on; inputs stay, read or not."""
+    kept = needed(nodes, outputs)
+    read = {name for node in kept for name in node.inputs} | set(outputs)
+    leaves = {name: leaf for name, leaf in leaves.items() if name in read or leaf.source is Source.INPUT}
+    arranged = ordered(kept, leaves)
+    paths = {leaf.path for leaf in leaves.values()}
+    return Graph(
+        leaves=leaves,
+        nodes=tuple(arranged),
+        outputs=outputs,
+        blocks=blocks_of(arranged, leaves, outputs),
+        held={name: value for name, value in held.items() if name in leaves},
+        aliases={path: name for path, name in aliases.items() if name in paths},
+    )
+
+
+def needed(nodes: Sequence[Node], outputs: Iterable[str]) -> list[Node]:
+    """The nodes that an output depends on, in the same order."""
+    wanted = set(outputs)
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if node.name in wanted:
+            kept.append(node)
+            wanted.update(node.inputs)
+    return kept[::-1]
+
+
+def ordered(nodes: Sequence[Node], leaves: Mapping[str, Leaf]) -> list[Node]:
+    """Nodes in reading order: constants first, functions of parameters right before their first reader.
+
+    So what depends on parameters alone is never part of a state of the chain. The pieces of an operation with
+    several results follow it at once, so that states are made of tensors and not of tuples.
+    """
+    roles = roles_of(leaves, nodes)
+    pieces: dict[str, list[Node]] = {}
+    for node in nodes:
+        if node.target is operator.getitem:
+            pieces.setdefault(node.inputs[0], []).append(node)
+    by_name = {node.name: node for node in nodes}
+    placed: dict[str, Node] = {}
+
+    def place(node: Node) -> None:
+        waiting = [node]
+        while waiting:
+            missing = [n for n in waiting[-1].inputs if n in by_name and n not in placed]
+            if missing:
+                waiting += [by_name[name] for name in reversed(missing)]
+                continue
+            ready = waiting.pop()
+            if ready.name not in placed:
+                placed[ready.name] = ready
+                waiting += pieces.get(ready.name, [])[::-1]
+
+    constants = [node for node in nodes if roles[node.name] == Role.CONSTANT]
+    data = [node for node in nodes if Role.INPUT in roles[node.name]]
+    for node in (*constants, *data, *nodes):  # last, outputs that depend on parameters alone
+        place(node)
+    return list(placed.values())
+
+
+def blocks_of(nodes: Sequence[Node], leaves: Mapping[str, Leaf], outputs: Sequence[str]) -> dict[str, Block]:
+    """Parameter blocks by the path of the owning module, in order of first use."""
+    owners: dict[str, list[str]] = {}
+    for name in dict.fromkeys([*(name for node in nodes for name in node.inputs), *outputs]):
+        if name in leaves and leaves[name].source is Source.PARAMETER:
+            owners.setdefault(leaves[name].path.rpartition(".")[0], []).append(name)
+    return {path: Block(path, tuple(names)) for path, names in owners.items()}
+
+
+def outputs_of(graph: Graph, values: Mapping[str, Any], run: Run = run_widened) -> tuple[Any, ...]:
+    """The outputs of a graph from values of its leaves by name, in double precision, differentiable.
+
+    Nodes that have a value already keep it; others are freed after their last reader.
+    """
+    present = dict(values)
+    for node in graph.nodes:
+        if node.name not in present:
+            present[node.name] = run(node, present)
+        for name in graph.finished[node.name]:
+            del present[name]
+    return tuple(present[name] for name in graph.outputs)
+
+
+def fold(graph: Graph, values: Mapping[str, Any], run: Run = run_widened) -> dict[str, Any]:
+    """The given values, and in double precision all that can be computed from them alone."""
+    present = {name: in_double(value) for name, value in values.items()}
+    for node in graph.nodes:
+        if all(name in present for name in node.inputs):
+            present[node.name] = run(node, present)
+    return present
 
 
 __all__ = ["Block", "Graph", "Leaf", "Node", "Ref", "Role", "Source", "Spec"]

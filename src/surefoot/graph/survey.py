@@ -12,11 +12,16 @@ million entries that are neither parameters nor buffers count by PyTorch's own c
 from __future__ import annotations
 
 import array
+import contextlib
 import enum
 import functools
+import hashlib
 import logging
+import operator
 import random
 import re
+import sys
+import sysconfig
 import threading
 import types
 import weakref
@@ -29,22 +34,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from surefoot.graph.identity import (
-    Generator,
-    Same,
-    closure_of,
-    digest,
-    globals_read,
-    is_library,
-    slots_of,
-    state_of,
-    tensor_digest,
-)
 from surefoot.torch_private import STANDARD_TABLES, TABLES, OpOverload, OpOverloadPacket, global_hooks, writes_of
 
+Generator = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
 _LIMIT = 200_000  # objects; beyond, describing the model costs more than capturing it again
 _LARGEST_COMPARED = 1_000_000  # entries of a tensor that is compared by value
-_NUMBERS = {int, float, bool}
 _VALUES = {int, bool, str, bytes, complex, type(None), type(...)}
 _IMMUTABLE = (
     slice | range | int | str | bytes | complex | torch.dtype | torch.device | torch.layout | torch.memory_format
@@ -60,18 +54,111 @@ _OPAQUE = (
 )  # fmt: skip
 
 
-class Holder(NamedTuple):
-    """A mutable object found on the way.
+class Same:
+    """Equal to another one if both stand for one object that is still alive.
 
-    Attributes:
-        label: where it was found, in the user's terms: ``encoder.history``.
-        value: the object; for one with attributes, the table of its attributes.
-        of_model: whether it belongs to the model, and not only to a closure.
+    An identity alone would not do: it may be given to a new object once the old one is gone. And a strong
+    reference would keep models alive.
+
+    Raises:
+        TypeError: if the object cannot be referred to weakly.
     """
 
-    label: str
-    value: Any
-    of_model: bool
+    def __init__(self, value: Any) -> None:
+        self._reference = weakref.ref(value)
+        self._hash = id(value)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Same):
+            return NotImplemented
+        value = self._reference()
+        return value is not None and value is other._reference()
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library(module: str) -> bool:
+    """Whether a module is part of Python or of an installed package.
+
+    >>> is_library("torch.nn.functional"), is_library("__main__")
+    (True, False)
+    """
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names or root in ("torch", "numpy", "surefoot"):
+        return True
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return root != "__main__" and any(file.startswith(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))
+
+
+def globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The global names that a function mentions, with their values; in modules, the names it may look up there."""
+    names, table = _names(function.__code__), function.__globals__
+    for name in names:
+        if name in table:
+            yield name, table[name]
+            if isinstance(table[name], types.ModuleType):
+                members = vars(table[name])
+                yield from ((f"{name}.{member}", members[member]) for member in names if member in members)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    inner = (name for item in code.co_consts if isinstance(item, types.CodeType) for name in _names(item))
+    return tuple(dict.fromkeys((*code.co_names, *inner)))
+
+
+def closure_of(function: types.FunctionType) -> dict[str, Any]:
+    """The variables of an enclosing function that a function reads; those without a value are left out."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # the cell is empty
+            found[name] = cell.cell_contents
+    return found
+
+
+def slots_of(value: Any) -> dict[str, Any]:
+    """The attributes of an object that its classes keep in slots."""
+    found = {}
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if not name.startswith("__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found
+
+
+def digest(data: bytes) -> bytes:
+    """A number that differs when the bytes do."""
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def tensor_digest(value: Tensor) -> bytes:
+    """A number that differs when the entries of a tensor do."""
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return digest(flat.view(torch.uint8).numpy().tobytes())
+
+
+def state_of(generator: Generator) -> Any:
+    """The state of a generator, to compare with :func:`same_state` or to give to :func:`set_state`."""
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return (
+        generator.get_state(legacy=False)
+        if isinstance(generator, np.random.RandomState)
+        else generator.get_state()
+    )
+
+
+class Holder(NamedTuple):
+    """A mutable object found on the way."""
+
+    label: str  # where it was found, in the user's terms: ``encoder.history``
+    value: Any  # the object; for one with attributes, the table of its attributes
+    of_model: bool  # whether it belongs to the model, and not only to a closure
 
 
 class Survey:
@@ -99,7 +186,8 @@ class Survey:
         self._later: list[tuple[types.FunctionType | type, str, bool]] = []
         self._of_model, self._recorded, self._comparable = True, record, True
         with suppress(RecursionError):
-            own = [self._walk(model, ""), self._walk(global_hooks(), "global hooks"), _environment()]
+            environment = str(torch.get_default_dtype()), str(torch.get_default_device())
+            own = [self._walk(model, ""), self._walk(global_hooks(), "global hooks"), environment]
             # Code comes last, so that what is the model's own is known as such wherever code refers to it too.
             while self._later:
                 own.append(self._code(*self._later.pop()))
@@ -216,12 +304,13 @@ class Survey:
         """A class is itself with its methods and numbers and, if a user wrote it, all its attributes."""
         own: list[Hashable] = []
         for base in value.__mro__[:-1]:
-            library = is_library(base.__module__)
+            if is_library(base.__module__):
+                own.append(_library_class(base))
+                continue
             table = {
                 key: item
                 for key, item in vars(base).items()
-                if isinstance(item, types.FunctionType)
-                or not (key.startswith(("__", "_abc_")) or (library and type(item) not in _NUMBERS))
+                if isinstance(item, types.FunctionType) or not key.startswith(("__", "_abc_"))
             }
             with self._outside():
                 own.append((self._same(base), self._attributes(table, base.__name__)))
@@ -261,9 +350,16 @@ class Survey:
             self._of_model, self._recorded = before
 
 
-def _environment() -> Hashable:
-    """What else decides how a forward pass is traced."""
-    return str(torch.get_default_dtype()), str(torch.get_default_device())
+_libraries: weakref.WeakKeyDictionary[type, tuple[tuple[Any, ...], object]] = weakref.WeakKeyDictionary()
+
+
+def _library_class(value: type) -> Hashable:
+    """A class of an installed package is itself, and another one once a method or attribute of it is replaced."""
+    items = tuple(vars(value).values())
+    known = _libraries.get(value)
+    if known is None or len(known[0]) != len(items) or not all(map(operator.is_, known[0], items)):
+        known = _libraries[value] = items, object()
+    return Same(value), known[1]
 
 
 def _join(label: str, key: Any) -> str:

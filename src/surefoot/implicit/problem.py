@@ -16,8 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from surefoot.implicit.constants import Constants, ConstantsOf
-from surefoot.implicit.errors import ImplicitError
+from surefoot.implicit.constants import Constants, ConstantsOf, ImplicitError
 
 Tensors = tuple[Tensor, ...]
 _CHOICES = {
@@ -72,23 +71,14 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """An inner problem whose tensors are given at every call: inputs, then parameters, then buffers of ζ.
+    """An inner problem whose tensors are given at every call: inputs, then parameters, then buffers of ζ."""
 
-    Attributes:
-        zeta: the function, as a module.
-        inputs: the names of its inputs.
-        shape: of one minimiser.
-        batched: whether ζ is written for one sample and every sample has its own minimiser.
-        settings: how it is solved.
-        constants: what is known about it, or ``None``.
-    """
-
-    zeta: nn.Module
-    inputs: tuple[str, ...]
-    shape: tuple[int, ...]
-    batched: bool
-    settings: Settings
-    constants: Constants | ConstantsOf | None = None
+    zeta: nn.Module  # the function, as a module
+    inputs: tuple[str, ...]  # the names of its inputs
+    shape: tuple[int, ...]  # of one minimiser
+    batched: bool  # whether ζ is written for one sample and every sample has its own minimiser
+    settings: Settings  # how it is solved
+    constants: Constants | ConstantsOf | None = None  # what is known about it, or ``None``
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property

@@ -38,8 +38,7 @@ from surefoot.errors import UnsupportedOperation
 from surefoot.graph.nodes import Spec
 from surefoot.implicit.constants import BETA, UNIT, Constants, gradient_error
 from surefoot.implicit.derived import Derived, derived
-from surefoot.implicit.differentiate import Minimiser, minimiser
-from surefoot.implicit.operation import rewrite
+from surefoot.implicit.operation import Minimiser, minimiser, rewrite
 from surefoot.implicit.problem import Tensors
 from surefoot.implicit.solvers import solved
 from surefoot.magnitude import Magnitude

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.implicit.conjugate import inverse_product
-from surefoot.implicit.errors import ImplicitError, at_infinity, not_converged, not_convex, refuse_nan
+from surefoot.implicit.constants import ImplicitError, at_infinity, not_converged, not_convex, refuse_nan
 from surefoot.implicit.problem import Problem, Tensors
+from surefoot.linear_solve import Rows, conjugate_gradients
 
 _HALVINGS = 40
 _SLOPE = 1e-4
@@ -36,21 +36,13 @@ _FORGET = 0.98  # of the curvature, after each accelerated step, so that a steep
 
 @dataclass(frozen=True)
 class Outcome:
-    """Minimisers, one per row, and the path to them.
+    """Minimisers, one per row, and the path to them."""
 
-    Attributes:
-        beta: the minimisers.
-        residual: the norm of the gradient at each.
-        iterations: how many were made.
-        steps: the step sizes, rows × iterations; zero where a row was finished.
-        momenta: likewise, how far each iteration looked ahead; zeros for Newton's method.
-    """
-
-    beta: Tensor
-    residual: Tensor
-    iterations: int
-    steps: Tensor
-    momenta: Tensor
+    beta: Tensor  # the minimisers
+    residual: Tensor  # the norm of the gradient at each
+    iterations: int  # how many were made
+    steps: Tensor  # the step sizes, rows × iterations; zero where a row was finished
+    momenta: Tensor  # likewise, how far each iteration looked ahead; zeros for Newton's method
 
 
 def solved(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> Outcome:
@@ -214,3 +206,27 @@ def _doubled(
             break
         curvature = torch.where(longer, 2 * curvature, curvature)
     return curvature, moved, slope_there
+
+
+def inverse_product(problem: Problem, beta: Tensor, tensors: Tensors, right: Tensor) -> Tensor:
+    """The inverse Hessians at some rows times vectors, to nearly the precision of the element type.
+
+    ``right`` has the shape of β, rows × size, or is any number of such matrices stacked in front.
+
+    Raises:
+        ImplicitError: if a Hessian has a direction of negative or no curvature.
+    """
+
+    def product(direction: Tensor) -> Tensor:
+        return problem.product(beta, tensors, direction)
+
+    multiply = torch.vmap(product) if right.dim() > beta.dim() else product
+    space, tolerance = Rows(), 4 * torch.finfo(right.dtype).eps
+    solution = conjugate_gradients(multiply, right, space=space, tolerance=tolerance, most=10 * problem.size + 10)
+    if solution.direction is not None:
+        refuse_nan(solution.curvature.reshape(-1, 1), solution.iterations - 1)
+        size = space.dot(solution.direction, solution.direction)
+        place = tuple(((solution.curvature <= 0) & (size > 0)).nonzero()[0])
+        value, largest = float(solution.curvature[place] / size[place]), float(right.norm(dim=-1).max())
+        raise not_convex(value, int(place[-1]), solution.iterations - 1, largest)
+    return solution.x

@@ -1,4 +1,4 @@
-r"""The model as a function :math:`f` of one vector :math:`u`, with its first two derivatives.
+r"""The model as a function :math:`f` of one vector :math:`u`, with its first two derivatives, on a set of vectors.
 
 Everything is a reverse pass: :math:`Df(u)^\top w` is the gradient of :math:`\langle w, f\rangle`; it is linear in
 :math:`w`, so its own derivative in :math:`w` is :math:`Df(u)v`; and the same one order higher.
@@ -6,16 +6,104 @@ Everything is a reverse pass: :math:`Df(u)^\top w` is the gradient of :math:`\la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from surefoot.domains import Region
 from surefoot.graph import Graph
-from surefoot.lower.space import Space, flat
 from surefoot.operations.evaluation import evaluate_in_double, fold_in_double
+
+_Factor = Callable[[float, float], float]
+
+# Points are kept this much inside the domain, so that rounding does not carry them out of it.
+_INSIDE = 1 - 2.0**-40
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    r"""A product of balls :math:`\{u : \|u_g - c_g\|_2 \le r_g \text{ for every group } g\}`.
+
+    Attributes:
+        names: of the variable tensors, in the order in which they lie in the vector.
+        shapes: of the variable tensors.
+        center: the vector :math:`c`.
+        groups: positions in ``names`` that share a radius, with that radius.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    center: Tensor
+    groups: tuple[tuple[tuple[int, ...], float], ...]
+
+    @classmethod
+    def of(cls, region: Region, centers: Mapping[str, Tensor]) -> Space:
+        """A region, with the centres of its variables by name."""
+        values = [centers[name].to(torch.float64) for name in region.variables]
+        flat = torch.cat([value.reshape(-1) for value in values])
+        return cls(region.variables, tuple(value.shape for value in values), flat, region.groups)
+
+    @cached_property
+    def radius(self) -> float:
+        """The largest radius: the scale of the domain."""
+        return max(radius for _, radius in self.groups)
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """The variables by name, as views of a vector."""
+        parts = vector.split([shape.numel() for shape in self.shapes])
+        return {
+            name: part.reshape(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
+
+    def project(self, vector: Tensor) -> Tensor:
+        """The nearest point of the domain, a hair inside of it."""
+        return self.center + self._per_group(
+            vector - self.center, lambda size, radius: min(1.0, _ratio(radius * _INSIDE, size))
+        )
+
+    def ascend(self, vector: Tensor, gradient: Tensor, step: float) -> Tensor:
+        """The projection of a step along the gradient whose part in every group is ``step`` of its radius long."""
+        return self.project(vector + self._per_group(gradient, lambda size, radius: _ratio(step * radius, size)))
+
+    def random(self, generator: torch.Generator, fraction: float = 1.0) -> Tensor:
+        """A random point at a fraction of the radius from the centre in every group."""
+        noise = torch.randn(self.center.shape, dtype=torch.float64, generator=generator).to(self.center.device)
+        return self.project(
+            self.center + self._per_group(noise, lambda size, radius: _ratio(fraction * radius, size))
+        )
+
+    def _per_group(self, vector: Tensor, factor: _Factor) -> Tensor:
+        """The vector with the part in every group scaled by a function of its norm and the group's radius."""
+        parts = list(vector.split([shape.numel() for shape in self.shapes]))
+        for members, radius in self.groups:
+            size = math.hypot(*(float(torch.linalg.vector_norm(parts[k])) for k in members))
+            scale = factor(size, radius)
+            for k in members:
+                parts[k] = parts[k] * scale
+        return torch.cat(parts)
+
+
+def _ratio(wanted: float, size: float) -> float:
+    """By what to multiply a vector of this norm to give it the wanted one; zero stays zero."""
+    return wanted / size if size > 0 else 0.0
+
+
+def unit(vector: Tensor) -> Tensor:
+    """The vector divided by its norm; zero stays zero."""
+    size = torch.linalg.vector_norm(vector)
+    return vector / size if bool(size > 0) else vector
+
+
+def flat(values: Sequence[Tensor]) -> Tensor:
+    """Tensors side by side in one vector."""
+    return torch.cat([value.reshape(-1) for value in values])
+
 
 Objective = Callable[[Any], Tensor]
 
@@ -23,13 +111,9 @@ Objective = Callable[[Any], Tensor]
 class Function:
     """A captured graph in double precision as a map from a vector to the vector of all its outputs.
 
-    Batch statistics are computed and never stored, as a graph passes no running statistics.
-
-    Args:
-        graph: the model.
-        fixed: values of the leaves that do not vary, by name.
-        space: how the others lie in the vector.
-        objective: a map from the outputs (a tensor, or a tuple of several) to a number, or ``None``.
+    Batch statistics are computed and never stored, as a graph passes no running statistics. ``fixed`` are values
+    of the leaves that do not vary, by name; the objective maps the outputs, a tensor or a tuple of several, to a
+    number.
     """
 
     def __init__(
@@ -53,11 +137,7 @@ class Function:
 
 
 class Expansion:
-    """Value and derivatives of a function at a point.
-
-    Attributes:
-        value: the vector of outputs, detached.
-    """
+    """Value and derivatives of a function at a point."""
 
     def __init__(self, function: Function, point: Tensor) -> None:
         with torch.enable_grad():

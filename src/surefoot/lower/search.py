@@ -1,9 +1,18 @@
-"""From a model and a domain to lower bounds of its constants."""
+r"""From a model and a domain to lower bounds of its constants: ascent from several starting points.
+
+For fixed :math:`u` the norm of the Jacobian is found by power iteration, :math:`v \propto Df^\top w`,
+:math:`w \propto Df\,v`; that of the second derivative by the same idea for a tensor,
+:math:`v \propto D^2\langle w, f\rangle v`, :math:`w \propto D^2f[v, v]` (maximising in one factor at a time). For
+fixed directions, :math:`u` takes projected gradient steps, shortened until the value grows. Only improvements are
+kept.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +22,124 @@ from surefoot.attained import Estimate, LowerBound
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.leaves import Wrt
 from surefoot.domains import Domain, DomainError, ProductBall
-from surefoot.lower.ascent import Found, climb, curvature, size, slope, steepest_part
-from surefoot.lower.function import Function, Objective
-from surefoot.lower.space import Space, unit
+from surefoot.lower.function import Expansion, Function, Objective, Space, unit
+
+_LONGEST, _GROWTH, _SHRINKAGE, _SHORTEST = 2.0, 1.5, 0.25, 1e-3
+# Gradients in double precision are trusted to this relative error, which is taken off their difference.
+_GRADIENT_ERROR = 1e-12
+_HALVINGS = 24
+
+
+@dataclass(frozen=True)
+class Found:
+    r"""A value at a point, how it grows there, and the directions it was found with.
+
+    Attributes:
+        value: attained.
+        point: where.
+        uphill: the gradient of the value in the point.
+        left: :math:`w`.
+        right: :math:`v`.
+    """
+
+    value: float
+    point: Tensor
+    uphill: Tensor
+    left: Tensor
+    right: Tensor
+
+
+_Score = Callable[[Expansion, Tensor, Tensor, Tensor], Found]
+
+
+def climb(function: Function, space: Space, score: _Score, start: Found, steps: int) -> Iterator[Found]:
+    """Projected ascent: the starting point and every improvement."""
+    best = score(function.at(start.point), start.point, start.left, start.right)
+    yield best
+    length = _LONGEST
+    for _ in range(steps):
+        point = space.ascend(best.point, best.uphill, length)
+        found = score(function.at(point), point, best.left, best.right)
+        if best.value < found.value < math.inf:
+            best, length = found, min(_LONGEST, length * _GROWTH)
+            yield best
+        else:
+            length *= _SHRINKAGE
+            if length < _SHORTEST:
+                return
+
+
+def size(expansion: Expansion, point: Tensor, left: Tensor, right: Tensor) -> Found:
+    r""":math:`\|f(u)\|`, which grows along :math:`Df^\top f/\|f\|`."""
+    outward = unit(expansion.value)
+    value = float(torch.linalg.vector_norm(expansion.value))
+    return Found(value, point, expansion.pull(outward), outward, right)
+
+
+def slope(iterations: int) -> _Score:
+    r""":math:`\|Df(u)^\top w\|` after some power iterations; it grows along :math:`D^2\langle w, f\rangle v`."""
+
+    def score(expansion: Expansion, point: Tensor, left: Tensor, right: Tensor) -> Found:
+        pulled = expansion.pull(left)
+        for _ in range(iterations):
+            pushed = unit(expansion.push(unit(pulled)))
+            if not bool(pushed.any()):
+                break
+            left, pulled = pushed, expansion.pull(pushed)
+        value, right = float(torch.linalg.vector_norm(pulled)), unit(pulled)
+        return Found(value, point, expansion.bend(left, right), left, right)
+
+    return score
+
+
+def curvature(iterations: int) -> _Score:
+    r""":math:`\|D^2\langle w, f\rangle(u)v\|` after some alternating steps; it grows along a third derivative."""
+
+    def score(expansion: Expansion, point: Tensor, left: Tensor, right: Tensor) -> Found:
+        bent, used = expansion.bend(left, right), right
+        for _ in range(iterations):
+            if not bool(bent.any()):
+                break
+            used = unit(bent)
+            turned = expansion.bend_twice(used)
+            left = unit(turned) if bool(turned.any()) else left
+            bent = expansion.bend(left, used)
+        value = float(torch.linalg.vector_norm(bent))
+        sign = 1.0 if float(bent @ used) >= 0 else -1.0
+        return Found(value, point, sign * expansion.twist(left, used), left, used)
+
+    return score
+
+
+def steepest_part(function: Function, first: Tensor, second: Tensor, w: Tensor) -> float:
+    r"""A lower bound of the smoothness from differences of gradients, which see kinks.
+
+    Where :math:`Df` jumps, the second derivative at a point shows nothing, but for any two points
+    :math:`L \ge \|(Df(u) - Df(u'))^\top w\|_2 / \|u - u'\|_2` with :math:`\|w\|_2 = 1`. By the triangle
+    inequality one half of the segment has at least the ratio of the whole, so halving never loses: the ratio tends
+    to the curvature where there is one, and doubles with every halving at a kink. The largest one is returned.
+    """
+    a, b = first, second
+    at_a, at_b = function.at(a).pull(w), function.at(b).pull(w)
+    best = _ratio(a, b, at_a, at_b)
+    for _ in range(_HALVINGS):
+        middle = (a + b) / 2
+        at_middle = function.at(middle).pull(w)
+        left, right = _ratio(a, middle, at_a, at_middle), _ratio(middle, b, at_middle, at_b)
+        if left >= right:
+            b, at_b = middle, at_middle
+        else:
+            a, at_a = middle, at_middle
+        best = max(best, left, right)
+    return best
+
+
+def _ratio(a: Tensor, b: Tensor, at_a: Tensor, at_b: Tensor) -> float:
+    distance = float(torch.linalg.vector_norm(a - b))
+    change = float(torch.linalg.vector_norm(at_a - at_b))
+    error = _GRADIENT_ERROR * float(torch.linalg.vector_norm(at_a) + torch.linalg.vector_norm(at_b))
+    return max(0.0, change - error) / distance if distance > 0 else 0.0
+
 
 _POWER_ITERATIONS = 4
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.norms.hermitian import exponent, gamma, scale, unscale, up
 from surefoot.norms.matrix import affordable_norm, batched_spectral_norm, frobenius_norm, wide
-from surefoot.norms.rounding import exponent, gamma, scale, unscale, up
 from surefoot.norms.symbol import Axis, symbol_norm
 
 Sizes = int | Sequence[int]

@@ -36,9 +36,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.norms.hermitian import raise_level
+from surefoot.norms.hermitian import gamma, product_error, raise_level, unit_roundoff, up
 from surefoot.norms.matrix import batched_spectral_norm, spectral_norm
-from surefoot.norms.rounding import gamma, product_error, unit_roundoff, up
 
 _CHUNK = 2**16  # entries of symbols at a time: they should stay in the cache
 

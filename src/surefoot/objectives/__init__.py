@@ -1,18 +1,15 @@
 """What is minimised: a loss of the outputs of a model, bound to its targets or not.
 
-* ``base``: :class:`Objective`: value, derivatives, constants.
-* ``constants``: :class:`Constants` of an objective as a function of the stacked outputs.
-* ``loss``: :class:`Loss`, what supervised losses share, a scale and a reduction.
+* ``base``: :class:`Objective`: value, derivatives, constants; :class:`Loss`, with a scale and a reduction.
+* ``constants``: :class:`Constants` of an objective as a function of the stacked outputs; as the paper prints them.
 * ``cross_entropy``: :class:`CrossEntropy` and :class:`NegativeLogLikelihood`, losses of class numbers.
-* ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Divergence`.
-* ``reconstruction``: :class:`Reconstruction`, the objective of auto-encoders.
-* ``printed``: constants of losses as the paper prints them.
+* ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Reconstruction`.
 * ``torch_losses``: losses of torch.nn as objectives.
 * ``regularizers``: :class:`Ridge`, a function of the parameters.
 """
 
 from surefoot.calculus.attach import attach
-from surefoot.objectives.base import Objective
+from surefoot.objectives.base import Loss, Objective
 from surefoot.objectives.constants import Constants, ObjectiveError
 from surefoot.objectives.cross_entropy import CrossEntropy, NegativeLogLikelihood
 from surefoot.objectives.entrywise import (
@@ -21,31 +18,16 @@ from surefoot.objectives.entrywise import (
     Divergence,
     Huber,
     Poisson,
+    Reconstruction,
     SoftMargin,
     Square,
+    encode_decode,
 )
-from surefoot.objectives.loss import Loss
-from surefoot.objectives.reconstruction import Reconstruction, encode_decode
 from surefoot.objectives.regularizers import Ridge
 from surefoot.objectives.torch_losses import from_torch
 
 __all__ = [
-    "Absolute",
-    "BinaryCrossEntropy",
-    "Constants",
-    "CrossEntropy",
-    "Divergence",
-    "Huber",
-    "Loss",
-    "NegativeLogLikelihood",
-    "Objective",
-    "ObjectiveError",
-    "Poisson",
-    "Reconstruction",
-    "Ridge",
-    "SoftMargin",
-    "Square",
-    "attach",
-    "encode_decode",
-    "from_torch",
-]
+    "Absolute", "BinaryCrossEntropy", "Constants", "CrossEntropy", "Divergence", "Huber", "Loss",
+    "NegativeLogLikelihood", "Objective", "ObjectiveError", "Poisson", "Reconstruction", "Ridge", "SoftMargin",
+    "Square", "attach", "encode_decode", "from_torch",
+]  # fmt: skip

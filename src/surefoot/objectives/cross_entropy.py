@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from surefoot.graph.nodes import Spec
-from surefoot.objectives import printed
-from surefoot.objectives.constants import Constants, ObjectiveError
-from surefoot.objectives.loss import Averaging, Loss, frozen_numbers, refuse_empty, shape_of
+from surefoot.objectives.base import Averaging, Loss, frozen_numbers, refuse_empty, shape_of
+from surefoot.objectives.constants import Constants, ObjectiveError, logistic_loss, supervised
 from surefoot.operations.losses.cross_entropy import ClassWeights
 
 
@@ -140,7 +139,7 @@ class CrossEntropy(ClassLoss):
         if not self.is_plain:
             return super().paper_constants(outputs, targets, radius)
         count, classes = outputs.shape
-        total = printed.supervised([printed.logistic_loss(classes, marked=1)] * count)
+        total = supervised([logistic_loss(classes, marked=1)] * count)
         return Constants(total.lipschitz, total.smoothness, True, True, total.unsound)
 
 

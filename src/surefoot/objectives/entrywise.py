@@ -11,14 +11,14 @@ import math
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from surefoot.chain import Chain
 from surefoot.enclosure import row_norms
 from surefoot.graph.nodes import Spec
 from surefoot.magnitude import Magnitude
-from surefoot.objectives import printed
-from surefoot.objectives.constants import Constants, ObjectiveError
-from surefoot.objectives.loss import Averaging, Loss, frozen_numbers, shape_of
+from surefoot.objectives.base import Averaging, Loss, frozen_numbers, shape_of
+from surefoot.objectives.constants import Constants, ObjectiveError, square_loss, supervised
 from surefoot.operations.losses.sums import Numbers
 
 
@@ -38,7 +38,7 @@ class Square(Loss):
         labels = [Magnitude.infinity()] * outputs.shape[0]
         if targets is not None and targets.device.type != "meta":
             labels = list(row_norms(targets.double()))
-        total = printed.supervised([printed.square_loss(radius, label) for label in labels])
+        total = supervised([square_loss(radius, label) for label in labels])
         return Constants(total.lipschitz, total.smoothness, True, True, total.unsound)
 
 
@@ -157,3 +157,51 @@ class Divergence(Loss):
     def __init__(self, targets: Any = None, *, log_target: bool = False, **averaging: Unpack[Averaging]) -> None:
         self.low = -math.inf if log_target else 0.0
         super().__init__(targets, log_target=bool(log_target), **averaging)
+
+
+class Reconstruction(Square):
+    r""":math:`h(\hat x) = \frac1n\sum_i\|\hat x_i - x_i\|^2`, the targets being the input x itself.
+
+    Made with x it is bound to it; without, an optimizer gets it as targets: ``optimizer.step(x, x)``. For data
+    between 0 and 1 that are reconstructed as logits, :class:`BinaryCrossEntropy` of x does the same.
+
+    Args:
+        targets: x, or ``None``.
+        reduction: see :class:`~surefoot.objectives.base.Loss`.
+        scale: a factor of half the squared distance; 2 gives the paper's objective.
+
+    Raises:
+        ObjectiveError: if an option is not allowed, or the output does not have the shape of the input.
+
+    >>> import torch
+    >>> float(Reconstruction()(torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])))
+    25.0
+    """
+
+    def __init__(self, targets: Any = None, *, reduction: str = "mean", scale: float = 2.0) -> None:
+        super().__init__(targets, reduction=reduction, scale=scale)
+
+    def check(self, outputs: Spec, targets: Spec | None) -> None:
+        """The output has the shape of the input."""
+        if targets is not None and outputs.shape != targets.shape:
+            raise ObjectiveError(
+                f"a reconstruction has the shape of the input, which is {shape_of(targets)}: the model returns "
+                f"{shape_of(outputs)}. Flatten the input, or let the decoder end in its shape (nn.Unflatten)"
+            )
+        super().check(outputs, targets)
+
+
+def encode_decode(encoder: nn.Module, decoder: nn.Module, x: Any) -> Chain:
+    r"""The composition :math:`\psi^d \circ \psi^e` as one chain, from two models that need not know each other.
+
+    Raises:
+        CaptureError: if one of the two cannot be read.
+        ChainError: if the decoder does not read what the encoder returns.
+
+    >>> import torch
+    >>> chain = encode_decode(nn.Linear(4, 2), nn.Linear(2, 4), torch.ones(3, 4))
+    >>> len(chain), sorted(chain.parameters)
+    (2, ['0.bias', '0.weight', '1.bias', '1.weight'])
+    """
+    first = Chain(encoder, x)
+    return first >> Chain(decoder, first.value())

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from surefoot.objectives.base import Objective
+from surefoot.objectives.base import Loss, Objective
 from surefoot.objectives.constants import ObjectiveError
 from surefoot.objectives.cross_entropy import CrossEntropy, NegativeLogLikelihood
 from surefoot.objectives.entrywise import (
@@ -20,7 +20,6 @@ from surefoot.objectives.entrywise import (
     SoftMargin,
     Square,
 )
-from surefoot.objectives.loss import Loss
 
 
 def from_torch(loss: nn.Module, targets: Any = None) -> Objective:

@@ -22,16 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.enclosure import Enclosure, constant
+from surefoot.enclosure import Enclosure, Spec, constant
 from surefoot.graph.structure import Node, Ref
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Call, Slot
 from surefoot.operations.moving import Gain, Moving
 from surefoot.operations.record import record_of
 from surefoot.operations.rows import rows_of
-from surefoot.spec import Spec
-from surefoot.taylor.model import UNIT, TaylorModel, rounded_up
-from surefoot.taylor.series import reach
+from surefoot.taylor import UNIT, TaylorModel, reach, rounded_up
 from surefoot.torch_private import schema_of
 
 

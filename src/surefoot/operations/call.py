@@ -21,11 +21,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from surefoot.enclosure import Enclosure
+from surefoot.enclosure import Enclosure, Spec
 from surefoot.errors import UnsupportedOperation, describe
 from surefoot.graph.structure import Node, Ref
 from surefoot.magnitude import Magnitude
-from surefoot.spec import Spec
 
 Slot = str
 Pair = tuple[Slot, Slot]

@@ -39,8 +39,8 @@ from typing import Any
 import torch
 
 import surefoot.operations.families  # noqa: F401  registers the operations
-from surefoot.graph.evaluate import fold, outputs_of, run_widened
-from surefoot.graph.structure import Graph, Node
+from surefoot.graph.nodes import run_widened
+from surefoot.graph.structure import Graph, Node, fold, outputs_of
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE, root

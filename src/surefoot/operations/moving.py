@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surefoot.enclosure import Spec
 from surefoot.graph.structure import Node, Ref
 from surefoot.operations.call import Use
-from surefoot.spec import Spec
-from surefoot.taylor.model import TaylorModel
+from surefoot.taylor import TaylorModel
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.moving import Moving
 from surefoot.operations.sparsity import Sparsity
 from surefoot.scalar import Rounded, ScalarFunction
-from surefoot.taylor.model import TaylorModel
+from surefoot.taylor import TaylorModel
 
 
 class Form(Enum):

@@ -28,8 +28,7 @@ from torch import Tensor
 from surefoot.operations.moving import Moving
 from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
-from surefoot.taylor.model import Coefficients, TaylorModel, rounded_up
-from surefoot.taylor.series import Series, compose, shifted
+from surefoot.taylor import Coefficients, Series, TaylorModel, compose, rounded_up, shifted
 
 _PART = 2**14  # entries at a time: all intermediate results fit into the cache
 _EVALUATION = 2.0**-44  # relative error of composing two polynomials

@@ -25,6 +25,18 @@ from surefoot.optim.watch import Fingerprint, Watch
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
+class _Group(dict[str, Any]):
+    """A parameter group that says why it has no learning rate, to schedulers above all."""
+
+    def __missing__(self, key: str) -> Any:
+        if key in ("lr", "initial_lr"):
+            raise OptimizerError(
+                "there is no learning rate to schedule: every step is as long as its proof allows. Take the "
+                "scheduler out"
+            )
+        raise KeyError(key)
+
+
 class GuaranteedOptimizer(Optimizer):
     """A ``torch.optim.Optimizer`` that knows the function it minimises.
 
@@ -58,6 +70,12 @@ class GuaranteedOptimizer(Optimizer):
         progress: Callable[[StepRecord], object] | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"{type(self).__name__} takes the model itself, since it has to know the function: write "
+                f"{type(self).__name__}(model, surefoot.CrossEntropy()), and params=... for a part of its "
+                f"parameters. Got {type(model).__name__}"
+            )
         if not isinstance(objective, Objective):
             raise TypeError(
                 f"the objective is a loss such as surefoot.CrossEntropy(), got {type(objective).__name__}"
@@ -101,7 +119,7 @@ class GuaranteedOptimizer(Optimizer):
         Raises:
             OptimizerError: if the step cannot be taken. The parameters are as before.
         """
-        self._check_targets(y)
+        self.check_data(x, y)
         reset = self.watch.weights_changed(self.model)
         self._changed = self.look_around()
         with self.unchanged_on_error(), self._others_constant():
@@ -112,8 +130,12 @@ class GuaranteedOptimizer(Optimizer):
             self.progress(self.history[-1])
         return record.loss
 
-    def _check_targets(self, y: Any) -> None:
-        """Targets are given exactly where the objective takes them."""
+    def check_data(self, x: Any, y: Any) -> None:
+        """Targets are given exactly where the objective takes them.
+
+        Raises:
+            OptimizerError: if they are not.
+        """
         if (y is None) == self.objective.takes_targets:
             name = type(self.objective).__name__
             how = "step(x, y)" if self.objective.takes_targets else "step(x)"
@@ -297,6 +319,7 @@ class GuaranteedOptimizer(Optimizer):
         if kind != type(self).__name__:
             raise ValueError(f"this is the state of {kind or 'another optimizer'}, not of {type(self).__name__}")
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "surefoot"})
+        self.param_groups = [_Group(group) for group in self.param_groups]
         self.history = from_columns(own.pop("history"))
         self.watch.load(own.pop("watch", {"left": "", "functions": {}}))
         self.load_extra_state(own)
@@ -321,6 +344,7 @@ class GuaranteedOptimizer(Optimizer):
                 "not speak of them. Put them into a module together with the model"
             )
         super().add_param_group(param_group)
+        self.param_groups[-1] = _Group(self.param_groups[-1])
 
     def _append(self, record: StepRecord, changed: str) -> None:
         """Add a record. The loss of this step says what the one before it achieved, if both belong to one run."""

@@ -10,16 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.chain import Chain
 from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
-from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, LimitedMemory, Proposed
+from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, LimitedMemory, Linearised, Proposed
 from surefoot.optim.evaluation import loss_of, number
-from surefoot.optim.point import Batch, Function, Point
+from surefoot.optim.point import Batch, Function, Point, Stream
 from surefoot.optim.record import StepRecord
 from surefoot.optim.stored import resolution
 from surefoot.optim.wolfe import Found, search
+from surefoot.oracles.problem import Problem
 from surefoot.torch_private import BatchNormalisation
+from surefoot.valuation.streamed import StreamedValuer, is_loader
 from surefoot.valuation.valuer import EvaluationError, Valuer
 
 NAMED: Mapping[str, Callable[[], Direction]] = {
@@ -51,7 +54,7 @@ class ByEvaluation:
 
     def __init__(self, owner: GuaranteedOptimizer, direction: Any) -> None:
         self.owner = owner
-        self.direction = _direction(direction, owner)
+        self.direction = Linearised(self._problem) if direction == "gauss_newton" else _direction(direction, owner)
         self._fallback = Gradient()
         self._stalls = 0
         self.forget()
@@ -62,13 +65,19 @@ class ByEvaluation:
         self._fallback.forget()
         self._function: tuple[tuple[str, Graph], Function] | None = None
         self._point: Point | None = None
+        self._loader: Any = None
+        self._batch: tuple[Any, Any] = (None, None)
 
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step that is proved to descend."""
         owner = self.owner
-        graph, data = owner.graph(x), owner.fingerprint(x, y)
+        self._batch = x, y
         try:
-            function = self._function_of(x, y, graph, data, closure)
+            if is_loader(x):
+                function, data = self._function_of_all(x)
+            else:
+                data = owner.fingerprint(x, y)
+                function = self._function_of(x, y, owner.graph(x), data, closure)
             point = self._here(function)
             slopes = function.layout.unpack(point.gradient)
         except EvaluationError as error:
@@ -84,7 +93,8 @@ class ByEvaluation:
         if found is None:
             return self._stayed(record, why, stalled=True)
         self._stalls = 0
-        self._move_buffers(x)
+        if not is_loader(x):  # whose objective takes running statistics as they are
+            self._move_buffers(x)
         owner.write(found.point.weights)
         found.point.forget_pass()
         self._point = found.point
@@ -103,6 +113,8 @@ class ByEvaluation:
     def value(self, x: Any, y: Any) -> float:
         """The objective at the present weights."""
         owner = self.owner
+        if is_loader(x):
+            return self._function_of_all(x)[0].at(owner.trainable).value
         valuer = Valuer.of(owner.model, x, owner.objective.bound_to(y))
         loss = valuer.run(dict(owner.model.named_parameters()), derivatives=False).value
         wide = {name: value.detach().to(torch.float64) for name, value in owner.trainable.items()}
@@ -121,6 +133,28 @@ class ByEvaluation:
         elif closure is not None:
             self._compare(self._function[1], x, y, closure)
         return self._function[1]
+
+    def _function_of_all(self, loader: Any) -> tuple[Function, str]:
+        """The objective of all batches, and a name for it; kept while loader and model are the same."""
+        owner = self.owner
+        first = next(iter(loader), None)
+        if not isinstance(first, list | tuple) or len(first) != 2:
+            raise OptimizerError("a loader gives pairs (x, y) of inputs and targets")
+        key = f"loader {id(loader)}", owner.graph(first[0])
+        if self._function is None or self._function[0] != key or self._loader is not loader:
+            stream = Stream(StreamedValuer(owner.model, loader, owner.objective))
+            self._function, self._point = (key, Function(stream, owner.regularizer, owner.trainable)), None
+            self._loader = loader
+        return self._function[1], f"loader of {len(loader) if hasattr(loader, '__len__') else 'some'} batches"
+
+    def _problem(self) -> Problem:
+        """The linearised problem at the present weights."""
+        (x, y), owner = self._batch, self.owner
+        if is_loader(x):
+            raise OptimizerError(
+                "Gauss-Newton directions are those of one batch: take another direction for loaders"
+            )
+        return Problem(Chain(owner.model, x), owner.objective.bound_to(y), None, owner.regularizer)
 
     def _compare(self, function: Function, x: Any, y: Any, closure: Closure | None) -> None:
         """What is proved is about the function that the live model computes."""
@@ -262,12 +296,12 @@ def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:
         strangers = [name for name, value in owner.trainable.items() if id(value) not in held]
         if strangers:
             raise ValueError(f"{type(chosen).__name__} does not hold '{strangers[0]}': give it model.parameters()")
-        return Proposed(chosen, dict(owner.trainable))
+        return Proposed(chosen, lambda: owner.trainable)
     if callable(chosen) and not isinstance(chosen, str | type):
         return Chosen(chosen)
     raise ValueError(
-        f"direction is {', '.join(map(repr, NAMED))}, a torch.optim class or instance, or a function of weights "
-        f"and gradient, got {chosen!r}"
+        f"direction is {', '.join(map(repr, NAMED))}, 'gauss_newton', a torch.optim class or instance, or a "
+        f"function of weights and gradient, got {chosen!r}"
     )
 
 

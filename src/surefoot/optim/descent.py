@@ -9,9 +9,10 @@ from torch import nn
 
 from surefoot.objectives import Objective, Ridge
 from surefoot.optim.ahead import AHEAD, Ahead
-from surefoot.optim.base import Closure, GuaranteedOptimizer, Parameters
+from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters
 from surefoot.optim.by_evaluation import ByEvaluation
 from surefoot.optim.record import StepRecord
+from surefoot.valuation.streamed import is_loader
 
 
 class CertifiedDescent(GuaranteedOptimizer):
@@ -31,7 +32,8 @@ class CertifiedDescent(GuaranteedOptimizer):
     What is proved is about the objective of the batch it was given, in exact arithmetic, between the weights as
     they were and the new ones as they are stored, rounded to their type. A step without a proof is not taken, and
     the record says why; after two of them a warning does. With mini-batches every step descends on its own batch;
-    for the objective of all data nothing is proved.
+    for the objective of all data nothing is proved. ``step(loader)`` takes one step on the objective of all data,
+    in the memory of one batch: the loader is any re-iterable of batches ``(x, y)``.
 
     In training mode batch-normalisation uses the statistics of the batch, in what is proved too; running
     statistics move once per step that is taken. Random layers are refused: put them into evaluation mode.
@@ -42,7 +44,8 @@ class CertifiedDescent(GuaranteedOptimizer):
         model: the network.
         objective: a loss without targets.
         proof: see above.
-        direction: where to go. ``"lbfgs"`` (the default), ``"conjugate"``, ``"gradient"``; a ``torch.optim`` class
+        direction: where to go. ``"lbfgs"`` (the default), ``"conjugate"``, ``"gradient"``,
+            ``"gauss_newton"``; a ``torch.optim`` class
             or an instance, which proposes steps and keeps its state consistent with what was taken; or a function
             of weights and gradient, by name, that returns a direction. Promises ahead take ``"conjugate"`` (along
             segments, their default) and ``"gradient"``.
@@ -105,6 +108,19 @@ class CertifiedDescent(GuaranteedOptimizer):
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step that is proved to descend."""
         return self._method.advance(x, y, closure)
+
+    def check_data(self, x: Any, y: Any) -> None:
+        """One batch with its targets, or a loader that brings them.
+
+        Raises:
+            OptimizerError: if it is neither.
+        """
+        if not is_loader(x):
+            super().check_data(x, y)
+        elif y is not None:
+            raise OptimizerError("a loader brings its targets: step(loader)")
+        elif self.proof != "evaluation":
+            raise OptimizerError(f"proof={self.proof!r} is about one batch: proof='evaluation' takes a loader")
 
     def value(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:
         """The objective at the present parameters; where it is evaluated for proofs, in double precision too."""

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from surefoot.optim.point import Point
 from surefoot.optim.vectors import Tensors
+from surefoot.oracles.problem import Problem
+from surefoot.oracles.steps import solve_gauss_newton
 
 _PAIRS = 40  # kept by L-BFGS
 _FIRST = 0.1  # length of the very first step along a gradient, relative to the weights
@@ -198,30 +200,32 @@ class Proposed(Gradient):
 
     Args:
         optimizer: of the same parameters.
-        parameters: these parameters, by name, whose values it reads and writes.
+        trainable: gives the parameters that vary at present, by name; others have no gradient in its eyes.
     """
 
     needs_curvature = False
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Tensors) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, trainable: Callable[[], Mapping[str, Tensor]]) -> None:
         super().__init__()
-        self.optimizer, self.parameters = optimizer, parameters
+        self.optimizer, self.trainable = optimizer, trainable
         self._before: dict[str, Any] | None = None
         self._scale = 1.0  # of its steps, which grows with success
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
         """Where it would go, and how many of its steps to try."""
         self._before = copy.deepcopy(self.optimizer.state_dict())
-        slopes = point.function.layout.unpack(point.gradient)
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.grad = slopes[name].to(parameter.dtype)
+        slopes, parameters = point.function.layout.unpack(point.gradient), self.trainable()
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        for name, parameter in parameters.items():
+            parameter.grad = slopes[name].to(parameter.dtype)
         try:
             self.optimizer.step()
-            moved = point.function.layout.pack(self.parameters) - point.vector
+            moved = point.function.layout.pack(parameters) - point.vector
         finally:
             with torch.no_grad():
-                for name, parameter in self.parameters.items():
+                for name, parameter in parameters.items():
                     parameter.copy_(point.weights[name])
         return moved, self._scale
 
@@ -253,6 +257,44 @@ class Proposed(Gradient):
         self.optimizer.load_state_dict(state["optimizer"])
 
 
+class Linearised(Gradient):
+    """The Gauss-Newton direction, damped so that the full step is good about every other time.
+
+    Args:
+        problem: gives the linearised problem at the present weights.
+    """
+
+    needs_curvature = False
+
+    def __init__(self, problem: Callable[[], Problem]) -> None:
+        super().__init__()
+        self.problem, self._kappa = problem, 1.0
+
+    def propose(self, point: Point) -> tuple[Tensor, float]:
+        """The minimiser of the model, to a tenth, with the step 1 first."""
+        step = solve_gauss_newton(self.problem(), self._kappa, "dual", 0.1, torch.float64, None)
+        return point.function.layout.pack(step.direction), 1.0
+
+    def learn(self, before: Point, after: Point, step: float) -> None:
+        """Less damping after a full step, more after a shorter one."""
+        super().learn(before, after, step)
+        self._kappa = min(max(self._kappa * (1 / 3 if step >= 1 else 1 / max(step, 0.1)), 1e-12), 1e12)
+
+    def forget(self) -> None:
+        """More damping next time."""
+        super().forget()
+        self._kappa = min(4 * self._kappa, 1e12)
+
+    def state(self) -> dict[str, Any]:
+        """Also the damping."""
+        return {**super().state(), "kappa": self._kappa}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+        super().load(state)
+        self._kappa = state["kappa"]
+
+
 class Chosen(Gradient):
     """A function of the caller: from the weights and the gradient, by name, to a direction."""
 
@@ -273,4 +315,4 @@ class Chosen(Gradient):
         return layout.pack(found), 1.0
 
 
-__all__ = ["Chosen", "Conjugate", "Direction", "Gradient", "LimitedMemory", "Proposed"]
+__all__ = ["Chosen", "Conjugate", "Direction", "Gradient", "LimitedMemory", "Linearised", "Proposed"]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from surefoot.objectives import Ridge
 from surefoot.optim.vectors import Layout, Tensors
+from surefoot.valuation.streamed import Streamed, StreamedValuer
 from surefoot.valuation.tape import Run
 from surefoot.valuation.valuer import Evaluation, Valuer
 
@@ -67,6 +68,35 @@ class Batch:
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """A pass forward; backward when the gradient is asked for."""
         return _BatchPass(self.valuer, self.valuer.run(weights))
+
+
+@dataclass
+class _StreamedPass:
+    found: Streamed
+
+    @property
+    def value(self) -> float:
+        return self.found.evaluation.value
+
+    @property
+    def gradient(self) -> Mapping[str, Tensor]:
+        assert self.found.gradient is not None
+        return self.found.gradient
+
+    @property
+    def enclosed(self) -> Evaluation:
+        return self.found.evaluation
+
+
+@dataclass(frozen=True)
+class Stream:
+    """All batches of a loader."""
+
+    valuer: StreamedValuer
+
+    def at(self, weights: Mapping[str, Tensor]) -> Passed:
+        """One pass over the loader, with derivatives: most trials need them."""
+        return _StreamedPass(self.valuer.evaluate(weights, derivatives=True))
 
 
 class Function:
@@ -153,4 +183,4 @@ class Point:
         self.__dict__.pop("_pass", None)
 
 
-__all__ = ["Batch", "Data", "Function", "Passed", "Point"]
+__all__ = ["Batch", "Data", "Function", "Passed", "Point", "Stream"]

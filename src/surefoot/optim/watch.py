@@ -154,12 +154,12 @@ def _digest_of(state: State) -> str:
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
+    digest = hashlib.sha256()  # processors compute it themselves, twice as fast as others
     for tensor in tensors:
         digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return digest.hexdigest()[:16]
 
 
 __all__ = ["Fingerprint", "Watch"]

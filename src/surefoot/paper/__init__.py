@@ -2,30 +2,27 @@
 
 * ``constants``: records for functions, bi-affine maps, layers and results, with their flags.
 * ``layers``: the printed constants of layers, activations, pooling, normalisation, residual and implicit
-  layers; those of objectives are in ``surefoot.objectives.printed``.
-* ``functions``: restriction to a ball, compositions, stacks and sums, a chain as a function of its input.
-* ``chains``: Lemma smooth, its corollary, Lemma smooth_gen, the objective.
+  layers; those of objectives are in ``surefoot.objectives.constants``.
+* ``chains``: restriction to a ball, compositions, stacks and sums, a chain as a function of its input;
+  Lemma smooth, its corollary, Lemma smooth_gen, the objective.
 * ``algorithm``: Algorithm 4 with all its intermediate numbers, and the constants around a point.
 * ``vgg``: the application section.
 * ``operations``, ``walk``: the printed constants of a graph's operations, and a graph as a list of layers.
 * ``reader``: the algorithm on a PyTorch model, as a certificate.
 """
 
-from surefoot.objectives.printed import convex_clustering, logistic_loss, square_loss, supervised
+from surefoot.objectives.constants import convex_clustering, logistic_loss, square_loss, supervised
 from surefoot.paper.algorithm import InnerTrace, LayerTrace, Trace, algorithm_4, around_point
 from surefoot.paper.chains import (
     ObjectiveResult,
+    composition,
+    concatenate_bilinear,
     corollary_restricted,
     diameter_of_balls,
+    fix_parameters,
     lemma_smooth,
     lemma_smooth_gen,
     objective,
-)
-from surefoot.paper.constants import Biaffine, Bivariate, Computation, Result, Smooth
-from surefoot.paper.functions import (
-    composition,
-    concatenate_bilinear,
-    fix_parameters,
     restricted_bound,
     restricted_lipschitz,
     smooth_state,
@@ -34,6 +31,7 @@ from surefoot.paper.functions import (
     sum_separate,
     sum_shared,
 )
+from surefoot.paper.constants import Biaffine, Bivariate, Computation, Result, Smooth
 from surefoot.paper.layers import (
     average_pool,
     batch_norm,

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.magnitude import Magnitude, Number, minimum
+from surefoot.paper.chains import restricted_lipschitz
 from surefoot.paper.constants import ONE, ZERO, Computation, Result, Smooth, merge_flags, radii_of
-from surefoot.paper.functions import restricted_lipschitz
 
 VALUE_AT_ZERO_DROPPED = (
     "ERRATA 4: ‖a(0)‖ was left out of Algorithm 4 although it is not zero; the numbers bound the network "
@@ -186,10 +186,6 @@ def around_point(
     :math:`\|b^0\|`, because
     :math:`b(x, u^* + v) = \beta(x,v) + \beta^u(v) + [\beta^x(x) + \beta(x,u^*)] + [b^0 + \beta^u(u^*)]`.
     The radii of the algorithm are then :math:`R_t'`.
-
-    Args:
-        computations: the layers.
-        centre_norms: :math:`\|u^*_t\|_2`, one for all or one per layer.
     """
     moved = []
     for computation, norm in zip(computations, radii_of(centre_norms, len(computations)), strict=True):

@@ -50,7 +50,11 @@ _EXPANSIVE = 1.0 + 1e-10
 
 _Sides = tuple[int, ...]
 _Reader = Callable[[Graph, Node], Smooth | Biaffine]
-_PRINTED: dict[str, _Reader] = {}
+_PRINTED: dict[str, _Reader] = {
+    "aten.relu": lambda graph, node: layers.relu(),
+    "aten.sigmoid": lambda graph, node: layers.sigmoid(node.numel),
+    "aten.mean": lambda graph, node: layers.average_pool(),
+}
 _REMARKS = {
     "surefoot.scale_shift": "normalisations have no scale and shift of their own (affine=False)",
     "aten.embedding": "inputs are vectors",
@@ -152,16 +156,6 @@ def _convolution(graph: Graph, node: Node) -> Biaffine:
     return _with_intercept(node, Biaffine(overlap, Magnitude.of(batch).sqrt() * overlap, unsound=flags))
 
 
-@printed("aten.relu")
-def _relu(graph: Graph, node: Node) -> Smooth:
-    return layers.relu()
-
-
-@printed("aten.sigmoid")
-def _sigmoid(graph: Graph, node: Node) -> Smooth:
-    return layers.sigmoid(node.numel)
-
-
 @printed("aten.softplus")
 def _softplus(graph: Graph, node: Node) -> Smooth:
     if node.arguments["beta"] != 1:
@@ -192,11 +186,6 @@ def _max_pool(graph: Graph, node: Node) -> Smooth:
     dilation = spatial(node.arguments["dilation"], dims)
     overlap = patch_overlap(*_patches(graph, node), dilation, _shape(node)[-dims:])
     return replace(layers.max_pool(), unsound=(OVERLAPPING_MAX_POOL,) if overlap > 1 else ())
-
-
-@printed("aten.mean")
-def _mean(graph: Graph, node: Node) -> Smooth:
-    return layers.average_pool()
 
 
 @printed("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d")

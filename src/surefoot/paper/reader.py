@@ -30,8 +30,8 @@ from surefoot.enclosure import norm
 from surefoot.graph.structure import Graph, Leaf, Source
 from surefoot.magnitude import Magnitude, stack
 from surefoot.paper.algorithm import VALUE_AT_ZERO_DROPPED, LayerTrace, algorithm_4, around_point
+from surefoot.paper.chains import compositions, fix_parameters, smooth_state
 from surefoot.paper.constants import ZERO, Computation, Result, Smooth, merge_flags
-from surefoot.paper.functions import compositions, fix_parameters, smooth_state
 from surefoot.paper.walk import Layer, layers_of
 
 

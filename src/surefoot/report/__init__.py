@@ -1,8 +1,10 @@
 """The report: certificates as one self-contained HTML page.
 
 * ``page``: :func:`write_report` and :func:`render_report`.
-* ``summary``, ``layers``, ``growth``, ``blocks``, ``side_by_side``, ``rules``: what the sections of the page show.
-* ``docstrings``: claims and proofs of rules as HTML. ``templates``: the page, its style and its script.
+* ``summary``, ``growth``, ``blocks``, ``rules``: what the sections of the page show: numbers, side by side too;
+  curves and the table of layers; the matrix of blocks; claims and proofs of rules as HTML.
+
+The page, its style and its script are in ``templates``.
 """
 
 from surefoot.report.page import ReportError, render_report, write_report

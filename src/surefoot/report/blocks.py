@@ -23,35 +23,20 @@ _FAINTEST = 0.02  # part of the bounds that may be fainter than the scale: a tin
 
 @dataclass(frozen=True)
 class Heat:
-    """The drawing: cells of one unit.
+    """The drawing: cells of one unit."""
 
-    Attributes:
-        size: how many cells along each side.
-        names: of the blocks of each cell.
-        together: how many blocks share a cell; a cell shows the largest of their bounds.
-        paths: for each level how strongly it is painted, and the outline of its cells.
-        infinite: the outline of cells without a finite bound.
-        low: below the faintest level, as text: all but the smallest few finite bounds are above it.
-        high: the largest finite bound.
-        has_zero: whether there are cells that are zero.
-        labels: heights in per cent, short names.
-        label_width: room for them, in pixels.
-        lines: between the cells, where these are few.
-        values: the bounds as text, row by row up to the diagonal: the matrix is symmetric.
-    """
-
-    size: int
-    names: list[str]
-    together: int
-    paths: list[tuple[float, str]]
-    infinite: str
-    low: str
-    high: str
-    has_zero: bool
-    labels: list[tuple[float, str]]
-    label_width: int
-    lines: str
-    values: list[list[str]]
+    size: int  # how many cells along each side
+    names: list[str]  # of the blocks of each cell
+    together: int  # how many blocks share a cell; a cell shows the largest of their bounds
+    paths: list[tuple[float, str]]  # for each level how strongly it is painted, and the outline of its cells
+    infinite: str  # the outline of cells without a finite bound
+    low: str  # below the faintest level, as text: all but the smallest few finite bounds are above it
+    high: str  # the largest finite bound
+    has_zero: bool  # whether there are cells that are zero
+    labels: list[tuple[float, str]]  # heights in per cent, short names
+    label_width: int  # room for them, in pixels
+    lines: str  # between the cells, where these are few
+    values: list[list[str]]  # the bounds as text, row by row up to the diagonal: the matrix is symmetric
 
 
 def heat(certificate: Certificate) -> Heat | None:
@@ -146,6 +131,3 @@ def block_lines(certificate: Certificate) -> list[BlockLine]:
             )
         )
     return lines
-
-
-__all__ = ["BlockLine", "Heat", "block_lines", "heat"]

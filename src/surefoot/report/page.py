@@ -26,10 +26,9 @@ from surefoot.certificate import Certificate
 from surefoot.errors import SurefootError
 from surefoot.report import summary
 from surefoot.report.blocks import block_lines, heat
-from surefoot.report.growth import curves
-from surefoot.report.layers import layer_table
+from surefoot.report.growth import curves, layer_table
 from surefoot.report.rules import errata, families
-from surefoot.report.side_by_side import comparison
+from surefoot.report.summary import comparison
 
 Named = Sequence[tuple[str, Certificate]]
 Estimates = Mapping[str, Estimate] | Sequence[Estimate | None]
@@ -187,6 +186,3 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     return environment.get_template("report.html.j2")
-
-
-__all__ = ["ReportError", "render_report", "write_report", "written_whole"]

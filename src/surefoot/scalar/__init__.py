@@ -4,11 +4,10 @@
 * ``activations``: the element-wise activations of torch.nn, each as such an expression.
 * ``primitives``: the elementary functions they are made of, on tensors, balls and half lines.
 * ``tails``: arithmetic on half lines, where quantities are enclosed together with their growth.
-* ``enclosure``: evaluation on power series of enclosures; kinks, and how smoothly pieces join.
-* ``cell``: enclosures of all derivatives on one interval.
+* ``enclosure``: evaluation on power series of enclosures; kinks, and how smoothly pieces join; one interval.
 * ``bounds``: :func:`supremum` and :func:`value_range` over one interval, by branch and bound.
-* ``grid``: enclosures on cells that cover the real line.
-* ``table``: :func:`sup_on` and :func:`range_on` over as many intervals as a tensor has entries.
+* ``table``: :func:`sup_on` and :func:`range_on` over as many intervals as a tensor has entries, from
+  enclosures on cells that cover the real line.
 * ``recurrences``: the Taylor coefficients of the elementary functions on tensors.
 * ``rounded``: :class:`Rounded`, numbers as computed with a bound on their error.
 * ``series``: :func:`taylor` and :func:`derivatives`, those of scalar functions.
@@ -22,14 +21,6 @@ from surefoot.scalar.series import derivatives, rounded_derivatives, taylor
 from surefoot.scalar.table import range_on, sup_on, sups_on
 
 __all__ = [
-    "Rounded",
-    "ScalarFunction",
-    "derivatives",
-    "range_on",
-    "rounded_derivatives",
-    "sup_on",
-    "supremum",
-    "sups_on",
-    "taylor",
-    "value_range",
-]
+    "Rounded", "ScalarFunction", "derivatives", "range_on", "rounded_derivatives", "sup_on", "supremum",
+    "sups_on", "taylor", "value_range",
+]  # fmt: skip

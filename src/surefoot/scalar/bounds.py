@@ -1,6 +1,6 @@
 r"""Proved suprema of :math:`|f^{(k)}|` over an interval, by branch and bound.
 
-Every cell of a partition of the interval has an enclosure (:mod:`surefoot.scalar.cell`); the largest
+Every cell of a partition of the interval has an enclosure (:mod:`surefoot.scalar.enclosure`); the largest
 upper end bounds the supremum. The cell it belongs to is split until it exceeds the largest value found at some
 point by a relative 5e-8 at most, or until a fixed number of cells has been looked at: then the bound is valid
 but less sharp.
@@ -24,8 +24,7 @@ from itertools import pairwise
 
 from flint import arb
 
-from surefoot.scalar.cell import Cell, downwards, upwards
-from surefoot.scalar.enclosure import doubles_at, kinks
+from surefoot.scalar.enclosure import Cell, doubles_at, downwards, kinks, upwards
 from surefoot.scalar.function import ScalarFunction
 
 TOLERANCE = 5e-8

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from surefoot.calculus.prepare import as_scalar
-from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
+from surefoot.enclosure import Enclosure, Spec, constant, measure, unknown_constant
 from surefoot.graph import Graph, Node
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.record import Form, record_of, rule_for
 from surefoot.scalar import ScalarFunction, supremum
-from surefoot.spec import Spec
 from surefoot.valuation.tape import Run, Tape, norms
 
 _LEAST = 2.0**-460

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from surefoot.calculus.leaves import captured
+from surefoot.enclosure import Spec
 from surefoot.errors import CaptureError, ObjectiveError, describe
 from surefoot.graph import Graph, Source
 from surefoot.graph.checks import as_inputs, check_inputs
 from surefoot.operations.losses.sums import divisor
-from surefoot.spec import Spec
 from surefoot.valuation.tape import Constants, tape_of
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
@@ -101,7 +101,7 @@ class StreamedValuer:
         batches = samples = seen = 0
         bounded = True
         for batches, (x, y) in enumerate(self._batches(), start=1):
-            seen += sum(map(_digest, (*_tensors(x), y)))
+            seen = (seen + sum(map(_digest, (*_tensors(x), y)))) % 2**64  # sums of words wrap around
             samples += len(y)
             if _class_weight(self.objective, y) == 0:
                 continue

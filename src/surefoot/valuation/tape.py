@@ -14,8 +14,8 @@ from torch import Tensor
 
 from surefoot.calculus.prepare import expanded, without_casts
 from surefoot.graph import Graph, Node, Role, Source
-from surefoot.graph.assemble import needed
-from surefoot.graph.evaluate import double_by_default, in_double, widened
+from surefoot.graph.nodes import double_by_default, in_double, widened
+from surefoot.graph.structure import needed
 from surefoot.operations.record import Form, record_of
 
 Values = dict[str, Any]

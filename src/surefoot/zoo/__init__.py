@@ -1,7 +1,7 @@
 """The zoo: plain ``torch.nn`` models by name, for examples, tests and the command line.
 
-* ``registry`` keeps the names: ``register``, ``build``, ``names``, ``example_input``, ``small_options``.
-* ``samples`` says what an input looks like: ``vector``, ``image``, ``tokens``.
+* ``registry`` keeps the names: ``register``, ``build``, ``names``, ``example_input``, ``small_options``; and what
+  an input looks like: ``vector``, ``image``, ``tokens``.
 * ``parts`` holds what several models share: activations and poolings by name.
 * ``fully_connected`` has ``mlp`` and the paper's ``dense``, ``highway`` and ``residual`` networks.
 * ``vgg`` has ``vgg16``, the network of the paper's application, smooth and batch-normalised on request.
@@ -28,18 +28,22 @@ from surefoot.zoo.densenet import densenet121
 from surefoot.zoo.fully_connected import dense, highway, mlp, residual
 from surefoot.zoo.registry import (
     Entry,
+    Sample,
     UnknownModel,
     ZooError,
     build,
     entry,
     example_input,
+    image,
+    image_of_any_size,
     names,
     register,
     small_options,
+    tokens,
     unregister,
+    vector,
 )
 from surefoot.zoo.resnet import resnet18, resnet50, resnet152
-from surefoot.zoo.samples import Sample, image, image_of_any_size, tokens, vector
 from surefoot.zoo.transformer import gpt, vit
 from surefoot.zoo.vgg import vgg16
 

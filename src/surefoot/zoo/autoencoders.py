@@ -2,15 +2,14 @@ r"""Auto-encoders: an encoder :math:`\psi^e` to a short code, then a decoder :ma
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 
 from surefoot.zoo.fully_connected import mlp
 from surefoot.zoo.parts import Activation, check_sizes, make_activation
-from surefoot.zoo.registry import ZooError, register, unknown
-from surefoot.zoo.samples import Sample, image, vector
+from surefoot.zoo.registry import Sample, ZooError, image, register, unknown, vector
 
 _KINDS = ("dense", "convolutional")
 
@@ -19,17 +18,11 @@ def _example(kind: str, sizes: Sequence[int], in_channels: int, image_size: int)
     return vector(sizes[0]) if kind == "dense" else image(in_channels, image_size)
 
 
-class AutoEncoder(nn.Module):
+class AutoEncoder(nn.Sequential):
     """``decoder(encoder(x))``; made by :func:`autoencoder`."""
 
     def __init__(self, encoder: nn.Sequential, decoder: nn.Sequential) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.decoder = decoder
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The reconstruction, of the shape of ``x``."""
-        return self.decoder(self.encoder(x))
+        super().__init__(OrderedDict(encoder=encoder, decoder=decoder))
 
 
 @register(

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from surefoot.zoo.parts import Activation, make_activation, make_pooling
-from surefoot.zoo.registry import ZooError, register
-from surefoot.zoo.samples import image_of_any_size
+from surefoot.zoo.registry import ZooError, image_of_any_size, register
 
 _BOTTLENECK = 4
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.zoo.parts import Activation, check_sizes, make_activation
-from surefoot.zoo.registry import register
-from surefoot.zoo.samples import vector
+from surefoot.zoo.registry import register, vector
 
 # The gates start nearly closed, so that a deep network starts near the identity (Srivastava et al. suggest
 # intercepts such as −1 or −3).
@@ -164,7 +163,7 @@ class GatedLayer(nn.Module):
         return x + torch.sigmoid(self.gate(x)) * (self.activation(self.transform(x)) - x)
 
 
-class GatedHighway(nn.Module):
+class GatedHighway(nn.Sequential):
     """Srivastava's highway network: embedding, gated layers of one width, linear head."""
 
     def __init__(
@@ -174,10 +173,6 @@ class GatedHighway(nn.Module):
         self.embedding = nn.Identity() if inputs == width else nn.Linear(inputs, width, bias=bias)
         self.layers = nn.Sequential(*(GatedLayer(width, activation, bias) for _ in range(depth)))
         self.head = nn.Linear(width, outputs, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Vectors ``(batch, inputs)`` to ``(batch, outputs)``."""
-        return self.head(self.layers(self.embedding(x)))
 
 
 @register(

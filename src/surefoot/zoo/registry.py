@@ -1,8 +1,11 @@
-"""Models by name: register a builder, build it, and make an input it takes.
+r"""Models by name: register a builder, build it, and make an input it takes.
 
 A *builder* is a function whose arguments all have defaults and which returns an ``nn.Module``. A *variant*
 is the same builder with some options already chosen: ``"vgg16-smooth"`` is ``vgg16`` with soft-plus and
 average pooling. What a caller passes wins over what a variant chose.
+
+What one input looks like is described from options of the builder, by functions whose arguments have their names:
+``@register("net", example=image)`` suits any builder with options ``in_channels`` and ``image_size``.
 """
 
 from __future__ import annotations
@@ -17,7 +20,66 @@ import torch
 from torch import nn
 
 from surefoot.errors import SurefootError
-from surefoot.zoo.samples import Sample
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One input, without the batch.
+
+    Attributes:
+        shape: the shape of one sample.
+        vocabulary: ``None`` for real numbers; for integer ids the number of different ids.
+    """
+
+    shape: tuple[int, ...]
+    vocabulary: int | None = None
+
+    def batch(
+        self,
+        count: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        seed: int = 0,
+    ) -> torch.Tensor:
+        """So many samples: standard normal numbers, or uniform ids; on ``"meta"``, shapes without numbers.
+
+        The same seed gives the same numbers, and the global random state is left alone.
+
+        >>> Sample((3,), vocabulary=5).batch(2).dtype
+        torch.int64
+        """
+        shape = (count, *self.shape)
+        place = torch.get_default_device() if device is None else torch.device(device)
+        real = torch.get_default_dtype() if dtype is None else dtype
+        if place.type == "meta":
+            return torch.empty(shape, dtype=torch.int64 if self.vocabulary else real, device=place)
+        # Drawn on the CPU, so that the numbers do not depend on the device they are used on.
+        generator = torch.Generator("cpu").manual_seed(seed)
+        if self.vocabulary is None:
+            return torch.randn(shape, generator=generator, dtype=real, device="cpu").to(place)
+        return torch.randint(self.vocabulary, shape, generator=generator, device="cpu").to(place)
+
+
+def vector(features: int) -> Sample:
+    """A vector of real numbers."""
+    return Sample((features,))
+
+
+def image(in_channels: int, image_size: int) -> Sample:
+    """A square image."""
+    return Sample((in_channels, image_size, image_size))
+
+
+def image_of_any_size(in_channels: int, small_input: bool, image_size: int | None = None) -> Sample:
+    """A square image for a network that takes any: 224×224, or 32×32 if it is made for small ones."""
+    return image(in_channels, image_size or (32 if small_input else 224))
+
+
+def tokens(length: int, vocabulary: int) -> Sample:
+    """A sequence of integer ids below ``vocabulary``."""
+    return Sample((length,), vocabulary)
+
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
@@ -35,11 +97,6 @@ class UnknownModel(ZooError, LookupError):
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """The sentence for a name that is not in a list: what was asked, the closest match, all that exists.
-
-    Args:
-        kind: what is named, for example ``"model"``.
-        name: the name that was asked for.
-        known: the names that exist.
 
     >>> unknown("activation", "softpuls", ["relu", "softplus"])
     "there is no activation 'softpuls': did you mean 'softplus'? Known: relu, softplus."
@@ -113,7 +170,7 @@ def register(
         ZooError: an argument of the builder has no default or an unusable name, an option named here is not
             one of the builder's, or another builder holds the name already.
 
-    >>> from surefoot.zoo.samples import vector
+    >>> from surefoot.zoo.registry import vector
     >>> @register("doctest-line", example=vector)
     ... def line(features: int = 3) -> nn.Module:
     ...     return nn.Linear(features, 1)

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from surefoot.zoo.parts import Activation, make_activation, make_pooling, scaled
-from surefoot.zoo.registry import register
-from surefoot.zoo.samples import image_of_any_size
+from surefoot.zoo.registry import image_of_any_size, register
 
 # A branch is a list of convolutions: kernel, and channels relative to the stage's.
 _Branch = tuple[tuple[int, int], ...]
@@ -63,8 +62,8 @@ class ResidualBlock(nn.Module):
         return self.activation(self.branch(x) + self.shortcut(x))
 
 
-class ResNet(nn.Module):
-    """Stem, four stages of residual blocks, mean over positions, linear ``classifier``."""
+class ResNet(nn.Sequential):
+    """Stem, four stages of residual blocks, mean over positions, linear ``classifier`` that returns logits."""
 
     def __init__(
         self,
@@ -102,10 +101,6 @@ class ResNet(nn.Module):
         self.pooling = nn.AdaptiveAvgPool2d(1)
         self.flatten = nn.Flatten()
         self.classifier = nn.Linear(inputs, num_classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images ``(batch, in_channels, height, width)`` to logits ``(batch, num_classes)``."""
-        return self.classifier(self.flatten(self.pooling(self.stages(self.stem(x)))))
 
 
 @register("resnet18", example=image_of_any_size, small=_SMALL, variants=_VARIANTS)

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surefoot.zoo.parts import Activation, check_image, make_activation
-from surefoot.zoo.registry import ZooError, register, unknown
-from surefoot.zoo.samples import image, tokens
+from surefoot.zoo.registry import ZooError, image, register, tokens, unknown
 
 _EMBEDDING_DEVIATION = 0.02
 
@@ -191,8 +190,8 @@ def vit(
     return VisionTransformer(in_channels, image_size, patch_size, num_classes, width, pooling, blocks, norm_eps)
 
 
-class LanguageModel(nn.Module):
-    """Token table, positions, causal blocks, norm, linear head; made by :func:`gpt`."""
+class LanguageModel(nn.Sequential):
+    """Token table, positions, causal blocks, norm, linear head: from ids to logits; made by :func:`gpt`."""
 
     def __init__(
         self,
@@ -213,10 +212,6 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         if tie_weights:
             self.head.weight = self.tokens.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Integer ids ``(batch, length)`` to logits of each next token ``(batch, length, vocabulary)``."""
-        return self.head(self.norm(self.blocks(self.positions(self.tokens(ids)))))
 
 
 @register(

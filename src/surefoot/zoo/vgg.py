@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from surefoot.zoo.parts import Activation, check_image, make_activation, make_pooling, scaled
-from surefoot.zoo.registry import ZooError, register, unknown
-from surefoot.zoo.samples import image
+from surefoot.zoo.registry import ZooError, image, register, unknown
 
 # Channels and number of convolutions of each stage; a pooling ends it (paper, "Detailed network").
 _STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))

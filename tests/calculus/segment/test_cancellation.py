@@ -8,7 +8,7 @@ import torch
 
 from surefoot.operations.scalar_taylor import composed
 from surefoot.scalar import ScalarFunction
-from surefoot.taylor.model import TaylorModel
+from surefoot.taylor import TaylorModel
 
 x = ScalarFunction.variable()
 apply = ScalarFunction.apply

@@ -13,7 +13,7 @@ from surefoot.calculus.segment.majorant import Majorant, majorant
 from surefoot.calculus.segment.walk import expand, leaf_models
 from surefoot.domains import DomainError
 from surefoot.operations.moving import Norms
-from surefoot.taylor.model import TaylorModel
+from surefoot.taylor import TaylorModel
 
 _TRIALS = 40  # reductions of a segment before giving up
 

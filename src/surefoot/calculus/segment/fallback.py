@@ -30,7 +30,7 @@ from surefoot.operations.call import Bounds, Call
 from surefoot.operations.evaluation import roundoff, run_in_double
 from surefoot.operations.record import rule_for
 from surefoot.operations.rows import rows_of
-from surefoot.taylor.model import UNIT, TaylorModel, rounded_up
+from surefoot.taylor import UNIT, TaylorModel, rounded_up
 
 
 def by_rule(graph: Graph, node: Node, models: dict[str, TaylorModel], order: int) -> TaylorModel:

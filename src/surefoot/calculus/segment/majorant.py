@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from surefoot.taylor.model import TaylorModel
-from surefoot.taylor.series import reach
+from surefoot.taylor import TaylorModel, reach
 
 _UP = 1 + 2.0**-40
 

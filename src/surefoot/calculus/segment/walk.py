@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from surefoot.calculus.segment.fallback import by_rule
-from surefoot.graph.evaluate import in_double
+from surefoot.graph.nodes import in_double
 from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
 from surefoot.operations.evaluation import value_of
 from surefoot.operations.moving import Moving, Norms
 from surefoot.operations.record import record_of
-from surefoot.taylor.model import TaylorModel
+from surefoot.taylor import TaylorModel
 
 
 def leaf_models(

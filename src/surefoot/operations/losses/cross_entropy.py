@@ -39,8 +39,7 @@ from surefoot.operations.record import LossFacts, operation
 from surefoot.operations.softmax import STEEPEST, probabilities, summed
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL
-from surefoot.taylor.model import TaylorModel, row_norms
-from surefoot.taylor.series import compose, reach, shifted
+from surefoot.taylor import TaylorModel, compose, reach, row_norms, shifted
 
 ClassWeights: TypeAlias = tuple[float, ...] | None
 _SMALLEST = 2.0**-1022  # of the normal numbers in double precision

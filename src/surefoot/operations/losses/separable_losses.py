@@ -37,8 +37,7 @@ from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
 from surefoot.scalar import Rounded, ScalarFunction, derivatives, rounded_derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
-from surefoot.taylor.model import TaylorModel, row_norms
-from surefoot.taylor.series import compose, shifted
+from surefoot.taylor import TaylorModel, compose, row_norms, shifted
 
 _EVALUATION = 2.0**-44  # relative error of sums of products, to the sum of the absolute values of their terms
 

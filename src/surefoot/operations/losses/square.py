@@ -25,8 +25,7 @@ from surefoot.operations.losses.sums import (
 from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
 from surefoot.scalar import Rounded
-from surefoot.taylor.model import TaylorModel, row_norms
-from surefoot.taylor.series import reach
+from surefoot.taylor import TaylorModel, reach, row_norms
 
 
 def value(outputs: Tensor, targets: Tensor, *, reduction: str = "mean", scale: float = 1.0) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.moving import Moving
-from surefoot.taylor.model import TaylorModel, rounded_up
+from surefoot.taylor import TaylorModel, rounded_up
 
 Numbers: TypeAlias = "float | tuple[Numbers, ...]"
 UNIT = 2.0**-52
