@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -98,7 +99,11 @@ class Study:
 def _trace(problem: Problem, method: str, setting: float | None, seed: int, budget: int) -> Trace:
     shown = "" if setting is None else f" {setting:.4g}"
     name = f"{problem.name} {len(problem.x)} {method}{shown} seed {seed} of {budget}"
-    return Trace(**cells.cell(name, lambda: train(problem, method, setting, seed, budget).to_dict()))
+    try:
+        return Trace(**cells.cell(name, lambda: train(problem, method, setting, seed, budget).to_dict()))
+    except Exception as error:  # shown as a loss of ∞ and not kept, so that the next run tries again
+        print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return Trace([0.0, 0.0], [math.inf, math.inf], 0, 0, math.nan, lost=True)
 
 
 def tuned(problem: Problem, method: str, seeds: Sequence[int], quick: bool) -> Result:

