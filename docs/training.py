@@ -81,9 +81,10 @@ it was.
 ## Mini-batches
 
 `sf.optim.ProvedEpochs` lets Adam run bursts of mini-batches of 128 in single precision and keeps a burst only if
-the objective of all data is proved to be lower. Its rate finds itself. The loss after the work of {epochs} epochs,
-everything counted (trials of rates, evaluations, bursts that were not kept), over the loss of Adam after {epochs}
-epochs at the best of its fixed rates, which proves nothing and had its rate chosen afterwards.
+the objective of all data is proved to be lower. Its rate finds itself. The loss after the work of {epochs} epochs
+(trials of rates, evaluations and bursts that were not kept count; reading the model, once, does not), and in
+brackets that loss over the one of Adam after {epochs} epochs at the best of its fixed rates, which proves nothing
+and had its rate chosen afterwards.
 
 {minibatches}
 

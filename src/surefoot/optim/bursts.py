@@ -32,7 +32,8 @@ class BurstRecord:
         kept: whether the exact value is proved to be lower than before.
         batches: how many mini-batches the burst took.
         epochs: the same in passes over the loader.
-        work: processor time of the burst and all that was done for it, in that of one training epoch.
+        work: processor time of the burst and all that was done for it, in that of one training epoch; reading the
+            model, once, is not in it.
         note: what else is to be said.
     """
 

@@ -26,13 +26,14 @@ _SEARCH = 4  # mini-batches of a trial while a rate is looked for, and of what j
 _WIDE = 8.0  # between the rates of that search
 _TRIALS = 14
 _SHADE = 0.6  # the rate that is best for a few steps is too large for many
-_GROW, _SHRINK, _AWAY = 1.25, 2.0, 1.2
-_PATIENCE = 5  # kept bursts after which a rate that failed may be tried again
-_COLLAPSE = 0.25  # of the progress per epoch of the burst before: the rate is too large
+_TURN, _SHRINK, _AWAY = math.sqrt(2), 2.0, 1.5
+_PATIENCE = 4  # kept bursts after which a rate that failed may be tried again
+_SLOWER, _COLLAPSE = 0.6, 0.25  # of the progress per epoch of the burst before: the rate is too large
+_EARLY = 3  # kept bursts whose progress is not compared, as it always falls there
 _NEARLY = 2.0  # a burst that ends below that many times the value before goes on at a smaller rate
 _EXTENSIONS = 2
-_SHARE = 0.2  # of the work of training that evaluations take, about
-_SHORTEST, _LONGEST = 2.0, 8.0  # epochs of a burst once the rate has settled
+_SHARE = 0.12  # of the work of training that evaluations take, about
+_FIRST, _LONGEST = (1.0, 2.0), 8.0  # epochs of the first bursts, two of each, and of the longest
 _STALLED = 2
 
 
@@ -52,11 +53,11 @@ class ProvedEpochs:
     the plain ones as ``data``.
 
     *The rate* finds itself. Trials of a few batches from the same state, a factor of eight apart and then two,
-    lead to one to start from. It grows by a quarter with each burst that is kept, and is halved where one is not,
-    or where progress per epoch falls to a quarter; a rate that failed is avoided for some time. A burst that ends
-    a little too high is not lost: it goes on at half the rate, up to twice. At its end weights are averaged over
-    the last steps, which takes out the noise of mini-batches. Once the rate has settled, bursts are so long that
-    evaluations take about a fifth of the work.
+    lead to one to start from. It grows by √2 with each burst that is kept, falls by as much where progress per
+    epoch drops below 0.6 of that before, and is halved where it drops below a quarter or a burst is not kept; a
+    rate that failed is then avoided for four bursts. A burst that ends a little too high is not lost: it goes on
+    at half the rate, up to twice. At its end weights are averaged over the last steps, which takes out the noise
+    of mini-batches. Bursts get longer until evaluations take about an eighth of the work of training.
 
     Args:
         optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
@@ -113,6 +114,7 @@ class ProvedEpochs:
         self._value: Evaluation | None = None
         self._seconds, self._trained = 0.0, 0  # processor time of training so far, and for how many batches
         self._cost = 0.0  # of an evaluation, in seconds: the least that was seen
+        self._reading = 0.0  # seconds that reading the model took, once
         self._searched = False
         self._cap, self._since, self._gain, self._stalls = math.inf, 0, 0.0, 0
 
@@ -123,7 +125,7 @@ class ProvedEpochs:
 
     @property
     def work(self) -> float:
-        """What all bursts took so far, in training epochs: processor time, everything counted."""
+        """What all bursts took so far, in training epochs: processor time, all but reading the model once."""
         return sum(record.work for record in self.history)
 
     def step(self) -> float:
@@ -138,7 +140,8 @@ class ProvedEpochs:
     def run(self, epochs: float) -> float:
         """Bursts until the work of that many training epochs is spent; returns the objective of all data.
 
-        Everything counts: trials, bursts that were not kept, evaluations. The last burst is as long as fits.
+        Trials, bursts that were not kept and evaluations count; reading the model, once, does not. The last burst
+        is as long as fits.
         """
         end = self.work + epochs
         while True:
@@ -154,7 +157,7 @@ class ProvedEpochs:
             assert self._kept is not None
             assert self._value is not None
             for extension in range(_EXTENSIONS + 1):
-                room = left - self._in_epochs(time.process_time() - start) - self._evaluation
+                room = left - self._in_epochs(time.process_time() - start - self._reading) - self._evaluation
                 record = self._burst(extension, room, note)
                 self._conclude(record, start)
                 start, left, note = time.process_time(), left - self.history[-1].work, ""
@@ -214,39 +217,41 @@ class ProvedEpochs:
         return record
 
     def _conclude(self, record: BurstRecord, start: float) -> None:
-        work = self._in_epochs(time.process_time() - start)
+        work = self._in_epochs(time.process_time() - start - self._reading)
+        self._reading = 0.0
         self.history.append(BurstRecord(**{**asdict(record), "work": work}))
         if self.progress is not None:
             self.progress(self.history[-1])
 
     def _adapt(self, record: BurstRecord, extension: int) -> None:
         """The next rate."""
-        failed = not record.kept
-        if record.kept and not extension:
-            gain = (
-                math.log(record.before / record.after) / record.epochs if record.after > 0 < record.before else 0.0
-            )
-            settled = sum(r.kept for r in self.history) >= 3
-            failed = settled and 0 < gain < _COLLAPSE * self._gain
-            self._gain = gain
-        if failed:
+        before, count = self._gain, sum(one.kept for one in self.history)
+        self._gain = 0.0
+        if record.kept and not extension and record.after > 0:
+            self._gain = math.log(record.before / record.after) / record.epochs
+        compared = count >= _EARLY and before and self._gain
+        if not record.kept or (compared and self._gain < _COLLAPSE * before):
             self._cap, self._since, self._gain = self.rate / _AWAY, 0, 0.0
             self._set_rate(self.rate / _SHRINK)
             return
         self._since += 1
         if self._since > _PATIENCE:
             self._cap = math.inf
-        if not extension and self.rate * _GROW <= self._cap:
-            self._set_rate(self.rate * _GROW)
+        grown = len(self.history) > 0 and self.history[-1].rate < record.rate
+        if compared and grown and self._gain < _SLOWER * before:
+            self._set_rate(self.rate / _TURN)
+        elif not extension and self.rate * _TURN <= self._cap:
+            self._set_rate(self.rate * _TURN)
 
     @property
     def _length(self) -> float:
         """Epochs of the next burst."""
         if self.burst is not None:
             return float(self.burst)
-        if sum(record.kept for record in self.history) < 2:
-            return 1.0
-        return min(max(_SHORTEST, self._evaluation / _SHARE), _LONGEST)
+        kept = sum(record.kept for record in self.history)
+        if kept < 2 * len(_FIRST):
+            return _FIRST[kept // 2]
+        return min(max(_FIRST[-1], self._evaluation / _SHARE), _LONGEST)
 
     @property
     def _evaluation(self) -> float:
@@ -333,11 +338,14 @@ class ProvedEpochs:
         buffers = list(self.model.buffers())
         same = len(buffers) == len(self._buffers) and all(map(torch.equal, buffers, self._buffers))
         with evaluating(self.model):
-            if self._valuer is None or not same:
+            if self._valuer is None:
                 self._valuer = StreamedValuer(self.model, self._data, self.objective)
-                self._buffers = [buffer.clone() for buffer in buffers]
-                self._valuer.evaluate()  # reads the model
-                start = time.process_time() if not self.history else start
+                self._valuer.evaluate()
+                self._reading = time.process_time() - start
+                start = time.process_time()
+            elif not same:
+                self._valuer = StreamedValuer(self.model, self._data, self.objective)
+            self._buffers = [buffer.clone() for buffer in buffers]
             found = self._valuer.evaluate().evaluation
         spent = time.process_time() - start
         self._cost = min(self._cost, spent) if self._cost else spent
