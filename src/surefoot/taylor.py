@@ -4,14 +4,30 @@ For parameters :math:`u(\eta) = u + \eta d`, :math:`0 \le \eta \le \bar\eta`, a 
 says
 
 .. math:: z(\eta) = \sum_{j<m} c_j\eta^j + \eta^m R(\eta) + E(\eta), \qquad
-    \|R_i(\eta)\|_2 \le \text{rest}_i, \quad \|E_i(\eta)\|_2 \le \text{error}_i
+    E(\eta) = E_0 + \eta E_1 + \eta^2E_2(\eta),
 
-for every row i (the slices along the first dimension: samples, as long as they do not interact). The coefficients
-are those of the Taylor polynomial at 0 as computed in double precision, ``rest`` bounds what the polynomial leaves
-out and ``error`` the round-off. Both pass through an operation in the same way, times its Lipschitz constant.
+with :math:`\|R_i(\eta)\|_2 \le \text{rest}_i` and :math:`\|E_{ki}\|_2 \le e_{ki}` for every row i (the slices
+along the first dimension: samples, as long as they do not interact). The coefficients are those of the Taylor
+polynomial at 0 as computed in double precision, ``rest`` bounds what the polynomial leaves out and E is the
+round-off: :math:`E_0` and :math:`E_1` do not depend on :math:`\eta`, so the exact value and slope at the beginning
+are :math:`c_0 + E_0` and :math:`c_1 + E_1`, and what is said of differences from them knows no other error.
 
-Bounds are computed from non-negative numbers by fewer than 2²⁰ additions each, so with a relative error below
-2⁻³⁰; :func:`rounded_up` adds 2⁻²⁶.
+*Passing on.* If x is off by :math:`\delta = \eta^mR + E`, then :math:`f(\hat x + \delta) - f(\hat x) =
+G(\eta)\delta(\eta)` with the mean :math:`G(\eta)` of :math:`Df` between the two. With :math:`\|G(\eta)\| \le g`,
+:math:`\|G(\eta) - G(0)\| \le \eta t` and :math:`\|G(\eta) - G(0) - \eta G'(0)\| \le \eta^2b` ("gain", "turn"
+and "bend") the product has the form of :math:`\delta` again, with (:func:`passed_on`)
+
+.. math:: \text{rest}' = g\,\text{rest}, \quad e_0' = ge_0, \quad e_1' = ge_1 + te_0, \quad
+    e_2' = ge_2 + te_1 + be_0 .
+
+*Range.* Bounds are computed from non-negative numbers by fewer than 2²⁰ additions each, so with a relative error
+below 2⁻³⁰; :func:`rounded_up` adds 2⁻²⁶. Norms of coefficients count as 2⁻²⁰⁰ at least, which is more than the
+squares that underflow in them lose. So no product of up to five of them underflows before the last factor, and
+what that one loses, at most 2⁻¹⁰²² for each of the terms, is in the 2⁻⁹⁰⁰ that :func:`rounded_up` adds. The same
+holds for entries of coefficients, sums of fewer than 2⁶⁰ products: where a partial product underflows, the rest
+of the round-off bound, relative to these norms by 2⁻⁵³ or more, is larger than what was lost. Segments whose
+length is not between 2⁻⁵⁰ and 2⁵⁰ are scaled by a power of two (:mod:`surefoot.calculus.segment.along`), so that
+powers of the length do no harm.
 """
 
 from __future__ import annotations
@@ -67,11 +83,14 @@ def _product(a: dict[int, Tensor], b: dict[int, Tensor], highest: int) -> dict[i
     return product
 
 
-def shifted(coefficients: Series, length: float) -> list[Tensor | None]:
+def shifted(
+    coefficients: Series, length: float, least: Sequence[Tensor | float] | None = None
+) -> list[Tensor | None]:
     r"""Bounds of the Taylor coefficients of a polynomial at any point of the segment.
 
     :math:`p(\eta + t) = \sum_i t^i \sum_{q\ge i}\binom qi p_q\eta^{q-i}`, so the i-th is at most
-    :math:`\sum_q\binom qi|p_q|\bar\eta^{q-i}` in absolute value; with i = 0 and q ≥ 1 it is how far it moves.
+    :math:`\sum_q\binom qi|p_q|\bar\eta^{q-i}` in absolute value; with i = 0 and q ≥ 1 it is how far it moves. The
+    numbers ``least``, columns or one for all entries, are added to those that are not zero.
     """
     absolute = [None if j == 0 or c is None else c.abs() for j, c in enumerate(coefficients)]
     result: list[Tensor | None] = []
@@ -81,22 +100,27 @@ def shifted(coefficients: Series, length: float) -> list[Tensor | None]:
             part = absolute[q]
             if part is not None:
                 weight = math.comb(q, i) * reach(length, q - i)
-                total = part * weight if total is None else total.add(part, alpha=weight)
+                if total is None and least is not None:
+                    total = torch.add(torch.as_tensor(least[i]).to(part), part, alpha=weight)
+                else:
+                    total = part * weight if total is None else total.add(part, alpha=weight)
         result.append(total)
     return result
 
 
 Coefficients = tuple[Tensor | None, ...]
 UNIT = 2.0**-53
+FLOOR = 2.0**-200  # what norms count at least
 _UP = 1 + 2.0**-26
+_LOST = 2.0**-900
 
 
 @dataclass(frozen=True)
 class TaylorModel:
     """The coefficients c_0 to c_{m-1}, of which ``None`` stands for zero, up to the end ``length`` of the segment.
 
-    The tail is rest and error side by side, shape (rows, 2) if the rows are samples (``rowwise``), or (1, 2) for
-    the tensor as a whole; ``None`` is zero.
+    The tail is the rest and the errors e_0, e_1, e_2 side by side, shape (rows, 4) if the rows are samples
+    (``rowwise``), or (1, 4) for the tensor as a whole; ``None`` is zero.
     """
 
     coefficients: Coefficients
@@ -129,21 +153,35 @@ class TaylorModel:
     @cached_property
     def norms(self) -> list[Tensor | None]:
         """Norms of the rows of the coefficients, shape (rows, 1), or of all of each, shape (1, 1)."""
-        return [None if c is None else row_norms(c, self.rowwise) for c in self.coefficients]
+        return [None if c is None else row_norms(c, self.rowwise) + FLOOR for c in self.coefficients]
 
     @cached_property
     def move(self) -> Tensor:
         """How far each row gets from the beginning, shape (rows, 1)."""
         return self.polynomial_move if self.tail is None else self.polynomial_move + self.reach_of_tail
 
-    @property
+    @cached_property
     def reach_of_tail(self) -> Tensor:
         """What rest and error add at the end of the segment, shape (rows, 1)."""
         assert self.tail is not None
-        weights = torch.tensor(
-            [reach(self.length, self.order), 1.0], dtype=torch.float64, device=self.value.device
-        )
+        weights = self.tail.new_tensor([reach(self.length, j) for j in (self.order, 0, 1, 2)])
         return (self.tail * weights).nan_to_num(nan=torch.inf, posinf=torch.inf).sum(dim=1, keepdim=True)
+
+    @property
+    def rest(self) -> Tensor:
+        """The bound of R, shape (rows, 1)."""
+        return self.errors[:, :1] if self.tail is None else self.tail[:, :1]
+
+    @property
+    def errors(self) -> Tensor:
+        """The bounds e_0, e_1, e_2, shape (rows, 3)."""
+        return self.value.new_zeros((1, 3), dtype=torch.float64) if self.tail is None else self.tail[:, 1:]
+
+    @property
+    def error(self) -> Tensor:
+        """The bound of E all along the segment, shape (rows, 1)."""
+        e = self.errors
+        return e[:, :1] + self.length * (e[:, 1:2] + self.length * e[:, 2:])
 
     @cached_property
     def polynomial_move(self) -> Tensor:
@@ -161,6 +199,33 @@ class TaylorModel:
         assert first is not None
         return first + self.move
 
+    @cached_property
+    def speed(self) -> Tensor:
+        r"""A bound on :math:`\|z(\eta) - z(0)\|/\eta`, shape (rows, 1)."""
+        return self._quotient(1)
+
+    @cached_property
+    def turn(self) -> Tensor:
+        r"""A bound on :math:`\|z(\eta) - z(0) - \eta z'(0)\|/\eta^2`, shape (rows, 1)."""
+        return self._quotient(2)
+
+    def _quotient(self, degree: int) -> Tensor:
+        first = self.norms[0]
+        assert first is not None
+        total = torch.full_like(first, FLOOR)
+        for j, size in list(enumerate(self.norms))[degree:]:
+            if size is not None:
+                total = total + size * reach(self.length, j - degree)
+        if self.tail is not None:
+            powers = [reach(self.length, max(j - degree, 0)) * (j >= degree) for j in (self.order, 0, 1, 2)]
+            total = total + (self.tail * self.tail.new_tensor(powers)).sum(dim=1, keepdim=True)
+        return total.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+    def padded(self, order: int) -> TaylorModel:
+        """The same with zeros behind the last coefficient of an exact polynomial, or of a constant."""
+        missing = (None,) * (order - self.order)
+        return TaylorModel((*self.coefficients, *missing), self.length, self.tail, self.rowwise)
+
     def truncated(self, order: int) -> TaylorModel:
         """The same with fewer coefficients: the others become part of the rest."""
         if order >= self.order:
@@ -172,10 +237,10 @@ class TaylorModel:
         if self.tail is None:
             if isinstance(extra, float):
                 return TaylorModel(self.coefficients[:order], self.length, None, self.rowwise)
-            tail = torch.cat([extra, torch.zeros_like(extra)], dim=1)
+            tail = torch.cat([extra, extra.new_zeros((len(extra), 3))], dim=1)
         else:
             rest = self.tail[:, :1] * reach(self.length, self.order - order) + extra
-            tail = torch.cat([rest, self.tail[:, 1:]], dim=1)
+            tail = torch.cat([rest, self.tail[:, 1:].expand(len(rest), 3)], dim=1)
         return TaylorModel(self.coefficients[:order], self.length, rounded_up(tail), self.rowwise)
 
     def merged(self) -> TaylorModel:
@@ -192,6 +257,19 @@ def row_norms(value: Tensor, rowwise: bool) -> Tensor:
     return torch.linalg.vector_norm(flat, dim=1, keepdim=True)
 
 
+def is_finite(x: Tensor) -> bool:
+    """Whether all entries are; their sum, which is quickly computed, says so unless it overflows itself."""
+    return math.isfinite(float(x.sum())) or bool(torch.isfinite(x).all())
+
+
 def rounded_up(bound: Tensor) -> Tensor:
     """A bound with the round-off of its computation; what is not a number came from an infinite bound."""
-    return (bound * _UP).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    return (bound * _UP + _LOST).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+
+
+def passed_on(tail: Tensor, gain: Tensor | float, turn: Tensor | float, bend: Tensor | float) -> Tensor:
+    """The tail of a function of a tensor with that tail; the bounds are numbers or columns. See the module."""
+    first, second = tail[:, 1:2], tail[:, 2:3]
+    turned, bent = torch.broadcast_tensors(turn * first, turn * second + bend * first)
+    nothing = turned.new_zeros((len(turned), 2))
+    return gain * tail + torch.cat([nothing, turned, bent], dim=1)

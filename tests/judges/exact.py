@@ -69,7 +69,7 @@ class _Shadowed(TorchDispatchMode):
     def _touches(self, argument: Any) -> bool:
         if isinstance(argument, list | tuple):
             return any(map(self._touches, argument))
-        return isinstance(argument, Tensor) and id(argument) in self._shadows
+        return isinstance(argument, Tensor) and (argument.is_floating_point() or id(argument) in self._shadows)
 
     def _argument(self, argument: Any) -> Any:
         if isinstance(argument, Tensor):

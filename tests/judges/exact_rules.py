@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from flint import arb
 from torch import Tensor
 
 from judges import exact_functions as functions
@@ -125,7 +126,7 @@ for _name, _compare in {"gt": lambda a, b: a > b, "ge": lambda a, b: a >= b, "lt
                 raise Undecided("a comparison of overlapping balls")
             return bool(compare(p, q))
 
-        return mapped(decided, a, _scalar(b))
+        return mapped(decided, a, arb(b) if isinstance(b, float) and math.isinf(b) else _scalar(b))
 
     RULES[_name] = _compared
 

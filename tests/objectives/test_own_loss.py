@@ -75,7 +75,7 @@ def test_segment():
     (expansion,) = Along(model, x, loss).expand(direction, 0.3, 4)
     assert expansion.order == 4
     assert expansion.tail is not None
-    rest, error = expansion.tail[0].tolist()
+    rest, error = float(expansion.rest), float(expansion.error)
     for step in (0.0, 0.1, 0.3):
         there = {path: value.detach() + step * direction[path] for path, value in model.named_parameters()}
         exact = float(loss(torch.func.functional_call(model, there, (x,))))

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from surefoot.calculus.adjoint.gradient import proved_gradient
+from surefoot.calculus.adjoint.push import push
+from surefoot.calculus.analysis import Analysis
 from surefoot.operations.captured import capture
 from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton, ProjectedGradient
 from surefoot.optim.stored import InDouble, promised, stored
@@ -131,10 +134,17 @@ def test_the_objective_in_double_precision_against_automatic_differentiation() -
         assert torch.allclose(found.gradient[name], slope, rtol=1e-12, atol=1e-14)
     move = tuple(torch.randn_like(value) for value in point)
     _, along = torch.func.jvp(outputs, point, move)
-    curved = torch.autograd.functional.hvp(loss, outputs(*point), along)[1]
-    assert found.bent(dict(zip(names, move, strict=True))) == pytest.approx(
-        float((along * curved).sum()), rel=1e-12
-    )
+    by_name = dict(zip(names, move, strict=True))
+    for objective in (loss, sf.Square(torch.zeros_like(outputs(*point)))):
+        curved = torch.autograd.functional.hvp(objective, outputs(*point), along)[1]
+        proved = proved_gradient(Analysis.of(model, x, objective))
+        bent, true = proved.bent(by_name), float((along * curved).sum())
+        assert bent >= true * (1 - 1e-15)
+    assert bent == pytest.approx(true, rel=1e-10)  # round-off included
+    tangent = push(proved.result, {f"p_model_{n.replace('.', '_')}": m for n, m in by_name.items()},
+                   proved.result.steps[-1].names["outputs"])  # fmt: skip
+    assert tangent is not None
+    assert float(tangent.value.square().sum()) / len(x) == pytest.approx(true, rel=1e-12)
 
 
 def test_tied_and_unused_weights_in_double_precision() -> None:

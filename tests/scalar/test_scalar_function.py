@@ -9,8 +9,8 @@ import pytest
 import torch
 from scalar_zoo import CASES, HALF_LINE, Case
 
+from judges.soft_plus import softplus_gap
 from surefoot.scalar import ScalarFunction, supremum, value_range
-from surefoot.scalar.activations import softplus_gap
 
 x = ScalarFunction.variable()
 apply = ScalarFunction.apply

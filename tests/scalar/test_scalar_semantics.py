@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from judges.soft_plus import softplus_gap
 from surefoot.scalar import ScalarFunction, range_on, sup_on, supremum, value_range
-from surefoot.scalar.activations import softplus_gap
 
 x = ScalarFunction.variable()
 apply, named = ScalarFunction.apply, ScalarFunction.named

@@ -3,6 +3,7 @@
 * ``analysis``: what was read, and whether it is still true.
 * ``attach``, ``leaves``: an objective behind a model; the leaves of the graph over a domain.
 * ``prepare``: the graph rewritten into operations with sharp constants.
+* ``folding``: what no variable enters, computed once, with its error.
 * ``forward``: bound, spread and Lipschitz constants of every tensor, by one forward pass over the rules.
 * ``assemble``: the smoothness, as a matrix over pairs of variables.
 * ``adjoint``: for one number, a sharper one by a pass backwards.

@@ -12,21 +12,20 @@ from the arguments or from the variables. :math:`\epsilon` is the round-off of c
 the centre in double precision (:mod:`surefoot.operations.evaluation`); errors of earlier operations arrive through
 the spreads.
 
-What no variable enters is folded in double precision (rotary tables, masks, scales), and the folded numbers are
-part of the function that the certificate speaks of.
+What no variable enters is folded, with an error that counts like a spread (:mod:`surefoot.calculus.folding`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
+from surefoot.calculus.folding import folded
 from surefoot.domains import Region
-from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
+from surefoot.enclosure import Enclosure, measure, unknown_constant
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.operations.call import Bounds, Call, Pair, Slot
@@ -37,14 +36,15 @@ from surefoot.operations.rows import rows_of
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of the pass: what its rule claimed, which tensor sits in which slot, and which slots share the
-    rows of the result.
+    """One operation of the pass: what its rule claimed, which tensor that varies sits in which slot, which slots
+    share the rows of the result, and in which slots there are constants that are off by an error.
     """
 
     node: Node
     bounds: Bounds
     names: Mapping[Slot, str]
     row_slots: frozenset[Slot] = frozenset()
+    inexact: Mapping[Slot, str] = field(default_factory=dict)
 
     @property
     def light(self) -> Step:
@@ -55,13 +55,19 @@ class Step:
         return replace(self, bounds=numbers)
 
     def partners(self, slot: Slot) -> list[tuple[Pair, Slot]]:
-        """The pairs with curvature that a slot belongs to, each with the other slot, if that varies."""
+        """The pairs with curvature that a slot belongs to, each with the other slot, if that varies or is not
+        exact.
+        """
         pairs = [(pair, pair[pair[0] == slot]) for pair in self.bounds.curvature if slot in pair]
-        return [(pair, other) for pair, other in pairs if other in self.names]
+        return [(pair, other) for pair, other in pairs if other in self.names or other in self.inexact]
+
+    def argument(self, slot: Slot, enclosures: Mapping[str, Enclosure]) -> Enclosure:
+        """The enclosure of what sits in a slot that may be off its centre."""
+        return enclosures[self.names[slot] if slot in self.names else self.inexact[slot]]
 
     def row_moves(self, slot: Slot, enclosures: Mapping[str, Enclosure], count: int) -> Magnitude:
         """How far what each row of the result reads in a slot may be from the centre."""
-        return row_moves(enclosures[self.names[slot]], slot in self.row_slots, count)
+        return row_moves(self.argument(slot, enclosures), slot in self.row_slots, count)
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region, keep:
     for node in graph.nodes:
         value = value_of(node, {name: enclosures[name].value for name in node.inputs})
         if all(enclosures[name].is_constant for name in node.inputs):
-            enclosures[node.name] = _constant(graph, Call(node, enclosures), value, region)
+            enclosures[node.name] = _constant(graph, Call(node, enclosures), value, enclosures, region)
         else:
             step, enclosures[node.name] = enclose(graph, node, value, enclosures, region)
             steps.append(step if keep else step.light)
@@ -114,7 +120,8 @@ def enclose(
     bounds = rule_for(node, graph)(call)
     names = {slot: name for slot, name in call.names.items() if slot in call.varying}
     rows = frozenset(slot for slot in rows_of(call) & names.keys() if names[slot] not in region.variables)
-    return Step(node, bounds, names, rows), _enclose(call, bounds, value, region)
+    inexact = {slot: name for slot, name in call.names.items() if slot in call.inexact}
+    return Step(node, bounds, names, rows, inexact), _enclose(call, bounds, value, region)
 
 
 def _enclose(call: Call, bounds: Bounds, value: Any, region: Region) -> Enclosure:
@@ -140,11 +147,11 @@ def _around_centre(
     region: Region,
 ) -> Enclosure:
     rounding = roundoff(call, bounds, value, size)
-    varying = call.varying
-    local = _combine([bounds.jacobian[slot] * e.spread for slot, e in varying.items()], bounds.orthogonal)
+    moving = {slot: (_slope(bounds, slot), e) for slot, e in {**call.varying, **call.inexact}.items()}
+    local = _combine([slope * e.spread for slope, e in moving.values()], bounds.orthogonal)
     if bounds.spread is not None:
         local = minimum(local, bounds.spread)
-    error = _combine([bounds.jacobian[slot] * e.error for slot, e in varying.items()], bounds.orthogonal)
+    error = _combine([slope * e.error for slope, e in moving.values()], bounds.orthogonal)
     error = error + rounding
     spread = minimum(local + rounding, region.reach(lipschitz) + error)
     rows = _rows(call, bounds, rounding)
@@ -161,6 +168,11 @@ def _around_centre(
     # Readers also use bound and peak for the computed centre, which round-off may have put outside.
     bound, reach = maximum(bound, size), maximum(reach, peak)
     return Enclosure(call.node.spec, value, bound, reach, spread, rows, error, lipschitz)
+
+
+def _slope(bounds: Bounds, slot: Slot) -> Magnitude:
+    """The Jacobian in a slot; a rule may know none in one that must not vary."""
+    return bounds.jacobian.get(slot, Magnitude.infinity())
 
 
 def _sizes(call: Call, bound: Magnitude, peak: Magnitude | None) -> tuple[Magnitude, Magnitude]:
@@ -186,8 +198,8 @@ def _rows(call: Call, bounds: Bounds, rounding: Magnitude) -> Magnitude | None:
     slots = rows_of(call)
     if not any(e.rows is not None for slot, e in call.varying.items() if slot in slots):
         return None
-    moves = {slot: row_moves(e, slot in slots, count) for slot, e in call.varying.items()}
-    return stack([move * bounds.jacobian[slot] for slot, move in moves.items()]).sum(axis=0) + rounding
+    moves = {slot: row_moves(e, slot in slots, count) for slot, e in {**call.varying, **call.inexact}.items()}
+    return stack([move * _slope(bounds, slot) for slot, move in moves.items()]).sum(axis=0) + rounding
 
 
 def row_moves(e: Enclosure, rowed: bool, count: int) -> Magnitude:
@@ -205,15 +217,13 @@ def _from_zero(call: Call, bounds: Bounds) -> Magnitude:
     return minimum(best, bounds.offset + total)
 
 
-def _constant(graph: Graph, call: Call, value: Any, region: Region) -> Enclosure:
+def _constant(
+    graph: Graph, call: Call, value: Any, enclosures: Mapping[str, Enclosure], region: Region
+) -> Enclosure:
     """A tensor that does not vary: its value if known, otherwise what the rule says of its size."""
     variables = len(region.variables)
-    if isinstance(value, Tensor):
-        return constant(value, variables)
     if value is not None:
-        size, peak = measure(value)
-        first = constant(value[0], variables)
-        return replace(first, spec=call.node.spec, value=value, bound=size, peak=peak)
+        return folded(graph, call.node, value, enclosures, variables)
     unknown = unknown_constant(call.node.spec, variables)
     if record_of(call.node).bounds is None or not call.slots or not _real(call.node):
         return unknown

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 import surefoot.operations.families  # noqa: F401  registers the operations
+from surefoot.calculus.folding import fold
+from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Graph, Node, Ref, Role, Spec, needed
-from surefoot.operations.evaluation import fold_in_double
 from surefoot.operations.record import record_of
 from surefoot.scalar import ScalarFunction
 
@@ -87,7 +88,7 @@ def scalar(x: Tensor, function: ScalarFunction) -> Tensor:
 
 def as_scalar(graph: Graph, node: Node) -> Node:
     """An operation alone as a scalar function of the entries of one tensor, if it is one and not affine."""
-    expression = _expression(graph, node, {}, cache(partial(fold_in_double, graph, graph.held)))
+    expression = _expression(graph, node, {}, cache(partial(fold, graph, graph.held)))
     return node if expression is None else _scalar_node(node, expression)
 
 
@@ -101,7 +102,7 @@ def _scalar_node(node: Node, expression: _Expression) -> Node:
 def fused(graph: Graph) -> Graph:
     """Every node that is a scalar function of one tensor, and not affine, becomes one node."""
     known: dict[str, _Expression] = {}
-    exact = cache(partial(fold_in_double, graph, graph.held))  # computed when first asked for
+    exact = cache(partial(fold, graph, graph.held))  # computed when first asked for
     nodes = []
     for node in graph.nodes:
         expression = _expression(graph, node, known, exact)
@@ -112,7 +113,7 @@ def fused(graph: Graph) -> Graph:
 
 
 def _expression(
-    graph: Graph, node: Node, known: dict[str, _Expression], exact: Callable[[], Mapping[str, Any]]
+    graph: Graph, node: Node, known: dict[str, _Expression], exact: Callable[[], Mapping[str, Enclosure]]
 ) -> _Expression | None:
     build = record_of(node).scalar
     if build is None or not isinstance(node.spec, Spec) or not node.spec.dtype.is_floating_point:
@@ -149,19 +150,19 @@ def _same_shape(graph: Graph, argument: Ref, node: Node) -> bool:
     return spec.shape == node.spec.shape
 
 
-def _number(graph: Graph, argument: Ref, exact: Callable[[], Mapping[str, Any]]) -> float | None:
+def _number(graph: Graph, argument: Ref, exact: Callable[[], Mapping[str, Enclosure]]) -> float | None:
     """A constant tensor with one entry, as a number.
 
-    A number that was computed from others counts if its value does not depend on the precision: otherwise it is a
-    rounded one, and not the number that the model defines.
+    A number that was computed from others counts if it was computed exactly: otherwise it is a rounded one, and
+    not the number that the model defines.
     """
     if argument.name in graph.held:
         return _finite(graph.held[argument.name])
     spec = graph.spec(argument.name)
     if graph.roles[argument.name] != Role.CONSTANT or not isinstance(spec, Spec) or spec.numel != 1:
         return None
-    computed, precise = _finite(graph.constants[argument.name]), _finite(exact()[argument.name])
-    return computed if computed == precise else None
+    found = exact()[argument.name]
+    return None if found.is_inexact else _finite(found.value)
 
 
 def _finite(value: Any) -> float | None:

@@ -6,9 +6,8 @@ Along a segment the constants of a real-valued function are those a step needs, 
     \qquad (0 \le \eta \le \bar\eta),
 
 for several outputs :math:`\|z(\eta) - z_0\| \le \ell\eta` and :math:`\|z(\eta) - z_0 - \eta z_1\| \le \frac
-L2\eta^2`. There the coefficients are those computed in double precision, so these inequalities hold up to the
-bound :math:`\varepsilon` of the round-off that the model carries; the bound m and the safe step take it into
-account.
+L2\eta^2`. The value and the slope in these are the exact ones: the models along a segment bound the errors of the
+computed ones, and of all that is behind them (:mod:`surefoot.taylor`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from surefoot.calculus.composite import damping_of, is_nonnegative
 from surefoot.calculus.forward import Pass
 from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
-from surefoot.calculus.segment.majorant import largest, majorant
+from surefoot.calculus.segment.majorant import majorant
 from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, ten_times_epsilon
 from surefoot.certificate.record import Certificate, Row
 from surefoot.domains import Ball, Domain, DomainError, ProductBall, Segment
@@ -209,25 +208,20 @@ def _of_number(model: TaylorModel) -> tuple[float, float, float]:
     """Bound, Lipschitz constant and curvature of a real-valued function, seen from the beginning."""
     upper = majorant(model)
     numbers = [0.0 if c is None else float(c) for c in model.coefficients]
-    rest, error = (0.0, 0.0) if model.tail is None else (float(t) for t in model.tail[0])
+    rest, (first, second, third) = float(model.rest), model.errors[0].tolist()
     slope = sum(abs(c) * reach(model.length, j - 1) for j, c in enumerate(numbers) if j)
-    slope = (slope + rest * reach(model.length, model.order - 1)) * (1 + 2.0**-40)
-    bound = abs(numbers[0]) + slope * model.length + error
+    slope = slope + rest * reach(model.length, model.order - 1) + second + third * model.length
+    slope = slope * (1 + 2.0**-40) + 2.0**-1000
+    bound = abs(numbers[0]) + slope * model.length + first
     return bound, slope, max(upper.curvature, 0.0)
 
 
 def _of_vector(models: tuple[TaylorModel, ...]) -> tuple[float, float, float]:
     whole = [model.merged() for model in models]
-    bound = math.hypot(*(float(model.sizes) for model in whole))
-    slopes, bends = [], []
-    for model in whole:
-        numbers = [0.0 if size is None else float(size) for size in model.norms]
-        rest = 0.0 if model.tail is None else float(model.tail[0, 0])
-        polynomial = [*numbers, rest]
-        slopes.append(largest(polynomial[1:], model.length))
-        bends.append(2 * largest(polynomial[2:] or [0.0], model.length))
-    return bound, math.hypot(*slopes), math.hypot(*bends)
+    bounds = ([float(size) for size in (model.sizes, model.speed, model.turn)] for model in whole)
+    bound, slope, turn = (math.hypot(*sizes) for sizes in zip(*bounds, strict=True))
+    return bound, slope, 2 * turn
 
 
 def _magnitude(value: float) -> Magnitude:
-    return Magnitude.of(value * (1 + 2.0**-26)) if math.isfinite(value) else Magnitude.infinity()
+    return Magnitude.of(value * (1 + 2.0**-26) + 2.0**-1000) if math.isfinite(value) else Magnitude.infinity()

@@ -16,7 +16,7 @@ from surefoot.cli.cases import Subject, trainable
 from surefoot.cli.guard import Outcome, UsageError
 from surefoot.cli.models import in_evaluation, real_dtype, refusal
 from surefoot.cli.options import Run, Start
-from surefoot.data import DataError, Dataset
+from surefoot.data import Dataset, imported
 from surefoot.objectives import Objective
 from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton
 from surefoot.report.page import written_whole
@@ -72,11 +72,8 @@ def save_weights(model: nn.Module, path: Path) -> None:
         if path.suffix != ".safetensors":
             torch.save(state, temporary)
             return
-        try:
-            from safetensors.torch import save_file
-        except ImportError as error:
-            raise DataError("safetensors is not installed: pip install 'surefoot[safetensors]'") from error
-        save_file({name: value.clone() for name, value in state.items()}, str(temporary))
+        writer = imported("safetensors.torch", "safetensors")
+        writer.save_file({name: value.clone() for name, value in state.items()}, str(temporary))
 
 
 @dataclass(frozen=True)

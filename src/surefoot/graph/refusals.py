@@ -57,8 +57,9 @@ def refuse_other_derivative(
     """Refuse hand-written backward functions that do not give the derivative of the function.
 
     Vector-Jacobian products of the model are compared in double precision with those of its graph, which are
-    derivatives of what forward computes, at the example and at larger inputs, for random slopes. That is a test
-    and no proof: a backward that is wrong elsewhere only passes.
+    derivatives of what forward computes, at the example and at eight times it, for random slopes. That is a test
+    at two inputs and no proof: a backward that is wrong elsewhere only passes. Constants and promises are
+    those of what forward computes, with derivatives from the graph.
 
     Raises:
         CaptureError: naming the functions, if they differ or cannot be compared.
@@ -72,7 +73,10 @@ def refuse_other_derivative(
         same = False
     if not same:
         remedy = f"{_NO_STEP}write forward with differentiable operations, and pass a model with values in memory."
-        what = f"the backward of {functions} (torch.autograd.Function) is not seen to be the derivative of forward"
+        what = (
+            f"the backward of {functions} (torch.autograd.Function) is not seen to be the derivative of forward "
+            "at the example and at eight times it, where the two are compared"
+        )
         raise CaptureError(what, where="", remedy=remedy)
 
 

@@ -152,11 +152,12 @@ def derived(problem: Problem, enclosures: Sequence[Enclosure], mu: float, centre
     device = next((value.device for value in values if isinstance(value, Tensor)), torch.device("cpu"))
     graph = gradient_graph(problem, specs, device)  # type: ignore[arg-type]
     names = [leaf.name for leaf in graph.inputs]
-    moving = [name for name, e in zip(names[1:], enclosures, strict=True) if not e.is_constant]
+    moving = [name for name, e in zip(names[1:], enclosures, strict=True) if not e.is_constant or e.is_inexact]
     variables = (*moving, BETA)
     count = len(variables)
     leaves = {
-        name: replace(e, lipschitz=_unit(variables, name)) for name, e in zip(names[1:], enclosures, strict=True)
+        name: replace(e, lipschitz=_unit(variables, name), is_constant=name not in moving)
+        for name, e in zip(names[1:], enclosures, strict=True)
     }
     leaves |= {name: constant(value, count) for name, value in graph.held.items()}
     region = Region(variables, tuple(((k,), np.inf) for k in range(count)))

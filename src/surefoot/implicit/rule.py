@@ -184,7 +184,7 @@ def _declared(layout: _Layout, constants: Constants) -> Bounds:
         rows = Magnitude.zero((count,))
         for name in names:
             e = layout.tensors[name]
-            if not e.is_constant:
+            if not e.is_constant or e.is_inexact:
                 rows = rows + (e.row_spread(count) if name in layout.per_sample else e.spread) * slopes[name]
     bounds = layout.bounds(
         constants,

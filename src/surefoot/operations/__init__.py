@@ -20,7 +20,8 @@ Families:
   entry, its bounds and its Taylor rule.
 * ``normalisation``: batch, layer, group, instance and root-mean-square. ``scaled``: their scale and shift.
   ``normalised_by_hand``: what frameworks write out, recognised.
-* ``statistics``: variances, lengths and directions. ``compositions``: gated units, cosines, directions.
+* ``statistics``: variances, lengths and directions. ``group_slopes``: their costates pulled back.
+  ``compositions``: gated units, cosines, directions.
 * ``softmax``: soft-max, its logarithm, and the logarithm of sums of exponentials. ``attention``: scaled dot
   products.
 * ``pooling``: averages over patches, and interpolation. ``maxima``: largest entries of patches.

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from surefoot.enclosure import Enclosure, largest
 from surefoot.graph.structure import Node
@@ -16,8 +17,10 @@ from surefoot.operations.common import ONE, ZERO, affine, root, size_of
 from surefoot.operations.dimensions import broadcast_copies, broadcast_dims, normalized_dim, normalized_dims
 from surefoot.operations.record import Form, declare, operation
 from surefoot.operations.rows import aligned, unless_along
+from surefoot.operations.softmax import summed
 from surefoot.operations.sparsity import Sparsity, entrywise_product, linear_terms
-from surefoot.scalar import ScalarFunction
+from surefoot.scalar import Rounded, ScalarFunction
+from surefoot.scalar.rounded import SMALL
 
 
 def _fused_sum(o: dict[str, Any], sign: float = 1.0, reverse: bool = False) -> ScalarFunction | None:
@@ -30,7 +33,67 @@ def _fused_sum(o: dict[str, Any], sign: float = 1.0, reverse: bool = False) -> S
     return total
 
 
-@operation("aten.add", "aten.sub", "aten.rsub", form=Form.LINEAR, rows=aligned, scalar=_fused_sum)
+def _within(argument: Any, value: Tensor) -> Rounded:
+    """An argument of a folded operation: a number, or a tensor with the errors of its entries."""
+    if not isinstance(argument, Enclosure):
+        return Rounded.exact(float(argument))
+    radius = argument.entry_radius()
+    assert radius is not None
+    return Rounded(argument.value.to(value), radius)
+
+
+def _unless_exact(value: Tensor, proved: Rounded, pair: tuple[Rounded, Rounded], exact: Tensor) -> Tensor:
+    """The errors of a result; none where both arguments and the operation are exact, nor where infinity, which a
+    mask may hold, stays what it is.
+    """
+    first, second = pair
+    errors = (proved.error + (value - proved.value).abs()) * (1 + 2.0**-51)
+    exact = exact & (first.error == 0) & (second.error == 0)
+    kept = torch.isinf(value) & (torch.isinf(first.value) | torch.isinf(second.value))
+    return torch.where(exact | kept, 0.0, errors.nan_to_num(nan=torch.inf, posinf=torch.inf)).expand(value.shape)
+
+
+def _is_power(x: Tensor) -> Tensor:
+    """Where a number is a power of two, so that products with it are exact."""
+    return torch.frexp(x)[0].abs() == 0.5
+
+
+def _sum_errors(call: Call, value: Tensor) -> Tensor:
+    r"""Of :math:`z = \mathrm{fl}(a + b)` the rounding is computed exactly: :math:`(a - (z - t)) + (b - t)` with
+    :math:`t = z - a` is a + b - z (Knuth; Higham, section 4.3), and it is zero for a mask of 0 and -10⁹.
+    """
+    first, second = _within(call["self"], value), _within(call["other"], value)
+    alpha = float(call["alpha"] if call["alpha"] is not None else 1.0)
+    if call.op == "aten.rsub":
+        first, second = second, first
+    second = second * (alpha if call.op == "aten.add" else -alpha) if abs(alpha) != 1 else second
+    if abs(alpha) == 1 and (alpha < 0) is (call.op == "aten.add"):
+        second = -second
+    a, b = first.value, second.value
+    part = value - a
+    lost = (a - (value - part)) + (b - part)
+    return _unless_exact(value, first + second, (first, second), lost == 0)
+
+
+def _product_errors(call: Call, value: Tensor) -> Tensor:
+    """A product is exact if a factor is zero, or a power of two and it does not underflow."""
+    first, second = _within(call["self"], value), _within(call["other"], value)
+    a, b = first.value, second.value
+    normal = value.abs() >= SMALL
+    return _unless_exact(
+        value, first * second, (first, second), (a == 0) | (b == 0) | (normal & (_is_power(a) | _is_power(b)))
+    )
+
+
+def _quotient_errors(call: Call, value: Tensor) -> Tensor:
+    """So is a quotient if the numerator is zero, or the denominator a power of two."""
+    first, second = _within(call["self"], value), _within(call["other"], value)
+    exact = (first.value == 0) | (_is_power(second.value) & (value.abs() >= SMALL))
+    return _unless_exact(value, first / second, (first, second), exact)
+
+
+@operation("aten.add", "aten.sub", "aten.rsub", form=Form.LINEAR, rows=aligned, scalar=_fused_sum,
+           entry_error=_sum_errors)  # fmt: skip
 def addition(call: Call) -> Bounds:
     r"""``self ± alpha·other``: norm 1 and \|alpha\|, times √c for an argument broadcast to c copies.
 
@@ -55,7 +118,8 @@ declare("aten.rsub", scalar=partial(_fused_sum, sign=-1.0, reverse=True))
 
 
 @operation("aten.mul", "aten.multiply", form=Form.PRODUCT, factors=("self", "other"), rows=aligned,
-           cost=entrywise_product, scalar=lambda o: o["self"] * o["other"])  # fmt: skip
+           cost=entrywise_product, scalar=lambda o: o["self"] * o["other"],
+           entry_error=_product_errors)  # fmt: skip
 def product(call: Call) -> Bounds:
     r"""``self ∘ other``, entry by entry.
 
@@ -140,8 +204,35 @@ def _quotient_form(node: Node) -> Form:
     return Form.OTHER if node.arguments.get("rounding_mode") is not None else Form.QUOTIENT
 
 
+def _pull_quotient(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    r""":math:`\lambda/b` and :math:`-\lambda z/b`, added up over the entries that an argument is copied to."""
+    a, b = call["self"], call["other"]
+    if call["rounding_mode"] is not None or not isinstance(a, Enclosure):
+        return {}
+    below = Rounded.exact(b.value.double() if isinstance(b, Enclosure) else float(b))
+    slope = Rounded.exact(costate) / below
+    found = {"self": _gathered(slope, a.shape, call.shape)}
+    if isinstance(b, Enclosure):
+        found["other"] = _gathered(-(slope * (Rounded.exact(a.value.double()) / below)), b.shape, call.shape)
+    return {slot: pulled for slot, pulled in found.items() if slot in call.slots}
+
+
+def _gathered(terms: Rounded, mine: tuple[int, ...], result: tuple[int, ...]) -> Rounded:
+    """The sums over the entries that each entry of an argument was copied to."""
+    terms, dims = terms.expand(result), tuple(broadcast_dims(mine, result))
+    total = summed(terms, dims) if dims else terms
+    return Rounded(total.value.reshape(mine), total.error.reshape(mine))
+
+
 @operation(
-    "aten.div", "aten.divide", "aten.true_divide", form=_quotient_form, rows=aligned, scalar=_fused_quotient
+    "aten.div",
+    "aten.divide",
+    "aten.true_divide",
+    form=_quotient_form,
+    rows=aligned,
+    scalar=_fused_quotient,
+    entry_error=_quotient_errors,
+    pullback=_pull_quotient,
 )
 def quotient(call: Call) -> Bounds:
     r"""``self / other``, entry by entry, by a number or by a tensor that keeps away from zero.

@@ -4,10 +4,19 @@ For :math:`z = \beta(x, w) + b` the coefficients are :math:`z_j = \sum_{a+b=j}\b
 lies beyond the order m, and the rests, are bounded with the norm :math:`J` of :math:`\beta(\cdot, w)` over the
 segment and the constant C of :math:`\|\beta(x, w)\| \le C\|x\|\|w\|`, row by row of x:
 
-.. math:: \text{tail}_z \le J\,\text{tail}_x + C\,\|x\|\,\text{tail}_w
+.. math:: \text{rest}_z \le J\,\text{rest}_x + C\,\|x\|\,\text{rest}_w
     + C\sum_{a+b\ge m}\|x_a\|\|w_b\|\,\bar\eta^{a+b-m}.
 
-A row of a product of k terms per entry has a round-off of at most :math:`k u\,\||x||w|\| \le k u\,C\|x\|\|w\|_F`.
+Errors pass on likewise (:func:`surefoot.taylor.passed_on`): :math:`\beta(x, w) - \beta(\hat x, \hat w) =
+\beta(x - \hat x, w) + \beta(\hat x, w - \hat w)`, and :math:`\beta(\cdot, w(\eta))` turns by C times the speed of
+w and bends by C times how fast that changes, and so for x.
+
+A row of a product of k terms per entry has a round-off of at most :math:`k u\,\||x||w|\| \le k u\,C\|x\|\|w\|_F`,
+and a coefficient is a sum of at most m of them and the shift. With :math:`S_0`, :math:`S_1`, :math:`S_2` bounds of
+:math:`\|x\|`, :math:`\sum_{a\ge1}\|x_a\|\bar\eta^{a-1}` and :math:`\sum_{a\ge2}\|x_a\|\bar\eta^{a-2}`, and with
+:math:`T_0`, :math:`T_1`, :math:`T_2` those of w, the errors of :math:`z_0`, of :math:`z_1` and of all others,
+divided by :math:`\eta^2`, are this for :math:`S_0T_0`, :math:`S_0T_1 + S_1T_0` and :math:`S_0T_2 + S_1T_1 +
+S_2T_0` in the place of :math:`\|x\|\|w\|`.
 
 J is that at the beginning plus :math:`C\|w - w_0\|`; the one at the beginning is the costly part, so it is asked
 of :class:`Norms`, which an optimizer keeps from step to step.
@@ -16,6 +25,7 @@ of :class:`Norms`, which an optimizer keeps from step to step.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +39,7 @@ from surefoot.operations.call import Call, Slot
 from surefoot.operations.moving import Gain, Moving
 from surefoot.operations.record import record_of
 from surefoot.operations.rows import rows_of
-from surefoot.taylor import UNIT, TaylorModel, reach, rounded_up
+from surefoot.taylor import UNIT, TaylorModel, passed_on, reach, rounded_up
 from surefoot.torch_private import schema_of
 
 
@@ -44,21 +54,36 @@ def along_segment(moving: Moving, data: Slot, weights: Slot, shift: Slot) -> Tay
     slots = data, weights, shift
     at_start, gain = moving.norms.at(node, w.value, spec, lambda: measured(node, w.value, spec, slots))
     norm = at_start + gain.constant * float(w.move)
-    size = x.sizes * (gain.constant * float(w.sizes))
     coefficients = _coefficients(node, slots, x, w, bias, order)
     excess = _excess(x, w, order, gain.constant)
+    inputs, factors = sizes_of(x), [gain.constant * float(size) for size in sizes_of(w)]
+    size = torch.cat(product(inputs, factors), dim=1)
     copies = 1.0
     if bias is not None:
         rows = x.value.shape[0] if x.rowwise else 1
         copies = math.sqrt(max(1.0, node.numel / rows / max(1, bias.value.numel())))
-        size = size + copies * bias.merged().sizes
-    error = size * ((gain.reduction + 8) * UNIT * (order + 1))
-    own = torch.cat([excess.expand_as(error), error], dim=1)
-    for model, factor in ((x, norm), (w, gain.constant * x.sizes), (bias and bias.merged(), copies)):
+        bias = bias.merged()
+        size = size + torch.cat(sizes_of(bias), dim=1) * copies
+    errors = size * ((gain.reduction + order + 8) * UNIT)
+    own = torch.cat([excess.expand(len(errors), 1), errors], dim=1)
+    weighted = [gain.constant * size for size in inputs]
+    gains: list[Sequence[Tensor | float]] = [[norm, *factors[1:]], weighted, [copies, 0.0, 0.0]]
+    for model, (factor, turn, bend) in zip((x, w, bias), gains, strict=True):
         tail = None if model is None else model.truncated(order).tail
         if tail is not None:
-            own = own + factor * tail
+            own = own + passed_on(tail, factor, turn, bend)
     return TaylorModel(tuple(coefficients), x.length, rounded_up(own), x.rowwise)
+
+
+def sizes_of(model: TaylorModel) -> list[Tensor]:
+    """Bounds of a tensor, of its speed and of how fast it turns: columns."""
+    return [model.sizes, model.speed, model.turn]
+
+
+def product(first: Sequence[Tensor], second: Sequence[Any]) -> list[Tensor]:
+    """Such bounds of a product: of a value, a slope and the rest, as of power series."""
+    (a, b, c), (d, e, f) = first, second
+    return [a * d, a * e + b * d, a * f + b * e + c * d]
 
 
 def measured(node: Node, weights: Tensor, data: Spec, slots: tuple[Slot, Slot, Slot]) -> Gain:

@@ -171,6 +171,11 @@ class Call(Use):
         """The slots whose tensors vary over the domain."""
         return {slot: e for slot, e in self.slots.items() if not e.is_constant}
 
+    @cached_property
+    def inexact(self) -> dict[Slot, Enclosure]:
+        """The slots whose tensors do not vary, but are off by an error."""
+        return {slot: e for slot, e in self.slots.items() if e.is_inexact}
+
 
 def label(node: Node) -> str:
     """What to call an operation: its own name, or for a fused scalar function that of what it computes."""

@@ -191,6 +191,8 @@ def masked_fill(call: Call) -> Bounds:
     replaced = _chosen(mask, True, (), call)
     norms = {"self": root(_chosen(mask, False, x.shape, call))}
     peak = maximum(x.peak, size) if replaced else x.peak
+    if isinstance(value, Enclosure):
+        return affine(call, {**norms, "value": root(replaced)}, peak=peak)
     return affine(call, norms, offset=size * root(replaced), peak=peak)
 
 
@@ -210,7 +212,13 @@ def _chosen(condition: Enclosure, when: bool, shape: tuple[int, ...], call: Call
 
 
 @operation(
-    "aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.new_zeros", "aten.new_ones", "aten.new_full"
+    "aten.zeros_like",
+    "aten.ones_like",
+    "aten.full_like",
+    "aten.new_zeros",
+    "aten.new_ones",
+    "aten.new_full",
+    rounds=False,
 )
 def filled(call: Call) -> Bounds:
     """A constant whose shape or type comes from a tensor: norm 0."""

@@ -43,8 +43,8 @@ from surefoot.graph.nodes import run_widened
 from surefoot.graph.structure import Graph, Node, fold, outputs_of
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call
-from surefoot.operations.common import ONE, root
-from surefoot.operations.record import Form, record_of
+from surefoot.operations.common import ONE, ZERO, root
+from surefoot.operations.record import record_of
 
 
 def run_in_double(node: Node, values: Mapping[str, Any]) -> Any:
@@ -80,10 +80,10 @@ def roundoff(call: Call, bounds: Bounds, value: Any, size: Magnitude) -> Magnitu
     """
     record = record_of(call.node)
     stated = None if record.error is None else record.error(call, value)
-    if stated is None:
-        stated = usual_roundoff(call, bounds, size)
-        if record.form_of(call.node) is not Form.LAYOUT:
-            stated = stated + underflow(call, bounds.reduction)
+    if not record.rounds_at(call.node):
+        stated = ZERO
+    elif stated is None:
+        stated = usual_roundoff(call, bounds, size) + underflow(call, bounds.reduction)
     return stated if bounds.error is None else stated + bounds.error
 
 

@@ -26,7 +26,7 @@ from surefoot.operations.rows import aligned, batch, unless_along
 
 def layout(*names: str, rows: Rows, **readings: Any) -> Callable[[Rule], Rule]:
     """Register operations that only move numbers: linear, without arithmetic, so without cost."""
-    return operation(*names, form=Form.LAYOUT, rows=rows, **readings)
+    return operation(*names, form=Form.LAYOUT, rows=rows, **{"rounds": False, **readings})
 
 
 @layout("aten.contiguous", "aten.clone", "aten.alias", "aten.lift_fresh_copy", "aten.to", "aten._to_copy",
@@ -246,7 +246,7 @@ def windows(call: Call) -> Bounds:
     return affine(call, {"self": root(overlap)}, peak=x.peak * float(sums), reduction=sums)
 
 
-layout("aten.col2im", rows=batch("self", 3))(windows)
+layout("aten.col2im", rows=batch("self", 3), rounds=True)(windows)
 
 
 @layout("aten.unfold", rows=unless_along(key="dimension"))

@@ -19,13 +19,14 @@ from torch.nn import functional as F
 
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude
-from surefoot.operations.call import Bounds, Call, Use
+from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ZERO, root
 from surefoot.operations.dimensions import normalized_dims, spatial
 from surefoot.operations.pooling import batched, patch_entries
 from surefoot.operations.record import declare, operation
 from surefoot.operations.rows import unless_along
 from surefoot.operations.sparsity import Sparsity
+from surefoot.scalar import Rounded
 
 _LARGEST = 2**22  # entries of all patches together that are looked at
 _REASON = (
@@ -45,9 +46,30 @@ def _one_of_each_group(use: Use) -> Sparsity:
     return Sparsity(evaluation=math.prod(use.shapes["self"]), jacobian=outputs, application=outputs)
 
 
+_SETTINGS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+
+
+def _pull_max_pool(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    """Costates go to the entries that are the largest of their patches; one that is that of c patches gets their
+    sum, which is off by γ_c of that of their absolute values, in whatever order.
+    """
+    x, dims, adaptive = call["self"].value, int(call.node.op[-2]), "adaptive" in call.node.op
+    pool = getattr(F, f"{'adaptive_' if adaptive else ''}max_pool{dims}d")
+    settings = {key: call[key] for key in (("output_size",) if adaptive else _SETTINGS)}
+    given = {key: value for key, value in settings.items() if value not in (None, [])}
+    places = pool(x, **given, return_indices=True)[1].flatten(-dims)
+    slopes = costate.flatten(-dims)
+    parts = (slopes, slopes.abs(), torch.ones_like(slopes))
+    total, sizes, count = (
+        torch.zeros_like(x).flatten(-dims).scatter_add(-1, places, part).reshape(x.shape) for part in parts
+    )
+    return {"self": Rounded(total, torch.where(count > 1, sizes * (count * 2.0**-52), 0.0))}
+
+
 @operation(
     "aten.max_pool1d", "aten.max_pool1d_with_indices", "aten.max_pool2d", "aten.max_pool2d_with_indices",
     "aten.max_pool3d", "aten.max_pool3d_with_indices", rows=batched, cost=_one_of_each_patch, errata=(15,),
+    rounds=False, pullback=_pull_max_pool,
 )  # fmt: skip
 def max_pool(call: Call) -> Bounds:
     """Slope √c; curvature 0 where every maximum keeps its place over the domain, otherwise a kink.
@@ -68,7 +90,7 @@ def max_pool(call: Call) -> Bounds:
 
 
 @operation("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d", rows=batched,
-           errata=(15,))  # fmt: skip
+           errata=(15,), rounds=False, pullback=_pull_max_pool)  # fmt: skip
 def adaptive_max_pool(call: Call) -> Bounds:
     """The same with the windows [⌊iN/P⌋, ⌈(i+1)N/P⌉), which may overlap."""
     dims = int(call.node.op[-2])
@@ -80,10 +102,11 @@ def adaptive_max_pool(call: Call) -> Bounds:
     return _maximum(call, [_inside(window, n) for window, n in zip(windows, sides, strict=True)])
 
 
-declare("aten.median", rows=unless_along(), cost=_one_of_each_group)
+declare("aten.median", rows=unless_along(), cost=_one_of_each_group, rounds=False)
 
 
-@operation("aten.amax", "aten.amin", "aten.max", "aten.min", rows=unless_along(), cost=_one_of_each_group)
+@operation("aten.amax", "aten.amin", "aten.max", "aten.min", rows=unless_along(), cost=_one_of_each_group,
+           rounds=False)  # fmt: skip
 def extreme(call: Call) -> Bounds:
     """The largest or smallest entry along some dimensions: one patch per result, slope 1."""
     x = call["self"]

@@ -36,6 +36,12 @@ off by at most
 
 the minimum over the points within :math:`e` of what was computed; and never by more than :math:`2\sqrt M` and
 round-off, as the exact and the computed result have norm at most :math:`\sqrt M`.
+
+*Pulling back.* :math:`Dg^\top\lambda = P(\lambda - z\langle z, \lambda\rangle/M)/\rho_\epsilon`, P subtracting
+the mean if that is subtracted, computed by this formula with the errors of every entry: an entry of the centred
+group is off by at most e, and :math:`\rho_\epsilon` by :math:`e/\sqrt M`, as its slope :math:`\|x\|/(M
+\rho_\epsilon)` is at most that, and a relative :math:`(M + 32)2u + 2^{-48}`. Where :math:`\epsilon` is lost on the
+scale of the group, it and the 2⁻¹⁰⁰⁰ in its place change :math:`\rho_\epsilon` by less than :math:`2^{-499}`.
 """
 
 from __future__ import annotations
@@ -54,10 +60,13 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, affine, root
 from surefoot.operations.groups import Groups, centred, scaled, times_power
-from surefoot.operations.record import Form, declare, operation
+from surefoot.operations.record import Form, Near, declare, operation
 from surefoot.operations.rows import batch, rows_of
 from surefoot.operations.scaled import scale_shift
+from surefoot.operations.softmax import summed
 from surefoot.operations.sparsity import Sparsity, grouped, linear_terms
+from surefoot.scalar import Rounded
+from surefoot.scalar.rounded import SMALL
 
 Arrange = Callable[[Tensor], Tensor]
 
@@ -130,6 +139,127 @@ def _evaluation_error(groups: Tensor, eps: float, *, centre: bool) -> Magnitude:
         )
     total = np.minimum(error, 2 * whole) + np.minimum(norms, whole) * ((size + 16) * 2 * _UNIT)
     return Magnitude.of(total).norm() * (1 + 2.0**-40) + root(groups.numel()) * (2.0**-1018 * size)
+
+
+def _parts(data: Groups, eps: float) -> tuple[Rounded, Rounded]:
+    """The root-mean-squares on the scale of the groups, as a column, and the groups divided by them."""
+    halvings, shift = _shift(data, eps)
+    squares = times_power(data.numbers.square().mean(dim=1, keepdim=True), -2 * halvings)
+    rho = (squares + shift.clamp_min(2.0**-1000)).sqrt()
+    off = times_power(data.error, -halvings) * (1 + 2.0**-40) + 2.0**-1020
+    wrong = rho * ((data.size + 32) * 2 * _UNIT + 2.0**-48) + off / math.sqrt(data.size) * (1 + 2.0**-40)
+    length = Rounded(rho, wrong + (shift == 0).double() * 2.0**-499)
+    return length, Rounded(times_power(data.numbers, -halvings), off) / length
+
+
+def _pulled(groups: Tensor, costate: Tensor, eps: float, *, centre: bool) -> Rounded:
+    """The transposed Jacobian of :func:`_normalised` times a costate; see the module for the errors."""
+    if not groups.numel():
+        return Rounded.exact(costate)
+    data = _prepared(groups, centre=centre)
+    size, halvings = data.size, _shift(data, eps)[0]
+    length, z = _parts(data, eps)
+    slope = Rounded.exact(costate)
+    tilted = slope - z * summed(z * slope, 1) / float(size)
+    if centre:
+        tilted = tilted - summed(tilted, 1) / float(size)
+    scaled = tilted / length
+    down = -data.exponents - halvings
+    value, error = (times_power(part.expand(costate.shape), down) for part in (scaled.value, scaled.error))
+    return Rounded(value, error + SMALL)
+
+
+def _near_groups(groups: Tensor, move: Tensor, eps: float, *, centre: bool) -> Near:
+    r"""With c the move, centred if the group is, and :math:`s = \langle z, c\rangle/M`: :math:`(c -
+    sz)/\rho_\epsilon + \frac12(3s^2z - 2sc - \|c\|^2z/M)/\rho_\epsilon^2`, as :math:`D\rho_\epsilon = s` and
+    :math:`D^2\rho_\epsilon = (\|c\|^2/M - s^2)/\rho_\epsilon`.
+
+    Let E be the norm of the error of z and r the relative one of :math:`\rho_\epsilon`. As :math:`\|z\| \le
+    \sqrt M`, for :math:`\|c\| = 1` the first is off by :math:`(3E/\sqrt M + 2r)/\rho_\epsilon`, the second by
+    :math:`(16E/M + 16r/\sqrt M)/\rho_\epsilon^2`; sums of M products round by a few units for each.
+    """
+    data = _prepared(groups, centre=centre)
+    size = data.size
+    rho, z = _parts(data, eps)
+    inverse = times_power(1 / rho.value, -data.exponents - _shift(data, eps)[0])
+    c = move - move.mean(dim=1, keepdim=True) if centre else move
+    s = (z.value * c).sum(dim=1, keepdim=True) / size
+    first = (c - s * z.value) * inverse
+    square = c.square().sum(dim=1, keepdim=True) / size
+    second = (3 * s.square() * z.value - 2 * s * c - square * z.value) * inverse.square()
+    relative = rho.error / (rho.value - rho.error).clamp(min=0.0) + (size + 32) * 2 * _UNIT
+    wrong = torch.linalg.vector_norm(z.error.expand(z.value.shape), dim=1, keepdim=True) / math.sqrt(size)
+    errors = (
+        (3 * wrong + 4 * relative) * inverse,
+        (16 * wrong + 16 * relative) * inverse.square() / math.sqrt(size),
+    )
+    bounds = [float((error * (1 + 2.0**-30)).nan_to_num(nan=torch.inf).max()) for error in errors]
+    return Near(first + 0.5 * second, bounds[0], bounds[1])
+
+
+def _near_layer(call: Call, move: Tensor) -> Near | None:
+    x, size = call["input"].value, math.prod(call["normalized_shape"])
+    return _near(x, move, x.numel() // max(1, size), call, centre=call.op == "aten.layer_norm")
+
+
+def _near_group(call: Call, move: Tensor) -> Near | None:
+    x = call["input"].value
+    return _near(x, move, x.shape[0] * call["num_groups"], call, centre=True)
+
+
+def _near_batch(call: Call, move: Tensor) -> Near | None:
+    x = call["input"].value
+    if call["running_mean"] is not None:
+        one = _pull_fixed(call, torch.ones_like(x))
+        return Near(one.value * move, float(one.error.max()) if x.numel() else 0.0, 0.0)
+    if call.op == "aten.batch_norm":
+        return None  # it mixes samples
+    return _near(x, move, x.shape[0] * x.shape[1], call, centre=True)
+
+
+def _near(x: Tensor, move: Tensor, count: int, call: Call, *, centre: bool) -> Near | None:
+    if not x.numel():
+        return None
+    eps, size = float(call["eps"]), x.numel() // count
+    found = _near_groups(x.reshape(count, size), move.reshape(count, size), eps, centre=centre)
+    return Near(found.change.reshape(x.shape), found.first, found.second)
+
+
+def _pull_fixed(call: Call, costate: Tensor) -> Rounded:
+    """With running statistics: divided by the deviation of the channel."""
+    variance = call["running_var"].value.double().reshape(-1, *[1] * (costate.dim() - 2))
+    shifted: Any = Rounded.exact(variance) + float(call["eps"])
+    return Rounded.exact(costate) / torch.sqrt(shifted)
+
+
+def _pull_batch(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    """Of batch and instance normalisation."""
+    x = call["input"].value
+    if call["running_mean"] is not None:
+        return {"input": _pull_fixed(call, costate)}
+    if call.op == "aten.instance_norm":
+        return {"input": _pull_groups(x, costate, x.shape[0] * x.shape[1], float(call["eps"]), centre=True)}
+    turned = x.transpose(0, 1)
+    pulled = _pull_groups(turned, costate.transpose(0, 1), x.shape[1], float(call["eps"]), centre=True)
+    return {"input": Rounded(pulled.value.transpose(0, 1), pulled.error.transpose(0, 1))}
+
+
+def _pull_groups(x: Tensor, costate: Tensor, count: int, eps: float, *, centre: bool) -> Rounded:
+    """Of so many groups, one behind the other."""
+    size = x.numel() // max(1, count)
+    pulled = _pulled(x.reshape(count, size), costate.reshape(count, size), eps, centre=centre)
+    return Rounded(pulled.value.reshape(x.shape), pulled.error.expand(pulled.value.shape).reshape(x.shape))
+
+
+def _pull_layer(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    x, size = call["input"].value, math.prod(call["normalized_shape"])
+    centre = call.op == "aten.layer_norm"
+    return {"input": _pull_groups(x, costate, x.numel() // max(1, size), float(call["eps"]), centre=centre)}
+
+
+def _pull_group(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    x = call["input"].value
+    return {"input": _pull_groups(x, costate, x.shape[0] * call["num_groups"], float(call["eps"]), centre=True)}
 
 
 def _fixed(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
@@ -208,9 +338,11 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 @operation("aten.batch_norm", form=_form, fixed=_STATISTICS, rows=_batch_rows, cost=_cost, epsilon="eps",
-           errata=(3,), evaluate=_batch_norm, error=_error)  # fmt: skip
+           errata=(3,), evaluate=_batch_norm, error=_error, pullback=_pull_batch, symmetric=True,
+           near=_near_batch)  # fmt: skip
 @operation("aten.instance_norm", form=_form, fixed=_STATISTICS, rows=batch("input", 3), cost=_cost, epsilon="eps",
-           errata=(3,), evaluate=_instance_norm, error=_error)  # fmt: skip
+           errata=(3,), evaluate=_instance_norm, error=_error, pullback=_pull_batch, symmetric=True,
+           near=_near_batch)  # fmt: skip
 def batch_or_instance_norm(call: Call) -> Bounds:
     """With running statistics an affine map, x ↦ (x - μ)/√(σ² + ε) per channel, of norm the largest 1/√(σ² + ε);
     otherwise channels are groups, over the whole batch or over each sample.
@@ -237,6 +369,7 @@ def _fixed_statistics(call: Call, x: Enclosure) -> Bounds:
 
 
 @operation("aten.layer_norm", "aten.rms_norm", epsilon="eps", errata=(3,), error=_error_of_layer,
+           pullback=_pull_layer, symmetric=True, near=_near_layer,
            rows=lambda use: ["input"] if len(use["normalized_shape"]) < len(use.shapes["input"]) else [],
            cost=lambda use: grouped(use.numel, math.prod(use["normalized_shape"])))  # fmt: skip
 def layer_norm(call: Call) -> Bounds:
@@ -251,7 +384,7 @@ declare("aten.rms_norm", evaluate=_rms_norm)
 
 
 @operation("aten.group_norm", rows=batch("input"), epsilon="eps", errata=(3,), evaluate=_group_norm,
-           error=_error_of_groups,
+           error=_error_of_groups, pullback=_pull_group, symmetric=True, near=_near_group,
            cost=lambda use: grouped(use.numel, use.numel // (use.shape[0] * use["num_groups"])))  # fmt: skip
 def group_norm(call: Call) -> Bounds:
     """Groups are blocks of channels of each sample."""

@@ -81,6 +81,21 @@ class LossFacts:
 
 
 @dataclass(frozen=True)
+class Near:
+    """A result near the centre, to second order.
+
+    Attributes:
+        change: of the result, from a move of the argument; differentiable twice at zero.
+        first: on the norm of the error of its computed derivative there.
+        second: the same for its second derivative.
+    """
+
+    change: Tensor
+    first: float
+    second: float
+
+
+@dataclass(frozen=True)
 class GramRows:
     """Rows of the Jacobian in the parameters of a layer, from what the layer reads and the slopes in its result.
 
@@ -116,8 +131,11 @@ class Operation:
         taylor: its result along a segment to any order; ``None`` for second order from the bounds.
         pullback: the transposed Jacobian at the centre times a costate, by slot of the argument, from formulas
             whose error is proved: value and error of every entry. ``None``, or a slot left out, for what automatic
-            differentiation computes, whose error is taken to be relative to :math:`|J|^\top|\lambda|`
-            (:mod:`surefoot.calculus.adjoint.costates`).
+            differentiation computes by adding up products of the costate with numbers of the arguments, so that
+            its error is relative to :math:`|J|^\top|\lambda|` (:mod:`surefoot.calculus.adjoint.costates`).
+        near: the result near the centre as a quadratic function of the move of its one argument that varies, from
+            coefficients whose error is proved, in sums and products only. ``None`` where its kernel has to do.
+        symmetric: whether its Jacobian in its one argument is a symmetric matrix.
         cost: non-zero entries of its derivatives; ``None`` for what follows from the form.
         gram: rows of the Jacobian in its parameters.
         canonical: itself as simpler operations, for every reading.
@@ -130,6 +148,9 @@ class Operation:
             the kernel loses digits or leaves the range of doubles; differentiable.
         error: on the norm of the difference between its computed value and the exact one at the same arguments;
             ``None``, or returning ``None``, where that of :mod:`surefoot.operations.evaluation` is proved.
+        entry_error: the same entry by entry, for arguments that do not vary and are off by at most their radii;
+            ``None`` where norms have to do.
+        rounds: whether computing it rounds; what only moves or selects numbers does not.
         factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.operations.losses.factor`.
     """
 
@@ -145,6 +166,8 @@ class Operation:
     scalar: Scalar | None = None
     taylor: Callable[[Moving], TaylorModel | None] | None = None
     pullback: Callable[[Call, Tensor], Mapping[Slot, Rounded]] | None = None
+    near: Callable[[Call, Tensor], Near | None] | None = None
+    symmetric: bool = False
     cost: Callable[[Use], Sparsity] | None = None
     gram: GramRows | None = None
     canonical: Callable[[Node], Iterator[Node]] | None = None
@@ -155,10 +178,16 @@ class Operation:
     factor: Callable[..., Any] | None = None
     evaluate: Callable[..., Any] | None = None
     error: Callable[[Call, Any], Magnitude | None] | None = None
+    entry_error: Callable[[Call, Tensor], Tensor] | None = None
+    rounds: bool | Callable[[Node], bool] = True
 
     def form_of(self, node: Node) -> Form:
         """The form of one use."""
         return self.form if isinstance(self.form, Form) else self.form(node)
+
+    def rounds_at(self, node: Node) -> bool:
+        """Whether computing one use rounds."""
+        return self.rounds if isinstance(self.rounds, bool) else self.rounds(node)
 
     def row_slots(self, use: Use) -> frozenset[Slot]:
         """The slots of which row i alone enters row i of the result."""

@@ -24,6 +24,7 @@ from surefoot.operations.common import ONE, ZERO, entries, root, top, weighed
 from surefoot.operations.record import Form, operation
 from surefoot.operations.rows import aligned, batch
 from surefoot.operations.scalar_taylor import scalar_along
+from surefoot.operations.softmax import summed
 from surefoot.scalar import Rounded, ScalarFunction, range_on, rounded_derivatives, sup_on, supremum, sups_on
 
 _FAR = 32.0
@@ -40,16 +41,30 @@ def _evaluation_error(call: Call, value: Tensor) -> Magnitude:
     if len(function.steps) <= 2 and not any(step.pieces for step in function.steps):
         return norm(value) * 2.0**-49 + root(call.numel) * 2.0**-1021
     parts = zip(x.reshape(-1).split(_PART), value.reshape(-1).split(_PART), strict=True)  # that fit into the cache
-    errors = [_entry_errors(function, *part) for part in parts]
+    errors = [entry_errors(function, *part) for part in parts]
     return norm(errors) * (1 + 2.0**-40)
 
 
-def _entry_errors(function: ScalarFunction, x: Tensor, value: Tensor) -> Tensor:
-    proved = rounded_derivatives(function, Rounded.exact(x), 0)[0]
-    errors = (proved.error + (value - proved.value).abs()) * (1 + 2.0**-51)
+def _folded_errors(call: Call, value: Tensor) -> Tensor:
+    """The errors of all entries, for arguments within their radii."""
+    radius = call["x"].entry_radius()
+    return entry_errors(call["function"], call["x"].value, value, radius).expand(value.shape)
+
+
+def entry_errors(function: ScalarFunction, x: Tensor, value: Tensor, radius: Tensor | None = None) -> Tensor:
+    """How far computed values of a function may be from the exact ones, entry by entry; for arguments that are off
+    by at most a radius, those of all of them.
+    """
+    within = Rounded.exact(x) if radius is None else Rounded(x, radius)
+    proved = rounded_derivatives(function, within, 0)[0]
+    errors = ((proved.error + (value - proved.value).abs()) * (1 + 2.0**-51)).expand(value.shape).clone()
     unsure = ~torch.isfinite(errors)
     if bool(unsure.any()):
-        low, high = range_on(function, x[unsure], x[unsure])
+        move = within.error.expand(x.shape)[unsure]
+        ends = (x[unsure] + move).nextafter(torch.full_like(move, torch.inf))
+        begins = (x[unsure] - move).nextafter(torch.full_like(move, -torch.inf))
+        begins, ends = (torch.where(move > 0, end, x[unsure]) for end in (begins, ends))
+        low, high = range_on(function, begins, ends)
         apart = torch.maximum(high - value[unsure], value[unsure] - low).clamp(min=0.0) * (1 + 2.0**-50)
         errors[unsure] = apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
     return errors
@@ -64,7 +79,7 @@ def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
 
 
 @operation("surefoot.scalar", error=_evaluation_error, form=Form.ELEMENTWISE, rows=aligned, taylor=scalar_along,
-           pullback=pullback)  # fmt: skip
+           pullback=pullback, symmetric=True, entry_error=_folded_errors)  # fmt: skip
 def scalar_function(call: Call) -> Bounds:
     r"""Slope and curvature over the reachable interval of every entry.
 
@@ -166,7 +181,30 @@ def _reason(call: Call) -> str:
 _PRELU_KINK = "PReLU has a kink at zero: use a smooth activation (surefoot.smooth), or shrink the domain"
 
 
-@operation("aten.prelu", "aten._prelu_kernel", form=Form.ELEMENTWISE, rows=batch("self", 1))
+def _slopes_laid(call: Call) -> tuple[int, ...]:
+    """The shape in which the slopes meet the entries: one for all, or one per channel."""
+    x, w = call["self"], call["weight"]
+    if call.node.op == "aten.prelu" and w.numel > 1:
+        return (*w.shape, *(1,) * (len(x.shape) - 2))
+    return w.shape if w.numel > 1 else ()
+
+
+def _pull_prelu(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    """λ where an entry is positive, else wλ; and the sum of λ min(x, 0) over the entries that share a slope."""
+    x, w, laid = call["self"].value, call["weight"], _slopes_laid(call)
+    slope = Rounded.exact(costate)
+    below = Rounded.exact(w.value.reshape(laid)) * slope
+    shares = (Rounded.exact(x.clamp(max=0.0)) * slope).expand(x.shape)
+    wide = (1,) * (x.dim() - len(laid)) + tuple(laid)
+    dims = tuple(k for k, size in enumerate(wide) if size == 1)
+    total = summed(shares, dims) if dims else shares
+    return {
+        "self": slope.choose(below, x > 0, torch.zeros_like(x, dtype=torch.bool)),
+        "weight": Rounded(total.value.reshape(w.shape), total.error.reshape(w.shape)),
+    }
+
+
+@operation("aten.prelu", "aten._prelu_kernel", form=Form.ELEMENTWISE, rows=batch("self", 1), pullback=_pull_prelu)
 def prelu(call: Call) -> Bounds:
     r""":math:`z = \max(x, 0) + w \min(x, 0)` with one slope w for all, or one per channel.
 
@@ -179,13 +217,10 @@ def prelu(call: Call) -> Bounds:
     low, high = x.interval()
     negative, positive = bool((low <= 0).any()), bool((high >= 0).any())
     reachable = bool(((low <= 0) & (high >= 0)).any())
-    laid = w.shape
-    if call.node.op == "aten.prelu" and w.numel > 1:
-        laid = (*w.shape, *(1,) * (len(x.shape) - 2))
     steep = minimum(w.peak, meeting_norm(w, w.shape, w.shape))
     slope = maximum(ONE if positive else ZERO, steep if negative else ZERO)
     below = replace(x, value=x.value.clamp(max=0.0)) if isinstance(x.value, Tensor) else x  # moves no more than x
-    shared = meeting_norm(below, laid if w.numel > 1 else (), call.shape) if negative else ZERO
+    shared = meeting_norm(below, _slopes_laid(call), call.shape) if negative else ZERO
     return Bounds(
         jacobian={"self": slope, "weight": shared},
         curvature={

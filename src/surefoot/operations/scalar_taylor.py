@@ -1,20 +1,29 @@
 r"""A scalar function of every entry along a segment.
 
-With :math:`x = p + \eta^mR + E` and :math:`p` the polynomial, :math:`a(x) = a(p) + a'(\xi)(\eta^mR + E)`: rest and
-error are multiplied by the largest slope within reach. The Taylor coefficients of :math:`a\circ p` follow from
-those of a at :math:`p_0`. What they leave out is :math:`\eta^m` times the m-th Taylor coefficient of :math:`a\circ
-p` at some point of the segment (Taylor's theorem), and by the formula of Faà di Bruno that is at most the
-coefficient of :math:`t^m` in :math:`\sum_i A_i(\sum_{j\ge1}P_jt^j)^i`, where :math:`A_i \ge \sup|a^{(i)}|/i!` over
-what the entry reaches and :math:`P_j \ge \sup|p^{(j)}|/j!`. For :math:`A_i` the smaller of the supremum over the
-line and :math:`|a^{(i)}(p_0)|/i!` plus the move times the supremum of the next derivative; where these are
-infinite, the supremum over the reachable interval.
+Let :math:`x = q + \eta^mR + \eta^2E_2` with :math:`q = p + E_0 + \eta E_1` and p the polynomial (in the words of
+:mod:`surefoot.taylor`). Then :math:`a(x) = a(q) + a'(\xi)(\eta^mR + \eta^2E_2)`: rest and :math:`e_2` are
+multiplied by the largest slope within reach. What the Taylor polynomial of :math:`a\circ q` leaves out is
+:math:`\eta^m` times the m-th Taylor coefficient of :math:`a\circ q` at some point of the segment (Taylor's
+theorem), and by the formula of Faà di Bruno that is at most the coefficient of :math:`t^m` in :math:`\sum_i
+A_i(\sum_{j\ge1}P_jt^j)^i`, where :math:`A_i \ge \sup|a^{(i)}|/i!` over what q reaches and :math:`P_j \ge
+\sup|q^{(j)}|/j!`. For :math:`A_i` the smaller of the supremum over the line and :math:`|a^{(i)}(p_0)|/i!` plus the
+move times the supremum of the next derivative; where these are infinite, the supremum over the reachable interval.
 
-*Round-off.* The Taylor coefficients :math:`a_i` of a at :math:`p_0` are computed with proved errors :math:`e_i`
-(:func:`surefoot.scalar.rounded_derivatives`). Those of :math:`a\circ p` are :math:`\sum_ia_i[q^i]_j` with
-:math:`q = p - p_0`, sums of fewer than :math:`2^7` products of at most 6 factors each, so along the segment the
-polynomial is off by at most :math:`e_0 + \sum_{i\ge1}(e_i + \gamma(|a_i| + e_i))\rho^i`, where :math:`\rho \ge
-\sum_j|p_j|\bar\eta^j` and :math:`\gamma = 2^{-44}` is more than :math:`\gamma_{2^7+6}`; products that underflow
-lose less than :math:`2^{-1000}` together.
+*Errors of the argument.* The coefficients of :math:`a\circ q` differ from those of :math:`a\circ p`. Between the
+two, along :math:`p + s(E_0 + \eta E_1)`, the derivative of the j-th in s is the j-th coefficient of
+:math:`a'(q_s)(E_0 + \eta E_1)`. That of :math:`\eta^i` in :math:`a'(q_s)` is at most the coefficient :math:`B_i`
+of :math:`t^i` in :math:`\sum_k(k+1)A_{k+1}(\sum_jP_jt^j)^k`. So the first coefficient is off by :math:`B_0e_0`,
+the second by :math:`B_0e_1 + B_1e_0` and the others, divided by :math:`\eta^2`, by :math:`\sum_{2\le j<m}(B_je_0 +
+B_{j-1}e_1)\bar\eta^{j-2}`. For :math:`B_i` the largest entries of :math:`A_k` and :math:`P_j` in a row are enough.
+
+*Round-off.* The Taylor coefficients :math:`a_i` of a at :math:`p_0` are computed with proved errors
+(:func:`surefoot.scalar.rounded_derivatives`). Those of :math:`a\circ p` are :math:`\sum_ia_i[q^i]_j` with :math:`q
+= p - p_0` and :math:`i \le j \le 4`. A power is the one before times q, sums of at most 4 products, so with at
+most :math:`3\cdot5` roundings, and 5 more follow. So with :math:`f_i` the error of :math:`a_i` plus
+:math:`\gamma(|a_i| + \text{that error})`, :math:`\gamma = 2^{-48}` being more than :math:`\gamma_{20}`, the j-th
+is off by at most :math:`\sum_{i\ge1}f_i[|q|^i]_j`: the second by :math:`f_1P_1`, and, as
+:math:`\sum_{j\ge1}|p_j|\bar\eta^{j-1} \le P_1` and :math:`\sum_{j\ge2}|p_j|\bar\eta^{j-2} \le P_2`, all the others
+together, divided by :math:`\eta^2`, by :math:`f_1P_2 + P_1^2\sum_{i\ge2}f_i\rho^{i-2}` with :math:`\rho` the move.
 """
 
 from __future__ import annotations
@@ -28,20 +37,16 @@ from torch import Tensor
 from surefoot.operations.moving import Moving
 from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
-from surefoot.taylor import Coefficients, Series, TaylorModel, compose, rounded_up, shifted
+from surefoot.taylor import FLOOR, Coefficients, Series, TaylorModel, compose, passed_on, rounded_up, shifted
 
 _PART = 2**14  # entries at a time: all intermediate results fit into the cache
-_EVALUATION = 2.0**-44  # relative error of composing two polynomials
-_UNDERFLOW = 2.0**-1000
+_EVALUATION = 2.0**-48  # relative error of composing two polynomials
 
 
 def scalar_along(moving: Moving) -> TaylorModel:
     """The model of a fused scalar function."""
     x = moving.slots["x"]
-    if x.order < moving.order:  # an exact polynomial has zeros behind its last coefficient
-        missing = (None,) * (moving.order - x.order)
-        x = TaylorModel((*x.coefficients, *missing), x.length, x.tail, x.rowwise)
-    return composed(moving.node.arguments["function"], x.truncated(moving.order))
+    return composed(moving.node.arguments["function"], x.padded(moving.order).truncated(moving.order))
 
 
 def composed(function: ScalarFunction, x: TaylorModel) -> TaylorModel:
@@ -49,18 +54,19 @@ def composed(function: ScalarFunction, x: TaylorModel) -> TaylorModel:
     value = x.value
     if not value.numel():
         return TaylorModel((value, *(None,) * (x.order - 1)), x.length, rowwise=x.rowwise)
+    if not x.moving:
+        x = TaylorModel((value, torch.zeros_like(value), *x.coefficients[2:]), x.length, x.tail, x.rowwise)
     rows = value.shape[0] if x.rowwise else 1
     flat = [None if c is None else c.reshape(rows, -1) for c in x.coefficients]
     width = max(1, value.numel() // rows)
-    tail = None if x.tail is None else x.tail.expand(rows, 2)
-    beyond = None if x.tail is None else x.reach_of_tail.expand(rows, 1)
+    tail = beyond = None
+    if x.tail is not None:
+        tail, beyond = x.tail.expand(rows, 4), x.reach_of_tail.expand(rows, 1)
     parts = []
     for start in range(0, rows, max(1, _PART // width)):
-        rows_here = slice(start, start + max(1, _PART // width))
-        here = [None if c is None else c[rows_here] for c in flat]
-        rest = None if tail is None else tail[rows_here]
-        reach = None if beyond is None else beyond[rows_here]
-        parts.append(_part(function, here, rest, reach, x.order, x.length))
+        here = slice(start, start + max(1, _PART // width))
+        errors = None if tail is None or beyond is None else (tail[here], beyond[here])
+        parts.append(_part(function, [None if c is None else c[here] for c in flat], errors, x.length))
     coefficients = tuple(
         None if column[0] is None else torch.cat(column).reshape(value.shape)
         for column in zip(*(part[0] for part in parts), strict=True)
@@ -69,55 +75,64 @@ def composed(function: ScalarFunction, x: TaylorModel) -> TaylorModel:
 
 
 def _part(
-    function: ScalarFunction, p: Series, tail: Tensor | None, beyond: Tensor | None, order: int, length: float
+    function: ScalarFunction, p: Series, errors: tuple[Tensor, Tensor] | None, length: float
 ) -> tuple[Coefficients, Tensor]:
-    """Coefficients and tail of some rows."""
-    centre = p[0]
+    """Coefficients and tail of some rows, from their coefficients, their tail and its reach."""
+    centre, order = p[0], len(p)
     assert centre is not None
     taylor = rounded_derivatives(function, Rounded.exact(centre), order)
-    moves = shifted(p, length)
-    reach = moves[0]
-    coefficients: list[Tensor | None] = [taylor[0].value, *[None] * (order - 1)]
-    rest = torch.zeros((len(centre), 1), dtype=torch.float64, device=centre.device)
-    wrong, steepest = taylor[0].error, None
-    if reach is not None:
-        coefficients[1:] = compose([c.value for c in taylor], p, 1, order - 1)
-        bounds = [_largest(function, i, taylor, centre, reach) for i in range(1, order + 1)]
-        steepest = bounds[0]
-        (left_out,) = compose([None, *bounds], moves, order, order)
-        if left_out is not None:
-            rest = torch.linalg.vector_norm(left_out, dim=1, keepdim=True)
-        errors = [c.error + c.bound * _EVALUATION for c in taylor[1:order]]
-        wrong = wrong + _majorised(errors, reach) + _UNDERFLOW
-    error = torch.linalg.vector_norm(wrong, dim=1, keepdim=True)
-    own = torch.cat([rest, error], dim=1)
-    if tail is not None and beyond is not None:
-        own = own + _steepest(function, taylor, centre, reach, beyond, steepest) * tail
-    return tuple(coefficients), own
+    least: list[Tensor | float] = [FLOOR] * order
+    if errors is not None:
+        first, second = errors[0][:, 1:2], errors[0][:, 2:3]
+        least[:2] = first + length * second + FLOOR, second + FLOOR
+    moves = shifted(p, length, least)
+    move, speed, bent = moves[0], moves[1], moves[2] if order > 2 else None
+    assert move is not None
+    assert speed is not None
+    bounds = [_largest(function, i, taylor, centre, move) for i in range(1, order + 1)]
+    (left_out,) = compose([None, *bounds], moves, order, order)
+    assert left_out is not None
+    wrong = [c.error + c.bound * _EVALUATION for c in taylor[1:order]]
+    columns = [left_out, taylor[0].error, wrong[0] * speed]
+    if order > 2:
+        later = _polynomial(wrong[1:], move) * speed.square()
+        columns.append(later if bent is None else later.addcmul(wrong[0], bent))
+    norms = [torch.linalg.vector_norm(column, dim=1, keepdim=True) for column in columns]
+    own = torch.cat([*norms, *[torch.zeros_like(norms[0])] * (4 - len(norms))], dim=1)
+    if errors is not None:
+        (tail, beyond), largest = errors, [bound.amax(dim=1, keepdim=True) for bound in bounds]
+        gain = _steepest(function, taylor, centre, move, beyond, largest[0])
+        own = own + passed_on(tail, gain, *_turns(largest, moves, length))
+    return (taylor[0].value, *compose([c.value for c in taylor], p, 1, order - 1)), own
+
+
+def _turns(largest: list[Tensor], moves: Series, length: float) -> tuple[Tensor | float, Tensor | float]:
+    r""":math:`\sum_{1\le j<m}B_j\bar\eta^{j-1}` and :math:`\sum_{2\le j<m}B_j\bar\eta^{j-2}`."""
+    inner = [None if move is None else move.amax(dim=1, keepdim=True) for move in moves[1:]]
+    slopes = [k * bound for k, bound in enumerate(largest, start=1)]
+    first, *others = compose(slopes, [None, *inner], 1, len(moves) - 1)
+    bend = _polynomial([torch.zeros_like(largest[0]) if b is None else b for b in others], length)
+    return (bend * length if first is None else first + bend * length), bend
 
 
 def _steepest(
-    function: ScalarFunction,
-    taylor: list[Rounded],
-    centre: Tensor,
-    reach: Tensor | None,
-    beyond: Tensor,
-    within: Tensor | None,
+    function: ScalarFunction, taylor: list[Rounded], centre: Tensor, move: Tensor, beyond: Tensor, within: Tensor
 ) -> Tensor:
     """The largest slope in each row with rest and error within reach, from that without them where it is known."""
     bend = _supremum(function, 2)
-    if within is not None and math.isfinite(bend):
-        return (within.amax(dim=1, keepdim=True) + bend * beyond).clamp(max=_supremum(function, 1))
-    farthest = beyond.expand_as(centre) if reach is None else reach + beyond
-    return _largest(function, 1, taylor, centre, farthest).amax(dim=1, keepdim=True)
+    if math.isfinite(bend):
+        return (within + bend * beyond).clamp(max=_supremum(function, 1))
+    return _largest(function, 1, taylor, centre, move + beyond).amax(dim=1, keepdim=True)
 
 
-def _majorised(bounds: list[Tensor], reach: Tensor) -> Tensor:
-    """Σ e_i reach^i for i ≥ 1."""
-    total = bounds[-1]
-    for bound in reversed(bounds[:-1]):
-        total = torch.addcmul(bound, total, reach)
-    return total * reach
+def _polynomial(coefficients: list[Tensor], at: Tensor | float) -> Tensor | float:
+    """Σ c_i at^i; zero without coefficients."""
+    if not coefficients:
+        return 0.0
+    total = coefficients[-1]
+    for c in reversed(coefficients[:-1]):
+        total = c + total * at
+    return total
 
 
 def _largest(function: ScalarFunction, order: int, taylor: list[Rounded], centre: Tensor, reach: Tensor) -> Tensor:

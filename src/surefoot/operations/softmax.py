@@ -39,7 +39,7 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, ZERO, root
 from surefoot.operations.dimensions import normalized_dim, normalized_dims
-from surefoot.operations.record import declare, operation
+from surefoot.operations.record import Near, declare, operation
 from surefoot.operations.rows import aligned, unless_along
 from surefoot.operations.sparsity import Sparsity, every_entry, grouped
 from surefoot.scalar import Rounded
@@ -65,6 +65,37 @@ def probabilities(x: Tensor, dim: int) -> Rounded:
 def with_errors(computed: Tensor, classes: int) -> Rounded:
     """A soft-max as computed over so many classes, with its error."""
     return Rounded(computed, computed * ((classes + 4096) * 2.0**-52) + SMALL)
+
+
+def moderate(x: Tensor, dim: int, computed: Tensor | None = None) -> Rounded:
+    r"""The soft-max with an error that grows with :math:`t_i = \max x - x_i`: as in :func:`probabilities`, but a
+    relative :math:`(t_i + k + 48)2u`. So in norm it is a few units.
+    """
+    value = torch.softmax(x, dim) if computed is None else computed
+    apart = (x.amax(dim=dim, keepdim=True) - x).clamp(max=800.0) if x.numel() else x
+    return Rounded(value, value * ((apart + (x.shape[dim] if x.dim() else 1) + 48) * 2.0**-52) + SMALL)
+
+
+def _near_softmax(call: Call, move: Tensor) -> Near | None:
+    r"""With c the move without its mean under p: :math:`p\circ c + \frac12p\circ(c^2 - \langle p, c^2\rangle)`.
+
+    Let E be the norm of the error of p on a fibre. The Jacobian :math:`\mathrm{diag}(p) - pp^\top` is off by at
+    most 4E. For :math:`\|d\| = 1` entries of c are at most 2, and off by E; so :math:`p\circ c^2` is off by 8E,
+    :math:`\langle p, c^2\rangle \le 4` by :math:`4\sqrt kE + 4E`, and the second derivative by :math:`(16 +
+    4\sqrt k)E`. Sums of k products of numbers of these sizes round by a few units for each class.
+    """
+    slot = next(iter(call.slots))
+    x, dim = call.slots[slot], normalized_dim(call["dim"] if call["dim"] is not None else -1, len(call.shape))
+    computed = _probabilities(call, x, dim)
+    if computed is None or not computed.numel() or not call.shape:
+        return None
+    p, classes = moderate(x.value, dim, computed), call.shape[dim]
+    centred = move - (p.value * move).sum(dim=dim, keepdim=True)
+    squares = centred.square()
+    change = p.value * centred + 0.5 * p.value * (squares - (p.value * squares).sum(dim=dim, keepdim=True))
+    error = float(torch.linalg.vector_norm(p.error, dim=dim).max()) * (1 + 2.0**-40)
+    unit = (classes + 32) * 2.0**-53
+    return Near(change, 4 * error + 8 * unit, (16 + 4 * math.sqrt(classes)) * error + 64 * unit)
 
 
 def summed(terms: Rounded, dim: Dims) -> Rounded:
@@ -119,8 +150,10 @@ def _masked_rows(use: Use) -> list[Slot]:
     return aligned(use) if len(use.shape) > 1 else []
 
 
-@operation("aten.softmax", "aten._softmax", rows=unless_along(), cost=_cost, errata=(13,), pullback=_pull_softmax)
-@operation("surefoot.masked_softmax", rows=_masked_rows, cost=_cost, errata=(13,), pullback=_pull_softmax)
+@operation("aten.softmax", "aten._softmax", rows=unless_along(), cost=_cost, errata=(13,), pullback=_pull_softmax,
+           symmetric=True, near=_near_softmax)  # fmt: skip
+@operation("surefoot.masked_softmax", rows=_masked_rows, cost=_cost, errata=(13,), pullback=_pull_softmax,
+           symmetric=True, near=_near_softmax)  # fmt: skip
 def softmax(call: Call) -> Bounds:
     """Slope ‖C‖ and curvature at most √2‖C‖; each fibre has norm at most 1, and no two are farther apart than √2.
 
@@ -163,9 +196,9 @@ def _fibres_along(costate: Enclosure, dim: int, top: tuple[np.ndarray, np.ndarra
 
 def _no_mask(call: Call) -> dict[str, Magnitude]:
     """The slope in a real mask: zero, as only its infinite entries count."""
-    if "mask" not in call.slots or call["mask"].is_constant:
+    if "mask" not in call.slots:
         return {}
-    if not call["mask"].peak.is_finite:
+    if not call["mask"].is_constant and not call["mask"].peak.is_finite:
         raise call.refuse("a mask that varies over the domain and may be -∞ is not covered; use a fixed mask")
     return {"mask": ZERO}
 

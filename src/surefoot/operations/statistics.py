@@ -12,6 +12,8 @@ their norms are the largest over the groups.
 error of (M + 8) u. A variance :math:`\|c\|^2/f`, f = M - correction, computed from numbers with error :math:`e` is
 off by :math:`(2\|c\|e + e^2)/f` besides, a deviation by :math:`e/\sqrt f`, as a norm has slope 1.
 
+*Pulling back* is by formulas, too (:mod:`surefoot.operations.group_slopes`).
+
 Both are reached where a group has a direction orthogonal to x, so from two numbers per group on. They have no
 finite constants if a group may be zero.
 """
@@ -31,20 +33,19 @@ from surefoot.operations.arithmetic import meeting_norm
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.common import ONE, ZERO, root
 from surefoot.operations.dimensions import normalized_dims
-from surefoot.operations.groups import Groups, centred, scaled, times_power
+from surefoot.operations.group_slopes import (
+    groups_along,
+    pull_length,
+    pull_spread,
+    pull_unit,
+    pull_weight_norm,
+)
+from surefoot.operations.groups import Groups, times_power
 from surefoot.operations.record import declare, operation
 from surefoot.operations.rows import unless_along
 from surefoot.operations.sparsity import Sparsity, every_entry
 
 _BEND = 2.0 / math.sqrt(3.0) * (1 + 1e-15)
-
-
-def _groups(x: Tensor, dims: list[int], centre: bool = False) -> Groups:
-    """The numbers along some dimensions as scaled groups, perhaps centred."""
-    kept = [k for k in range(x.dim()) if k not in dims]
-    count = math.prod(x.shape[k] for k in kept)
-    groups = scaled(x.permute(*kept, *dims).reshape(count, math.prod(x.shape[k] for k in dims)))
-    return centred(groups) if centre else groups
 
 
 def _laid(column: Tensor, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
@@ -63,7 +64,7 @@ def _by_group(x: Enclosure, dims: list[int], centre: bool = False) -> tuple[Magn
     """
     if not isinstance(x.value, Tensor) or not x.numel:
         return x.bound, Magnitude(np.full(1, np.inf))
-    groups = _groups(x.value, dims, centre)
+    groups = groups_along(x.value, dims, centre)
     count = len(groups.numbers)
     moves = Magnitude(np.full(count, x.spread.log2))
     if x.rows is not None and 0 not in dims:
@@ -86,7 +87,7 @@ def _centred(x: Tensor, dim: Any, unbiased: Any, correction: Any) -> tuple[Group
         dim, unbiased = None, dim
     dims = normalized_dims(dim, x.dim())
     freedom = math.prod(x.shape[k] for k in dims) - float(unbiased if correction is None else correction)
-    return _groups(x, dims, centre=True), dims, freedom
+    return groups_along(x, dims, centre=True), dims, freedom
 
 
 def _variance(
@@ -115,7 +116,7 @@ def _error_of_spread(call: Call, value: Tensor) -> Magnitude:
     """Of a variance or a deviation; see the module."""
     x = call["self"].value
     dims = normalized_dims(call["dim"], x.dim())
-    groups, freedom = _groups(x, dims, centre=True), _freedom(call, dims)
+    groups, freedom = groups_along(x, dims, centre=True), _freedom(call, dims)
     error, size = Magnitude.of(groups.errors), row_norms(groups.numbers)
     relative = (groups.size + 16) * 2.0**-52
     if call.op == "aten.var":
@@ -126,7 +127,8 @@ def _error_of_spread(call: Call, value: Tensor) -> Magnitude:
     return total.norm() / freedom + root(call.numel) * 2.0**-1020
 
 
-@operation("aten.var", "aten.std", rows=unless_along(), cost=_whole, error=_error_of_spread)
+@operation("aten.var", "aten.std", rows=unless_along(), cost=_whole, error=_error_of_spread,
+           pullback=pull_spread(_freedom))  # fmt: skip
 def spread_of_group(call: Call) -> Bounds:
     r"""Variance :math:`\|Px\|^2/(M - c)` and deviation :math:`\|Px\|/\sqrt{M - c}`; P subtracts the mean.
 
@@ -158,11 +160,12 @@ def _vector_norm(
     if float(ord) != 2.0 or not x.is_floating_point():
         return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype)
     dims = normalized_dims(dim, x.dim())
-    groups = _groups(x, dims)
+    groups = groups_along(x, dims)
     return _laid(times_power(groups.norms, groups.exponents), x, dims, keepdim)
 
 
-@operation("aten.linalg_vector_norm", rows=unless_along(), cost=_whole, evaluate=_vector_norm)
+@operation("aten.linalg_vector_norm", rows=unless_along(), cost=_whole, evaluate=_vector_norm,
+           pullback=pull_length)  # fmt: skip
 def vector_norm(call: Call) -> Bounds:
     """The length of groups of numbers; other norms than the Euclidean one have kinks wherever an entry is zero,
     and are refused.
@@ -192,7 +195,7 @@ def _length(
 
 def _direction(x: Tensor, dims: list[int], eps: float = 0.0) -> Tensor:
     """x divided by its length along some dimensions, or by eps if that is larger: scaled, then divided twice."""
-    groups = _groups(x, dims)
+    groups = groups_along(x, dims)
     column = _laid(groups.norms, x, dims, True)
     exponents = _laid(groups.exponents, x, dims, True)
     outside = (times_power(column, exponents) > eps) & (column > 0)
@@ -204,7 +207,7 @@ def _unit(x: Tensor, dim: Any, eps: float) -> Tensor:
     return _direction(x, normalized_dims(dim, x.dim()), eps)
 
 
-@operation("surefoot.unit", rows=unless_along("x"), evaluate=_unit)
+@operation("surefoot.unit", rows=unless_along("x"), evaluate=_unit, pullback=pull_unit)
 def unit(call: Call) -> Bounds:
     r""":math:`x/\max(\|x\|, \epsilon)` for each group: a direction outside of the ball of radius :math:`\epsilon`,
     linear inside, with a kink between the two.
@@ -234,7 +237,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return _direction(v, [k for k in range(v.dim()) if dim == -1 or k != dim]) * g
 
 
-@operation("aten._weight_norm", evaluate=_weight_norm)
+@operation("aten._weight_norm", evaluate=_weight_norm, pullback=pull_weight_norm)
 def weight_norm(call: Call) -> Bounds:
     r""":math:`z = g\,v/\|v\|` for each slice of v along ``dim``, with its own length g.
 

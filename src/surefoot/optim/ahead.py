@@ -22,6 +22,7 @@ from surefoot.optim.stored import Proposal, Tensors, flat_product, norm_of, prom
 
 AHEAD = ("segment", "ball", "blocks")
 
+_LONGEST = 2.0**1000  # no segment is longer
 _START = 1e-3  # first length, relative to the parameters over the direction, where nothing better is known
 
 
@@ -37,8 +38,8 @@ class Ahead:
       (:func:`surefoot.blockwise.block_inverse_smoothness`), shortened together if they would leave it.
 
     Along a segment of a model that is not in double precision, the step :math:`\eta d` is rounded to a move
-    :math:`v'`, and the bound along :math:`v'` itself, from 0 to 1, is what promises; in double precision rounding
-    moves each weight by a part of 1e-16, which the promise leaves out.
+    :math:`v'`, and the bound along :math:`v'` itself, from 0 to 1, is what promises; in double precision the
+    rounding counts as an error of the direction (:func:`surefoot.calculus.segment.walk.leaf_models`).
 
     Args:
         owner: the optimizer.
@@ -101,10 +102,10 @@ class Ahead:
         bound = self._certified(along, direction)
         self.owner.check_value(bound.value, loss)
         step = bound.step
-        self._reach = step * (GROWTH if step >= 0.99 * bound.length else ROOM)
+        self._reach = min(step * (GROWTH if step >= 0.99 * bound.length else ROOM), _LONGEST)
         self._last = ({name: g.clone() for name, g in gradient.items()}, direction)
         after, move = stored(self.owner.trainable, {name: step * d for name, d in direction.items()})
-        if self._is_double:
+        if self._is_double and step >= bound.length / 8:
             promise, radius = bound.decrease(step), bound.length * norm_of(direction)
         else:
             bound, radius = along.majorant(move, 1.0, self.order), norm_of(move)
@@ -118,7 +119,8 @@ class Ahead:
         if self._along is None or self._along[0] != key:
             if self._along is not None and self._along[0][1] is not graph:
                 self._norms = Norms()  # they are known by the names of operations
-            self._along = key, Along(self.owner.model, x, self.owner.objective.bound_to(y), self._norms)
+            objective, double = self.owner.objective.bound_to(y), self._is_double
+            self._along = key, Along(self.owner.model, x, objective, self._norms, stored=double)
         return self._along[1]
 
     def _next_direction(self, gradient: Tensors) -> Tensors:
@@ -147,10 +149,10 @@ class Ahead:
         lowest.
         """
         size = norm_of({name: parameter.detach() for name, parameter in self.owner.trainable.items()})
-        length = _START * (size or 1.0) / norm_of(direction)
+        length = min(_START * (size or 1.0) / norm_of(direction), _LONGEST)
         bound = along.majorant(direction, length, max(self.order, 3))
         curvature = bound.curvature_at_start
-        return -bound.slope / curvature if curvature > 0 and bound.slope < 0 else length
+        return min(-bound.slope / curvature, _LONGEST) if curvature > 0 and bound.slope < 0 else length
 
     def _within(
         self, certificate: Certificate, radius: float, gradient: Tensors, proved: ProvedGradient

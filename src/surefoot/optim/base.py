@@ -262,7 +262,9 @@ class GuaranteedOptimizer(Optimizer):
             f" Weights or function were changed between steps ({runs + 1} runs): each step speaks of the function "
             "as it was then, stationarity() of the last run."
         )
-        kept = f"Every one of the {len(self.history)} steps decreases {what} by what it promised."
+        taken = sum(record.step_size > 0 for record in self.history)
+        which = f"{taken} steps" + (" that were taken" if taken < len(self.history) else "")
+        kept = f"Every one of the {which} decreases {what} by what it promised."
         return kept + (changed if runs else "")
 
     @contextmanager

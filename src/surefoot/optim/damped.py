@@ -16,7 +16,7 @@ from surefoot.objectives import Objective
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.moving_ball import INSIDE, MovingBall
 from surefoot.optim.record import StepRecord
-from surefoot.optim.stored import InDouble, Proposal, Tensors, flat_product, norm_of, promised, resolution, stored
+from surefoot.optim.stored import Proposal, Tensors, flat_product, norm_of, promised, resolution, square_of, stored
 from surefoot.oracles.problem import OracleError, Problem, Step
 from surefoot.oracles.search_along import armijo
 
@@ -92,13 +92,13 @@ class SecondOrder(GuaranteedOptimizer):
         """A κ with which the model majorises the objective on the domain of the certificate."""
         raise NotImplementedError
 
-    def curvature(self, exact: InDouble, move: Tensors, certificate: Certificate) -> float:
+    def curvature(self, proved: ProvedGradient, move: Tensors, certificate: Certificate) -> float:
         r"""A bound on :math:`2(F(u + v) - F(u) - \langle\nabla F, v\rangle)` for a move v in the domain."""
         raise NotImplementedError
 
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step."""
-        loss, data, graph = self.value(x, y, closure), self.fingerprint(x, y), self.graph(x)
+        loss, data = self.value(x, y, closure), self.fingerprint(x, y)
         try:
             problem = Problem(Chain(self.model, x), self.objective.bound_to(y), None, self.regularizer)
             gradient = problem.gradient
@@ -111,9 +111,8 @@ class SecondOrder(GuaranteedOptimizer):
                 promise = 0.0 if self.damping == "certified" else None
                 proposal = Proposal({}, 0.0, promised=promise, note="the gradient is zero")
             elif self.damping == "certified":
-                exact = self.in_double(x, y, loss, graph)
                 proved = self.proved_gradient(x, y, loss)
-                proposal = self._certified(problem, self.solver(problem, data), x, exact, proved)
+                proposal = self._certified(problem, self.solver(problem, data), x, proved)
             else:
                 proposal = self._measured(problem, self.solver(problem, data))
         except OracleError as error:
@@ -162,9 +161,7 @@ class SecondOrder(GuaranteedOptimizer):
         if self.damping == "adapted":
             self.kappa = min(self.kappa * growth, _RANGE[1])
 
-    def _certified(
-        self, problem: Problem, solver: Solver, x: Any, exact: InDouble, proved: ProvedGradient
-    ) -> Proposal:
+    def _certified(self, problem: Problem, solver: Solver, x: Any, proved: ProvedGradient) -> Proposal:
         """A step on a ball whose radius follows the length of the steps."""
         ridges = {name: problem.weight(name) for name in problem.parameters}
         wide = {name: value.double() for name, value in problem.parameters.items()}
@@ -184,8 +181,8 @@ class SecondOrder(GuaranteedOptimizer):
             part = min(1.0, radius * INSIDE / length) if length > 0 else 0.0
             wanted = {name: part * value.double() for name, value in step.direction.items()}
             after, move = stored(problem.parameters, wanted)
-            bent = sum(ridges[name] * float(m.square().sum()) for name, m in move.items())
-            bent += self.curvature(exact, move, certificate)
+            bent = sum(ridges[name] * square_of({name: m}) for name, m in move.items())
+            bent += self.curvature(proved, move, certificate)
             inside = norm_of(move) <= radius
             promise = promised(gradient, move, 0.0, errors) - 0.5 * bent * (1 + 2.0**-40) if inside else 0.0
             smoothness = float(certificate.smoothness)

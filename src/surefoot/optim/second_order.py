@@ -8,11 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
 from surefoot.guarantees import require_smooth
 from surefoot.objectives import Objective
 from surefoot.optim.damped import SecondOrder, Solver
-from surefoot.optim.stored import InDouble, Tensors, flat_product
+from surefoot.optim.stored import Tensors, square_of
 from surefoot.oracles.dual_gram import DualGram
 from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.newton_conjugate import solve_conjugate
@@ -86,10 +87,10 @@ class GaussNewton(SecondOrder):
         """See :func:`surefoot.guarantees.damping`."""
         return certificate.damping
 
-    def curvature(self, exact: InDouble, move: Tensors, certificate: Certificate) -> float:
+    def curvature(self, proved: ProvedGradient, move: Tensors, certificate: Certificate) -> float:
         """That of the Gauss-Newton model with this κ, which majorises the objective; L‖v‖² where that is less."""
-        square = flat_product(move, move)
-        return min(exact.bent(move) + self.kappa * square, float(certificate.smoothness) * square)
+        square = square_of(move)
+        return min(proved.bent(move) + self.kappa * square, float(certificate.smoothness) * square)
 
     def extra_state(self) -> dict[str, Any]:
         """Also where the next dual solve starts."""
@@ -135,9 +136,9 @@ class Newton(SecondOrder):
         require_smooth(certificate)
         return math.nextafter(2 * float(certificate.smoothness), math.inf)
 
-    def curvature(self, exact: InDouble, move: Tensors, certificate: Certificate) -> float:
+    def curvature(self, proved: ProvedGradient, move: Tensors, certificate: Certificate) -> float:
         """L‖v‖², by Taylor's formula."""
-        return float(certificate.smoothness) * flat_product(move, move)
+        return float(certificate.smoothness) * square_of(move)
 
 
 __all__ = ["GaussNewton", "Newton"]

@@ -73,17 +73,12 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> ScalarFunction:
 
     Torch returns x itself above the threshold: a jump by log(1 + exp(-threshold)) / beta. With a threshold below
     20 the function returned here has that jump, so nothing that reaches it has a Lipschitz constant. From 20, the
-    default, on it is the function without the jump; what torch evaluates is off by at most :func:`softplus_gap`,
+    default, on it is the function without the jump; what torch evaluates is off by at most exp(-threshold) / beta,
     and whoever compares values of torch with those certified here counts it as an error of evaluation.
     """
     smooth = apply("softplus", x)
     whole = smooth if threshold >= _LARGE else piecewise([threshold], [smooth, x])
     return whole.compose(beta * x) / beta if beta != 1.0 else whole
-
-
-def softplus_gap(beta: float = 1.0, threshold: float = 20.0) -> float:
-    """A bound on what torch's soft-plus differs from :func:`softplus`: log(1 + exp(-t)) <= exp(-t), over beta."""
-    return math.exp(-threshold) / abs(beta) * (1 + 2.0**-50) if threshold >= _LARGE else 0.0
 
 
 @register

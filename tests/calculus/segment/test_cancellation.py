@@ -31,9 +31,12 @@ def test_the_model_contains_the_function(name: str, at: float, order: int) -> No
     coefficients = (torch.tensor([[at]], dtype=D), torch.tensor([[slope]], dtype=D), *[None] * (order - 2))
     model = composed(function, TaylorModel(coefficients, length, None, rowwise=True))
     with mp.workdps(60):
-        rest, error = (mp.mpf(float(bound)) for bound in model.tail[0])
+        rest, *errors = (mp.mpf(bound) for bound in model.tail[0].tolist())
+        for j in (0, 1):
+            derivative = mp.diff(exact, mp.mpf(at), j, h=mp.mpf(10) ** -20)
+            assert abs(derivative - mp.mpf(float(model.coefficients[j]))) <= errors[j] + mp.mpf(10) ** -35
         for part in (0.0, 0.1, 0.7, 1.0):
             eta = mp.mpf(part * length)
             terms = [mp.mpf(float(c)) * eta**j for j, c in enumerate(model.coefficients) if c is not None]
             off = abs(exact(mp.mpf(at) + eta * slope) - mp.fsum(terms))
-            assert off <= rest * eta**order + error
+            assert off <= rest * eta**order + sum(error * eta**j for j, error in enumerate(errors))

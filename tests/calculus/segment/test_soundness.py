@@ -61,7 +61,7 @@ def attacked(model, x, objective, seed, length, order) -> str | None:
         if not value <= highest + slack:
             return f"{value} at {step} exceeds {highest}"
         numbers = [0.0 if c is None else float(c) for c in along.coefficients]
-        rest, error = (0.0, 0.0) if along.tail is None else (float(t) for t in along.tail[0])
+        rest, error = float(along.rest), float(along.error)
         polynomial = sum(c * step**j for j, c in enumerate(numbers))
         if not abs(value - polynomial) <= rest * step**along.order + error + slack:
             return f"{value} at {step} is farther from {polynomial} than {rest * step**along.order}"

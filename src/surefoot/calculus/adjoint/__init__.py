@@ -7,6 +7,7 @@ For a scalar output F the second derivative is one term per operation, weighted 
 
 * ``backward``: the costates at the centre.
 * ``gradient``: :func:`proved_gradient`, the gradient at the weights with a bound on its error.
+* ``push``: derivatives along a move, with a bound on their error.
 * ``costates``: an enclosure of every costate over the domain.
 * ``bounds``: the matrix H over pairs of variables, and the gradient.
 

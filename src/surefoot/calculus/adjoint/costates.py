@@ -16,16 +16,19 @@ and the same row by row where rows do not interact.
 
 *Round-off* :math:`\epsilon` of computing :math:`\hat J_i^\top\hat\lambda_z`, with :math:`u = 2^{-53}` and
 :math:`\gamma_n = nu/(1 - nu)`, the bound on the product of n factors :math:`1 + \delta`, :math:`|\delta| \le u`,
-less one (Higham, Accuracy and Stability of Numerical Algorithms, Lemma 3.1). Operations whose derivatives cancel
-state it themselves (``pullback`` of the record: scalar functions, soft-max, losses). The others add up products of
-the costate with entries of :math:`\hat J_i`: numbers of the other argument (bilinear operations), ones (layout),
-fixed factors (pooling). With at most c summands per entry, c the number of entries of z, and 16 roundings in a
-product, the computed entry is off by at most :math:`\gamma_{c+16}` times that of :math:`|\hat
-J_i|^\top|\hat\lambda_z|` in whatever order they are added, and :math:`\gamma_n \le 2nu` for :math:`nu \le 1/2`.
-Now :math:`\||J|^\top\lambda\| \le \sqrt r\,\|J\|_2\|\lambda\|` if a row of J has at most r entries: by
-Cauchy-Schwarz :math:`(|J|x)_k^2 \le r\sum_lJ_{kl}^2x_l^2`, and :math:`\sum_kJ_{kl}^2 \le \|J\|_2^2`. Where J is
-itself made of sums of products (normalisations), relative perturbations of the :math:`\hat x_j` inside count with
-the curvature; both factors get 16 more for it. That one is the assumption that such kernels are backward stable.
+less one (Higham, Accuracy and Stability of Numerical Algorithms, Lemma 3.1). Operations whose derivatives are more
+than numbers of their arguments state it themselves, from formulas that are evaluated in place of torch's backward
+kernels (``pullback`` of the record: scalar functions, quotients, soft-max, normalisations, lengths and variances,
+PReLU, max-pooling, losses). The others add up products of the costate with entries of :math:`\hat J_i`: numbers of
+the other argument (bilinear operations), ones (layout, largest entries), fixed factors (pooling). With at most c
+summands per entry, c the number of entries of z, and 16 roundings in a product, the computed entry is off by at
+most :math:`\gamma_{c+16}` times that of :math:`|\hat J_i|^\top|\hat\lambda_z|` in whatever order they are added,
+and :math:`\gamma_n \le 2nu` for :math:`nu \le 1/2`. Now :math:`\||J|^\top\lambda\| \le \sqrt
+r\,\|J\|_2\|\lambda\|` if a row of J has at most r entries: by Cauchy-Schwarz :math:`(|J|x)_k^2 \le
+r\sum_lJ_{kl}^2x_l^2`, and :math:`\sum_kJ_{kl}^2 \le \|J\|_2^2`. Of an operation that is solved, or that somebody
+else registered, nothing can be proved here: it is taken for one that adds up such products, with entries of J off
+by what relative perturbations of the :math:`\hat x_j` make, which count with the curvature; both factors get 16
+more for it.
 A product that underflows loses at most :math:`2^{-1074}`, and an entry c times that.
 
 Also :math:`\|\lambda_z\| \le w_z`, the weight of the forward pass, whatever the spreads.
@@ -161,9 +164,9 @@ def _of_slot(
     """
     moved, wrong, size = _ZERO, _ZERO, _ZERO
     for pair, other in step.partners(slot):
-        e = result.enclosures[step.names[other]]
+        e = step.argument(other, result.enclosures)
         moved, wrong = moved + along[pair] * e.spread, wrong + along[pair] * e.error
-        size = size + along[pair] * e.centre_norm
+        size = size + along[pair] * (e.centre_norm if other in step.names else _ZERO)
     return moved, wrong, size
 
 

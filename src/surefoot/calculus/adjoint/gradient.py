@@ -10,8 +10,12 @@ from torch import Tensor
 
 from surefoot.calculus.adjoint.backward import backward, zeros
 from surefoot.calculus.adjoint.costates import costates
+from surefoot.calculus.adjoint.push import push
 from surefoot.calculus.analysis import Analysis
+from surefoot.calculus.forward import Pass
 from surefoot.domains import Ball
+from surefoot.enclosure import norm
+from surefoot.operations.record import record_of
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,33 @@ class ProvedGradient:
         value: of the function.
         slopes: the gradient, by path of the parameter.
         errors: how far it may be off, in norm, by path.
+        result: the forward pass at the weights.
     """
 
     value: float
     slopes: Mapping[str, Tensor]
     errors: Mapping[str, float]
+    result: Pass
+
+    def bent(self, move: Mapping[str, Tensor]) -> float:
+        r"""A bound on :math:`\langle Jv, \nabla^2h\,Jv\rangle`, what a loss h of outputs with Jacobian J, on their
+        linear model, curves along a move by path; infinite if nothing is proved.
+
+        It is at most :math:`C(\|\hat\tau\| + \epsilon)^2`, with the curvature C of the loss at the outputs and the
+        derivative of these along the move, :math:`\hat\tau` up to :math:`\epsilon`
+        (:mod:`surefoot.calculus.adjoint.push`). For the square loss that is all.
+        """
+        result = self.result
+        graph, last = result.graph, result.steps[-1]
+        if graph is None or record_of(last.node).loss is None or last.node.name != result.outputs[0]:
+            return math.inf
+        names = {leaf.path: leaf.name for leaf in graph.parameters}
+        found = {names.get(graph.aliases.get(path, path)): value for path, value in move.items()}
+        moves = {name: value for name, value in found.items() if name is not None}
+        tangent = push(result, moves, last.names["outputs"])
+        if tangent is None:
+            return math.inf
+        return float(last.bounds.curvature["outputs", "outputs"] * (norm(tangent.value) + tangent.error) ** 2)
 
 
 def proved_gradient(analysis: Analysis) -> ProvedGradient:
@@ -57,4 +83,5 @@ def proved_gradient(analysis: Analysis) -> ProvedGradient:
         value,
         slopes | {path: slopes[name] for path, name in further.items()},
         errors | {path: errors[name] for path, name in further.items()},
+        result,
     )

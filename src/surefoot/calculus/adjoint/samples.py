@@ -5,15 +5,15 @@ Where rows (samples) never interact, F is a sum of functions of one sample each,
 W_sx_{s,n} + \dot b_s` of its result. Derivatives with respect to the :math:`e_{s,n}` are small matrices, one per
 sample, found for all samples at once by differentiating sums over the samples.
 
-Operations whose derivatives cancel in torch's kernels are replaced by what has the same derivatives at the centre,
-with proved errors: with :math:`d = x - \hat x`, which is zero, a scalar function by its Taylor polynomial
-:math:`a_0 + a_1d + a_2d^2` (:func:`surefoot.scalar.rounded_derivatives`), and a loss h by
-:math:`h(x) + \langle g - \tilde g, d\rangle`, where g is the gradient of its ``pullback`` and :math:`\tilde g`
-that of automatic differentiation.
+Operations whose derivatives are more than numbers of their arguments are replaced by what has the same first two
+derivatives at the centre, with proved errors: with :math:`d = x - \hat x`, which is zero, a scalar function by its
+Taylor polynomial :math:`a_0 + a_1d + a_2d^2` (:func:`surefoot.scalar.rounded_derivatives`), and losses,
+normalisations and soft-max by theirs (``near`` of the record).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.calculus.adjoint.backward import proved_pull_back
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Spec
+from surefoot.operations.call import Call
 from surefoot.operations.evaluation import run_in_double
 from surefoot.operations.record import Form, record_of
 from surefoot.scalar import Rounded, rounded_derivatives
@@ -34,7 +34,8 @@ _WIDEST = 128
 _MOST_PRODUCTS = 6e9
 _LARGEST = 1e75
 SLACK_UNIT = 2 * 16.0**2 * 2.0**-53
-_PLAIN = (Form.LAYOUT, Form.LINEAR, Form.PRODUCT)  # derivatives are entries of the arguments
+# derivatives are entries of the arguments, or quotients of such without a subtraction
+_PLAIN = (Form.LAYOUT, Form.LINEAR, Form.PRODUCT, Form.QUOTIENT)
 
 
 @dataclass(frozen=True)
@@ -223,12 +224,15 @@ def _evaluated(result: Pass, step: Step, reads: Mapping[str, Any]) -> tuple[Any,
         errors = (float(second.error.max()), 2 * float(third.error.max())) if x.numel() else (0.0, 0.0)
         value = first.value + second.value * move + third.value * move.square()
         return value, (errors[0] / SLACK_UNIT, errors[1] / SLACK_UNIT)
+    x = reads[next(iter(step.names.values()))]
+    if record.near is not None and len(step.names) == 1 and isinstance(x, Tensor):
+        near = record.near(Call(step.node, result.enclosures), x - x.detach())
+        if near is not None and not math.isfinite(near.first + near.second):
+            raise OverflowError(f"no error of the derivatives of {step.node.name} at the centre is known")
+        if near is not None:
+            return result.enclosures[step.node.name].value + near.change, (
+                near.first / SLACK_UNIT,
+                near.second / SLACK_UNIT,
+            )
     value = run_in_double(step.node, reads)
-    if record.loss is not None and record.pullback is not None and isinstance(value, Tensor):
-        for name, proved in proved_pull_back(step, result, torch.ones_like(value)).items():
-            x = reads[name]
-            if x.requires_grad:
-                (kernel,) = torch.autograd.grad(value, x, retain_graph=True, allow_unused=True)
-                kernel = torch.zeros_like(x) if kernel is None else kernel
-                value = value + ((proved.value - kernel).detach() * (x - x.detach())).sum()
     return value, (0.0 if record.form_of(step.node) in _PLAIN else 1.0, 1.0)

@@ -2,6 +2,7 @@ r"""A function of a model's parameters along segments from its present weights."
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,10 @@ from surefoot.calculus.segment.majorant import Majorant, majorant
 from surefoot.calculus.segment.walk import expand, leaf_models
 from surefoot.domains import DomainError
 from surefoot.operations.moving import Norms
-from surefoot.taylor import TaylorModel
+from surefoot.taylor import TaylorModel, is_finite, reach
 
+_EXTREME = 50  # lengths between 2^-50 and 2^50 are taken as they are
+_LOST = 2.0**-1000
 _TRIALS = 40  # reductions of a segment before giving up
 
 
@@ -29,9 +32,20 @@ class Along:
         x: a batch.
         objective: a loss bound to its targets, or ``None`` for the model's output.
         norms: what is known about the norms of its layers, shared from batch to batch and from step to step.
+        stored: whether what is said of steps of an eighth of a segment or more shall hold for weights that are
+            rounded to double precision at the end.
     """
 
-    def __init__(self, model: nn.Module, x: Any, objective: nn.Module | None, norms: Norms | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        objective: nn.Module | None,
+        norms: Norms | None = None,
+        *,
+        stored: bool = False,
+    ) -> None:
+        self._stored = stored
         self._last = Analysis.of(model, x, objective, norms=norms)
         self._last.require_values()
 
@@ -45,9 +59,9 @@ class Along:
         """The outputs along a direction, by parameter path.
 
         Raises:
-            DomainError: if the direction does not fit the parameters.
+            DomainError: if the direction does not fit the parameters, or the length is not finite.
         """
-        return _expand(self.analysis, direction, length, order)
+        return _expand(self.analysis, direction, length, order, self._stored)
 
     def majorant(self, direction: Mapping[str, Tensor], length: float, order: int) -> Majorant:
         """The quadratic upper bound of the objective along a direction."""
@@ -96,10 +110,18 @@ class Along:
 
 
 def _expand(
-    analysis: Analysis, direction: Mapping[str, Tensor], length: float, order: int
+    analysis: Analysis, direction: Mapping[str, Tensor], length: float, order: int, stored: bool
 ) -> tuple[TaylorModel, ...]:
+    """The outputs, for extreme lengths by way of one from 1 to 2: the direction is multiplied by a power of two.
+
+    That is exact, but for entries that underflow; see :mod:`surefoot.taylor` for why these do not count.
+    """
+    length = float(length)
+    if not 0 <= length < math.inf:
+        raise DomainError(f"the length of a segment is a finite number ≥ 0, got {length}")
     graph, values = analysis.reading.graph, analysis.values
     names = {leaf.path: leaf.name for leaf in graph.parameters}
+    exponent = 0 if 2.0**-_EXTREME <= length <= 2.0**_EXTREME else math.frexp(length)[1] - 1
     moves = {}
     for path, move in direction.items():
         name = names.get(graph.aliases.get(path, path))
@@ -109,8 +131,37 @@ def _expand(
             raise DomainError(
                 f"the direction of '{path}' has shape {tuple(move.shape)}, not {tuple(values[name].shape)}"
             )
-        if not bool(torch.isfinite(move).all()):
+        if not is_finite(move):
             raise DomainError(f"the direction of '{path}' is not finite")
-        moves[name] = move
-    leaves = leaf_models(analysis.reading.prepared, values, moves, float(length))
-    return expand(analysis.reading.prepared, leaves, order, analysis.reading.norms)
+        moves[name] = _times_power(move.double(), exponent)
+    prepared = analysis.reading.prepared
+    leaves = leaf_models(prepared, values, moves, math.ldexp(length, -exponent), order, stored)
+    outputs = expand(prepared, leaves, order, analysis.reading.norms)
+    if not exponent:
+        return outputs
+    return tuple(_unscaled(model, length, exponent) for model in outputs)
+
+
+def _unscaled(model: TaylorModel, length: float, exponent: int) -> TaylorModel:
+    r"""The model of a function of :math:`2^{-k}\eta` as one of :math:`\eta`.
+
+    Bounds that underflow become the smallest normal number. A coefficient that underflows loses at most
+    :math:`2^{-1022}\sqrt n`: an error of the slope, or :math:`\bar\eta^{j-2}` times that one of second order.
+    """
+    coefficients = tuple(
+        None if c is None else _times_power(c, -j * exponent) for j, c in enumerate(model.coefficients)
+    )
+    if model.tail is None:
+        return TaylorModel(coefficients, length, None, model.rowwise)
+    degrees = zip((model.order, 0, 1, 2), model.tail.split(1, dim=1), strict=True)
+    tail = torch.cat([_times_power(bound, -degree * exponent) for degree, bound in degrees], dim=1)
+    lost = _LOST * tail.new_tensor([0.0, 0.0, 1.0, sum(reach(length, j) for j in range(model.order - 2))])
+    return TaylorModel(coefficients, length, tail.clamp(min=2.0**-1022) + lost, model.rowwise)
+
+
+def _times_power(x: Tensor, exponent: int) -> Tensor:
+    """x times a power of two, which alone may be out of range; exact up to underflow."""
+    while exponent:
+        part = max(-1000, min(1000, exponent))
+        x, exponent = x * 2.0**part, exponent - part
+    return x

@@ -1,12 +1,15 @@
 r"""From the objective along a segment to a step.
 
-The model :math:`F(\eta) \le \sum_{j<m}F_j\eta^j + \eta^m\rho + \varepsilon` gives, with
+The model :math:`F(\eta) = \sum_{j<m}F_j\eta^j + \eta^mR + E_0 + \eta E_1 + \eta^2E_2` with :math:`|R| \le \rho`
+and :math:`|E_k| \le e_k` gives, with
 
-.. math:: S = 2\max_{0\le\eta\le\bar\eta}\Big(\sum_{2\le j<m}F_j\eta^{j-2} + \rho\,\eta^{m-2}\Big),
+.. math:: S = 2\max_{0\le\eta\le\bar\eta}\Big(\sum_{2\le j<m}F_j\eta^{j-2} + \rho\,\eta^{m-2}\Big) + 2e_2,
 
-the quadratic upper bound :math:`F(\eta) \le F_0 + F_1\eta + \frac S2\eta^2 + \varepsilon`. Its smallest value on
-the segment is at :math:`\min(\bar\eta, -F_1/S)`: the safe step. The maximum of a polynomial over an interval is at
-most the largest of its coefficients in Bernstein's basis, as that basis is a partition of unity.
+the quadratic upper bound :math:`F(\eta) - F(0) \le F'(0)\eta + \frac S2\eta^2 \le (F_1 + e_1)\eta + \frac
+S2\eta^2` of the exact function: :math:`E_0` is that of the value at the beginning and falls out. But for
+:math:`e_1` its smallest value on the segment is at :math:`\min(\bar\eta, -F_1/S)`: the safe step. The maximum of a
+polynomial over an interval is at most the largest of its coefficients in Bernstein's basis, as that basis is a
+partition of unity.
 """
 
 from __future__ import annotations
@@ -21,15 +24,16 @@ _UP = 1 + 2.0**-40
 
 @dataclass(frozen=True)
 class Majorant:
-    r"""A quadratic upper bound along a segment: :math:`F(\eta) \le F_0 + F_1\eta + \frac S2\eta^2 + 2\varepsilon`.
+    r"""A quadratic upper bound along a segment: :math:`F(\eta) \le F(0) + (F_1 + e_1)\eta + \frac S2\eta^2`.
 
     Attributes:
         value: F_0, as computed.
         slope: F_1, as computed.
         curvature: S; infinite if there is none.
-        curvature_at_start: the second derivative at the beginning.
+        curvature_at_start: the second derivative at the beginning, as computed.
         length: up to which step it holds.
         error: on the round-off in F.
+        slope_error: e_1, on that of F_1.
     """
 
     value: float
@@ -38,10 +42,13 @@ class Majorant:
     curvature_at_start: float
     length: float
     error: float
+    slope_error: float = 0.0
 
     @property
     def step(self) -> float:
-        """The step at which the bound is lowest; 0 if the segment does not descend or nothing is known."""
+        """The step at which the bound is lowest, but for the error of the slope; 0 if the segment does not descend
+        or nothing is known.
+        """
         if not self.slope < 0 or not math.isfinite(self.curvature):
             return 0.0
         if self.curvature * self.length <= -self.slope:
@@ -49,19 +56,23 @@ class Majorant:
         return math.nextafter(-self.slope / self.curvature, 0.0)
 
     def decrease(self, step: float) -> float:
-        """By how much F is proved to fall with a step, round-off taken off."""
-        return -(self.slope + 0.5 * self.curvature * step) * step - 2 * self.error
+        """By how much F is proved to fall with a step; what the arithmetic here rounds is taken off."""
+        gain = -(self.slope + self.slope_error) * step
+        loss = 0.5 * self.curvature * step * step
+        rounding = (abs(self.slope) * step + abs(gain) + abs(loss)) * 2.0**-50 + 2.0**-1000 * (1.0 + step)
+        return gain - loss - rounding
 
 
 def majorant(model: TaylorModel) -> Majorant:
     """The quadratic bound of a real-valued model of order 2 at least."""
     numbers = [0.0 if c is None else float(c) for c in model.coefficients]
-    rest, error = (0.0, 0.0) if model.tail is None else (float(t) for t in model.tail[0])
-    polynomial = [*numbers[2:], rest]
-    finite = all(map(math.isfinite, [*numbers, rest, error]))
-    curvature = 2 * largest(polynomial, model.length) if finite else math.inf
+    rest, errors = float(model.rest), model.errors[0].tolist()
+    finite = all(map(math.isfinite, [*numbers, rest, *errors]))
+    curvature = 2 * (largest([*numbers[2:], rest], model.length) + errors[2]) if finite else math.inf
+    curvature += abs(curvature) * (_UP - 1)
     at_start = 2 * numbers[2] if model.order > 2 else math.nan
-    return Majorant(numbers[0], numbers[1], curvature, at_start, model.length, error if finite else math.inf)
+    error, slope_error = (float(model.error), errors[1]) if finite else (math.inf, math.inf)
+    return Majorant(numbers[0], numbers[1], curvature, at_start, model.length, error, slope_error)
 
 
 def largest(coefficients: list[float], length: float) -> float:
@@ -81,4 +92,4 @@ def largest(coefficients: list[float], length: float) -> float:
         sum(math.comb(i, j) / math.comb(degree, j) * scaled[j] for j in range(i + 1)) for i in range(degree + 1)
     ]
     size = sum(map(abs, scaled))
-    return max(bernstein) + size * (_UP - 1)
+    return max(bernstein) + size * (_UP - 1) + 2.0**-1000

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from surefoot.calculus.segment.fallback import by_rule
+from surefoot.calculus.segment.fallback import by_rule, constant_error
+from surefoot.errors import UnsupportedOperation
 from surefoot.graph.nodes import in_double
 from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
 from surefoot.operations.evaluation import value_of
 from surefoot.operations.moving import Moving, Norms
-from surefoot.operations.record import record_of
-from surefoot.taylor import TaylorModel
+from surefoot.operations.record import Form, record_of
+from surefoot.taylor import UNIT, TaylorModel, is_finite, rounded_up
 
 
 def leaf_models(
-    graph: Graph, values: Mapping[str, Tensor], direction: Mapping[str, Tensor], length: float
+    graph: Graph,
+    values: Mapping[str, Tensor],
+    direction: Mapping[str, Tensor],
+    length: float,
+    order: int,
+    stored: bool = False,
 ) -> dict[str, TaylorModel]:
-    """Leaves along the segment; values and the direction by leaf name."""
+    r"""Leaves along the segment; values and the direction by leaf name.
+
+    If weights are ``stored``, those at the end of a step :math:`\eta \ge \bar\eta/8` are rounded to
+    :math:`u + \eta d + \delta`, :math:`\|\delta\| \le 2^{-53}(\|u\| + 2\eta\|d\|)(1 + 2^{-52})`, once for the
+    product and once for the sum. So the step is one along :math:`d + \delta/\eta`, and the slope of the weights is
+    off by at most :math:`2^{-53}(8\|u\|/\bar\eta + 2\|d\|)(1 + 2^{-52})`.
+    """
     models = {}
     for name, leaf in graph.leaves.items():
         value = in_double(values[name].detach())
         if name in direction:
-            models[name] = TaylorModel((value, in_double(direction[name].detach())), length)
+            model = TaylorModel((value, in_double(direction[name].detach())), length)
+            if stored and length:
+                size, speed = (float(norm) for norm in model.norms if norm is not None)
+                error = rounded_up(value.new_tensor([[0.0, 0.0, UNIT * (8 * size / length + 2 * speed), 0.0]]))
+                model = TaylorModel(model.padded(order).coefficients, length, error)
+            models[name] = model
         else:
             rows = leaf.source is Source.INPUT and value.dim() > 0
             models[name] = TaylorModel((value,), length, rowwise=rows)
@@ -54,9 +72,10 @@ def _apply(
 ) -> TaylorModel:
     arguments = {name: models[name] for name in node.inputs}
     if all(model.is_constant for model in arguments.values()):
-        value = value_of(node, {name: model.value for name, model in arguments.items()})
+        values = {name: model.value for name, model in arguments.items()}
+        value = value_of(node, values)
         rows = any(model.rowwise for model in arguments.values()) and _has_rows(value, arguments)
-        return TaylorModel((value,), length, rowwise=rows)
+        return _constant(graph, node, values, TaylorModel((value,), length, rowwise=rows), order)
     known = min([order, *(model.order for model in arguments.values() if model.tail is not None)])
     slots = {slot: arguments[ref.name] for slot, ref in node.arguments.items() if isinstance(ref, Ref)}
     taylor = record_of(node).taylor
@@ -64,8 +83,24 @@ def _apply(
     return by_rule(graph, node, arguments, known) if model is None else model
 
 
+def _constant(
+    graph: Graph, node: Node, values: Mapping[str, Tensor], model: TaylorModel, order: int
+) -> TaylorModel:
+    """What is computed from constants, with its round-off; without, where no rule says what that is."""
+    value = model.value
+    exact = not isinstance(value, Tensor) or not value.is_floating_point() or record_of(node).bounds is None
+    if exact or record_of(node).form_of(node) is Form.LAYOUT:
+        return model
+    try:
+        error = constant_error(graph, node, values, value)
+    except UnsupportedOperation:
+        return model
+    tail = value.new_tensor([[0.0, error, 0.0, 0.0]])
+    return replace(model.padded(order), tail=tail) if error else model
+
+
 def _is_finite(model: TaylorModel) -> bool:
-    return model.is_constant or all(bool(torch.isfinite(c).all()) for c in model.coefficients if c is not None)
+    return model.is_constant or all(is_finite(c) for c in model.coefficients if c is not None)
 
 
 def _unknown(spec: Spec | tuple[Spec, ...], length: float, order: int) -> TaylorModel:

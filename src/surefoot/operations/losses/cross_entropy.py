@@ -30,16 +30,17 @@ from surefoot.operations.losses.sums import (
     compared,
     dense,
     keywords,
+    near_loss,
     row_bounds,
     samples,
     weighted_sum,
 )
 from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
-from surefoot.operations.softmax import STEEPEST, probabilities, summed
+from surefoot.operations.softmax import STEEPEST, moderate, probabilities, summed
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL
-from surefoot.taylor import TaylorModel, compose, reach, row_norms, shifted
+from surefoot.taylor import FLOOR, TaylorModel, compose, passed_on, row_norms, shifted
 
 ClassWeights: TypeAlias = tuple[float, ...] | None
 _SMALLEST = 2.0**-1022  # of the normal numbers in double precision
@@ -117,7 +118,18 @@ def taylor(moving: Moving) -> TaylorModel | None:
     coefficients of :math:`\log M` leave out is at most the coefficient of :math:`t^m` in
     :math:`\sum_i\frac1i(\sum_jX_jt^j)^i`. The rests of the scores are multiplied by the norm of the gradient,
     :math:`\|p - y\| \le \min(\sqrt2, \|\pi - y\| + \frac12\|\hat y - \hat y_0\|)`, soft-max having Lipschitz
-    constant 1/2.
+    constant 1/2. With scores of speed :math:`S_1` that turn by :math:`S_2` (:mod:`surefoot.taylor`) p turns
+    by at most :math:`\frac12S_1` and bends by :math:`\frac12S_2 + \frac12tS_1^2`, t the Lipschitz constant of the
+    derivative of the soft-max.
+
+    *Round-off.* The entries of :math:`\pi` have relative errors of at most :math:`(t_k + k + 10)u` with k classes,
+    :math:`t_k = \max\hat y - \hat y_k` and :math:`\pi_kt_k < 1`, so means of the scores are off by :math:`(2k +
+    10)u` of the largest of them, and the others are sums and products. So the slope is off by some units times
+    :math:`S_1`. The other coefficients are at most those of :math:`-\log(2 - e^Q)`, :math:`Q(t) = 2\sum_j\|\hat
+    y_j\|t^j` (M - 1 has at most those of :math:`e^Q - 1`, and :math:`-\log(1 - t)` those of the logarithm), so
+    they are off by some units times these. As a series in Q it begins with coefficients below 1.1 up to
+    :math:`Q^4`, so beyond the slope, divided by :math:`\eta^2`, all are below :math:`1.1(q_2 + q_1^2(1 + \rho +
+    \rho^2))` with :math:`q_1 = 2S_1`, :math:`q_2 = 2S_2`, :math:`\rho = q_1\bar\eta`.
     """
     pair = compared(moving)
     if pair is None:
@@ -135,14 +147,18 @@ def taylor(moving: Moving) -> TaylorModel | None:
     bent = _log_moment(probability, centred)
     for c, mean, log in zip(others, means, bent[1:], strict=True):
         coefficients.append(mean - _weighted(target, c) + log)
-    rest = _left_out(probability, centred, length)
+    rest = _left_out(probability, centred, outputs)
     slope = row_norms(probability - target, rowwise=True) + 0.5 * outputs.move + _SOFTMAX_ERROR
     slope = slope.clamp(max=math.sqrt(2.0) * (1 + 2 * UNIT))
-    size = 1.0 + scores.abs().amax(dim=1, keepdim=True) + outputs.move
-    error = size * ((sum(scores.shape) + 64) * 16 * UNIT) + rest * (reach(length, order) * _SOFTMAX_ERROR)
-    tail = torch.cat([rest, error], dim=1)
+    size = 1.0 + scores.abs().amax(dim=1, keepdim=True)
+    first, second = 2 * outputs.speed, 2 * outputs.turn
+    farthest = first * length
+    later = second + first.square() * (1.0 + farthest * (1.0 + farthest))
+    errors = torch.cat([size, first, 2 * later], dim=1) * ((sum(scores.shape) + 64) * 4 * UNIT)
+    tail = torch.cat([rest * (1 + _SOFTMAX_ERROR), errors], dim=1)
     if outputs.tail is not None:
-        tail = tail + slope * outputs.tail
+        bend = 0.25 * second + (0.125 * float(STEEPEST)) * first.square()
+        tail = tail + passed_on(outputs.tail, slope, 0.25 * first, bend)
     return weighted_sum(coefficients, tail, length, weight)
 
 
@@ -164,15 +180,20 @@ def _log_moment(probability: Tensor, centred: list[Tensor]) -> list[Tensor]:
     return logarithm
 
 
-def _left_out(probability: Tensor, centred: list[Tensor], length: float) -> Tensor:
-    """What the coefficients of log M leave out, per sample."""
-    order = len(centred)
-    moves = shifted(centred, length)
+def _left_out(probability: Tensor, centred: list[Tensor], outputs: TaylorModel) -> Tensor:
+    """What the coefficients of log M leave out, per sample.
+
+    The centred coefficients are off by some units of the norms, and probabilities may underflow.
+    """
+    order, length = len(centred), outputs.length
+    wrong = shifted([*outputs.norms, *[None] * (order - outputs.order)], length)
+    least = [FLOOR if size is None else size * _SOFTMAX_ERROR + FLOOR for size in wrong]
+    moves = shifted(centred, length, least)
     farthest = moves[0]
     assert farthest is not None  # an order is at least two
     one = torch.ones_like(probability[:1, :1])
     bells = compose([one / math.factorial(i) for i in range(order + 1)], [*moves, None], 1, order)
-    weight = probability * torch.exp(farthest)
+    weight = (probability + 2 * _SMALLEST) * torch.exp(farthest)
     moments = [_weighted(weight, b) for b in bells if b is not None]
     moments[0] = torch.minimum(moments[0], 2 * length * moments[1])
     (rest,) = compose([one / max(i, 1) for i in range(order + 1)], [None, *moments], order, order)
@@ -219,6 +240,18 @@ def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     rest = _others(p, Rounded.exact(torch.ones((), dtype=torch.float64)))
     slope = _others(mass, summed(mass, 1)) * p - mass * rest
     return {"outputs": slope * costate}
+
+
+def _second(call: Call, move: Tensor) -> tuple[Tensor, float]:
+    r""":math:`\sum_im_i(\langle p, d^2\rangle - \langle p, d\rangle^2)`, the Hessian being
+    :math:`m(\mathrm{diag}(p) - pp^\top)`: off by :math:`4m\|\hat p - p\|` and a few units of m for each class.
+    """
+    outputs, targets = call["outputs"].value, call["targets"].value
+    mass = masses(targets, outputs.shape[1], **call.node.kwargs).sum(dim=1, keepdim=True)
+    p = moderate(outputs, 1)
+    variance = (p.value * move.square()).sum(dim=1, keepdim=True) - (p.value * move).sum(dim=1, keepdim=True) ** 2
+    wrong = 4 * torch.linalg.vector_norm(p.error, dim=1, keepdim=True) + (sum(outputs.shape) + 32) * 8 * UNIT
+    return (mass * variance).sum(), float((mass.abs() * wrong).max()) * (1 + 2.0**-40) if mass.numel() else 0.0
 
 
 def _others(shares: Rounded, total: Rounded) -> Rounded:
@@ -268,6 +301,7 @@ def error(call: Call, computed: Tensor) -> Magnitude:
     rows=samples,
     taylor=taylor,
     pullback=pullback,
+    near=near_loss(pullback, _second),
     factor=root,
     errata=(12, 13),
 )

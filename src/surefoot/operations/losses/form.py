@@ -105,6 +105,14 @@ class Form:
             total = weight * sign * slope - linear
         return total.scaled(self.factor).expand(x.shape)
 
+    def bend(self, x: Tensor) -> Rounded:
+        """The diagonal of the Hessian at x with its error."""
+        if self.function is None:
+            return Rounded.exact(torch.zeros_like(x))
+        weight, sign, shift = map(nearly, (self.weight, self.sign, self.shift))
+        half = rounded_derivatives(self.function, sign * x - shift, 2)[2]
+        return (weight * sign * sign * half).scaled(2 * self.factor).expand(x.shape)
+
     def proved(self, x: Tensor) -> Rounded:
         r"""The loss at x with its error; n terms in any order are off by γ_n of the sum of their absolute values.
 

@@ -28,6 +28,7 @@ from surefoot.operations.losses.sums import (
     dense,
     divisor,
     keywords,
+    near_loss,
     row_bounds,
     samples,
     times,
@@ -37,9 +38,7 @@ from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
 from surefoot.scalar import Rounded, ScalarFunction, derivatives, rounded_derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
-from surefoot.taylor import TaylorModel, compose, row_norms, shifted
-
-_EVALUATION = 2.0**-44  # relative error of sums of products, to the sum of the absolute values of their terms
+from surefoot.taylor import FLOOR, TaylorModel, compose, passed_on, row_norms, shifted
 
 
 class Separable:
@@ -65,6 +64,7 @@ class Separable:
         readings = {
             "taylor": self.taylor,
             "pullback": self.pullback,
+            "near": near_loss(self.pullback, self.second),
             "factor": self.factor,
             "error": self.error,
         }
@@ -106,6 +106,13 @@ class Separable:
         outputs, targets = call["outputs"].value, call["targets"].value
         return {"outputs": self.at(targets, outputs.shape, **call.node.kwargs).slope(outputs) * costate}
 
+    def second(self, call: Call, move: Tensor) -> tuple[Tensor, float]:
+        """The diagonal of the Hessian times the squares of a move."""
+        outputs, targets = call["outputs"].value, call["targets"].value
+        bend = self.at(targets, outputs.shape, **call.node.kwargs).bend(outputs)
+        error = (bend.error + bend.value.abs() * (4 * UNIT)).nan_to_num(nan=torch.inf)
+        return (bend.value * move.square()).sum(), float(error.max()) if error.numel() else 0.0
+
     def error(self, call: Call, computed: Tensor) -> Magnitude:
         """How far the computed loss is from the exact one, measured by the sum of the form, of which the error is
         known.
@@ -128,8 +135,15 @@ class Separable:
         function, with suprema over what ω reaches.
 
         If :math:`\varphi''` jumps, two coefficients are known: :math:`\varphi'` is Lipschitz, and the remainder of
-        Taylor's formula needs no more. The rests of the outputs are multiplied by the norm of the largest gradient
-        of the row.
+        Taylor's formula, with the exact slope of the outputs, needs no more. The rest of the outputs and
+        :math:`E_2` count with the norm of the largest gradient of the row. On the way from the polynomial p to
+        :math:`q = p + E_0 + \eta E_1` the gradient turns by the largest curvature within reach of q times the
+        speed of the outputs, and bends by that times how fast they turn and half the largest third derivative
+        times the square of the speed.
+
+        *Round-off* is that of scalar functions (:mod:`surefoot.operations.scalar_taylor`): every coefficient is a
+        sum of products, and off by some units times the sum of their absolute values besides the errors of the
+        coefficients of φ.
         """
         pair = compared(moving)
         if pair is None:
@@ -145,9 +159,13 @@ class Separable:
         x = [c.reshape(len(c), -1) for c in dense(outputs, order)]
         coefficients = [-form.linear * c for c in x]
         coefficients[0] = coefficients[0] + form.constant
-        length, rest = outputs.length, torch.zeros_like(x[0])
-        farthest, wrong = _move(x, length), torch.zeros_like(x[0])
-        size = form.linear.abs() * (x[0].abs() + farthest) + form.constant.abs()
+        length, nothing = outputs.length, torch.zeros_like(x[0])
+        first, second = outputs.errors[:, :1], outputs.errors[:, 1:2]
+        least: list[Tensor | float] = [first + length * second + FLOOR, second + FLOOR, *[FLOOR] * (order - 2)]
+        moves = [nothing if c is None else c for c in shifted(x, length, least)]
+        sizes = [form.linear.abs() * size for size in (x[0].abs(), *moves[1:3])]
+        sizes[0] = sizes[0] + form.constant.abs()
+        rest, wrong, bends = nothing, [nothing] * len(sizes), [nothing, nothing]
         if function is not None:
             argument = [form.argument(x[0]), *(form.sign * c for c in x[1:])]
             exact = nearly(form.sign) * x[0] - nearly(form.shift)
@@ -156,21 +174,32 @@ class Separable:
             coefficients = [
                 a if b is None else a + form.weight * b for a, b in zip(coefficients, bent, strict=True)
             ]
+            farthest = moves[0] * (1 + 2.0**-26)
             low, high = form.reach(x[0] - farthest, x[0] + farthest)
             suprema = [sup_on(function, i, low, high) / math.factorial(i) for i in range(order + 1)]
-            (left_out,) = compose([None, *suprema[1:]], [*shifted(argument, length), None], order, order)
+            steps = [form.sign.abs() * move for move in moves]
+            (left_out,) = compose([None, *suprema[1:]], [*steps, None], order, order)
             if left_out is not None:
-                rest = times(form.weight, left_out.nan_to_num(nan=torch.inf))
-            terms = [times(_move(argument, length) ** i, suprema[i]) for i in range(1, order)]
-            size = size + times(form.weight, sum(terms, suprema[0]))
-            moved = _move(argument, length)
-            wrong = sum((times(moved**i, series[i].error) for i in range(1, order)), series[0].error)
-            wrong = times(form.weight, wrong)
-        roundings = max(_EVALUATION, (sum(x[0].shape) + 64) * 2 * UNIT)
-        tail = torch.stack([rest.sum(dim=1), size.sum(dim=1) * roundings + wrong.sum(dim=1)], dim=1)
+                rest = times(form.weight, left_out.nan_to_num(nan=torch.inf, posinf=torch.inf))
+            sizes = [
+                a + times(form.weight, b) for a, b in zip(sizes, _errors(suprema[:order], steps), strict=True)
+            ]
+            wrong = [times(form.weight, error) for error in _errors([c.error for c in series[:order]], steps)]
+            bends = [
+                times(form.weight * form.sign.abs() ** i, i * suprema[i]) if i <= order else nothing
+                for i in (2, 3)
+            ]
+        roundings = (sum(x[0].shape) + 64) * 2 * UNIT
+        errors = [(size * roundings + error).sum(dim=1) for size, error in zip(sizes, wrong, strict=True)]
+        errors += [nothing.sum(dim=1)] * (3 - len(errors))
+        tail = torch.stack([rest.sum(dim=1), *errors], dim=1)
         if outputs.tail is not None:
             reach = outputs.move * (1 + 2.0**-26)
-            tail = tail + row_norms(form.slopes(x[0] - reach, x[0] + reach), rowwise=True) * outputs.tail
+            slope = row_norms(form.slopes(x[0] - reach, x[0] + reach), rowwise=True) + FLOOR
+            curvature, third = (bend.amax(dim=1, keepdim=True) for bend in bends)
+            turn = curvature * outputs.speed
+            bend = 0.0 if order == 2 else curvature * outputs.turn + outputs.speed.square() * third
+            tail = tail + passed_on(outputs.tail, slope, turn, bend)
         rows = [c.sum(dim=1, keepdim=True) for c in coefficients]
         return weighted_sum(rows, tail, length, torch.full_like(rows[0], factor))
 
@@ -255,7 +284,11 @@ def _of_differences(function: ScalarFunction, targets: Tensor) -> Form:
     return Form.of(targets, function, shift=targets.double())
 
 
-def _move(coefficients: list[Tensor], length: float) -> Tensor:
-    """How far every entry of a polynomial gets from its beginning."""
-    farthest = shifted(coefficients, length)[0]
-    return torch.zeros_like(coefficients[0]) if farthest is None else farthest
+def _errors(wrong: list[Tensor], moves: list[Tensor]) -> list[Tensor]:
+    """What errors of the coefficients of φ come to in the value, the slope and, if known, the rest."""
+    distance, speed, *turn = moves
+    found = [wrong[0], times(speed, wrong[1])]
+    if turn:
+        later = sum((times(distance**i, error) for i, error in enumerate(wrong[3:], start=1)), wrong[2])
+        found.append(times(turn[0], wrong[1]) + times(speed.square(), later))
+    return found

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude, minimum
+from surefoot.operations.bilinear import product
 from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.losses.factor import Factor
 from surefoot.operations.losses.sums import (
@@ -18,6 +19,7 @@ from surefoot.operations.losses.sums import (
     dense,
     divisor,
     keywords,
+    near_loss,
     row_bounds,
     samples,
     weighted_sum,
@@ -25,7 +27,7 @@ from surefoot.operations.losses.sums import (
 from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
 from surefoot.scalar import Rounded
-from surefoot.taylor import TaylorModel, reach, row_norms
+from surefoot.taylor import FLOOR, TaylorModel, passed_on, reach, row_norms
 
 
 def value(outputs: Tensor, targets: Tensor, *, reduction: str = "mean", scale: float = 1.0) -> Tensor:
@@ -36,8 +38,10 @@ def value(outputs: Tensor, targets: Tensor, *, reduction: str = "mean", scale: f
 
 def taylor(moving: Moving) -> TaylorModel | None:
     r""":math:`\frac12\|r\|^2` with :math:`r = \hat y - y` has the coefficients
-    :math:`\frac12\sum_{a+b=j}\langle r_a, r_b\rangle`; with :math:`\delta = \eta^mR + E` it moves by at most
-    :math:`(\|r\| + \frac12\|\delta\|)\|\delta\|`.
+    :math:`\frac12\sum_{a+b=j}\langle r_a, r_b\rangle`; with :math:`\delta = \eta^mR + E` it moves by
+    :math:`\langle r + \frac12\delta, \delta\rangle`, so errors pass on with r and :math:`\delta` in the place of
+    slopes. The difference r and the products have a round-off of n + 16 units at most, n counting the numbers
+    added up.
     """
     pair = compared(moving)
     if pair is None:
@@ -50,14 +54,16 @@ def taylor(moving: Moving) -> TaylorModel | None:
         for b, d in enumerate(flat[a:], start=a):
             products[a + b] += (0.5 if a == b else 1.0) * (c * d).sum(dim=1, keepdim=True)
     length = outputs.length
-    start = row_norms(flat[0], rowwise=True)
+    start = row_norms(flat[0], rowwise=True) + FLOOR
     rest = torch.zeros_like(start)
     for degree, c in enumerate(products[order:], start=order):
         rest = rest + c.abs() * reach(length, degree - order)
-    error = (start + outputs.move).square() * ((flat[0].shape[1] + 16) * 2.0**-53)
-    tail = torch.cat([rest, error], dim=1)
+    sizes = start + outputs.move, outputs.speed, outputs.turn
+    errors = torch.cat(product(sizes, sizes), dim=1) * ((sum(flat[0].shape) + 16) * 2.0**-53)
+    tail = torch.cat([rest, errors], dim=1)
     if outputs.tail is not None:
-        tail = tail + (start + outputs.polynomial_move + 0.5 * outputs.reach_of_tail) * outputs.tail
+        gain = start + outputs.polynomial_move + 0.5 * outputs.reach_of_tail
+        tail = tail + passed_on(outputs.tail, gain, *sizes[1:])
     factor = _factor(outputs.value.shape, **moving.node.kwargs)
     return weighted_sum(products[:order], tail, length, torch.full_like(start, factor))
 
@@ -80,12 +86,19 @@ def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     return {"outputs": slope, "targets": -slope}
 
 
+def _second(call: Call, move: Tensor) -> tuple[Tensor, float]:
+    """c‖d‖², c off by a few units."""
+    factor = _factor(call["outputs"].shape, **call.node.kwargs)
+    return factor * move.square().sum(), 8 * UNIT * abs(factor)
+
+
 @operation(
     "surefoot.square",
     loss=LossFacts(value, convex=True, smooth=True, nonnegative=True, quadratic=True, options=keywords(value)),
     rows=samples,
     taylor=taylor,
     pullback=pullback,
+    near=near_loss(pullback, _second),
     factor=root,
     errata=(12,),
 )

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.moving import Moving
+from surefoot.operations.record import Near
+from surefoot.scalar import Rounded
 from surefoot.taylor import TaylorModel, rounded_up
 
 Numbers: TypeAlias = "float | tuple[Numbers, ...]"
 UNIT = 2.0**-52
+Second = Callable[[Call, Tensor], tuple[Tensor, float]]
+NearLoss = Callable[[Call, Tensor], Near]
 
 
 def samples(use: Use) -> tuple[Slot]:
@@ -73,6 +78,18 @@ def compared(moving: Moving) -> tuple[TaylorModel, Tensor] | None:
     """Outputs and targets along a segment; ``None`` if the targets move, or samples are not kept apart."""
     outputs, targets = moving.slots["outputs"], moving.slots["targets"]
     return (outputs, targets.value) if outputs.rowwise and targets.is_constant else None
+
+
+def near_loss(pullback: Callable[[Call, Tensor], Mapping[Slot, Rounded]], second: Second) -> NearLoss:
+    """The quadratic model of a loss from its proved gradient and twice its quadratic part, of known error."""
+
+    def near(call: Call, move: Tensor) -> Near:
+        one = torch.ones((), dtype=torch.float64, device=move.device)
+        slope = pullback(call, one)["outputs"].expand(move.shape)
+        bent, error = second(call, move)
+        return Near((slope.value * move).sum() + 0.5 * bent, float(norm(slope.error)), error)
+
+    return near
 
 
 def dense(model: TaylorModel, order: int) -> list[Tensor]:

@@ -1,0 +1,139 @@
+"""Formulas that pull costates back are within their proved errors of the exact ones, judged with 200 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import flint
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from judges.exact import stored, truth
+from judges.exact_numbers import exactly
+from surefoot.calculus.adjoint.gradient import proved_gradient
+from surefoot.calculus.analysis import Analysis
+
+D = torch.float64
+
+
+class Applied(nn.Module):
+    """A function of parameters, weighed by the batch."""
+
+    def __init__(self, function: Callable[..., Tensor], *parameters: Tensor) -> None:
+        super().__init__()
+        self.function = function
+        self.of = nn.ParameterList([nn.Parameter(p) for p in parameters])
+
+    def forward(self, weights: Tensor) -> Tensor:
+        return (weights * self.function(*self.of)).sum()
+
+
+def groups(mean: float, spread: float = 1.0, *shape: int) -> Tensor:
+    return mean + spread * torch.randn(*(shape or (2, 4, 3)), dtype=D)
+
+
+def fixed(x: Tensor) -> Tensor:
+    statistics = torch.arange(1.0, 5.0, dtype=D)
+    return F.batch_norm(x, statistics, statistics / 3, None, None, False, 0.0, 1e-3)
+
+
+NORMALISATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "layer": lambda x, eps: F.layer_norm(x, (4, 3), None, None, eps),
+    "root": lambda x, eps: F.rms_norm(x, (3,), None, eps),
+    "group": lambda x, eps: F.group_norm(x, 2, None, None, eps),
+    "batch": lambda x, eps: F.batch_norm(x, None, None, None, None, True, 0.0, eps),
+    "instance": lambda x, eps: F.instance_norm(x, None, None, None, None, True, 0.0, eps),
+    "fixed": lambda x, eps: fixed(x),
+}
+OTHERS: dict[str, Callable[..., Tensor]] = {
+    "length": lambda x: torch.linalg.vector_norm(x, dim=(0, 2)),
+    "by tensor": lambda x, y: x / y,
+    "copied": lambda x, y: x[:, :1] / y[:1],
+    "variance": lambda x: x.var(dim=(1, 2), unbiased=False),
+    "deviation": lambda x: x.std(dim=1, keepdim=True),
+    "direction": lambda x: F.normalize(x, dim=1),
+    "weight norm": lambda v, g: torch._weight_norm(v, g[:, :1, :1], 0),
+    "prelu": lambda x, w: F.prelu(x, w[0, :, 0]),
+    "one prelu": lambda x, w: F.prelu(x, w[0, 0, :1]),
+    "pool": lambda x: F.max_pool1d(x, 2, 1, 1),
+    "adaptive": lambda x: F.adaptive_max_pool1d(x, 2),
+    "squares": lambda x: F.max_pool2d(x.reshape(1, 2, 4, 3), 2, 1, padding=1, ceil_mode=True),
+}
+
+
+def larger(a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(a > b, a, b)
+
+
+def pooled(x: Tensor) -> Tensor:
+    """Along the last dimension, in windows of two with one entry of padding."""
+    return torch.cat([x[..., :1], larger(x[..., 1:], x[..., :-1]), x[..., -1:]], -1)
+
+
+# The same in operations that the judge has rules for.
+WRITTEN: dict[str, Callable[..., Tensor]] = {
+    "prelu": lambda x, w: torch.where(x > 0, x, w[:1, :, :1] * x),
+    "one prelu": lambda x, w: torch.where(x > 0, x, w[0, 0, :1] * x),
+    "pool": pooled,
+    "adaptive": lambda x: larger(x[..., 1:], x[..., :-1]),
+    "squares": lambda x: pooled(pooled(x.reshape(1, 2, 4, 3)).transpose(2, 3)).transpose(2, 3),
+    "weight norm": lambda v, g: g[:, :1, :1] * v / torch.linalg.vector_norm(v, dim=(1, 2), keepdim=True),
+    "direction": lambda x: x / torch.linalg.vector_norm(x, dim=1, keepdim=True),
+}
+
+
+def within(
+    function: Callable[..., Tensor],
+    *parameters: Tensor,
+    sharp: float,
+    written: Callable[..., Tensor] | None = None,
+) -> None:
+    """Gradients are off by no more than is proved, and that is a small part of what they are made of."""
+    torch.manual_seed(7)
+    model = Applied(function, *parameters)
+    with torch.no_grad():
+        weights = torch.randn_like(function(*parameters))
+    proved = proved_gradient(Analysis.of(model, weights))
+    with flint.ctx.workprec(200):
+        judged = Applied(written or function, *parameters)
+        exact = iter(truth(lambda: judged(weights), judged, {p: stored(p) for p in judged.parameters()}).gradient)
+        for name, _ in model.named_parameters():
+            wrong = [next(exact) - exactly(g) for g in proved.slopes[name].reshape(-1).tolist()]
+            size = sum((w * w for w in wrong), flint.arb(0)).sqrt()
+            assert size <= flint.arb(proved.errors[name]), name
+            assert proved.errors[name] <= sharp * float(proved.slopes[name].norm()) + 1e-300, name
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-12, 1.0])
+@pytest.mark.parametrize(("mean", "spread"), [(0.0, 1.0), (1e3, 1.0), (1e7, 1.0), (1.0, 1e-9), (0.0, 1e100)])
+@pytest.mark.parametrize("name", NORMALISATIONS)
+def test_normalisations(name: str, mean: float, spread: float, eps: float) -> None:
+    torch.manual_seed(1)
+    x = groups(mean, spread)
+    within(lambda t: NORMALISATIONS[name](t, eps), x, sharp=1e-6)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-9, 1e150])
+@pytest.mark.parametrize("name", OTHERS)
+def test_others(name: str, spread: float) -> None:
+    torch.manual_seed(2)
+    pair = groups(0.1 * spread, spread), groups(3.0, 0.1)
+    function = OTHERS[name]
+    count = function.__code__.co_argcount
+    within(function, *pair[:count], sharp=1e-9, written=WRITTEN.get(name))
+
+
+@pytest.mark.parametrize("name", ["length", "deviation", "direction", "weight norm"])
+def test_a_group_of_zeros_does_not_spoil_the_others(name: str) -> None:
+    torch.manual_seed(3)
+    x, y = groups(0.0), groups(3.0)
+    x[:, 0], x[0] = 0.0, 0.0
+    function = OTHERS[name]
+    parameters = (x, y)[: function.__code__.co_argcount]
+    model = Applied(function, *parameters)
+    with torch.no_grad():
+        weights = torch.randn_like(function(*parameters)).nan_to_num(0.0)
+    proved = proved_gradient(Analysis.of(model, weights))
+    assert all(bool(torch.isfinite(slope).all()) for slope in proved.slopes.values())
