@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from itertools import pairwise
 from typing import Any
@@ -16,6 +17,7 @@ import surefoot as sf
 from judges.exact import exact_value
 from surefoot.optim import BurstRecord, ProvedEpochs, StalledWarning
 from surefoot.optim.bursts import fixed_data
+from surefoot.optim.pace import Pace
 from surefoot.valuation.valuer import EvaluationError
 
 
@@ -246,6 +248,8 @@ class TestData:
         loader = DataLoader(Noisy(), 12, shuffle=True)
         with pytest.raises(EvaluationError, match="augmentation"):
             _epochs(_model(), loader=loader).step()
+        with pytest.raises(EvaluationError, match="augmentation"):
+            _epochs(_model(nn.BatchNorm1d(6)), loader=loader).step()
         training = _epochs(_model(), loader=loader, data=[_data()])
         assert training.step() <= training.history[0].before
 
@@ -280,6 +284,34 @@ class TestRefusals:
     def test_rates_that_are_no_rates(self) -> None:
         with pytest.raises(ValueError, match="positive numbers"):
             _epochs(_model(), rate=0.0)
+
+
+class TestPace:
+    @staticmethod
+    def _record(number: int, rate: float, after: float, *, kept: bool = True) -> BurstRecord:
+        return BurstRecord(number, 1.0, 0.0, after, 0.0, rate, kept, 10, 1.0, 1.0)
+
+    @pytest.mark.parametrize("best", [1e-4, 1e-2, 3.0])
+    def test_the_search_ends_near_the_best_rate(self, best: float) -> None:
+        for first in (1e-5, 1e-2, 1.0):
+            pace = Pace(first)
+            tried = pace.search(
+                9.0, lambda rate: min(abs(math.log(rate / best)), 9.01) if rate < 4 * best else math.inf
+            )
+            assert best / 4 < pace.rate < 2 * best
+            assert tried <= 16
+
+    def test_rates_grow_turn_and_are_halved(self) -> None:
+        pace, history = Pace(1.0), [self._record(k, 1.0, 0.5) for k in range(3)]
+        pace.adapt(self._record(3, 1.0, 0.5), history, extended=False)
+        assert pace.rate == pytest.approx(2**0.5)
+        history.append(self._record(3, 1.0, 0.5))
+        pace.adapt(self._record(4, pace.rate, 0.7), history, extended=False)
+        assert pace.rate == pytest.approx(1.0)
+        pace.adapt(self._record(5, 1.0, 1.1, kept=False), history, extended=False)
+        assert pace.rate == pytest.approx(0.5)
+        pace.adapt(self._record(6, 0.5, 0.5), history, extended=False)
+        assert pace.rate == pytest.approx(0.5)  # a rate that failed is avoided
 
 
 def test_groups_keep_the_ratio_of_their_rates() -> None:

@@ -12,7 +12,8 @@
 * ``directions``: where to go; ``wolfe``: how far; ``point``: the objective at points, values and gradients when
   asked; ``vectors``: parameters as one vector.
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`.
-* ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states.
+* ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states; ``pace``: its
+  learning rate.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share.
 """
 

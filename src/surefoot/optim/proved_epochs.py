@@ -19,17 +19,11 @@ from surefoot.objectives import Objective
 from surefoot.optim.bursts import Average, Batches, BurstRecord, Snapshot, evaluating, fixed_data
 from surefoot.optim.by_evaluation import StalledWarning
 from surefoot.optim.evaluation import OptimizerError
+from surefoot.optim.pace import Pace
 from surefoot.valuation.streamed import StreamedValuer, is_loader
 from surefoot.valuation.valuer import Evaluation, EvaluationError
 
 _SEARCH = 4  # mini-batches of a trial while a rate is looked for, and of what judges it
-_WIDE = 8.0  # between the rates of that search
-_TRIALS = 14
-_SHADE = 0.6  # the rate that is best for a few steps is too large for many
-_TURN, _SHRINK, _AWAY = math.sqrt(2), 2.0, 1.5
-_PATIENCE = 4  # kept bursts after which a rate that failed may be tried again
-_SLOWER, _COLLAPSE = 0.6, 0.25  # of the progress per epoch of the burst before: the rate is too large
-_EARLY = 3  # kept bursts whose progress is not compared, as it always falls there
 _NEARLY = 2.0  # a burst that ends below that many times the value before goes on at a smaller rate
 _EXTENSIONS = 2
 _SHARE = 0.12  # of the work of training that evaluations take, about
@@ -73,7 +67,6 @@ class ProvedEpochs:
 
     Attributes:
         history: one record per burst.
-        rate: the learning rate of the next burst, of the first parameter group; others keep their ratio to it.
 
     >>> import surefoot as sf
     >>> _ = torch.manual_seed(0)
@@ -104,7 +97,7 @@ class ProvedEpochs:
         self.objective, self.loader, self.burst, self.average = objective, loader, burst, average
         self.progress = progress
         self.history: list[BurstRecord] = []
-        self.rate = _rate(self.optimizer)
+        self._pace = Pace(_rate(self.optimizer))
         self._ratios = [float(group["lr"]) / self.rate for group in self.optimizer.param_groups]
         self._batches = Batches(loader)
         self._data = fixed_data(loader) if data is None else data
@@ -116,7 +109,16 @@ class ProvedEpochs:
         self._cost = 0.0  # of an evaluation, in seconds: the least that was seen
         self._reading = 0.0  # seconds that reading the model took, once
         self._searched = False
-        self._cap, self._since, self._gain, self._stalls = math.inf, 0, 0.0, 0
+        self._stalls = 0
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next burst, of the first parameter group; others keep their ratio to it."""
+        return self._pace.rate
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        self._pace.rate = rate
 
     @property
     def value(self) -> Evaluation | None:
@@ -181,10 +183,15 @@ class ProvedEpochs:
         if self._kept is None or not self._kept.is_live():
             known = self._value
             self._kept, self._value = None, self._evaluate()
+            if not math.isfinite(self._value.error):
+                raise EvaluationError(
+                    f"no error of the objective {self._value.value:g} can be proved: nothing could be kept. Begin "
+                    "with smaller weights, or use surefoot.evaluate to find the batch"
+                )
             self._kept = Snapshot(self.model, self.optimizer)
             if known is not None and (known.upper < self._value.lower or self._value.upper < known.lower):
                 note = "weights or data were changed since the last burst"
-                self._gain = 0.0
+                self._pace.gain = 0.0
         if not self._searched:
             note = self._search(self._kept)
             self._searched = True
@@ -213,7 +220,8 @@ class ProvedEpochs:
         )
         if kept:
             self._kept, self._value = Snapshot(self.model, self.optimizer), after
-        self._adapt(record, extension)
+        self._pace.adapt(record, self.history, extended=extension > 0)
+        self._set_rate(self.rate)
         return record
 
     def _conclude(self, record: BurstRecord, start: float) -> None:
@@ -222,26 +230,6 @@ class ProvedEpochs:
         self.history.append(BurstRecord(**{**asdict(record), "work": work}))
         if self.progress is not None:
             self.progress(self.history[-1])
-
-    def _adapt(self, record: BurstRecord, extension: int) -> None:
-        """The next rate."""
-        before, count = self._gain, sum(one.kept for one in self.history)
-        self._gain = 0.0
-        if record.kept and not extension and record.after > 0:
-            self._gain = math.log(record.before / record.after) / record.epochs
-        compared = count >= _EARLY and before and self._gain
-        if not record.kept or (compared and self._gain < _COLLAPSE * before):
-            self._cap, self._since, self._gain = self.rate / _AWAY, 0, 0.0
-            self._set_rate(self.rate / _SHRINK)
-            return
-        self._since += 1
-        if self._since > _PATIENCE:
-            self._cap = math.inf
-        grown = len(self.history) > 0 and self.history[-1].rate < record.rate
-        if compared and grown and self._gain < _SLOWER * before:
-            self._set_rate(self.rate / _TURN)
-        elif not extension and self.rate * _TURN <= self._cap:
-            self._set_rate(self.rate * _TURN)
 
     @property
     def _length(self) -> float:
@@ -265,7 +253,7 @@ class ProvedEpochs:
 
     def _train(self, batches: Iterable[Any], count: int, rate: float, *, average: bool = True) -> bool:
         """Mini-batch steps at a rate; false as soon as a loss is not finite."""
-        self._set_rate(rate, keep=False)
+        self._set_rate(rate)
         last = min(round(self.average * self._batches.per_epoch), count // 2) if average else 0
         held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         mean, start, steps = Average(held), time.process_time(), 0
@@ -293,39 +281,22 @@ class ProvedEpochs:
     def _search(self, start: Snapshot) -> str:
         """A rate to begin with: trials from the same state, judged on a few other batches."""
         trial, judges = (list(self._batches.take(min(_SEARCH, self._batches.per_epoch))) for _ in range(2))
-        found: dict[float, float] = {}
 
-        def judged() -> float:
+        def level() -> float:
             with evaluating(self.model), torch.no_grad():
                 value = sum(float(self._loss(x, y)) for x, y in judges)
             return value if math.isfinite(value) else math.inf
 
-        def attempt(rate: float) -> None:
+        def judged(rate: float) -> float:
             finite = self._train(trial, len(trial), rate, average=False)
-            found[rate] = judged() if finite else math.inf
+            value = level() if finite else math.inf
             start.restore()
+            return value
 
-        first = judged()
-        attempt(self.rate)
-        while len(found) < _TRIALS:
-            best = min(found, key=lambda rate: (found[rate], rate))
-            if found[best] >= first:
-                attempt(min(found) / _WIDE)
-            elif best == max(found):
-                attempt(best * _WIDE)
-            elif best == min(found):
-                attempt(best / _WIDE)
-            else:
-                break
-        for rate in (best * math.cbrt(_WIDE), best / math.cbrt(_WIDE)):
-            attempt(rate)
-        best = min(found, key=lambda rate: (found[rate], rate))
-        self._set_rate(_SHADE * best)
-        return f"{len(found)} rates were tried for {len(trial)} mini-batches each"
+        tried = self._pace.search(level(), judged)
+        return f"{tried} rates were tried for {len(trial)} mini-batches each"
 
-    def _set_rate(self, rate: float, *, keep: bool = True) -> None:
-        if keep:
-            self.rate = rate
+    def _set_rate(self, rate: float) -> None:
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate * ratio)
@@ -343,8 +314,10 @@ class ProvedEpochs:
                 self._valuer.evaluate()
                 self._reading = time.process_time() - start
                 start = time.process_time()
-            elif not same:
+            elif not same:  # other running statistics: another graph, of the same data
+                last = self._valuer
                 self._valuer = StreamedValuer(self.model, self._data, self.objective)
+                self._valuer._seen = last._seen
             self._buffers = [buffer.clone() for buffer in buffers]
             found = self._valuer.evaluate().evaluation
         spent = time.process_time() - start
@@ -393,7 +366,6 @@ class ProvedEpochs:
         The place in the loader is not in it: a resumed run begins a new pass.
         """
         value = None if self._value is None else [self._value.value, self._value.error]
-        adapted = {"rate": self.rate, "cap": self._cap, "since": self._since, "gain": self._gain}
         spent = {"seconds": self._seconds, "trained": self._trained, "cost": self._cost, "stalls": self._stalls}
         return {
             "kind": type(self).__name__,
@@ -401,7 +373,7 @@ class ProvedEpochs:
             "history": [asdict(record) for record in self.history],
             "value": value,
             "searched": self._searched,
-            **adapted,
+            "pace": asdict(self._pace),
             **spent,
         }
 
@@ -419,10 +391,10 @@ class ProvedEpochs:
         self.history = [BurstRecord(**record) for record in state_dict["history"]]
         self._value = None if state_dict["value"] is None else Evaluation(*state_dict["value"])
         self._kept, self._searched = None, state_dict["searched"]
-        self._cap, self._since, self._gain = state_dict["cap"], state_dict["since"], state_dict["gain"]
         self._seconds, self._trained = state_dict["seconds"], state_dict["trained"]
         self._cost, self._stalls = state_dict["cost"], state_dict["stalls"]
-        self._set_rate(state_dict["rate"])
+        self._pace = Pace(**state_dict["pace"])
+        self._set_rate(self.rate)
 
 
 def _joined(*notes: str) -> str:
