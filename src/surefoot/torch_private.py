@@ -6,7 +6,7 @@ A new release of PyTorch may move any of these names; then this is the one file 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -31,6 +31,16 @@ TABLES = ("_modules", "_parameters", "_buffers")
 
 STANDARD_TABLES = frozenset(key for key, item in vars(nn.Module()).items() if isinstance(item, dict | set))
 """Names of all containers that every module has, those of its hooks among them."""
+
+
+def norms_together(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The Euclidean norms of many small tensors in one call; in public there is one call for each."""
+    return list(torch._foreach_norm(list(tensors))) if tensors else []
+
+
+def differences_together(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
+    """The differences of many small tensors in one call, likewise."""
+    return list(torch._foreach_sub(list(first), list(second))) if first else []
 
 
 def schema_of(target: Any) -> Any:

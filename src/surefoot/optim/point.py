@@ -13,8 +13,8 @@ from torch import Tensor
 
 from surefoot.objectives import Ridge
 from surefoot.optim.vectors import Layout, Tensors
+from surefoot.valuation.passes import Run
 from surefoot.valuation.streamed import Streamed, StreamedValuer
-from surefoot.valuation.tape import Run
 from surefoot.valuation.valuer import Evaluation, Valuer
 
 

@@ -1,7 +1,12 @@
 """The value of an objective in exact arithmetic, as an interval.
 
 * ``tape``: the operations of an objective, run in double precision, with the sizes of values and costates.
+* ``passes``: one pass over them, what it notes and what it keeps.
 * ``slopes``: how steep and how curved each operation is, from the sizes of its arguments alone.
+* ``kernels``: formulas where kernels of torch are not good to double precision.
+* ``kinks``: where scalar functions have kinks.
+* ``normalising``: normalisations in few passes, with their error.
+* ``entropy``: the logistic loss, likewise.
 * ``rounding``: how far each operation is off by itself.
 * ``propagation``: from these to the error of the value, by reverse mode.
 * ``valuer``: one function at many weights, as value and error.

@@ -19,7 +19,8 @@ made instead, so that :math:`z(1) = \hat z`, the output of :math:`z(0)` is the e
 over the readers z of x, where :math:`\rho` is the round-off of pulling back. It is of second order in the result,
 so a rough bound does: :math:`\rho = 2^{-30}J\|\hat\lambda_z\|` and, for sums of n terms, :math:`8nu` of it if
 that is more. A costate is also at most :math:`\sum_zJ\sup\|\lambda_z\|`, which needs no curvature; the smaller of
-the two counts.
+the two counts. Where the computed costate was not measured, it is at most :math:`\sum_zJ(1 + 2^{-30})` times
+those of the readers.
 
 *Kinks.* A scalar function is :math:`a(x) - a(y) = q(x - y)` with q between its slopes. Where no entry is nearer
 to a break than :math:`e`, q moves as the curvature of the pieces says; where some are, their parts of the costate
@@ -34,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,12 +44,12 @@ from surefoot.enclosure import Enclosure, constant
 from surefoot.graph import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Call
-from surefoot.operations.record import record_of, rule_for
+from surefoot.operations.record import rule_for
+from surefoot.valuation.passes import NEAR, Run
 from surefoot.valuation.rounding import rounding
 from surefoot.valuation.slopes import Slope, Slopes, slope_of
-from surefoot.valuation.tape import Run, Tape
+from surefoot.valuation.tape import Tape
 
-_PULL = 2.0**-30
 _SLACK = 1 + 1e-9  # round-off of the sums below
 _NONE = Magnitude.zero((0,))
 
@@ -59,7 +60,7 @@ class Errors:
 
     Attributes:
         total: of the output.
-        leading: the same without what is of second order.
+        leading: the same without what is of second order, by reverse mode.
         apart: how far each tensor may be from its exact value, by name.
         own: what each operation adds, by name.
     """
@@ -80,102 +81,127 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Sl
     apart: dict[str, float] = {}
     own: dict[str, float] = {}
     known: dict[str, Slope] = {}
-    sizes = run.sizes
     for node in tape.graph.nodes:
         slope = slopes.by_name.get(node.name)
         if slope is None:  # no parameter enters, and nothing is known: exact if nothing is computed
             exact = node.name not in tape.rounding and not any(apart.get(name) for name in node.inputs)
             apart[node.name] = own[node.name] = 0.0 if exact or not _is_real(node) else math.inf
             continue
-        call = None
-        if slope.pointwise or record_of(node).error is not None:
-            call = Call(slope.node, {name: _known(run, name, apart.get(name, 0.0)) for name in node.inputs})
-        if slope.pointwise and call is not None:
-            slope = slope_of(slope.node, rule_for(slope.node, tape.graph)(call))
+        facts = run.facts.get(node.name)
+        if node.name in run.stated and not slope.pointwise:
+            own[node.name] = run.stated[node.name]
+        elif facts is None:
+            slope, own[node.name] = _asked(tape, run, slope, apart)
+            if node.name in tape.matched and slope.product is not None:
+                slope = _by_matrices(run, slope, *tape.matched[node.name], apart)
+        else:
+            name = node.inputs[0]
+            steepness, bend = facts.slopes(apart.get(name, 0.0))
+            slope = replace(slope, jacobian={name: steepness}, curvature={(name, name): bend})
+            own[node.name] = facts.error
         known[node.name] = slope
-        whole = sizes if node.name in sizes else {**sizes, node.name: _joint(run, node)}
-        own[node.name] = rounding(slope, whole, call, run.values[node.name])
         moved = sum(amount * apart[name] for name, amount in slope.jacobian.items() if apart.get(name))
         apart[node.name] = (moved + own[node.name]) * _SLACK
     return Errors(apart[tape.output], 0.0, apart, own), known
 
 
+def _by_matrices(run: Run, slope: Slope, first: str, second: str, apart: Mapping[str, float]) -> Slope:
+    r"""Where both factors vary and meet matrix by matrix, :math:`\|\delta A_kB_k\| \le \|\delta A_k\|\|B_k\|`: the
+    slope in one is at most the largest norm of a matrix of the other.
+    """
+    assert slope.product is not None
+    jacobian = dict(slope.jacobian)
+    for name, other in ((first, second), (second, first)):
+        size = (run.matrices.get(other, 0.0) + apart.get(other, 0.0)) * slope.product[2] * _SLACK
+        jacobian[name] = min(jacobian[name], size) if first != second else jacobian[name]
+    return replace(slope, jacobian=jacobian)
+
+
+def _asked(tape: Tape, run: Run, slope: Slope, apart: Mapping[str, float]) -> tuple[Slope, float]:
+    """The slope of an operation, at the values of its arguments if it has to be, and its own error."""
+    node, call = slope.node, None
+    if slope.needs_values:
+        call = Call(node, {name: _known(run, name, apart.get(name, 0.0)) for name in node.inputs})
+    if slope.pointwise and call is not None:
+        slope = slope_of(node, rule_for(node, tape.graph)(call))
+    value = run.values.get(node.name)
+    return slope, rounding(slope, run.sizes, call, value.detach() if isinstance(value, Tensor) else value)
+
+
 def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     """The error of the value by reverse mode; never more than that of the forward mode."""
     first, known = _forward(tape, run, slopes)
+    if tape.output not in known or not tape.varying:
+        return first
     size, apart = run.costate_sizes, first.apart
-    varying = {node.name for node in tape.varying} | set(tape.boundary)
-    off: dict[str, float] = {tape.output: 0.0}
-    bound: dict[str, float] = {tape.output: 1.0}
+    varying = tape.reached
+    off: dict[str, float] = {tape.output: 0.0}  # between costates and what is computed of them
+    bound: dict[str, float] = {tape.output: 1.0}  # on costates, from those of the readers
+    reach: dict[str, float] = {tape.output: 1.0}  # on computed costates
     total = leading = 0.0
     for node in reversed(tape.varying):
         name = node.name
         if name not in bound:
             continue
-        computed = size.get(name, 0.0) if name in tape.rounding else None
-        sharp = math.inf if computed is None else computed + off[name]
-        costate = min(bound[name], sharp)
+        if name in run.watching:
+            reach[name] = min(size.get(name, 0.0), reach[name])
+        costate = min(bound[name], reach[name] + off[name])
         total += first.own[name] * costate if first.own[name] else 0.0
-        leading += first.own[name] * min(computed or 0.0, costate)
-        slope = known[name]
-        reach = costate if computed is None else computed
+        leading += first.own[name] * min(reach[name], costate) if first.own[name] else 0.0
+        slope, pull = known[name], tape.pulls[name]
         for argument, steepness in slope.jacobian.items():
             if argument not in varying:
                 continue
-            bend = sum(
-                amount * apart.get(pair[pair[0] == argument], 0.0)
-                for pair, amount in slope.curvature.items()
-                if argument in pair and apart.get(pair[pair[0] == argument])
-            )
-            pull = max(_PULL, 8 * 2.0**-53 * (node.numel + 16))
-            change = _near_kinks(run, slope, argument, apart, steepness)
-            if reach:
-                change += (bend + pull * steepness) * reach
-            if steepness:
+            bend = 0.0
+            for pair, amount in slope.curvature.items():
+                if argument in pair and apart.get(pair[pair[0] == argument]):
+                    bend += amount * apart[pair[pair[0] == argument]]
+            change = _near_kinks(run, slope, argument, apart, steepness, reach[name]) if slope.breaks else 0.0
+            if reach[name]:
+                change += (bend + pull * steepness) * reach[name]
+                reach[argument] = reach.get(argument, 0.0) + steepness * (1 + pull) * _SLACK * reach[name]
+            if off[name]:
                 change += steepness * off[name]
             off[argument] = (off.get(argument, 0.0) + change) * _SLACK
-            bound[argument] = (bound.get(argument, 0.0) + steepness * costate) * _SLACK
+            if costate:
+                bound[argument] = (bound.get(argument, 0.0) + steepness * costate) * _SLACK
+            reach.setdefault(argument, 0.0)
+            bound.setdefault(argument, 0.0)
     for name in tape.boundary:
         if apart[name] and name in bound:
-            total += apart[name] * min(bound[name], size.get(name, 0.0) + off[name])
+            total += apart[name] * min(bound[name], min(size.get(name, 0.0), reach[name]) + off[name])
     return Errors(min(total * _SLACK, first.total), leading, apart, first.own)
 
 
-def _near_kinks(run: Run, slope: Slope, argument: str, apart: Mapping[str, float], steepness: float) -> float:
+def _near_kinks(
+    run: Run, slope: Slope, argument: str, apart: Mapping[str, float], steepness: float, whole: float
+) -> float:
     """What the costate may change by at entries that are as near to a kink as they may be off."""
-    if not slope.breaks or not apart.get(argument):
+    if not slope.breaks or not apart.get(argument) or not whole:
         return 0.0
-    reach, name = apart[argument] * _SLACK, slope.node.name
-    wide = reach + 2.0**-50 * max(map(abs, slope.breaks))
-    if run.nearest.get(name, 0.0) > wide:
+    wide = apart[argument] * _SLACK + 2.0**-50 * max(map(abs, slope.breaks))
+    near = run.near.get(slope.node.name)
+    if near is not None and near.nearest > wide:
         return 0.0
-    whole, costate = run.costate_sizes.get(name, 0.0), run.costates.get(name)
-    if costate is None:
+    if near is None or near.distances is None or len(near.costates) != 1 or wide >= NEAR:
         return 2 * steepness * whole
-    x = run.values[argument].detach()
-    close = torch.stack([(x - point).abs() <= wide for point in slope.breaks]).any(dim=0)
-    return 2 * steepness * min(whole, float(torch.linalg.vector_norm(costate[close])) * _SLACK + 2.0**-500)
+    close = near.costates[0][near.distances <= wide]
+    return 2 * steepness * min(whole, float(torch.linalg.vector_norm(close)) * _SLACK + 2.0**-500)
 
 
 def _known(run: Run, name: str, apart: float) -> Enclosure:
     """A tensor within its error of what was computed."""
     value = run.values[name]
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        return constant(value if isinstance(value, Tensor) else value[0], 0)
+        return constant(value if isinstance(value, Tensor) else value[0].detach(), 0)
     exact = constant(value.detach(), 0)
-    if name not in run.tape.moving and not apart:
+    if name not in run.moving and not apart:
         return exact
     spread = Magnitude.of(apart)
     return Enclosure(
         exact.spec, exact.value, exact.bound + spread, exact.peak + minimum(spread, exact.bound + spread), spread,
         None, spread, _NONE,
     )  # fmt: skip
-
-
-def _joint(run: Run, node: Node) -> float:
-    """The norm of several results together."""
-    parts = [part for part in run.values[node.name] if part.is_floating_point()]
-    return math.hypot(*(float(torch.linalg.vector_norm(part.detach())) for part in parts)) * _SLACK + 2.0**-500
 
 
 def _is_real(node: Node) -> bool:

@@ -23,12 +23,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from surefoot.operations.call import Call
 from surefoot.operations.record import Form, record_of
-from surefoot.scalar import ScalarFunction
+from surefoot.valuation.kinks import only_chooses
 from surefoot.valuation.slopes import Slope
 
 _UNIT = 2.0**-53
@@ -48,33 +47,25 @@ def rounding(slope: Slope, sizes: Mapping[str, float], call: Call | None, value:
     """
     node, k = slope.node, slope.reduction
     record = record_of(node)
-    if record.form_of(node) is Form.LAYOUT or (node.op == "surefoot.scalar" and _only_chooses(node.args[1])):
+    if record.form_of(node) is Form.LAYOUT or (node.op == "surefoot.scalar" and only_chooses(node.args[1])):
         return 0.0
     stated = None if call is None or record.error is None else record.error(call, value)
     if stated is not None:
-        return float(stated)
+        return float(stated) + slope.solved
     moved = sum(amount * sizes[name] for name, amount in slope.jacobian.items())
     lost = math.sqrt(node.numel) * (k + 16.0) ** 2 * _UNDERFLOW
-    lost *= math.prod(max(1.0, sizes[name]) for name in slope.jacobian)
+    for name in slope.jacobian:  # one by one, as sizes alone may overflow
+        lost *= max(1.0, sizes[name])
+    lost += slope.solved
     if node.op == "surefoot.scalar":
         return _KERNEL * (sizes[node.name] + moved) + lost
     if slope.product is not None:
         first, second, bilinear = slope.product
         shift = sum(amount * sizes[n] for n, amount in slope.jacobian.items() if n not in (first, second))
-        return (k + 8) * 2 * _UNIT * (bilinear * sizes[first] * sizes[second] + shift) + lost
+        return (k + 8) * (1 + 1e-6) * _UNIT * (bilinear * sizes[first] * sizes[second] + shift) + lost
     if record.form_of(node) is Form.LINEAR:
         return (k + 8) * math.sqrt(k) * 2 * _UNIT * (sizes[node.name] + moved) + lost
     return (k + 16.0) ** 2 * _UNIT * (sizes[node.name] + moved) + lost
-
-
-@cache
-def _only_chooses(function: ScalarFunction) -> bool:
-    """Whether every value is the argument, minus it, or a fixed number, as for rectifiers."""
-    last = function.steps[-1]
-    if last.op != "piecewise" or function.steps[last.operands[0]].op != "variable":
-        return False
-    lines = [piece.affine[-1] for piece in last.pieces]
-    return all(line is not None and (line[0] == 0 or (abs(line[0]) == 1 and line[1] == 0)) for line in lines)
 
 
 __all__ = ["rounding"]

@@ -14,19 +14,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from surefoot.calculus.prepare import as_scalar
 from surefoot.enclosure import Enclosure, Spec, constant, measure, unknown_constant
 from surefoot.graph import Graph, Node
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.record import Form, record_of, rule_for
-from surefoot.scalar import ScalarFunction, supremum
-from surefoot.valuation.tape import Run, Tape, norms
+from surefoot.torch_private import differences_together
+from surefoot.valuation.kinks import pieces
+from surefoot.valuation.passes import Plan, Run, norms
+from surefoot.valuation.tape import Tape
 
 _LEAST = 2.0**-460
+_GENTLE = 2.0  # slopes up to which costates are not measured on both sides
 _FAR = 32.0  # beyond, the suprema of scalar functions are those over the whole line
 _NONE = Magnitude.zero((0,))
 _ZERO, _INFINITE = Magnitude.zero(), Magnitude.infinity()
@@ -44,6 +45,7 @@ class Slope:
         reduction: how many numbers are added up for one entry.
         breaks: where a scalar function has kinks, if it is otherwise as curved as the curvature says.
         pointwise: whether the rule says enough only where the values of the arguments are known.
+        solved: how far the result is off besides round-off, of what is solved and not evaluated.
     """
 
     node: Node
@@ -53,6 +55,13 @@ class Slope:
     reduction: int = 1
     breaks: tuple[float, ...] = ()
     pointwise: bool = False
+    solved: float = 0.0
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether slope or error are computed from the values of the arguments."""
+        stated = self.node.op != "surefoot.scalar" and record_of(self.node).error is not None
+        return self.pointwise or stated
 
 
 @dataclass
@@ -60,76 +69,108 @@ class Slopes:
     """The slopes of all operations of a tape, and the sizes up to which they hold.
 
     Attributes:
-        by_name: of each operation, by name.
+        tape: the operations.
+        by_name: of each of them, by name.
         norms: of tensors that vary.
         peaks: likewise, of those whose largest entry matters.
-        slices: likewise, of factors that meet matrix by matrix: the norm of one of their matrices.
         weights: the parameters where the rules were asked, and how far they may be from there.
     """
 
+    tape: Tape
     by_name: dict[str, Slope]
     norms: dict[str, float]
     peaks: dict[str, float] = field(default_factory=dict)
-    slices: dict[str, float] = field(default_factory=dict)
     weights: dict[str, tuple[Tensor, float]] = field(default_factory=dict)
 
     @cached_property
-    def kinks(self) -> dict[str, tuple[str, tuple[float, ...]]]:
-        """Of scalar functions with kinks, the argument and where they are."""
-        return {name: (slope.node.inputs[0], slope.breaks) for name, slope in self.by_name.items() if slope.breaks}
+    def plan(self) -> Plan:
+        """What the next pass is to note and to keep.
+
+        The costate of what is read by one scalar function alone, of moderate slope, is at most the slope times
+        the costate of its result, and need not be measured.
+        """
+        keep = {*self.peaks}
+        readers: dict[str, list[Slope]] = {}
+        for name, slope in self.by_name.items():
+            if name not in self.tape.special and slope.needs_values:
+                keep |= {name, *slope.node.inputs}
+            for argument in slope.node.inputs:
+                readers.setdefault(argument, []).append(slope)
+        inner = {
+            name
+            for name, (first, *others) in readers.items()
+            if not others and first.node.op == "surefoot.scalar" and first.jacobian.get(name, math.inf) <= _GENTLE
+        }
+        sizes = norms(value for value, _ in self.weights.values())
+        known = {n: (value, size) for (n, (value, _)), size in zip(self.weights.items(), sizes, strict=True)}
+        return Plan(
+            frozenset(keep), self.tape.rounding - inner, known if min(sizes, default=1.0) < math.inf else {}
+        )
 
     def hold(self, run: Run, errors: Mapping[str, float]) -> bool:
         """Whether all tensors, and all within the errors of them, are inside."""
-        sizes, parameters = run.sizes, run.parameters
+        sizes = run.sizes
         if any(not sizes[name] + errors.get(name, 0.0) <= bound for name, bound in self.norms.items()):
             return False
-        apart = norms(parameters[name].detach() - value for name, (value, _) in self.weights.items())
-        radii = (radius for _, radius in self.weights.values())
-        if any(not distance <= radius for distance, radius in zip(apart, radii, strict=True)):
+        distances = self._distances(run)
+        if any(not distances[name] <= radius for name, (_, radius) in self.weights.items()):
             return False
         largest = {name: float(run.values[name].detach().abs().amax()) for name in self.peaks}
-        matrices = {name: largest_matrix(run.values[name]) for name in self.slices}
-        return all(
-            size + errors.get(name, 0.0) <= bounds[name]
-            for found, bounds in ((largest, self.peaks), (matrices, self.slices))
-            for name, size in found.items()
-        )
+        return all(size + errors.get(name, 0.0) <= self.peaks[name] for name, size in largest.items())
+
+    def _distances(self, run: Run) -> Mapping[str, float]:
+        """How far the parameters of a pass are from where the rules were asked."""
+        if run.is_from(self.plan):
+            return run.distances
+        here = [run.parameters[name].detach() for name in self.weights]
+        apart = norms(differences_together(here, [value for value, _ in self.weights.values()]))
+        return dict(zip(self.weights, apart, strict=True))
 
 
-def slopes_of(tape: Tape, run: Run, drift: float, *, several: bool = False) -> Slopes:
-    """The slopes around a point, for parameters that move by a part ``drift`` of their norm.
+def slopes_of(
+    tape: Tape,
+    run: Run,
+    drift: float,
+    *,
+    several: bool = False,
+    errors: Mapping[str, float] | None = None,
+) -> Slopes:
+    """The slopes around a point.
 
     Args:
         tape: the operations.
         run: a pass at the point.
+        drift: how far parameters may be from there, relative to their norms.
         several: whether they are to hold for other inputs and targets too, up to a size.
+        errors: how far tensors may be off, where that is more than their size.
 
     Raises:
         UnsupportedOperation: naming an operation that has no rule.
     """
-    found = Slopes({}, {})
+    found = Slopes(tape, {}, {})
     enclosures: dict[str, Enclosure] = {}
     loose = tape.of_batch if several else frozenset()
+    apart = errors or {}
     for name, leaf in tape.graph.leaves.items():
         value = run.values[name].detach()
         if name in loose:
-            enclosures[name] = _sized(found, name, leaf.spec, value, fixed=True)
-        elif name in run.parameters:
-            enclosures[name] = _parameter(found, name, value, drift)
+            enclosures[name] = _sized(found, run, name, leaf.spec, 0.0, fixed=True)
         else:
-            enclosures[name] = constant(value, 0)
+            enclosures[name] = (
+                _parameter(found, name, value, drift) if name in run.parameters else constant(value, 0)
+            )
     varying = {node.name for node in tape.varying}
     for node in tape.graph.nodes:
-        asked = as_scalar(tape.graph, node)
+        asked = tape.asked[node.name]
         if node.name in varying or _worth_asking(asked):
-            slope = _asked(found, tape.graph, asked, enclosures)
-            found.by_name[node.name] = _by_matrices(found, slope, run, varying)
+            found.by_name[node.name] = _asked(found, tape.graph, asked, enclosures)
         value, fixed = run.values[node.name], node.name not in varying
         if fixed and node.name not in loose:
             enclosures[node.name] = _valued(node, value)
         else:
-            enclosures[node.name] = _sized(found, node.name, node.spec, value, fixed=fixed)
-    found.norms.pop(tape.output)  # which nothing reads
+            wide = apart.get(node.name, 0.0)
+            enclosures[node.name] = _sized(found, run, node.name, node.spec, wide, fixed=fixed)
+    found.norms.pop(tape.output, None)  # nothing reads it
     return found
 
 
@@ -141,7 +182,8 @@ def _worth_asking(node: Node) -> bool:
 
 def _parameter(found: Slopes, name: str, value: Tensor, drift: float) -> Enclosure:
     size, peak = measure(value)
-    radius = maximum(size, 0.5 * value.numel() ** 0.5 if value.dim() < 2 or size.is_zero else 0.0) * drift
+    least = 0.5 * value.numel() ** 0.5 if value.dim() < 2 or size.is_zero else _LEAST
+    radius = maximum(size, least) * drift
     found.weights[name] = value.clone(), float(radius) * (1 - 2.0**-40)
     spec = Spec(tuple(value.shape), value.dtype)
     return Enclosure(spec, value, size + radius, peak + radius, radius, None, _ZERO, _NONE)
@@ -149,24 +191,27 @@ def _parameter(found: Slopes, name: str, value: Tensor, drift: float) -> Enclosu
 
 def _valued(node: Node, value: Any) -> Enclosure:
     """A tensor that does not vary, by its value."""
-    size, peak = measure(value)
-    first = constant(value if isinstance(value, Tensor) else value[0], 0)
-    return replace(first, spec=node.spec, value=value, bound=size, peak=peak)
+    parts = tuple(part.detach() for part in _parts(value))
+    size, peak = measure(parts)
+    whole = parts[0] if isinstance(value, Tensor) else parts
+    return replace(constant(parts[0], 0), spec=node.spec, value=whole, bound=size, peak=peak)
 
 
-def _sized(found: Slopes, name: str, spec: Spec | tuple[Spec, ...], value: Any, *, fixed: bool) -> Enclosure:
+def _sized(
+    found: Slopes, run: Run, name: str, spec: Spec | tuple[Spec, ...], apart: float, *, fixed: bool
+) -> Enclosure:
     """A tensor by its sizes alone."""
-    real = [part.detach() for part in _parts(value) if part.is_floating_point()]
-    size, peak = measure(real) if real else (_ZERO, _ZERO)
-    bound, reach = (Magnitude.of(_doubled(float(amount))) for amount in (size, peak))
-    if not real and fixed:
-        return unknown_constant(spec, 0)
+    real = [part.detach() for part in _parts(run.values[name]) if part.is_floating_point()]
+    if not real:
+        return unknown_constant(spec, 0) if fixed else replace(unknown_constant(spec, 0), is_constant=False)
+    peak = float(measure(real)[1])
+    bound, reach = (Magnitude.of(_doubled(size + 2 * apart)) for size in (run.sizes[name], peak))
     found.norms[name] = float(bound) * (1 - 2.0**-40)
     return Enclosure(spec, None, bound, reach, _INFINITE, None, _INFINITE, _NONE, is_constant=fixed)
 
 
 def _doubled(size: float) -> float:
-    """A power of two, at least twice a size and less than eight times; not below what norms underflow to."""
+    """A power of two that is at least twice a size and less than eight times, or what norms may underflow to."""
     return math.inf if not size < 1e300 else 2.0 ** (math.ceil(math.log2(max(size, _LEAST))) + 2)
 
 
@@ -181,39 +226,19 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
     rule, record = rule_for(node, graph), record_of(node)
     reached = {name: replace(e, peak=maximum(e.bound, _FAR)) for name, e in enclosures.items() if e.value is None}
     blunt = rule(Call(node, {**enclosures, **reached}))
-    if node.op == "surefoot.scalar" and (_is_finite(blunt) or _pieces(node.args[1])[0]):
+    if node.op == "surefoot.scalar" and (_is_finite(blunt) or pieces(node.args[1])[0]):
         return slope_of(node, blunt)
     sharp = rule(Call(node, enclosures))
     if record.epsilon is not None or not all(amount.is_finite for amount in sharp.jacobian.values()):
         return replace(slope_of(node, sharp), pointwise=True)
-    if _same(blunt, sharp):
+    names = Use(node, lambda name: ()).names
+    moves = {slot for slot in sharp.jacobian if names[slot] not in found.weights}  # parameters are exact
+    if record.form_of(node) is Form.PRODUCT and _same(blunt, sharp, moves):
+        return slope_of(node, blunt)
+    if _same(blunt, sharp, set(sharp.jacobian)):
         return slope_of(node, blunt)
     found.peaks |= {name: float(enclosures[name].peak) * (1 - 2.0**-40) for name in node.inputs if name in reached}
     return slope_of(node, sharp)
-
-
-def _by_matrices(found: Slopes, slope: Slope, run: Run, varying: set[str]) -> Slope:
-    r"""Where both factors vary and meet matrix by matrix, :math:`\|\delta A_kB_k\| \le \|\delta A_k\|\|B_k\|`: the
-    slope in one is at most the largest norm of a matrix of the other.
-    """
-    if slope.product is None or slope.node.op not in ("aten.matmul", "aten.bmm"):
-        return slope
-    first, second, bilinear = slope.product
-    shapes = [run.values[name].shape for name in (first, second)]
-    if not {first, second} <= varying or len(shapes[0]) < 3 or shapes[0][:-2] != shapes[1][:-2] or first == second:
-        return slope
-    jacobian = dict(slope.jacobian)
-    for name, other in ((first, second), (second, first)):
-        found.slices[other] = _doubled(largest_matrix(run.values[other]))
-        jacobian[name] = min(jacobian[name], bilinear * found.slices[other])
-    return replace(slope, jacobian=jacobian)
-
-
-def largest_matrix(value: Tensor) -> float:
-    """The largest norm of the matrices that the last two dimensions make, rounded up."""
-    if not value.numel():
-        return 0.0
-    return float(torch.linalg.vector_norm(value.detach(), dim=(-2, -1)).amax()) * (1 + 2.0**-30) + 2.0**-500
 
 
 def slope_of(node: Node, bounds: Bounds) -> Slope:
@@ -232,30 +257,23 @@ def slope_of(node: Node, bounds: Bounds) -> Slope:
         product = names[first], names[second], float(bounds.curvature[first, second])
     breaks: tuple[float, ...] = ()
     if node.op == "surefoot.scalar" and not _is_finite(bounds):
-        breaks, bend = _pieces(node.args[1])
+        breaks, bend = pieces(node.args[1])
         curvature = dict.fromkeys(curvature, bend)
-    return Slope(node, jacobian, curvature, product, bounds.reduction, breaks)
+    solved = 0.0 if bounds.error is None else float(bounds.error)
+    return Slope(node, jacobian, curvature, product, bounds.reduction, breaks, solved=solved)
 
 
 def _is_finite(bounds: Bounds) -> bool:
     return all(amount.is_finite for amount in (*bounds.jacobian.values(), *bounds.curvature.values()))
 
 
-def _same(first: Bounds, second: Bounds) -> bool:
-    """Whether the first says no less than the second, slot by slot."""
-    pairs: list[tuple[Mapping[Any, Magnitude], Mapping[Any, Magnitude]]] = [
-        (first.jacobian, second.jacobian),
-        (first.curvature, second.curvature),
+def _same(first: Bounds, second: Bounds, slots: set[str]) -> bool:
+    """Whether the first says no less than the second in these slots."""
+    pairs: list[tuple[Mapping[Any, Magnitude], Mapping[Any, Magnitude], Any]] = [
+        (first.jacobian, second.jacobian, slots),
+        (first.curvature, second.curvature, second.curvature),
     ]
     return all(
-        a.keys() == b.keys() and all(float(a[key]) <= float(b[key]) * (1 + 1e-9) for key in a) for a, b in pairs
+        a.keys() == b.keys() and all(float(a[key]) <= float(b[key]) * (1 + 1e-9) for key in keys)
+        for a, b, keys in pairs
     )
-
-
-def _pieces(function: ScalarFunction) -> tuple[tuple[float, ...], float]:
-    """The breaks of a piecewise function of x itself, and how curved its pieces are on the whole line."""
-    last = function.steps[-1]
-    if last.op != "piecewise" or function.steps[last.operands[0]].op != "variable":
-        return (), math.inf
-    bend = max(supremum(piece, 2) for piece in last.pieces)
-    return (last.parameters, float(bend)) if math.isfinite(bend) else ((), math.inf)

@@ -25,7 +25,8 @@ from surefoot.errors import CaptureError, ObjectiveError, describe
 from surefoot.graph import Graph, Source
 from surefoot.graph.checks import as_inputs, check_inputs
 from surefoot.operations.losses.sums import divisor
-from surefoot.valuation.tape import Constants, tape_of
+from surefoot.valuation.passes import Constants
+from surefoot.valuation.tape import tape_of
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
 

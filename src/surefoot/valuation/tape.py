@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from surefoot.calculus.prepare import expanded, without_casts
+from surefoot.calculus.prepare import as_scalar, expanded, without_casts
+from surefoot.enclosure import Spec
 from surefoot.graph import Graph, Node, Role, Source
-from surefoot.graph.nodes import double_by_default, in_double, widened
+from surefoot.graph.nodes import Ref, double_by_default, in_double, widened
 from surefoot.graph.structure import needed
 from surefoot.operations.record import Form, record_of
+from surefoot.valuation.entropy import ENTROPY
+from surefoot.valuation.kernels import formula_of
+from surefoot.valuation.kinks import pieces, steepness
+from surefoot.valuation.passes import Constants, Plan, Run, Values, is_measured, norms
 
-Values = dict[str, Any]
+PULL = 2.0**-30
+_SAME = frozenset(
+    f"aten.{name}"
+    for name in ("view", "reshape", "_unsafe_view", "transpose", "t", "permute", "unsqueeze", "squeeze", "flatten",
+                 "unflatten", "alias", "clone", "contiguous", "movedim", "detach")
+)  # fmt: skip
 
-_NEAR = 2.0**-20
-
+_GENTLE = 1.3  # slopes up to which norms are not measured on both sides
 _tapes: WeakKeyDictionary[Graph, Tape] = WeakKeyDictionary()
 
 
@@ -47,7 +56,7 @@ class Tape:
         varies = {name for name, role in self.graph.roles.items() if Role.PARAMETERS in role}
         self.varying = tuple(node for node in self.graph.nodes if node.name in varies)
         self.fixed = tuple(node for node in self.graph.nodes if node.name not in varies)
-        self._wide = {node.name: widened(node, record_of(node).evaluate) for node in self.graph.nodes}
+        self._wide = {node.name: _prepared(widened(node, formula_of(node))) for node in self.graph.nodes}
         self.output = self.graph.outputs[0]
 
     @cached_property
@@ -86,12 +95,25 @@ class Tape:
         with torch.no_grad(), double_by_default():
             for node in self.fixed:
                 values[node.name] = self._compute(node, values)
-        real = {name: value for name, value in values.items() if _is_measured(value)}
+        real = {name: value for name, value in values.items() if is_measured(value)}
         return Constants(values, dict(zip(real, norms(real.values()), strict=True)))
 
     def _compute(self, node: Node, values: Values) -> Any:
-        value = self._wide[node.name].run(values)
-        return in_double(value) if isinstance(value, Tensor) else tuple(map(in_double, value))
+        value = self._wide[node.name](values)
+        if isinstance(value, Tensor):
+            return value if value.dtype is torch.float64 else in_double(value)
+        return tuple(map(in_double, value))
+
+    @cached_property
+    def _last(self) -> dict[str, list[str]]:
+        """What varies and is read for the last time, by node."""
+        last = {name: node.name for node in self.varying for name in node.inputs}
+        finished: dict[str, list[str]] = {}
+        names = {node.name for node in self.varying} - set(self.graph.outputs)
+        for name, reader in last.items():
+            if name in names:
+                finished.setdefault(reader, []).append(name)
+        return finished
 
     def run(
         self,
@@ -99,7 +121,7 @@ class Tape:
         constants: Constants,
         *,
         derivatives: bool,
-        kinks: Mapping[str, tuple[str, tuple[float, ...]]] | None = None,
+        plan: Plan | None = None,
     ) -> Run:
         """The operations at these parameters, by name of the leaf.
 
@@ -107,132 +129,125 @@ class Tape:
             parameters: their values.
             constants: see :meth:`constants`.
             derivatives: whether the gradient is wanted too.
-            kinks: for scalar functions, their argument and where they have kinks: how near to one the argument
-                comes is noted, and where that is very near the costate is kept.
+            plan: what to note and to keep; everything without one.
         """
         values = dict(constants.values)
-        run = Run(self, values, {}, constants.sizes, derivatives)
-        kinks = kinks or {}
-        with torch.set_grad_enabled(derivatives), double_by_default():
-            for name, value in parameters.items():
-                values[name] = run.parameters[name] = in_double(value.detach()).requires_grad_(derivatives)
+        watch = self.rounding if plan is None else plan.watch
+        run = Run(self.output, self.moving, values, {}, constants, derivatives, plan is None)
+        keep = set() if plan is None else set(plan.keep)
+        default = nullcontext() if self._is_real else double_by_default()
+        with torch.set_grad_enabled(derivatives), default:
+            for name, given in parameters.items():
+                values[name] = run.parameters[name] = in_double(given.detach()).requires_grad_(derivatives)
+            run.measure_parameters({} if plan is None else plan.weights)
             for name in self.boundary if derivatives else ():
                 values[name] = run.watched(name, constants.values[name].detach().requires_grad_())
             for node in self.varying:
-                value = self._compute(node, values)
-                if derivatives and node.name in kinks:
-                    run.note_kinks(node.name, *kinks[node.name])
-                if derivatives and node.name in self.rounding and isinstance(value, Tensor):
+                value: Any = run.by_formula(node) if node.name in self.special else None
+                if value is None:
+                    value = self._compute(node, values)
+                    keep.update((node.name, *node.inputs) if node.name in self.special else ())
+                if node.op in _SAME:
+                    run.aliases[node.name] = node.inputs[0], 1.0
+                elif node.name in self.derived:
+                    run.aliases[node.name] = self.derived[node.name]
+                else:
+                    run.measure(node.name, value)
+                if node.name in self.matched:
+                    run.measure_matrices(self.matched[node.name])
+                if derivatives and node.name in self.kinks:
+                    run.note_kinks(node.name, self.asked[node.name].inputs[0], self.kinks[node.name])
+                if derivatives and node.name in watch and isinstance(value, Tensor):
                     value = run.watched(node.name, value)
                 values[node.name] = value
+                for name in self._last.get(node.name, ()) if plan is not None else ():
+                    if name not in keep:
+                        del values[name]
         return run
 
-
-@dataclass(frozen=True)
-class Constants:
-    """What no parameter enters: values and sizes, by name."""
-
-    values: Values
-    sizes: dict[str, float]
-
-
-@dataclass
-class Run:
-    """One pass over a tape.
-
-    Attributes:
-        tape: the operations.
-        values: of all tensors, by name.
-        parameters: those that ask for gradients, by name of the leaf.
-        constants: bounds on the norms of what no parameter enters.
-        derivatives: whether costates can be computed.
-        nearest: how near a scalar function's argument comes to a kink, by name of the function.
-        costates: of functions whose argument is very near to a kink, once they are computed.
-    """
-
-    tape: Tape
-    values: Values
-    parameters: dict[str, Tensor]
-    constants: dict[str, float]
-    derivatives: bool
-    nearest: dict[str, float] = field(default_factory=dict)
-    costates: dict[str, Tensor] = field(default_factory=dict)
-    _norms: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # held by hooks, which the run must not be
+    @cached_property
+    def asked(self) -> dict[str, Node]:
+        """All operations, those that are scalar functions of one tensor as such."""
+        return {node.name: as_scalar(self.graph, node) for node in self.graph.nodes}
 
     @cached_property
-    def value(self) -> float:
-        """Of the output, which is one number."""
-        return float(self.values[self.tape.output].detach())
-
-    def note_kinks(self, name: str, argument: str, breaks: tuple[float, ...]) -> None:
-        """How near the argument of a scalar function comes to its kinks."""
-        x = self.values[argument].detach()
-        self.nearest[name] = min(
-            (float((x - point).abs().amin()) for point in breaks if x.numel()), default=math.inf
-        )
-
-    def watched(self, name: str, value: Tensor) -> Tensor:
-        """The tensor itself; the norm of its costate is kept when that is computed."""
-        if value.requires_grad:
-            kept = self.costates if self.nearest.get(name, math.inf) < _NEAR else None
-            value.register_hook(partial(_seen, self._norms, kept, name))
-        return value
+    def kinks(self) -> dict[str, tuple[float, ...]]:
+        """Where scalar functions have kinks, by name."""
+        scalars = {name: node.args[1] for name, node in self.asked.items() if node.op == "surefoot.scalar"}
+        return {name: pieces(function)[0] for name, function in scalars.items() if pieces(function)[0]}
 
     @cached_property
-    def gradient(self) -> dict[str, Tensor]:
-        """In each parameter, by name of the leaf."""
-        output, wanted = self.values[self.tape.output], list(self.parameters.values())
-        if not output.requires_grad:
-            return {name: torch.zeros_like(value) for name, value in self.parameters.items()}
-        slopes = torch.autograd.grad(output.sum(), wanted, allow_unused=True, materialize_grads=True)
-        return dict(zip(self.parameters, slopes, strict=True))
+    def _is_real(self) -> bool:
+        """Whether all that varies is computed from real tensors: then the type of plain numbers is no matter."""
+        specs = (self.graph.spec(name) for node in self.varying if node.op != ENTROPY for name in node.inputs)
+        return all(isinstance(spec, Spec) and spec.dtype.is_floating_point for spec in specs)
 
     @cached_property
-    def sizes(self) -> dict[str, float]:
-        """Bounds on the norms of values, parameters and constants."""
-        tensors = {n: v for n, v in self.values.items() if n not in self.constants and _is_measured(v)}
-        return self.constants | dict(zip(tensors, norms(tensors.values()), strict=True))
+    def pulls(self) -> dict[str, float]:
+        """The round-off of pulling back, relative to the slope and the costate: see the propagation of errors."""
+        return {node.name: max(PULL, 8 * 2.0**-53 * (node.numel + 16)) for node in self.varying}
 
     @cached_property
-    def costate_sizes(self) -> dict[str, float]:
-        """Bounds on the norms of the costates as computed; those that did not come back are zero."""
-        _ = self.gradient
-        return dict(zip(self._norms, _bounds(list(self._norms.values())), strict=True))
+    def reached(self) -> frozenset[str]:
+        """The names of what has a costate that matters."""
+        return frozenset(node.name for node in self.varying) | frozenset(self.boundary)
+
+    @cached_property
+    def derived(self) -> dict[str, tuple[str, float]]:
+        """Scalar functions that vanish at zero and have a moderate slope, with their argument and that slope: the
+        norm of the result is at most the slope times that of the argument, and is not measured.
+        """
+        found = {}
+        for node in self.varying:
+            asked = self.asked[node.name]
+            if asked.op == "surefoot.scalar":
+                steepest, at_zero = steepness(asked.args[1])
+                if at_zero == 0 and steepest <= _GENTLE:
+                    found[node.name] = (
+                        asked.inputs[0],
+                        steepest * (1 + 2.0**-40),
+                    )  # and the round-off of the kernel
+        return found
+
+    @cached_property
+    def matched(self) -> dict[str, tuple[str, str]]:
+        """The factors of products that both vary and meet matrix by matrix."""
+        found = {}
+        for node in self.varying:
+            pair = tuple(node.inputs)
+            if node.op in ("aten.matmul", "aten.bmm") and len(pair) == 2 and self.moving.issuperset(pair):
+                first, second = (self.graph.spec(name) for name in pair)
+                assert isinstance(first, Spec)
+                assert isinstance(second, Spec)
+                if len(first.shape) > 2 and first.shape[:-2] == second.shape[:-2]:
+                    found[node.name] = pair
+        return found
+
+    @cached_property
+    def special(self) -> frozenset[str]:
+        """The normalisations and losses that may have formulas of their own."""
+        chosen = (node for node in self.varying if record_of(node).epsilon is not None or node.op == ENTROPY)
+        return frozenset(node.name for node in chosen)
 
 
-def _seen(
-    sizes: dict[str, tuple[int, Tensor]], kept: dict[str, Tensor] | None, name: str, costate: Tensor
-) -> None:
-    sizes[name] = costate.numel(), torch.linalg.vector_norm(costate)
-    if kept is not None:
-        kept[name] = costate
+def _prepared(node: Node) -> Callable[[Values], Any]:
+    """What computes a node from values by name, without a look at its arguments each time."""
+    if node.kwargs or any(isinstance(argument, list | tuple) for argument in node.args):
+        return node.run
+    names = [(k, argument.name) for k, argument in enumerate(node.args) if isinstance(argument, Ref)]
+    template, target = list(node.args), node.target
 
+    def run(values: Values) -> Any:
+        args = template.copy()
+        for k, name in names:
+            args[k] = values[name]
+        return target(*args)
 
-def norms(tensors: Iterable[Tensor]) -> list[float]:
-    r"""Upper bounds on the Euclidean norms of real tensors.
-
-    A sum of n squares and its root have a relative error of at most (n + 8) 2⁻⁵³; squares that underflow take at
-    most :math:`\sqrt n\,2^{-500}` from the norm. Infinite where a square overflows or an entry is not a number.
-    """
-    return _bounds([(tensor.numel(), torch.linalg.vector_norm(tensor.detach())) for tensor in tensors])
-
-
-def _bounds(found: list[tuple[int, Tensor]]) -> list[float]:
-    if not found:
-        return []
-    sizes = torch.stack([size for _, size in found]).tolist()
-    return [
-        size * (1 + (count + 8) * 2.0**-52) + count**0.5 * 2.0**-500 if size < math.inf else math.inf
-        for size, (count, _) in zip(sizes, found, strict=True)
-    ]
-
-
-def _is_measured(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+    return run
 
 
 def _is_real(node: Node) -> bool:
     return all(spec.dtype.is_floating_point for spec in node.specs)
 
 
-__all__ = ["Constants", "Run", "Tape", "norms", "tape_of"]
+__all__ = ["PULL", "Tape", "tape_of"]

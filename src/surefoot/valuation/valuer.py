@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from surefoot.calculus.leaves import captured
 from surefoot.errors import SurefootError, UnsupportedOperation
+from surefoot.valuation.passes import Constants, Run
 from surefoot.valuation.propagation import Errors, errors, forward_errors
 from surefoot.valuation.slopes import Slopes, slopes_of
-from surefoot.valuation.tape import Constants, Run, Tape, tape_of
+from surefoot.valuation.tape import Tape, tape_of
 
 # How far parameters may move, relative to their norms, before slopes are asked for anew.
 _WIDEST, _LEAST = 0.4, 0.01
+_ATTEMPTS = 4
 
 
 class EvaluationError(SurefootError, RuntimeError):
@@ -89,9 +91,9 @@ class Valuer:
     ) -> Run:
         """One pass at these weights, by path; with other inputs and targets if these are several."""
         by_name = {leaf.name: weights[leaf.path] for leaf in self.tape.graph.parameters}
-        kinks = {} if self._slopes is None else self._slopes.kinks
+        plan = None if self._slopes is None else self._slopes.plan
         chosen = self.constants if constants is None else constants
-        return self.tape.run(by_name, chosen, derivatives=derivatives, kinks=kinks)
+        return self.tape.run(by_name, chosen, derivatives=derivatives, plan=plan)
 
     def gradient(self, run: Run) -> dict[str, Tensor]:
         """The gradient of a pass, by path."""
@@ -108,38 +110,51 @@ class Valuer:
             raise EvaluationError(
                 f"the objective is {run.value} at these weights: check data and weights for NaN and huge entries"
             )
-        found = None if self._slopes is None else self._errors(run, self._slopes)
-        if found is None:
-            found = self._renewed(run)
-        total = math.inf if found is None else found.total
-        return Evaluation(run.value, total if total >= 0 else math.inf)
+        known = self._slopes
+        usable = known is not None and run.values.keys() >= known.plan.keep  # a pass may be older than the slopes
+        found = self._errors(run, known) if usable and known is not None else None
+        if found is not None and (found.total < math.inf or run.whole):
+            return Evaluation(run.value, found.total if found.total >= 0 else math.inf)
+        again = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
+        return Evaluation(run.value, (self._anew(again) + abs(run.value - again.value)) * (1 + 2.0**-50))
 
-    def _renewed(self, run: Run) -> Errors | None:
-        """With slopes around this point: for as wide a neighbourhood as does not matter for the error."""
-        while True:
-            self._slopes, fresh = self._asked(run)
-            found = self._errors(run, fresh)
-            if not run.derivatives or self._drift <= _LEAST:
-                return found
-            if found is not None and found.total <= 2 * found.leading:
-                return found
-            self._drift /= 4
+    def _anew(self, run: Run) -> float:
+        """The error, from slopes that are asked for again: with room for errors larger than sizes, and for
+        as wide a neighbourhood of the weights as does not matter for the error.
+        """
+        wide: Mapping[str, float] = {}
+        attempts = 0
+        while attempts < _ATTEMPTS:
+            self._slopes, fresh = self._asked(run, wide)
+            found = self._forward_or_reverse(run, fresh)
+            holds = fresh.hold(run, found.apart)
+            settled = not run.derivatives or found.total <= 2 * found.leading
+            if holds and (settled or self._drift <= _LEAST):
+                return found.total if found.total >= 0 else math.inf
+            if holds or (self._drift > _LEAST and not all(map(math.isfinite, found.apart.values()))):
+                self._drift /= 4
+                continue
+            wide = found.apart
+            attempts += 1
+        return math.inf
 
-    def _asked(self, run: Run) -> tuple[Slopes | None, Slopes]:
+    def _asked(self, run: Run, wide: Mapping[str, float]) -> tuple[Slopes | None, Slopes]:
         """The slopes that may be kept, and those of this pass."""
         if self.several:
             try:
-                common = slopes_of(self.tape, run, self._drift, several=True)
+                common = slopes_of(self.tape, run, self._drift, several=True, errors=wide)
             except UnsupportedOperation:  # a rule that asks for the values of inputs
-                return None, slopes_of(self.tape, run, self._drift)
+                return None, slopes_of(self.tape, run, self._drift, errors=wide)
             return common, common
-        fresh = slopes_of(self.tape, run, self._drift)
+        fresh = slopes_of(self.tape, run, self._drift, errors=wide)
         return fresh, fresh
+
+    def _forward_or_reverse(self, run: Run, slopes: Slopes) -> Errors:
+        return (errors if run.derivatives else forward_errors)(self.tape, run, slopes)
 
     def _errors(self, run: Run, slopes: Slopes) -> Errors | None:
         """``None`` where the slopes do not hold."""
-        computed = errors if run.derivatives else forward_errors
-        found = computed(self.tape, run, slopes)
+        found = self._forward_or_reverse(run, slopes)
         return found if slopes.hold(run, found.apart) else None
 
 

@@ -33,6 +33,7 @@ from torch import Tensor
 from surefoot.calculus.adjoint.samples import Samples, Source
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm, spectral_norm
+from surefoot.operations.groups import times_power
 
 _SLACK = 1 + 1e-9  # for norms of two numbers, and the norm of a direction
 
@@ -45,11 +46,13 @@ class Feature:
         variable: its position.
         leading: :math:`c_n`.
         rest: the matrix R of the :math:`r_n`; ``None`` if there is none.
+        exponent: both are stored divided by 2 to this power, so that their products do not underflow.
     """
 
     variable: int
     leading: Tensor
     rest: Tensor | None
+    exponent: int = 0
 
     def rest_norm(self, sizes: Tensor) -> float:
         """The norm of diag(sizes) R."""
@@ -65,9 +68,12 @@ def features(source: Source) -> list[Feature]:
     found = []
     inputs = source.inputs
     if source.weight is not None:
-        direction = _leading(inputs)
-        leading = inputs @ direction
-        found.append(Feature(source.weight, leading, inputs - leading[:, None] * direction))
+        largest = float(inputs.abs().max()) if inputs.numel() else 0.0
+        exponent = math.frexp(largest)[1] if 0 < largest < math.inf else 0
+        scaled = times_power(inputs, torch.full((), -exponent, device=inputs.device))
+        direction = _leading(scaled)
+        leading = scaled @ direction
+        found.append(Feature(source.weight, leading, scaled - leading[:, None] * direction, exponent))
     if source.bias is not None:
         found.append(Feature(source.bias, inputs.new_ones(len(inputs)), None))
     return found
@@ -108,7 +114,7 @@ class Centre:
 
 def at_the_centre(found: Samples, variables: int, error: float) -> Centre:
     """The second derivative of the output, and the first derivatives of what linear layers and the loss read."""
-    total = np.zeros((variables, variables))
+    amounts: dict[tuple[int, int], list[float]] = {}  # logarithms, to base two
     held = [features(source) for source in found.sources]
     count, layers = len(found.injected[0]), len(held)
     second_order = np.zeros((count, layers, layers))
@@ -119,17 +125,18 @@ def at_the_centre(found: Samples, variables: int, error: float) -> Centre:
         if source.reads is not None:
             jacobians[source.name][:, k] = 1.0
 
-    def add(first: Feature, second: Feature, amount: float, twice: bool) -> None:
-        total[first.variable, second.variable] += amount
-        if twice:
-            total[second.variable, first.variable] += amount
+    def add(first: Feature, second: Feature, amount: float, exponent: int, twice: bool) -> None:
+        size = float(Magnitude.of(amount).log2) + exponent
+        pair = first.variable, second.variable
+        for place in (pair, pair[::-1]) if twice else (pair,):
+            amounts.setdefault(place, []).append(size)
 
     for last in range(layers):
         for other, curvature in enumerate(found.curvatures(last)):
             norms = sample_norms(curvature)
             second_order[:, last, other] = second_order[:, other, last] = norms.cpu().numpy()
             for first, second, amount in _bilinear(held[last], held[other], curvature, norms.sqrt()):
-                add(first, second, amount, last != other)
+                add(first, second, amount, first.exponent + second.exponent, last != other)
     for name in found.read:
         readers = [k for k in layers_of[name] if found.sources[k].weight is not None]
         for other, jacobian in enumerate(found.jacobians(name)):
@@ -146,10 +153,14 @@ def at_the_centre(found: Samples, variables: int, error: float) -> Centre:
                     costates = found.slopes[k].detach()
                     joint = (costates * second.leading[:, None]).mT @ jacobian.flatten(1)
                     lead = spectral_norm(joint.reshape(-1, jacobian.shape[2]))
-                    add(held[k][0], second, math.hypot(lead, spectral_norm(costates) * rest), True)
+                    size = math.hypot(lead, spectral_norm(costates) * rest)
+                    add(held[k][0], second, size, second.exponent, True)
+    total = np.full((variables, variables), -math.inf)
+    for place, sizes in amounts.items():
+        total[place] = Magnitude(np.array(sizes)).sum().log2
     return Centre(
         count,
-        Magnitude.of(total) * _SLACK,
+        Magnitude(total) * _SLACK,
         {name: Magnitude.of(norms) for name, norms in jacobians.items()},
         Magnitude.of(second_order),
         error,

@@ -1,0 +1,180 @@
+r"""Normalisations, computed in few passes, with how far they are off.
+
+A group of M numbers is :math:`z = c/\rho_\epsilon(c)`, where c is x without its mean (or x itself) and
+:math:`\rho_\epsilon(c) = \sqrt{\|c\|^2/M + \epsilon}`. Sums are taken in stages, so that no number goes through
+more than k additions, and their relative error to the sum of absolute values is :math:`\gamma_k` instead of
+:math:`\gamma_M` (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
+
+*Centring.* The computed mean :math:`\hat m` is off by at most :math:`\gamma_{k+2}\|x\|/\sqrt M` (Cauchy-Schwarz),
+and :math:`d = \mathrm{fl}(x - \hat m)` by :math:`u\|d\|`. As :math:`\|x\| \le (1 + u)\|d\| + \sqrt M|\hat m|`,
+
+.. math:: \|d - c\| \le e = (k + 8)u\,(2\|d\| + \sqrt M|\hat m|) .
+
+*Dividing.* :math:`\hat\rho`, computed from d, has a relative error of at most :math:`(k + 8)u`, and the quotient
+rounds twice. Between d and c the map has slope at most :math:`1/\min\rho_\epsilon`, and :math:`\rho_\epsilon`
+changes by at most :math:`\|d - c\|/\sqrt M`. So the group is off by
+
+.. math:: (k + 12)u\,\|\hat z\| + e/(\hat\rho - e/\sqrt M) , \qquad \|\hat z\| \le (1 + (k + 12)u)\sqrt M .
+
+*Range.* Only groups with :math:`\epsilon \ge 2^{-100}`, all sums of squares below :math:`2^{900}`, and e below
+:math:`2^{-30}\hat\rho\sqrt M` are computed here: nothing overflows, and what underflows, at most
+:math:`2^{-1020}` of an entry, is divided by no less than :math:`2^{-51}`. Others are computed by
+:mod:`surefoot.operations.normalisation`, which scales and centres twice.
+
+*Slopes* (proved there): the Jacobian of a group has norm :math:`1/\rho_\epsilon`, its second derivative at most
+:math:`(2/\sqrt3)/(\sqrt M\rho_\epsilon^2)`. Where x may move by r, :math:`\rho_\epsilon \ge \hat\rho(1 - (k + 8)u)
+- (e + r)/\sqrt M`.
+
+The derivative is that of the exact map at d, computed by torch's kernels from centred numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.graph import Node
+
+_UNIT = 2.0**-53
+_LARGEST, _LEAST_EPSILON, _TRUSTED = 2.0**900, 2.0**-100, 2.0**-30
+_CURVED = 2 / math.sqrt(3) * (1 + 1e-12)
+_UP = 1 + 1e-9
+_ops = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """What is known of a normalisation as computed.
+
+    Attributes:
+        error: how far the result is off.
+        least: a lower bound on ρ of all groups, where the argument does not move.
+        size: numbers per group.
+    """
+
+    error: float
+    least: float
+    size: int
+
+    def slopes(self, moved: float) -> tuple[float, float]:
+        """Jacobian and curvature where the argument may move by so much; infinite where nothing is known."""
+        rho = self.least - moved / math.sqrt(self.size) * _UP
+        if not rho > 0:
+            return math.inf, math.inf
+        return _UP / rho, _CURVED * _UP / (math.sqrt(self.size) * rho * rho)
+
+
+def normalised(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, Normalised] | None:
+    """The result of a normalisation and what is known of it; ``None`` if it is not one, or out of range."""
+    if node.op not in _LAID_OUT:
+        return None
+    arguments = node.arguments
+    named = ("weight", "bias", "running_mean", "running_var")
+    if any(arguments.get(key) is not None for key in named) or arguments["eps"] is None:
+        return None
+    x, eps = values[arguments["input"].name], float(arguments["eps"])
+    if eps < _LEAST_EPSILON or not x.numel():
+        return None
+    shape = _LAID_OUT[node.op](x.shape, arguments)
+    z, mean, rho = _Normalise.apply(x.reshape(shape), eps, node.op != "aten.rms_norm")
+    facts = _facts(shape, mean.reshape(-1), rho.reshape(-1), eps)
+    return None if facts is None else (z.reshape(x.shape), facts)
+
+
+def _facts(shape: tuple[int, int, int], mean: Tensor, rho: Tensor, eps: float) -> Normalised | None:
+    """See the module; ``None`` out of range."""
+    size, depth = shape[0] * shape[2], _depth(shape[0]) + _depth(shape[2])
+    root, unit = math.sqrt(size), (depth + 12) * _UNIT
+    off = (2 * rho + mean.abs()) * (unit * _UP)  # e/√M, as ‖d‖ ≤ √M ρ
+    least = rho * (1 - unit * _UP)
+    largest, ratio, low = torch.stack([rho.amax(), (off / rho).amax(), (least - off).amin()]).tolist()
+    if not (largest < math.sqrt(_LARGEST / size) and ratio < _TRUSTED and low > 0):
+        return None
+    relative = off / (least - off) + unit  # of √M
+    total = float(torch.linalg.vector_norm(relative)) * root * _UP + math.sqrt(shape[1] * size) * 2.0**-900
+    return Normalised(total, low / _UP, size)
+
+
+def _rows(shape: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
+    size = math.prod(arguments["normalized_shape"])
+    return 1, math.prod(shape) // size, size
+
+
+_LAID_OUT = {  # as samples × groups × places; groups are along the middle
+    "aten.batch_norm": lambda shape, a: (shape[0], shape[1], math.prod(shape[2:])),
+    "aten.instance_norm": lambda shape, a: (1, shape[0] * shape[1], math.prod(shape[2:])),
+    "aten.group_norm": lambda shape, a: (1, shape[0] * a["num_groups"], math.prod(shape[1:]) // a["num_groups"]),
+    "aten.layer_norm": _rows,
+    "aten.rms_norm": _rows,
+}  # fmt: skip
+
+
+def _split(count: int) -> int:
+    """Pieces of which so many numbers are added: a root of the count."""
+    return math.isqrt(count) if count > 64 else 1
+
+
+def _depth(count: int) -> int:
+    """Through how many additions a number goes at most."""
+    pieces = _split(count)
+    return count if pieces == 1 else 2 * pieces + count - pieces * pieces + 2
+
+
+def _staged(x: Tensor, dim: int) -> Tensor:
+    """The sum along a dimension, first of pieces, then of their sums; that dimension has size one after."""
+    count = x.shape[dim]
+    pieces = _split(count)
+    if pieces == 1:
+        return x.sum(dim=dim, keepdim=True)
+    square = x.narrow(dim, 0, pieces * pieces).unflatten(dim, (pieces, pieces)).sum(dim=dim + 1)
+    total = square.sum(dim=dim, keepdim=True)
+    rest = x.narrow(dim, pieces * pieces, count - pieces * pieces)
+    return total + rest.sum(dim=dim, keepdim=True) if rest.numel() else total
+
+
+class _Normalise(torch.autograd.Function):
+    """Groups along the middle of three dimensions; also their means and ρ."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float, centre: bool) -> tuple[Tensor, Tensor, Tensor]:
+        size = x.shape[0] * x.shape[2]
+        mean = _staged(_staged(x, 2), 0) / size
+        d = x - mean if centre else x
+        mean = mean if centre else torch.zeros_like(mean)
+        places = (
+            torch.linalg.vector_norm(d, dim=2, keepdim=True).square() if x.shape[2] <= 64 else _staged(d * d, 2)
+        )
+        rho = (_staged(places, 0) / size + eps).sqrt()
+        ctx.save_for_backward(d, 1 / rho)
+        ctx.eps, ctx.centre = eps, centre
+        ctx.mark_non_differentiable(mean, rho)
+        return d / rho, mean, rho
+
+    @staticmethod
+    def backward(ctx: Any, costate: Tensor, *_: Any) -> tuple[Tensor, None, None]:
+        d, inverse = ctx.saved_tensors
+        costate = costate.contiguous()
+        n, groups, places = d.shape
+        if not ctx.centre:
+            z = d * inverse
+            along = (costate * z).sum(dim=2, keepdim=True) / places
+            return (costate - z * along) * inverse, None, None
+        zeros = torch.zeros(groups, dtype=d.dtype, device=d.device)
+        if n == 1:
+            rows, facts = (groups, places), (zeros[:, None], inverse.reshape(-1, 1))
+            back = _ops.native_layer_norm_backward(
+                costate.view(rows), d.view(rows), [places], *facts, None, None, [True, False, False]
+            )[0]
+        else:
+            back = _ops.native_batch_norm_backward(
+                costate, d, None, None, None, zeros, inverse.reshape(-1), True, ctx.eps, [True, False, False]
+            )[0]
+        return back.reshape(d.shape), None, None
+
+
+__all__ = ["Normalised", "normalised"]

@@ -1,0 +1,252 @@
+"""One pass over the operations of an objective: what it notes and what it keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.enclosure import measure
+from surefoot.graph import Node
+from surefoot.torch_private import differences_together, norms_together
+from surefoot.valuation.entropy import ENTROPY, entropy
+from surefoot.valuation.normalising import Normalised, normalised
+
+Values = dict[str, Any]
+
+NEAR = 2.0**-20  # to a kink, so that costates are kept entry by entry
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a pass is asked to note and to keep.
+
+    Attributes:
+        keep: the names of what is read after the pass; other values are freed after their last reader.
+        watch: the names of tensors whose costates are measured.
+        weights: parameters whose norms are known, by name of the leaf, with these.
+    """
+
+    keep: frozenset[str]
+    watch: frozenset[str]
+    weights: Mapping[str, tuple[Tensor, float]]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What no parameter enters: values and sizes, by name."""
+
+    values: Values
+    sizes: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Near:
+    """The entries of an argument that are very near to a kink.
+
+    Attributes:
+        nearest: the distance of the nearest of all.
+        places: their positions, flat.
+        distances: of each of them.
+        costates: at these places in the result, once they are computed.
+    """
+
+    nearest: float
+    places: Tensor | None = None
+    distances: Tensor | None = None
+    costates: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class Run:
+    """One pass over a tape.
+
+    Attributes:
+        output: the name of the result.
+        moving: the names of what a parameter enters.
+        values: of the tensors that were kept, by name.
+        parameters: those that ask for gradients, by name of the leaf.
+        constants: what no parameter enters.
+        derivatives: whether costates can be computed.
+        whole: whether all values were kept.
+        near: how near a scalar function's argument comes to a kink, by name of the function.
+        facts: of normalisations.
+        stated: the errors of losses.
+        watching: the names of tensors whose costates are measured; none comes back where that is zero.
+        aliases: where the norm of a tensor is at most a factor times that of another, its name and the factor.
+    """
+
+    output: str
+    moving: frozenset[str]
+    values: Values
+    parameters: dict[str, Tensor]
+    constants: Constants
+    derivatives: bool
+    whole: bool
+    near: dict[str, Near] = field(default_factory=dict)
+    facts: dict[str, Normalised] = field(default_factory=dict)
+    stated: dict[str, float] = field(default_factory=dict)
+    watching: set[str] = field(default_factory=set)
+    aliases: dict[str, tuple[str, float]] = field(default_factory=dict)
+    _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    _distances: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    _known: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
+    _matrices: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    _norms: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # held by hooks, which the run must not be
+
+    @cached_property
+    def value(self) -> float:
+        """Of the output, which is one number."""
+        return float(self.values[self.output].detach())
+
+    def by_formula(self, node: Node) -> Tensor | None:
+        """The value of an operation by a formula whose error is proved and noted; ``None`` without one."""
+        if node.op == ENTROPY:
+            loss = entropy(node, self.values)
+            if loss is None:
+                return None
+            self.stated[node.name] = loss[1]
+            return loss[0]
+        special = normalised(node, self.values)
+        if special is None:
+            return None
+        self.facts[node.name] = special[1]
+        return special[0]
+
+    def measure_parameters(self, known: Mapping[str, tuple[Tensor, float]]) -> None:
+        """Note the norms of the parameters, or how far they are from tensors of which that is known."""
+        here = [value.detach() for value in self.parameters.values()]
+        names = list(self.parameters)
+        if known:
+            apart = norms_together(differences_together(here, [known[name][0] for name in names]))
+            self._distances = {n: (t.numel(), d) for n, t, d in zip(names, here, apart, strict=True)}
+            self._known = known
+        else:
+            sizes = norms_together(here)
+            self._sizes |= {n: (t.numel(), size) for n, t, size in zip(names, here, sizes, strict=True)}
+
+    def measure(self, name: str, value: Any) -> None:
+        """Note the norm of a tensor, or of several together."""
+        real = _detached(value)
+        if real:
+            sizes = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in real]
+            size = sizes[0] if len(sizes) == 1 else torch.linalg.vector_norm(torch.stack(sizes))
+            self._sizes[name] = sum(part.numel() for part in real), size
+
+    def measure_matrices(self, names: tuple[str, str]) -> None:
+        """Note the largest norm of the matrices that the last two dimensions of a tensor make."""
+        for name in names:
+            value = self.values[name].detach()
+            if name not in self._matrices and value.numel():
+                sizes = torch.linalg.vector_norm(value, dim=(-2, -1))
+                self._matrices[name] = value.shape[-2] * value.shape[-1], sizes.amax()
+
+    def note_kinks(self, name: str, argument: str, breaks: tuple[float, ...]) -> None:
+        """How near the argument of a scalar function comes to its kinks."""
+        x = self.values[argument].detach().reshape(-1)
+        if not x.numel():
+            self.near[name] = Near(math.inf)
+            return
+        distances = [x.abs() if point == 0 else (x - point).abs() for point in breaks]
+        away = distances[0] if len(distances) == 1 else torch.stack(distances).amin(dim=0)
+        nearest = float(away.amin())
+        if nearest < NEAR:
+            places = (away < NEAR).nonzero().reshape(-1)
+            self.near[name] = Near(nearest, places, away[places])
+        else:
+            self.near[name] = Near(nearest)
+
+    def watched(self, name: str, value: Tensor) -> Tensor:
+        """The tensor itself; the norm of its costate is kept when that is computed."""
+        if value.requires_grad:
+            self.watching.add(name)
+            value.register_hook(partial(_seen, self._norms, self.near.get(name), name))
+        return value
+
+    @cached_property
+    def gradient(self) -> dict[str, Tensor]:
+        """In each parameter, by name of the leaf."""
+        output, wanted = self.values[self.output], list(self.parameters.values())
+        if not output.requires_grad:
+            return {name: torch.zeros_like(value) for name, value in self.parameters.items()}
+        slopes = torch.autograd.grad(
+            output if output.dim() == 0 else output.sum(), wanted, allow_unused=True, materialize_grads=True
+        )
+        return dict(zip(self.parameters, slopes, strict=True))
+
+    def is_from(self, plan: Plan) -> bool:
+        """Whether distances are measured from the weights of a plan."""
+        return bool(plan.weights) and self._known is plan.weights
+
+    @cached_property
+    def distances(self) -> dict[str, float]:
+        """Bounds on how far parameters are from those that are known."""
+        return dict(zip(self._distances, _bounds(list(self._distances.values())), strict=True))
+
+    @cached_property
+    def sizes(self) -> dict[str, float]:
+        """Bounds on the norms of values, parameters and constants."""
+        found = self.constants.sizes | dict(zip(self._sizes, _bounds(list(self._sizes.values())), strict=True))
+        for name, distance in self.distances.items():
+            found[name] = (self._known[name][1] + distance) * (1 + 2.0**-50)
+        for name, size in found.items():
+            if size == math.inf and name in self.values:  # squares overflow, or it is not finite
+                found[name] = float(measure(_detached(self.values[name]))[0])
+        for name, (other, factor) in self.aliases.items():
+            found[name] = found[other] * factor
+        return found
+
+    @cached_property
+    def matrices(self) -> dict[str, float]:
+        """Bounds on the norms of all matrices of a tensor, of factors that meet matrix by matrix."""
+        return dict(zip(self._matrices, _bounds(list(self._matrices.values())), strict=True))
+
+    @cached_property
+    def costate_sizes(self) -> dict[str, float]:
+        """Bounds on the norms of the costates as computed, where they were measured and did come back."""
+        _ = self.gradient
+        return dict(zip(self._norms, _bounds(list(self._norms.values())), strict=True))
+
+
+def _seen(sizes: dict[str, tuple[int, Tensor]], near: Near | None, name: str, costate: Tensor) -> None:
+    sizes[name] = costate.numel(), torch.linalg.vector_norm(costate)
+    if near is not None and near.places is not None:
+        near.costates.append(costate.reshape(-1)[near.places])
+
+
+def norms(tensors: Iterable[Tensor]) -> list[float]:
+    r"""Upper bounds on the Euclidean norms of real tensors.
+
+    A sum of n squares and its root have a relative error of at most (n + 8) 2⁻⁵³; squares that underflow take at
+    most :math:`\sqrt n\,2^{-500}` from the norm. Infinite where a square overflows or an entry is not a number.
+    """
+    given = [tensor.detach() for tensor in tensors]
+    return _bounds([(t.numel(), size) for t, size in zip(given, norms_together(given), strict=True)])
+
+
+def _bounds(found: list[tuple[int, Tensor]]) -> list[float]:
+    if not found:
+        return []
+    sizes = torch.stack([size for _, size in found]).tolist()
+    return [
+        size * (1 + (count + 8) * 2.0**-52) + count**0.5 * 2.0**-500 if size < math.inf else math.inf
+        for size, (count, _) in zip(sizes, found, strict=True)
+    ]
+
+
+def _detached(value: Any) -> list[Tensor]:
+    parts = [value] if isinstance(value, Tensor) else value
+    return [part.detach() for part in parts if part.is_floating_point()]
+
+
+def is_measured(value: Any) -> bool:
+    """Whether something has a norm: a tensor of real numbers."""
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+__all__ = ["NEAR", "Constants", "Near", "Plan", "Run", "Values", "is_measured", "norms"]
