@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "GELU": nn.GELU,
     "ReLU": nn.ReLU,
 }
-_SOME = 600
+_SOME = 400
 _FEW = 1000
 
 
