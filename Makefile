@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all browser lint format readme docs bench clean
+.PHONY: demo test test-all browser lint format readme docs bench training clean
 
 demo: .venv/.installed-all
 	$(BIN)/python examples/demo.py
@@ -38,6 +38,13 @@ docs: .venv/.installed-docs
 
 bench: .venv/.installed-test
 	$(BIN)/python -m benchmarks
+
+# Goes on where it was cut off; make training OPTIONS=--quick takes a quarter of an hour.
+PEERS := prodigyopt schedulefree dadaptation
+training: .venv/.installed-test
+	test -d build/peers || $(BIN)/python -m pip install --quiet --no-deps --target build/peers $(PEERS) \
+	  || echo "without $(PEERS): the page says so"
+	$(BIN)/python -m docs.training --jobs 2 $(OPTIONS)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/gallery docs/operations.rst docs/command-line.md

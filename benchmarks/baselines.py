@@ -1,238 +1,293 @@
-"""Full-batch training by certified descent and by what is used without a proof, counted in the same units.
+"""Training methods, each until the same processor time is spent, counted in gradients of the same run.
 
-One unit of work is a gradient; a value of the objective counts 1/3, and an expansion along a segment what was
-measured (:mod:`benchmarks.training`). Seconds are processor time. Losses are taken from where a method evaluates
-them anyway, so nothing is counted for looking.
+The time of one gradient is measured before a run and again and again during it, outside of the clock of the
+method; the median counts. Losses are those that a method computes anyway at its iterates, so that looking costs
+nothing; schedule-free averages are evaluated outside of the clock.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import surefoot as sf
-from surefoot.calculus.segment.along import Along
+from benchmarks.networks import Problem
 
-VALUE = 1 / 3  # gradients that a value of the objective costs
 LOST = 100.0  # a run is given up where its loss is that many times the first
-Advance = Callable[[float, Sequence[Tensor]], float]
+PEERS = Path(__file__).resolve().parent.parent / "build" / "peers"  # where other packages may be installed
+CERTIFIED, ADAM, CONSTANT = "certified", "Adam", "constant step"
+PACKAGES = {"Prodigy": "prodigyopt", "schedule-free AdamW": "schedulefree", "D-Adaptation": "dadaptation"}
+METHODS = (CERTIFIED, "torch LBFGS", ADAM, *PACKAGES, CONSTANT, "Armijo")
+TUNED = {ADAM: (1e-3, 10**-2.5, 1e-2, 10**-1.5, 1e-1), CONSTANT: tuple(2.0**k for k in range(-4, 5))}
+_RATIO = 1.04  # between the amounts of work at which losses are kept
+_PROBES = 9
 
 
 @dataclass(frozen=True)
-class Task:
-    """A network and data to train it on, with all data at every step."""
-
-    build: Callable[[], nn.Module]
-    x: Tensor
-    y: Tensor
-    steps: int
-
-    def loss(self, model: nn.Module) -> Tensor:
-        """The objective."""
-        return nn.functional.cross_entropy(model(self.x), self.y)
-
-    def gradient(self, model: nn.Module) -> tuple[float, tuple[Tensor, ...]]:
-        """The objective and its gradient."""
-        loss = self.loss(model)
-        return float(loss.detach()), torch.autograd.grad(loss, list(model.parameters()))
-
-
-@dataclass(frozen=True)
-class Run:
+class Trace:
     """One training.
 
     Attributes:
-        method: its name.
-        setting: what was tuned, in words; empty where nothing was.
-        losses: at every iterate, the first included.
-        work: gradients spent until each of them was reached.
-        seconds: processor time until then.
-        steps: how many steps were wanted; fewer were taken if the loss was lost.
-        promised: the decrease that was proved before each step; ``None`` for methods without a proof.
+        work: gradients spent when an iterate was reached; a selection, the first at 0.
+        losses: at these.
+        steps: how many the method took.
+        ascents: how many of them went up, for methods that see every loss; for the certified one, in exact
+            arithmetic beyond doubt.
+        gradient: seconds of one gradient.
+        lost: whether it was given up.
     """
 
-    method: str
-    setting: str
-    losses: tuple[float, ...]
-    work: tuple[float, ...]
-    seconds: tuple[float, ...]
+    work: list[float]
+    losses: list[float]
     steps: int
-    promised: tuple[float, ...] | None = None
+    ascents: int
+    gradient: float
+    lost: bool = False
 
-    @property
-    def final(self) -> float:
-        """The last loss; infinite if the run was given up."""
-        return self.losses[-1] if len(self.losses) == self.steps + 1 and _kept(self.losses) else math.inf
-
-    @property
-    def ascents(self) -> int:
-        """How many steps increased the objective."""
-        return sum(not after <= before for before, after in pairwise(self.losses))
-
-    @property
-    def broken(self) -> int | None:
-        """How many steps decreased it by less than they promised, beyond the round-off of the evaluation."""
-        if self.promised is None:
-            return None
-        steps = zip(self.losses, self.losses[1:], self.promised, strict=False)
-        return sum(not before - after >= promise - 1e-12 * before for before, after, promise in steps)
-
-    def loss_at(self, budget: float, spent: Sequence[float]) -> float:
-        """The loss of the last iterate that was reached within a budget of work or of seconds."""
-        if math.isinf(self.final):
+    def loss_at(self, budget: float) -> float:
+        """The loss of the last iterate that was reached within a budget of gradients."""
+        if self.lost:
             return math.inf
-        return [loss for loss, cost in zip(self.losses, spent, strict=True) if cost <= budget * (1 + 1e-9)][-1]
+        return [loss for work, loss in zip(self.work, self.losses, strict=True) if work <= budget][-1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and lists."""
+        return asdict(self)
 
 
-def _kept(losses: Sequence[float]) -> bool:
-    return losses[-1] <= LOST * losses[0]  # false for NaN
-
-
-def follow(task: Task, method: str, setting: str, prepare: Callable[[nn.Module], Advance]) -> Run:
-    """Train with a method that is given value and gradient, moves, and says what it spent on top."""
-    model = task.build()
-    advance = prepare(model)
-    losses: list[float] = []
-    work, seconds = [0.0], [0.0]
-    for _ in range(task.steps):
-        start = time.process_time()
-        value, gradient = task.gradient(model)
-        losses.append(value)
-        if not _kept(losses):
-            return Run(method, setting, tuple(losses), tuple(work), tuple(seconds), task.steps)
-        with torch.no_grad():
-            extra = advance(value, gradient)
-        seconds.append(seconds[-1] + time.process_time() - start)
-        work.append(work[-1] + 1 + extra)
-    with torch.no_grad():
-        losses.append(float(task.loss(model)))
-    return Run(method, setting, tuple(losses), tuple(work), tuple(seconds), task.steps)
-
-
-def _move(model: nn.Module, gradient: Sequence[Tensor], step: float) -> None:
-    for parameter, slope in zip(model.parameters(), gradient, strict=True):
-        parameter.sub_(slope, alpha=step)
-
-
-def _square(gradient: Sequence[Tensor]) -> float:
-    return sum(float((slope * slope).sum()) for slope in gradient)
-
-
-def constant(task: Task, step: float) -> Run:
-    """Gradient descent with one step size for the whole run."""
-
-    def prepare(model: nn.Module) -> Advance:
-        def advance(_: float, gradient: Sequence[Tensor]) -> float:
-            _move(model, gradient, step)
-            return 0.0
-
-        return advance
-
-    return follow(task, "best constant step", f"{step:g}", prepare)
-
-
-def best_constant(task: Task, middle: float, around: int = 4) -> Run:
-    """The constant step that ends lowest, of ``2·around + 1`` a factor 2 apart, more while it is at an end."""
-    runs = {k: constant(task, middle * 2.0**k) for k in range(-around, around + 1)}
-    while (best := min(runs, key=lambda k: runs[k].final)) in (min(runs), max(runs)) and len(runs) < 40:
-        further = best - 1 if best == min(runs) else best + 1
-        runs[further] = constant(task, middle * 2.0**further)
-    return replace(runs[best], setting=f"{middle * 2.0**best:g} of {len(runs)}")
-
-
-def armijo(task: Task, slope: float = 1e-4) -> Run:
-    """Back-tracking by halves from twice the step before, until the decrease is a part of what the slope says."""
-
-    def prepare(model: nn.Module) -> Advance:
-        step = 0.5
-
-        def advance(value: float, gradient: Sequence[Tensor]) -> float:
-            nonlocal step
-            step, square, trials = 2 * step, _square(gradient), 1
-            _move(model, gradient, step)
-            while not float(task.loss(model)) <= value - slope * step * square and trials < 60:
-                step, trials = step / 2, trials + 1
-                _move(model, gradient, -step)
-            return trials * VALUE
-
-        return advance
-
-    return follow(task, "Armijo", "", prepare)
-
-
-def polyak(task: Task) -> Run:
-    """Polyak's step with F* = 0."""
-
-    def prepare(model: nn.Module) -> Advance:
-        def advance(value: float, gradient: Sequence[Tensor]) -> float:
-            _move(model, gradient, value / _square(gradient))
-            return 0.0
-
-        return advance
-
-    return follow(task, "Polyak", "", prepare)
-
-
-def adam(task: Task, rates: Sequence[float] = (1e-3, 1e-2)) -> Run:
-    """Adam with the learning rate that ends lowest."""
-
-    def prepare(model: nn.Module, rate: float) -> Advance:
-        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-
-        def advance(_: float, gradient: Sequence[Tensor]) -> float:
-            for parameter, slope in zip(model.parameters(), gradient, strict=True):
-                parameter.grad = slope
-            optimizer.step()
-            return 0.0
-
-        return advance
-
-    runs = [follow(task, "Adam", f"{rate:g} of {len(rates)}", lambda m, r=rate: prepare(m, r)) for rate in rates]
-    return min(runs, key=lambda run: run.final)
-
-
-def certified(task: Task, method: str, expansion: float, **options: object) -> Run:
-    """Certified descent along segments.
+class Clock:
+    """Processor time of a method in gradients, and the losses that it saw.
 
     Args:
-        task: what is trained.
-        method: a name.
-        expansion: gradients that an expansion costs.
-        options: of :class:`surefoot.optim.CertifiedDescent`.
+        problem: what is trained.
+        model: the network; gradients to compare with are taken at its weights, buffers are set back.
+        budget: gradients after which the run is over.
     """
-    model = task.build()
-    optimizer = sf.optim.CertifiedDescent(model, sf.CrossEntropy(), mode="segment", **options)
-    work, seconds = [0.0], [0.0]
-    with expansions_counted() as count:
-        for _ in range(task.steps):
-            start, before = time.process_time(), count()
-            optimizer.step(task.x, task.y)
-            seconds.append(seconds[-1] + time.process_time() - start)
-            work.append(work[-1] + 1 + expansion * (count() - before))
-    losses = [record.loss for record in optimizer.history] + [optimizer.value(task.x, task.y)]
-    promised = tuple(record.promised_decrease or 0.0 for record in optimizer.history)
-    return Run(method, "", tuple(losses), tuple(work), tuple(seconds), task.steps, promised)
+
+    def __init__(self, problem: Problem, model: nn.Module, budget: float) -> None:
+        self.problem, self.model, self.budget = problem, model, budget
+        self.times: list[float] = []
+        self.seconds, self.steps, self.ascents = 0.0, 0, 0
+        self.seen: list[tuple[float, float]] = []  # seconds, loss
+        self.last = self.first = math.nan
+        self.gradient(), self.times.clear()
+        for _ in range(_PROBES):
+            self.gradient()
+        self._next_probe, self._start = 10.0, time.process_time()
+
+    def gradient(self) -> None:
+        """Measure one gradient."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        start = time.process_time()
+        torch.autograd.grad(self.problem.loss(self.model), list(self.model.parameters()))
+        self.times.append(time.process_time() - start)
+        for buffer, value in buffers:
+            buffer.copy_(value)
+
+    @property
+    def work(self) -> float:
+        """Gradients spent until the last look."""
+        return self.seconds / median(self.times)
+
+    def start(self) -> None:
+        """The method begins or goes on."""
+        self._start = time.process_time()
+
+    def stop(self) -> None:
+        """The method pauses."""
+        self.seconds += time.process_time() - self._start
+
+    def note(self, seconds: float, loss: float, *, ascent: bool | None = None) -> None:
+        """A loss at an iterate that was reached after some seconds."""
+        if math.isnan(self.first):
+            self.first, seconds = loss, 0.0  # what is before the first step is no work towards its loss
+        elif ascent if ascent is not None else not loss <= self.last:
+            self.ascents += 1
+        self.last = loss
+        self.seen.append((seconds, loss))
+
+    @property
+    def over(self) -> bool:
+        """Whether the budget is spent or the loss was lost; gradients are measured again in between."""
+        if self.work >= self._next_probe:
+            self.gradient()
+            self._next_probe = max(self.work * 1.15, self.work + 5)
+        return self.work > self.budget or self.lost
+
+    @property
+    def lost(self) -> bool:
+        """Whether the last loss is far above the first, or no number."""
+        return not math.isnan(self.first) and not self.last <= LOST * max(self.first, 1e-300)
+
+    def trace(self) -> Trace:
+        """What is kept: losses at amounts of work a few per cent apart."""
+        unit = median(self.times)
+        work, losses = [], []
+        for seconds, loss in self.seen:
+            spent = seconds / unit
+            if len(work) > 1 and spent < work[-2] * _RATIO and spent < work[-2] + 10:
+                work[-1], losses[-1] = spent, loss
+            else:
+                work.append(spent), losses.append(loss)
+        return Trace(work, losses, self.steps, self.ascents, unit, lost=self.lost)
 
 
-@contextmanager
-def expansions_counted() -> Iterator[Callable[[], int]]:
-    """Count the expansions along segments while the body runs."""
-    original, total = Along.expand, 0
+def train(problem: Problem, method: str, setting: float | None, seed: int, budget: float) -> Trace:
+    """One run of a method.
 
-    def expand(self: Along, *args: object, **kwargs: object) -> object:
-        nonlocal total
-        total += 1
-        return original(self, *args, **kwargs)
+    Raises:
+        ImportError: if the package of the method is not installed.
+    """
+    model = problem.model(seed)
+    makers: dict[str, Callable[[nn.Module], Any]] = {
+        ADAM: lambda m: torch.optim.Adam(m.parameters(), lr=setting),
+        CONSTANT: lambda m: torch.optim.SGD(m.parameters(), lr=setting),
+        "Prodigy": lambda m: _package("Prodigy").Prodigy(m.parameters()),
+        "D-Adaptation": lambda m: _package("D-Adaptation").DAdaptAdam(m.parameters()),
+        "schedule-free AdamW": lambda m: _package("schedule-free AdamW").AdamWScheduleFree(m.parameters()),
+    }
+    torch.manual_seed(seed)
+    if method in makers:
+        optimizer = makers[method](model)
+        return _first_order(problem, model, optimizer, Clock(problem, model, budget))
+    runs = {CERTIFIED: _certified, "torch LBFGS": _lbfgs, "Armijo": _armijo}
+    return runs[method](problem, model, budget)
 
-    Along.expand = expand
-    try:
-        yield lambda: total
-    finally:
-        Along.expand = original
+
+def _package(method: str) -> Any:
+    if PEERS.is_dir() and str(PEERS) not in sys.path:
+        sys.path.append(str(PEERS))
+    return importlib.import_module(PACKAGES[method])
+
+
+def missing() -> list[str]:
+    """The methods whose package is not installed."""
+    found = []
+    for method in PACKAGES:
+        try:
+            _package(method)
+        except ImportError:
+            found.append(method)
+    return found
+
+
+def _first_order(problem: Problem, model: nn.Module, optimizer: Any, clock: Clock) -> Trace:
+    """A step per gradient; the loss is that of the iterate before, or of the average where there is one."""
+    averaged = hasattr(optimizer, "eval")
+    if averaged:
+        optimizer.train()
+    last_look = -math.inf
+    while True:
+        if averaged and (clock.work > last_look * _RATIO or clock.steps < 2):
+            last_look = clock.work
+            optimizer.eval()
+            with torch.no_grad():
+                clock.note(clock.seconds, float(_value(problem, model)))
+            optimizer.train()
+        reached = clock.seconds
+        if clock.over:
+            return clock.trace()
+        clock.start()
+        optimizer.zero_grad()
+        loss = problem.loss(model)
+        loss.backward()
+        optimizer.step()
+        clock.stop()
+        clock.steps += 1
+        if not averaged:
+            clock.note(reached, float(loss.detach()))
+
+
+def _value(problem: Problem, model: nn.Module) -> torch.Tensor:
+    """The objective; buffers stay."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    loss = problem.loss(model)
+    for buffer, value in buffers:
+        buffer.copy_(value)
+    return loss
+
+
+def _certified(problem: Problem, model: nn.Module, budget: float) -> Trace:
+    """The default settings. Reading the model, once per network and shape, is done before and not counted."""
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    sf.CertifiedDescent(model, problem.objective).step(problem.x, problem.y)
+    model.load_state_dict(weights)
+    clock = Clock(problem, model, budget)
+    optimizer = sf.CertifiedDescent(model, problem.objective)
+    while not clock.over:
+        reached = clock.seconds
+        clock.start()
+        loss = optimizer.step(problem.x, problem.y)
+        clock.stop()
+        clock.steps += 1
+        clock.note(reached, loss)
+    return clock.trace()
+
+
+def _lbfgs(problem: Problem, model: nn.Module, budget: float) -> Trace:
+    """``torch.optim.LBFGS`` with strong Wolfe conditions; the lowest loss that its line searches saw counts."""
+    never = {"tolerance_grad": 0.0, "tolerance_change": 0.0}  # by default it stops at losses of about 1e-8
+    optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe", **never)
+    clock = Clock(problem, model, budget)
+    lowest = math.inf
+
+    def closure() -> torch.Tensor:
+        nonlocal lowest
+        clock.stop()
+        reached = clock.seconds
+        clock.start()
+        optimizer.zero_grad()
+        loss = problem.loss(model)
+        loss.backward()
+        value = float(loss.detach())
+        lowest = min(lowest, value) if math.isfinite(value) else lowest
+        clock.note(reached, lowest)
+        return loss
+
+    before, idle = clock.steps, 0
+    while not clock.over and idle < 3:
+        clock.start()
+        optimizer.step(closure)
+        clock.stop()
+        clock.steps = max(state.get("n_iter", 0) for state in optimizer.state.values())
+        idle = idle + 1 if clock.steps == before else 0  # no direction left
+        before = clock.steps
+    return clock.trace()
+
+
+def _armijo(problem: Problem, model: nn.Module, budget: float) -> Trace:
+    """Back-tracking by halves from twice the step before, until the decrease is a part of what the slope says."""
+    clock, step, parameters = Clock(problem, model, budget), 0.5, list(model.parameters())
+    while not clock.over:
+        reached = clock.seconds
+        clock.start()
+        loss = problem.loss(model)
+        slopes = torch.autograd.grad(loss, parameters)
+        value, square = float(loss.detach()), sum(float((slope * slope).sum()) for slope in slopes)
+        step *= 2
+        with torch.no_grad():
+            _move(parameters, slopes, step)
+            for _ in range(60):
+                if float(problem.loss(model)) <= value - 1e-4 * step * square:
+                    break
+                step /= 2
+                _move(parameters, slopes, -step)
+        clock.stop()
+        clock.steps += 1
+        clock.note(reached, value)
+    return clock.trace()
+
+
+def _move(parameters: Sequence[nn.Parameter], slopes: Sequence[torch.Tensor], step: float) -> None:
+    for parameter, slope in zip(parameters, slopes, strict=True):
+        parameter.sub_(slope, alpha=step)

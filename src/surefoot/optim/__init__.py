@@ -12,18 +12,23 @@
 * ``directions``: where to go; ``wolfe``: how far; ``point``: the objective at points, values and gradients when
   asked; ``vectors``: parameters as one vector.
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`.
+* ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states; ``pace``: its
+  learning rate.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share.
 """
 
 from surefoot.optim.base import GuaranteedOptimizer, OptimizerError
+from surefoot.optim.bursts import BurstRecord
 from surefoot.optim.by_evaluation import StalledWarning
 from surefoot.optim.descent import CertifiedDescent
 from surefoot.optim.projected import ProjectedGradient
+from surefoot.optim.proved_epochs import ProvedEpochs
 from surefoot.optim.record import Stationarity, StepRecord
 from surefoot.optim.second_order import GaussNewton, Newton
 from surefoot.optim.stochastic import ProjectedSGD, VarianceBound, VarianceEstimate
 
 __all__ = [
+    "BurstRecord",
     "CertifiedDescent",
     "GaussNewton",
     "GuaranteedOptimizer",
@@ -31,6 +36,7 @@ __all__ = [
     "OptimizerError",
     "ProjectedGradient",
     "ProjectedSGD",
+    "ProvedEpochs",
     "StalledWarning",
     "Stationarity",
     "StepRecord",

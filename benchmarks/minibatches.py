@@ -1,0 +1,139 @@
+"""Mini-batches: :class:`surefoot.optim.ProvedEpochs` from any rate, next to Adam at fixed rates.
+
+Single precision, batches of 128, the work of 30 epochs. Work is processor time over that of a training epoch of
+the same run; evaluations, trials of rates and bursts that were not kept are in it.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import surefoot as sf
+from benchmarks.cells import cell
+from benchmarks.networks import convolutional, digits, mnist, perceptron
+
+EPOCHS, BATCH = 30, 128
+STARTS = (1e-5, 1e-3, 1.0)
+RATES = (10**-3.5, 1e-3, 10**-2.5, 1e-2, 10**-1.5)
+LOSS_TARGET, WORK_TARGET = 1.3, 1.4
+_SETTLED = 10.0  # epochs of work after which the rate counts as settled
+NETWORKS: dict[str, tuple[Callable[[], tuple[Tensor, Tensor]], Callable[[], nn.Module]]] = {
+    "MNIST, 2 layers, ReLU": (mnist, partial(perceptron, 784, 2, "ReLU")),
+    "MNIST, 3 layers, tanh": (mnist, partial(perceptron, 784, 3, "tanh")),
+    "digits, 3 layers, ReLU": (digits, partial(perceptron, 64, 3, "ReLU")),
+    "digits, CNN, max-pooling, ReLU": (digits, convolutional),
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One network.
+
+    Attributes:
+        name: of the network.
+        fixed: the median loss of Adam after 30 epochs, by rate.
+        proved: the median loss after the work of 30 epochs, by the rate it started from.
+        settled: work per epoch once the rate has settled, the median of all runs.
+        kept: how many bursts were kept, and of how many, in all runs together.
+    """
+
+    name: str
+    fixed: dict[float, float]
+    proved: dict[float, float]
+    settled: float
+    kept: tuple[int, int]
+
+    @property
+    def best(self) -> float:
+        """The fixed rate that ends lowest."""
+        return min(self.fixed, key=lambda rate: self.fixed[rate])
+
+    def ratio(self, start: float) -> float:
+        """The loss of the proved run from a rate over that of the best fixed one."""
+        return self.proved[start] / self.fixed[self.best]
+
+
+def _start(name: str, seed: int) -> tuple[nn.Module, DataLoader[Any], Tensor, Tensor]:
+    (load, build), single = NETWORKS[name], torch.float32
+    x, y = load()
+    torch.manual_seed(seed)
+    model = build().to(single)
+    return model, DataLoader(TensorDataset(x.to(single), y), BATCH, shuffle=True), x.to(single), y
+
+
+def fixed(name: str, rate: float, seed: int) -> dict[str, Any]:
+    """Adam for 30 epochs at one rate."""
+    model, loader, x, y = _start(name, seed)
+    optimizer, loss = torch.optim.Adam(model.parameters(), lr=rate), sf.CrossEntropy()
+    start = time.process_time()
+    for _ in range(EPOCHS):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss(model(inputs), targets).backward()
+            optimizer.step()
+    seconds = time.process_time() - start
+    with torch.no_grad():
+        return {"loss": float(loss(model.double()(x.double()), y)), "seconds": seconds}
+
+
+def proved(name: str, start: float, seed: int) -> dict[str, Any]:
+    """The same optimizer in bursts, at rates that find themselves."""
+    model, loader, _, _ = _start(name, seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=start)
+    training = sf.optim.ProvedEpochs(optimizer, sf.CrossEntropy(), loader, model=model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        value = training.run(EPOCHS)
+    spent, late = 0.0, []
+    for record in training.history:
+        spent += record.work
+        if spent - record.work >= _SETTLED:
+            late.append(record)
+    settled = sum(r.work for r in late) / sum(r.epochs for r in late) if late else float("nan")
+    kept = [record for record in training.history if record.kept]
+    falls = all(r.after + r.after_error < r.before - r.before_error for r in kept)
+    return {
+        "loss": value,
+        "work": training.work,
+        "settled": settled,
+        "rate": training.rate,
+        "kept": len(kept),
+        "bursts": len(training.history),
+        "falls": falls,
+    }
+
+
+def compare(name: str, seeds: Sequence[int]) -> Comparison:
+    """All runs of one network; more rates while the best is at an end."""
+
+    def losses(rate: float) -> float:
+        return median(
+            cell(f"epochs {name} fixed {rate:.3g} seed {seed}", partial(fixed, name, rate, seed))["loss"]
+            for seed in seeds
+        )
+
+    found = {rate: losses(rate) for rate in RATES}
+    while (best := min(found, key=lambda rate: found[rate])) in (min(found), max(found)) and len(found) < 12:
+        further = best / 10**0.5 if best == min(found) else best * 10**0.5
+        found[further] = losses(further)
+    runs = {
+        start: [
+            cell(f"epochs {name} proved {start:g} seed {seed}", partial(proved, name, start, seed))
+            for seed in seeds
+        ]
+        for start in STARTS
+    }
+    flat = [run for several in runs.values() for run in several]
+    ours = {start: median(run["loss"] for run in several) for start, several in runs.items()}
+    settled = median(run["settled"] for run in flat)
+    return Comparison(name, found, ours, settled, (sum(r["kept"] for r in flat), sum(r["bursts"] for r in flat)))

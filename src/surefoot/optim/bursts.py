@@ -1,0 +1,155 @@
+"""What training in bursts of mini-batches needs: records, states to go back to, batches, data that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+
+_LARGER = 8  # how many batches of training make one of the evaluation, which needs no gradients
+_NEAR = 2  # by which factor that may differ, so that all of them have one size
+
+
+@dataclass(frozen=True)
+class BurstRecord:
+    """One burst of mini-batches and what became of it.
+
+    Attributes:
+        burst: its number, from 0.
+        before: the objective of all data at the weights that were kept last.
+        before_error: how far the exact value may be from that.
+        after: the same at the end of the burst; infinite if it was not finite.
+        after_error: how far the exact value may be from that.
+        rate: the learning rate, of the first parameter group.
+        kept: whether the exact value is proved to be lower than before.
+        batches: how many mini-batches the burst took.
+        epochs: the same in passes over the loader.
+        work: processor time of the burst and all that was done for it, in that of one training epoch; reading the
+            model, once, is not in it.
+        note: what else is to be said.
+    """
+
+    burst: int
+    before: float
+    before_error: float
+    after: float
+    after_error: float
+    rate: float
+    kept: bool
+    batches: int
+    epochs: float
+    work: float
+    note: str = ""
+
+
+class Snapshot:
+    """Parameters and buffers of a model and the state of an optimizer, to go back to, bit by bit."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        self._tensors = {name: value.detach().clone() for name, value in _tensors(model).items()}
+        self._state = deepcopy(optimizer.state_dict())
+
+    def restore(self) -> None:
+        """Write everything back."""
+        live = _tensors(self.model)
+        with torch.no_grad():
+            for name, value in self._tensors.items():
+                live[name].copy_(value)
+        self.optimizer.load_state_dict(deepcopy(self._state))
+
+    def is_live(self) -> bool:
+        """Whether parameters and buffers are still these."""
+        live = _tensors(self.model)
+        return live.keys() == self._tensors.keys() and all(
+            live[name].shape == value.shape and torch.equal(live[name], value)
+            for name, value in self._tensors.items()
+        )
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+class Average:
+    """The mean of parameters over the last steps of a burst."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._means: list[Tensor] = []
+        self._count = 0
+
+    def add(self) -> None:
+        """Count the present parameters in."""
+        self._count += 1
+        present = [parameter.detach() for parameter in self.parameters]
+        if self._means:
+            torch._foreach_lerp_(self._means, present, 1 / self._count)
+        else:
+            self._means = [value.clone() for value in present]
+
+    def write(self) -> None:
+        """Set the parameters to their means."""
+        with torch.no_grad():
+            for parameter, mean in zip(self.parameters, self._means, strict=False):
+                parameter.copy_(mean)
+
+
+class Batches:
+    """The batches of a loader, one pass after the other."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+        self._stream = self._forever()
+        try:
+            self.per_epoch = len(loader)  # type: ignore[arg-type]
+        except TypeError:
+            self.per_epoch = sum(1 for _ in loader)
+
+    def _forever(self) -> Iterator[Any]:
+        while True:
+            yield from self.loader
+
+    def take(self, count: int) -> Iterator[Any]:
+        """The next ones."""
+        return islice(self._stream, count)
+
+
+def fixed_data(loader: Iterable[Any]) -> Iterable[Any]:
+    """The samples of a loader in a fixed order and in larger batches, none left out; other iterables as they are.
+
+    All batches have the same size if a number near eight times that of the loader divides the samples.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader
+    if loader.batch_size is None or not hasattr(loader.dataset, "__len__"):
+        return loader
+    count, wanted = len(loader.dataset), _LARGER * loader.batch_size
+    near = [size for size in range(wanted // _NEAR, wanted * _NEAR + 1) if size and count % size == 0]
+    size = max(near, default=min(wanted, count))
+    if type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate:
+        return list(zip(*(tensor.split(size) for tensor in loader.dataset.tensors), strict=True))
+    return DataLoader(loader.dataset, size, num_workers=loader.num_workers, collate_fn=loader.collate_fn)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards all modes are what they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+__all__ = ["Average", "Batches", "BurstRecord", "Snapshot", "evaluating", "fixed_data"]

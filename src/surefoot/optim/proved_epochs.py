@@ -1,0 +1,446 @@
+"""Mini-batches that end in a proof: any optimizer runs, what is kept is proved to be lower on all data."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from surefoot.graph.checks import as_inputs
+from surefoot.objectives import Objective
+from surefoot.optim.bursts import Average, Batches, BurstRecord, Snapshot, evaluating, fixed_data
+from surefoot.optim.by_evaluation import StalledWarning
+from surefoot.optim.evaluation import OptimizerError
+from surefoot.optim.pace import Pace
+from surefoot.valuation.streamed import StreamedValuer, is_loader
+from surefoot.valuation.valuer import Evaluation, EvaluationError
+
+_SEARCH = 4  # mini-batches of a trial while a rate is looked for, and of what judges it
+_NEARLY = 2.0  # a burst that ends below that many times the value before goes on at a smaller rate
+_EXTENSIONS = 2
+_SHARE = 0.12  # of the work of training that evaluations take, about
+_FIRST, _LONGEST = (1.0, 2.0), 8.0  # epochs of the first bursts, two of each, and of the longest
+_STALLED = 2
+
+
+class ProvedEpochs:
+    r"""Let an optimizer run over mini-batches; keep what is proved to be lower on all data, and go back otherwise.
+
+    The optimizer runs a *burst* of mini-batches. Then the objective F of all data is evaluated in exact arithmetic
+    within an error (:func:`surefoot.evaluate`, one forward pass), and the burst is kept only if
+    :math:`F(u_{\text{new}}) \le \hat F_{\text{new}} + e_{\text{new}} < \hat F - e \le F(u)`. Otherwise weights,
+    buffers and the state of the optimizer go back to what was kept last, bit by bit. Random numbers and the order
+    of the batches are not set back, so that a burst that failed is not repeated.
+
+    *The function.* What is proved is about the deterministic objective: the mean over all samples, with the model
+    in evaluation mode. Dropout is off; batch normalisation uses its running statistics, which are part of what is
+    kept or set back. While the optimizer runs, the model is in the modes in which it was left. The penalty of
+    ``weight_decay`` is not part of the objective. If the loader changes its samples at random (augmentation), pass
+    the plain ones as ``data``.
+
+    *The rate* finds itself. Trials of a few batches from the same state, a factor of eight apart and then two,
+    lead to one to start from. It grows by √2 with each burst that is kept, falls by as much where progress per
+    epoch drops below 0.6 of that before, and is halved where it drops below a quarter or a burst is not kept; a
+    rate that failed is then avoided for four bursts. A burst that ends a little too high is not lost: it goes on
+    at half the rate, up to twice. At its end weights are averaged over the last steps, which takes out the noise
+    of mini-batches. Bursts get longer until evaluations take about an eighth of the work of training.
+
+    Args:
+        optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
+            as the class ``torch.optim.Adam``.
+        objective: a loss without targets, such as ``surefoot.CrossEntropy()``.
+        loader: a ``DataLoader`` or another re-iterable of batches ``(x, y)``, which the optimizer is given.
+        model: the network.
+        data: what the objective is the mean over; by default all samples of the loader, in a fixed order.
+        burst: epochs of a burst; by default as said above, by processor times. Give a number to be able to repeat
+            a run exactly.
+        average: over which part of an epoch weights are averaged, at most half of the burst; 0 for none.
+        progress: called with the record of each burst.
+
+    Attributes:
+        history: one record per burst.
+
+    >>> import surefoot as sf
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.randn(64, 4)
+    >>> batches = list(zip(x.split(16), (x[:, 0] > 0).long().split(16)))
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> training = ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), batches, model=model, burst=2)
+    >>> losses = [training.step() for _ in range(5)]
+    >>> all(after <= before for before, after in zip(losses, losses[1:])), losses[-1] < 0.3
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer | Callable[..., Optimizer],
+        objective: Objective,
+        loader: Iterable[Any],
+        *,
+        model: nn.Module | None = None,
+        data: Iterable[Any] | None = None,
+        burst: float | None = None,
+        average: float = 0.5,
+        progress: Callable[[BurstRecord], object] | None = None,
+    ) -> None:
+        self.model = _checked_model(optimizer, model)
+        self.optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
+        _check(self.optimizer, self.model, objective, loader, burst, average)
+        self.objective, self.loader, self.burst, self.average = objective, loader, burst, average
+        self.progress = progress
+        self.history: list[BurstRecord] = []
+        self._pace = Pace(_rate(self.optimizer))
+        self._ratios = [float(group["lr"]) / self.rate for group in self.optimizer.param_groups]
+        self._batches = Batches(loader)
+        self._data = fixed_data(loader) if data is None else data
+        self._valuer: StreamedValuer | None = None
+        self._buffers: list[Tensor] = []
+        self._kept: Snapshot | None = None
+        self._value: Evaluation | None = None
+        self._seconds, self._trained = 0.0, 0  # processor time of training so far, and for how many batches
+        self._cost = 0.0  # of an evaluation, in seconds: the least that was seen
+        self._reading = 0.0  # seconds that reading the model took, once
+        self._searched = False
+        self._stalls = 0
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next burst, of the first parameter group; others keep their ratio to it."""
+        return self._pace.rate
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        self._pace.rate = rate
+
+    @property
+    def value(self) -> Evaluation | None:
+        """The objective of all data at the weights that were kept last; ``None`` before the first step."""
+        return self._value
+
+    @property
+    def work(self) -> float:
+        """What all bursts took so far, in training epochs: processor time, all but reading the model once."""
+        return sum(record.work for record in self.history)
+
+    def step(self) -> float:
+        """One burst, with its extensions; returns the objective of all data afterwards, as computed.
+
+        Raises:
+            EvaluationError: if the objective cannot be enclosed, or the data changed from pass to pass.
+            UnsupportedOperation: naming an operation that has no rule.
+        """
+        return self._round(math.inf)
+
+    def run(self, epochs: float) -> float:
+        """Bursts until the work of that many training epochs is spent; returns the objective of all data.
+
+        Trials, bursts that were not kept and evaluations count; reading the model, once, does not. The last burst
+        is as long as fits.
+        """
+        end = self.work + epochs
+        while True:
+            left = end - self.work
+            if self._value is not None and left < self._evaluation + 0.25:
+                return self._value.value
+            self._round(left)
+
+    def _round(self, left: float) -> float:
+        start = time.process_time()
+        try:
+            note = self._look()
+            assert self._kept is not None
+            assert self._value is not None
+            for extension in range(_EXTENSIONS + 1):
+                room = left - self._in_epochs(time.process_time() - start - self._reading) - self._evaluation
+                record = self._burst(extension, room, note)
+                self._conclude(record, start)
+                start, left, note = time.process_time(), left - self.history[-1].work, ""
+                nearly = record.after < _NEARLY * record.before
+                if record.kept or not nearly or left < self._evaluation + 0.25:
+                    break
+            if not self.history[-1].kept:
+                self._kept.restore()
+                self._set_rate(self.rate)
+        except BaseException:
+            if self._kept is not None:
+                self._kept.restore()
+                self._set_rate(self.rate)
+            raise
+        self._speak_of_stalls()
+        return self._value.value
+
+    def _look(self) -> str:
+        """Evaluate and search where nothing is known yet, or the weights are not those that were kept."""
+        note = ""
+        if self._kept is None or not self._kept.is_live():
+            known = self._value
+            self._kept, self._value = None, self._evaluate()
+            if not math.isfinite(self._value.error):
+                raise EvaluationError(
+                    f"no error of the objective {self._value.value:g} can be proved: nothing could be kept. Begin "
+                    "with smaller weights, or use surefoot.evaluate to find the batch"
+                )
+            self._kept = Snapshot(self.model, self.optimizer)
+            if known is not None and (known.upper < self._value.lower or self._value.upper < known.lower):
+                note = "weights or data were changed since the last burst"
+                self._pace.gain = 0.0
+        if not self._searched:
+            note = self._search(self._kept)
+            self._searched = True
+        return note
+
+    def _burst(self, extension: int, room: float, note: str) -> BurstRecord:
+        """Train for one burst and compare; the record says whether it is kept."""
+        assert self._value is not None
+        length = self._length if not extension else min(1.0, self._length)
+        if room < length + self._evaluation + 0.25:
+            length = max(room, 0.25)
+        count = max(1, round(length * self._batches.per_epoch))
+        finite = self._train(self._batches.take(count), count, self.rate)
+        after = self._evaluate_or_none() if finite else None
+        before, kept = self._value, after is not None and after.upper < self._value.lower
+        if after is None:
+            note = _joined(note, "the loss was not finite")
+        elif not kept:
+            same = after.lower <= before.upper
+            note = _joined(note, "lower cannot be told from round-off" if same else "not lower")
+        values = (math.inf, 0.0) if after is None else (after.value, after.error)
+        epochs = count / self._batches.per_epoch
+        number = len(self.history)
+        record = BurstRecord(
+            number, before.value, before.error, *values, self.rate, kept, count, epochs, 0.0, note
+        )
+        if kept:
+            self._kept, self._value = Snapshot(self.model, self.optimizer), after
+        self._pace.adapt(record, self.history, extended=extension > 0)
+        self._set_rate(self.rate)
+        return record
+
+    def _conclude(self, record: BurstRecord, start: float) -> None:
+        work = self._in_epochs(time.process_time() - start - self._reading)
+        self._reading = 0.0
+        self.history.append(BurstRecord(**{**asdict(record), "work": work}))
+        if self.progress is not None:
+            self.progress(self.history[-1])
+
+    @property
+    def _length(self) -> float:
+        """Epochs of the next burst."""
+        if self.burst is not None:
+            return float(self.burst)
+        kept = sum(record.kept for record in self.history)
+        if kept < 2 * len(_FIRST):
+            return _FIRST[kept // 2]
+        return min(max(_FIRST[-1], self._evaluation / _SHARE), _LONGEST)
+
+    @property
+    def _evaluation(self) -> float:
+        """What an evaluation costs, in training epochs."""
+        return self._in_epochs(self._cost)
+
+    def _in_epochs(self, seconds: float) -> float:
+        if not self._trained or not self._seconds:
+            return 0.0
+        return seconds / (self._seconds / self._trained * self._batches.per_epoch)
+
+    def _train(self, batches: Iterable[Any], count: int, rate: float, *, average: bool = True) -> bool:
+        """Mini-batch steps at a rate; false as soon as a loss is not finite."""
+        self._set_rate(rate)
+        last = min(round(self.average * self._batches.per_epoch), count // 2) if average else 0
+        held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        mean, start, steps = Average(held), time.process_time(), 0
+        try:
+            for steps, (x, y) in enumerate(batches, start=1):
+                closure: Callable[[], Any] = partial(self._loss, x, y, backward=True)
+                loss = self.optimizer.step(closure)
+                if loss is None or not math.isfinite(float(loss)):
+                    return False
+                if steps > count - last:
+                    mean.add()
+        finally:
+            self._seconds, self._trained = self._seconds + time.process_time() - start, self._trained + steps
+        mean.write()
+        return True
+
+    def _loss(self, x: Any, y: Any, *, backward: bool = False) -> Tensor:
+        args, kwargs = as_inputs(x)
+        loss: Tensor = self.objective(self.model(*args, **kwargs), y)
+        if backward:
+            self.optimizer.zero_grad()
+            loss.backward()
+        return loss.detach()
+
+    def _search(self, start: Snapshot) -> str:
+        """A rate to begin with: trials from the same state, judged on a few other batches."""
+        trial, judges = (list(self._batches.take(min(_SEARCH, self._batches.per_epoch))) for _ in range(2))
+
+        def level() -> float:
+            with evaluating(self.model), torch.no_grad():
+                value = sum(float(self._loss(x, y)) for x, y in judges)
+            return value if math.isfinite(value) else math.inf
+
+        def judged(rate: float) -> float:
+            finite = self._train(trial, len(trial), rate, average=False)
+            value = level() if finite else math.inf
+            start.restore()
+            return value
+
+        tried = self._pace.search(level(), judged)
+        return f"{tried} rates were tried for {len(trial)} mini-batches each"
+
+    def _set_rate(self, rate: float) -> None:
+        for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate * ratio)
+            else:
+                group["lr"] = rate * ratio
+
+    def _evaluate(self) -> Evaluation:
+        """The objective of all data, enclosed."""
+        start = time.process_time()
+        buffers = list(self.model.buffers())
+        same = len(buffers) == len(self._buffers) and all(map(torch.equal, buffers, self._buffers))
+        with evaluating(self.model):
+            if self._valuer is None:
+                self._valuer = StreamedValuer(self.model, self._data, self.objective)
+                self._valuer.evaluate()
+                self._reading = time.process_time() - start
+                start = time.process_time()
+            elif not same:  # other running statistics: another graph, of the same data
+                last = self._valuer
+                self._valuer = StreamedValuer(self.model, self._data, self.objective)
+                self._valuer._seen = last._seen
+            self._buffers = [buffer.clone() for buffer in buffers]
+            found = self._valuer.evaluate().evaluation
+        spent = time.process_time() - start
+        self._cost = min(self._cost, spent) if self._cost else spent
+        return found
+
+    def _evaluate_or_none(self) -> Evaluation | None:
+        """``None`` where the objective is not finite."""
+        try:
+            return self._evaluate()
+        except EvaluationError:
+            with evaluating(self.model), torch.no_grad():
+                if all(math.isfinite(float(self._loss(x, y))) for x, y in self._data):
+                    raise
+            return None
+
+    def _speak_of_stalls(self) -> None:
+        self._stalls = 0 if self.history[-1].kept else self._stalls + 1
+        if self._stalls == _STALLED:
+            warnings.warn(
+                f"{_STALLED} bursts in a row were not kept ({self.history[-1].note}); the rate is now "
+                f"{self.rate:.2g}. If it goes on, the training is at the noise of its mini-batches: use larger "
+                "ones, or surefoot.CertifiedDescent on all data",
+                StalledWarning,
+                stacklevel=4,
+            )
+
+    @property
+    def guarantee(self) -> str:
+        """What is proved of this run, in words."""
+        kept = [record for record in self.history if record.kept]
+        if not kept:
+            return "nothing yet: no burst was kept, and the weights are those it began with"
+        fell = kept[0].before - kept[-1].after
+        return (
+            f"Each of the {len(kept)} bursts that were kept, of {len(self.history)}, lowers the objective of all "
+            f"data, in exact arithmetic between the weights as they are stored: from {kept[0].before:.6g} to "
+            f"{kept[-1].after:.6g}, by {fell:.3g}. The objective is the deterministic one: the model in "
+            "evaluation mode, without dropout, augmentation or the penalty of weight decay, batch normalisation "
+            "with its running statistics. Nothing is proved about single mini-batch steps or about other data."
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs besides the model's own state; safe for ``weights_only`` loading.
+
+        The place in the loader is not in it: a resumed run begins a new pass.
+        """
+        value = None if self._value is None else [self._value.value, self._value.error]
+        spent = {"seconds": self._seconds, "trained": self._trained, "cost": self._cost, "stalls": self._stalls}
+        return {
+            "kind": type(self).__name__,
+            "optimizer": self.optimizer.state_dict(),
+            "history": [asdict(record) for record in self.history],
+            "value": value,
+            "searched": self._searched,
+            "pace": asdict(self._pace),
+            **spent,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken; load the model's own state before.
+
+        Raises:
+            ValueError: if the state is that of something else.
+        """
+        if state_dict.get("kind") != type(self).__name__:
+            raise ValueError(
+                f"this is the state of {state_dict.get('kind') or 'an optimizer'}, not of ProvedEpochs"
+            )
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+        self.history = [BurstRecord(**record) for record in state_dict["history"]]
+        self._value = None if state_dict["value"] is None else Evaluation(*state_dict["value"])
+        self._kept, self._searched = None, state_dict["searched"]
+        self._seconds, self._trained = state_dict["seconds"], state_dict["trained"]
+        self._cost, self._stalls = state_dict["cost"], state_dict["stalls"]
+        self._pace = Pace(**state_dict["pace"])
+        self._set_rate(self.rate)
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
+
+
+def _rate(optimizer: Optimizer) -> float:
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    if not all(math.isfinite(rate) and rate > 0 for rate in rates):
+        raise ValueError(f"the optimizer's rates are positive numbers to begin with, got {rates}")
+    return rates[0]
+
+
+def _checked_model(optimizer: Any, model: Any) -> nn.Module:
+    usage = "write ProvedEpochs(torch.optim.Adam(model.parameters()), objective, loader, model=model)"
+    if not isinstance(optimizer, Optimizer) and not (
+        isinstance(optimizer, type) and issubclass(optimizer, Optimizer)
+    ):
+        raise TypeError(f"the first argument is a torch optimizer, got {type(optimizer).__name__}: {usage}")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the objective of all data needs the model, got {type(model).__name__}: {usage}")
+    return model
+
+
+def _check(
+    optimizer: Optimizer, model: nn.Module, objective: Any, loader: Any, burst: float | None, average: float
+) -> None:
+    if not isinstance(objective, Objective):
+        raise TypeError(f"the objective is a loss such as surefoot.CrossEntropy(), got {type(objective).__name__}")
+    if objective.targets is not None:
+        raise ValueError(f"pass {type(objective).__name__}() without targets: they come with the batches (x, y)")
+    if not is_loader(loader) or isinstance(loader, Iterator):
+        raise TypeError(
+            "the loader is a DataLoader, a list of batches (x, y), or another iterable that can be read many "
+            f"times, got {type(loader).__name__}"
+        )
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise OptimizerError(f"{type(optimizer).__name__} has no learning rate 'lr' that could be set")
+    known = {id(parameter) for parameter in model.parameters()}
+    strangers = sum(id(p) not in known for group in optimizer.param_groups for p in group["params"])
+    if strangers:
+        raise ValueError(f"{strangers} of the optimizer's parameters are not parameters of the model")
+    if burst is not None and not burst > 0:
+        raise ValueError(f"a burst is a positive number of epochs, got {burst!r}")
+    if not 0 <= average <= 1:
+        raise ValueError(f"weights are averaged over a part of an epoch between 0 and 1, got {average!r}")
+
+
+__all__ = ["ProvedEpochs"]

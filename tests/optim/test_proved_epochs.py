@@ -1,0 +1,324 @@
+"""Bursts of mini-batches: what is kept is lower in exact arithmetic, everything else goes back bit by bit."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import surefoot as sf
+from judges.exact import exact_value
+from surefoot.optim import BurstRecord, ProvedEpochs, StalledWarning
+from surefoot.optim.bursts import fixed_data
+from surefoot.optim.pace import Pace
+from surefoot.valuation.valuer import EvaluationError
+
+
+def _data(count: int = 48) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 4, generator=generator)
+    return x, (x[:, 0] * x[:, 1] > 0).long()
+
+
+def _loader(size: int = 12) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*_data()), size, shuffle=True)
+
+
+def _model(*between: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), *between, nn.ReLU(), nn.Linear(6, 2))
+
+
+def _epochs(model: nn.Module, rate: float = 1e-2, **options: Any) -> ProvedEpochs:
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    options = {"burst": 2, **options}
+    return ProvedEpochs(optimizer, sf.CrossEntropy(), options.pop("loader", _loader()), model=model, **options)
+
+
+def _contents(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def _equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_each_kept_burst_descends_in_exact_arithmetic(dtype: torch.dtype) -> None:
+    x, y = _data(12)
+    x, model = x.to(dtype), _model().to(dtype)
+    batches = list(zip(x.split(4), y.split(4), strict=True))
+    training = _epochs(model, loader=batches)
+    last = None
+    for _ in range(4):
+        training.step()
+        record = training.history[-1]
+        exact = exact_value(lambda: nn.functional.cross_entropy(model(x), y), model)
+        assert training.value is not None
+        assert training.value.lower <= exact <= training.value.upper
+        if last is not None:
+            assert exact < last or not record.kept
+        last = exact
+    kept = [record for record in training.history if record.kept]
+    assert len(kept) >= 2
+    for one in kept:
+        assert one.after + one.after_error < one.before - one.before_error
+
+
+@pytest.mark.filterwarnings("ignore:2 bursts in a row")
+@pytest.mark.parametrize("rate", [1e-5, 1e-2, 1.0])
+def test_the_rate_finds_itself(rate: float) -> None:
+    model = _model()
+    training = _epochs(model, rate)
+    losses = [training.step() for _ in range(12)]
+    assert all(after <= before for before, after in pairwise(losses))
+    assert losses[-1] < 0.25
+    assert 1e-3 < training.rate < 1.0
+    assert "rates were tried" in training.history[0].note
+
+
+class _Ascent(torch.optim.SGD):
+    """Goes up: nothing of it can be kept."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["steps"] = self.state[parameter].get("steps", 0) + 1
+                with torch.no_grad():
+                    parameter.add_(parameter.grad, alpha=group["lr"])
+        return loss
+
+
+def test_what_is_not_lower_goes_back() -> None:
+    model = _model()
+    training = ProvedEpochs(
+        _Ascent(model.parameters(), lr=1.0), sf.CrossEntropy(), _loader(), model=model, burst=1
+    )
+    before = _contents(model)
+    training.step()
+    assert not training.history[-1].kept
+    assert _equal(before, _contents(model))
+    assert not training.optimizer.state_dict()["state"]
+    with pytest.warns(StalledWarning, match="2 bursts in a row were not kept"):
+        training.step()
+    assert "nothing yet" in training.guarantee
+    assert model.training
+
+
+def test_a_loss_that_is_not_finite_goes_back() -> None:
+    model = _model(nn.BatchNorm1d(6))
+    training = _epochs(model)
+    training.step()
+    before = _contents(model)
+    training.rate = 1e30
+    training.step()
+    record = training.history[-1]
+    assert not record.kept
+    assert record.after > 1e3
+    assert _equal(before, _contents(model))
+    assert training.rate < 1e30
+
+
+def test_an_interrupt_loses_nothing() -> None:
+    class Interrupted(nn.Module):
+        left = 10**9
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.left -= 1
+                if self.left < 0:
+                    raise KeyboardInterrupt
+            return x
+
+    stop = Interrupted()
+    model = _model(stop)
+    training = _epochs(model, loader=_loader())
+    training.step()
+    before, history = _contents(model), list(training.history)
+    state = training.optimizer.state_dict()["state"]
+    moments = {key: value["exp_avg"].clone() for key, value in state.items()}
+    stop.left = 5
+    with pytest.raises(KeyboardInterrupt):
+        training.step()
+    assert _equal(before, _contents(model))
+    assert training.history == history
+    assert model.training
+    state = training.optimizer.state_dict()["state"]
+    assert all(torch.equal(state[key]["exp_avg"], value) for key, value in moments.items())
+    stop.left = 10**9
+    assert training.step() <= history[-1].after
+
+
+def test_the_objective_is_the_deterministic_one() -> None:
+    model = _model(nn.BatchNorm1d(6), nn.Dropout(0.2))
+    training = _epochs(model)
+    value = [training.step() for _ in range(3)][-1]
+    assert model.training
+    x, y = _data()
+    with torch.no_grad():
+        expected = float(nn.functional.cross_entropy(model.eval()(x), y))
+    assert value == pytest.approx(expected, rel=1e-5)
+    assert "evaluation mode, without dropout" in training.guarantee
+
+
+def test_a_resumed_run_goes_on() -> None:
+    model = _model()
+    training = _epochs(model)
+    for _ in range(3):
+        training.step()
+    saved = io.BytesIO()
+    torch.save({"model": model.state_dict(), "training": training.state_dict()}, saved)
+    saved.seek(0)
+    loaded = torch.load(saved, weights_only=True)
+    other = _model()
+    other.load_state_dict(loaded["model"])
+    resumed = _epochs(other, rate=1.0)
+    resumed.load_state_dict(loaded["training"])
+    assert resumed.history == training.history
+    assert resumed.rate == training.rate
+    last = training.value
+    assert last is not None
+    assert resumed.step() <= last.value
+    assert resumed.history[-1].before == pytest.approx(last.value, abs=last.error)
+    assert "tried" not in resumed.history[-1].note
+    with pytest.raises(ValueError, match="not of ProvedEpochs"):
+        resumed.load_state_dict(training.optimizer.state_dict())
+
+
+def test_weights_changed_between_bursts_are_noticed() -> None:
+    model = _model()
+    training = _epochs(model)
+    training.step()
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+    training.step()
+    assert "changed" in training.history[-1].note or "changed" in training.history[-2].note
+    assert isinstance(training.history[-1], BurstRecord)
+
+
+def test_work_is_counted_and_kept_to() -> None:
+    model = _model()
+    seen: list[BurstRecord] = []
+    training = _epochs(model, burst=None, progress=seen.append)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        value = training.run(20)
+    assert seen == training.history
+    assert training.value is not None
+    assert value == training.value.value
+    assert training.work > 10
+    assert all(record.work > 0 for record in training.history)
+
+
+def test_the_same_bursts_again() -> None:
+    losses = []
+    for _ in range(2):
+        model = _model()
+        torch.manual_seed(7)
+        training = _epochs(model, loader=_loader())
+        losses.append([training.step() for _ in range(3)])
+    assert losses[0] == losses[1]
+
+
+class TestData:
+    def test_the_samples_come_in_a_fixed_order_and_one_size(self) -> None:
+        x, y = _data()
+        found = list(fixed_data(_loader(size=2)))
+        assert {len(part) for part, _ in found} == {24}
+        assert torch.equal(torch.cat([part for part, _ in found]), x)
+        assert torch.equal(torch.cat([part for _, part in found]), y)
+
+    def test_random_samples_are_refused_and_plain_ones_take_their_place(self) -> None:
+        class Noisy(Dataset[Any]):
+            def __len__(self) -> int:
+                return 48
+
+            def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+                x, y = _data()
+                return x[index] + 0.01 * torch.randn(4), y[index]
+
+        loader = DataLoader(Noisy(), 12, shuffle=True)
+        with pytest.raises(EvaluationError, match="augmentation"):
+            _epochs(_model(), loader=loader).step()
+        with pytest.raises(EvaluationError, match="augmentation"):
+            _epochs(_model(nn.BatchNorm1d(6)), loader=loader).step()
+        training = _epochs(_model(), loader=loader, data=[_data()])
+        assert training.step() <= training.history[0].before
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"model": None}, "model=model"),
+            ({"optimizer": "Adam"}, "first argument is a torch optimizer"),
+            ({"objective": nn.CrossEntropyLoss()}, "such as surefoot.CrossEntropy"),
+            ({"objective": sf.CrossEntropy(torch.tensor([0]))}, "without targets"),
+            ({"loader": iter([])}, "read many times"),
+            ({"loader": torch.ones(3)}, "read many times"),
+            ({"burst": 0}, "positive number of epochs"),
+            ({"average": 2}, "between 0 and 1"),
+            ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)}, "not parameters of the model"),
+        ],
+    )
+    def test_what_does_not_fit(self, change: dict[str, Any], message: str) -> None:
+        model = _model()
+        given: dict[str, Any] = {
+            "optimizer": torch.optim.Adam(model.parameters()),
+            "objective": sf.CrossEntropy(),
+            "loader": _loader(),
+            "model": model,
+            **change,
+        }
+        with pytest.raises((TypeError, ValueError), match=message):
+            ProvedEpochs(**given)
+
+    def test_rates_that_are_no_rates(self) -> None:
+        with pytest.raises(ValueError, match="positive numbers"):
+            _epochs(_model(), rate=0.0)
+
+
+class TestPace:
+    @staticmethod
+    def _record(number: int, rate: float, after: float, *, kept: bool = True) -> BurstRecord:
+        return BurstRecord(number, 1.0, 0.0, after, 0.0, rate, kept, 10, 1.0, 1.0)
+
+    @pytest.mark.parametrize("best", [1e-4, 1e-2, 3.0])
+    def test_the_search_ends_near_the_best_rate(self, best: float) -> None:
+        for first in (1e-5, 1e-2, 1.0):
+            pace = Pace(first)
+            tried = pace.search(
+                9.0, lambda rate: min(abs(math.log(rate / best)), 9.01) if rate < 4 * best else math.inf
+            )
+            assert best / 4 < pace.rate < 2 * best
+            assert tried <= 16
+
+    def test_rates_grow_turn_and_are_halved(self) -> None:
+        pace, history = Pace(1.0), [self._record(k, 1.0, 0.5) for k in range(3)]
+        pace.adapt(self._record(3, 1.0, 0.5), history, extended=False)
+        assert pace.rate == pytest.approx(2**0.5)
+        history.append(self._record(3, 1.0, 0.5))
+        pace.adapt(self._record(4, pace.rate, 0.7), history, extended=False)
+        assert pace.rate == pytest.approx(1.0)
+        pace.adapt(self._record(5, 1.0, 1.1, kept=False), history, extended=False)
+        assert pace.rate == pytest.approx(0.5)
+        pace.adapt(self._record(6, 0.5, 0.5), history, extended=False)
+        assert pace.rate == pytest.approx(0.5)  # a rate that failed is avoided
+
+
+def test_groups_keep_the_ratio_of_their_rates() -> None:
+    model = _model()
+    groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters(), "lr": 0.03}]
+    training = ProvedEpochs(torch.optim.SGD(groups), sf.CrossEntropy(), _loader(), model=model, burst=1)
+    training.step()
+    first, second = (group["lr"] for group in training.optimizer.param_groups)
+    assert second == pytest.approx(3 * first)
+    assert first == training.rate
