@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from surefoot.optim.evaluation import Closure, OptimizerError, gradient_of, loss
 from surefoot.optim.record import Stationarity, StepRecord, best_stationarity, from_columns, to_columns
 from surefoot.optim.stored import InDouble, Proposal
 from surefoot.optim.watch import Fingerprint, Watch
+from surefoot.theorems.deciding import Method
+from surefoot.theorems.record import Convergence
+from surefoot.theorems.waiting import proved_from_here
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
@@ -52,12 +55,17 @@ class GuaranteedOptimizer(Optimizer):
         params: the parameters that are optimised, or parameter groups; all that are trainable by default. What is
             not among them is a constant in every step, like a frozen parameter.
         lower: a number that the objective never falls below; 0 by default for those that are not negative.
+        until: ``"proved"`` to look after each step whether convergence from there is proved
+            (:func:`surefoot.convergence`); then the verdict is :attr:`convergence`, and there are no more steps.
         progress: called with the record of each step.
         defaults: of the parameter groups.
 
     Attributes:
         history: one record per step.
+        convergence: the last verdict, with ``until="proved"``; ``None`` before the first.
     """
+
+    theorem: Method = "gradient"  # the method whose convergence ``until="proved"`` looks for
 
     def __init__(
         self,
@@ -67,6 +75,7 @@ class GuaranteedOptimizer(Optimizer):
         regularizer: Ridge | None = None,
         params: Parameters | None = None,
         lower: float | None = None,
+        until: Literal["proved"] | None = None,
         progress: Callable[[StepRecord], object] | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
@@ -89,7 +98,11 @@ class GuaranteedOptimizer(Optimizer):
             raise ValueError(f"a lower bound of the objective is a finite number, got {lower!r}")
         if regularizer is not None and not isinstance(regularizer, Ridge):
             raise TypeError(f"the regulariser is a surefoot.objectives.Ridge or None, got {regularizer!r}")
+        if until not in (None, "proved"):
+            raise ValueError(f"until is 'proved' or None, got {until!r}")
         self.model, self.objective, self.lower, self.progress = model, objective, float(lower), progress
+        self.until = until
+        self.convergence: Convergence | None = None
         self.regularizer = regularizer
         self.history: list[StepRecord] = []
         self._changed = False  # the function, since the last step
@@ -123,12 +136,25 @@ class GuaranteedOptimizer(Optimizer):
         reset = self.watch.weights_changed(self.model)
         self._changed = self.look_around()
         with self.unchanged_on_error(), self._others_constant():
+            if self._is_done(x, y, reset):
+                return self.history[-1].loss
             record = self.advance(x, y, closure)
             self._append(record, "the function" if self._changed else "the weights" if reset else "")
         self.watch.leave(self.model, self._changed, self._options)
+        if self.until is not None:
+            with self._others_constant():
+                self.convergence = proved_from_here(
+                    self.model, x, self.objective.bound_to(y), self.regularizer, self.theorem
+                )
         if self.progress is not None:
             self.progress(self.history[-1])
         return record.loss
+
+    def _is_done(self, x: Any, y: Any, reset: bool) -> bool:
+        """Whether convergence from the present weights, on these data, is proved."""
+        if self.convergence is None or not self.convergence.proved or reset or self._changed:
+            return False
+        return self.history[-1].data == self.fingerprint(x, y)
 
     def check_data(self, x: Any, y: Any) -> None:
         """Targets are given exactly where the objective takes them.

@@ -57,7 +57,7 @@ class SecondOrder(GuaranteedOptimizer):
         line_search: ``"armijo"`` halves a step until it descends enough; not with certified damping, which needs
             none.
         kappa: the first κ where it is adapted.
-        options: ``regularizer``, ``params``, ``lower``, ``progress``; see :class:`GuaranteedOptimizer`.
+        options: ``regularizer``, ``params``, ``lower``, ``until``, ``progress``; see :class:`GuaranteedOptimizer`.
     """
 
     def __init__(

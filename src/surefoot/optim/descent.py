@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -54,6 +54,7 @@ class CertifiedDescent(GuaranteedOptimizer):
         weight_decay: the same as ``regularizer=surefoot.Ridge(weight_decay)``.
         params: the parameters that are optimised, or parameter groups; all that are trainable by default.
         lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
+        until: ``"proved"`` to go on until gradient descent from the weights is proved to converge, and stop there.
         progress: called with the record of each step.
 
     >>> import torch, surefoot as sf
@@ -78,6 +79,7 @@ class CertifiedDescent(GuaranteedOptimizer):
         weight_decay: float = 0.0,
         params: Parameters | None = None,
         lower: float | None = None,
+        until: Literal["proved"] | None = None,
         progress: Callable[[StepRecord], object] | None = None,
     ) -> None:
         if proof not in ("evaluation", *AHEAD):
@@ -92,7 +94,7 @@ class CertifiedDescent(GuaranteedOptimizer):
             raise ValueError(
                 f"proof={proof!r} promises for the loss alone: a regulariser needs proof='evaluation'"
             )
-        options: dict[str, Any] = {"regularizer": regularizer, "params": params, "lower": lower}
+        options: dict[str, Any] = {"regularizer": regularizer, "params": params, "lower": lower, "until": until}
         super().__init__(model, objective, progress=progress, **options)
         self.proof = proof
         self._method: ByEvaluation | Ahead = (

@@ -32,7 +32,8 @@ class GaussNewton(SecondOrder):
         method: ``"dual_gram"``, ``"dual"`` or ``"dynamic"``; see :func:`surefoot.oracles.gauss_newton`.
         tolerance: of the inner solver.
         accumulate: the precision of its vectors.
-        options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``progress``; see
+        options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
+            ``progress``; see
             :class:`SecondOrder`.
 
     >>> import surefoot as sf
@@ -44,6 +45,8 @@ class GaussNewton(SecondOrder):
     >>> all(after < before for before, after in zip(losses, losses[1:])), losses[-1] < 0.01
     (True, True)
     """
+
+    theorem = "gauss_newton"
 
     def __init__(
         self,
@@ -113,9 +116,12 @@ class Newton(SecondOrder):
         model: the network.
         objective: a loss without targets.
         method: ``"dynamic"`` or ``"cg"``; see :func:`surefoot.oracles.newton`.
-        options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``progress``; see
+        options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
+            ``progress``; see
             :class:`SecondOrder`.
     """
+
+    theorem = "newton"
 
     def __init__(
         self, model: nn.Module, objective: Objective, *, method: Literal["dynamic", "cg"] = "cg", **options: Any

@@ -25,7 +25,7 @@ def until_proved(
 ) -> tuple[int, Convergence]:
     """Take steps until convergence from the weights is proved.
 
-    Before every step there is a quick look; where little is missing, a thorough one.
+    Before every step there is a look (:func:`proved_from_here`).
 
     Args:
         step: takes one step of any method and changes the weights of the model.
@@ -40,10 +40,33 @@ def until_proved(
         How many steps were taken, and the last verdict.
     """
     for taken in range(most + 1):
-        verdict = convergence(model, x, objective, regularizer, method, "low")
-        if not verdict.proved and (verdict.missing <= _NEAR or taken == most):
-            verdict = convergence(model, x, objective, regularizer, method)
+        verdict = proved_from_here(model, x, objective, regularizer, method, thorough=taken == most)
         if verdict.proved or taken == most:
             break
         step()
     return taken, verdict
+
+
+def proved_from_here(
+    model: nn.Module,
+    x: Any,
+    objective: nn.Module,
+    regularizer: Ridge | None = None,
+    method: Method = "gauss_newton",
+    *,
+    thorough: bool = False,
+) -> Convergence:
+    """A quick look at convergence from the present weights, and a thorough one where little is missing.
+
+    Args:
+        model: the network.
+        x: all the data of the objective.
+        objective: a loss bound to its targets.
+        regularizer: added to it.
+        method: of which convergence is to be proved.
+        thorough: whether the look is thorough in any case.
+    """
+    verdict = convergence(model, x, objective, regularizer, method, "low")
+    if not verdict.proved and (verdict.missing <= _NEAR or thorough):
+        return convergence(model, x, objective, regularizer, method)
+    return verdict
