@@ -120,10 +120,11 @@ class LimitedMemory(Gradient):
     r"""L-BFGS: the inverse Hessian from the last moves s and changes y of the gradient.
 
     The two loops (Nocedal, Updating quasi-Newton matrices with limited storage, Mathematics of Computation 35,
-    1980) only need inner products of moves, changes and the gradient. So they run on a small table of those, and a
-    step costs two products of a matrix of 2m rows with a vector (Chen, Wang and Zhou, Large-scale L-BFGS using
-    MapReduce, NIPS 2014). A pair is kept if :math:`\langle s, y\rangle > 10^{-12}\|s\|\|y\|`, which keeps the
-    matrix positive.
+    1980) only need inner products of moves, changes and the gradient. So they run on a small table of those (Chen,
+    Wang and Zhou, Large-scale L-BFGS using MapReduce, NIPS 2014), and the moves and changes are read twice per
+    step: for their products with the new gradient, and for the direction. The products with the new move and the
+    new change follow from these, as the move is along the direction. A pair is kept if
+    :math:`\langle s, y\rangle > 10^{-12}\|s\|\|y\|`, which keeps the matrix positive.
     """
 
     needs_curvature = True
@@ -131,22 +132,37 @@ class LimitedMemory(Gradient):
     def __init__(self, pairs: int = _PAIRS) -> None:
         super().__init__()
         self.pairs = pairs
+        self._clear()
+
+    def _clear(self) -> None:
         self._order: deque[int] = deque()  # slots in use, oldest first
         self._rows: Tensor | None = None  # moves in the first rows, changes in the last
         self._table = np.zeros((0, 0))  # products of the rows
+        self._at: tuple[Tensor, np.ndarray] | None = None  # a gradient, and the products of the rows with it
+        self._along: tuple[Tensor, np.ndarray] | None = None  # a direction, and the products of the rows with it
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
         """Minus the inverse Hessian times the gradient; the step 1, or a short one at the very first."""
         gradient = point.gradient
         if not self._order or self._rows is None:
             return super().propose(point)
-        weights, scale = self._loops((self._rows @ gradient).cpu().numpy())
-        return -(torch.from_numpy(weights).to(gradient) @ self._rows) - scale * gradient, 1.0
+        products = self._with_rows(gradient)
+        weights, scale = self._loops(products)
+        direction = (torch.from_numpy(weights).to(gradient) @ self._rows).add_(gradient, alpha=scale).neg_()
+        self._along = direction, -(self._table @ weights) - scale * products
+        return direction, 1.0
+
+    def _with_rows(self, gradient: Tensor) -> np.ndarray:
+        """The products of the rows with a gradient."""
+        assert self._rows is not None
+        if self._at is None or not torch.equal(self._at[0], gradient):
+            self._at = gradient, (self._rows @ gradient).cpu().numpy()
+        return self._at[1]
 
     def _loops(self, products: np.ndarray) -> tuple[np.ndarray, float]:
         """What the two loops give, as weights of the rows and of the gradient."""
         m, table = self.pairs, self._table
-        weights, scale = np.zeros(2 * m), 1.0
+        weights = np.zeros(2 * m)
         alpha = {}
         for j in reversed(self._order):
             alpha[j] = (table[j] @ weights + products[j]) / table[j, m + j]
@@ -163,36 +179,55 @@ class LimitedMemory(Gradient):
         """Keep the move and the change of the gradient."""
         super().learn(before, after, step)
         move, change = after.vector - before.vector, after.gradient - before.gradient
-        inner = float(move @ change)
-        if not inner > 1e-12 * float(move.norm()) * float(change.norm()):
+        inner, squares = float(move @ change), (float(move @ move), float(change @ change))
+        if not inner > 1e-12 * (squares[0] * squares[1]) ** 0.5:
             return
         m = self.pairs
         if self._rows is None:
             self._rows = torch.zeros(2 * m, len(move), dtype=torch.float64, device=move.device)
             self._table = np.zeros((2 * m, 2 * m))
+        old = self._with_rows(before.gradient)
+        moved = self._moved(move, step)
+        new = self._with_rows(after.gradient).copy()
         slot = len(self._order) if len(self._order) < m else self._order.popleft()
         self._order.append(slot)
         self._rows[slot], self._rows[m + slot] = move, change
-        products = (self._rows @ torch.stack([move, change], dim=1)).cpu().numpy()
-        for row, column in ((slot, 0), (m + slot, 1)):
-            self._table[row, :] = self._table[:, row] = products[:, column]
+        self._table[slot, :] = self._table[:, slot] = moved
+        self._table[m + slot, :] = self._table[:, m + slot] = new - old
+        self._table[slot, slot], self._table[m + slot, m + slot] = squares
+        self._table[slot, m + slot] = self._table[m + slot, slot] = inner
+        new[slot], new[m + slot] = float(move @ after.gradient), float(change @ after.gradient)
+        self._at = after.gradient, new
+
+    def _moved(self, move: Tensor, step: float) -> np.ndarray:
+        """The products of the rows with a move: known where it is the last direction times a step, up to the
+        rounding of weights in double precision.
+        """
+        assert self._rows is not None
+        if self._along is not None:
+            wanted = self._along[0] * step
+            if bool((move - wanted).norm() <= 1e-10 * wanted.norm()):
+                return self._along[1] * step
+        return (self._rows @ move).cpu().numpy()
 
     def forget(self) -> None:
         """All pairs."""
         super().forget()
-        self._order.clear()
-        self._rows, self._table = None, np.zeros((0, 0))
+        self._clear()
 
     def state(self) -> dict[str, Any]:
         """Also the pairs."""
+        at = None if self._at is None else [self._at[0], torch.from_numpy(self._at[1].copy())]
         own = {"order": list(self._order), "rows": self._rows, "table": torch.from_numpy(self._table.copy())}
-        return {**super().state(), **own}
+        return {**super().state(), **own, "at": at}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take them back."""
         super().load(state)
+        self._clear()
         self._order, self._rows = deque(state["order"]), state["rows"]
         self._table = state["table"].numpy().copy()
+        self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy().copy())
 
 
 class Proposed(Gradient):
