@@ -43,6 +43,11 @@ def differences_together(first: Sequence[Tensor], second: Sequence[Tensor]) -> l
     return list(torch._foreach_sub(list(first), list(second))) if first else []
 
 
+def moved_together(tensors: Sequence[Tensor], towards: Sequence[Tensor], part: float) -> None:
+    """Move many small tensors a part of the way towards others in one call, in place, likewise."""
+    torch._foreach_lerp_(list(tensors), list(towards), part)
+
+
 def schema_of(target: Any) -> Any:
     """The signature of an operation of ``torch.ops`` (names, defaults, what it writes to), ``None`` for others.
 

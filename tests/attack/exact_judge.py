@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -278,7 +279,9 @@ class Trial:
         for k in range(3 if name == "segment" else 2):
             s.change(k)
             before = {parameter: stored(parameter) for parameter in s.model.parameters()}
-            optimizer.step(s.x, s.y)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", sf.optim.StalledWarning)
+                optimizer.step(s.x, s.y)
             after = {parameter: stored(parameter) for parameter in s.model.parameters()}
             promised = optimizer.history[-1].promised_decrease
             if promised is None or math.isnan(promised):

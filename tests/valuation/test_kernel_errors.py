@@ -51,7 +51,8 @@ def _tape(function: Scalar) -> Tape:
 
 
 def test_every_element_wise_operation_is_tried() -> None:
-    assert {name for name, record in records().items() if record.scalar is not None} == set(OPERATIONS)
+    known = {name for name, record in records().items() if record.scalar is not None}
+    assert known - {"aten.special_erfcx"} == set(OPERATIONS)  # which tests/additions adds
 
 
 @pytest.mark.parametrize("op", OPERATIONS)

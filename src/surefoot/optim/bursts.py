@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
+from surefoot.torch_private import moved_together
+
 _LARGER = 8  # how many batches of training make one of the evaluation, which needs no gradients
 _NEAR = 2  # by which factor that may differ, so that all of them have one size
 
@@ -92,7 +94,7 @@ class Average:
         self._count += 1
         present = [parameter.detach() for parameter in self.parameters]
         if self._means:
-            torch._foreach_lerp_(self._means, present, 1 / self._count)
+            moved_together(self._means, present, 1 / self._count)
         else:
             self._means = [value.clone() for value in present]
 

@@ -99,6 +99,7 @@ class SecondOrder(GuaranteedOptimizer):
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step."""
         loss, data = self.value(x, y, closure), self.fingerprint(x, y)
+        self.graph(x)  # which notices another function
         try:
             problem = Problem(Chain(self.model, x), self.objective.bound_to(y), None, self.regularizer)
             gradient = problem.gradient
