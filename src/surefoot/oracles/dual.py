@@ -289,7 +289,8 @@ class _Run:
                 "dimensions; no call was left to measure the residual"
             )
         if self.solved:
-            return f"solved by {self.iterations} iterations of conjugate gradients on the dual"
+            plural = "s" if self.iterations != 1 else ""
+            return f"solved by {self.iterations} iteration{plural} of conjugate gradients on the dual"
         return (
             f"not solved to the tolerance {self.tolerance:.2g}: after {self.iterations} iterations round-off "
             f"keeps the residual at {self.residual_norm:.2g}; use double precision, or a larger kappa or tolerance"
