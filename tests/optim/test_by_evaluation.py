@@ -131,6 +131,18 @@ def test_a_proposing_optimizer_goes_on_only_with_what_was_taken():
     assert adam.param_groups[0]["lr"] == 1e3
 
 
+@pytest.mark.parametrize("direction", ["lbfgs", torch.optim.Adam])
+def test_a_copy_optimises_its_own_model(direction):
+    model, (x, y) = network(), data()
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), direction=direction)
+    optimizer.step(x, y)
+    twin = copy.deepcopy(optimizer)
+    weights = copy.deepcopy(model.state_dict())
+    losses = [twin.step(x, y) for _ in range(3)]
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert losses == [optimizer.step(x, y) for _ in range(3)]
+
+
 def test_running_statistics_move_once_per_step_that_is_taken():
     model, (x, y) = normalised(), data()
     optimizer, twin = CertifiedDescent(model, sf.CrossEntropy()), copy.deepcopy(model)

@@ -300,7 +300,7 @@ def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:
         strangers = [name for name, value in owner.trainable.items() if id(value) not in held]
         if strangers:
             raise ValueError(f"{type(chosen).__name__} does not hold '{strangers[0]}': give it model.parameters()")
-        return Proposed(chosen, lambda: owner.trainable)
+        return Proposed(chosen, owner)
     if callable(chosen) and not isinstance(chosen, str | type):
         return Chosen(chosen)
     raise ValueError(

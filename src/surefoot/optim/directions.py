@@ -45,6 +45,14 @@ class Direction(Protocol):
         """Take it back."""
 
 
+class Owner(Protocol):
+    """Whoever has parameters."""
+
+    @property
+    def trainable(self) -> Mapping[str, Tensor]:
+        """Those that vary, by name."""
+
+
 class Gradient:
     """Against the gradient; the first step is as long as the last one was good for."""
 
@@ -235,21 +243,21 @@ class Proposed(Gradient):
 
     Args:
         optimizer: of the same parameters.
-        trainable: gives the parameters that vary at present, by name; others have no gradient in its eyes.
+        owner: knows the parameters that vary at present, by name; others have no gradient in the optimizer's eyes.
     """
 
     needs_curvature = False
 
-    def __init__(self, optimizer: torch.optim.Optimizer, trainable: Callable[[], Mapping[str, Tensor]]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, owner: Owner) -> None:
         super().__init__()
-        self.optimizer, self.trainable = optimizer, trainable
+        self.optimizer, self.owner = optimizer, owner
         self._before: dict[str, Any] | None = None
         self._scale = 1.0  # of its steps, which grows with success
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
         """Where it would go, and how many of its steps to try."""
         self._before = copy.deepcopy(self.optimizer.state_dict())
-        slopes, parameters = point.function.layout.unpack(point.gradient), self.trainable()
+        slopes, parameters = point.function.layout.unpack(point.gradient), self.owner.trainable
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
