@@ -26,6 +26,7 @@ from surefoot.valuation.kinks import pieces
 from surefoot.valuation.passes import Plan, Run, norms
 from surefoot.valuation.tape import Tape
 
+_ANYWHERE = 1e3  # how far a parameter may move that no slope depends on
 _LEAST = 2.0**-460
 _GENTLE = 2.0  # slopes up to which costates are not measured on both sides
 _FAR = 32.0  # beyond, the suprema of scalar functions are those over the whole line
@@ -155,10 +156,10 @@ def slopes_of(
         value = run.values[name].detach()
         if name in loose:
             enclosures[name] = _sized(found, run, name, leaf.spec, 0.0, fixed=True)
+        elif name in run.parameters:
+            enclosures[name] = _parameter(found, name, value, _ANYWHERE if name in tape.added else drift)
         else:
-            enclosures[name] = (
-                _parameter(found, name, value, drift) if name in run.parameters else constant(value, 0)
-            )
+            enclosures[name] = constant(value, 0)
     varying = {node.name for node in tape.varying}
     for node in tape.graph.nodes:
         asked = tape.asked[node.name]

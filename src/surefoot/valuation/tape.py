@@ -17,6 +17,7 @@ from surefoot.enclosure import Spec
 from surefoot.graph import Graph, Node, Role, Source
 from surefoot.graph.nodes import Ref, double_by_default, in_double, widened
 from surefoot.graph.structure import needed
+from surefoot.operations.call import Use
 from surefoot.operations.record import Form, record_of
 from surefoot.valuation.entropy import ENTROPY
 from surefoot.valuation.kernels import formula_of
@@ -63,6 +64,20 @@ class Tape:
     def rounding(self) -> frozenset[str]:
         """The tensors that are computed, not only moved."""
         return frozenset(n.name for n in self.graph.nodes if record_of(n).form_of(n) is not Form.LAYOUT)
+
+    @cached_property
+    def added(self) -> frozenset[str]:
+        """The parameters on whose size no slope depends: their readers only add them to what they compute."""
+        bound: set[str] = set()
+        for node in self.graph.nodes:
+            record = record_of(node)
+            form = record.form_of(node)
+            if form is Form.PRODUCT:
+                names = Use(node, self.graph.spec).names
+                bound.update(names[slot] for slot in record.factors if slot in names)
+            elif form not in (Form.LAYOUT, Form.LINEAR):
+                bound.update(node.inputs)
+        return frozenset(leaf.name for leaf in self.graph.parameters) - bound
 
     @cached_property
     def boundary(self) -> tuple[str, ...]:
