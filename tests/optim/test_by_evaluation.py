@@ -214,6 +214,19 @@ def test_all_data_in_pieces_are_one_objective():
         CertifiedDescent(pieces, sf.CrossEntropy(), proof="ball").step(loader)
 
 
+def test_loaders_of_other_data_are_other_objectives():
+    x, y = data(32)
+    first, second = ([(x[k : k + 8], y[k : k + 8]) for k in starts] for starts in ((0, 8), (16, 24)))
+    optimizer = CertifiedDescent(network(), sf.CrossEntropy())
+    for loader in (first, list(reversed(first)), second):
+        optimizer.step(loader)
+    names = [record.data for record in optimizer.history]
+    assert names[0] == names[1] != names[2]
+    assert "of its own mini-batch" in optimizer.guarantee
+    with pytest.raises(OptimizerError, match="one batch"):
+        CertifiedDescent(network(), sf.Square(), until="proved").step(first)
+
+
 def test_a_closure_has_to_compute_the_same_function():
     model, (x, y) = network(), data()
     optimizer = CertifiedDescent(model, sf.CrossEntropy())

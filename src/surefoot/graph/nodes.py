@@ -130,6 +130,11 @@ class Node:
         """How many numbers the result holds."""
         return sum(spec.numel for spec in self.specs)
 
+    @property
+    def is_real(self) -> bool:
+        """Whether all its results hold real numbers."""
+        return all(spec.dtype.is_floating_point for spec in self.specs)
+
     def run(self, values: Mapping[str, Any]) -> Any:
         """Compute it from the values of its inputs."""
         args, kwargs = self._with_refs(lambda ref: values[ref.name])

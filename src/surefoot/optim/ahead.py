@@ -16,9 +16,11 @@ from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError
 from surefoot.operations.moving import Norms
 from surefoot.optim.base import Closure, GuaranteedOptimizer
+from surefoot.optim.directions import polak_ribiere
 from surefoot.optim.moving_ball import GROWTH, INSIDE, ROOM, MovingBall
 from surefoot.optim.record import StepRecord
 from surefoot.optim.stored import Proposal, Tensors, flat_product, norm_of, promised, resolution, stored
+from surefoot.optim.vectors import Layout
 
 AHEAD = ("segment", "ball", "blocks")
 
@@ -125,13 +127,10 @@ class Ahead:
 
     def _next_direction(self, gradient: Tensors) -> Tensors:
         """Minus the gradient, plus a part of the direction before that Polak and Ribière's formula gives."""
-        descent = {name: -g.double() for name, g in gradient.items()}
         if self.direction == "gradient" or self._last is None:
-            return descent
-        before, direction = self._last
-        turned = {name: g.double() - before[name].double() for name, g in gradient.items()}
-        weight = max(0.0, flat_product(gradient, turned) / flat_product(before, before))
-        return {name: d + weight * direction[name] for name, d in descent.items()}
+            return {name: -g.double() for name, g in gradient.items()}
+        layout = Layout.of(gradient)
+        return layout.unpack(polak_ribiere(*map(layout.pack, (gradient, *self._last))))
 
     def _certified(self, along: Along, direction: Tensors) -> Majorant:
         """A bound along the direction that is not much longer than the step it allows."""

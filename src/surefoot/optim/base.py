@@ -17,7 +17,7 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.graph import Graph
 from surefoot.objectives import Objective, Ridge
 from surefoot.operations.captured import capture
-from surefoot.optim.evaluation import Closure, OptimizerError, gradient_of, loss_of, number
+from surefoot.optim.evaluation import Closure, OptimizerError, check_objective, gradient_of, loss_of, number
 from surefoot.optim.record import Stationarity, StepRecord, best_stationarity, from_columns, to_columns
 from surefoot.optim.stored import InDouble, Proposal
 from surefoot.optim.watch import Fingerprint, Watch
@@ -85,13 +85,7 @@ class GuaranteedOptimizer(Optimizer):
                 f"{type(self).__name__}(model, surefoot.CrossEntropy()), and params=... for a part of its "
                 f"parameters. Got {type(model).__name__}"
             )
-        if not isinstance(objective, Objective):
-            raise TypeError(
-                f"the objective is a loss such as surefoot.CrossEntropy(), got {type(objective).__name__}"
-            )
-        if objective.targets is not None:
-            name = type(objective).__name__
-            raise ValueError(f"pass {name}() without targets: they come with the data, step(x, y)")
+        check_objective(objective, "the data, step(x, y)")
         if lower is None:
             lower = 0.0 if objective.nonnegative else -math.inf
         elif not math.isfinite(lower):
@@ -193,8 +187,7 @@ class GuaranteedOptimizer(Optimizer):
             OptimizerError: if its value is not the loss that the model computed.
         """
         exact = InDouble(self.model, x, self.objective.bound_to(y), graph)
-        ridge = 0.0 if self.regularizer is None else float(self.regularizer(self.trainable).detach())
-        self.check_value(exact.value + ridge, loss)
+        self.check_value(exact.value + self.ridge, loss)
         return exact
 
     def proved_gradient(self, x: Any, y: Any, loss: float) -> ProvedGradient:
@@ -204,8 +197,7 @@ class GuaranteedOptimizer(Optimizer):
             OptimizerError: if its value is not the loss that the model computed.
         """
         found = proved_gradient(Analysis.of(self.model, x, self.objective.bound_to(y)))
-        ridge = 0.0 if self.regularizer is None else float(self.regularizer(self.trainable).detach())
-        self.check_value(found.value + ridge, loss)
+        self.check_value(found.value + self.ridge, loss)
         return found
 
     def check_value(self, proved: float, loss: float) -> None:
@@ -227,6 +219,13 @@ class GuaranteedOptimizer(Optimizer):
         held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
         named = self.model.named_parameters()
         return {name: value for name, value in named if value.requires_grad and id(value) in held}
+
+    @property
+    def ridge(self) -> float:
+        """The regulariser at the present parameters, in double precision."""
+        if self.regularizer is None:
+            return 0.0
+        return float(self.regularizer({name: value.detach().double() for name, value in self.trainable.items()}))
 
     def value(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:
         """The objective at the present parameters, without derivatives.

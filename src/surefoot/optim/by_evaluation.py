@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, LimitedMemory, Linearised, Proposed
-from surefoot.optim.evaluation import loss_of, number
-from surefoot.optim.point import Batch, Function, Point, Stream
+from surefoot.optim.evaluation import check_slope, loss_of, number
+from surefoot.optim.point import Batch, Data, Function, Point, Stream
 from surefoot.optim.record import StepRecord
 from surefoot.optim.stored import resolution
+from surefoot.optim.watch import same_tensors
 from surefoot.optim.wolfe import Found, search
 from surefoot.oracles.problem import Problem
 from surefoot.torch_private import BatchNormalisation
@@ -74,20 +76,17 @@ class ByEvaluation:
         owner = self.owner
         self._batch = x, y
         try:
-            if is_loader(x):
-                function, data = self._function_of_all(x)
-            else:
-                data = owner.fingerprint(x, y)
-                function = self._function_of(x, y, owner.graph(x), data, closure)
+            function = self._function_of_all(x) if is_loader(x) else self._function_of(x, y, closure)
             point = self._here(function)
             slopes = function.layout.unpack(point.gradient)
         except EvaluationError as error:
             raise OptimizerError(str(error)) from error
-        _check(point, slopes)
+        loss, data = number(point.value), function.data.name
         for name, parameter in owner.trainable.items():
+            check_slope(name, slopes[name], loss)
             parameter.grad = slopes[name].to(parameter.dtype)
         size = float(point.gradient.norm())
-        record = StepRecord(len(owner.history), point.value, size, 0.0, promised_decrease=0.0, data=data)
+        record = StepRecord(len(owner.history), loss, size, 0.0, promised_decrease=0.0, data=data)
         if size == 0:
             return self._stayed(record, "the gradient is zero", stalled=False)
         found, why = self._found(point)
@@ -99,14 +98,11 @@ class ByEvaluation:
         owner.write(found.point.weights)
         found.point.forget_pass()
         self._point = found.point
-        return StepRecord(
-            record.step,
-            point.value,
-            size,
-            found.step,
+        return replace(
+            record,
+            step_size=found.step,
             promised_decrease=point.enclosed(math.inf).lower - found.point.enclosed(math.inf).upper,
-            actual_decrease=point.value - found.point.value,
-            data=data,
+            actual_decrease=loss - found.point.value,
             note=why,
             radius=float((found.point.vector - point.vector).norm()),
         )
@@ -115,38 +111,38 @@ class ByEvaluation:
         """The objective at the present weights."""
         owner = self.owner
         if is_loader(x):
-            return self._function_of_all(x)[0].at(owner.trainable).value
+            return self._function_of_all(x).at(owner.trainable).value
         valuer = Valuer.of(owner.model, x, owner.objective.bound_to(y))
-        loss = valuer.run(dict(owner.model.named_parameters()), derivatives=False).value
-        wide = {name: value.detach().to(torch.float64) for name, value in owner.trainable.items()}
-        return loss + (0.0 if owner.regularizer is None else float(owner.regularizer(wide)))
+        return valuer.run(dict(owner.model.named_parameters()), derivatives=False).value + owner.ridge
 
-    def _function_of(self, x: Any, y: Any, graph: Graph, data: str, closure: Closure | None) -> Function:
-        """The objective of the data; kept while they and the graph are the same."""
-        owner = self.owner
-        if self._function is None or self._function[0] != (data, graph):
-            objective = owner.objective.bound_to(y)
-            function = Function(Batch(Valuer.of(owner.model, x, objective)), owner.regularizer, owner.trainable)
-            known = self._function is not None and self._function[0][1] is graph
-            self._function, self._point = ((data, graph), function), None
-            if not known or closure is not None:
-                self._compare(function, x, y, closure)
-        elif closure is not None:
+    def _function_of(self, x: Any, y: Any, closure: Closure | None) -> Function:
+        """The objective of a batch; kept while it and the graph are the same."""
+        owner, known = self.owner, self._function
+        key = owner.fingerprint(x, y), owner.graph(x)
+        if known is None or known[0] != key:
+            batch = Batch(Valuer.of(owner.model, x, owner.objective.bound_to(y)), key[0])
+            self._keep(key, batch)
+        assert self._function is not None
+        if known is None or known[0][1] is not key[1] or closure is not None:
             self._compare(self._function[1], x, y, closure)
         return self._function[1]
 
-    def _function_of_all(self, loader: Any) -> tuple[Function, str]:
-        """The objective of all batches, and a name for it; kept while loader and model are the same."""
+    def _function_of_all(self, loader: Any) -> Function:
+        """The objective of all batches; kept while loader and model are the same."""
         owner = self.owner
         first = next(iter(loader), None)
         if not isinstance(first, list | tuple) or len(first) != 2:
             raise OptimizerError("a loader gives pairs (x, y) of inputs and targets")
-        key = f"loader {id(loader)}", owner.graph(first[0])
+        key = "", owner.graph(first[0])
         if self._function is None or self._function[0] != key or self._loader is not loader:
-            stream = Stream(StreamedValuer(owner.model, loader, owner.objective))
-            self._function, self._point = (key, Function(stream, owner.regularizer, owner.trainable)), None
+            self._keep(key, Stream(StreamedValuer(owner.model, loader, owner.objective)))
             self._loader = loader
-        return self._function[1], f"loader of {len(loader) if hasattr(loader, '__len__') else 'some'} batches"
+        assert self._function is not None
+        return self._function[1]
+
+    def _keep(self, key: tuple[str, Graph], data: Data) -> None:
+        """From now on the function is the loss of these data plus the regulariser."""
+        self._function, self._point = (key, Function(data, self.owner.regularizer, self.owner.trainable)), None
 
     def _problem(self) -> Problem:
         """The linearised problem at the present weights."""
@@ -165,18 +161,16 @@ class ByEvaluation:
             live = number(loss_of(owner.model, owner.objective, x, y, closure))
             for name, value in owner.model.named_buffers():
                 value.copy_(buffers[name])
-        ridge = 0.0 if owner.regularizer is None else float(owner.regularizer(owner.trainable).detach())
-        owner.check_value(self._here(function).value, live + ridge)
+        owner.check_value(self._here(function).value, live + owner.ridge)
 
     def _here(self, function: Function) -> Point:
         """The point of the present weights."""
         weights = self.owner.trainable
         kept = self._point
-        if kept is None or kept.function is not function or not _equal(weights, kept.weights):
+        if kept is None or kept.function is not function or not same_tensors(_detached(weights), kept.weights):
             if kept is not None and kept.function is function:  # somebody moved the weights
                 self.direction.forget()
-            copies = {name: value.detach().clone() for name, value in weights.items()}
-            self._point = function.at(copies)
+            self._point = function.at({name: value.clone() for name, value in _detached(weights).items()})
         assert self._point is not None
         return self._point
 
@@ -186,7 +180,6 @@ class ByEvaluation:
         direction, first = self.direction.propose(point)
         slope, length = point.slope(direction), float(direction.norm())
         related = -slope >= _ANGLE * length * float(point.gradient.norm()) and math.isfinite(length) and length > 0
-        note = ""
         if related:
             found = self._along(point, direction, first, self.direction, _FOREIGN_TRIALS if foreign else 24)
             if found is not None:
@@ -243,9 +236,7 @@ class ByEvaluation:
                 StalledWarning,
                 stacklevel=5,
             )
-        return StepRecord(
-            record.step, record.loss, record.gradient_norm, 0.0, promised_decrease=0.0, data=record.data, note=why
-        )
+        return replace(record, note=why)
 
     def _move_buffers(self, x: Any) -> None:
         """Running statistics move once per step that is taken, by a pass at the weights before it."""
@@ -270,22 +261,8 @@ class ByEvaluation:
         self._stalls = state["stalls"]
 
 
-def _check(point: Point, slopes: Mapping[str, Tensor]) -> None:
-    if not math.isfinite(point.value):
-        raise OptimizerError(
-            f"the loss is {point.value}: check the data for NaN and infinite entries, and the parameters of the "
-            "model"
-        )
-    wrong = [name for name, slope in slopes.items() if not bool(torch.isfinite(slope).all())]
-    if wrong:
-        raise OptimizerError(
-            f"the gradient with respect to '{wrong[0]}' is not finite at loss {point.value:g}: look for divisions "
-            "by zero and overflow there, or compute in double precision"
-        )
-
-
-def _equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(v.detach(), second[n]) for n, v in first.items())
+def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in tensors.items()}
 
 
 def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:

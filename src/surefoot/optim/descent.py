@@ -123,6 +123,8 @@ class CertifiedDescent(GuaranteedOptimizer):
             raise OptimizerError("a loader brings its targets: step(loader)")
         elif self.proof != "evaluation":
             raise OptimizerError(f"proof={self.proof!r} is about one batch: proof='evaluation' takes a loader")
+        elif self.until is not None:
+            raise OptimizerError("until='proved' is about one batch: join the data, or leave it out")
 
     def value(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:
         """The objective at the present parameters; where it is evaluated for proofs, in double precision too."""

@@ -101,9 +101,7 @@ class Conjugate(Gradient):
         gradient = point.gradient
         direction = -gradient
         if self._last is not None:
-            before, last = self._last
-            weight = max(0.0, float(gradient @ (gradient - before)) / (float(before @ before) or 1.0))
-            direction = direction + weight * last
+            direction = polak_ribiere(gradient, *self._last)
             if not float(gradient @ direction) < 0:
                 direction = -gradient
         self._last = gradient, direction
@@ -122,6 +120,12 @@ class Conjugate(Gradient):
         """Take it back."""
         super().load(state)
         self._last = None if state["last"] is None else (state["last"][0], state["last"][1])
+
+
+def polak_ribiere(gradient: Tensor, before: Tensor, last: Tensor) -> Tensor:
+    """Minus the gradient, plus the part of the last direction that Polak and Ribière's formula gives."""
+    weight = max(0.0, float(gradient @ (gradient - before)) / (float(before @ before) or 1.0))
+    return weight * last - gradient
 
 
 class LimitedMemory(Gradient):
@@ -358,4 +362,5 @@ class Chosen(Gradient):
         return layout.pack(found), 1.0
 
 
-__all__ = ["Chosen", "Conjugate", "Direction", "Gradient", "LimitedMemory", "Linearised", "Proposed"]
+__all__ = ["Chosen", "Conjugate", "Direction", "Gradient", "LimitedMemory", "Linearised", "Proposed",
+           "polak_ribiere"]  # fmt: skip

@@ -46,6 +46,19 @@ def loss_of(model: nn.Module, objective: Objective, x: Any, y: Any, closure: Clo
     return loss.reshape(())
 
 
+def check_objective(objective: object, bringing: str) -> None:
+    """An objective of optimizers is a loss of ours without targets; ``bringing`` says what brings them.
+
+    Raises:
+        TypeError, ValueError: if it is not.
+    """
+    if not isinstance(objective, Objective):
+        raise TypeError(f"the objective is a loss such as surefoot.CrossEntropy(), got {type(objective).__name__}")
+    if objective.targets is not None:
+        name = type(objective).__name__
+        raise ValueError(f"pass {name}() without targets: they come with {bringing}")
+
+
 def gradient_of(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> tuple[float, dict[str, Tensor]]:
     """The value of a loss and its gradient; ``.grad`` of each parameter holds it too.
 
@@ -62,22 +75,31 @@ def gradient_of(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> tuple[f
     gradient: dict[str, Tensor] = {}
     for (name, parameter), slope in zip(parameters.items(), slopes, strict=True):
         gradient[name] = torch.zeros_like(parameter) if slope is None else slope.detach().to_dense()
-        if not bool(torch.isfinite(gradient[name]).all()):
-            raise OptimizerError(
-                f"the gradient with respect to '{name}' is not finite at loss {value:g}: look for divisions "
-                "by zero and overflow there, or compute in double precision"
-            )
+        check_slope(name, gradient[name], value)
         parameter.grad = gradient[name]
     return value, gradient
 
 
-def number(loss: Tensor) -> float:
+def check_slope(name: str, slope: Tensor, value: float) -> None:
+    """The gradient in a parameter is finite.
+
+    Raises:
+        OptimizerError: if it is not.
+    """
+    if not bool(torch.isfinite(slope).all()):
+        raise OptimizerError(
+            f"the gradient with respect to '{name}' is not finite at loss {value:g}: look for divisions "
+            "by zero and overflow there, or compute in double precision"
+        )
+
+
+def number(loss: Tensor | float) -> float:
     """The value of a loss.
 
     Raises:
         OptimizerError: if it is not finite.
     """
-    value = float(loss.detach())
+    value = float(loss.detach() if isinstance(loss, Tensor) else loss)
     if not math.isfinite(value):
         raise OptimizerError(
             f"the loss is {value}: check the data for NaN and infinite entries, and the parameters of the model"
@@ -91,4 +113,4 @@ def _kind(found: object) -> str:
     return type(found).__name__
 
 
-__all__ = ["Closure", "OptimizerError", "gradient_of", "loss_of", "number"]
+__all__ = ["Closure", "OptimizerError", "check_objective", "check_slope", "gradient_of", "loss_of", "number"]

@@ -36,6 +36,10 @@ class Passed(Protocol):
 class Data(Protocol):
     """The loss of given data at any weights."""
 
+    @property
+    def name(self) -> str:
+        """Of the data; that of a loader is known after the first pass."""
+
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """One pass."""
 
@@ -62,6 +66,7 @@ class Batch:
     """One batch."""
 
     valuer: Valuer
+    name: str
 
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """A pass forward; backward when the gradient is asked for."""
@@ -90,6 +95,11 @@ class Stream:
     """All batches of a loader."""
 
     valuer: StreamedValuer
+
+    @property
+    def name(self) -> str:
+        """From its numbers, in any order."""
+        return self.valuer.data
 
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """One pass over the loader, with derivatives: most trials need them."""

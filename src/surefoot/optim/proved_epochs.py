@@ -18,7 +18,7 @@ from surefoot.graph.checks import as_inputs
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import Average, Batches, BurstRecord, Snapshot, evaluating, fixed_data
 from surefoot.optim.by_evaluation import StalledWarning
-from surefoot.optim.evaluation import OptimizerError
+from surefoot.optim.evaluation import OptimizerError, check_objective
 from surefoot.optim.pace import Pace
 from surefoot.valuation.streamed import StreamedValuer, is_loader
 from surefoot.valuation.valuer import Evaluation, EvaluationError
@@ -315,9 +315,7 @@ class ProvedEpochs:
                 self._reading = time.process_time() - start
                 start = time.process_time()
             elif not same:  # other running statistics: another graph, of the same data
-                last = self._valuer
-                self._valuer = StreamedValuer(self.model, self._data, self.objective)
-                self._valuer._seen = last._seen
+                self._valuer = self._valuer.anew()
             self._buffers = [buffer.clone() for buffer in buffers]
             found = self._valuer.evaluate().evaluation
         spent = time.process_time() - start
@@ -422,10 +420,7 @@ def _checked_model(optimizer: Any, model: Any) -> nn.Module:
 def _check(
     optimizer: Optimizer, model: nn.Module, objective: Any, loader: Any, burst: float | None, average: float
 ) -> None:
-    if not isinstance(objective, Objective):
-        raise TypeError(f"the objective is a loss such as surefoot.CrossEntropy(), got {type(objective).__name__}")
-    if objective.targets is not None:
-        raise ValueError(f"pass {type(objective).__name__}() without targets: they come with the batches (x, y)")
+    check_objective(objective, "the batches (x, y)")
     if not is_loader(loader) or isinstance(loader, Iterator):
         raise TypeError(
             "the loader is a DataLoader, a list of batches (x, y), or another iterable that can be read many "

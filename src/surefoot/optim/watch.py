@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -70,12 +70,12 @@ class Watch:
         present = _state(model, options)
         if self._left is None:
             return self._digest is not None and self._digest != _digest_of(present)
-        fixed = present[0] == self._left[0] and _equal(present[2], self._left[2])
-        return not fixed or not _equal(self._held(), self._buffers)
+        fixed = present[0] == self._left[0] and same_tensors(present[2], self._left[2])
+        return not fixed or not same_tensors(self._held(), self._buffers)
 
     def weights_changed(self, model: nn.Module) -> bool:
         """Whether the weights that vary are not what the last step left."""
-        return self._left is not None and not _equal(_state(model)[1], self._left[1])
+        return self._left is not None and not same_tensors(_state(model)[1], self._left[1])
 
     def other_graph(self, x: Any, graph: Graph) -> bool:
         """Whether the model computes another function of such inputs than at the last step that saw such ones."""
@@ -132,7 +132,9 @@ def _copies(tensors: Tensors) -> Tensors:
     return {name: value.clone() for name, value in tensors.items()}
 
 
-def _equal(first: Tensors, second: Tensors) -> bool:
+def same_tensors(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    """Whether two sets of tensors hold the same numbers, names, types and places."""
+
     def same(a: Tensor, b: Tensor) -> bool:
         return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device) and torch.equal(a, b)
 
@@ -162,4 +164,4 @@ def _digest(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()[:16]
 
 
-__all__ = ["Fingerprint", "Watch"]
+__all__ = ["Fingerprint", "Watch", "same_tensors"]

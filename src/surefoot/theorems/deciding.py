@@ -40,10 +40,8 @@ from surefoot.theorems.verified import largest_eigenvalue, smallest_eigenvalue
 Method = Literal["gauss_newton", "gradient", "newton"]
 _ROWS = 3000  # outputs of networks that are not layered, one adjoint pass each
 _DENSE = 3000  # parameters of a Hessian that is written out
-_SMALL, _GAIN = (
-    200,
-    100.0,
-)  # rows from which relative constants are only computed if a factor of so much is missing
+_SMALL = 200  # rows from which relative constants are only computed if at most
+_GAIN = 100.0  # this factor is missing
 _EXCLUDED = 20_000  # parameters up to which a refusal also says how far away stationary points are
 _PARTS = (1.0, 0.5, 0.25, 0.1)
 _FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
@@ -69,6 +67,7 @@ def convergence(
         regularizer: added to it.
         method: ``"gauss_newton"`` (square loss: to an exact solution), ``"gradient"`` (to zero loss, or to a
             strict local minimum), ``"newton"`` (to a strict local minimum).
+        effort: ``"low"`` for a quick look with coarser constants.
 
     Returns:
         The verdict with its theorem, the verified numbers, and what is missing where it is not proved.
@@ -221,15 +220,12 @@ class _Problem:
 
 
 def _interpolation(problem: _Problem) -> Convergence:
-    if problem.outputs > problem.parameters:
-        return _refused(
-            problem, "gauss_newton", _KANTOROVICH,
-            f"There are {problem.outputs} equations and {problem.parameters} parameters, so that the Jacobian is "
-            "not onto: use a larger network, fewer samples, or method='newton'.",
-        )  # fmt: skip
+    refused = _not_onto(
+        problem, "gauss_newton", _KANTOROVICH, ": use a larger network, fewer samples, or method='newton'"
+    )
+    if refused is not None:
+        return refused
     linear, weight = problem.linearised, problem.weight()
-    if not linear.sigma > 0:
-        return _refused(problem, "gauss_newton", _KANTOROVICH, _DEPENDENT)
     profile = problem.profile(
         2 * linear.least,
         lambda found: found.room()[0] >= linear.least,
@@ -267,10 +263,21 @@ def _interpolation(problem: _Problem) -> Convergence:
     )
 
 
-_DEPENDENT = (
-    "The smallest singular value of the Jacobian is zero up to round-off: two samples may be equal, or the "
-    "network may be too small to fit any targets nearby."
-)
+def _not_onto(problem: _Problem, method: Method, theorem: str, advice: str = "") -> Convergence | None:
+    """The refusal where the Jacobian is not proved to be onto."""
+    if problem.outputs > problem.parameters:
+        why = (
+            f"There are {problem.outputs} equations and {problem.parameters} parameters, so that the Jacobian is "
+            f"not onto{advice}."
+        )
+    elif not problem.linearised.sigma > 0:
+        why = (
+            "The smallest singular value of the Jacobian is zero up to round-off: two samples may be equal, or "
+            "the network may be too small to fit any targets nearby."
+        )
+    else:
+        return None
+    return _refused(problem, method, theorem, why)
 
 
 def _least_factor(factor: Callable[[float], float], start: float) -> float:
@@ -287,15 +294,10 @@ def _least_factor(factor: Callable[[float], float], start: float) -> float:
 
 
 def _gradient(problem: _Problem) -> Convergence:
-    if problem.outputs > problem.parameters:
-        return _refused(
-            problem, "gradient", _GRADIENT,
-            f"There are {problem.outputs} equations and {problem.parameters} parameters, so that the Jacobian is "
-            "not onto.",
-        )  # fmt: skip
+    refused = _not_onto(problem, "gradient", _GRADIENT)
+    if refused is not None:
+        return refused
     linear, weight = problem.linearised, problem.weight()
-    if not linear.sigma > 0:
-        return _refused(problem, "gradient", _GRADIENT, _DEPENDENT)
     sigma, length = linear.sigma, linear.length
 
     def at(profile: Profile) -> list[GradientDescent]:
@@ -459,8 +461,7 @@ def _with_ridge(problem: _Problem, matrix: Rounded) -> Rounded:
             own += [problem.regularizer.weight_of(paths[names[2]])]
         added += own * outputs
     diagonal: Tensor = torch.diag(torch.tensor(added, dtype=torch.float64))
-    total = matrix + diagonal
-    return Rounded(total.value, total.error)
+    return matrix + diagonal
 
 
 def _refused(

@@ -41,7 +41,6 @@ import torch
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, constant
-from surefoot.graph import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Call
 from surefoot.operations.record import rule_for
@@ -85,7 +84,7 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Sl
         slope = slopes.by_name.get(node.name)
         if slope is None:  # no parameter enters, and nothing is known: exact if nothing is computed
             exact = node.name not in tape.rounding and not any(apart.get(name) for name in node.inputs)
-            apart[node.name] = own[node.name] = 0.0 if exact or not _is_real(node) else math.inf
+            apart[node.name] = own[node.name] = 0.0 if exact or not node.is_real else math.inf
             continue
         facts = run.facts.get(node.name)
         if node.name in run.stated and not slope.pointwise:
@@ -202,10 +201,6 @@ def _known(run: Run, name: str, apart: float) -> Enclosure:
         exact.spec, exact.value, exact.bound + spread, exact.peak + minimum(spread, exact.bound + spread), spread,
         None, spread, _NONE,
     )  # fmt: skip
-
-
-def _is_real(node: Node) -> bool:
-    return all(spec.dtype.is_floating_point for spec in node.specs)
 
 
 __all__ = ["Errors", "errors", "forward_errors"]

@@ -3,7 +3,7 @@ r"""How far one operation, computed in double precision, is from its exact value
 With :math:`u = 2^{-53}`, norms of the computed result :math:`\hat z` and of the arguments, and slopes
 :math:`J_i`:
 
-* what moves numbers rounds nothing;
+* what only moves or selects numbers rounds nothing (``rounds`` of the record);
 * a *product* sums k products of entries, so an entry is off by at most :math:`\gamma_{k+2}|a|^\top|b|`, whatever
   the order (Higham, Accuracy and Stability of Numerical Algorithms, sections 3.1, 3.5). Its bilinear part
   :math:`\beta` only adds products, so all entries together are off by
@@ -47,7 +47,7 @@ def rounding(slope: Slope, sizes: Mapping[str, float], call: Call | None, value:
     """
     node, k = slope.node, slope.reduction
     record = record_of(node)
-    if record.form_of(node) is Form.LAYOUT or (node.op == "surefoot.scalar" and only_chooses(node.args[1])):
+    if not record.rounds_at(node) or (node.op == "surefoot.scalar" and only_chooses(node.args[1])):
         return 0.0
     stated = None if call is None or record.error is None else record.error(call, value)
     if stated is not None:

@@ -178,7 +178,7 @@ def slopes_of(
 def _worth_asking(node: Node) -> bool:
     """Whether something that no parameter enters has a rule, and may be rounded."""
     record = record_of(node)
-    return record.bounds is not None and record.form_of(node) is not Form.LAYOUT and bool(node.inputs)
+    return record.bounds is not None and record.rounds_at(node) and bool(node.inputs)
 
 
 def _parameter(found: Slopes, name: str, value: Tensor, drift: float) -> Enclosure:

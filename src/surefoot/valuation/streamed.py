@@ -84,6 +84,17 @@ class StreamedValuer:
         self._valuers: dict[Hashable, Valuer] = {}
         self._seen: int | None = None
 
+    @property
+    def data(self) -> str:
+        """A name for the numbers that the first pass saw; empty before it."""
+        return "" if self._seen is None else f"{self._seen:016x}"
+
+    def anew(self) -> StreamedValuer:
+        """For the model as it is now, on the same data: a pass that sees others is refused."""
+        other = StreamedValuer(self.model, self.loader, self.objective)
+        other._seen = self._seen
+        return other
+
     def evaluate(self, weights: Mapping[str, Tensor] | None = None, *, derivatives: bool = False) -> Streamed:
         """One pass over all batches.
 

@@ -63,7 +63,10 @@ class Tape:
     @cached_property
     def rounding(self) -> frozenset[str]:
         """The tensors that are computed, not only moved."""
-        return frozenset(n.name for n in self.graph.nodes if record_of(n).form_of(n) is not Form.LAYOUT)
+        found = ((node.name, record_of(node), node) for node in self.graph.nodes)
+        return frozenset(
+            name for name, record, n in found if record.form_of(n) is not Form.LAYOUT or record.rounds_at(n)
+        )
 
     @cached_property
     def added(self) -> frozenset[str]:
@@ -72,10 +75,10 @@ class Tape:
         for node in self.graph.nodes:
             record = record_of(node)
             form = record.form_of(node)
-            if form is Form.PRODUCT:
+            if form in (Form.PRODUCT, Form.LINEAR):
                 names = Use(node, self.graph.spec).names
-                bound.update(names[slot] for slot in record.factors if slot in names)
-            elif form not in (Form.LAYOUT, Form.LINEAR):
+                bound.update(names[slot] for slot in (*record.factors, *record.fixed) if slot in names)
+            elif form is not Form.LAYOUT:
                 bound.update(node.inputs)
         return frozenset(leaf.name for leaf in self.graph.parameters) - bound
 
@@ -87,7 +90,7 @@ class Tape:
         for node in self.fixed:
             if node.name in self.rounding or rounded.intersection(node.inputs):
                 rounded.add(node.name)
-        return tuple(n.name for n in self.fixed if n.name in read & rounded and _is_real(n))
+        return tuple(n.name for n in self.fixed if n.name in read & rounded and n.is_real)
 
     @cached_property
     def of_batch(self) -> frozenset[str]:
@@ -118,17 +121,6 @@ class Tape:
         if isinstance(value, Tensor):
             return value if value.dtype is torch.float64 else in_double(value)
         return tuple(map(in_double, value))
-
-    @cached_property
-    def _last(self) -> dict[str, list[str]]:
-        """What varies and is read for the last time, by node."""
-        last = {name: node.name for node in self.varying for name in node.inputs}
-        finished: dict[str, list[str]] = {}
-        names = {node.name for node in self.varying} - set(self.graph.outputs)
-        for name, reader in last.items():
-            if name in names:
-                finished.setdefault(reader, []).append(name)
-        return finished
 
     def run(
         self,
@@ -175,8 +167,8 @@ class Tape:
                 if derivatives and node.name in watch and isinstance(value, Tensor):
                     value = run.watched(node.name, value)
                 values[node.name] = value
-                for name in self._last.get(node.name, ()) if plan is not None else ():
-                    if name not in keep:
+                for name in self.graph.finished[node.name] if plan is not None else ():
+                    if name not in keep and name not in constants.values and name not in run.parameters:
                         del values[name]
         return run
 
@@ -259,10 +251,6 @@ def _prepared(node: Node) -> Callable[[Values], Any]:
         return target(*args)
 
     return run
-
-
-def _is_real(node: Node) -> bool:
-    return all(spec.dtype.is_floating_point for spec in node.specs)
 
 
 __all__ = ["PULL", "Tape", "tape_of"]
