@@ -5,7 +5,7 @@
 * ``record``: what is remembered of a step, and the anytime bound on the gradient.
 * ``watch``: whether data, weights and function are those of the last step.
 * ``stored``: steps to weights as they are stored, and what is promised of them.
-* ``projection``: the nearest point of a product of balls; ``constrained``: what optimizers on a set share.
+* ``projection``: the nearest point of balls and boxes; ``constrained``: what optimizers on a set share.
 * ``moving_ball``: the ball on which a step is certified.
 * ``descent``: :class:`CertifiedDescent`; ``by_evaluation``: its steps proved by their value; ``ahead``: those that
   are promised from derivatives.

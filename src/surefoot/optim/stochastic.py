@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.certificate import Certificate
-from surefoot.domains import Domain
+from surefoot.domains import Box, Domain
 from surefoot.guarantees import GuaranteeError, gap_of, iterations, require_smooth
 from surefoot.magnitude import Magnitude, maximum
-from surefoot.objectives import Objective
+from surefoot.objectives import Objective, Regularizer
 from surefoot.optim.base import Closure
 from surefoot.optim.constrained import ConstrainedOptimizer
 from surefoot.optim.record import StepRecord, last_run
@@ -86,6 +86,7 @@ class ProjectedSGD(ConstrainedOptimizer):
         model: the network.
         objective: a loss without targets.
         domain: the set; by default every block within 1 of the origin.
+        regularizer: a function of the parameters that is added; see :class:`ProjectedGradient`.
         smoothness: a certificate of the full objective on the set, or ``"batch"``: the largest of the
             certificates of the batches seen so far; see :meth:`prepare`.
         variance: :math:`\sigma^2`, as a number (a bound) or an estimate (see :meth:`estimate_variance`).
@@ -100,14 +101,15 @@ class ProjectedSGD(ConstrainedOptimizer):
         self,
         model: nn.Module,
         objective: Objective,
-        domain: Domain | None = None,
+        domain: Domain | Box | None = None,
         *,
+        regularizer: Regularizer | None = None,
         smoothness: Literal["batch"] | Certificate = "batch",
         variance: float | VarianceBound | VarianceEstimate | None = None,
         lower: float | None = None,
         progress: Callable[[StepRecord], object] | None = None,
     ) -> None:
-        super().__init__(model, objective, domain, lower=lower, progress=progress)
+        super().__init__(model, objective, domain, regularizer=regularizer, lower=lower, progress=progress)
         self.variance = VarianceBound(float(variance)) if isinstance(variance, float | int) else variance
         if self.variance is not None and not 0 <= self.variance.value < math.inf:
             raise ValueError(f"a variance is a finite number ≥ 0, got {self.variance.value!r}")
