@@ -15,6 +15,7 @@ least point.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -74,6 +75,11 @@ class Balls:
         """Whether the point is proved to be in the set, round-off included."""
         distance = self.distance(values)
         return all(distance[names] <= radius for names, radius in self.groups)
+
+    def reach(self, values: Mapping[str, Tensor]) -> float:
+        """How far any point of the set is from this one, at most."""
+        away = self.distance(values)
+        return math.hypot(*(radius + away[names] for names, radius in self.groups)) * (1 + 2.0**-48)
 
     def project(self, values: Mapping[str, Tensor], thresholds: Thresholds = _NONE) -> dict[str, Tensor]:
         """The nearest point of the set, in double precision; what is in no group is free.
@@ -179,6 +185,12 @@ class Intervals:
             bool(((value.detach() >= self.lower[name]) & (value.detach() <= self.upper[name])).all())
             for name, value in values.items()
         )
+
+    def reach(self, values: Mapping[str, Tensor]) -> float:
+        """How far any point of the set is from this one, at most."""
+        wide = {name: value.detach().double() for name, value in values.items()}
+        ends = [torch.maximum(self.upper[n] - value, value - self.lower[n]).abs() for n, value in wide.items()]
+        return float(norm(ends)) * (1 + 2.0**-48)
 
     def project(self, values: Mapping[str, Tensor], thresholds: Thresholds = _NONE) -> Tensors:
         """The nearest point of the set, in double precision."""
