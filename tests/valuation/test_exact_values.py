@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 from flint import arb
+from surefoot.valuation.interval import Evaluation, Valuer
 from torch import nn
 
 import surefoot as sf
 from attack.exact_subject import Subject
 from judges.exact import exactly, run, settled, stored, value_of
 from surefoot.errors import SurefootError
-from surefoot.valuation.interval import Evaluation, Valuer
 from valuation.families import FAMILIES
 
 SUBJECTS = 16  # of each family, two cases each: 608 together

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from surefoot.certificate.advice import limits, verdict
+from surefoot.certificate.advice import headline, limits, verdict
 from surefoot.certificate.numbers import down, shape_text, share_text, short
 from surefoot.certificate.rows import MODEL, Excerpt, Line, excerpt
 from surefoot.magnitude import Magnitude
@@ -43,6 +43,7 @@ def header(certificate: Certificate) -> list[str]:
     title = "Certificate" if certificate.constants == "certified" else "Constants as the paper prints them"
     added = f", the objective plus {certificate.regularizer}" if certificate.regularizer else ""
     return [
+        *_wrapped(headline(certificate)),
         f"{title} with respect to {what}: {certificate.domain}" + added,
         f"bound m = {certificate.bound}   Lipschitz ℓ = {certificate.lipschitz}   "
         f"smoothness L = {certificate.smoothness}",
@@ -69,9 +70,10 @@ def _steps(certificate: Certificate) -> list[str]:
 
 
 def _by_block(certificate: Certificate) -> list[str]:
-    """The step size of each block, where they are not all the same."""
+    """The step size of each block, where that is longer for some blocks and shorter for none."""
     steps = certificate.block_step_sizes if certificate.block_lipschitz else {}
-    if len(set(steps.values())) < 2:
+    joint = certificate.step_size
+    if len(set(steps.values())) < 2 or min(steps.values()) < joint:
         return []
     shown = [f"{path or MODEL} {down(step)}" for path, step in list(steps.items())[:_MOST_BLOCKS]]
     more = len(steps) - len(shown)

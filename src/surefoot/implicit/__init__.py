@@ -14,3 +14,7 @@ from surefoot.implicit.constants import Constants, ImplicitError
 from surefoot.implicit.layer import ArgMin, Energy, Solution
 
 __all__ = ["ArgMin", "Constants", "Energy", "ImplicitError", "Solution"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -57,3 +57,7 @@ __all__ = [
     "register_rule",
     "rules",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

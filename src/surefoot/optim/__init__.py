@@ -46,3 +46,7 @@ __all__ = [
     "VarianceBound",
     "VarianceEstimate",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
