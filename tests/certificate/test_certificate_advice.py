@@ -121,7 +121,7 @@ def test_headlines():
     told = headline(replace(found, radius=1.0, curvature=0.5 / found.step_size))
     assert "are proved to descend; the curvature at these weights would allow " in told
     assert "too short to be of use" in headline(constructed(smoothness=1e12, scalar=True))
-    assert headline(certificate("network")).endswith("times as much as the parameters, on the domain.")
+    assert headline(certificate("network")).endswith("times the change of the parameters, on the domain.")
 
 
 def test_verdicts():
