@@ -86,7 +86,8 @@ def load(name: str) -> Dataset:
     path = Path(name)
     if not path.suffix:
         raise DataError(
-            f"there is no data set {name!r}: use {', '.join(_NAMED)}, or a .pt, .npz, .safetensors, .csv, .npy file"
+            f"there is no data set {name!r}: use {', '.join(_NAMED)}, or a .pt, .npz, .safetensors, .csv or .npy "
+            "file"
         )
     held = read_tensors(path)
     if "x" not in held:

@@ -25,12 +25,13 @@ _MOST_BLOCKS = 8
 _LONGEST_NAME = 40
 _LONGEST_OPERATION = 20
 HEAD = ("module", "operation", "output", "bound m", "Lipschitz ℓ", "smoothness L", "slope", "curvature", "share")
+_BRIEF = (0, 1, 2, 5, 8)  # the columns that are printed unasked
 _SHORT_HEAD = ("module", "operation", "output", "m", "ℓ", "L", "slope", "curv.", "share")
 
 
 def render(certificate: Certificate) -> str:
     """Header, table and footer."""
-    body = table(certificate, None, MOST_LINES).splitlines()
+    body = table(certificate, None, MOST_LINES, brief=True).splitlines()
     return "\n".join([*header(certificate), *body, *footer(certificate)])
 
 
@@ -80,8 +81,10 @@ def _by_block(certificate: Certificate) -> list[str]:
     return _wrapped("or per block: " + ", ".join(shown) + (f" and {more} more" if more > 0 else ""))
 
 
-def table(certificate: Certificate, depth: int | None = None, rows: int | None = None) -> str:
+def table(certificate: Certificate, depth: int | None = None, rows: int | None = None, brief: bool = False) -> str:
     """One line per operation, as a tree; folded to a depth or a number of lines.
+
+    Where it is brief, it says how smooth the operations are and what share of L each has, and no more.
 
     Modules at that depth are one line each, by default all operations are shown; with more lines than ``rows``
     deep modules are folded until they fit, and if that is not enough, lines in the middle are left out.
@@ -90,7 +93,8 @@ def table(certificate: Certificate, depth: int | None = None, rows: int | None =
     if not part.shown:
         return ""
     cells = [cells_of(line, certificate.smoothness) for line in part.shown]
-    used = [k for k in range(len(HEAD)) if k < 6 or any(row[k] for row in cells)]
+    wanted = _BRIEF if brief else range(len(HEAD))
+    used = [k for k in wanted if k < 6 or any(row[k] for row in cells)]
     cells = [[row[k] for k in used] for row in cells]
     head = [HEAD[k] for k in used]
     if sum(_widths([head, *cells])) + 2 * (len(used) - 1) > WIDTH:
