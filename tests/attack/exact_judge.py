@@ -176,12 +176,10 @@ class Trial:
             return
         s = self.subject
         variables = s.variables
-        with flint.ctx.workprec(PRECISIONS[0]):
-            try:
-                slopes = truth(s.objective, s.model, self._moved(variables, {}, 0.0)).gradient
-            except Undecided:
-                return
-        numbers = iter([float(slope) for slope in slopes])
+        slopes = self._gradient(variables)
+        if slopes is None:
+            return
+        numbers = iter(slopes)
         exact = {
             n: torch.tensor([-next(numbers) for _ in range(v.numel())], dtype=torch.float64)
             for n, v in variables.items()
@@ -197,6 +195,18 @@ class Trial:
                 self._no_ascent(
                     "objective: step_size", lambda m=move: self._moved(variables, m, step), f"step {step:.3g}"
                 )
+
+    def _gradient(self, variables: Mapping[str, Tensor]) -> list[float] | None:
+        """The gradient, every entry the double next to it, or next but one; ``None`` if 3000 bits do not tell."""
+        for bits in PRECISIONS:
+            with flint.ctx.workprec(bits):
+                try:
+                    slopes = truth(self.subject.objective, self.subject.model, self._moved(variables, {}, 0.0))
+                except Undecided:
+                    continue
+                if all(slope.is_exact() or slope.rel_accuracy_bits() > 53 for slope in slopes.gradient):
+                    return [float(slope) for slope in slopes.gradient]
+        return None
 
     def _no_ascent(
         self, check: str, point: Callable[[], dict[Tensor, Array]], claim: str, least: float = 0.0

@@ -39,6 +39,7 @@ from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, t
 from surefoot.certificate.record import Certificate, Row
 from surefoot.domains import Ball, Domain, DomainError, ProductBall, Segment
 from surefoot.magnitude import Magnitude, minimum, stack
+from surefoot.operations.assumed import assumptions
 from surefoot.operations.call import label
 from surefoot.taylor import TaylorModel, reach
 
@@ -119,6 +120,7 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
     """What a forward pass says about the outputs, stacked."""
     ends = [result.enclosures[name] for name in result.outputs]
     lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
+    nodes = [step.node for step in result.steps] if result.graph is None else result.graph.nodes
     adjoint, result = scalar_bounds(result), result.without_values()
     summands = terms(result, weighted_curvature(result))
     matrix = assemble(summands, len(result.region.variables))
@@ -135,6 +137,7 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         block_lipschitz={path: lipschitz[list(members)].norm() for path, members in blocks.items()},
         block_smoothness=by_block(matrix, list(blocks.values())),
         reasons=tuple(reasons(summands)),
+        assumptions=assumptions(nodes),
         domain=str(domain),
         wrt=wrt,
         scalar=sum(e.numel for e in ends) == 1,
@@ -191,6 +194,7 @@ def _on_segment(along: Along, domain: Segment) -> Certificate:
         block_lipschitz={},
         block_smoothness=Magnitude.zero((0, 0)),
         reasons=() if math.isfinite(smoothness) else (_REASON,),
+        assumptions=assumptions(along.analysis.reading.graph.nodes),
         domain=str(domain),
         wrt="params",
         scalar=scalar,
