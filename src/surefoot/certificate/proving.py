@@ -38,9 +38,10 @@ from surefoot.calculus.segment.majorant import majorant
 from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, ten_times_epsilon
 from surefoot.certificate.record import Certificate, Row
 from surefoot.domains import Ball, Domain, DomainError, ProductBall, Segment
+from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude, minimum, stack
-from surefoot.operations.assumed import assumptions
 from surefoot.operations.call import label
+from surefoot.operations.evaluation import remarks
 from surefoot.taylor import TaylorModel, reach
 
 _EVALUATIONS = 6  # certificates after the one at the weights
@@ -107,7 +108,9 @@ def certify_proved(
     analysis = Analysis.of(model, x, objective)
 
     def on(domain: Domain) -> Certificate:
-        return certificate_of(analysis.over(domain, wrt, input_norm), domain, wrt)
+        result = analysis.over(domain, wrt, input_norm)
+        said = remarks(analysis.reading.graph.nodes, lambda: result.enclosures)
+        return replace(certificate_of(result, domain, wrt), remarks=said)
 
     with ordinary_device():
         if domain is not None:
@@ -120,7 +123,6 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
     """What a forward pass says about the outputs, stacked."""
     ends = [result.enclosures[name] for name in result.outputs]
     lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
-    nodes = [step.node for step in result.steps] if result.graph is None else result.graph.nodes
     adjoint, result = scalar_bounds(result), result.without_values()
     summands = terms(result, weighted_curvature(result))
     matrix = assemble(summands, len(result.region.variables))
@@ -137,7 +139,6 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         block_lipschitz={path: lipschitz[list(members)].norm() for path, members in blocks.items()},
         block_smoothness=by_block(matrix, list(blocks.values())),
         reasons=tuple(reasons(summands)),
-        assumptions=assumptions(nodes),
         domain=str(domain),
         wrt=wrt,
         scalar=sum(e.numel for e in ends) == 1,
@@ -187,6 +188,7 @@ def _on_segment(along: Along, domain: Segment) -> Certificate:
         upper = along.longest(direction, majorant(outputs[0]), domain.order, _REFINEMENTS)
         step = upper.step if upper.decrease(upper.step) > 0 else 0.0  # round-off may hide the descent
     bound, lipschitz, smoothness = _of_number(outputs[0]) if scalar else _of_vector(outputs)
+    around = Ball(float(norm(tuple(direction.values())) * domain.length))
     return Certificate(
         bound=_magnitude(bound),
         lipschitz=_magnitude(lipschitz),
@@ -194,7 +196,7 @@ def _on_segment(along: Along, domain: Segment) -> Certificate:
         block_lipschitz={},
         block_smoothness=Magnitude.zero((0, 0)),
         reasons=() if math.isfinite(smoothness) else (_REASON,),
-        assumptions=assumptions(along.analysis.reading.graph.nodes),
+        remarks=remarks(along.analysis.reading.graph.nodes, lambda: along.analysis.over(around).enclosures),
         domain=str(domain),
         wrt="params",
         scalar=scalar,

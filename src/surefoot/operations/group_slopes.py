@@ -26,6 +26,7 @@ from surefoot.scalar.rounded import SMALL
 
 _UNIT = 2.0**-53
 _SLACK = 2.0**-50
+Freedom = Callable[[Call, list[int]], float]  # by how much a variance divides
 
 
 def groups_along(x: Tensor, dims: list[int], centre: bool = False) -> Groups:
@@ -105,6 +106,7 @@ class Directions:
         """The same with errors."""
         return Rounded(self.lay(rows.value), self.lay(rows.error))
 
+
 def pull_length(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     """Every group times its direction and its entry of the costate."""
     x = call["self"].value
@@ -112,7 +114,7 @@ def pull_length(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     return {"self": data.laid(data.unit * data.column(costate))}
 
 
-def pull_spread(freedom: Callable[[Call, list[int]], float]) -> Callable[[Call, Tensor], dict[Slot, Rounded]]:
+def pull_spread(freedom: Freedom) -> Callable[[Call, Tensor], dict[Slot, Rounded]]:
     r"""Of a variance, :math:`2\lambda c/f`, or a deviation, :math:`\lambda c/(r\sqrt f)`."""
 
     def pull(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
@@ -176,9 +178,9 @@ def _sizes(data: Directions) -> tuple[Tensor, float, float]:
     return inverse, float(wrong.max()) * (1 + 2.0**-40), float(inverse.max()) * (1 + 2.0**-40)
 
 
-def near_length(freedom: Callable[[Call, list[int]], float] | None = None) -> Callable[[Call, Tensor], Near | None]:
-    r"""Of a length, :math:`\langle n, d\rangle + \frac1{2r}(\|d\|^2 - \langle n, d\rangle^2)`; a deviation is that of
-    centred numbers, over the root of f.
+def near_length(freedom: Freedom | None = None) -> Callable[[Call, Tensor], Near | None]:
+    r"""Of a length, :math:`\langle n, d\rangle + \frac1{2r}(\|d\|^2 - \langle n, d\rangle^2)`; a deviation is that
+    of centred numbers, over the root of f.
 
     Let E bound the error of the direction n in norm, the relative one of r, and M + 32 units. Then n is off by 2E
     as it is computed, and :math:`(I - nn^\top)/r`, of two terms with n, by 16E/r. Subtracting the mean rounds
@@ -203,7 +205,7 @@ def near_length(freedom: Callable[[Call, list[int]], float] | None = None) -> Ca
     return near
 
 
-def near_variance(freedom: Callable[[Call, list[int]], float]) -> Callable[[Call, Tensor], Near | None]:
+def near_variance(freedom: Freedom) -> Callable[[Call, Tensor], Near | None]:
     r""":math:`(2\langle c, Pd\rangle + \|Pd\|^2)/f`, c the centred numbers, of norm C and off by e on a group: the
     slope is off by :math:`2e/f` and M + 32 units of :math:`4C/f`, the second derivative by as many of 8/f.
     """
@@ -227,9 +229,9 @@ def near_variance(freedom: Callable[[Call, list[int]], float]) -> Callable[[Call
 
 
 def near_unit(call: Call, move: Tensor) -> Near | None:
-    r"""Of :math:`x/r` outside of the ball of radius eps, with p the move across n: :math:`p/r - (\langle n, d\rangle p
-    + \frac12n\|p\|^2)/r^2`. With E as for lengths, p is off by 4E, the first derivative by 8E/r and the second by
-    64E/r².
+    r"""Of :math:`x/r` outside of the ball of radius eps, with p the move across n: :math:`p/r - (\langle n,
+    d\rangle p + \frac12n\|p\|^2)/r^2`. With E as for lengths, p is off by 4E, the first derivative by 8E/r and the
+    second by 64E/r².
     """
     x = call["x"].value
     if not x.numel() or not x.dim():

@@ -133,8 +133,8 @@ class Operation:
             whose error is proved: value and error of every entry. ``None``, or a slot left out, for what automatic
             differentiation computes by adding up products of the costate with numbers of the arguments, so that
             its error is relative to :math:`|J|^\top|\lambda|` (:mod:`surefoot.calculus.adjoint.costates`).
-        push: the Jacobian at the centre times tangents, by slot of the argument, from a formula whose error is proved.
-            ``None`` where that follows (:mod:`surefoot.operations.pushing`).
+        push: the Jacobian at the centre times tangents, by slot of the argument, from a formula whose error is
+            proved. ``None`` where that follows (:mod:`surefoot.operations.pushing`).
         near: the result near the centre as a quadratic function of the move of its one argument that varies, from
             coefficients whose error is proved, in sums and products only. ``None`` where its kernel has to do.
         symmetric: whether its Jacobian in its one argument is a symmetric matrix.

@@ -26,7 +26,16 @@ from surefoot.operations.record import Form, operation
 from surefoot.operations.rows import aligned, batch
 from surefoot.operations.scalar_taylor import scalar_along
 from surefoot.operations.softmax import summed
-from surefoot.scalar import Rounded, ScalarFunction, range_on, rounded_derivatives, rounded_slope, sup_on, supremum, sups_on
+from surefoot.scalar import (
+    Rounded,
+    ScalarFunction,
+    range_on,
+    rounded_derivatives,
+    rounded_slope,
+    sup_on,
+    supremum,
+    sups_on,
+)
 
 _FAR = 32.0
 _LINEAR = 0.5  # over shorter distances a range says no more than the slope

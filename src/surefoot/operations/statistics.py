@@ -212,7 +212,9 @@ def _unit(x: Tensor, dim: Any, eps: float) -> Tensor:
     return _direction(x, normalized_dims(dim, x.dim()), eps)
 
 
-@operation("surefoot.unit", rows=unless_along("x"), evaluate=_unit, pullback=pull_unit, symmetric=True, near=near_unit)
+@operation(
+    "surefoot.unit", rows=unless_along("x"), evaluate=_unit, pullback=pull_unit, symmetric=True, near=near_unit
+)
 def unit(call: Call) -> Bounds:
     r""":math:`x/\max(\|x\|, \epsilon)` for each group: a direction outside of the ball of radius :math:`\epsilon`,
     linear inside, with a kink between the two.

@@ -30,8 +30,9 @@ and :math:`\gamma_n \le 2nu` for :math:`nu \le 1/2`. Now :math:`\||J|^\top\lambd
 r\,\|J\|_2\|\lambda\|` if a row of J has at most r entries: by Cauchy-Schwarz :math:`(|J|x)_k^2 \le
 r\sum_lJ_{kl}^2x_l^2`, and :math:`\sum_kJ_{kl}^2 \le \|J\|_2^2`. Of an operation that
 somebody else registered nothing can be proved here: it is *assumed*, and said
-(:mod:`surefoot.operations.assumed`), to add up such products, with entries of J off by what relative perturbations
-of the :math:`\hat x_j` make, which count with the curvature; both factors get 16 more for it. A product that underflows loses at most :math:`2^{-1022}`, and an entry c times that.
+(:mod:`surefoot.operations.evaluation`), to add up such products, with entries of J off by what relative
+perturbations of the :math:`\hat x_j` make, which count with the curvature; both factors get 16 more for it. A
+product that underflows loses at most :math:`2^{-1022}`, and an entry c times that.
 
 Also :math:`\|\lambda_z\| \le w_z`, the weight of the forward pass, whatever the spreads.
 """

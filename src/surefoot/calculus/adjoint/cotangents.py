@@ -24,8 +24,8 @@ most :math:`\delta_z(J + b_z)`, the additions of the products included (as in :m
 :math:`\||A||x|\| \le k\|A\|\|x\|`). The slack :math:`b_z` stands for what cancels: that of scalar functions,
 losses, normalisations, soft-max and lengths is the proved error of their derivatives over the smallest
 :math:`\delta` (:mod:`surefoot.calculus.adjoint.samples`), and that of layout, linear and bilinear operations, of
-quotients and of largest entries is zero; there are no other operations. With :math:`y_z = J_z + b_z`, expanding the
-product,
+quotients and of largest entries is zero; there are no other operations. With :math:`y_z = J_z + b_z`, expanding
+the product,
 
 .. math:: \Big\|\prod\tilde J_z - \prod J_z\Big\| \le \prod(J_z + \delta_zy_z) - \prod J_z
     = \sum_{S\ne\emptyset}\prod_{z\in S}\delta_zy_z\prod_{z\notin S}J_z

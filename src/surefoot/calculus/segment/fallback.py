@@ -15,8 +15,8 @@ and what is computed is off by :math:`\sum_iJ_ie_{i,0}` in the value and by :mat
 row by row if the operation is row-wise.
 
 *Round-off* of the value is that of :mod:`surefoot.operations.evaluation`, that of the derivatives
-:math:`Df(x_0)[x_j]` that of :mod:`surefoot.operations.pushing`. Of operations that somebody else registered nothing
-is proved there; it is *assumed*, and said (:mod:`surefoot.operations.assumed`), that it is at most :math:`2(k + 16)^2u`
+:math:`Df(x_0)[x_j]` that of :mod:`surefoot.operations.pushing`. Of operations that somebody else registered
+nothing is proved there; it is *assumed*, and said, that it is at most :math:`2(k + 16)^2u`
 times :math:`\|z_j\| + \sum_iJ_i\|x_{i,j}\| + \sum_{il}C_{il}\|x_{i,0}\|\|x_{l,j}\|`: what a sum of products of
 the :math:`x_{i,j}` with entries of the Jacobian has, if these are sums of products of the arguments themselves.
 """

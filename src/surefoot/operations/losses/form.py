@@ -20,7 +20,15 @@ from torch import Tensor
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude
 from surefoot.operations.losses.sums import UNIT, times
-from surefoot.scalar import Rounded, ScalarFunction, derivatives, range_on, rounded_derivatives, rounded_slope, sup_on
+from surefoot.scalar import (
+    Rounded,
+    ScalarFunction,
+    derivatives,
+    range_on,
+    rounded_derivatives,
+    rounded_slope,
+    sup_on,
+)
 from surefoot.scalar.rounded import SMALL
 
 _SLACK = 2.0**-40  # more than the relative round-off of everything below
