@@ -123,12 +123,12 @@ def remarks(nodes: Iterable[Node], enclosures: Callable[[], Mapping[str, Enclosu
     threshold, by the enclosures of tensors, which are asked for if there is one.
     """
     nodes = list(nodes)
-    records = {node.op: record_of(node) for node in nodes}
+    records = {node.op: (node, record_of(node)) for node in nodes}
     foreign = {
         name: record.family
-        for name, record in records.items()
+        for name, (node, record) in records.items()
         if record.bounds is not None and record.rounds is not False
-        if record.family.partition(".")[0] != _PACKAGE
+        if record.family.partition(".")[0] != _PACKAGE or record.assumed(node)
     }
     found = [
         f"assumed: '{name}', a rule of {module}, and its derivatives are as accurate as sums of products"

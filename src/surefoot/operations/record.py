@@ -153,6 +153,7 @@ class Operation:
         entry_error: the same entry by entry, for arguments that do not vary and are off by at most their radii;
             ``None`` where norms have to do.
         rounds: whether computing it rounds; what only moves or selects numbers does not.
+        assumed: whether its round-off is assumed rather than proved; that of rules of other packages always is.
         factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.operations.losses.factor`.
     """
 
@@ -168,7 +169,7 @@ class Operation:
     scalar: Scalar | None = None
     taylor: Callable[[Moving], TaylorModel | None] | None = None
     pullback: Callable[[Call, Tensor], Mapping[Slot, Rounded]] | None = None
-    push: Callable[[Call, Mapping[Slot, Tensor]], Rounded] | None = None
+    push: Callable[[Call, Mapping[Slot, Tensor]], Rounded | None] | None = None
     near: Callable[[Call, Tensor], Near | None] | None = None
     symmetric: bool = False
     cost: Callable[[Use], Sparsity] | None = None
@@ -183,6 +184,7 @@ class Operation:
     error: Callable[[Call, Any], Magnitude | None] | None = None
     entry_error: Callable[[Call, Tensor], Tensor] | None = None
     rounds: bool | Callable[[Node], bool] = True
+    assumed: Callable[[Node], bool] = field(default=lambda node: False)
 
     def form_of(self, node: Node) -> Form:
         """The form of one use."""
