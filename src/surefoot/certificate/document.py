@@ -72,6 +72,7 @@ def write(certificate: Certificate) -> dict[str, Any]:
         },
         "reasons": list(certificate.reasons),
         "flags": list(certificate.flags),
+        "remarks": list(certificate.remarks),
         "estimate": estimate
         and {
             **{name: float(getattr(estimate, name)) for name in _CONSTANTS},
@@ -145,6 +146,7 @@ def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
         "block_smoothness": Magnitude(matrix.reshape(len(names), len(names))),
         "reasons": tuple(content["reasons"]),
         "flags": tuple(content["flags"]),
+        "remarks": tuple(content.get("remarks", ())),
         "block_gradients": _number(content["block_gradients"]),
         "segment_step": _number(content["safe_step"]),
         "radius": _number(content["radius"]),

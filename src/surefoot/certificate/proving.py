@@ -39,8 +39,10 @@ from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, t
 from surefoot.certificate.record import Certificate, Row
 from surefoot.certificate.regularised import Penalty, regularised
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
+from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.operations.call import label
+from surefoot.operations.evaluation import remarks
 from surefoot.taylor import TaylorModel, reach
 
 _EVALUATIONS = 6  # certificates after the one at the weights
@@ -111,7 +113,9 @@ def certify_proved(
     _check_penalty(regularizer, analysis, wrt)
 
     def on(domain: Domain) -> Certificate:
-        certificate = certificate_of(analysis.over(domain, wrt, input_norm), domain, wrt)
+        result = analysis.over(domain, wrt, input_norm)
+        said = remarks(analysis.reading.graph.nodes, lambda: result.enclosures)
+        certificate = replace(certificate_of(result, domain, wrt), remarks=said)
         if regularizer is None:
             return certificate
         leaves, _ = analysis.enclosed(domain, wrt, input_norm)
@@ -214,6 +218,7 @@ def _on_segment(along: Along, domain: Segment) -> Certificate:
         upper = along.longest(direction, majorant(outputs[0]), domain.order, _REFINEMENTS)
         step = upper.step if upper.decrease(upper.step) > 0 else 0.0  # round-off may hide the descent
     bound, lipschitz, smoothness = _of_number(outputs[0]) if scalar else _of_vector(outputs)
+    around = Ball(float(norm(tuple(direction.values())) * domain.length))
     return Certificate(
         bound=_magnitude(bound),
         lipschitz=_magnitude(lipschitz),
@@ -221,6 +226,7 @@ def _on_segment(along: Along, domain: Segment) -> Certificate:
         block_lipschitz={},
         block_smoothness=Magnitude.zero((0, 0)),
         reasons=() if math.isfinite(smoothness) else (_REASON,),
+        remarks=remarks(along.analysis.reading.graph.nodes, lambda: along.analysis.over(around).enclosures),
         domain=str(domain),
         wrt="params",
         scalar=scalar,

@@ -38,6 +38,7 @@ class Certificate:
         wrt: what varies.
         constants: ``"certified"``, or ``"paper"``.
         flags: constants of the paper that were used and are not upper bounds; empty for certified ones.
+        remarks: what else has to be said, such as what is assumed of operations that others registered.
         scalar: whether the function is real-valued, so that there are steps of gradient descent.
         block_gradients: for a real-valued function with a known centre, the norm of its gradient there with
             respect to each block.
@@ -67,6 +68,7 @@ class Certificate:
     wrt: str = "params"
     constants: str = "certified"
     flags: Sequence[str] = ()
+    remarks: Sequence[str] = ()
     scalar: bool = False
     block_gradients: Mapping[str, float] | None = None
     nonnegative: bool = False
@@ -249,7 +251,7 @@ class Certificate:
 
     def _compared(self) -> dict[str, Any]:
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.compare and f.name != "block_smoothness"}
-        return found | {"reasons": tuple(self.reasons), "flags": tuple(self.flags)}
+        return found | {name: tuple(getattr(self, name)) for name in ("reasons", "flags", "remarks")}
 
     def __str__(self) -> str:
         return render(self)

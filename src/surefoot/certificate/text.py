@@ -146,6 +146,8 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 def footer(certificate: Certificate) -> list[str]:
     """What limits the certificate, what would help, and the bracket."""
     lines = [f"not a bound: {flag}" for flag in certificate.flags]
+    for sentence in certificate.remarks:
+        lines += _wrapped(sentence)
     if not certificate.smoothness.is_finite:
         more = len(certificate.reasons) - _MOST_REASONS
         lines += ["L is infinite:", *(f"  {reason}" for reason in certificate.reasons[:_MOST_REASONS])]

@@ -6,6 +6,7 @@
 * ``solvers``: how it is solved, and its linear systems.
 * ``derived``: constants of an inner problem from its operations.
 * ``operation``: derivatives of every order, implicit or unrolled; the layer as one operation of a graph.
+* ``proved``: first derivatives with proved errors.
 * ``rule``: its bounds.
 """
 

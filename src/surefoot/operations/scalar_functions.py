@@ -11,6 +11,7 @@ the diagonal matrix of the :math:`\lambda_ia''(x_i)`, whose norm is the largest 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -25,7 +26,16 @@ from surefoot.operations.record import Form, operation
 from surefoot.operations.rows import aligned, batch
 from surefoot.operations.scalar_taylor import scalar_along
 from surefoot.operations.softmax import summed
-from surefoot.scalar import Rounded, ScalarFunction, range_on, rounded_derivatives, sup_on, supremum, sups_on
+from surefoot.scalar import (
+    Rounded,
+    ScalarFunction,
+    range_on,
+    rounded_derivatives,
+    rounded_slope,
+    sup_on,
+    supremum,
+    sups_on,
+)
 
 _FAR = 32.0
 _LINEAR = 0.5  # over shorter distances a range says no more than the slope
@@ -72,9 +82,9 @@ def entry_errors(function: ScalarFunction, x: Tensor, value: Tensor, radius: Ten
 
 def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     """Every entry times the slope there, of which the error is known: 1 - y² and the like are not computed by
-    subtraction (:func:`surefoot.scalar.rounded_derivatives`).
+    subtraction (:func:`surefoot.scalar.rounded_slope`).
     """
-    slope = rounded_derivatives(call["function"], Rounded.exact(call["x"].value), 1)[1]
+    slope = rounded_slope(call["function"], Rounded.exact(call["x"].value))
     return {"x": slope * costate}
 
 
@@ -199,12 +209,26 @@ def _pull_prelu(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     dims = tuple(k for k, size in enumerate(wide) if size == 1)
     total = summed(shares, dims) if dims else shares
     return {
-        "self": slope.choose(below, x > 0, torch.zeros_like(x, dtype=torch.bool)),
+        "self": slope.choose(below, x > 0, x == 0),
         "weight": Rounded(total.value.reshape(w.shape), total.error.reshape(w.shape)),
     }
 
 
-@operation("aten.prelu", "aten._prelu_kernel", form=Form.ELEMENTWISE, rows=batch("self", 1), pullback=_pull_prelu)
+def _push_prelu(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
+    """The tangent where an entry is positive, else w times it; and min(x, 0) times the tangent of its slope."""
+    x, laid = call["self"].value, _slopes_laid(call)
+    total = Rounded.exact(torch.zeros_like(x))
+    if "self" in tangents:
+        tangent = Rounded.exact(tangents["self"])
+        below = Rounded.exact(call["weight"].value.reshape(laid)) * tangent
+        total = tangent.choose(below, x > 0, x == 0)
+    if "weight" in tangents:
+        total = total + Rounded.exact(x.clamp(max=0.0)) * tangents["weight"].reshape(laid)
+    return total
+
+
+@operation("aten.prelu", "aten._prelu_kernel", form=Form.ELEMENTWISE, rows=batch("self", 1), pullback=_pull_prelu,
+           push=_push_prelu)  # fmt: skip
 def prelu(call: Call) -> Bounds:
     r""":math:`z = \max(x, 0) + w \min(x, 0)` with one slope w for all, or one per channel.
 

@@ -29,6 +29,7 @@ together; and :math:`\rho` grows at most by the same factor.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, ZERO, root
 from surefoot.operations.dimensions import normalized_dim, normalized_dims
-from surefoot.operations.record import Near, declare, operation
+from surefoot.operations.record import Near, declare, operation, record_of
 from surefoot.operations.rows import aligned, unless_along
 from surefoot.operations.sparsity import Sparsity, every_entry, grouped
 from surefoot.scalar import Rounded
@@ -98,6 +99,40 @@ def _near_softmax(call: Call, move: Tensor) -> Near | None:
     return Near(change, 4 * error + 8 * unit, (16 + 4 * math.sqrt(classes)) * error + 64 * unit)
 
 
+def _near_sums(p: Rounded, move: Tensor, dims: Dims) -> tuple[Tensor, Tensor, float, float]:
+    r"""The change of a logarithm of a sum of exponentials, :math:`\langle p, d\rangle + \frac12\langle p,
+    c^2\rangle`, with c the move without its mean; its two terms, and on the errors of its two derivatives.
+
+    As in :func:`_near_softmax`, with E the norm of the error of p: the gradient p is off by E, and the second
+    derivative by :math:`(4\sqrt k + 8)E`.
+    """
+    mean = (p.value * move).sum(dim=dims, keepdim=True)
+    bend = 0.5 * (p.value * (move - mean).square()).sum(dim=dims, keepdim=True)
+    error = float(torch.linalg.vector_norm(p.error, dim=dims).max()) * (1 + 2.0**-40)
+    classes = p.value.numel() // max(1, mean.numel())
+    unit = (classes + 32) * 2.0**-53
+    return mean, bend, error + 8 * unit, (4 * math.sqrt(classes) + 8) * error + 64 * unit
+
+
+def _near_log_softmax(call: Call, move: Tensor) -> Near | None:
+    """The move less the change of the logarithm of the sum, which counts once for each of the k classes."""
+    x, dim = call["self"].value, normalized_dim(call["dim"], len(call.shape))
+    if not call.shape or not x.numel():
+        return None
+    mean, bend, first, second = _near_sums(moderate(x, dim), move, dim)
+    many = math.sqrt(call.shape[dim]) * (1 + 2.0**-50)
+    return Near(move - mean - bend, many * first, many * second)
+
+
+def _near_log_sum_exp(call: Call, move: Tensor) -> Near | None:
+    x = call["self"].value
+    dims = normalized_dims(call["dim"], x.dim())
+    if not x.numel() or not x.dim():
+        return None
+    mean, bend, first, second = _near_sums(_along_dims(x, dims), move, tuple(dims))
+    return Near((mean + bend).reshape(call.shape), first, second)
+
+
 def summed(terms: Rounded, dim: Dims) -> Rounded:
     """The sum along dimensions; n terms in any order are off by γ_n of the sum of their absolute values."""
     value = terms.value.sum(dim=dim, keepdim=True)
@@ -133,11 +168,33 @@ def _pull_log_sum_exp(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     """p times the entry of the costate."""
     x = call["self"].value
     dims = normalized_dims(call["dim"], x.dim())
+    shape = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
+    return {"self": _along_dims(x, dims) * costate.reshape(shape)}
+
+
+def _along_dims(x: Tensor, dims: list[int]) -> Rounded:
+    """The soft-max over several dimensions together, with its error."""
     behind = list(range(-len(dims), 0))
     moved = x.movedim(dims, behind)
     p = torch.softmax(moved.flatten(-len(dims)), -1).reshape(moved.shape).movedim(behind, dims)
-    shape = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
-    return {"self": with_errors(p, math.prod(x.shape[d] for d in dims)) * costate.reshape(shape)}
+    return with_errors(p, math.prod(x.shape[d] for d in dims))
+
+
+def _push_log_softmax(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
+    r""":math:`\tau - \langle p, \tau\rangle` on every fibre."""
+    dim = normalized_dim(call["dim"], len(call.shape))
+    tangent = Rounded.exact(tangents["self"])
+    return tangent - summed(probabilities(call["self"].value, dim) * tangent, dim)
+
+
+def push_by_gradient(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
+    """Where every group of numbers becomes one: the product of its gradient and the tangent."""
+    pullback, x = record_of(call.node).pullback, call["self"].value
+    assert pullback is not None
+    gradient = pullback(call, torch.ones(call.shape, dtype=torch.float64, device=x.device))["self"]
+    dims = tuple(normalized_dims(call["dim"], x.dim()))
+    total = summed((gradient * tangents["self"]).expand(x.shape), dims)
+    return Rounded(total.value.reshape(call.shape), total.error.reshape(call.shape))
 
 
 def _cost(use: Use) -> Sparsity:
@@ -207,7 +264,7 @@ declare("aten.softmin", rows=unless_along(), cost=_cost)
 
 
 @operation("aten.log_softmax", "aten._log_softmax", rows=unless_along(), cost=_cost, errata=(13,),
-           pullback=_pull_log_softmax)  # fmt: skip
+           pullback=_pull_log_softmax, push=_push_log_softmax, near=_near_log_softmax)  # fmt: skip
 def log_softmax(call: Call) -> Bounds:
     """Slope √(k max p), curvature √k ‖C‖; at zero every entry is -log k."""
     x, dim = call["self"], normalized_dim(call["dim"], len(call.shape))
@@ -224,6 +281,7 @@ def log_softmax(call: Call) -> Bounds:
 
 
 @operation("aten.logsumexp", rows=unless_along(), errata=(13,), pullback=_pull_log_sum_exp,
+           push=push_by_gradient, near=_near_log_sum_exp,
            cost=lambda use: every_entry(math.prod(use.shapes["self"])))  # fmt: skip
 def log_sum_exp(call: Call) -> Bounds:
     """Slope √(max p), curvature ‖C‖; at zero every entry is log k."""

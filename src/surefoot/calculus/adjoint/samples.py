@@ -8,7 +8,8 @@ sample, found for all samples at once by differentiating sums over the samples.
 Operations whose derivatives are more than numbers of their arguments are replaced by what has the same first two
 derivatives at the centre, with proved errors: with :math:`d = x - \hat x`, which is zero, a scalar function by its
 Taylor polynomial :math:`a_0 + a_1d + a_2d^2` (:func:`surefoot.scalar.rounded_derivatives`), and losses,
-normalisations and soft-max by theirs (``near`` of the record).
+normalisations, soft-max, lengths and variances by theirs (``near`` of the record). With an operation of which no
+errors are proved, one that is solved or that somebody else registered, products of norms have to do.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _MOST_PRODUCTS = 6e9
 _LARGEST = 1e75
 SLACK_UNIT = 2 * 16.0**2 * 2.0**-53
 # derivatives are entries of the arguments, or quotients of such without a subtraction
-_PLAIN = (Form.LAYOUT, Form.LINEAR, Form.PRODUCT, Form.QUOTIENT)
+_PLAIN = (Form.LAYOUT, Form.LINEAR, Form.PRODUCT, Form.QUOTIENT, Form.ELEMENTWISE)
 
 
 @dataclass(frozen=True)
@@ -234,5 +235,6 @@ def _evaluated(result: Pass, step: Step, reads: Mapping[str, Any]) -> tuple[Any,
                 near.first / SLACK_UNIT,
                 near.second / SLACK_UNIT,
             )
-    value = run_in_double(step.node, reads)
-    return value, (0.0 if record.form_of(step.node) in _PLAIN else 1.0, 1.0)
+    if record.rounds_at(step.node) and record.form_of(step.node) not in _PLAIN:
+        raise OverflowError(f"no error of the derivatives of {step.node.op} at the centre is known")
+    return run_in_double(step.node, reads), (0.0, 1.0)
