@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.norms.hermitian import gamma
+from surefoot.norms.hermitian import gamma, up
 from surefoot.objectives import CrossEntropy, Objective, Square
 from surefoot.operations.losses.cross_entropy import masses
 from surefoot.scalar import Rounded, rounded_derivatives
@@ -27,15 +27,25 @@ from surefoot.theorems.verified import product
 
 @dataclass(frozen=True)
 class LossDerivatives:
-    """First and second derivative of a loss in the outputs.
+    r"""First and second derivative of a convex loss in the outputs.
+
+    For the log-sum-exp of one sample with probabilities p the second derivative along v is the variance of v under
+    p, at most :math:`\frac14(\max v - \min v)^2 \le \frac12\|v\|^2`, and the third along a, b and c is
+    :math:`\mathrm E[(a - \bar a)(b - \bar b)(c - \bar c)] \le \max|a - \bar a|\cdot
+    (\frac12\|b\|^2)^{1/2}(\frac12\|c\|^2)^{1/2} \le \frac{\sqrt2}2\|a\|\|b\|\|c\|`; the cross-entropy is a sum of
+    such terms times the mass of each sample, and linear ones.
 
     Attributes:
         gradient: samples × outputs.
         hessian: samples × outputs × outputs; samples do not interact.
+        smoothness: a bound on the norm of the second derivative, anywhere.
+        variation: a Lipschitz constant of it.
     """
 
     gradient: Rounded
     hessian: Rounded
+    smoothness: float
+    variation: float
 
 
 def square_weight(objective: Square, outputs: Tensor) -> float:
@@ -54,7 +64,7 @@ def loss_derivatives(objective: Objective, outputs: Rounded) -> LossDerivatives 
         weight = square_weight(objective, value)
         slopes = (outputs - objective.chosen().double().reshape(value.shape)).scaled(weight)
         unit = torch.eye(value.shape[1], dtype=torch.float64).expand(len(value), -1, -1)
-        return LossDerivatives(slopes, Rounded(weight * unit, weight * unit * 2.0**-51))
+        return LossDerivatives(slopes, Rounded(weight * unit, weight * unit * 2.0**-51), up(weight), 0.0)
     if not isinstance(objective, CrossEntropy):
         return None
     options: dict[str, Any] = dict(objective.options)
@@ -73,7 +83,8 @@ def loss_derivatives(objective: Objective, outputs: Rounded) -> LossDerivatives 
     unit = torch.eye(value.shape[1], dtype=torch.float64)
     each = total.expand((len(value), 1))
     factor = Rounded(each.value[:, :, None], each.error[:, :, None])
-    return LossDerivatives(slopes, (column * unit - column * row) * factor)
+    most = float(total.bound.max())
+    return LossDerivatives(slopes, (column * unit - column * row) * factor, up(most / 2), up(0.7072 * most))
 
 
 def contract(formula: str, *factors: Rounded) -> Rounded:
@@ -97,15 +108,8 @@ def contract(formula: str, *factors: Rounded) -> Rounded:
     return Rounded(torch.einsum(formula, *values), error + 2.0**-1000)
 
 
-def hessian(layered: Layered, objective: Objective) -> tuple[Rounded, list[tuple[int, bool, bool]]] | None:
-    """The Hessian, with parameters ordered by layer, unit and input, the bias last; ``None`` if the loss has none.
-
-    Returns:
-        the matrix, and for each part of the order the layer, and whether its weight and its bias are in it.
-    """
-    outer = loss_derivatives(objective, layered.outputs)
-    if outer is None:
-        return None
+def hessian(layered: Layered, outer: LossDerivatives) -> Rounded:
+    """The Hessian, with parameters ordered by layer, unit and input, the bias last."""
     layers, depth = layered.layers, len(layered.layers)
     bends = [second_slopes(layered, k) for k in range(depth)]
     slopes = [state[2].expand(state[2].value.shape) for state in layered.states]
@@ -136,8 +140,7 @@ def hessian(layered: Layered, objective: Objective) -> tuple[Rounded, list[tuple
             shape = widths[j] * features[j].value.shape[1], widths[k] * features[k].value.shape[1]
             row.append(Rounded(block.value.reshape(shape), block.error.reshape(shape)))
         rows.append(Rounded(torch.cat([b.value for b in row], 1), torch.cat([b.error for b in row], 1)))
-    whole = Rounded(torch.cat([r.value for r in rows]), torch.cat([r.error for r in rows]))
-    return whole, [(k, layers[k].trains_weight, layers[k].trains_bias) for k in parts]
+    return Rounded(torch.cat([r.value for r in rows]), torch.cat([r.error for r in rows]))
 
 
 def second_slopes(layered: Layered, k: int) -> Rounded:

@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import math
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.certificate.numbers import down, short
 from surefoot.guarantees import GuaranteeError
 from surefoot.magnitude import Magnitude
-from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, StronglyConvex
+from surefoot.theorems.momentum import FastHeavyBall, HeavyBall
+from surefoot.theorems.statements import Interpolation, NothingHere, SquareOnBall, StronglyConvex
+from surefoot.theorems.stochastic import StochasticDescent
 
 SCHEMA = "surefoot/convergence/1"
-METHODS = {"gauss_newton": "Gauss-Newton", "gradient": "gradient descent", "newton": "Newton's method"}
+METHODS = {
+    "gauss_newton": "Gauss-Newton",
+    "gradient": "gradient descent",
+    "momentum": "gradient descent with momentum",
+    "stochastic": "stochastic gradient descent",
+    "newton": "Newton's method",
+}
 _WIDTH = 110
 
 
@@ -49,7 +58,7 @@ class Convergence:
     """A verdict about a method, from the present weights.
 
     Attributes:
-        method: ``"gauss_newton"``, ``"gradient"`` or ``"newton"``.
+        method: ``"gauss_newton"``, ``"gradient"``, ``"momentum"``, ``"stochastic"`` or ``"newton"``.
         theorem: its name.
         proved: whether all hypotheses are verified.
         hypotheses: with their verified numbers.
@@ -60,6 +69,8 @@ class Convergence:
         statement: the theorem with these numbers; ``None`` where they do not exist.
         nothing: the largest ball in which a stationary point was excluded, where that was asked.
         loss: a bound on the objective at the weights, its minimum taken as zero; ``None`` if it is not known.
+        weights: :math:`L_b` by path, where norms are :math:`\\sum_bL_b\\|v_b\\|^2`; they are at least one, so that
+            distances in the ordinary norm are not larger.
     """
 
     method: str
@@ -69,9 +80,10 @@ class Convergence:
     missing: float
     advice: tuple[str, ...] = ()
     obstacles: tuple[str, ...] = ()
-    statement: Interpolation | GradientDescent | StronglyConvex | None = None
+    statement: Interpolation | SquareOnBall | StronglyConvex | None = None
     nothing: NothingHere | None = None
     loss: float | None = field(default=None, compare=False)
+    weights: Mapping[str, float] | None = None
 
     @property
     def radius(self) -> float | None:
@@ -83,13 +95,13 @@ class Convergence:
         """How far the limit may be from the weights; ``None`` if it is not proved to exist."""
         if not self.proved or self.statement is None:
             return None
-        return self.statement.radius if isinstance(self.statement, GradientDescent) else self.statement.distance
+        return self.statement.radius if isinstance(self.statement, SquareOnBall) else self.statement.distance
 
     @property
     def rate(self) -> float | None:
-        """The factor of one step: of the objective for gradient descent by its gradient inequality, of the
-        distance near a strict minimum; for quadratic convergence that of the first bound on the distance to the
-        second. ``None`` if it is not proved.
+        """The factor of one step: of the objective for gradient steps by its gradient inequality, in expectation
+        for random ones; of the distance near a strict minimum; for quadratic convergence that of the first bound
+        on the distance to the second. ``None`` if it is not proved.
         """
         if not self.proved or self.statement is None:
             return None
@@ -100,9 +112,23 @@ class Convergence:
 
     @property
     def step_size(self) -> float | None:
-        """The step of gradient descent."""
-        gradual = self.method == "gradient" and self.proved
+        """The step of gradient descent; with ``per_block`` that of blocks with :math:`L_b = 1`."""
+        gradual = self.method in ("gradient", "momentum", "stochastic") and self.proved
         return getattr(self.statement, "step_size", None) if gradual else None
+
+    @property
+    def momentum(self) -> float | None:
+        """That of the heavy ball."""
+        return getattr(self.statement, "momentum", None) if self.proved else None
+
+    @property
+    def block_step_sizes(self) -> dict[str, float] | None:
+        """The steps of gradient descent by path of the parameter; exact quotients, as the weights are powers of
+        four.
+        """
+        if self.weights is None or self.step_size is None:
+            return None
+        return {path: self.step_size / weight for path, weight in self.weights.items()}
 
     def iterations(self, eps: float) -> int:
         """How many steps bring the objective within eps of its minimum, at most.
@@ -136,12 +162,8 @@ class Convergence:
                 f"{most(statement.distance)} of the weights, "
                 f"{'quadratically' if statement.h < 0.5 else 'at least linearly'} ({self.theorem})."
             )
-        if isinstance(statement, GradientDescent):
-            return (
-                f"Gradient descent with steps of {down(statement.step_size)} converges to the global minimum, "
-                f"zero loss, without leaving the ball of radius {most(statement.radius)}: each step takes at "
-                f"least {_part(1 - statement.rate)} of the loss that is left ({self.theorem})."
-            )
+        if isinstance(statement, SquareOnBall):
+            return f"{self._steps()}: {self._progress()} ({self.theorem})."
         assert isinstance(statement, StronglyConvex)
         how = f"with steps of {down(statement.step_size)} " if self.method == "gradient" else ""
         return (
@@ -151,6 +173,33 @@ class Convergence:
             f"is at most {most(statement.gap)} above it; each step multiplies the distance by at most "
             f"{most(statement.rate)} ({self.theorem})."
         )
+
+    def _steps(self) -> str:
+        """What gradient steps do, without how fast."""
+        statement, name = self.statement, METHODS[self.method]
+        size = f"steps of {down(self.step_size or 0.0)}"
+        if self.weights is not None:
+            size = (
+                f"steps of {down((self.step_size or 0.0) / max(self.weights.values()))} to {size[9:]}, by block,"
+            )
+        if self.momentum is not None:
+            size = f"{size} and momentum {self.momentum:.6g}"
+        where = f"without leaving the ball of radius {most(self.radius or 0.0)}"
+        sure = ""
+        if isinstance(statement, StochasticDescent):
+            size = f"{size} on batches of {statement.batch_size} of {statement.samples} samples"
+            sure = f", with a probability of at least {math.floor(1e4 * (1 - statement.risk)) / 1e4:g}"
+        return f"{name.capitalize()} with {size} converges to the global minimum, zero loss, {where}{sure}"
+
+    def _progress(self) -> str:
+        """How fast."""
+        power = f"(1 - {down(1 - (self.rate or 1.0), 3)})^k"
+        taken = f"takes at least {_part(1 - (self.rate or 1.0))} of the loss that is left"
+        if isinstance(self.statement, HeavyBall):
+            return f"k steps leave at most {power} of the loss"
+        if isinstance(self.statement, FastHeavyBall):
+            return f"k steps leave at most {most(self.statement.excess)}·{power} of the loss"
+        return f"each step {taken}{' in expectation' if self.method == 'stochastic' else ''}"
 
     def __str__(self) -> str:
         lines = textwrap.wrap(self.verdict, _WIDTH)
@@ -177,6 +226,8 @@ class Convergence:
             "distance": _plain(self.distance),
             "rate": _plain(self.rate),
             "step_size": _plain(self.step_size),
+            "momentum": _plain(self.momentum),
+            "block_step_sizes": self.block_step_sizes,
             "missing": _plain(self.missing),
             "loss": _plain(self.loss),
             "hypotheses": [
