@@ -110,7 +110,10 @@ Save = Annotated[Path | None, _run("FILE", "Write the weights: .safetensors or .
 Checkpoint = Annotated[Path | None, _run("FILE.pt", "Resume from this file if it exists; keep it up to date.")]
 Every = Annotated[int, _run("N", "Steps between two checkpoints.")]
 
-Converging = Annotated[str, _option(None, "NAME", "Whose convergence is proved: gauss-newton, gradient, newton.")]
+Converging = Annotated[
+    str,
+    _option(None, "NAME", "Whose convergence is proved: gauss-newton, gradient, momentum, stochastic, newton."),
+]
 RidgeWeight = Annotated[float, _option(None, "X", "Weight of the ridge ½‖u‖² that is added.", "--ridge")]
 
 Kappa = Annotated[

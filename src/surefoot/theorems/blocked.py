@@ -56,22 +56,19 @@ class Symmetric:
             yield start, stop, found.expand(found.value.shape)
 
     @cached_property
-    def error(self) -> float:
-        """A bound on the norm of the error: the largest sum of a row, or the Frobenius norm."""
-        sums, squares = torch.zeros(self.size, dtype=torch.float64), 0.0
+    def size_and_error(self) -> tuple[float, float]:
+        """The trace of absolute values, approximately, and a bound on the norm of the error: the largest sum of a
+        row, or the Frobenius norm.
+        """
+        sums, squares, trace = torch.zeros(self.size, dtype=torch.float64), 0.0, 0.0
         for start, stop, found in self.panels():
             lower = found.error.tril(start)
             sums[start:stop] += lower.sum(1)
             sums[:stop] += lower.tril(start - 1).sum(0)
             squares += float(lower.square().sum())
-        most = min(float(sums.max()), math.sqrt(2 * squares))
-        return up(most * (1 + gamma(self.size**2 + 16)), 8) if math.isfinite(squares) else math.inf
-
-    @cached_property
-    def trace(self) -> float:
-        """Of absolute values, approximately."""
-        parts = (float(found.value[:, start:].diagonal().abs().sum()) for start, _, found in self.panels())
-        return sum(parts)
+            trace += float(found.value[:, start:].diagonal().abs().sum())
+        most = min(float(sums.max()), math.sqrt(2 * squares)) if self.size else 0.0
+        return trace, up(most * (1 + gamma(self.size**2 + 16)), 8) if math.isfinite(squares) else math.inf
 
     def shifted(self, shift: float) -> Iterator[tuple[int, int, Tensor]]:
         """The panels of the matrix minus a multiple of the identity, rounded once on the diagonal."""

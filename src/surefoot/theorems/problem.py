@@ -108,12 +108,7 @@ class Problem:
             return self.layered.count
         graph, x = self.network.reading.graph, self.network.x
         outputs = self.network.centre[graph.outputs[0]]
-        if (
-            not isinstance(x, Tensor)
-            or len(graph.inputs) != 1
-            or not outputs.ndim
-            or x.shape[:1] != outputs.shape[:1]
-        ):
+        if not isinstance(x, Tensor) or len(graph.inputs) != 1 or not outputs.ndim or len(outputs) != len(x):
             return None
         return len(x) if separate(graph, graph.nodes, [graph.inputs[0].name], len(x)) else None
 

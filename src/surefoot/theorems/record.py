@@ -7,6 +7,7 @@ import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from surefoot.certificate.numbers import down, short
@@ -47,10 +48,14 @@ class Hypothesis:
     holds: bool | None = None
     lower: bool = False
 
+    @property
+    def bound(self) -> str:
+        """The relation and the number."""
+        return f"≥ {least(self.value)}" if self.lower else f"≤ {most(self.value)}"
+
     def __str__(self) -> str:
         asked = "" if self.holds is None else f"; needs {self.needs}: {'yes' if self.holds else 'no'}"
-        relation = "≥" if self.lower else "≤"
-        return f"{self.symbol} {relation} {(least if self.lower else most)(self.value)}, {self.meaning}{asked}"
+        return f"{self.symbol} {self.bound}, {self.meaning}{asked}"
 
 
 @dataclass(frozen=True)
@@ -204,15 +209,39 @@ class Convergence:
     def __str__(self) -> str:
         lines = textwrap.wrap(self.verdict, _WIDTH)
         lines += [f"  {hypothesis}" for hypothesis in self.hypotheses]
+        for text in self.remarks:
+            lines += textwrap.wrap(text, _WIDTH)
+        return "\n".join(lines)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is in the way, what would help, and how far any method has to go, in sentences."""
         texts = [*self.obstacles, *self.advice]
         if self.nothing is not None and self.nothing.holds:
             texts.append(
                 f"No stationary point is within {down(self.nothing.radius)} of the weights: any method has to "
                 "travel farther."
             )
-        for text in texts:
-            lines += textwrap.wrap(text, _WIDTH)
-        return "\n".join(lines)
+        return texts
+
+    def to_html(self) -> str:
+        """The verdict, its hypotheses and remarks as a part of a page; a page of its own with the proof is
+        :func:`surefoot.report.write_convergence`.
+        """
+        rows = "".join(
+            f"<tr><td>{escape(h.symbol)}</td><td>{escape(h.bound)}</td><td>{escape(h.meaning)}</td>"
+            f"<td>{escape(h.needs)}</td><td>{'' if h.holds is None else 'yes' if h.holds else 'no'}</td></tr>"
+            for h in self.hypotheses
+        )
+        head = "".join(
+            f'<th scope="col">{name}</th>' for name in ("", "verified", "what it is", "needed", "holds")
+        )
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
+        remarks = "".join(f"<p>{escape(text)}</p>" for text in self.remarks)
+        return f'<div style="color:inherit"><p>{escape(self.verdict)}</p>{table}{remarks}</div>'
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; infinity is ``"∞"``."""

@@ -81,20 +81,25 @@ def smallest_eigenvalue(matrix: Rounded | Symmetric) -> float:
     if not whole.size:
         return math.inf
     if whole.size > _DENSE:
-        return -math.inf if whole.plain is None else _lowest(whole, whole.plain.ends[0], 0.02)
+        return (
+            -math.inf if whole.plain is None else _lowest(whole, whole.plain.ends[0], 0.02, whole.size_and_error)
+        )
     stored = _written_out(whole)
     if not bool(torch.isfinite(stored).all()):
         return -math.inf
-    return _lowest(whole, float(torch.linalg.eigvalsh(stored)[0]), 0.0)
+    return _lowest(whole, float(torch.linalg.eigvalsh(stored)[0]), 0.0, whole.size_and_error)
 
 
 def largest_eigenvalue(matrix: Rounded | Symmetric) -> float:
     """An upper bound of that of a symmetric, positive semidefinite matrix; see :mod:`surefoot.norms.hermitian`."""
     whole = matrix if isinstance(matrix, Symmetric) else Symmetric.dense(matrix)
-    most = up(whole.trace * (1 + 1e-9) + whole.error)
+    trace, error = whole.size_and_error
+    most = up(trace * (1 + 1e-9) + error)
     if whole.size <= _DENSE:
-        return min(up(float(eigenvalue_bounds(_written_out(whole))) + whole.error), most)
-    return most if whole.plain is None else min(-_lowest(-whole, -whole.plain.ends[1], 1e-4), most)
+        return min(up(float(eigenvalue_bounds(_written_out(whole))) + error), most)
+    if whole.plain is None:
+        return most
+    return min(-_lowest(-whole, -whole.plain.ends[1], 0.01, whole.size_and_error), most)
 
 
 def _written_out(matrix: Symmetric) -> Tensor:
@@ -102,10 +107,10 @@ def _written_out(matrix: Symmetric) -> Tensor:
     return value.tril() + value.tril(-1).mT
 
 
-def _lowest(matrix: Symmetric, guess: float, doubt: float) -> float:
+def _lowest(matrix: Symmetric, guess: float, doubt: float, sizes: tuple[float, float]) -> float:
     """The bound by shifts below a guess that may be off by this part of it, further and further away."""
-    error = matrix.error
-    margin = 4 * (matrix.size + 8) * 2.0**-53 * matrix.trace + doubt * abs(guess)
+    trace, error = sizes
+    margin = 4 * (matrix.size + 8) * 2.0**-53 * trace + doubt * abs(guess)
     for _ in range(5 if error < math.inf else 0):
         shift = guess - margin
         factor = matrix.factor(shift)
