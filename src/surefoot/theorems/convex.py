@@ -17,10 +17,11 @@ On :math:`B(u_0, \rho)` let :math:`D^2\psi` be at most K, so that :math:`\|D\psi
 So on the ball :math:`\lambda_{\min}(\nabla^2F)` is at least
 
 1. :math:`\lambda_{\min}(\nabla^2F(u_0)) - V`, for networks of linear layers whose Hessian is written out (V may be
-   the variation of the adjoint pass instead);
+   the variation of the adjoint pass instead, and is for those that are not one layer after the other);
 2. :math:`\lambda_{\min}(J^\top\nabla^2h_0J + \nabla^2R)`, minus how far the first part moves, minus P, for other
    networks whose Jacobian is written out;
-3. :math:`\lambda - P`, at any size.
+3. :math:`\lambda - P`, at any size; for two layers P may be what the second part is at the weights
+   (:func:`~surefoot.theorems.hessian.lowest_bend`) plus how far it moves.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from surefoot.domains import Ball
 from surefoot.norms import frobenius_norm, nonnegative_norm
 from surefoot.norms.hermitian import up
 from surefoot.scalar import Rounded
-from surefoot.theorems.hessian import LossDerivatives, hessian, loss_derivatives
+from surefoot.theorems.hessian import LossDerivatives, hessian, loss_derivatives, lowest_bend, separate_hessian
 from surefoot.theorems.linear import Rows, along
 from surefoot.theorems.problem import Problem, refused
 from surefoot.theorems.record import Convergence, Hypothesis
@@ -121,13 +122,18 @@ class _Parts:
         first += self.outer.variation * steep * radius * self.norm**2
         return steep, up(most + moved), up(first, 16), up(change + moved)
 
+    @cached_property
+    def _bent(self) -> float:
+        """How negative the second part is at the weights, where that is known exactly."""
+        return -lowest_bend(self.problem.layered, self.outer) if self.problem.layered else math.inf
+
     def ridge(self) -> _Way:
         """:math:`\\lambda - P`."""
 
         def on(radius: float) -> _Curvature:
             steep, bent, first, second = self.on(radius)
             high = up(self.outer.smoothness * steep**2 + bent + self.most, 8)
-            return _Curvature(_less(self.least, bent), high, up(first + second))
+            return _Curvature(_less(self.least, min(bent, up(self._bent + second))), high, up(first + second))
 
         return _Way(self.least, "the weight of the ridge", "how negative the rest of the Hessian may be", on)
 
@@ -144,22 +150,32 @@ class _Parts:
             lowest, "the smallest eigenvalue of the Gauss-Newton matrix", "how far the Hessian is from it", on
         )
 
-    def dense(self) -> _Way:
-        """The Hessian, written out."""
-        problem = self.problem
-        assert problem.layered is not None
-        diagonal = [
-            part
-            for layer in problem.layered.layers
-            for part in layer.ridge(problem.regularizer) * len(layer.weight)
-        ]
-        matrix = hessian(problem.layered, self.outer) + torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    def dense(self) -> _Way | None:
+        """The Hessian, written out; ``None`` if samples interact or other layers than linear ones have weights."""
+        problem, ridge = self.problem, self.problem.regularizer
+        if problem.layered is None:
+            whole = problem.whole.over(Ball(0.0))
+            written = separate_hessian(whole)
+            paths = {leaf.name: leaf.path for leaf in problem.whole.reading.graph.parameters}
+            diagonal = [
+                0.0 if ridge is None else ridge.weight_of(paths[name])
+                for name in whole.region.variables
+                for _ in range(math.prod(whole.enclosures[name].shape))
+            ]
+        else:
+            written = hessian(problem.layered, self.outer)
+            layers = problem.layered.layers
+            diagonal = [part for layer in layers for part in layer.ridge(ridge) * len(layer.weight)]
+        if written is None:
+            return None
+        matrix = written + torch.diag(torch.tensor(diagonal, dtype=torch.float64))
         lowest = smallest_eigenvalue(matrix)
         highest = largest_eigenvalue(matrix) if lowest > 0 else math.inf
 
         def on(radius: float) -> _Curvature:
             _, _, first, second = self.on(radius)
-            moved = min(_variation(problem.whole, radius), up(first + second))
+            moved = _variation(problem.whole, radius)  # from the Hessian as it is computed
+            moved = min(moved, up(first + second)) if problem.layered is not None else moved
             return _Curvature(_less(lowest, moved), up(highest + moved), moved)
 
         return _Way(lowest, "the smallest eigenvalue of the Hessian", "how far the Hessian moves", on)
@@ -177,8 +193,9 @@ def _ways(problem: Problem, outer: LossDerivatives) -> Iterator[_Way]:
         yield parts.ridge()
     if problem.parameters > DENSE:
         return
-    if problem.layered is not None:
-        yield parts.dense()
+    dense = parts.dense()
+    if dense is not None:
+        yield dense
     elif isinstance(problem.jacobian, Rows):
         yield parts.gauss_newton(problem.jacobian)
 
