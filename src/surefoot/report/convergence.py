@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from surefoot.certificate.numbers import count, down, power_of_ten, readable
@@ -63,7 +64,7 @@ def _figures(verdict: Convergence) -> list[Figure]:
     """What follows from the theorem, or the factor that is missing."""
     if not verdict.proved:
         return [Figure("f", "factor", readable(most(verdict.missing)), "by which a hypothesis fails")]
-    shown = [
+    shown: list[tuple[str, str, float | None, Callable[[float], str], str]] = [
         ("ρ", "radius", verdict.radius, most, "no step leaves this ball"),
         ("t", "distance", verdict.distance, most, "of the limit from the weights"),
         ("η", "step size", verdict.step_size, down, "smallest blocks" if verdict.weights else "of every step"),

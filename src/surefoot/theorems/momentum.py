@@ -121,25 +121,32 @@ class FastHeavyBall(SquareOnBall):
 
     .. math:: \epsilon = 1 - \max_{\sigma^2\le\lambda\le\|J\|^2}\frac{(1 + \beta - \alpha\mu_h\lambda)^2}{4\beta}
         > 0, \quad a = \frac{\alpha\mu_h(\|J\| + \tau)}{\sqrt\epsilon}, \quad R = \sqrt\beta +
-        \frac{2\tau a}{1 - \sqrt\beta} < 1, \quad \rho > \frac{aq_0}{(1 - \beta)(1 - R)} ,
+        \frac{2\tau a}{1 - \sqrt\beta} < 1, \quad q_0 = \sqrt{\alpha\mu_h}\|J\|\|r_0\|, \quad
+        \Pi = \frac{aq_0}{(1 - \beta)(1 - R)}, \quad
+        \rho > \frac{\|r_0\| + q_0/\sqrt\epsilon + \tau\Pi}\sigma + \frac{\tau\Pi}{\|J\|} .
 
-    with :math:`q_0 = \sqrt{\alpha\mu_h}\|J\|\|r_0\|`. *Then* the steps stay in the ball, converge to a point with
-    F = 0, and :math:`\|r_k\| \le R^kq_0/\sqrt\epsilon`.
+    *Then* the steps stay in the ball, converge to a point with F = 0 on a path of length :math:`\Pi` at most, and
+    :math:`\|r_k\| \le R^kq_0/\sqrt\epsilon`.
 
     *Proof.* :math:`Q(x, y) = \|x\|^2 - \langle x, Sy\rangle + \beta\|y\|^2` is, in the eigenvectors of S, a sum
     of :math:`(\sqrt\beta y_i - s_ix_i/2\sqrt\beta)^2 + (1 - s_i^2/4\beta)x_i^2`: the square of a norm, at least
     :math:`\epsilon\|x\|^2`. And :math:`Q(Sx - \beta y, x) = \beta Q(x, y)`: multiply out. So if :math:`r_{k+1} =
     Sr_k - \beta r_{k-1} + e_k`, :math:`q_k = \sqrt{Q(r_k, r_{k-1})}` has :math:`q_{k+1} \le \sqrt\beta q_k +
-    \|e_k\|`. Let :math:`u_0, \dots, u_k` and their segments be in the ball, and :math:`r_{j+1} - r_j = Jd_{j+1} +
-    \varepsilon_{j+1}`, :math:`\|\varepsilon_j\| \le \tau\|d_j\|`. First :math:`\|d_{k+1}\| \le \alpha\mu_h(\|J\| +
-    \tau)\|r_k\| + \beta\|d_k\| \le aq_k + \beta\|d_k\|`. This adds up to :math:`\sum_{j\le k+1}\|d_j\| \le
-    a\sum_{j\le k}q_j/(1 - \beta)`; if the :math:`q_j` are at most :math:`R^jq_0`, that is less than :math:`\rho`,
-    so the next segment is in the ball as well. There :math:`Jd_{k+1} = -\alpha\mu_hGr_k - \alpha\mu_hJ(D\psi(u_k)
-    - J)^\top r_k + \beta(r_k - r_{k-1} - \varepsilon_k)`, hence :math:`\|e_k\| \le \tau(\|d_{k+1}\| +
-    \beta\|d_k\| + \alpha\mu_h\|J\|\|r_k\|) \le \tau(2aq_k + 2\beta\|d_k\|)`. With :math:`\gamma =
-    2\tau\sqrt\beta/(1 - \sqrt\beta)` the sum :math:`W_k = q_k + \gamma\|d_k\|` has :math:`W_{k+1} \le (\sqrt\beta
-    + (2\tau + \gamma)a)q_k + (2\tau + \gamma)\beta\|d_k\| = Rq_k + \sqrt\beta\gamma\|d_k\| \le RW_k`. So
-    :math:`q_k \le W_k \le R^kW_0 = R^kq_0`, and :math:`Q(r_0, r_0) = \alpha\mu_h\langle r_0, Gr_0\rangle`.
+    \|e_k\|`; :math:`Q(r_0, r_0) = \alpha\mu_h\langle r_0, Gr_0\rangle`. Let :math:`u_0, \dots, u_k` and their
+    segments be in the ball, :math:`r_j - r_{j-1} = Jd_j + \varepsilon_j`, so that :math:`\|\varepsilon_j\| \le
+    \tau\|d_j\|`, and :math:`W_j = q_j + \gamma\|d_j\| \le R^jq_0`, with :math:`\gamma = 2\tau\sqrt\beta/(1 -
+    \sqrt\beta)`. *Lengths.* :math:`\|d_{k+1}\| \le \alpha\mu_h(\|J\| + \tau)\|r_k\| + \beta\|d_k\| \le aq_k +
+    \beta\|d_k\|`, which adds up to :math:`\sum\|d_j\| \le \Pi`. *Without the last* :math:`\varepsilon`. As
+    :math:`Jd_{k+1} = -\alpha\mu_hGr_k - \alpha\mu_hJ(D\psi(u_k) - J)^\top r_k + \beta(r_k - r_{k-1} -
+    \varepsilon_k)`, :math:`r_k + Jd_{k+1} = Sr_k - \beta r_{k-1} + e'_k` with :math:`\|e'_k\| \le \tau(aq_k +
+    \beta\|d_k\|)`, so its norm is at most :math:`(\sqrt\beta q_k + \|e'_k\|)/\sqrt\epsilon \le q_0/\sqrt\epsilon`, by
+    the next inequality. *Inside.* For :math:`u(s) = u_k + sd_{k+1}`, :math:`J(u(s) - u_0) = (1 - s)r_k + s(r_k +
+    Jd_{k+1}) - r_0 - \sum_{j\le k}\varepsilon_j`, so the part of :math:`u(s) - u_0` in the range of :math:`J^\top` is
+    at most :math:`(q_0/\sqrt\epsilon + \|r_0\| + \tau\Pi)/\sigma`; the rest comes from the :math:`\alpha\mu_h(D\psi
+    - J)^\top r_j` alone and is at most :math:`\alpha\mu_h\tau\sum\|r_j\|/(1 - \beta) \le \tau\Pi/\|J\|`. So the
+    next segment is in the ball as well. *Rate.* There :math:`e_k = e'_k + \varepsilon_{k+1}`, :math:`\|e_k\| \le
+    \tau(2aq_k + 2\beta\|d_k\|)`, and :math:`W_{k+1} \le (\sqrt\beta + (2\tau + \gamma)a)q_k + (2\tau +
+    \gamma)\beta\|d_k\| = Rq_k + \sqrt\beta\gamma\|d_k\| \le RW_k`.
 
     With :math:`\kappa = \|J\|/\sigma`, :math:`\tau = 0` and the largest steps, R is near :math:`(\kappa -
     1)/(\kappa + 1)` (B. T. Polyak 1964, for quadratic functions); the condition asks for :math:`\tau` of the order
@@ -190,7 +197,11 @@ class FastHeavyBall(SquareOnBall):
     def factor(self) -> float:
         """The radius that is needed over that which is there, rounded up: it holds if this is less than one."""
         left = (1 - arb(self.momentum)) * (1 - self._contraction)
-        return above(self._reach * self._start / (left * arb(self.radius))) if proved(left > 0) else math.inf
+        if not proved(left > 0):
+            return math.inf
+        strayed = self.turned * self._reach * self._start / left
+        inner = arb(self.residual) + self._start / self._room.sqrt() + strayed
+        return above((inner / arb(self.sigma) + strayed / arb(self.norm)) / arb(self.radius))
 
     @property
     def holds(self) -> bool:
