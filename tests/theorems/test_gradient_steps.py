@@ -100,6 +100,22 @@ def test_the_fast_rate_is_attained_by_a_linear_model() -> None:
     assert attained >= statement.rate * 0.95
 
 
+def test_the_rate_of_batches_of_a_linear_model_is_that_of_one_step() -> None:
+    """The expectation of the squared length of J⁺r over all batches of one step, against the bound."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1).double()
+    x, y = data(4, 6, 1)
+    verdict = sf.convergence(model, x, sf.Square(y), method="stochastic")
+    statement = verdict.statement
+    assert isinstance(statement, StochasticDescent)
+    jacobian, _ = linearised(model, x, y)
+    worst = torch.linalg.svd(jacobian).Vh[3]  # where J is smallest
+    steps = [worst - statement.step_size * row * (row @ worst) for row in jacobian]
+    mean = float(torch.stack(steps).square().sum(1).mean())
+    assert mean <= statement.rate * (1 + 1e-9)
+    assert 1 - mean <= 2.5 * (1 - statement.rate)
+
+
 def test_little_momentum_is_gradient_descent() -> None:
     numbers = (1.0, 2.0, Profile(((0.5, 0.1),)), 0.1, 0.5, 0.1, 1.0)
     plain, ball = GradientDescent(*numbers, 1.0), HeavyBall(*numbers, 1e-6, 1.0)
@@ -126,16 +142,27 @@ def shares(model: nn.Module, x: Tensor, y: Tensor, u: Tensor) -> tuple[Tensor, T
     return residual.square().sum() / (2 * len(x)), jacobian * residual[:, None]
 
 
+def residual_at(model: nn.Module, x: Tensor, y: Tensor, u: Tensor) -> Tensor:
+    """The residual at some weights."""
+    before = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(u, model.parameters())
+    found = (model(x) - y).reshape(-1).detach()
+    nn.utils.vector_to_parameters(before, model.parameters())
+    return found
+
+
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_the_expectation_over_all_batches_is_not_above_its_bound(batch_size: int) -> None:
-    """Every sequence of batches of three steps, drawn with replacement."""
-    model, x, y = nearly_solved(1e-4)
+    """Every sequence of batches of three steps, drawn with replacement: the loss, and the length of J⁺r."""
+    model, x, y = nearly_solved(1e-6)
     verdict = sf.convergence(model, x, sf.Square(y), method="stochastic", batch_size=batch_size)
     statement = verdict.statement
     assert verdict.proved
     assert isinstance(statement, StochasticDescent)
     start = nn.utils.parameters_to_vector(model.parameters()).detach()
     first, _ = shares(model, x, y, start)
+    inverse = torch.linalg.pinv(linearised(model, x, y)[0])
+    least = float((inverse @ residual_at(model, x, y, start)).norm())
     reached = [start]
     for k in range(1, 4 if batch_size == 1 else 3):
         following = []
@@ -148,22 +175,25 @@ def test_the_expectation_over_all_batches_is_not_above_its_bound(batch_size: int
             following += [u - statement.step_size * step for step in steps]
         reached = following
         mean = torch.stack([shares(model, x, y, u)[0] for u in reached]).mean()
-        assert mean <= first * statement.rate**k * (1 + 1e-9)
+        assert mean <= statement.excess * first * statement.rate**k * (1 + 1e-9)
+        lengths = [(inverse @ residual_at(model, x, y, u)).square().sum() for u in reached]
+        assert torch.stack(lengths).mean() <= least**2 * statement.rate**k * (1 + 1e-9)
         assert max(float((u - start).norm()) for u in reached) <= statement.radius
 
 
 def test_a_random_run_stays_below_what_is_probable() -> None:
     """By Ville's inequality the loss is ever above ten times its bound with a probability of a tenth."""
-    model, x, y = nearly_solved(1e-5)
+    model, x, y = nearly_solved(1e-6)
     verdict = sf.convergence(model, x, sf.Square(y), method="stochastic", confidence=0.8)
     assert verdict.proved
+    assert isinstance(verdict.statement, StochasticDescent)
     assert verdict.rate is not None
     start = u = nn.utils.parameters_to_vector(model.parameters()).detach()
     first, _ = shares(model, x, y, u)
     generator = torch.Generator().manual_seed(0)
-    for k in range(400):
+    for k in range(300):
         loss, slopes = shares(model, x, y, u)
-        assert loss <= 10 * first * verdict.rate**k
+        assert loss <= 10 * verdict.statement.excess * first * verdict.rate**k + 1e-28
         u = u - (verdict.step_size or 0.0) * slopes[int(torch.randint(len(x), (), generator=generator))]
     assert (u - start).norm() <= (verdict.radius or 0.0)
     assert "with a probability of at least" in verdict.verdict
@@ -173,7 +203,7 @@ def test_a_random_run_stays_below_what_is_probable() -> None:
 def test_more_confidence_needs_a_smaller_residual() -> None:
     model, x, y = nearly_solved(1e-2)
     low, high = (sf.convergence(model, x, sf.Square(y), method="stochastic", confidence=c) for c in (0.9, 0.999))
-    assert 90 * low.missing <= high.missing <= 110 * low.missing
+    assert 2 * low.missing <= high.missing < math.inf
     closer = model(x).detach() + (y - model(x).detach()) / (1.01 * low.missing)
     assert sf.convergence(model, x, sf.Square(closer), method="stochastic", confidence=0.9).proved
 

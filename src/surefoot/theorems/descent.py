@@ -17,7 +17,7 @@ _SMALL = 200  # rows from which relative constants are only computed if at most
 _GAIN = 100.0  # this factor is missing
 _PARTS = (1.0, 0.5, 0.25, 0.1)
 _SMALLER = tuple(4.0**-k for k in range(1, 9))
-_GRADIENT = "Polyak-Łojasiewicz inequality on a ball"
+_GRADIENT = SquareOnBall.theorem
 
 OnBall = GradientDescent | HeavyBall | FastHeavyBall | StochasticDescent
 Theorems = Callable[[SquareOnBall], Iterable[OnBall]]
@@ -95,7 +95,7 @@ def descent(problem: Problem, method: str, momentum: float | None, batches: Batc
         )
     return Convergence(
         method,
-        _GRADIENT,
+        best.theorem,
         bool(good),
         (
             Hypothesis("‖r‖", "the residual", length),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from flint import arb
 
@@ -139,14 +140,14 @@ class FastHeavyBall(SquareOnBall):
     \beta\|d_k\|`, which adds up to :math:`\sum\|d_j\| \le \Pi`. *Without the last* :math:`\varepsilon`. As
     :math:`Jd_{k+1} = -\alpha\mu_hGr_k - \alpha\mu_hJ(D\psi(u_k) - J)^\top r_k + \beta(r_k - r_{k-1} -
     \varepsilon_k)`, :math:`r_k + Jd_{k+1} = Sr_k - \beta r_{k-1} + e'_k` with :math:`\|e'_k\| \le \tau(aq_k +
-    \beta\|d_k\|)`, so its norm is at most :math:`(\sqrt\beta q_k + \|e'_k\|)/\sqrt\epsilon \le q_0/\sqrt\epsilon`, by
-    the next inequality. *Inside.* For :math:`u(s) = u_k + sd_{k+1}`, :math:`J(u(s) - u_0) = (1 - s)r_k + s(r_k +
-    Jd_{k+1}) - r_0 - \sum_{j\le k}\varepsilon_j`, so the part of :math:`u(s) - u_0` in the range of :math:`J^\top` is
-    at most :math:`(q_0/\sqrt\epsilon + \|r_0\| + \tau\Pi)/\sigma`; the rest comes from the :math:`\alpha\mu_h(D\psi
-    - J)^\top r_j` alone and is at most :math:`\alpha\mu_h\tau\sum\|r_j\|/(1 - \beta) \le \tau\Pi/\|J\|`. So the
-    next segment is in the ball as well. *Rate.* There :math:`e_k = e'_k + \varepsilon_{k+1}`, :math:`\|e_k\| \le
-    \tau(2aq_k + 2\beta\|d_k\|)`, and :math:`W_{k+1} \le (\sqrt\beta + (2\tau + \gamma)a)q_k + (2\tau +
-    \gamma)\beta\|d_k\| = Rq_k + \sqrt\beta\gamma\|d_k\| \le RW_k`.
+    \beta\|d_k\|)`, so its norm is at most :math:`(\sqrt\beta q_k + \|e'_k\|)/\sqrt\epsilon \le
+    q_0/\sqrt\epsilon`, by the next inequality. *Inside.* For :math:`u(s) = u_k + sd_{k+1}`, :math:`J(u(s) - u_0)
+    = (1 - s)r_k + s(r_k + Jd_{k+1}) - r_0 - \sum_{j\le k}\varepsilon_j`, so the part of :math:`u(s) - u_0` in the
+    range of :math:`J^\top` is at most :math:`(q_0/\sqrt\epsilon + \|r_0\| + \tau\Pi)/\sigma`; the rest comes from
+    the :math:`\alpha\mu_h(D\psi - J)^\top r_j` alone and is at most :math:`\alpha\mu_h\tau\sum\|r_j\|/(1 - \beta)
+    \le \tau\Pi/\|J\|`. So the next segment is in the ball as well. *Rate.* There :math:`e_k = e'_k +
+    \varepsilon_{k+1}`, :math:`\|e_k\| \le \tau(2aq_k + 2\beta\|d_k\|)`, and :math:`W_{k+1} \le (\sqrt\beta +
+    (2\tau + \gamma)a)q_k + (2\tau + \gamma)\beta\|d_k\| = Rq_k + \sqrt\beta\gamma\|d_k\| \le RW_k`.
 
     With :math:`\kappa = \|J\|/\sigma`, :math:`\tau = 0` and the largest steps, R is near :math:`(\kappa -
     1)/(\kappa + 1)` (B. T. Polyak 1964, for quadratic functions); the condition asks for :math:`\tau` of the order
@@ -155,6 +156,8 @@ class FastHeavyBall(SquareOnBall):
     Attributes:
         momentum: :math:`\beta`, for a positive :math:`\epsilon` above :math:`((\kappa - 1)/(\kappa + 1))^2`.
     """
+
+    theorem: ClassVar[str] = "heavy ball near an exact solution"
 
     momentum: float = 0.9
 

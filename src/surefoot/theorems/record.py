@@ -199,12 +199,13 @@ class Convergence:
     def _progress(self) -> str:
         """How fast."""
         power = f"(1 - {down(1 - (self.rate or 1.0), 3)})^k"
-        taken = f"takes at least {_part(1 - (self.rate or 1.0))} of the loss that is left"
         if isinstance(self.statement, HeavyBall):
             return f"k steps leave at most {power} of the loss"
+        if isinstance(self.statement, StochasticDescent):
+            return f"in expectation k steps leave at most {most(self.statement.excess)}·{power} of the loss"
         if isinstance(self.statement, FastHeavyBall):
             return f"k steps leave at most {most(self.statement.excess)}·{power} of the loss"
-        return f"each step {taken}{' in expectation' if self.method == 'stochastic' else ''}"
+        return f"each step takes at least {_part(1 - (self.rate or 1.0))} of the loss that is left"
 
     def __str__(self) -> str:
         lines = textwrap.wrap(self.verdict, _WIDTH)

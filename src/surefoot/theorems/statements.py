@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 from flint import arb, ctx
 
@@ -250,6 +251,8 @@ class SquareOnBall:
         residual: a bound on :math:`\|r\|`.
         weight: :math:`\mu_h`, rounded up.
     """
+
+    theorem: ClassVar[str] = "Polyak-Łojasiewicz inequality on a ball"
 
     sigma: float
     norm: float
