@@ -245,7 +245,8 @@ def _tried(problem: Problem, method: str, way: _Way, slope: float, newton: bool)
             (Hypothesis("m₀", way.meaning, way.start, "> 0", way.start > 0, True),
              Hypothesis("‖∇F‖", "the gradient", slope)),
         )  # fmt: skip
-    candidates = [at(least * factor) for factor in _FACTORS]
+    first = min(2 * slope / way.start, least) if way.start > 0 else least
+    candidates = [at(radius * factor) for radius in dict.fromkeys((first, least)) for factor in _FACTORS if radius]
     good = [statement for statement in candidates if statement.holds]
     best = good[0] if good else min(candidates, key=_lacking)
     missing = 1.0 if good else _least_factor(lambda r: _lacking_at(at(r)), least)
