@@ -309,5 +309,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         sf.convergence(model, x, sf.Square(y), method="gradient", momentum=0.5)
     with pytest.raises(GuaranteeError, match="at least one sample"):
         sf.convergence(model, x, sf.Square(y), method="stochastic", batch_size=0)
+    with pytest.raises(GuaranteeError, match="Ridge or no regulariser"):
+        sf.convergence(model, x, sf.Square(y), sf.objectives.PseudoHuber(0.1), "newton")  # type: ignore[arg-type]
     with pytest.raises(GuaranteeError, match="no step sizes"):
         sf.convergence(model, x, sf.Square(y), per_block=True)

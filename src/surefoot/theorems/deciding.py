@@ -75,6 +75,8 @@ def convergence(
             "convergence is proved for losses of surefoot that are bound to targets, such as surefoot.Square(y), "
             f"got {objective!r}"
         )
+    if regularizer is not None and not isinstance(regularizer, Ridge):
+        raise GuaranteeError(f"the theorems know a surefoot.Ridge or no regulariser, got {regularizer!r}")
     _check(method, momentum, batch_size, confidence, per_block)
     objective.chosen()  # refuses a loss without targets
     with ordinary_device():

@@ -218,6 +218,9 @@ class Convergence:
     def remarks(self) -> list[str]:
         """What is in the way, what would help, and how far any method has to go, in sentences."""
         texts = [*self.obstacles, *self.advice]
+        if self.weights is not None:
+            most_weight = f"{max(self.weights.values()):g}"
+            texts.append(f"Norms of weights are weighted by blocks, with numbers between 1 and {most_weight}.")
         if self.nothing is not None and self.nothing.holds:
             texts.append(
                 f"No stationary point is within {down(self.nothing.radius)} of the weights: any method has to "
