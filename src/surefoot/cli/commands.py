@@ -181,6 +181,7 @@ def converge(
     ridge: o.RidgeWeight = 0.0,
     seed: o.Seed = 0,
     json: o.Json = False,
+    report: o.Report = None,
 ) -> Outcome:
     """Take steps until convergence from there is proved, and say to what, how near and how fast.
 
@@ -190,12 +191,13 @@ def converge(
 
       surefoot converge mlp --data digits
 
-      surefoot converge mlp@activation=tanh --batch 50 --json
+      surefoot converge mlp@activation=tanh --method momentum --report proof.html
     """
     if batch < 1 or steps < 0 or not ridge >= 0:
         raise UsageError("--batch is at least 1, --steps and --ridge are not negative")
+    check_destination(report, "--report", (".html",))
     start = o.Start(model=model, data=data, objective=objective, seed=seed)
-    return _module("converge").prove(start, batch, steps, method, ridge, json)
+    return _module("converge").prove(start, batch, steps, method, ridge, json, report)
 
 
 @app.command()

@@ -115,7 +115,10 @@ Log = Annotated[Path | None, _run("FILE.jsonl", "Write every step as a line of J
 Checkpoint = Annotated[Path | None, _run("FILE.pt", "Resume from this file if it exists; keep it up to date.")]
 Every = Annotated[int, _run("N", "Steps between two checkpoints.")]
 
-Converging = Annotated[str, _option(None, "NAME", "Whose convergence is proved: gauss-newton, gradient, newton.")]
+Converging = Annotated[
+    str,
+    _option(None, "NAME", "Whose convergence is proved: gauss-newton, gradient, momentum, stochastic, newton."),
+]
 RidgeWeight = Annotated[float, _option(None, "X", "Weight of the ridge ½‖u‖² that is added.", "--ridge")]
 
 Kappa = Annotated[
