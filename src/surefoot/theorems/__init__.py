@@ -4,7 +4,6 @@
 * ``deciding``: :func:`convergence`, which theorem applies from the present weights, on which ball.
 * ``waiting``: :func:`until_proved`, steps until a theorem applies.
 * ``record``: :class:`Convergence`, the verdict with its numbers, or what is missing.
-* ``verified``: linear algebra with a proof: products, extreme eigenvalues, least solutions.
 * ``layered``: networks of linear layers and element-wise functions, sample by sample.
 * ``samples``: other networks on each sample by itself.
 * ``linear``: a network linearised at its weights.

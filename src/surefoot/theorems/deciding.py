@@ -25,6 +25,7 @@ from surefoot.domains import Ball
 from surefoot.guarantees import GuaranteeError
 from surefoot.norms import frobenius_norm, nonnegative_norm
 from surefoot.norms.hermitian import up
+from surefoot.norms.verified import largest_eigenvalue, smallest_eigenvalue
 from surefoot.objectives import Objective, Ridge, Square
 from surefoot.scalar import Rounded
 from surefoot.theorems.bending import Bending, bending
@@ -35,7 +36,6 @@ from surefoot.theorems.record import METHODS, Convergence, Hypothesis, most
 from surefoot.theorems.relative import relative_bending
 from surefoot.theorems.samples import single_samples
 from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, Profile, StronglyConvex
-from surefoot.theorems.verified import largest_eigenvalue, smallest_eigenvalue
 
 Method = Literal["gauss_newton", "gradient", "newton"]
 _ROWS = 3000  # outputs of networks that are not layered, one adjoint pass each

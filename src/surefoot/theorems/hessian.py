@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from surefoot.norms.hermitian import gamma
+from surefoot.norms.verified import product
 from surefoot.objectives import CrossEntropy, Objective, Square
 from surefoot.operations.losses.cross_entropy import masses
 from surefoot.scalar import Rounded, rounded_derivatives
 from surefoot.theorems.layered import Layered
-from surefoot.theorems.verified import product
 
 
 @dataclass(frozen=True)

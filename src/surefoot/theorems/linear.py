@@ -23,9 +23,9 @@ from surefoot.domains import Ball
 from surefoot.graph.nodes import Spec
 from surefoot.norms import frobenius_norm
 from surefoot.norms.hermitian import product_error, up
+from surefoot.norms.verified import down, largest_eigenvalue, least_solution, smallest_eigenvalue, vector_norm
 from surefoot.scalar import Rounded
 from surefoot.theorems.layered import Layered
-from surefoot.theorems.verified import down, largest_eigenvalue, least_solution, smallest_eigenvalue, vector_norm
 
 
 @dataclass(frozen=True, eq=False)

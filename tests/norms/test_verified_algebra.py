@@ -12,11 +12,11 @@ from torch import nn
 
 from judges.exact import stored, truth
 from surefoot.calculus.analysis import Analysis
+from surefoot.norms.verified import largest_eigenvalue, least_solution, product, smallest_eigenvalue
 from surefoot.scalar import Rounded
 from surefoot.theorems.layered import read_layers
 from surefoot.theorems.linear import linearise
 from surefoot.theorems.relative import dominated
-from surefoot.theorems.verified import largest_eigenvalue, least_solution, product, smallest_eigenvalue
 from theorems.small_networks import data, linearised, perceptron
 
 
