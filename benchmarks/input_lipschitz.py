@@ -1,12 +1,19 @@
 """Lipschitz constants in the input: surefoot, the product of norms, and eclipse-nn, in one run.
 
-Fully connected networks with rectifiers: ten with random weights, five trained on scikit-learn's digits, and the two
-of the LipSDP repository if a folder with its MATLAB files is given. All slopes between 0 and 1 are reachable: the
-domain is a ball of radius 10⁶. eclipse-nn states what floating-point arithmetic and a solver return; surefoot's
-number is proved. Times are processor time, one thread, with the capture of the model and without the imports.
+Fully connected networks with rectifiers: ten with random weights, five trained on scikit-learn's digits, and the
+two of the LipSDP repository if a folder with its MATLAB files is given. All slopes between 0 and 1 are reachable:
+the domain is a ball of radius 10⁶. eclipse-nn states what floating-point arithmetic and a solver return;
+surefoot's number is proved. Times are processor time, one thread, with the capture of the model and without the
+imports.
 
-``python -m benchmarks.input_lipschitz [--data FOLDER] [--write docs/lipschitz.md]`` prints the table, or writes the
-page; eclipse-nn and its solver have to be importable.
+eclipse-nn 0.1.7 asks for the solver SCS with a tolerance of 1e-6 and then refuses what is off by more than 1e-8;
+as shipped its ECLipsE falls back to ECLipsE-Fast on every network here. Its own advice is an interior-point
+solver, and with Clarabel it mostly works: that is what stands in the table, or that it refuses this solution too.
+It takes a minute and more for layers wider than 40, where it is not run. With one hidden layer it solves the same
+problem as surefoot, and the numbers agree.
+
+``python -m benchmarks.input_lipschitz [--data FOLDER] [--write docs/lipschitz.md]`` prints the table, or writes
+the page; eclipse-nn, cvxpy and Clarabel have to be importable.
 """
 
 from __future__ import annotations
@@ -26,10 +33,11 @@ from torch import nn
 import surefoot as sf
 
 RANDOM = (
-    (2, 10, 30, 20, 2), (10, 40, 40, 10), (20, 60, 20), (30, *[30] * 5, 5), (50, 50, 50, 50, 10), (5, *[20] * 10, 5),
-    (64, 100, 10), (100, 64, 32, 16, 8), (16, *[48] * 6, 4), (8, *[16] * 20, 2),
+    (2, 10, 30, 20, 2), (10, 40, 40, 10), (20, 60, 20), (30, *[30] * 5, 5), (50, 50, 50, 50, 10),
+    (5, *[20] * 10, 5), (64, 100, 10), (100, 64, 32, 16, 8), (16, *[48] * 6, 4), (8, *[16] * 20, 2),
 )  # fmt: skip
 TRAINED = ((64, 32, 10), (64, 64, 10), (64, 32, 32, 10), (64, 48, 48, 48, 10), (64, *[24] * 6, 10))
+WIDEST = 40  # hidden layers for which ECLipsE is run
 HEAD = """# Lipschitz constants in the input
 
 How much larger a difference of inputs may come out of a network, by
@@ -38,14 +46,21 @@ those of [eclipse-nn](https://pypi.org/project/eclipse-nn/) are what floating-po
 Fully connected networks with rectifiers; seconds of processor time on one thread, with the capture of the model.
 Written by `python -m benchmarks.input_lipschitz --write docs/lipschitz.md`.
 
+ECLipsE is run with Clarabel in place of the solver that eclipse-nn 0.1.7 asks for: with that one it refuses its
+own solutions on all of these networks and returns the number of ECLipsE-Fast. Where it refuses that of Clarabel
+too, the table says so. With Clarabel it takes a minute and more for layers wider than 40, where it is not run.
+
 | network | layers | product of norms | ECLipsE-Fast | ECLipsE | surefoot | seconds: Fast | ECLipsE | surefoot |
 |---|---|---|---|---|---|---|---|---|
 """
 TAIL = """
-Multipliers for all neurons of up to 384 at once are the best of their kind (LipSDP-Neuron), and longer networks are
-cut where one tensor alone is alive (`surefoot.norms.multipliers`, `surefoot.calculus.increments`). Convolutional and
-residual networks, normalisation with fixed statistics and averages are read in the same way; on smaller balls the
-slopes that are reachable there count.
+With one hidden layer ECLipsE solves the same problem as surefoot, and the two agree; with more it chooses
+multipliers layer by layer, and surefoot all at once.
+
+For all neurons of up to 384 entries at once the multipliers are the best of their kind (LipSDP-Neuron), and longer
+networks are cut where one tensor alone is alive (`surefoot.norms.multipliers`, `surefoot.calculus.increments`).
+Convolutional and residual networks, normalisation with fixed statistics and averages are read in the same way; on
+smaller balls the slopes that are reachable there count.
 """
 
 
@@ -59,9 +74,12 @@ class Row:
     seconds: tuple[float, ...]
 
     def __str__(self) -> str:
-        product, *others = (f"{value:.5g}" for value in self.constants)
+        words = {"nan": "not run", "inf": "refused"}
+        product, *others = (words.get(text, text) for text in (f"{value:.5g}" for value in self.constants))
         cells = [self.title, "-".join(map(str, self.sizes)), product, *others[:-1], f"**{others[-1]}**"]
-        return "| " + " | ".join([*cells, *(f"{value:.2f}" for value in self.seconds)]) + " |"
+        return (
+            "| " + " | ".join([*cells, *("–" if value == 0 else f"{value:.2f}" for value in self.seconds)]) + " |"
+        )
 
 
 def perceptron(sizes: tuple[int, ...]) -> nn.Sequential:
@@ -130,16 +148,30 @@ def timed(method: Callable[[], float]) -> tuple[float, float]:
     return value, time.process_time() - start
 
 
+def eclipse(weights: list[torch.Tensor]) -> float:
+    """ECLipsE with an interior-point solver; infinite if it refuses what that returns."""
+    cvxpy, module = import_module("cvxpy"), import_module("eclipse_nn.eclipsE")
+    shipped, slopes = cvxpy.Problem.solve, len(weights) - 1
+    cvxpy.Problem.solve = lambda problem, **_: shipped(problem, solver=cvxpy.CLARABEL)
+    try:
+        value, refused = module.ECLipsE(weights, [0.0] * slopes, [1.0] * slopes)
+    finally:
+        cvxpy.Problem.solve = shipped
+    return math.inf if refused else float(value)
+
+
 def rows(folder: Path | None = None) -> Iterator[Row]:
     """One row for each network."""
-    estimator = import_module("eclipse_nn.LipConstEstimator").LipConstEstimator
-    certified(random_network((2, 2, 2), 0))  # what is done once in a process
+    fast = import_module("eclipse_nn.eclipsE_fast").ECLipsE_Fast
+    for once in (certified, lambda model: eclipse([layer.weight.detach() for layer in (model[0], model[2])])):
+        once(random_network((2, 2, 2), 0))  # what is done once in a process
     for title, model in networks(folder):
         weights = [layer.weight.detach() for layer in model if isinstance(layer, nn.Linear)]
+        slopes = len(weights) - 1
         product = math.prod(float(torch.linalg.matrix_norm(weight, 2)) for weight in weights)
         found = [
-            timed(lambda w=weights: estimator(weights=w).estimate("ECLipsE_Fast")),
-            timed(lambda w=weights: estimator(weights=w).estimate("ECLipsE")),
+            timed(lambda w=weights, n=slopes: fast(w, [0.0] * n, [1.0] * n)),
+            timed(lambda w=weights: eclipse(w)) if max(map(len, weights[:-1])) <= WIDEST else (math.nan, 0.0),
             timed(lambda m=model: certified(m)),
         ]
         constants, seconds = zip(*found, strict=True)
