@@ -44,7 +44,7 @@ How much larger a difference of inputs may come out of a network, by
 `sf.certify(model, x, wrt="input", domain=sf.ProductBall(1e6))`. surefoot's numbers are proved, round-off included;
 those of [eclipse-nn](https://pypi.org/project/eclipse-nn/) are what floating-point arithmetic and a solver return.
 Fully connected networks with rectifiers; seconds of processor time on one thread, with the capture of the model.
-Written by `python -m benchmarks.input_lipschitz --write docs/lipschitz.md`.
+Written by `python -m benchmarks.input_lipschitz --data FOLDER --write docs/lipschitz.md`.
 
 ECLipsE is run with Clarabel in place of the solver that eclipse-nn 0.1.7 asks for: with that one it refuses its
 own solutions on all of these networks and returns the number of ECLipsE-Fast. Where it refuses that of Clarabel

@@ -13,8 +13,8 @@ from surefoot.scalar.table import CELLS, Grid, shipped
 
 MODULES = [
     nn.Tanh, nn.Sigmoid, nn.ReLU, nn.GELU, lambda: nn.GELU(approximate="tanh"), nn.SiLU, nn.Softplus, nn.Mish,
-    nn.ELU, nn.SELU, nn.CELU, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanhshrink, nn.LeakyReLU, nn.RReLU, nn.ReLU6,
-    nn.Hardtanh, nn.Softshrink, nn.Hardshrink,
+    nn.ELU, nn.SELU, nn.CELU, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanhshrink, nn.LeakyReLU, nn.RReLU,
+    nn.ReLU6, nn.Hardtanh, nn.Softshrink, nn.Hardshrink,
 ]  # fmt: skip
 
 

@@ -55,7 +55,8 @@ _FAR = 1e100  # beyond every cell but the half lines; its square is finite
 CELLS = Path(__file__).with_name("cells.npz")  # written by docs/cells.py
 SHIPPED = (
     "tanh", "sigmoid", "relu", "gelu", "silu", "softplus", "mish", "elu", "selu", "celu", "hardswish",
-    "hardsigmoid", "log_sigmoid", "tanhshrink", "leaky_relu", "rrelu", "relu6", "hardtanh", "softshrink", "hardshrink",
+    "hardsigmoid", "log_sigmoid", "tanhshrink", "leaky_relu", "rrelu", "relu6", "hardtanh", "softshrink",
+    "hardshrink",
 )  # fmt: skip
 FOLDS = {"absolute": torch.abs, "most": torch.positive, "least": torch.neg}
 _TINY = 1e-300
