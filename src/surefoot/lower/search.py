@@ -204,7 +204,8 @@ def estimate(
     best = [0.0, 0.0, 0.0]
 
     def reached() -> Estimate:
-        return Estimate(*map(LowerBound, best), str(domain), wrt)
+        value, steepness, bend = map(LowerBound, best)
+        return Estimate(value, steepness, bend, str(domain), wrt)
 
     def meet(which: int, value: float) -> None:
         """Keep the largest finite value; what overflowed was not attained."""
