@@ -32,6 +32,7 @@ from surefoot.calculus.breakdown import (
 )
 from surefoot.calculus.composite import damping_of, is_nonnegative
 from surefoot.calculus.forward import Pass
+from surefoot.calculus.increments import input_gain
 from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
 from surefoot.calculus.segment.majorant import majorant
@@ -153,6 +154,7 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
     """What a forward pass says about the outputs, stacked."""
     ends = [result.enclosures[name] for name in result.outputs]
     lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
+    gain = Magnitude.of(input_gain(result)) if wrt == "input" else Magnitude.infinity()
     adjoint, result = scalar_bounds(result), result.without_values()
     summands = terms(result, weighted_curvature(result))
     matrix = assemble(summands, len(result.region.variables))
@@ -162,6 +164,7 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         lipschitz, matrix = minimum(lipschitz, adjoint.gradient), minimum(matrix, adjoint.matrix)
         summands = adjoint.summands if smoothness(adjoint.matrix) <= smooth else summands
         smooth = smoothness(matrix)
+    lipschitz = minimum(lipschitz, gain)
     return Certificate(
         bound=stack([e.bound for e in ends]).norm(),
         lipschitz=lipschitz.norm(),
@@ -175,16 +178,18 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         nonnegative=is_nonnegative(result),
         block_gradients=None if adjoint is None else adjoint.by_block(blocks),
         radius=domain.extent(blocks) if domain.center == "present" else None,
-        make_rows=lambda: _rows(result, summands, smooth),
+        make_rows=lambda: _rows(result, summands, smooth, gain),
         make_damping=damping_of(result),
     )
 
 
-def _rows(result: Pass, summands: Sequence[Term], smooth: Magnitude) -> list[Row]:
+def _rows(result: Pass, summands: Sequence[Term], smooth: Magnitude, gain: Magnitude) -> list[Row]:
     """One row per operation that varies, with the constants of its result as a function of the variables."""
     by_tensor = smoothness_by_tensor(result)
+    slopes = {step.node.name: result.enclosures[step.node.name].lipschitz.norm() for step in result.steps}
     if len(result.outputs) == 1:
-        by_tensor[result.outputs[0]] = smooth
+        (output,) = result.outputs
+        by_tensor[output], slopes[output] = smooth, minimum(slopes.get(output, gain), gain)
     share = shares(summands)
     by_radius = bits_gained(result, half_the_radius(result))
     normalised = any(epsilon_of(step) is not None for step in result.steps)
@@ -196,7 +201,7 @@ def _rows(result: Pass, summands: Sequence[Term], smooth: Magnitude) -> list[Row
             operation=label(step.node),
             shape=step.node.specs[0].shape,
             bound=result.enclosures[step.node.name].bound,
-            lipschitz=result.enclosures[step.node.name].lipschitz.norm(),
+            lipschitz=slopes[step.node.name],
             smoothness=by_tensor[step.node.name],
             share=share.get(step.node.name, 0.0),
             slope=largest_slope(step, parameters),

@@ -124,7 +124,7 @@ def scalar_function(call: Call) -> Bounds:
         curvature_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends))},
         rows_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends), len(bends))},
         change_along=lambda costate: {("x", "x"): _change(costate, function, x, bends)},
-        jacobian_change=lambda: {"x": top(_moved(function, 1, x), len(bends))},
+        jacobian_change=lambda: {"x": top(derivative_moved(function, 1, x), len(bends))},
         reason="" if curvature.is_finite else _reason(call),
     )
 
@@ -135,11 +135,11 @@ def _change(costate: Enclosure, function: ScalarFunction, x: Enclosure, bends: T
     """
     moved = costate.radius()
     assert moved is not None
-    total = weighed(moved, bends) + weighed(costate.value.abs(), _moved(function, 2, x))
+    total = weighed(moved, bends) + weighed(costate.value.abs(), derivative_moved(function, 2, x))
     return top(total, len(bends)) * (1 + 2.0**-51)
 
 
-def _moved(function: ScalarFunction, order: int, x: Enclosure) -> Tensor:
+def derivative_moved(function: ScalarFunction, order: int, x: Enclosure) -> Tensor:
     """How far a derivative may be from that at the centre, entry by entry: the next derivative times the
     distance, or the range of values.
     """
@@ -191,7 +191,7 @@ def _reason(call: Call) -> str:
 _PRELU_KINK = "PReLU has a kink at zero: use a smooth activation (surefoot.smooth), or shrink the domain"
 
 
-def _slopes_laid(call: Call) -> tuple[int, ...]:
+def slopes_laid(call: Call) -> tuple[int, ...]:
     """The shape in which the slopes meet the entries: one for all, or one per channel."""
     x, w = call["self"], call["weight"]
     if call.node.op == "aten.prelu" and w.numel > 1:
@@ -201,7 +201,7 @@ def _slopes_laid(call: Call) -> tuple[int, ...]:
 
 def _pull_prelu(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     """λ where an entry is positive, else wλ; and the sum of λ min(x, 0) over the entries that share a slope."""
-    x, w, laid = call["self"].value, call["weight"], _slopes_laid(call)
+    x, w, laid = call["self"].value, call["weight"], slopes_laid(call)
     slope = Rounded.exact(costate)
     below = Rounded.exact(w.value.reshape(laid)) * slope
     shares = (Rounded.exact(x.clamp(max=0.0)) * slope).expand(x.shape)
@@ -244,7 +244,7 @@ def prelu(call: Call) -> Bounds:
     steep = minimum(w.peak, meeting_norm(w, w.shape, w.shape))
     slope = maximum(ONE if positive else ZERO, steep if negative else ZERO)
     below = replace(x, value=x.value.clamp(max=0.0)) if isinstance(x.value, Tensor) else x  # moves no more than x
-    shared = meeting_norm(below, _slopes_laid(call), call.shape) if negative else ZERO
+    shared = meeting_norm(below, slopes_laid(call), call.shape) if negative else ZERO
     return Bounds(
         jacobian={"self": slope, "weight": shared},
         curvature={

@@ -28,11 +28,11 @@ from torch import Tensor
 from surefoot.calculus.adjoint.samples import Source, samples
 from surefoot.calculus.forward import Pass
 from surefoot.norms.hermitian import eigenvalue_bounds, gamma, up
+from surefoot.norms.verified import product
 from surefoot.objectives import CrossEntropy, Objective, Square
 from surefoot.operations.losses.cross_entropy import masses
 from surefoot.scalar import Rounded, rounded_derivatives
 from surefoot.theorems.layered import Layered
-from surefoot.theorems.verified import product
 
 _SUMMED = 64 * 2.0**-53  # of blocks of one pair of parameters that are added up
 
