@@ -97,3 +97,12 @@ def lookup_rows(arguments: dict[str, Any], slopes: Tensor, slots: Slots) -> Iter
         flat = flat * (entries[places] != arguments["padding_idx"]).to(flat.dtype)[:, None, :, None]
     chosen = F.one_hot(places, len(entries)).to(flat.dtype)  # samples × places × entries
     yield from patches(chosen.permute(0, 2, 1).unsqueeze(1), flat.permute(0, 1, 3, 2).unsqueeze(2))
+
+
+def whole_table(arguments: dict[str, Any], rows: Tensor) -> Tensor:
+    """All pieces of :func:`lookup_rows` side by side as rows of the whole table: zero where there were none."""
+    count, size = arguments["weight"].shape
+    entries = arguments["indices"].unique()
+    full = rows.new_zeros(len(rows), count, size)
+    full[:, entries] = rows.view(len(rows), size, len(entries)).transpose(1, 2)
+    return full.view(len(rows), -1)

@@ -14,7 +14,8 @@
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`.
 * ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states; ``pace``: its
   learning rate.
-* ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share.
+* ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share; ``forcing``: how
+  exactly they solve.
 """
 
 from surefoot.optim.base import GuaranteedOptimizer, OptimizerError

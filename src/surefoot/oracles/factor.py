@@ -67,14 +67,14 @@ def _by_eigenvalues(problem: Problem, dtype: torch.dtype) -> Factor:
     columns = [problem.curve(unit.reshape(output.shape)).reshape(n, k) for unit in units]
     blocks = torch.stack(columns, dim=2).double()
     values, vectors = torch.linalg.eigh((blocks + blocks.mT) / 2)
-    factor = Factor((vectors * values.clamp_min(0).sqrt().unsqueeze(1)).to(dtype), output.shape)
+    factor = Factor(1.0, output.shape, blocks=(vectors * values.clamp_min(0).sqrt().unsqueeze(1)).to(dtype))
     probe = torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=output.device).cos()
     probe = probe.reshape(output.shape)
     expected = problem.curve(probe).to(dtype)
     largest = max(float(values.abs().max()), float(expected.abs().max()))
     slack = torch.finfo(output.dtype).eps ** 0.75 * largest
     refuse_negative(problem.objective, float(values.min()), slack)
-    if float((factor.forth(factor.back(probe.to(dtype))) - expected).abs().max()) > 10 * k * slack:
+    if float((factor.curved(probe.to(dtype)) - expected).abs().max()) > 10 * k * slack:
         raise OracleError(
             f"{type(problem.objective).__name__} is not a sum over the rows of the output: use method='dynamic'"
         )

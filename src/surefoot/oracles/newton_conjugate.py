@@ -26,7 +26,9 @@ _WHERE = "along a direction that was met"
 Vector = list[Tensor]
 
 
-def solve_conjugate(problem: Problem, kappa: float, double: bool = True, tolerance: float | None = None) -> Step:
+def solve_conjugate(
+    problem: Problem, kappa: float, double: bool = True, tolerance: float | None = None, most: int | None = None
+) -> Step:
     r"""The Newton step by the conjugate-gradient method, in the precision of the parameters.
 
     A direction :math:`d` with :math:`d^\top(\nabla^2F + \kappa I)d \le 0` shows that the model is unbounded below;
@@ -39,6 +41,7 @@ def solve_conjugate(problem: Problem, kappa: float, double: bool = True, toleran
         kappa: the weight of the proximal term, positive.
         double: whether kappa is doubled until no such direction is met.
         tolerance: on the relative residual; by default 1e-10 in double precision, 1e-5 in single.
+        most: how many iterations are made at most for one kappa.
     """
     kappa = check_kappa(kappa)
     single = any(value.dtype != torch.float64 for value in problem.parameters.values())
@@ -49,7 +52,7 @@ def solve_conjugate(problem: Problem, kappa: float, double: bool = True, toleran
         scale = math.sqrt(space.dot(gradient, gradient))
         if not math.isfinite(scale):
             raise OracleError("the gradient is not finite at this point")
-        most = min(_MOST_ITERATIONS, 10 * sum(g.numel() for g in gradient))
+        most = min(most or _MOST_ITERATIONS, 10 * sum(g.numel() for g in gradient))
         doubled, iterations = 0, 0
         while True:
 
