@@ -18,6 +18,7 @@ from surefoot.optim.stored import Tensors, square_of
 from surefoot.oracles.choice import Choice, choose_newton
 from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.newton_conjugate import solve_conjugate
+from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, Step, check_tolerance
 from surefoot.oracles.steps import METHODS, NEWTON_METHODS, Method, gauss_newton_solver, sizes_of
 
@@ -79,12 +80,13 @@ class GaussNewton(SecondOrder):
         tolerance, most = self.forced(exact) if self.tolerance is None and self.method == "auto" else (exact, None)
         warm = self._change if data == self._data and self.method == "dual" else None
         warm = None if warm is None or warm.shape != problem.output.shape else warm
-        choice, digits = None, round(math.log10(tolerance))
-        if self._chosen is not None and self._chosen[0] is problem.chain.graph and self._chosen[1] == digits:
+        fine, choice = min(tolerance, LOOSE), None  # methods are compared at an accuracy that is that of the step
+        if self._chosen is not None and self._chosen[0] is problem.chain.graph and self._chosen[1] == fine:
             choice = self._chosen[2]
-        solve, choice = gauss_newton_solver(problem, self.method, tolerance, most, self.accumulate, warm, choice)
+        solve, choice = gauss_newton_solver(problem, self.method, fine, None, self.accumulate, warm, choice)
         if choice is not None:
-            self._chosen = problem.chain.graph, digits, choice
+            self._chosen = problem.chain.graph, fine, choice
+            tolerance = tolerance if choice.method == "primal" else fine
 
         def found(kappa: float) -> Step:
             step = solve(kappa, tolerance, most)

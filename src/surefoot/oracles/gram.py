@@ -11,8 +11,9 @@ left - operations without a formula, samples that meet - gets its rows by one pu
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from surefoot.oracles.vectors import gradients
 
 MOST_ROWS = 1 << 27  # numbers of rows that are held at a time
 MOST_DUAL = 1 << 14  # size of a Gram matrix
+_BLOCKS = 6  # of columns, so that of a symmetric product little more than one triangle is made
+_WIDE = 1 << 10  # columns of rows that are multiplied at a time
 _FEW = 1 << 17  # numbers in the layers' results up to which pull-backs are faster together than one by one
 
 
@@ -74,21 +77,44 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
         held = sum(leaf.spec.numel for leaf in rest) + sum(tap.node.numel // factor.samples for tap in taps)
         if size * held > MOST_ROWS:
             return None
-        sums: dict[float, Tensor] = defaultdict(lambda: problem.output.new_zeros(size, size))
+        sums = _Sums(problem.output.new_zeros, size)
         shared = pass_.shared
         plain = [tap for tap in taps if tap.is_outer and shared.isdisjoint(tap.paths.values())]
         others = [tap for tap in taps if tap not in plain]
         slopes = pass_.slopes(plain + others, factor)
         for path, rows in pass_.pieces(others, slopes[len(plain) :], shared):
-            sums[problem.weight(path)].addmm_(rows, rows.T)
+            sums.add(problem.weight(path), rows)
         if rest:
             for path, rows in pass_.rows(rest, factor).items():
-                sums[problem.weight(path)].addmm_(rows, rows.T)
+                sums.add(problem.weight(path), rows)
         outers = None
         if plain:
             layers = tuple(tap.outer(pass_.values) for tap in plain)
             outers = Outers(layers, torch.cat([found.transpose(0, 1) for found in slopes[: len(plain)]], dim=2))
-    return Gram(outers, dict(sums))
+    return Gram(outers, sums.finished())
+
+
+class _Sums:
+    """Products of rows with themselves, by the weight of the regulariser; narrow pieces wait for one another."""
+
+    def __init__(self, zeros: Callable[[int, int], Tensor], size: int) -> None:
+        self._waiting: dict[float, list[Tensor]] = defaultdict(list)
+        self._totals: dict[float, Tensor] = defaultdict(lambda: zeros(size, size))
+
+    def add(self, weight: float, rows: Tensor) -> None:
+        """Further columns of the rows."""
+        self._waiting[weight].append(rows)
+        if sum(part.shape[1] for part in self._waiting[weight]) >= _WIDE:
+            self._flush(weight)
+
+    def _flush(self, weight: float) -> None:
+        add_product(self._totals[weight], torch.cat(self._waiting.pop(weight), dim=1).T)
+
+    def finished(self) -> dict[float, Tensor]:
+        """The sums."""
+        for weight in list(self._waiting):
+            self._flush(weight)
+        return {weight: total.tril() + total.tril(-1).T for weight, total in self._totals.items()}
 
 
 def jacobian(problem: Problem, factor: Factor) -> Tensor:
@@ -106,6 +132,14 @@ def jacobian(problem: Problem, factor: Factor) -> Tensor:
             for path, rows in pass_.rows(pass_.rest, factor).items():
                 parts[path].copy_(rows)
     return whole
+
+
+def add_product(total: Tensor, rows: Tensor) -> Tensor:
+    """Add the lower triangle of XᵀX to a matrix; what is above the diagonal of the sum has no meaning."""
+    edges = [k * rows.shape[1] // _BLOCKS for k in range(_BLOCKS + 1)]
+    for first, last in pairwise(edges):
+        total[first:last, :last].addmm_(rows[:, first:last].T, rows[:, :last])
+    return total
 
 
 def taps(graph: Graph, samples: int) -> list[Tap]:
@@ -208,8 +242,8 @@ class _Pass:
                 kept.setdefault(path, []).append(whole_rows(tap.node, values, several))
                 left[path] -= 1
                 if not left[path]:
-                    rows = kept.pop(path)
-                    yield path, rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
+                    uses = kept.pop(path)
+                    yield path, uses[0] if len(uses) == 1 else torch.stack(uses).sum(0)
 
     def rows(self, leaves: list[Leaf], factor: Factor) -> dict[str, Tensor]:
         """The rows of parameters, one pull-back each."""
@@ -246,4 +280,4 @@ class _Pass:
         return [tap for tap, met in zip(taps, meets, strict=True) if not met]
 
 
-__all__ = ["MOST_DUAL", "MOST_ROWS", "Gram", "Tap", "assemble", "jacobian", "taps"]
+__all__ = ["MOST_DUAL", "MOST_ROWS", "Gram", "Tap", "add_product", "assemble", "jacobian", "taps"]

@@ -8,18 +8,16 @@ For few parameters. The rows of :math:`R^\top J` come layer by layer (:mod:`sure
 from __future__ import annotations
 
 from functools import cached_property
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from surefoot.oracles.dual import DualSystem
 from surefoot.oracles.factor import factor_of
-from surefoot.oracles.gram import jacobian
+from surefoot.oracles.gram import add_product, jacobian
 from surefoot.oracles.problem import Problem, Step
 
 _ROUNDS = 8  # of refinement
-_BLOCKS = 6  # in which the lower triangle of the matrix is made
 
 
 class PrimalGram:
@@ -37,13 +35,9 @@ class PrimalGram:
 
     @cached_property
     def _matrix(self) -> Tensor:
-        """JᵀRRᵀJ: its lower triangle; above the diagonal there may be zeros."""
+        """JᵀRRᵀJ: its lower triangle."""
         rows = jacobian(self.problem, self.system.factor)
-        found = rows.new_zeros(rows.shape[1], rows.shape[1])
-        edges = [k * rows.shape[1] // _BLOCKS for k in range(_BLOCKS + 1)]
-        for first, last in pairwise(edges):
-            torch.mm(rows[:, first:last].T, rows[:, :last], out=found[first:last, :last])
-        return found
+        return add_product(rows.new_zeros(rows.shape[1], rows.shape[1]), rows)
 
     def solve(self, kappa: float, tolerance: float) -> Step:
         """The Gauss-Newton oracle for one κ.
