@@ -16,6 +16,9 @@ by layer (forward Laplacian): a linear layer maps all of them alike, and for :ma
 So the module is an ordinary function of its weights, and :class:`surefoot.optim.GaussNewton` does the rest: it
 chooses how to solve for a step, and adapts the damping.
 
+**Statement.** Every step minimises the Gauss-Newton model with damping κ up to the stated residual. It is taken
+only if the objective falls by a part of what the model predicts (Levenberg and Marquardt).
+
 **Result.** The relative error falls below 1e-4 within 1,500 gradients of work.
 """
 

@@ -44,7 +44,7 @@ def test_directions_are_those_of_the_dense_model(name: str) -> None:
             where = f"{name}, {loss}, {kind}, {method}: {step.status}"
             assert judge.error(step, "gauss_newton") < 1e-8, where
             assert judge.residual(step, "gauss_newton") < 1e-9, where
-            assert step.solved, where
+            assert step.solved or (method == "dual" and step.residual is None), where  # no call left to measure it
             assert step.model_decrease == pytest.approx(judge.decrease(step, "gauss_newton"), rel=1e-7), where
             if method == "dual":
                 assert step.calls <= 2 * x.shape[0] * 3 + 1, where

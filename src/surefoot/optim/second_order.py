@@ -157,7 +157,7 @@ class Newton(SecondOrder):
             method = choose_newton(sizes_of(problem), tolerance, most).method
         if method == "dynamic":
             return lambda kappa: solve_dynamic(problem, kappa, "newton", double=True)
-        return lambda kappa: solve_conjugate(problem, kappa, True, tolerance, most)
+        return lambda kappa: solve_conjugate(problem, kappa, True, tolerance, most, checked=False)
 
     def certified_kappa(self, certificate: Certificate) -> float:
         """Twice the smoothness, rounded up."""

@@ -124,8 +124,10 @@ class Sizes:
         return count + 40 * _OVERHEAD * len(self.layers)
 
 
-def choose_gauss_newton(sizes: Sizes, tolerance: float, most: int | None = None) -> Choice:
-    """The way to a Gauss-Newton step."""
+def choose_gauss_newton(
+    sizes: Sizes, tolerance: float, most: int | None = None, *, factored: bool = True
+) -> Choice:
+    """The way to a Gauss-Newton step; only dynamic programming takes a loss that is no sum over the rows."""
     k = sizes.iterations(tolerance, most)
     costs = {
         "primal": sizes.conjugate(k),
@@ -134,7 +136,7 @@ def choose_gauss_newton(sizes: Sizes, tolerance: float, most: int | None = None)
         "dual_gram": sizes.dual_gram(k),
         "dynamic": sizes.dynamic(),
     }
-    return _cheapest(sizes, costs)
+    return _cheapest(sizes, costs if factored else {"dynamic": costs["dynamic"]})
 
 
 def choose_newton(sizes: Sizes, tolerance: float, most: int | None = None) -> Choice:

@@ -10,6 +10,10 @@ from surefoot.operations.record import records
 from surefoot.oracles.problem import OracleError, Problem
 
 
+class RowsMeet(OracleError):
+    """The loss is not a sum over the rows of the output."""
+
+
 def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
     r"""R at the output of the problem, in the given precision.
 
@@ -22,15 +26,33 @@ def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
     """
     output, objective = problem.output, problem.objective
     require_convex(objective)
-    record = records().get(objective.operation)
-    stated = record is not None and record.loss is not None and type(objective).function is record.loss.function
-    if record is not None and record.factor is not None and stated:
+    if _stated(objective):
         targets = objective.chosen().to(output.device)
-        slope = problem.slope.to(dtype).reshape(output.shape[0], -1)
-        factor: Factor | None = record.factor(output, targets, slope, **objective.options)
+        slope = problem.fine_slope.to(dtype).reshape(output.shape[0], -1)
+        factor: Factor | None = records()[objective.operation].factor(output, targets, slope, **objective.options)
         if factor is not None:
             return factor
     return _by_eigenvalues(problem, dtype)
+
+
+def has_factor(problem: Problem) -> bool:
+    """Whether the loss is a sum over the rows of the output, so that its curvature is a product block by block."""
+    require_convex(problem.objective)
+    if _stated(problem.objective):
+        return True
+    try:
+        factor_of(problem, problem.output.dtype)
+    except RowsMeet:
+        return False
+    return True
+
+
+def _stated(objective: Objective) -> bool:
+    """Whether the record of the loss states its factor."""
+    record = records().get(objective.operation)
+    if record is None or record.loss is None or record.factor is None:
+        return False
+    return type(objective).function is record.loss.function
 
 
 def require_convex(objective: Objective) -> None:
@@ -46,17 +68,24 @@ def require_convex(objective: Objective) -> None:
         )
 
 
-def refuse_negative(objective: Objective, lowest: float, slack: float) -> None:
+def refuse_negative(problem: Problem, lowest: float, largest: float) -> float:
     """Refuse a loss with this lowest curvature at the present output, if that is not round-off.
+
+    Round-off is relative to the largest curvature, and to what its slope changes by over the size of the output:
+    where the loss is nearly linear, both curvatures are round-off. The slack is returned.
 
     Raises:
         OracleError: in that case.
     """
+    output = problem.output
+    linear = float(problem.slope.abs().max()) / max(float(output.abs().max()), torch.finfo(output.dtype).tiny)
+    slack = torch.finfo(output.dtype).eps ** 0.75 * max(largest, linear)
     if lowest < -slack:
         raise OracleError(
-            f"{type(objective).__name__} is not convex at this output (a curvature of {lowest:.3g}): the "
+            f"{type(problem.objective).__name__} is not convex at this output (a curvature of {lowest:.3g}): the "
             "Gauss-Newton model may have no minimum"
         )
+    return slack
 
 
 def _by_eigenvalues(problem: Problem, dtype: torch.dtype) -> Factor:
@@ -72,13 +101,12 @@ def _by_eigenvalues(problem: Problem, dtype: torch.dtype) -> Factor:
     probe = probe.reshape(output.shape)
     expected = problem.curve(probe).to(dtype)
     largest = max(float(values.abs().max()), float(expected.abs().max()))
-    slack = torch.finfo(output.dtype).eps ** 0.75 * largest
-    refuse_negative(problem.objective, float(values.min()), slack)
+    slack = refuse_negative(problem, float(values.min()), largest)
     if float((factor.curved(probe.to(dtype)) - expected).abs().max()) > 10 * k * slack:
-        raise OracleError(
+        raise RowsMeet(
             f"{type(problem.objective).__name__} is not a sum over the rows of the output: use method='dynamic'"
         )
     return factor
 
 
-__all__ = ["Factor", "factor_of", "refuse_negative", "require_convex"]
+__all__ = ["Factor", "RowsMeet", "factor_of", "has_factor", "refuse_negative", "require_convex"]

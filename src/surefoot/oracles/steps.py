@@ -21,7 +21,7 @@ from surefoot.oracles.choice import Choice, Sizes, choose_gauss_newton, choose_n
 from surefoot.oracles.dual import solve_dual
 from surefoot.oracles.dual_gram import DualGram
 from surefoot.oracles.dynamic import solve_dynamic
-from surefoot.oracles.factor import require_convex
+from surefoot.oracles.factor import has_factor, require_convex
 from surefoot.oracles.newton_conjugate import solve_conjugate
 from surefoot.oracles.primal import Primal
 from surefoot.oracles.primal_gram import PrimalGram
@@ -146,7 +146,7 @@ def gauss_newton_solver(
     """
     if method == "auto":
         if choice is None:
-            choice = choose_gauss_newton(sizes_of(problem), tolerance, most)
+            choice = choose_gauss_newton(sizes_of(problem), tolerance, most, factored=has_factor(problem))
         chosen: str = choice.method
     else:
         chosen, choice = method, None
