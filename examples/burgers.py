@@ -2,7 +2,7 @@
 Burgers' equation by Levenberg-Marquardt
 ========================================
 
-**Problem.** Find u(x, t) with :math:`u_t + uu_x = \\nu u_{xx}`, ν = 0.1, on :math:`[-1, 1] \\times [0, 1]`. At t = 0
+**Problem.** Find u with :math:`u_t + uu_x = \\nu u_{xx}`, ν = 0.1, on :math:`[-1, 1] \\times [0, 1]`. At t = 0
 and at both ends it has the values of the front :math:`\\frac12\\big(1 - \\tanh\\frac{x - t/2}{4\\nu}\\big)`, which
 travels. A tanh network 2-24-24-1 stands for u.
 

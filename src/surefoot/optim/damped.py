@@ -14,7 +14,7 @@ from surefoot.certificate import Certificate
 from surefoot.chain import Chain
 from surefoot.objectives import Objective
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
-from surefoot.optim.forcing import Forcing
+from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.moving_ball import INSIDE, MovingBall
 from surefoot.optim.record import StepRecord
 from surefoot.optim.stored import Proposal, Tensors, flat_product, norm_of, promised, resolution, square_of, stored
@@ -169,8 +169,7 @@ class SecondOrder(GuaranteedOptimizer):
     def _relax(self, ratio: float) -> None:
         """κ after a step that was taken."""
         if self.damping == "adapted":
-            factor = max(1 / 3, 1 - (2 * min(ratio, 1.0) - 1) ** 3)
-            self.kappa = min(max(self.kappa * factor, _RANGE[0]), _RANGE[1])
+            self.kappa = min(max(relaxed(self.kappa, ratio), _RANGE[0]), _RANGE[1])
 
     def _tighten(self, growth: float) -> None:
         """κ after a step that was too long."""

@@ -17,7 +17,7 @@ from typing import Any
 
 FIRST = 0.1  # the loosest tolerance
 _PART = 0.5  # of the last decrease of the gradient
-_CAP = 10  # iterations at first
+_CAP = 6  # iterations at first
 _RIGHT, _WRONG = 0.75, 0.25  # ratios of the actual to the predicted decrease
 
 
@@ -60,4 +60,9 @@ class Forcing:
         self._last = None if state["last"] is None else (state["last"][0], state["last"][1])
 
 
-__all__ = ["FIRST", "Forcing"]
+def relaxed(kappa: float, ratio: float) -> float:
+    """κ after a step with this ratio of the actual to the predicted decrease: Nielsen's rule."""
+    return kappa * max(1 / 3, 1 - (2 * min(max(ratio, 0.0), 1.0) - 1) ** 3)
+
+
+__all__ = ["FIRST", "Forcing", "relaxed"]
