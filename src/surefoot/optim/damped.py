@@ -12,7 +12,7 @@ from torch import nn
 from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
 from surefoot.chain import Chain
-from surefoot.objectives import Objective
+from surefoot.objectives import Objective, Ridge
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.moving_ball import INSIDE, MovingBall
@@ -60,6 +60,8 @@ class SecondOrder(GuaranteedOptimizer):
         kappa: the first κ where it is adapted.
         options: ``regularizer``, ``params``, ``lower``, ``until``, ``progress``; see :class:`GuaranteedOptimizer`.
     """
+
+    takes = (Ridge,)
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class SecondOrder(GuaranteedOptimizer):
         chain = Chain(self.model, x)
         self.graph(x, chain.graph)  # which notices another function
         try:
-            problem = Problem(chain, self.objective.bound_to(y), None, self.regularizer)
+            problem = Problem(chain, self.objective.bound_to(y), None, self.ridge)
             gradient = problem.gradient
             size = norm_of(gradient)
             if not math.isfinite(size):

@@ -2,6 +2,8 @@ r"""The curvature of the loss of a problem as a product: :math:`\nabla^2h(\psi(u
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from surefoot.objectives import Objective
@@ -26,10 +28,11 @@ def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
     """
     output, objective = problem.output, problem.objective
     require_convex(objective)
-    if _stated(objective):
+    stated = _stated(objective)
+    if stated is not None:
         targets = objective.chosen().to(output.device)
         slope = problem.fine_slope.to(dtype).reshape(output.shape[0], -1)
-        factor: Factor | None = records()[objective.operation].factor(output, targets, slope, **objective.options)
+        factor: Factor | None = stated(output, targets, slope, **objective.options)
         if factor is not None:
             return factor
     return _by_eigenvalues(problem, dtype)
@@ -38,7 +41,7 @@ def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
 def has_factor(problem: Problem) -> bool:
     """Whether the loss is a sum over the rows of the output, so that its curvature is a product block by block."""
     require_convex(problem.objective)
-    if _stated(problem.objective):
+    if _stated(problem.objective) is not None:
         return True
     try:
         factor_of(problem, problem.output.dtype)
@@ -47,12 +50,12 @@ def has_factor(problem: Problem) -> bool:
     return True
 
 
-def _stated(objective: Objective) -> bool:
-    """Whether the record of the loss states its factor."""
+def _stated(objective: Objective) -> Callable[..., Factor | None] | None:
+    """The factor that the record of the loss states, if the loss is that of the record."""
     record = records().get(objective.operation)
-    if record is None or record.loss is None or record.factor is None:
-        return False
-    return type(objective).function is record.loss.function
+    if record is None or record.loss is None or type(objective).function is not record.loss.function:
+        return None
+    return record.factor
 
 
 def require_convex(objective: Objective) -> None:
