@@ -16,7 +16,8 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, ZERO, affine, root, size_of
 from surefoot.operations.dimensions import broadcast_copies, broadcast_dims, normalized_dim, normalized_dims
-from surefoot.operations.record import Form, declare, operation
+from surefoot.operations.gram import is_shift, shift_rows
+from surefoot.operations.record import Form, GramRows, declare, operation
 from surefoot.operations.rows import aligned, unless_along
 from surefoot.operations.softmax import summed
 from surefoot.operations.sparsity import Sparsity, entrywise_product, linear_terms
@@ -94,7 +95,7 @@ def _quotient_errors(call: Call, value: Tensor) -> Tensor:
 
 
 @operation("aten.add", "aten.sub", "aten.rsub", form=Form.LINEAR, rows=aligned, scalar=_fused_sum,
-           entry_error=_sum_errors)  # fmt: skip
+           gram=GramRows(("other",), shift_rows, is_shift), entry_error=_sum_errors)  # fmt: skip
 def addition(call: Call) -> Bounds:
     r"""``self ± alpha·other``: norm 1 and \|alpha\|, times √c for an argument broadcast to c copies.
 

@@ -15,7 +15,8 @@
   :class:`ProjectedSVRG`.
 * ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states; ``pace``: its
   learning rate.
-* ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share.
+* ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share; ``forcing``: how
+  exactly they solve.
 """
 
 from surefoot.optim.base import GuaranteedOptimizer, OptimizerError
