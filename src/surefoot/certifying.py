@@ -23,6 +23,7 @@ def certify(
     wrt: Literal["params", "input"] = "params",
     input_norm: float | None = None,
     constants: Literal["certified", "paper"] = "certified",
+    effort: Literal["quick", "normal", "high"] = "normal",
 ) -> Certificate:
     r"""Bound, Lipschitz constant and smoothness of a model's output over a domain, proved.
 
@@ -36,6 +37,11 @@ def certify(
             every parameter block within 1 of the origin, or with ``wrt="input"`` the input within 1 of the origin.
         wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
         input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``.
+        effort: what a certificate of an objective may cost. ``"quick"``: products of norms, about ten gradients
+            for each ball that is tried. ``"normal"``: sharper where samples do not interact and linear layers are
+            at most 128 wide, up to some thousand gradients. ``"high"``: the same up to width 1,024, and on balls
+            around the weights, if at most 12,000 numbers vary, exact derivatives at the weights along each of
+            them, about ten gradients for each (:mod:`surefoot.calculus.effort`). The certificate says the cost.
         constants: ``"certified"``, or ``"paper"`` for Algorithm 4 as printed, with the paper's constants.
 
     Returns:
@@ -48,7 +54,9 @@ def certify(
         ObjectiveError: if the objective does not fit the outputs.
     """
     if constants != "paper":
-        return certify_proved(model, x, objective=objective, domain=domain, wrt=wrt, input_norm=input_norm)
+        return certify_proved(
+            model, x, objective=objective, domain=domain, wrt=wrt, input_norm=input_norm, effort=effort
+        )
     domain = ProductBall(1.0) if domain is None else domain
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")

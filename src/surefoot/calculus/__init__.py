@@ -7,6 +7,7 @@
 * ``forward``: bound, spread and Lipschitz constants of every tensor, by one forward pass over the rules.
 * ``assemble``: the smoothness, as a matrix over pairs of variables.
 * ``adjoint``: for one number, a sharper one by a pass backwards.
+* ``effort``: what a certificate may cost.
 * ``composite``: an objective as a loss of a network's outputs.
 * ``breakdown``, ``whatif``: where the constants come from, and what would change them.
 * ``segment``: a function along a direction.

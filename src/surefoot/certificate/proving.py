@@ -19,7 +19,8 @@ from typing import Any
 
 from torch import nn
 
-from surefoot.calculus.adjoint.bounds import scalar_bounds
+from surefoot.calculus.adjoint.bounds import dense_centre, scalar_bounds
+from surefoot.calculus.adjoint.dense import Dense
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.assemble import Term, assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.breakdown import (
@@ -31,6 +32,7 @@ from surefoot.calculus.breakdown import (
     smoothness_by_tensor,
 )
 from surefoot.calculus.composite import damping_of, is_nonnegative
+from surefoot.calculus.effort import NORMAL, Effort, effort_named
 from surefoot.calculus.forward import Pass
 from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
@@ -94,6 +96,7 @@ def certify_proved(
     domain: Domain | Segment | None = None,
     wrt: Wrt = "params",
     input_norm: float | None = None,
+    effort: str = "normal",
 ) -> Certificate:
     """The certificate of a model, or of an objective of it; see :func:`surefoot.certify`."""
     if wrt not in ("params", "input"):
@@ -103,23 +106,36 @@ def certify_proved(
             raise DomainError("along a segment the parameters vary, and the constants are certified ones")
         with ordinary_device():
             return _on_segment(Along(model, x, objective), domain)
+    spent = effort_named(effort)
     analysis = Analysis.of(model, x, objective)
 
     def on(domain: Domain) -> Certificate:
-        return certificate_of(analysis.over(domain, wrt, input_norm), domain, wrt)
+        return certificate_of(analysis.over(domain, wrt, input_norm), domain, wrt, spent, dense)
 
     with ordinary_device():
+        around = domain is None or (isinstance(domain, Ball) and domain.center == "present")
+        dense = None
+        if (
+            spent.directions
+            and around
+            and analysis.reading.is_scalar
+            and analysis.has_values
+            and input_norm is None
+        ):
+            dense = dense_centre(analysis.over(Ball(0.0), wrt), spent)
         if domain is not None:
             return replace(on(domain), weights_inside=analysis.is_inside(domain, wrt))
         searched = wrt == "params" and input_norm is None and analysis.reading.is_scalar and analysis.has_values
         return longest_proved(on) if searched else on(ProductBall(1.0))
 
 
-def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
-    """What a forward pass says about the outputs, stacked."""
+def certificate_of(
+    result: Pass, domain: Domain, wrt: str, effort: Effort = NORMAL, dense: Dense | None = None
+) -> Certificate:
+    """What a forward pass says about the outputs, stacked; see :func:`scalar_bounds` for effort and centre."""
     ends = [result.enclosures[name] for name in result.outputs]
     lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
-    adjoint, result = scalar_bounds(result), result.without_values()
+    adjoint, result = scalar_bounds(result, effort, dense), result.without_values()
     summands = terms(result, weighted_curvature(result))
     matrix = assemble(summands, len(result.region.variables))
     smooth = smoothness(matrix)
@@ -128,6 +144,8 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         lipschitz, matrix = minimum(lipschitz, adjoint.gradient), minimum(matrix, adjoint.matrix)
         summands = adjoint.summands if smoothness(adjoint.matrix) <= smooth else summands
         smooth = smoothness(matrix)
+        if adjoint.norm is not None and adjoint.norm < smooth:
+            smooth, matrix = adjoint.norm, minimum(matrix, adjoint.norm)
     return Certificate(
         bound=stack([e.bound for e in ends]).norm(),
         lipschitz=lipschitz.norm(),
@@ -141,6 +159,8 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         nonnegative=is_nonnegative(result),
         block_gradients=None if adjoint is None else adjoint.by_block(blocks),
         radius=domain.extent(blocks) if domain.center == "present" else None,
+        effort=effort.name,
+        gradients=None if adjoint is None else adjoint.cost,
         make_rows=lambda: _rows(result, summands, smooth),
         make_damping=damping_of(result),
     )
