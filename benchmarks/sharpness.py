@@ -1,6 +1,6 @@
 """Sharpness: the longest gradient step that a ball proves, of networks of several kinds.
 
-64 of scikit-learn's digits, cross-entropy, PyTorch's default weights, double precision, ``effort="high"``. The step is
+64 of scikit-learn's digits, cross-entropy, PyTorch's default weights, double precision, high effort. The step is
 measured in units of one over the norm of the second derivative at the weights, which Lanczos iterations find.
 
 ``python -m benchmarks.sharpness`` prints the table; with names of networks behind it, theirs.
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import surefoot as sf
 from benchmarks.tightness import digits, second_derivative_norm
-from surefoot.calculus.adjoint.bounds import dense_centre
+from surefoot.calculus.adjoint.bounds import Centre, dense_centre
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import HIGH
 from surefoot.certificate.proving import certificate_of, longest_proved
@@ -62,7 +63,7 @@ class Transformer(nn.Module):
 def perceptron(*widths: int, activation: Callable[[], nn.Module] = nn.Tanh, norm: bool = False) -> nn.Module:
     """Linear layers with activations between them, and layer normalisation if asked for."""
     parts: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
+    for inputs, outputs in pairwise(widths):
         parts += [nn.Linear(inputs, outputs), *([nn.LayerNorm(outputs)] if norm else []), activation()]
     return nn.Sequential(*parts, nn.Linear(widths[-1], 10))
 
@@ -71,7 +72,11 @@ def convolutional(activation: Callable[[], nn.Module], norm: bool = False) -> nn
     """Two convolutions with 8 and 16 channels, an average and a linear layer."""
     parts: list[nn.Module] = []
     for inputs, outputs in ((1, 8), (8, 16)):
-        parts += [nn.Conv2d(inputs, outputs, 3, padding=1), *([nn.BatchNorm2d(outputs)] if norm else []), activation()]
+        parts += [
+            nn.Conv2d(inputs, outputs, 3, padding=1),
+            *([nn.BatchNorm2d(outputs)] if norm else []),
+            activation(),
+        ]
     return nn.Sequential(*parts, nn.AvgPool2d(8), nn.Flatten(), nn.Linear(16, 10))
 
 
@@ -122,18 +127,18 @@ def measured(name: str, seed: int = 0) -> Sharpness:
         norm, gradient = second_derivative_norm(model, x, objective), gradient_time(model, x, objective)
     start = time.process_time()
     analysis = Analysis.of(model, x, objective)
-    dense = dense_centre(analysis.over(sf.Ball(0.0)), HIGH)
+    centre = Centre(HIGH, dense_centre(analysis.over(sf.Ball(0.0)), HIGH))
     tried = []
 
     def on(ball: sf.Ball) -> sf.Certificate:
-        tried.append(certificate_of(analysis.over(ball), ball, "params", HIGH, dense))
+        tried.append(certificate_of(analysis.over(ball), ball, "params", centre))
         return tried[-1]
 
     best = longest_proved(on)  # what surefoot.certify(model, x, objective=objective, effort="high") does
     cost = (time.process_time() - start) / gradient
     numbers = sum(parameter.numel() for parameter in model.parameters())
-    centre, stated = float(tried[0].smoothness) / norm, best.gradients or 0
-    return Sharpness(name, numbers, best.step_size * norm, target, centre, cost, stated)
+    ratio, stated = float(tried[0].smoothness) / norm, best.gradients or 0
+    return Sharpness(name, numbers, best.step_size * norm, target, ratio, cost, stated)
 
 
 def gradient_time(model: nn.Module, x: Tensor, objective: nn.Module) -> float:
@@ -151,7 +156,9 @@ def lines(names: list[str]) -> Iterator[str]:
     for name in names:
         row = measured(name)
         step = f"**{row.step:.2g}** | ≥ {row.target:g}{'' if row.step >= row.target else ' (missed)'}"
-        centre = f"**{row.centre:.3g}** | ≤ {MOST_AT_CENTRE:g}{'' if row.centre <= MOST_AT_CENTRE else ' (missed)'}"
+        centre = (
+            f"**{row.centre:.3g}** | ≤ {MOST_AT_CENTRE:g}{'' if row.centre <= MOST_AT_CENTRE else ' (missed)'}"
+        )
         yield f"| {name} | {row.numbers:,} | {step} | {centre} | {row.cost:,.0f} | {row.stated:,} |"
 
 

@@ -19,8 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from surefoot.calculus.adjoint.bounds import dense_centre, scalar_bounds
-from surefoot.calculus.adjoint.dense import Dense
+from surefoot.calculus.adjoint.bounds import Centre, dense_centre, scalar_bounds
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.assemble import Term, assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.breakdown import (
@@ -32,7 +31,7 @@ from surefoot.calculus.breakdown import (
     smoothness_by_tensor,
 )
 from surefoot.calculus.composite import damping_of, is_nonnegative
-from surefoot.calculus.effort import NORMAL, Effort, effort_named
+from surefoot.calculus.effort import effort_named
 from surefoot.calculus.forward import Pass
 from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
@@ -110,7 +109,7 @@ def certify_proved(
     analysis = Analysis.of(model, x, objective)
 
     def on(domain: Domain) -> Certificate:
-        return certificate_of(analysis.over(domain, wrt, input_norm), domain, wrt, spent, dense)
+        return certificate_of(analysis.over(domain, wrt, input_norm), domain, wrt, centre)
 
     with ordinary_device():
         around = domain is None or (isinstance(domain, Ball) and domain.center == "present")
@@ -123,19 +122,19 @@ def certify_proved(
             and input_norm is None
         ):
             dense = dense_centre(analysis.over(Ball(0.0), wrt), spent)
+        centre = Centre(spent, dense)
         if domain is not None:
             return replace(on(domain), weights_inside=analysis.is_inside(domain, wrt))
         searched = wrt == "params" and input_norm is None and analysis.reading.is_scalar and analysis.has_values
         return longest_proved(on) if searched else on(ProductBall(1.0))
 
 
-def certificate_of(
-    result: Pass, domain: Domain, wrt: str, effort: Effort = NORMAL, dense: Dense | None = None
-) -> Certificate:
-    """What a forward pass says about the outputs, stacked; see :func:`scalar_bounds` for effort and centre."""
+def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None = None) -> Certificate:
+    """What a forward pass says about the outputs, stacked; with what is found at its centre."""
+    centre = Centre() if centre is None else centre
     ends = [result.enclosures[name] for name in result.outputs]
     lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
-    adjoint, result = scalar_bounds(result, effort, dense), result.without_values()
+    adjoint, result = scalar_bounds(result, centre), result.without_values()
     summands = terms(result, weighted_curvature(result))
     matrix = assemble(summands, len(result.region.variables))
     smooth = smoothness(matrix)
@@ -159,8 +158,8 @@ def certificate_of(
         nonnegative=is_nonnegative(result),
         block_gradients=None if adjoint is None else adjoint.by_block(blocks),
         radius=domain.extent(blocks) if domain.center == "present" else None,
-        effort=effort.name,
-        gradients=None if adjoint is None else adjoint.cost,
+        effort=centre.effort.name,
+        gradients=None if adjoint is None else centre.cost,
         make_rows=lambda: _rows(result, summands, smooth),
         make_damping=damping_of(result),
     )

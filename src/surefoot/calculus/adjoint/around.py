@@ -168,10 +168,7 @@ class Around:
             part = Part(spread.whole * bounds.curvature[pair])
             if separate:
                 samples = spread.each(self.count) * bounds.curvature[pair]
-                radius = step.argument(other, enclosures).entry_radius()
-                if pair[0] == pair[1] and bounds.rows_along is not None and radius is not None and radius.dim():
-                    e = step.argument(other, enclosures)
-                    samples = minimum(samples, self._by_sample(step, bounds.rows_along(_fixed(e, radius))[pair]))
+                samples = minimum(samples, *self._in_box(step, pair, step.argument(other, enclosures)))
                 whole = minimum(part.whole, samples.max() if pair[0] == pair[1] else samples.norm())
                 part = Part(whole, samples)
             total = total + part
@@ -298,7 +295,9 @@ class Around:
         elif separate:
             moves = Part(costate.spread, Magnitude(np.full(self.count, costate.spread.log2)))
         flat = _has_no_third(step)
-        own = {} if bounds.change_along is None or flat else bounds.change_along(_enlarged(costate))
+        record = record_of(step.node)
+        stated = (record.symmetric or record.loss is not None) and bounds.change_along is not None and not flat
+        own = bounds.change_along(_enlarged(costate)) if stated and bounds.change_along is not None else {}
         forms, shifts, bends = {}, {}, {}
         for pair in pairs:
             amount, same = bounds.curvature[pair], pair[0] == pair[1]
@@ -318,12 +317,8 @@ class Around:
                         bend = Part(minimum(far, found.max() if found.shape else found))
             by_costate = moves.times(amount)
             if separate and same and by_costate.samples is not None:
-                by_costate = Part(minimum(by_costate.whole, by_costate.samples.max()), by_costate.samples)
-                radius = costate.entry_radius()
-                if bounds.rows_along is not None and radius is not None and radius.dim():
-                    each = self._by_sample(step, bounds.rows_along(_fixed(costate, radius))[pair])
-                    each = minimum(each, by_costate.samples)
-                    by_costate = Part(each.max(), each)
+                each = minimum(by_costate.samples, *self._in_box(step, pair, costate))
+                by_costate = Part(minimum(by_costate.whole, each.max()), each)
             shifts[pair], bends[pair] = by_costate + bend, bend
         return forms, shifts, bends
 
@@ -378,16 +373,25 @@ class Around:
         for k, one in enumerate(each):
             others = [part.whole for j, part in enumerate(parts) if j != k]
             found.append(amount * one.max() * others[0] * others[1])
-        rows = step.bounds.rows_along
-        if pair[0] == pair[1] and rows is not None:
-            e, costate = self.result.enclosures[step.names[pair[0]]], self.costates[step.node.name]
-            for enclosure, others in ((e, (slopes, x)), (costate, (x, x))):
-                radius = enclosure.entry_radius()
-                if radius is not None and radius.dim() and radius.shape == enclosure.value.shape:
-                    bound = self._by_sample(step, rows(_fixed(enclosure, radius))[pair])
-                    part = Part(bound.max(), bound)
-                    found.append(self._sum(part, *others, separate))
+        e, costate = self.result.enclosures[step.names[pair[0]]], self.costates[step.node.name]
+        for enclosure, one, other in ((e, slopes, x), (costate, x, x)):
+            boxes = self._in_box(step, pair, enclosure)  # whose radii contain that of the ball
+            found += [self._sum(Part(box.max(), box), one, other, separate) for box in boxes]
         return minimum(*found)
+
+    def _in_box(self, step: Step, pair: Pair, e: Enclosure) -> list[Magnitude]:
+        """The norm, sample by sample, of a second derivative in one slot contracted with any vector whose entries
+        are at most as large as the radii of an enclosure, in place of the costate or of another argument.
+
+        Of operations with a symmetric Jacobian, whose second derivatives are symmetric in all three, and whose
+        rules look at absolute values and norms of costates only. Nothing if that is not known.
+        """
+        rows, radius = step.bounds.rows_along, e.entry_radius()
+        if pair[0] != pair[1] or rows is None or radius is None or not record_of(step.node).symmetric:
+            return []
+        if radius.shape != e.value.shape or not radius.dim():
+            return []
+        return [self._by_sample(step, rows(_fixed(e, radius))[pair])]
 
 
 def _has_no_third(step: Step) -> bool:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 
 from surefoot.calculus.adjoint.around import Around
 from surefoot.calculus.adjoint.backward import Backward, backward
+from surefoot.calculus.adjoint.centre import Centre as SampleCentre
 from surefoot.calculus.adjoint.centre import at_the_centre
 from surefoot.calculus.adjoint.costates import contracted, costates
 from surefoot.calculus.adjoint.cotangents import Cotangents, cotangents
 from surefoot.calculus.adjoint.dense import Dense, derivatives_at_centre
-from surefoot.calculus.adjoint.samples import samples
+from surefoot.calculus.adjoint.samples import Samples, samples
 from surefoot.calculus.adjoint.tangents import tangents
 from surefoot.calculus.assemble import Term, assemble, smoothness, terms
 from surefoot.calculus.effort import NORMAL, Effort, in_gradients
@@ -38,7 +39,6 @@ class ScalarBounds:
         matrix: of bounds of the second derivative.
         variation: of bounds of how far it may be from that at the centre; ``None`` if they are not known.
         norm: on that of the second derivative, where more is known than the matrix says.
-        cost: in gradients.
     """
 
     gradient: Magnitude
@@ -47,33 +47,66 @@ class ScalarBounds:
     matrix: Magnitude
     variation: Magnitude | None = None
     norm: Magnitude | None = None
-    cost: int = 0
 
     def by_block(self, blocks: Mapping[str, Sequence[int]]) -> dict[str, float]:
         """The norm of the gradient at the centre, per block of variables."""
         return {path: float(self.centre[list(members)].norm()) for path, members in blocks.items()}
 
 
-def scalar_bounds(result: Pass, effort: Effort = NORMAL, dense: Dense | None = None) -> ScalarBounds | None:
+class Centre:
+    """What is found at the centre with some effort, once for all domains around it.
+
+    Args:
+        effort: what it may cost.
+        dense: derivatives along all directions (:func:`dense_centre`), if domains are balls of all variables.
+    """
+
+    def __init__(self, effort: Effort = NORMAL, dense: Dense | None = None) -> None:
+        self.effort, self.dense = effort, dense
+        self.cost = in_gradients((), 0, 0 if dense is None else dense.directions)
+        self._by_sample: tuple[Samples, SampleCentre] | None = None
+        self._asked = False
+
+    def by_sample(self, result: Pass) -> tuple[Samples, SampleCentre] | None:
+        """Derivatives sample by sample, from a forward pass; ``None`` if samples interact or it would cost too
+        much.
+        """
+        if not self._asked:
+            self._asked = True
+            try:
+                self._by_sample = self._separated(result)
+            except (RuntimeError, NotImplementedError, OverflowError, IndexError):  # none, or out of range
+                self._by_sample = None
+        return self._by_sample
+
+    def _separated(self, result: Pass) -> tuple[Samples, SampleCentre] | None:
+        found = samples(result, self.effort)
+        if found is None:
+            return None
+        centre = at_the_centre(found, len(result.region.variables), round_off(result))
+        widths, weights = zip(*((source.width, source.matrix.numel()) for source in found.sources), strict=True)
+        self.cost += in_gradients(widths, sum(weights), 0)
+        return found, centre
+
+
+def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | None:
     """The adjoint pass; ``None`` if the output is not one number or the centre is not known.
 
     Args:
         result: the forward pass.
-        effort: what it may cost.
-        dense: derivatives at the centre along all directions, if the domain is one ball of all variables.
+        centre: what is found there; by default with normal effort.
     """
     at = backward(result)
     if at is None:
         return None
-    first = result
-    result, found, back, cost = _costates(result, at, effort)
-    norm = None
+    first, centre = result, Centre() if centre is None else centre
+    result, found, back = _costates(result, at, centre)
+    norm, dense = None, centre.dense
     if dense is not None:
         around = Around(first, dense, at)
         norm = dense.norm + minimum(around.by_changes, around.by_speed + dense.offset)
         if back is not None:
             norm = minimum(norm, dense.norm + smoothness(back.variation))
-        cost += in_gradients((), 0, dense.directions)
     reached = [step for step in result.steps if step.node.name in found]
     summands = terms(result, {step.node.name: contracted(step, found[step.node.name]) for step in reached})
     variables = [found.get(name) for name in result.region.variables]
@@ -85,7 +118,6 @@ def scalar_bounds(result: Pass, effort: Effort = NORMAL, dense: Dense | None = N
         matrix=whole if back is None else minimum(whole, back.matrix),
         variation=None if back is None else back.variation,
         norm=norm,
-        cost=cost,
     )
 
 
@@ -105,23 +137,17 @@ def dense_centre(result: Pass, effort: Effort) -> Dense | None:
 
 
 def _costates(
-    result: Pass, at: Backward, effort: Effort
-) -> tuple[Pass, Mapping[str, Enclosure], Cotangents | None, int]:
-    """The forward pass, the costates and the cost; where samples are separate, sharper, and with bounds of the
-    second derivative.
+    result: Pass, at: Backward, centre: Centre
+) -> tuple[Pass, Mapping[str, Enclosure], Cotangents | None]:
+    """The forward pass and the costates; where samples are separate, sharper, and with bounds of the second
+    derivative.
     """
-    norms = in_gradients((), 0, 0)
-    try:
-        separate = samples(result, effort)
-        if separate is None:
-            return result, costates(result, at), None, norms
-        centre = at_the_centre(separate, len(result.region.variables), round_off(result))
-    except (RuntimeError, NotImplementedError, OverflowError, IndexError):  # no second derivative, or out of range
-        return result, costates(result, at), None, norms
-    forward = tangents(result, separate, centre)
-    back = cotangents(forward, centre, at)
-    widths, weights = zip(*((source.width, source.matrix.numel()) for source in separate.sources), strict=True)
-    return forward.result, back.costates, back, in_gradients(widths, sum(weights), 0)
+    known = centre.by_sample(result)
+    if known is None:
+        return result, costates(result, at), None
+    forward = tangents(result, *known)
+    back = cotangents(forward, known[1], at)
+    return forward.result, back.costates, back
 
 
 def round_off(result: Pass) -> float:

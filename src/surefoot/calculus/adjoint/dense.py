@@ -14,6 +14,7 @@ is bounded in :mod:`surefoot.calculus.adjoint.running`.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -175,7 +176,9 @@ def _follow(result: Pass, locals_: Mapping[str, Local], held: Gathered) -> tuple
         units[torch.arange(stop - start), torch.arange(start, stop)] = 1.0
         parts = dict(zip(names, units.split(lengths, 1), strict=True))
         tangents = {name: part.reshape(-1, *centre[name].shape) for name, part in parts.items()}
-        (rows, second), first = torch.func.vmap(moved)(tangents)
+        with warnings.catch_warnings():  # forward derivatives load what torch itself calls outdated
+            warnings.simplefilter("ignore", DeprecationWarning)
+            (rows, second), first = torch.func.vmap(moved)(tangents)
         hessian[start:stop] = torch.cat([rows[name].flatten(1) for name in names], 1)
         for name, part in first.items():
             held.add("first", name, part)
