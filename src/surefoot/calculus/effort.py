@@ -23,12 +23,14 @@ class Effort:
         widest: linear layers up to this width are followed sample by sample.
         products: as long as these are not more multiplications.
         directions: all directions of the variables are followed if they are not more.
+        balls: how many are tried, after the weights alone, for the longest step.
     """
 
     name: str
     widest: int
     products: float
     directions: int
+    balls: int = 6
 
     def separates(self, widths: Sequence[int], count: int) -> bool:
         """Whether layers of these widths are followed sample by sample."""
@@ -38,7 +40,7 @@ class Effort:
 
 QUICK = Effort("quick", 0, 0.0, 0)
 NORMAL = Effort("normal", 128, 6e9, 0)
-HIGH = Effort("high", 1024, 6e11, 12_000)
+HIGH = Effort("high", 1024, 6e11, 12_000, 14)
 _ONE_BALL, _ONE_DIRECTION, _ONE_UNIT = 10, 10, 10  # gradients, measured
 
 

@@ -31,7 +31,7 @@ from surefoot.calculus.breakdown import (
     smoothness_by_tensor,
 )
 from surefoot.calculus.composite import damping_of, is_nonnegative
-from surefoot.calculus.effort import effort_named
+from surefoot.calculus.effort import NORMAL, effort_named
 from surefoot.calculus.forward import Pass
 from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
@@ -43,12 +43,11 @@ from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.operations.call import label
 from surefoot.taylor import TaylorModel, reach
 
-_EVALUATIONS = 6  # certificates after the one at the weights
 _CLOSE = 1.1  # the ratio of two radii that are as good as equal
 _SHORTER = 1 / 16  # where the curvature is infinite within reach, as beyond a kink
 
 
-def longest_proved(certify: Callable[[Ball], Certificate]) -> Certificate:
+def longest_proved(certify: Callable[[Ball], Certificate], balls: int = NORMAL.balls) -> Certificate:
     r"""The certificate, among those of some balls around the weights, whose step is the longest.
 
     With L(r) a bound of the smoothness on the ball of radius r and :math:`g = \|\nabla F\|` at its centre, the
@@ -68,7 +67,7 @@ def longest_proved(certify: Callable[[Ball], Certificate]) -> Certificate:
         return at_weights
     high = gradient * slowest
     best, radius, low = None, high, 0.0
-    for _ in range(_EVALUATIONS):
+    for _ in range(balls):
         certificate = certify(Ball(radius))
         if best is None or certificate.step_size > best.step_size:
             best = certificate
@@ -126,7 +125,7 @@ def certify_proved(
         if domain is not None:
             return replace(on(domain), weights_inside=analysis.is_inside(domain, wrt))
         searched = wrt == "params" and input_norm is None and analysis.reading.is_scalar and analysis.has_values
-        return longest_proved(on) if searched else on(ProductBall(1.0))
+        return longest_proved(on, spent.balls) if searched else on(ProductBall(1.0))
 
 
 def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None = None) -> Certificate:

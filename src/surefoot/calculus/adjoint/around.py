@@ -370,9 +370,9 @@ class Around:
         parts = [slopes, x, y]
         each = [part.each(self.count) for part in parts]
         found = [whole, amount * (each[0] * each[1] * each[2]).sum()]
-        for k, one in enumerate(each):
+        for k, rows in enumerate(each):
             others = [part.whole for j, part in enumerate(parts) if j != k]
-            found.append(amount * one.max() * others[0] * others[1])
+            found.append(amount * rows.max() * others[0] * others[1])
         e, costate = self.result.enclosures[step.names[pair[0]]], self.costates[step.node.name]
         for enclosure, one, other in ((e, slopes, x), (costate, x, x)):
             boxes = self._in_box(step, pair, enclosure)  # whose radii contain that of the ball
