@@ -50,6 +50,7 @@ class Certificate:
         effort: what it was allowed to cost; see :func:`surefoot.certify`.
         gradients: what it costs, in gradients, as far as that is known before; ``None`` if it needs none.
         estimate: lower bounds found by a search, to be shown next to the upper ones; see :meth:`with_estimate`.
+        regularizer: what was added to the objective, in words; empty if nothing was.
         version: of surefoot, that made it.
         make_rows: computes the rows of the table when they are asked for.
         make_damping: for a loss of a network's outputs, computes :math:`\ell_hL_\psi` and says whether the loss is
@@ -78,6 +79,7 @@ class Certificate:
     effort: str = "normal"
     gradients: int | None = None
     estimate: Estimate | None = None
+    regularizer: str = ""
     version: str = __version__
     make_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
     make_damping: Callable[[], tuple[Magnitude, bool]] | None = field(default=None, repr=False, compare=False)
