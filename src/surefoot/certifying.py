@@ -28,6 +28,7 @@ def certify(
     input_norm: float | None = None,
     regularizer: Regularizer | None = None,
     constants: Literal["certified", "paper"] = "certified",
+    effort: Literal["quick", "normal", "high"] = "normal",
 ) -> Certificate:
     r"""Bound, Lipschitz constant and smoothness of a model's output over a domain, proved.
 
@@ -42,6 +43,11 @@ def certify(
             every parameter block within 1 of the origin, or with ``wrt="input"`` the input within 1 of the origin.
         wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
         input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``.
+        effort: what a certificate of an objective may cost. ``"quick"``: products of norms, about ten gradients
+            for each ball that is tried. ``"normal"``: sharper where samples do not interact and linear layers are
+            at most 128 wide, up to some thousand gradients. ``"high"``: the same up to width 1,024, and on balls
+            around the weights, if at most 12,000 numbers vary, exact derivatives at the weights along each of
+            them, about ten gradients for each (:mod:`surefoot.calculus.effort`). The certificate says the cost.
         regularizer: a smooth function of the parameters that is added to the objective, such as
             ``surefoot.Ridge(1e-4)``.
         constants: ``"certified"``, or ``"paper"`` for Algorithm 4 as printed, with the paper's constants.
@@ -66,7 +72,7 @@ def certify(
         )
     if constants != "paper":
         options: dict[str, Any] = {"wrt": wrt, "input_norm": input_norm, "regularizer": regularizer}
-        return certify_proved(model, x, objective=objective, domain=domain, **options)
+        return certify_proved(model, x, objective=objective, domain=domain, effort=effort, **options)
     domain = ProductBall(1.0) if domain is None else domain
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")

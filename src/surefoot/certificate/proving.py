@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from surefoot.calculus.adjoint.bounds import scalar_bounds
+from surefoot.calculus.adjoint.bounds import Centre, dense_centre, scalar_bounds
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.assemble import Term, assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.breakdown import (
@@ -31,6 +31,7 @@ from surefoot.calculus.breakdown import (
     smoothness_by_tensor,
 )
 from surefoot.calculus.composite import damping_of, is_nonnegative
+from surefoot.calculus.effort import NORMAL, effort_named
 from surefoot.calculus.forward import Pass
 from surefoot.calculus.increments import input_gain
 from surefoot.calculus.leaves import Wrt, ordinary_device
@@ -46,12 +47,11 @@ from surefoot.operations.call import label
 from surefoot.operations.evaluation import remarks
 from surefoot.taylor import TaylorModel, reach
 
-_EVALUATIONS = 6  # certificates after the one at the weights
 _CLOSE = 1.1  # the ratio of two radii that are as good as equal
 _SHORTER = 1 / 16  # where the curvature is infinite within reach, as beyond a kink
 
 
-def longest_proved(certify: Callable[[Ball], Certificate]) -> Certificate:
+def longest_proved(certify: Callable[[Ball], Certificate], balls: int = NORMAL.balls) -> Certificate:
     r"""The certificate, among those of some balls around the weights, whose step is the longest.
 
     With L(r) a bound of the smoothness on the ball of radius r and :math:`g = \|\nabla F\|` at its centre, the
@@ -71,7 +71,7 @@ def longest_proved(certify: Callable[[Ball], Certificate]) -> Certificate:
         return at_weights
     high = gradient * slowest
     best, radius, low = None, high, 0.0
-    for _ in range(_EVALUATIONS):
+    for _ in range(balls):
         certificate = certify(Ball(radius))
         if best is None or certificate.step_size > best.step_size:
             best = certificate
@@ -99,6 +99,7 @@ def certify_proved(
     wrt: Wrt = "params",
     input_norm: float | None = None,
     regularizer: Penalty | None = None,
+    effort: str = "normal",
 ) -> Certificate:
     """The certificate of a model, or of an objective of it; see :func:`surefoot.certify`."""
     if wrt not in ("params", "input"):
@@ -110,27 +111,33 @@ def certify_proved(
             raise DomainError("a regulariser is added on balls and boxes, not along a segment: use surefoot.Ball")
         with ordinary_device():
             return _on_segment(Along(model, x, objective), domain)
+    spent = effort_named(effort)
     analysis = Analysis.of(model, x, objective)
     _check_penalty(regularizer, analysis, wrt)
 
     def on(domain: Domain) -> Certificate:
         result = analysis.over(domain, wrt, input_norm)
         said = remarks(analysis.reading.graph.nodes, lambda: result.enclosures)
-        certificate = replace(certificate_of(result, domain, wrt), remarks=said)
+        certificate = replace(certificate_of(result, domain, wrt, centre), remarks=said)
         if regularizer is None:
             return certificate
         leaves, _ = analysis.enclosed(domain, wrt, input_norm)
         return regularised(certificate, regularizer, analysis.variables(wrt), leaves)
 
     with ordinary_device():
+        around = domain is None or (isinstance(domain, Ball) and domain.center == "present")
+        known = analysis.reading.is_scalar and analysis.has_values and input_norm is None
+        dense = None
+        if spent.directions and around and known:
+            dense = dense_centre(analysis.over(Ball(0.0), wrt), spent)
+        centre = Centre(spent, dense)
         if isinstance(domain, Box):
             balls = analysis.balls_around(domain, wrt)
             inside = analysis.is_in_box(domain, wrt)
             return replace(on(balls), domain=str(domain), weights_inside=inside)
         if domain is not None:
             return replace(on(domain), weights_inside=analysis.is_inside(domain, wrt))
-        searched = wrt == "params" and input_norm is None and analysis.reading.is_scalar and analysis.has_values
-        return longest_proved(on) if searched else on(ProductBall(1.0))
+        return longest_proved(on, spent.balls) if wrt == "params" and known else on(ProductBall(1.0))
 
 
 def _check_penalty(penalty: Penalty | None, analysis: Analysis, wrt: Wrt) -> None:
@@ -150,12 +157,13 @@ def _check_penalty(penalty: Penalty | None, analysis: Analysis, wrt: Wrt) -> Non
         )
 
 
-def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
-    """What a forward pass says about the outputs, stacked."""
+def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None = None) -> Certificate:
+    """What a forward pass says about the outputs, stacked; with what is found at its centre."""
+    centre = Centre() if centre is None else centre
     ends = [result.enclosures[name] for name in result.outputs]
     lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
     gain = Magnitude.of(input_gain(result)) if wrt == "input" else Magnitude.infinity()
-    adjoint, result = scalar_bounds(result), result.without_values()
+    adjoint, result = scalar_bounds(result, centre), result.without_values()
     summands = terms(result, weighted_curvature(result))
     matrix = assemble(summands, len(result.region.variables))
     smooth = smoothness(matrix)
@@ -164,6 +172,8 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         lipschitz, matrix = minimum(lipschitz, adjoint.gradient), minimum(matrix, adjoint.matrix)
         summands = adjoint.summands if smoothness(adjoint.matrix) <= smooth else summands
         smooth = smoothness(matrix)
+        if adjoint.norm is not None and adjoint.norm < smooth:
+            smooth, matrix = adjoint.norm, minimum(matrix, adjoint.norm)
     lipschitz = minimum(lipschitz, gain)
     return Certificate(
         bound=stack([e.bound for e in ends]).norm(),
@@ -178,6 +188,8 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         nonnegative=is_nonnegative(result),
         block_gradients=None if adjoint is None else adjoint.by_block(blocks),
         radius=domain.extent(blocks) if domain.center == "present" else None,
+        effort=centre.effort.name,
+        gradients=None if adjoint is None else centre.cost,
         make_rows=lambda: _rows(result, summands, smooth, gain),
         make_damping=damping_of(result),
     )

@@ -48,6 +48,8 @@ class Certificate:
             ball, one per block for a product of balls; ``None`` where the domain is around another point.
         weights_inside: whether the present weights, or inputs, lie in the domain; ``None`` if they are not known.
         curvature: :math:`\|\nabla^2F\|` at the weights, where it is known: steps could be that much longer.
+        effort: what it was allowed to cost; see :func:`surefoot.certify`.
+        gradients: what it costs, in gradients, as far as that is known before; ``None`` if it needs none.
         estimate: lower bounds found by a search, to be shown next to the upper ones; see :meth:`with_estimate`.
         regularizer: what was added to the objective, in words; empty if nothing was.
         version: of surefoot, that made it.
@@ -76,6 +78,8 @@ class Certificate:
     radius: float | Mapping[str, float] | None = None
     weights_inside: bool | None = None
     curvature: float | None = None
+    effort: str = "normal"
+    gradients: int | None = None
     estimate: Estimate | None = None
     regularizer: str = ""
     version: str = __version__

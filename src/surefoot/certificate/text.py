@@ -48,10 +48,18 @@ def header(certificate: Certificate) -> list[str]:
         f"{title} with respect to {what}: {certificate.domain}" + added,
         f"bound m = {certificate.bound}   Lipschitz ℓ = {certificate.lipschitz}   "
         f"smoothness L = {certificate.smoothness}",
+        *_effort(certificate),
         *([OUTSIDE] if certificate.weights_inside is False else []),
         *_wrapped(verdict(certificate)),
         *_steps(certificate),
     ]
+
+
+def _effort(certificate: Certificate) -> list[str]:
+    """What it cost, if that was chosen."""
+    if certificate.effort == "normal" or certificate.gradients is None:
+        return []
+    return [f"effort {certificate.effort}: about {certificate.gradients:,} gradients"]
 
 
 def _steps(certificate: Certificate) -> list[str]:

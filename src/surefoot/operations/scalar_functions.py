@@ -133,7 +133,7 @@ def _change(costate: Enclosure, function: ScalarFunction, x: Enclosure, bends: T
     r"""With b the second derivative, :math:`\lambda b(x) - \hat\lambda b(\hat x) = (\lambda - \hat\lambda)b(x) +
     \hat\lambda(b(x) - b(\hat x))`; row by row.
     """
-    moved = costate.radius()
+    moved = costate.entry_radius()
     assert moved is not None
     total = weighed(moved, bends) + weighed(costate.value.abs(), derivative_moved(function, 2, x))
     return top(total, len(bends)) * (1 + 2.0**-51)
@@ -143,7 +143,7 @@ def derivative_moved(function: ScalarFunction, order: int, x: Enclosure) -> Tens
     """How far a derivative may be from that at the centre, entry by entry: the next derivative times the
     distance, or the range of values.
     """
-    radius, (low, high) = x.radius(), x.interval()
+    radius, (low, high) = x.entry_radius(), x.interval()
     assert radius is not None
     distance = weighed(radius, sup_on(function, order + 1, low, high))
     least, most = range_on(function, low, high, order)

@@ -13,6 +13,8 @@ Let :math:`p` be the soft-max of :math:`x`, and :math:`v` a direction, seen as a
   function that is concave and then convex, reached by two points at distance :math:`\delta' \le \delta`, with
   value :math:`\delta'^3 q(1-q)(1-2q) \le \delta'^3/(6\sqrt3)`. Reached for two classes. And
   :math:`|E(v - Ev)^3| \le \max|v - Ev|\,E(v - Ev)^2 \le \sqrt2\,\|C\|`.
+* **Third derivative at most** :math:`2\|C\|`: again symmetric, on the diagonal the fourth cumulant :math:`E(v -
+  Ev)^4 - 3(E(v - Ev)^2)^2`, which lies between :math:`-2\|C\|^2` and :math:`\max|v - Ev|^2\|C\| \le 2\|C\|`.
 * **Log-soft-max.** :math:`I - \mathbf 1p^\top` is an oblique projection, of norm :math:`\|\mathbf 1\|\|p\| \le
   \sqrt{k \max p}` for k > 1 classes; its second derivative is :math:`-\mathbf 1\otimes C`, of norm
   :math:`\sqrt k\,\|C\|`. The slope :math:`\sqrt k` is approached as one class takes all.
@@ -37,7 +39,7 @@ from torch import Tensor
 
 from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.call import Bounds, Call, Slot, Use
+from surefoot.operations.call import Bounds, Call, Pair, Slot, Use
 from surefoot.operations.common import ONE, ZERO, root
 from surefoot.operations.dimensions import normalized_dim, normalized_dims
 from surefoot.operations.record import Near, declare, operation, record_of
@@ -228,6 +230,19 @@ def softmax(call: Call) -> Bounds:
     rows = None
     if dim != 0 and isinstance(x.value, Tensor):
         rows = minimum(x.row_spread(call.shape[0]) * slope, root(2 * fibres // max(1, call.shape[0])))
+
+    def rows_along(costate: Enclosure) -> dict[Pair, Magnitude]:
+        assert top is not None
+        norms = _fibre_norms(costate.value, dim) + _fibre_spreads(costate, dim)
+        return {(slot, slot): _most(_curvatures(top) * norms, call.shape[0])}
+
+    def change_along(costate: Enclosure) -> dict[Pair, Magnitude]:
+        assert top is not None
+        third = Magnitude.of(_covariances(top).reshape(-1)) * (2 * (1 + 1e-15))
+        moved = minimum(third * _fibre_spreads(x, dim), _curvatures(top) * 2.0)
+        moved = moved * _fibre_norms(costate.value, dim) + _curvatures(top) * _fibre_spreads(costate, dim)
+        return {(slot, slot): _most(moved, call.shape[0])}
+
     return Bounds(
         jacobian={slot: slope, **_no_mask(call)},
         curvature={(slot, slot): minimum(STEEPEST, slope * math.sqrt(2) * (1 + 1e-15))},
@@ -237,18 +252,45 @@ def softmax(call: Call) -> Bounds:
         rows=rows,
         reduction=classes,
         curvature_along=None if top is None else lambda costate: {(slot, slot): _fibres_along(costate, dim, top)},
+        rows_along=None if top is None or dim == 0 else rows_along,
+        change_along=None if top is None or dim == 0 else change_along,
     )
 
 
 def _fibres_along(costate: Enclosure, dim: int, top: tuple[np.ndarray, np.ndarray]) -> Magnitude:
     """The largest product over the fibres of their curvature and the norm of their costate."""
-    fibres = costate.value.movedim(dim, -1)
-    norms = row_norms(fibres.reshape(-1, fibres.shape[-1]))
     rows = costate.rows is not None and dim != 0
     move = minimum(costate.spread, costate.rows.max()) if rows and costate.rows is not None else costate.spread
+    curvature = _curvatures(top)
+    sizes = curvature * (_fibre_norms(costate.value, dim) + move)
+    return minimum(sizes.max(), curvature.max() * costate.bound)
+
+
+def _fibre_norms(value: Tensor, dim: int) -> Magnitude:
+    """The norm of every fibre."""
+    fibres = value.movedim(dim, -1)
+    return row_norms(fibres.reshape(-1, fibres.shape[-1]))
+
+
+def _curvatures(top: tuple[np.ndarray, np.ndarray]) -> Magnitude:
+    """That of the soft-max, of every fibre."""
     curvature = np.minimum(STEEPEST.numpy(), _covariances(top) * (math.sqrt(2) * (1 + 1e-15)))
-    sizes = Magnitude.of(curvature.reshape(-1)) * (norms + move)
-    return minimum(sizes.max(), Magnitude.of(float(curvature.max())) * costate.bound)
+    return Magnitude.of(curvature.reshape(-1))
+
+
+def _most(fibres: Magnitude, rows: int) -> Magnitude:
+    """The largest of the fibres of each row."""
+    return Magnitude(fibres.log2.reshape(rows, -1)).max(axis=1)
+
+
+def _fibre_spreads(e: Enclosure, dim: int) -> Magnitude:
+    """How far every fibre may be from the centre: as far as its row, or its entries together."""
+    rows, radius = e.row_spread(len(e.value)), e.entry_radius()
+    fibres = e.numel // max(1, e.value.shape[dim] * len(e.value))
+    moves = Magnitude(rows.log2.repeat(fibres))
+    if radius is None or radius.shape != e.value.shape:
+        return moves
+    return minimum(moves, _fibre_norms(radius, dim))
 
 
 def _no_mask(call: Call) -> dict[str, Magnitude]:
@@ -335,6 +377,9 @@ def _top(
         move = x.spread.tensor(probabilities)
     else:
         move = move.reshape(-1, *[1] * (largest.dim() - 1))
+        radius = x.entry_radius()
+        if radius is not None and radius.shape == probabilities.shape:
+            move = torch.minimum(move, torch.linalg.vector_norm(radius, dim=dim) * (1 + 2.0**-30))
     # The round-off of a probability grows with it: what is computed as zero may be 10⁻¹² and become anything.
     slack = _SLACK + probabilities.numel() // max(1, largest.numel()) * 2.0**-51  # a sum of so many terms
     factor = (math.sqrt(2) * move).clamp(max=700.0).exp() * (1 + slack)
