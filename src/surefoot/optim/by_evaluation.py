@@ -82,10 +82,11 @@ class ByEvaluation:
         except EvaluationError as error:
             raise OptimizerError(str(error)) from error
         loss, data = number(point.value), function.data.name
-        for name, parameter in owner.trainable.items():
-            check_slope(name, slopes[name], loss)
-            parameter.grad = slopes[name].to(parameter.dtype)
         size = float(point.gradient.norm())
+        for name, parameter in owner.trainable.items():
+            if not size < math.inf:
+                check_slope(name, slopes[name], loss)
+            parameter.grad = slopes[name].to(parameter.dtype)
         record = StepRecord(len(owner.history), loss, size, 0.0, promised_decrease=0.0, data=data)
         if size == 0:
             return self._stayed(record, "the gradient is zero", stalled=False)
