@@ -20,7 +20,7 @@ from surefoot.optim.vectors import Tensors
 from surefoot.oracles.problem import Problem
 from surefoot.oracles.steps import solve_gauss_newton
 
-_PAIRS = 40  # kept by L-BFGS
+_FEW, _MANY, _ROOM = 40, 100, 2**25  # pairs kept by L-BFGS: many if they fit into so many bytes, else few
 _FIRST = 0.1  # length of the very first step along a gradient, relative to the weights
 
 
@@ -144,9 +144,9 @@ class LimitedMemory(Gradient):
 
     needs_curvature = True
 
-    def __init__(self, pairs: int = _PAIRS) -> None:
+    def __init__(self, pairs: int | None = None) -> None:
         super().__init__()
-        self.pairs = pairs
+        self._wanted = pairs
         self._clear()
 
     def _clear(self) -> None:
@@ -164,7 +164,8 @@ class LimitedMemory(Gradient):
         products = self._with_rows(gradient)
         weights, scale = self._loops(products)
         direction = (torch.from_numpy(weights).to(gradient) @ self._used).add_(gradient, alpha=scale).neg_()
-        self._along = direction, -(self._table @ weights) - scale * products
+        used = len(products)
+        self._along = direction, -(self._table[:used, :used] @ weights) - scale * products
         return direction, 1.0
 
     @property
@@ -188,7 +189,7 @@ class LimitedMemory(Gradient):
         scale = diagonal[-1] / self._table[changes[-1], changes[-1]]
         alpha = np.linalg.solve(upper, products[moves])
         rest = products[changes] - self._table[np.ix_(changes, changes)] @ alpha
-        weights = np.zeros(len(self._table))
+        weights = np.zeros(len(products))
         weights[changes] = -scale * alpha
         weights[moves] = np.linalg.solve(upper.T, diagonal * alpha - scale * rest)
         return weights, float(scale)
@@ -201,22 +202,21 @@ class LimitedMemory(Gradient):
         if not inner > 1e-12 * (squares[0] * squares[1]) ** 0.5:
             return
         if self._rows is None:
-            self._rows = torch.zeros(2 * self.pairs, len(move), dtype=torch.float64, device=move.device)
+            pairs = self._wanted or min(max(_ROOM // (16 * len(move)), _FEW), _MANY)
+            self._rows = torch.zeros(2 * pairs, len(move), dtype=torch.float64, device=move.device)
+            self._table = np.zeros((2 * pairs, 2 * pairs))
         old = self._with_rows(before.gradient)
         moved = self._moved(move, step)
         new = self._with_rows(after.gradient).copy()
-        if len(self._order) < self.pairs:
-            slot = 2 * len(self._order)
-            self._table = np.pad(self._table, (0, 2))
-            old, moved, new = (np.pad(part, (0, 2)) for part in (old, moved, new))
-        else:
-            slot = self._order.popleft()
+        used = len(new)
+        slot = used if used < len(self._rows) else self._order.popleft()
         self._order.append(slot)
         self._rows[slot], self._rows[slot + 1] = move, change
-        self._table[slot, :] = self._table[:, slot] = moved
-        self._table[slot + 1, :] = self._table[:, slot + 1] = new - old
+        self._table[slot, :used] = self._table[:used, slot] = moved
+        self._table[slot + 1, :used] = self._table[:used, slot + 1] = new - old
         self._table[slot, slot], self._table[slot + 1, slot + 1] = squares
         self._table[slot, slot + 1] = self._table[slot + 1, slot] = inner
+        new.resize(2 * len(self._order), refcheck=False)
         new[slot], new[slot + 1] = float(move @ after.gradient), float(change @ after.gradient)
         self._at = after.gradient, new
 

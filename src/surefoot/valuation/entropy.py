@@ -15,8 +15,8 @@ The gradient of a row is the soft-max :math:`p = e^{-t}/(1 + s)` less one at y.
 *Curvature.* The second derivative of a row is :math:`\mathrm{diag}(p) - pp^\top`, whose norm is at most its
 largest row sum of absolute values :math:`2p_k(1 - p_k)` (Gershgorin), hence at most 1/2 and, as :math:`1 - p_a`
 and all other :math:`p_k` are at most s, at most 2s. Where a row moves by r, differences of two entries move by at
-most :math:`\sqrt2\,r` and s grows by no more than the factor :math:`e^{\sqrt2\,r}`. So where the network is sure of
-the classes the loss is hardly curved.
+most :math:`\sqrt2\,r` and s grows by no more than the factor :math:`e^{\sqrt2\,r}`. So where the network is sure
+of the classes the loss is hardly curved.
 """
 
 from __future__ import annotations
