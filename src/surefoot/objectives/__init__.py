@@ -5,7 +5,7 @@
 * ``cross_entropy``: :class:`CrossEntropy` and :class:`NegativeLogLikelihood`, losses of class numbers.
 * ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Reconstruction`.
 * ``torch_losses``: losses of torch.nn as objectives.
-* ``regularizers``: :class:`Ridge`, a function of the parameters.
+* ``regularizers``: functions of the parameters: :class:`Ridge`, :class:`PseudoHuber`, :class:`ElasticNet`.
 """
 
 from surefoot.calculus.attach import attach
@@ -23,11 +23,11 @@ from surefoot.objectives.entrywise import (
     Square,
     encode_decode,
 )
-from surefoot.objectives.regularizers import Ridge
+from surefoot.objectives.regularizers import ElasticNet, PseudoHuber, Regularizer, Ridge
 from surefoot.objectives.torch_losses import from_torch
 
 __all__ = [
-    "Absolute", "BinaryCrossEntropy", "Constants", "CrossEntropy", "Divergence", "Huber", "Loss",
-    "NegativeLogLikelihood", "Objective", "ObjectiveError", "Poisson", "Reconstruction", "Ridge", "SoftMargin",
-    "Square", "attach", "encode_decode", "from_torch",
+    "Absolute", "BinaryCrossEntropy", "Constants", "CrossEntropy", "Divergence", "ElasticNet", "Huber", "Loss",
+    "NegativeLogLikelihood", "Objective", "ObjectiveError", "Poisson", "PseudoHuber", "Reconstruction",
+    "Regularizer", "Ridge", "SoftMargin", "Square", "attach", "encode_decode", "from_torch",
 ]  # fmt: skip
