@@ -184,14 +184,14 @@ class LimitedMemory(Gradient):
         """What the two loops give, as weights of the rows and of the gradient."""
         moves = np.array(self._order)
         changes = moves + 1
-        upper = np.triu(self._table[np.ix_(moves, changes)])
-        diagonal = np.diagonal(upper)
+        upper = torch.from_numpy(self._table[np.ix_(moves, changes)])
+        diagonal = upper.diagonal().numpy()
         scale = diagonal[-1] / self._table[changes[-1], changes[-1]]
-        alpha = np.linalg.solve(upper, products[moves])
+        alpha = _solved(upper, products[moves], upper=True)
         rest = products[changes] - self._table[np.ix_(changes, changes)] @ alpha
         weights = np.zeros(len(products))
         weights[changes] = -scale * alpha
-        weights[moves] = np.linalg.solve(upper.T, diagonal * alpha - scale * rest)
+        weights[moves] = _solved(upper.T, diagonal * alpha - scale * rest, upper=False)
         return weights, float(scale)
 
     def learn(self, before: Point, after: Point, step: float) -> None:
@@ -248,6 +248,11 @@ class LimitedMemory(Gradient):
         self._order, self._rows = deque(state["order"]), state["rows"]
         self._table = state["table"].numpy().copy()
         self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy().copy())
+
+
+def _solved(triangle: Tensor, right: np.ndarray, *, upper: bool) -> np.ndarray:
+    """The solution of a triangular system; the other half of the matrix is not read."""
+    return torch.linalg.solve_triangular(triangle, torch.from_numpy(right)[:, None], upper=upper)[:, 0].numpy()
 
 
 class Proposed(Gradient):

@@ -158,7 +158,8 @@ class Run:
             self.near[name] = Near(math.inf)
             return
         shifted = [x if point == 0 else x - point for point in breaks]
-        nearest = min(float(torch.linalg.vector_norm(part, -math.inf)) for part in shifted)
+        squares = min(float((part * part).amin()) for part in shifted)  # faster than absolute values
+        nearest = max(math.sqrt(squares) * (1 - 2.0**-50) - 2.0**-500, 0.0) if squares >= 0 else 0.0
         if nearest < NEAR:
             away = torch.stack([part.abs() for part in shifted]).amin(dim=0)
             places = (away < NEAR).nonzero().reshape(-1)

@@ -285,8 +285,9 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
         anchors = [name for name in (names.get(slot, "") for slot in record.factors) if name in found.weights]
         if len(anchors) == 1:
             size, peak = measure(found.weights[anchors[0]][0])
-            exact = replace(enclosures[anchors[0]], bound=size, peak=peak, spread=_ZERO)
-            slope = slope_of(node, rule(Call(node, {**enclosures, anchors[0]: exact})))
+            told = {name: _without_value(enclosures[name]) for name in node.inputs}
+            told[anchors[0]] = replace(enclosures[anchors[0]], bound=size, peak=peak, spread=_ZERO)
+            slope = slope_of(node, rule(Call(node, told)))
             if slope.product is not None and math.isfinite(slope.product[2]):
                 return replace(slope, anchor=anchors[0])
     reached = {
@@ -306,6 +307,14 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
         return slope_of(node, blunt)
     found.peaks |= {name: float(enclosures[name].peak) * (1 - 2.0**-40) for name in node.inputs if name in reached}
     return slope_of(node, sharp)
+
+
+def _without_value(enclosure: Enclosure) -> Enclosure:
+    """A constant by its sizes alone: slopes in the parameters it is multiplied with are not wanted."""
+    if not enclosure.is_constant or not isinstance(enclosure.value, Tensor):
+        return enclosure
+    real = enclosure.value.is_floating_point()
+    return replace(enclosure, value=None, spread=_INFINITE, error=_INFINITE) if real else enclosure
 
 
 def slope_of(node: Node, bounds: Bounds) -> Slope:
