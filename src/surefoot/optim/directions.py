@@ -238,7 +238,9 @@ class LimitedMemory(Gradient):
     def state(self) -> dict[str, Any]:
         """Also the pairs."""
         at = None if self._at is None else [self._at[0], torch.from_numpy(self._at[1].copy())]
-        own = {"order": list(self._order), "rows": self._rows, "table": torch.from_numpy(self._table.copy())}
+        used = 2 * len(self._order)
+        table = torch.from_numpy(self._table[:used, :used].copy())
+        own = {"order": list(self._order), "rows": self._rows, "table": table}
         return {**super().state(), **own, "at": at}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -246,7 +248,10 @@ class LimitedMemory(Gradient):
         super().load(state)
         self._clear()
         self._order, self._rows = deque(state["order"]), state["rows"]
-        self._table = state["table"].numpy().copy()
+        if self._rows is not None:
+            used = 2 * len(self._order)
+            self._table = np.zeros((len(self._rows), len(self._rows)))
+            self._table[:used, :used] = state["table"].numpy()
         self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy().copy())
 
 
