@@ -94,7 +94,7 @@ class ByEvaluation:
         stuck = self._stuck is not None and self._stuck[0] is point
         found, why = (None, self._stuck[1]) if stuck and self._stuck else self._found(point)
         if found is None:
-            self._stuck = None if isinstance(self.direction, Chosen) else (point, why)
+            self._stuck = (point, why) if type(self.direction) in NAMED.values() else None
             return self._stayed(record, why, stalled=True)
         self._stalls = 0
         if not is_loader(x):  # whose objective takes running statistics as they are

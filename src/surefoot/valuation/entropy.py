@@ -53,7 +53,8 @@ class Logistic:
 
     def curvature(self, moved: float) -> float:
         """On the second derivative, where the argument may move by so much."""
-        return abs(self.factor) * min(0.5, 2 * self.doubt * math.exp(min(1.5 * moved, 100.0))) * (1 + 1e-9)
+        growth = math.exp(1.5 * moved) if moved < 400 else math.inf
+        return abs(self.factor) * min(0.5, 2 * self.doubt * growth) * (1 + 1e-9)
 
 
 def entropy(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, Logistic] | None:
