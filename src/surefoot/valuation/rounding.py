@@ -36,7 +36,9 @@ _KERNEL = 64 * _UNIT
 _UNDERFLOW = 2.0**-1000
 
 
-def rounding(slope: Slope, sizes: Mapping[str, float], call: Call | None, value: Any) -> float:
+def rounding(
+    slope: Slope, sizes: Mapping[str, float], call: Call | None, value: Any, together: float = math.inf
+) -> float:
     """The error of one operation.
 
     Args:
@@ -45,6 +47,8 @@ def rounding(slope: Slope, sizes: Mapping[str, float], call: Call | None, value:
         call: the operation with the values of its arguments, where its record states the error; otherwise
             ``None``.
         value: its result.
+        together: a bound on the norm of all products of norms of matrices, where two factors meet matrix by
+            matrix.
     """
     node, k = slope.node, slope.reduction
     record = record_of(node)
@@ -63,7 +67,8 @@ def rounding(slope: Slope, sizes: Mapping[str, float], call: Call | None, value:
     if slope.product is not None:
         first, second, bilinear = slope.product
         shift = sum(amount * sizes[n] for n, amount in slope.jacobian.items() if n not in (first, second))
-        return (k + 8) * (1 + 1e-6) * _UNIT * (bilinear * sizes[first] * sizes[second] + shift) + lost
+        products = bilinear * min(sizes[first] * sizes[second], together)
+        return (k + 8) * (1 + 1e-6) * _UNIT * (products + shift) + lost
     if record.form_of(node) is Form.LINEAR:
         return (k + 8) * math.sqrt(k) * 2 * _UNIT * (sizes[node.name] + moved) + lost
     return (k + 16.0) ** 2 * _UNIT * (sizes[node.name] + moved) + lost
