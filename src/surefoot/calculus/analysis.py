@@ -22,7 +22,7 @@ from surefoot.domains import Domain, DomainError, Region
 from surefoot.enclosure import Enclosure
 from surefoot.errors import SurefootError
 from surefoot.graph import Graph
-from surefoot.graph.checks import as_inputs
+from surefoot.graph.checks import as_inputs, selected
 from surefoot.operations.evaluation import fold_in_double
 from surefoot.operations.moving import Norms
 
@@ -138,7 +138,7 @@ class Analysis:
         buffers = {name: value.clone() for name, value in self.model.named_buffers(remove_duplicate=False)}
         with torch.no_grad():
             live = torch.func.functional_call(self.model, buffers, args, kwargs)
-            live = live if self.objective is None else self.objective(live)
+            live = live if self.objective is None else self.objective(selected(live))
         if not isinstance(live, Tensor) or len(self.reading.graph.outputs) != 1:
             return
         centre = self.centre[self.reading.graph.outputs[0]]

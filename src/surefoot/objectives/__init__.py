@@ -4,6 +4,7 @@
 * ``constants``: :class:`Constants` of an objective as a function of the stacked outputs; as the paper prints them.
 * ``cross_entropy``: :class:`CrossEntropy` and :class:`NegativeLogLikelihood`, losses of class numbers.
 * ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Reconstruction`.
+* ``returned``: :class:`ModelLoss`, of models that return their loss.
 * ``torch_losses``: losses of torch.nn as objectives.
 * ``regularizers``: :class:`Ridge`, a function of the parameters.
 """
@@ -24,10 +25,11 @@ from surefoot.objectives.entrywise import (
     encode_decode,
 )
 from surefoot.objectives.regularizers import Ridge
+from surefoot.objectives.returned import ModelLoss
 from surefoot.objectives.torch_losses import from_torch
 
 __all__ = [
-    "Absolute", "BinaryCrossEntropy", "Constants", "CrossEntropy", "Divergence", "Huber", "Loss",
+    "Absolute", "BinaryCrossEntropy", "Constants", "CrossEntropy", "Divergence", "Huber", "Loss", "ModelLoss",
     "NegativeLogLikelihood", "Objective", "ObjectiveError", "Poisson", "Reconstruction", "Ridge", "SoftMargin",
     "Square", "attach", "encode_decode", "from_torch",
 ]  # fmt: skip

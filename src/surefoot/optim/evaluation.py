@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import SurefootError
-from surefoot.graph.checks import as_inputs
+from surefoot.graph.checks import as_inputs, selected
 from surefoot.objectives import Objective
 
 Closure = Callable[[], tuple[Tensor, Tensor]]
@@ -28,7 +28,7 @@ def loss_of(model: nn.Module, objective: Objective, x: Any, y: Any, closure: Clo
     """
     if closure is None:
         args, kwargs = as_inputs(x)
-        return objective(model(*args, **kwargs), y)
+        return objective(selected(model(*args, **kwargs)), y)
     found = closure()
     if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, Tensor) for part in found)):
         raise OptimizerError(f"a closure returns the pair (outputs, loss) of tensors, got {_kind(found)}")

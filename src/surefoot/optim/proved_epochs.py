@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.graph.checks import as_inputs
+from surefoot.graph.checks import as_inputs, selected
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import Average, Batches, BurstRecord, Snapshot, evaluating, fixed_data
 from surefoot.optim.by_evaluation import StalledWarning
@@ -272,7 +272,7 @@ class ProvedEpochs:
 
     def _loss(self, x: Any, y: Any, *, backward: bool = False) -> Tensor:
         args, kwargs = as_inputs(x)
-        loss: Tensor = self.objective(self.model(*args, **kwargs), y)
+        loss: Tensor = self.objective(selected(self.model(*args, **kwargs)), y)
         if backward:
             self.optimizer.zero_grad()
             loss.backward()

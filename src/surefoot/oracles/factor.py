@@ -26,8 +26,12 @@ def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
     stated = record is not None and record.loss is not None and type(objective).function is record.loss.function
     if record is not None and record.factor is not None and stated:
         targets = objective.chosen().to(output.device)
-        slope = problem.slope.to(dtype).reshape(output.shape[0], -1)
-        factor: Factor | None = record.factor(output, targets, slope, **objective.options)
+        rows, marks = objective.arranged(output, targets)
+        slope = objective.arranged(problem.slope.to(dtype), targets)[0]
+        factor: Factor | None = record.factor(rows, marks, slope.reshape(rows.shape[0], -1), **objective.options)
+        if factor is not None and rows is not output:
+            places = torch.arange(output.numel(), device=output.device).reshape(output.shape)
+            factor = factor.gathered(objective.arranged(places, targets)[0], output.shape)
         if factor is not None:
             return factor
     return _by_eigenvalues(problem, dtype)
