@@ -16,6 +16,7 @@ from operations import (
     cases_nonlinear,
     cases_pooling,
     cases_products,
+    cases_writing,
 )
 from operations.case import Case
 from operations.harness import SETTINGS, Study, study
@@ -31,6 +32,7 @@ _FAMILIES = (
     cases_nonlinear,
     cases_pooling,
     cases_products,
+    cases_writing,
 )
 
 CASES: dict[str, list[Callable[[], Case]]] = {

@@ -136,8 +136,9 @@ class Analysis:
             raise AnalysisError("the model has changed since it was analysed: make a new one with Analysis.of")
         args, kwargs = as_inputs(self.x)
         buffers = {name: value.clone() for name, value in self.model.named_buffers(remove_duplicate=False)}
-        with torch.no_grad():
+        with torch.enable_grad():  # the model may differentiate itself
             live = torch.func.functional_call(self.model, buffers, args, kwargs)
+        with torch.no_grad():
             live = live if self.objective is None else self.objective(selected(live))
         if not isinstance(live, Tensor) or len(self.reading.graph.outputs) != 1:
             return

@@ -14,6 +14,7 @@ Families:
 
 * ``layout``: operations that move numbers around. ``choices``: what fixed indices, masks and conditions choose.
   ``conditions``: comparisons, and what jumps.
+* ``writing``: tensors written into others.
 * ``formulas``: operations that are made of others.
 * ``arithmetic``: sums, means, products and quotients, entry by entry.
 * ``products``: fully-connected layers, scale and shift, forms of three tensors. ``matmul``: batches of matrix

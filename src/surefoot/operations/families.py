@@ -23,6 +23,7 @@ from surefoot.operations import (
     softmax,
     statistics,
     without_bounds,
+    writing,
 )
 
 __all__ = [
@@ -48,4 +49,5 @@ __all__ = [
     "softmax",
     "statistics",
     "without_bounds",
+    "writing",
 ]

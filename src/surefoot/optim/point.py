@@ -166,7 +166,8 @@ class Point:
     @cached_property
     def gradient(self) -> Tensor:
         """The gradient as a vector."""
-        slopes = self.function.layout.pack(self._pass.gradient)
+        unread = {name: torch.zeros_like(value) for name, value in self.weights.items()}
+        slopes = self.function.layout.pack({**unread, **self._pass.gradient})
         ridge = self.function.ridge
         if ridge is not None:
             for (name, part), weights in zip(
