@@ -71,6 +71,24 @@ SMOOTH: dict[str, Function] = {
     "asin": lambda h, w: torch.asin(0.8 * h.tanh()) - torch.acos(0.7 * h.sin()),
     "atanh": lambda h, w: torch.atanh(0.8 * h.tanh()) + torch.acosh(h**2 + 2),
     "logit": lambda h, w: torch.logit(0.1 + 0.8 * h.sigmoid()) + torch.special.entr(h.sigmoid()),
+    "rfft": lambda h, w: torch.view_as_real(torch.fft.rfft(h, dim=1)).tanh(),
+    "filter": lambda h, w: torch.fft.irfft(
+        torch.fft.rfft(h, dim=1) * torch.view_as_complex(w.reshape(9, 2)[:4]), n=6
+    ),
+    "fft of two": lambda h, w: torch.fft.fft(torch.fft.fft(h, dim=-1), dim=-2).real + torch.fft.fft2(h).imag,
+    "odd, orthogonal": lambda h, w: torch.fft.irfft(torch.fft.rfft(h[:, :5], norm="ortho"), n=5, norm="ortho"),
+    "ifft": lambda h, w: (
+        torch.fft.ifft(torch.fft.fft(h, n=8)).real + torch.fft.ifftn(torch.complex(h, h)).imag[0, 0]
+    ),
+    "irfft2": lambda h, w: torch.fft.irfft2(torch.fft.rfft2(h) * 2.0 + 1.0, s=(5, 6)),
+    "turned": lambda h, w: torch.view_as_real(
+        torch.view_as_complex(h.reshape(5, 3, 2)) * torch.polar(w[0, :3], w[1, :3])
+    ),
+    "absolute values": lambda h, w: torch.fft.fft(h + torch.arange(6.0) ** 2, dim=1).abs(),
+    "conjugate": lambda h, w: (torch.fft.fft(h).conj() - torch.fft.fft(h).reshape(5, 6)).imag,
+    "inverse": lambda h, w: torch.linalg.inv(9 * torch.eye(3, dtype=w.dtype) + w[:, :3]) @ h[:3],
+    "solve": lambda h, w: torch.linalg.solve(9 * torch.eye(3, dtype=w.dtype) + w[:, :3], h[:3]),
+    "logdet": lambda h, w: h + torch.logdet(9 * torch.eye(3, dtype=w.dtype) + w[:, :3]),
     "nan_to_num": lambda h, w: torch.nan_to_num(h).tanh(),
     "where": lambda h, w: torch.where(h > 0, h.square(), -h.square()),
     "times a condition": lambda h, w: h.square() * (h >= 0) + (h**3).masked_fill(h < 0, 0.0),
@@ -92,6 +110,10 @@ KINKED: dict[str, Function] = {
     "where": lambda h, w: torch.where(h < w[0], h, w[0]) + torch.where(h > 0, h, 0.1 * h),
     "clamp": lambda h, w: torch.clamp(h, min=w[0] - 1, max=w[0] + 1),
     "aminmax": lambda h, w: torch.aminmax(h, dim=1)[0],
+    "sort": lambda h, w: h.sort(dim=1).values * w[0],
+    "topk": lambda h, w: h.topk(3, dim=1).values,
+    "kthvalue": lambda h, w: h.kthvalue(2, dim=1).values + h.median(dim=1).values + h.median(),
+    "cummax": lambda h, w: h.cummax(dim=1).values,
     "1-norm": lambda h, w: h.norm(p=1, dim=1) + h.norm(p=math.inf, dim=1),
     "l1_loss": lambda h, w: F.l1_loss(h, w[0].expand(5, 6)),
 }

@@ -24,6 +24,7 @@ import surefoot.operations.families  # noqa: F401  registers the operations
 from surefoot.calculus.folding import fold
 from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Graph, Node, Ref, Role, Spec, needed
+from surefoot.operations.complex_pairs import in_pairs
 from surefoot.operations.conditions import CHOOSING, Condition
 from surefoot.operations.record import record_of
 from surefoot.operations.written_out import composition
@@ -77,6 +78,7 @@ def shared(graph: Graph) -> Graph:
 
 def expanded(graph: Graph) -> Graph:
     """Every operation replaced by its first expansion that applies, until none does."""
+    graph = in_pairs(graph)
     for _ in range(_DEPTH):
         before, graph = graph, shared(graph)
         graph = _expanded_once(graph)

@@ -107,12 +107,17 @@ def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
         yield what, "Build the model outside of inference mode."
     if value.is_complex():
         yield "is complex", "Hold its real and imaginary parts as real tensors."
-    if not _finite(value):
+    if not _finite(value) and not (kind == "buffer" and _is_mask(value)):
         masks = "" if kind == "parameter" else " A mask is better boolean, with torch.where or masked_fill."
         yield (
             "has NaN or infinite entries",
             f"No bound holds there: re-initialise it, or load finite values.{masks}",
         )
+
+
+def _is_mask(value: Tensor) -> bool:
+    """Whether all entries are finite or minus infinity, as in a mask that is added to scores."""
+    return bool((torch.isfinite(value) | torch.isneginf(value)).all())
 
 
 def random_dropout(probability: float) -> tuple[str, str]:

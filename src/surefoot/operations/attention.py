@@ -161,7 +161,9 @@ def masked_by_hand(graph: Graph, node: Node) -> Expansion | None:
     for k, mask in enumerate(masks[1:]):
         args = (allowed, mask.allowed)
         spec = Spec(node.specs[0].shape, torch.bool)
-        both = Node(f"{node.name}_both_{k}", "aten.logical_and", _aten.logical_and.default, args, {}, node.module, spec)
+        both = Node(
+            f"{node.name}_both_{k}", "aten.logical_and", _aten.logical_and.default, args, {}, node.module, spec
+        )
         made.append(both)
         allowed = Ref(both.name)
     masked = (scores, allowed, False)

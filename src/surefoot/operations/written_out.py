@@ -46,7 +46,8 @@ def composition(graph: Graph, node: Node) -> Expansion | None:
     known = record.bounds is not None or record.scalar is not None or record.expansions
     if known or schema_of(node.target) is None:
         return None
-    return traced(graph, node, node.target, pre_dispatch=False)
+    found = traced(graph, node, node.target, pre_dispatch=False)
+    return None if found is None or any(part.target == node.target for part in found.nodes) else found
 
 
 def traced(graph: Graph, node: Node, function: Formula, pre_dispatch: bool = True) -> Expansion | None:
@@ -64,12 +65,13 @@ def traced(graph: Graph, node: Node, function: Formula, pre_dispatch: bool = Tru
         nodes, results = steps(run, specs, node.name, node.module, pre_dispatch)
     except NotImplementedError:
         return None
-    if any(part.target == node.target and part.inputs == node.inputs for part in nodes):
-        return None  # it is not made of anything else
     if isinstance(node.spec, tuple):
         return Expansion(nodes, results)
     if results[0].name in specs:
-        return Expansion((*nodes, replace(node, op="aten.alias", target=_alias, args=results, kwargs={})))
+        spec = specs[results[0].name]
+        return Expansion(
+            (*nodes, replace(node, op="aten.alias", target=_alias, args=results, kwargs={}, spec=spec))
+        )
     last = {results[0].name: node.name}
     return Expansion(tuple(part.renamed(last, name=last.get(part.name, part.name)) for part in nodes))
 
