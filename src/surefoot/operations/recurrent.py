@@ -175,10 +175,7 @@ def _weights(params: list[Ref], each: int, size: int) -> list[_Weights]:
     """Matrices of input and state, their biases, and the projection, for each layer and direction."""
     parts = [params[k : k + size] for k in range(0, len(params), size)]
     nothing: list[Ref | None] = [None, None]
-    return [
-        (p[0], p[1], *(p[2:4] if each == 4 else nothing), p[each] if size > each else None)  # type: ignore[misc]
-        for p in parts
-    ]
+    return [(p[0], p[1], *(p[2:4] if each == 4 else nothing), p[each] if size > each else None) for p in parts]
 
 
 def _run(
