@@ -10,6 +10,7 @@ __version__ = "0.1.0.dev0"
 # Public names and where they live. They are loaded on first use, so that what does not compute starts at once.
 _NAMES = {
     "Ball": "surefoot.domains",
+    "Box": "surefoot.domains",
     "Certificate": "surefoot.certificate",
     "CertifiedDescent": "surefoot.optim",
     "Chain": "surefoot.chain",
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from surefoot.certifying import certify
     from surefoot.chain import Chain
     from surefoot.complexity import cost
-    from surefoot.domains import Ball, ProductBall, Segment
+    from surefoot.domains import Ball, Box, ProductBall, Segment
     from surefoot.lower import estimate
     from surefoot.magnitude import Magnitude
     from surefoot.objectives import CrossEntropy, Ridge, Square
@@ -62,10 +63,10 @@ if TYPE_CHECKING:
     from surefoot.valuation.interval import evaluate
 
 __all__ = [
-    "Ball", "Certificate", "CertifiedDescent", "Chain", "Convergence", "CrossEntropy", "Magnitude", "ProductBall",
-    "Ridge", "Segment", "Square", "certify", "clustering", "convergence", "cost", "data", "errors", "estimate",
-    "evaluate", "graph", "implicit", "objectives", "operations", "optim", "oracles", "paper", "register_rule",
-    "smooth", "zoo",
+    "Ball", "Box", "Certificate", "CertifiedDescent", "Chain", "Convergence", "CrossEntropy", "Magnitude",
+    "ProductBall", "Ridge", "Segment", "Square", "certify", "clustering", "convergence", "cost", "data", "errors",
+    "estimate", "evaluate", "graph", "implicit", "objectives", "operations", "optim", "oracles", "paper",
+    "register_rule", "smooth", "zoo",
 ]  # fmt: skip
 
 

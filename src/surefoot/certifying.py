@@ -9,8 +9,8 @@ from torch import nn
 from surefoot.calculus.leaves import ordinary_device
 from surefoot.certificate import Certificate
 from surefoot.certificate.proving import certify_proved
-from surefoot.domains import Domain, DomainError, ProductBall, Segment
-from surefoot.objectives import ObjectiveError
+from surefoot.domains import Box, Domain, DomainError, ProductBall, Segment
+from surefoot.objectives import ObjectiveError, Regularizer
 from surefoot.paper.reader import certify_as_printed
 
 
@@ -19,9 +19,10 @@ def certify(
     x: Any,
     *,
     objective: nn.Module | None = None,
-    domain: Domain | Segment | None = None,
+    domain: Domain | Box | Segment | None = None,
     wrt: Literal["params", "input"] = "params",
     input_norm: float | None = None,
+    regularizer: Regularizer | None = None,
     constants: Literal["certified", "paper"] = "certified",
 ) -> Certificate:
     r"""Bound, Lipschitz constant and smoothness of a model's output over a domain, proved.
@@ -36,6 +37,8 @@ def certify(
             every parameter block within 1 of the origin, or with ``wrt="input"`` the input within 1 of the origin.
         wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
         input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``.
+        regularizer: a smooth function of the parameters that is added to the objective, such as
+            ``surefoot.Ridge(1e-4)``.
         constants: ``"certified"``, or ``"paper"`` for Algorithm 4 as printed, with the paper's constants.
 
     Returns:
@@ -48,13 +51,14 @@ def certify(
         ObjectiveError: if the objective does not fit the outputs.
     """
     if constants != "paper":
-        return certify_proved(model, x, objective=objective, domain=domain, wrt=wrt, input_norm=input_norm)
+        options: dict[str, Any] = {"wrt": wrt, "input_norm": input_norm, "regularizer": regularizer}
+        return certify_proved(model, x, objective=objective, domain=domain, **options)
     domain = ProductBall(1.0) if domain is None else domain
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")
-    if isinstance(domain, Segment):
-        raise DomainError("along a segment the parameters vary, and the constants are certified ones")
-    if objective is not None:
+    if isinstance(domain, Segment | Box):
+        raise DomainError("the paper's algorithm is for balls: use ProductBall, Ball, or constants='certified'")
+    if objective is not None or regularizer is not None:
         raise ObjectiveError(
             "the paper's constants of an objective follow from those of the network by Prop. smoothobj: "
             "certify the network, then use surefoot.paper.objective"

@@ -4,6 +4,7 @@ r"""Where the variables may be: the sets a certificate speaks of.
   :math:`C = \bigotimes_t B_{R_t}(\mathbb{R}^{p_t})` (Prop. smoothdeep), around the origin or around a point
   (Corollary smoothball).
 * :class:`Ball`: all variables together in one ball.
+* :class:`Box`: every entry in an interval.
 * :class:`Segment`: from the present weights along a direction, what a step needs.
 
 A variable is a parameter tensor, or with ``wrt="input"`` an input tensor.
@@ -17,6 +18,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from surefoot.errors import SurefootError
@@ -94,6 +96,77 @@ class Ball:
     def __str__(self) -> str:
         where = "the origin" if self.center == "origin" else "the centre"
         return f"all variables together within {self.radius:g} of {where}"
+
+
+Bound = float | Mapping[str, Tensor | float]
+
+
+@dataclass(frozen=True)
+class Box:
+    r"""Every entry of every variable in an interval: :math:`a_i \le u_i \le b_i`.
+
+    A certificate over a box is one over the balls that the blocks of it lie in: block s is within half of its
+    diagonal, :math:`\frac12(\sum_{i \in s}(b_i - a_i)^2)^{1/2}`, of its middle, by Pythagoras.
+
+    Args:
+        lower: :math:`a`, one number for all entries, or numbers and tensors by parameter path.
+        upper: :math:`b`, likewise.
+
+    >>> balls = Box(-1.0, 1.0).around({"0": ("0.weight", "0.bias")}, {"0.weight": (3, 1), "0.bias": (1,)})
+    >>> 2.0 <= balls.radius["0"] < 2.0 + 1e-12
+    True
+    """
+
+    lower: Bound
+    upper: Bound
+
+    def ends(self, path: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """The bounds of the entries of one variable, in double precision.
+
+        Raises:
+            DomainError: if they are missing, not finite, of another shape or the wrong way round.
+        """
+        ends = []
+        for given in (self.lower, self.upper):
+            if isinstance(given, Mapping) and path not in given:
+                raise DomainError(f"the box has no bound for '{path}'")
+            end = torch.as_tensor(given[path] if isinstance(given, Mapping) else given).detach().double()
+            if end.ndim and tuple(end.shape) != shape:
+                raise DomainError(f"the bound of '{path}' has shape {tuple(end.shape)}, not {shape}")
+            ends.append(end.expand(shape))
+        lower, upper = ends
+        if not bool((lower <= upper).all() and torch.isfinite(upper - lower).all()):
+            raise DomainError(f"the bounds of '{path}' are finite numbers, the lower not above the upper")
+        return lower, upper
+
+    def contains(self, path: str, value: Tensor) -> bool:
+        """Whether a value of a variable lies in it."""
+        lower, upper = (end.to(value.device) for end in self.ends(path, tuple(value.shape)))
+        return bool(((value.detach() >= lower) & (value.detach() <= upper)).all())
+
+    def around(self, blocks: Mapping[str, tuple[str, ...]], shapes: Mapping[str, tuple[int, ...]]) -> ProductBall:
+        r"""The balls that contain it, rounded up: a middle errs by :math:`u(|a| + |b|)`, a difference likewise.
+
+        Args:
+            blocks: paths of variables by block.
+            shapes: of the variables, by path.
+        """
+        centre, radii = {}, {}
+        for block, paths in blocks.items():
+            total = 0.0
+            for path in paths:
+                lower, upper = self.ends(path, shapes[path])
+                centre[path] = lower / 2 + upper / 2
+                half = (upper - lower) / 2 + (lower.abs() + upper.abs()) * 2.0**-51 + 2.0**-1000
+                total += float(half.square().sum()) * (1 + (half.numel() + 8) * 2.0**-52)
+            radii[block] = total**0.5 * (1 + 2.0**-50)
+        return ProductBall(radii, center=centre)
+
+    def __str__(self) -> str:
+        ends = [given if isinstance(given, float | int) else "its own" for given in (self.lower, self.upper)]
+        if all(isinstance(end, float | int) for end in ends):
+            return f"every entry between {ends[0]:g} and {ends[1]:g}"
+        return "every entry between bounds of its own"
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,7 @@ def test_the_number_of_steps_is_drawn_uniformly() -> None:
 
 
 def test_sets_that_are_no_sets_are_refused() -> None:
-    with pytest.raises(TypeError, match="ProductBall or a Ball"):
+    with pytest.raises(TypeError, match="ProductBall, a Ball or a Box"):
         ProjectedGradient(network(), sf.Square(), domain="everywhere")
     x, y = data(sf.Square)
     with pytest.raises(sf.errors.SurefootError, match="radii"):

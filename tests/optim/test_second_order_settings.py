@@ -104,7 +104,7 @@ def test_adapted_steps_descend_with_a_regulariser_to_the_minimum() -> None:
         assert all(after <= before for before, after in pairwise(losses))
         first, last = optimizer.history[0].gradient_norm, optimizer.history[-1].gradient_norm
         assert last < (1e-6 if kind is Newton else 0.1 * first)  # the model of Gauss-Newton is not that of F
-    with pytest.raises(TypeError, match="Ridge or None"):
+    with pytest.raises(TypeError, match=r"takes a surefoot\.objectives\.Ridge"):
         GaussNewton(model, CrossEntropy(), regularizer=0.1)  # type: ignore[arg-type]
 
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.calculus.forward import Pass, forward
-from surefoot.calculus.leaves import Wrt, captured, enclose_leaves, holds_present
+from surefoot.calculus.leaves import Wrt, captured, enclose_leaves, holds_present, variable_blocks
 from surefoot.calculus.prepare import prepared
-from surefoot.domains import Domain, DomainError, Region
+from surefoot.domains import Box, Domain, DomainError, ProductBall, Region
 from surefoot.enclosure import Enclosure
 from surefoot.errors import SurefootError
-from surefoot.graph import Graph
+from surefoot.graph import Graph, Leaf
 from surefoot.graph.checks import as_inputs, selected
 from surefoot.operations.evaluation import fold_in_double
 from surefoot.operations.moving import Norms
@@ -203,6 +203,28 @@ class Analysis:
     def is_inside(self, domain: Domain, wrt: Wrt = "params") -> bool | None:
         """Whether the present weights, or inputs, lie in a domain; ``None`` if they are not known."""
         return holds_present(self.reading.graph, self.values, domain, wrt)
+
+    def variables(self, wrt: Wrt = "params") -> dict[str, list[Leaf]]:
+        """The leaves that vary, by block."""
+        graph = self.reading.graph
+        return {path: [graph.leaves[n] for n in names] for path, names in variable_blocks(graph, wrt).items()}
+
+    def balls_around(self, box: Box, wrt: Wrt = "params") -> ProductBall:
+        """The balls that contain a box, one per block.
+
+        Raises:
+            DomainError: if the box does not fit.
+        """
+        blocks = self.variables(wrt)
+        shapes = {leaf.path: leaf.spec.shape for leaves in blocks.values() for leaf in leaves}
+        return box.around({block: tuple(v.path for v in leaves) for block, leaves in blocks.items()}, shapes)
+
+    def is_in_box(self, box: Box, wrt: Wrt = "params") -> bool | None:
+        """Whether the present weights, or inputs, lie in a box; ``None`` if they are not known."""
+        if not self.has_values:
+            return None
+        varying = [leaf for leaves in self.variables(wrt).values() for leaf in leaves]
+        return all(box.contains(leaf.path, self.values[leaf.name]) for leaf in varying)
 
     def over(self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None) -> Pass:
         """The forward pass over a domain; for a scalar function centre values are kept for a pass backwards.

@@ -55,7 +55,7 @@ def enclose_leaves(
     Raises:
         DomainError: if the domain does not fit.
     """
-    region = Region.of(domain, _variable_blocks(graph, wrt))
+    region = Region.of(domain, variable_blocks(graph, wrt))
     count = len(region.variables)
     enclosures: dict[str, Enclosure] = {}
     for leaf in graph.leaves.values():
@@ -76,7 +76,7 @@ def holds_present(graph: Graph, values: Mapping[str, Tensor], domain: Domain, wr
 
     Distances are rounded by a few units, and so is the answer.
     """
-    region, leaves = Region.of(domain, _variable_blocks(graph, wrt)), graph.leaves
+    region, leaves = Region.of(domain, variable_blocks(graph, wrt)), graph.leaves
     if any(values[name].device.type == "meta" for name in region.variables):
         return None
     apart = [values[n].detach().double() - _centre(leaves[n], values[n], domain.center) for n in region.variables]
@@ -86,7 +86,12 @@ def holds_present(graph: Graph, values: Mapping[str, Tensor], domain: Domain, wr
     )
 
 
-def _variable_blocks(graph: Graph, wrt: Wrt) -> dict[str, tuple[str, ...]]:
+def variable_blocks(graph: Graph, wrt: Wrt) -> dict[str, tuple[str, ...]]:
+    """The names of the leaves that vary, by block.
+
+    Raises:
+        DomainError: if nothing does.
+    """
     if wrt == "input":
         names = tuple(leaf.name for leaf in graph.inputs if leaf.spec.dtype.is_floating_point)
         if not names:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "surefoot/certificate/1"
 _CONSTANTS = ("bound", "lipschitz", "smoothness")
-_AS_THEY_ARE = ("version", "domain", "wrt", "constants", "scalar", "nonnegative", "weights_inside")
+_AS_THEY_ARE = ("version", "domain", "wrt", "constants", "scalar", "nonnegative", "weights_inside", "regularizer")
 
 
 class CertificateError(SurefootError, ValueError):

@@ -37,7 +37,8 @@ from surefoot.calculus.segment.along import Along
 from surefoot.calculus.segment.majorant import majorant
 from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, ten_times_epsilon
 from surefoot.certificate.record import Certificate, Row
-from surefoot.domains import Ball, Domain, DomainError, ProductBall, Segment
+from surefoot.certificate.regularised import Penalty, regularised
+from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
 from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.operations.call import label
 from surefoot.taylor import TaylorModel, reach
@@ -91,9 +92,10 @@ def certify_proved(
     x: Any,
     *,
     objective: nn.Module | None = None,
-    domain: Domain | Segment | None = None,
+    domain: Domain | Box | Segment | None = None,
     wrt: Wrt = "params",
     input_norm: float | None = None,
+    regularizer: Penalty | None = None,
 ) -> Certificate:
     """The certificate of a model, or of an objective of it; see :func:`surefoot.certify`."""
     if wrt not in ("params", "input"):
@@ -101,18 +103,46 @@ def certify_proved(
     if isinstance(domain, Segment):
         if wrt != "params":
             raise DomainError("along a segment the parameters vary, and the constants are certified ones")
+        if regularizer is not None:
+            raise DomainError("a regulariser is added on balls and boxes, not along a segment: use surefoot.Ball")
         with ordinary_device():
             return _on_segment(Along(model, x, objective), domain)
     analysis = Analysis.of(model, x, objective)
+    _check_penalty(regularizer, analysis, wrt)
 
     def on(domain: Domain) -> Certificate:
-        return certificate_of(analysis.over(domain, wrt, input_norm), domain, wrt)
+        certificate = certificate_of(analysis.over(domain, wrt, input_norm), domain, wrt)
+        if regularizer is None:
+            return certificate
+        leaves, _ = analysis.enclosed(domain, wrt, input_norm)
+        return regularised(certificate, regularizer, analysis.variables(wrt), leaves)
 
     with ordinary_device():
+        if isinstance(domain, Box):
+            balls = analysis.balls_around(domain, wrt)
+            inside = analysis.is_in_box(domain, wrt)
+            return replace(on(balls), domain=str(domain), weights_inside=inside)
         if domain is not None:
             return replace(on(domain), weights_inside=analysis.is_inside(domain, wrt))
         searched = wrt == "params" and input_norm is None and analysis.reading.is_scalar and analysis.has_values
         return longest_proved(on) if searched else on(ProductBall(1.0))
+
+
+def _check_penalty(penalty: Penalty | None, analysis: Analysis, wrt: Wrt) -> None:
+    """A penalty is smooth, and of the parameters of a real-valued function.
+
+    Raises:
+        DomainError: if it is not.
+    """
+    if penalty is None:
+        return
+    if wrt != "params" or not analysis.reading.is_scalar:
+        raise DomainError("a regulariser is added to an objective of the parameters: give objective=…")
+    if not penalty.smooth:
+        raise DomainError(
+            f"{penalty!r} has kinks, so the sum has no smoothness: certify without it, and take proximal steps "
+            "(surefoot.optim.ProjectedGradient)"
+        )
 
 
 def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:

@@ -48,6 +48,7 @@ class Certificate:
         weights_inside: whether the present weights, or inputs, lie in the domain; ``None`` if they are not known.
         curvature: :math:`\|\nabla^2F\|` at the weights, where it is known: steps could be that much longer.
         estimate: lower bounds found by a search, to be shown next to the upper ones; see :meth:`with_estimate`.
+        regularizer: what was added to the objective, in words; empty if nothing was.
         version: of surefoot, that made it.
         make_rows: computes the rows of the table when they are asked for.
         make_damping: for a loss of a network's outputs, computes :math:`\ell_hL_\psi` and says whether the loss is
@@ -74,6 +75,7 @@ class Certificate:
     weights_inside: bool | None = None
     curvature: float | None = None
     estimate: Estimate | None = None
+    regularizer: str = ""
     version: str = __version__
     make_rows: Callable[[], Sequence[Row]] = field(default=tuple, repr=False, compare=False)
     make_damping: Callable[[], tuple[Magnitude, bool]] | None = field(default=None, repr=False, compare=False)

@@ -41,8 +41,9 @@ def header(certificate: Certificate) -> list[str]:
     """What is certified, where, the three constants, the verdict, and the steps that are guaranteed."""
     what = "parameters" if certificate.wrt == "params" else "the input"
     title = "Certificate" if certificate.constants == "certified" else "Constants as the paper prints them"
+    added = f", the objective plus {certificate.regularizer}" if certificate.regularizer else ""
     return [
-        f"{title} with respect to {what}: {certificate.domain}",
+        f"{title} with respect to {what}: {certificate.domain}" + added,
         f"bound m = {certificate.bound}   Lipschitz ℓ = {certificate.lipschitz}   "
         f"smoothness L = {certificate.smoothness}",
         *([OUTSIDE] if certificate.weights_inside is False else []),

@@ -6,7 +6,7 @@
 * ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Reconstruction`.
 * ``returned``: :class:`ModelLoss`, of models that return their loss.
 * ``torch_losses``: losses of torch.nn as objectives.
-* ``regularizers``: :class:`Ridge`, a function of the parameters.
+* ``regularizers``: functions of the parameters: :class:`Ridge`, :class:`PseudoHuber`, :class:`ElasticNet`.
 """
 
 from surefoot.calculus.attach import attach
@@ -24,12 +24,12 @@ from surefoot.objectives.entrywise import (
     Square,
     encode_decode,
 )
-from surefoot.objectives.regularizers import Ridge
+from surefoot.objectives.regularizers import ElasticNet, PseudoHuber, Regularizer, Ridge
 from surefoot.objectives.returned import ModelLoss
 from surefoot.objectives.torch_losses import from_torch
 
 __all__ = [
-    "Absolute", "BinaryCrossEntropy", "Constants", "CrossEntropy", "Divergence", "Huber", "Loss", "ModelLoss",
-    "NegativeLogLikelihood", "Objective", "ObjectiveError", "Poisson", "Reconstruction", "Ridge", "SoftMargin",
-    "Square", "attach", "encode_decode", "from_torch",
+    "Absolute", "BinaryCrossEntropy", "Constants", "CrossEntropy", "Divergence", "ElasticNet", "Huber", "Loss",
+    "ModelLoss", "NegativeLogLikelihood", "Objective", "ObjectiveError", "Poisson", "PseudoHuber",
+    "Reconstruction", "Regularizer", "Ridge", "SoftMargin", "Square", "attach", "encode_decode", "from_torch",
 ]  # fmt: skip

@@ -5,13 +5,14 @@
 * ``record``: what is remembered of a step, and the anytime bound on the gradient.
 * ``watch``: whether data, weights and function are those of the last step.
 * ``stored``: steps to weights as they are stored, and what is promised of them.
-* ``projection``: the nearest point of a product of balls; ``constrained``: what optimizers on a set share.
+* ``projection``: the nearest point of balls and boxes; ``constrained``: what optimizers on a set share.
 * ``moving_ball``: the ball on which a step is certified.
 * ``descent``: :class:`CertifiedDescent`; ``by_evaluation``: its steps proved by their value; ``ahead``: those that
   are promised from derivatives.
 * ``directions``: where to go; ``wolfe``: how far; ``point``: the objective at points, values and gradients when
   asked; ``vectors``: parameters as one vector.
-* ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`.
+* ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`; ``variance_reduced``:
+  :class:`ProjectedSVRG`.
 * ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states; ``pace``: its
   learning rate.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share.
@@ -26,6 +27,7 @@ from surefoot.optim.proved_epochs import ProvedEpochs
 from surefoot.optim.record import Stationarity, StepRecord
 from surefoot.optim.second_order import GaussNewton, Newton
 from surefoot.optim.stochastic import ProjectedSGD, VarianceBound, VarianceEstimate
+from surefoot.optim.variance_reduced import ProjectedSVRG
 
 __all__ = [
     "BurstRecord",
@@ -36,6 +38,7 @@ __all__ = [
     "OptimizerError",
     "ProjectedGradient",
     "ProjectedSGD",
+    "ProjectedSVRG",
     "ProvedEpochs",
     "StalledWarning",
     "Stationarity",

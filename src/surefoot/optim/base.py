@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph import Graph
-from surefoot.objectives import Objective, Ridge
+from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.operations.captured import capture
 from surefoot.optim.evaluation import Closure, OptimizerError, check_objective, gradient_of, loss_of, number
 from surefoot.optim.record import Stationarity, StepRecord, best_stationarity, from_columns, to_columns
@@ -66,13 +66,14 @@ class GuaranteedOptimizer(Optimizer):
     """
 
     theorem: Method = "gradient"  # the method whose convergence ``until="proved"`` looks for
+    takes: tuple[type[Regularizer], ...] = (Regularizer,)
 
     def __init__(
         self,
         model: nn.Module,
         objective: Objective,
         *,
-        regularizer: Ridge | None = None,
+        regularizer: Regularizer | None = None,
         params: Parameters | None = None,
         lower: float | None = None,
         until: Literal["proved"] | None = None,
@@ -90,10 +91,13 @@ class GuaranteedOptimizer(Optimizer):
             lower = 0.0 if objective.nonnegative else -math.inf
         elif not math.isfinite(lower):
             raise ValueError(f"a lower bound of the objective is a finite number, got {lower!r}")
-        if regularizer is not None and not isinstance(regularizer, Ridge):
-            raise TypeError(f"the regulariser is a surefoot.objectives.Ridge or None, got {regularizer!r}")
+        if regularizer is not None and not isinstance(regularizer, self.takes):
+            names = " or ".join(f"surefoot.objectives.{kind.__name__}" for kind in self.takes)
+            raise TypeError(f"{type(self).__name__} takes a {names} as its regulariser, got {regularizer!r}")
         if until not in (None, "proved"):
             raise ValueError(f"until is 'proved' or None, got {until!r}")
+        if until is not None and not isinstance(regularizer, Ridge | None):
+            raise ValueError(f"until='proved' knows theorems for a ridge or no regulariser, got {regularizer!r}")
         self.model, self.objective, self.lower, self.progress = model, objective, float(lower), progress
         self.until = until
         self.convergence: Convergence | None = None
@@ -138,7 +142,7 @@ class GuaranteedOptimizer(Optimizer):
         if self.until is not None:
             with self._others_constant():
                 self.convergence = proved_from_here(
-                    self.model, x, self.objective.bound_to(y), self.regularizer, self.theorem
+                    self.model, x, self.objective.bound_to(y), self.ridge, self.theorem
                 )
         if self.progress is not None:
             self.progress(self.history[-1])
@@ -163,7 +167,7 @@ class GuaranteedOptimizer(Optimizer):
 
     @property
     def _options(self) -> str:
-        return f"{self.objective.operation}{self.objective.options}{getattr(self.regularizer, 'weight', None)}"
+        return f"{self.objective.operation}{self.objective.options}{self.regularizer}"
 
     def look_around(self) -> bool:
         """Whether the function was changed since the last step; then what rests on it is forgotten."""
@@ -187,7 +191,7 @@ class GuaranteedOptimizer(Optimizer):
             OptimizerError: if its value is not the loss that the model computed.
         """
         exact = InDouble(self.model, x, self.objective.bound_to(y), graph)
-        self.check_value(exact.value + self.ridge, loss)
+        self.check_value(exact.value + self.penalty, loss)
         return exact
 
     def proved_gradient(self, x: Any, y: Any, loss: float) -> ProvedGradient:
@@ -197,7 +201,7 @@ class GuaranteedOptimizer(Optimizer):
             OptimizerError: if its value is not the loss that the model computed.
         """
         found = proved_gradient(Analysis.of(self.model, x, self.objective.bound_to(y)))
-        self.check_value(found.value + self.ridge, loss)
+        self.check_value(found.value + self.penalty, loss)
         return found
 
     def check_value(self, proved: float, loss: float) -> None:
@@ -221,11 +225,20 @@ class GuaranteedOptimizer(Optimizer):
         return {name: value for name, value in named if value.requires_grad and id(value) in held}
 
     @property
-    def ridge(self) -> float:
+    def penalty(self) -> float:
         """The regulariser at the present parameters, in double precision."""
-        if self.regularizer is None:
-            return 0.0
-        return float(self.regularizer({name: value.detach().double() for name, value in self.trainable.items()}))
+        return 0.0 if self.regularizer is None else self.regularizer.enclosed(self.trainable)[0]
+
+    @property
+    def ridge(self) -> Ridge | None:
+        """The regulariser, for what knows about a ridge only.
+
+        Raises:
+            OptimizerError: if it is another one.
+        """
+        if not isinstance(self.regularizer, Ridge | None):
+            raise OptimizerError(f"second-order models take a ridge as regulariser, got {self.regularizer!r}")
+        return self.regularizer
 
     def value(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:
         """The objective at the present parameters, without derivatives.
@@ -241,12 +254,21 @@ class GuaranteedOptimizer(Optimizer):
     ) -> tuple[float, dict[str, Tensor]]:
         """The objective and its gradient at the present parameters; ``.grad`` of each parameter holds it too.
 
+        Of a regulariser with kinks the gradient is that of the smooth part.
+
         Raises:
             OptimizerError: if either is not finite, or the closure does not return what it should.
         """
+        trainable = self.trainable
         with torch.enable_grad():
-            loss = self._regularized(loss_of(self.model, self.objective, x, y, closure))
-            return gradient_of(loss, self.trainable)
+            loss, gradient = gradient_of(loss_of(self.model, self.objective, x, y, closure), trainable)
+        if self.regularizer is None:
+            return loss, gradient
+        with torch.no_grad():
+            loss = number(loss + float(self.regularizer(trainable)))
+            for name, slope in self.regularizer.gradient(trainable).items():
+                gradient[name] += slope.to(gradient[name].dtype)
+        return loss, gradient
 
     def write(self, values: Mapping[str, Tensor]) -> None:
         """Set parameters, by name."""

@@ -113,7 +113,7 @@ class ByEvaluation:
         if is_loader(x):
             return self._function_of_all(x).at(owner.trainable).value
         valuer = Valuer.of(owner.model, x, owner.objective.bound_to(y))
-        return valuer.run(dict(owner.model.named_parameters()), derivatives=False).value + owner.ridge
+        return valuer.run(dict(owner.model.named_parameters()), derivatives=False).value + owner.penalty
 
     def _function_of(self, x: Any, y: Any, closure: Closure | None) -> Function:
         """The objective of a batch; kept while it and the graph are the same."""
@@ -151,7 +151,7 @@ class ByEvaluation:
             raise OptimizerError(
                 "Gauss-Newton directions are those of one batch: take another direction for loaders"
             )
-        return Problem(Chain(owner.model, x), owner.objective.bound_to(y), None, owner.regularizer)
+        return Problem(Chain(owner.model, x), owner.objective.bound_to(y), None, owner.ridge)
 
     def _compare(self, function: Function, x: Any, y: Any, closure: Closure | None) -> None:
         """What is proved is about the function that the live model computes."""
@@ -161,7 +161,7 @@ class ByEvaluation:
             live = number(loss_of(owner.model, owner.objective, x, y, closure))
             for name, value in owner.model.named_buffers():
                 value.copy_(buffers[name])
-        owner.check_value(self._here(function).value, live + owner.ridge)
+        owner.check_value(self._here(function).value, live + owner.penalty)
 
     def _here(self, function: Function) -> Point:
         """The point of the present weights."""

@@ -12,7 +12,7 @@ from torch import nn
 from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
 from surefoot.chain import Chain
-from surefoot.objectives import Objective
+from surefoot.objectives import Objective, Ridge
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.moving_ball import INSIDE, MovingBall
 from surefoot.optim.record import StepRecord
@@ -60,6 +60,8 @@ class SecondOrder(GuaranteedOptimizer):
         options: ``regularizer``, ``params``, ``lower``, ``until``, ``progress``; see :class:`GuaranteedOptimizer`.
     """
 
+    takes = (Ridge,)
+
     def __init__(
         self,
         model: nn.Module,
@@ -101,7 +103,7 @@ class SecondOrder(GuaranteedOptimizer):
         loss, data = self.value(x, y, closure), self.fingerprint(x, y)
         self.graph(x)  # which notices another function
         try:
-            problem = Problem(Chain(self.model, x), self.objective.bound_to(y), None, self.regularizer)
+            problem = Problem(Chain(self.model, x), self.objective.bound_to(y), None, self.ridge)
             gradient = problem.gradient
             size = norm_of(gradient)
             if not math.isfinite(size):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from surefoot.objectives import Objective, Ridge
+from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.ahead import AHEAD, Ahead
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters
 from surefoot.optim.by_evaluation import ByEvaluation
@@ -75,7 +75,7 @@ class CertifiedDescent(GuaranteedOptimizer):
         proof: str = "evaluation",
         direction: Any = None,
         order: int = 3,
-        regularizer: Ridge | None = None,
+        regularizer: Regularizer | None = None,
         weight_decay: float = 0.0,
         params: Parameters | None = None,
         lower: float | None = None,
@@ -93,6 +93,11 @@ class CertifiedDescent(GuaranteedOptimizer):
         if regularizer is not None and proof != "evaluation":
             raise ValueError(
                 f"proof={proof!r} promises for the loss alone: a regulariser needs proof='evaluation'"
+            )
+        if regularizer is not None and not regularizer.smooth:
+            raise ValueError(
+                f"{regularizer!r} has kinks, where a gradient step may stall: take proximal steps, "
+                "surefoot.optim.ProjectedGradient(model, objective, regularizer=…)"
             )
         options: dict[str, Any] = {"regularizer": regularizer, "params": params, "lower": lower, "until": until}
         super().__init__(model, objective, progress=progress, **options)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from surefoot.objectives import Ridge
+from surefoot.objectives import Regularizer
 from surefoot.optim.vectors import Layout, Tensors
 from surefoot.valuation.passes import Run
 from surefoot.valuation.streamed import Streamed, StreamedValuer
@@ -107,16 +106,16 @@ class Stream:
 
 
 class Function:
-    r"""The loss of given data plus a ridge, as a function of the vector of the parameters that are optimised.
+    r"""The loss of given data plus a regulariser, as a function of the vector of parameters that are optimised.
 
     Args:
         data: the loss.
-        ridge: added to it, or ``None``.
+        regularizer: smooth, added to it, or ``None``.
         weights: the parameters; points are rounded to their types.
     """
 
-    def __init__(self, data: Data, ridge: Ridge | None, weights: Mapping[str, Tensor]) -> None:
-        self.data, self.ridge = data, ridge
+    def __init__(self, data: Data, regularizer: Regularizer | None, weights: Mapping[str, Tensor]) -> None:
+        self.data, self.regularizer = data, regularizer
         self.layout = Layout.of(weights)
         self._types = {name: value.dtype for name, value in weights.items()}
 
@@ -149,38 +148,34 @@ class Point:
         return self.function.data.at(self.weights)
 
     @cached_property
-    def _ridge(self) -> tuple[float, float]:
-        r"""The ridge and its round-off: a sum of p squares that are not negative, a relative :math:`(p + 8)u`."""
-        if self.function.ridge is None:
-            return 0.0, 0.0
-        wide = {name: value.to(torch.float64) for name, value in self.weights.items()}
-        value = float(self.function.ridge(wide))
-        return value, value * (self.vector.numel() + 64) * 2.0**-52 + self.vector.numel() * 2.0**-1022
+    def _penalty(self) -> tuple[float, float]:
+        """The regulariser and its round-off."""
+        regularizer = self.function.regularizer
+        return (0.0, 0.0) if regularizer is None else regularizer.enclosed(self.weights)
 
     @cached_property
     def value(self) -> float:
         """Of the objective, as computed; infinite where it is not a number."""
-        total = self._pass.value + self._ridge[0]
+        total = self._pass.value + self._penalty[0]
         return total if math.isfinite(total) else math.inf
 
     @cached_property
     def gradient(self) -> Tensor:
         """The gradient as a vector."""
-        unread = {name: torch.zeros_like(value) for name, value in self.weights.items()}
+        unread = {name: value.new_zeros(value.shape) for name, value in self.weights.items()}
         slopes = self.function.layout.pack({**unread, **self._pass.gradient})
-        ridge = self.function.ridge
-        if ridge is not None:
-            for (name, part), weights in zip(
-                self.function.layout.unpack(slopes).items(), self.weights.values(), strict=True
-            ):
-                part += ridge.weight_of(name) * weights.to(torch.float64)
+        regularizer = self.function.regularizer
+        if regularizer is not None:
+            added = regularizer.gradient({name: value.double() for name, value in self.weights.items()})
+            for name, part in self.function.layout.unpack(slopes).items():
+                part += added[name]
         return slopes
 
     def enclosed(self, enough: float = 0.0) -> Evaluation:
         """The objective in exact arithmetic; an error below ``enough`` is not made smaller."""
         if self._enclosed is None or (self._enclosed.error > enough and enough < self._enough):
-            loss, (ridge, lost) = self._pass.enclosed(enough), self._ridge
-            total = loss.value + ridge
+            loss, (penalty, lost) = self._pass.enclosed(enough), self._penalty
+            total = loss.value + penalty
             error = (loss.error + lost + abs(total) * 2.0**-53) * (1 + 2.0**-50)
             self._enclosed, self._enough = Evaluation(total, error), enough
         return self._enclosed

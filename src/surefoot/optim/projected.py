@@ -12,7 +12,7 @@ from surefoot.magnitude import Magnitude
 from surefoot.optim.base import Closure
 from surefoot.optim.constrained import ConstrainedOptimizer
 from surefoot.optim.record import StepRecord, last_run
-from surefoot.optim.stored import Proposal, norm_of, promised, resolution
+from surefoot.optim.stored import Proposal, norm_of, resolution
 
 
 class ProjectedGradient(ConstrainedOptimizer):
@@ -35,6 +35,9 @@ class ProjectedGradient(ConstrainedOptimizer):
 
     What a step promises in the history is :math:`-\langle\nabla F, v\rangle - \frac L2\|v\|^2` for the v between
     the weights as they are stored, at least as much, and true however the projection was rounded.
+
+    A regulariser is part of F; absolute values in it (:class:`surefoot.objectives.ElasticNet`) are met by proximal
+    steps, of which the same is proved (:mod:`surefoot.optim.constrained`).
 
     The data of all steps should be the same (a full batch); the certificate is computed once for them. The first
     step projects the start into the set and says so in its record.
@@ -80,7 +83,7 @@ class ProjectedGradient(ConstrainedOptimizer):
         step = certificate.inverse_smoothness if smoothness else 1.0  # an affine function descends with any step
         after, move, mapping = self.project(gradient, step, region)
         proved = self.proved_gradient(x, y, loss)
-        promise = promised(proved.slopes, move, smoothness, proved.errors)
+        promise = self.promise(proved, move, after, smoothness)
         if mapping > 0 and not promise > 0:
             note = f"{note}; " * bool(note) + resolution(self.trainable)
         proposal = Proposal(after, step, smoothness, promise, note=note)

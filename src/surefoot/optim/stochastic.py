@@ -11,11 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from surefoot.calculus.adjoint.gradient import proved_gradient
+from surefoot.calculus.analysis import Analysis
 from surefoot.certificate import Certificate
-from surefoot.domains import Domain
+from surefoot.certificate.proving import certify_proved
+from surefoot.domains import Box, Domain
 from surefoot.guarantees import GuaranteeError, gap_of, iterations, require_smooth
 from surefoot.magnitude import Magnitude, maximum
-from surefoot.objectives import Objective
+from surefoot.objectives import Objective, Regularizer
 from surefoot.optim.base import Closure
 from surefoot.optim.constrained import ConstrainedOptimizer
 from surefoot.optim.record import StepRecord, last_run
@@ -24,7 +27,10 @@ from surefoot.optim.stored import Proposal, norm_of
 
 @dataclass(frozen=True)
 class VarianceBound:
-    r""":math:`\sigma^2 \ge \sup_u\mathbb{E}\|\hat\nabla F(u) - \nabla F(u)\|^2` on the set; not checked."""
+    r""":math:`\sigma^2 \ge \sup_u\mathbb{E}\|\hat\nabla F(u) - \nabla F(u)\|^2` on the set.
+
+    One that is given is not checked; :meth:`ProjectedSGD.certify_variance` proves one.
+    """
 
     value: float
 
@@ -42,7 +48,79 @@ class VarianceEstimate:
     batches: int
 
 
-class ProjectedSGD(ConstrainedOptimizer):
+class BatchCertificates(ConstrainedOptimizer):
+    """What optimizers on mini-batches share: L is the largest of the certificates of the batches seen so far.
+
+    Attributes:
+        smoothness: L.
+        bound: the largest bound of them.
+        batches: logarithms of smoothness and bound, by the fingerprint of the batch.
+    """
+
+    certificate: Certificate | None = None  # of the full objective, where it was given
+
+    def __init__(
+        self, model: nn.Module, objective: Objective, domain: Domain | Box | None, **options: Any
+    ) -> None:
+        super().__init__(model, objective, domain, **options)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the certificates of batches; the theorem begins anew."""
+        self._since = len(self.history)
+        self.batches: dict[str, tuple[float, float]] = {}  # logarithms of smoothness and bound
+        if self.certificate is None:
+            self.smoothness, self.bound = Magnitude.zero(), Magnitude.zero()
+
+    @property
+    def since(self) -> int:
+        """The number of the step with which the theorem begins: L, weights and function were left alone since."""
+        return max(self._since, last_run(self.history)[0].step if self.history else 0)
+
+    def prepare(self, batches: Iterable[tuple[Any, Any]]) -> Magnitude:
+        """Certify all batches of the full objective before the first step; returns the largest smoothness."""
+        self.look_around()
+        for x, y in batches:
+            self.graph(x)
+            self._see(x, y)
+        return self.smoothness
+
+    def extra_state(self) -> dict[str, Any]:
+        """The set and the constants of the batches seen."""
+        batches = {name: list(pair) for name, pair in self.batches.items()}
+        return {**super().extra_state(), "batches": batches, "since": self._since}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Take them back."""
+        super().load_extra_state(state)
+        self.forget()
+        self.batches = {name: (pair[0], pair[1]) for name, pair in state["batches"].items()}
+        for pair in self.batches.values():
+            self._raise(pair)
+        self._since = state.get("since", 0)
+
+    @property
+    def largest_gap(self) -> Magnitude:
+        """F(u₀) − F*, at most: what the bounds of the batches say."""
+        below = self.bound if self.lower == -math.inf else Magnitude.of(abs(min(self.lower, 0.0)))
+        return self.bound + below
+
+    def _see(self, x: Any, y: Any) -> None:
+        """Certify a batch that is new."""
+        data = self.fingerprint(x, y)
+        if data not in self.batches:
+            certificate = self.certify(x, y)
+            self.batches[data] = float(certificate.smoothness.log2), float(certificate.bound.log2)
+            self._raise(self.batches[data])
+
+    def _raise(self, pair: tuple[float, float]) -> None:
+        if self.smoothness < Magnitude(pair[0]):
+            self._since = len(self.history)
+        self.smoothness = maximum(self.smoothness, Magnitude(pair[0]))
+        self.bound = maximum(self.bound, Magnitude(pair[1]))
+
+
+class ProjectedSGD(BatchCertificates):
     r"""Projected stochastic gradient descent: :math:`u_{k+1} = P(u_k - \gamma\hat g_k)`, :math:`\gamma = 1/(2L)`.
 
     **Theorem** (paper, Theorem conv_grad (ii), with its constants). Let :math:`\hat g_k` be a random estimate of
@@ -86,6 +164,7 @@ class ProjectedSGD(ConstrainedOptimizer):
         model: the network.
         objective: a loss without targets.
         domain: the set; by default every block within 1 of the origin.
+        regularizer: a function of the parameters that is added; see :class:`ProjectedGradient`.
         smoothness: a certificate of the full objective on the set, or ``"batch"``: the largest of the
             certificates of the batches seen so far; see :meth:`prepare`.
         variance: :math:`\sigma^2`, as a number (a bound) or an estimate (see :meth:`estimate_variance`).
@@ -100,14 +179,15 @@ class ProjectedSGD(ConstrainedOptimizer):
         self,
         model: nn.Module,
         objective: Objective,
-        domain: Domain | None = None,
+        domain: Domain | Box | None = None,
         *,
+        regularizer: Regularizer | None = None,
         smoothness: Literal["batch"] | Certificate = "batch",
         variance: float | VarianceBound | VarianceEstimate | None = None,
         lower: float | None = None,
         progress: Callable[[StepRecord], object] | None = None,
     ) -> None:
-        super().__init__(model, objective, domain, lower=lower, progress=progress)
+        super().__init__(model, objective, domain, regularizer=regularizer, lower=lower, progress=progress)
         self.variance = VarianceBound(float(variance)) if isinstance(variance, float | int) else variance
         if self.variance is not None and not 0 <= self.variance.value < math.inf:
             raise ValueError(f"a variance is a finite number ≥ 0, got {self.variance.value!r}")
@@ -123,26 +203,6 @@ class ProjectedSGD(ConstrainedOptimizer):
             self.smoothness, self.bound = self.certificate.smoothness, gap_of(self.certificate)
         elif smoothness != "batch":
             raise ValueError(f"smoothness is 'batch' or a certificate of the full objective, got {smoothness!r}")
-
-    def forget(self) -> None:
-        """Drop the certificates of batches; the theorem begins anew."""
-        self._since = len(self.history)
-        self.batches: dict[str, tuple[float, float]] = {}  # logarithms of smoothness and bound
-        if self.certificate is None:
-            self.smoothness, self.bound = Magnitude.zero(), Magnitude.zero()
-
-    @property
-    def since(self) -> int:
-        """The number of the step with which the theorem begins: L, weights and function were left alone since."""
-        return max(self._since, last_run(self.history)[0].step if self.history else 0)
-
-    def prepare(self, batches: Iterable[tuple[Any, Any]]) -> Magnitude:
-        """Certify all batches of the full objective before the first step; returns the largest smoothness."""
-        self.look_around()
-        for x, y in batches:
-            self.graph(x)
-            self._see(x, y)
-        return self.smoothness
 
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One projected step of length 1/(2L) on a mini-batch."""
@@ -179,6 +239,48 @@ class ProjectedSGD(ConstrainedOptimizer):
             raise ValueError(f"a variance takes two batches at least, got {count}")
         return VarianceEstimate(total / (count - 1), count)
 
+    def certify_variance(self, batches: Iterable[tuple[Any, Any]]) -> VarianceBound:
+        r"""A proved bound on the variance of the gradient of a batch, drawn uniformly from these, over the set.
+
+        Let :math:`f_i` be the objectives of the batches and F their average. The variance is the smallest second
+        moment, so for every a it is at most :math:`\frac1B\sum_i\|\nabla f_i(u) - a\|^2`. With a = 0 each term is
+        at most :math:`\ell_i^2`. With the present weights :math:`u_0`, :math:`a = \nabla F(u_0)` and :math:`D \ge
+        \|u - u_0\|` on the set, it is at most :math:`(\|\nabla f_i(u_0) - \nabla F(u_0)\| + L_iD)^2`. The smaller
+        of the two sums is the bound, with :math:`\ell_i` and :math:`L_i` from certificates of the batches and
+        gradients with their errors. A regulariser is the same for all batches and adds nothing.
+
+        The result is also kept as :attr:`variance`.
+
+        Raises:
+            ValueError: if there is no batch.
+            GuaranteeError: if nothing finite is proved.
+        """
+        listed = list(batches)
+        if not listed:
+            raise ValueError("a variance takes one batch at least")
+        reach = self.region(listed[0][0]).reach(self.trainable)
+        gradients, slopes, bends = [], [], []
+        for x, y in listed:
+            objective = self.objective.bound_to(y)
+            gradients.append(proved_gradient(Analysis.of(self.model, x, objective)))
+            certificate = certify_proved(self.model, x, objective=objective, domain=self.domain)
+            slopes.append(float(certificate.lipschitz))
+            bends.append(float(certificate.smoothness))
+        names, count = list(self.trainable), len(listed)
+        mean = {name: sum(found.slopes[name] for found in gradients) / count for name in names}
+        off = [sum(found.errors[name] for name in names) for found in gradients]
+        size = max(norm_of(found.slopes) for found in gradients)
+        slack = max(off) * 2 + size * (count + 8) * 2.0**-50
+        apart = [norm_of({name: found.slopes[name] - mean[name] for name in names}) + slack for found in gradients]
+        around = sum((d + bend * reach) ** 2 for d, bend in zip(apart, bends, strict=True))
+        total = min(sum(slope**2 for slope in slopes), around) / count * (1 + (count + 64) * 2.0**-50)
+        if not math.isfinite(total):
+            raise GuaranteeError(
+                "no finite variance is proved: use smooth activations (surefoot.smooth(model)), or a smaller set"
+            )
+        self.variance = VarianceBound(total)
+        return self.variance
+
     def iterations(self, eps: float, gap: float | None = None) -> int:
         r"""The N of the theorem, :math:`\lceil 4L(F(u_0) - F^*)/\varepsilon^2\rceil`: then E‖G‖² ≤ eps² + σ².
 
@@ -195,9 +297,7 @@ class ProjectedSGD(ConstrainedOptimizer):
             raise GuaranteeError(
                 "the number of steps depends on the data: take a step first, or pass a certificate"
             )
-        below = self.bound if self.lower == -math.inf else Magnitude.of(abs(min(self.lower, 0.0)))
-        known = self.bound + below
-        return iterations(self.smoothness, known if gap is None else gap, eps, factor=4)
+        return iterations(self.smoothness, self.largest_gap if gap is None else gap, eps, factor=4)
 
     def iterations_within(self, eps: float, gap: float | None = None) -> int:
         r"""The N that makes E‖G‖² ≤ eps²: :math:`\lceil 4L(F(u_0) - F^*)/(\varepsilon^2 - \sigma^2)\rceil`.
@@ -245,34 +345,6 @@ class ProjectedSGD(ConstrainedOptimizer):
             f"of the full objective, {theorem}, counted from step {self.since}, before which L was smaller or not "
             f"known; a batch not seen yet may need a smaller step, and then the count begins anew."
         )
-
-    def extra_state(self) -> dict[str, Any]:
-        """The set and the constants of the batches seen."""
-        batches = {name: list(pair) for name, pair in self.batches.items()}
-        return {**super().extra_state(), "batches": batches, "since": self._since}
-
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        """Take them back."""
-        super().load_extra_state(state)
-        self.forget()
-        self.batches = {name: (pair[0], pair[1]) for name, pair in state["batches"].items()}
-        for pair in self.batches.values():
-            self._raise(pair)
-        self._since = state.get("since", 0)
-
-    def _see(self, x: Any, y: Any) -> None:
-        """Certify a batch that is new."""
-        data = self.fingerprint(x, y)
-        if data not in self.batches:
-            certificate = self.certify(x, y)
-            self.batches[data] = float(certificate.smoothness.log2), float(certificate.bound.log2)
-            self._raise(self.batches[data])
-
-    def _raise(self, pair: tuple[float, float]) -> None:
-        if self.smoothness < Magnitude(pair[0]):
-            self._since = len(self.history)
-        self.smoothness = maximum(self.smoothness, Magnitude(pair[0]))
-        self.bound = maximum(self.bound, Magnitude(pair[1]))
 
 
 __all__ = ["ProjectedSGD", "VarianceBound", "VarianceEstimate"]

@@ -26,8 +26,12 @@ from typing import NoReturn
 import torch
 from torch.nn import functional as F
 
+from surefoot.enclosure import norm
 from surefoot.errors import UnsupportedOperation, describe
 from surefoot.graph.structure import Graph, Node, Spec
+from surefoot.implicit.constants import BETA, Constants
+from surefoot.implicit.operation import Minimiser
+from surefoot.implicit.solvers import solved
 from surefoot.magnitude import Magnitude
 from surefoot.norms import patch_overlap
 from surefoot.operations import families  # noqa: F401  registers the operations
@@ -135,12 +139,15 @@ def _with_intercept(node: Node, biaffine: Biaffine) -> Biaffine:
     return replace(biaffine, lipschitz_parameters=ZERO, unsound=())
 
 
+PRODUCTS = ("aten.linear", "aten.conv1d", "aten.conv2d", "aten.conv3d")
+
+
 @printed("aten.linear")
 def _linear(graph: Graph, node: Node) -> Biaffine:
     return _with_intercept(node, layers.fully_connected(math.prod(_shape(node)[:-1])))
 
 
-@printed("aten.conv1d", "aten.conv2d", "aten.conv3d")
+@printed(*PRODUCTS[1:])
 def _convolution(graph: Graph, node: Node) -> Biaffine:
     dims, shape = int(node.op[-2]), _shape(node)
     batch = shape[0] if len(shape) == dims + 2 else 1
@@ -202,6 +209,29 @@ def _adaptive_average_pool(graph: Graph, node: Node) -> Smooth:
     dims = int(node.op[-2])
     sides = zip(_argument_shape(graph, node, "self")[-dims:], _shape(node)[-dims:], strict=True)
     return _averaging(F.adaptive_avg_pool1d, [(n, m) for n, m in sides if n % m])
+
+
+@printed("surefoot.argmin")
+def _implicit(graph: Graph, node: Node) -> Smooth:
+    r"""An implicit function of the state, with the constants its problem was declared with.
+
+    Samples have problems of their own, so the derivatives are block diagonal and one sample's constants hold. The
+    value at zero is solved for, and off by the residual over :math:`\mu` at most.
+    """
+    assert isinstance(node.target, Minimiser)
+    problem = node.target.problem
+    constants = problem.constants
+    if len(node.inputs) != 1:
+        refuse(node, "an implicit function depends on the state alone, here on further tensors")
+    if not isinstance(constants, Constants) or not isinstance(constants.smoothness, float | int):
+        refuse(node, "an implicit function has constants μ, L and H: surefoot.implicit.Constants(mu, L, H)")
+    spec = graph.spec(node.inputs[0])
+    assert isinstance(spec, Spec)
+    with torch.no_grad():
+        outcome = solved(problem, (torch.zeros(spec.shape, dtype=torch.float64),))
+    value = norm(outcome.beta) + norm(outcome.residual) / constants.strong_convexity
+    bend = constants.bend(BETA, BETA)
+    return layers.implicit_function(constants.smoothness, constants.strong_convexity, bend, value)
 
 
 def _patches(graph: Graph, node: Node) -> tuple[_Sides, _Sides, _Sides, _Sides]:

@@ -171,12 +171,14 @@ def _in_the_parameters(
 def _frozen(layer: Layer, values: _Values, varying: Sequence[str]) -> Computation:
     """The constants of a layer when only some of its tensors vary; see the module."""
     biaffine = layer.computation.biaffine
-    if layer.weight is not None and layer.weight not in varying:
-        fixed = biaffine.smoothness * values.norm([layer.weight])
-        biaffine = replace(biaffine, smoothness=ZERO, lipschitz_state=biaffine.lipschitz_state + fixed)
-    if layer.bias is not None and layer.bias not in varying:
-        fixed = biaffine.lipschitz_parameters * values.norm([layer.bias])
-        biaffine = replace(biaffine, lipschitz_parameters=ZERO, value_at_zero=biaffine.value_at_zero + fixed)
+    if frozen := [name for name in layer.weights if name not in varying]:
+        added = biaffine.lipschitz_state + biaffine.smoothness * values.norm(frozen)
+        left = biaffine.smoothness if len(frozen) < len(layer.weights) else ZERO
+        biaffine = replace(biaffine, smoothness=left, lipschitz_state=added)
+    if frozen := [name for name in layer.biases if name not in varying]:
+        added = biaffine.value_at_zero + biaffine.lipschitz_parameters * values.norm(frozen)
+        left = biaffine.lipschitz_parameters if len(frozen) < len(layer.biases) else ZERO
+        biaffine = replace(biaffine, lipschitz_parameters=left, value_at_zero=added)
     return replace(layer.computation, biaffine=biaffine)
 
 

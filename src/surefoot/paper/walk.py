@@ -4,16 +4,21 @@ Operations are visited in order. A fully connected layer or a convolution begins
 is a function :math:`a_{t,j}` of the layer it is met in; before the first such layer :math:`b_t` is the identity
 (:math:`L_b = l^u = 0`, :math:`l^x = 1`).
 
-An addition of an earlier state makes a residual network (eq. chain_res_def): the layer before it keeps that
-state, :math:`\bar x_t = (x_t; x_{t-1})`, and both get the constants of
-:func:`~surefoot.paper.layers.residual`. These hold whenever the constant part of
+Earlier states that are read again are kept: the state of a dense network (eq. dense_net) is :math:`\bar x_t =
+(x_0; \dots; x_t)`, that of a highway network :math:`(x_{t-1}; x_t)`, and their layers act on the concatenation of
+kept states, or are the sum of products with several of them. Such a sum is bi-affine in them: with the Lipschitz
+constants :math:`L_j` of the products and :math:`s(j)` the state each one reads, :math:`\|\sum_j\beta_j(x_{s(j)},
+u_j)\| \le \sum_jL_j\|x_{s(j)}\|\|u_j\| \le \max_s(\sum_{s(j)=s}L_j^2)^{1/2}\|x\|\|u\|`, and :math:`l^u =
+(\sum_j(l^u_j)^2)^{1/2}`. A residual network (eq. chain_res_def) adds one of them. With S a selection of the kept
+states :math:`\bar x = (x_i)_i`, a layer is
 
-.. math:: (x, y) \mapsto (b(x, u) + \{0, x \text{ or } y\};\ x \text{ or } y)
+.. math:: \bar x \mapsto (b(S\bar x, u) + \{0 \text{ or one } x_i\};\ \text{some } x_i),
 
-besides :math:`b` moves each of x, y to at most one place, since it then has norm 1: an earlier state may be kept
-over several layers, and may be added to :math:`b` of the state itself. An addition that does not follow
-:math:`b_t` at once is a layer of its own, whose :math:`b` is the identity. More than one kept state, parameters
-that act on one, and tensors of weights used twice are refused: the paper prints no constants for them.
+and gets the constants of :func:`~surefoot.paper.layers.residual`. They hold whenever the part besides :math:`b`
+moves each :math:`x_i` to at most one place, since it then has norm 1, as S has. A layer that adds and keeps
+nothing has those of :math:`b`. An addition that does not follow :math:`b_t` at once is a layer of its own, whose
+:math:`b` is the identity. A state that is added and kept, layers that act on earlier states alone, and tensors of
+weights used twice are refused: the paper prints no constants for them.
 """
 
 from __future__ import annotations
@@ -23,9 +28,10 @@ from dataclasses import dataclass, field
 
 from surefoot.errors import UnsupportedOperation
 from surefoot.graph.structure import Graph, Node, Role, Spec
-from surefoot.paper.constants import Biaffine, Computation, Smooth
+from surefoot.magnitude import maximum, stack
+from surefoot.paper.constants import Biaffine, Computation, Smooth, merge_flags
 from surefoot.paper.layers import residual
-from surefoot.paper.operations import constants_of, is_rearrangement, refuse
+from surefoot.paper.operations import PRODUCTS, constants_of, is_rearrangement, refuse
 
 _IDENTITY = Biaffine.of(0.0, lipschitz_state=1.0)
 
@@ -36,16 +42,16 @@ class Layer:
 
     Attributes:
         computation: its constants, all its own tensors being parameters.
-        weight: the leaf that holds its weights; ``None`` if :math:`b` is the identity.
-        bias: the leaf that holds its intercepts, if it has any.
+        weights: the leaves that hold its weights; none if :math:`b` is the identity.
+        biases: those that hold its intercepts, if it has any.
         nodes: its operations.
         functions: those of them that are its functions :math:`a_{t,j}`.
         label: its operations by name, without rearrangements.
     """
 
     computation: Computation
-    weight: str | None
-    bias: str | None
+    weights: tuple[str, ...]
+    biases: tuple[str, ...]
     nodes: tuple[Node, ...]
     functions: tuple[Node, ...]
     label: str
@@ -53,7 +59,7 @@ class Layer:
     @property
     def leaves(self) -> tuple[str, ...]:
         """The leaves it owns."""
-        return tuple(name for name in (self.weight, self.bias) if name is not None)
+        return (*self.weights, *self.biases)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,12 +78,12 @@ def layers_of(graph: Graph) -> tuple[Layer, ...]:
 
 @dataclass
 class _Draft:
-    """A layer while it is being read: the state it starts from, its parts, and the state that is added."""
+    """A layer while it is being read: the states before it, its parts, and the state that is added."""
 
-    start: str
+    before: tuple[str, ...]
     biaffine: Biaffine = _IDENTITY
-    weight: str | None = None
-    bias: str | None = None
+    weights: list[str] = field(default_factory=list)
+    biases: list[str] = field(default_factory=list)
     functions: list[tuple[Node, Smooth]] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     added: str | None = None
@@ -88,23 +94,30 @@ class _Walk:
         self.graph = graph
         self.layers: list[Layer] = []
         self.taken: set[str] = set()
-        self.origin = _origins(graph)
+        self.origin, self.joined = _origins(graph)
+        self.sums = _sums_of_products(graph)
+        self.summed_at = {name: k for k, node in enumerate(graph.nodes) for name in self.sums.get(node.name, ())}
         self.last_reader = self._last_readers()
         self.current = self._single(graph.live[0])
-        self.kept: str | None = None
+        self.kept: tuple[str, ...] = ()
         self.draft: _Draft | None = None
 
     def run(self) -> tuple[Layer, ...]:
         for index, node in enumerate(self.graph.nodes):
             if Role.INPUT not in self.graph.roles[node.name]:
                 continue
+            if node.name in self.joined or node.name in self.summed_at:
+                continue
             if is_rearrangement(self.graph, node):
                 if self.draft is not None and self.origin[node.name] == self.current:
                     self.draft.nodes.append(node)
+            elif node.name in self.sums:
+                summands = [self.graph.by_name[name] for name in self.sums[node.name]]
+                self._products(index, node, [summand for summand in summands if summand.op in PRODUCTS])
             elif node.op == "aten.add":
                 self._add(index, node)
             elif isinstance(constants := constants_of(self.graph, node), Biaffine):
-                self._product(index, node, constants)
+                self._products(index, node, [node])
             else:
                 self._function(index, node, constants)
         if self._single(self.graph.outputs) != self.current:
@@ -115,22 +128,41 @@ class _Walk:
         self._close(len(self.graph.nodes))
         return tuple(self.layers)
 
-    def _product(self, index: int, node: Node, biaffine: Biaffine) -> None:
-        state, weight, bias = (node.arguments[key] for key in ("input", "weight", "bias"))
-        leaves = [self._leaf(node, given.name) for given in (weight, bias) if given is not None]
-        if not self.taken.isdisjoint(leaves):
-            refuse(node, "every layer has parameters of its own, here they are shared with an earlier layer")
-        self.taken.update(leaves)
-        self._expect_current(node, state.name)
+    def _products(self, index: int, node: Node, products: list[Node]) -> None:
+        """A product with the state, or a sum of products with several states, begins a layer."""
+        states = [self.origin[product.arguments["input"].name] for product in products]
+        if self.current not in states:
+            self._expect_current(products[0], *(product.arguments["input"].name for product in products))
+        weights, biases = (
+            [
+                self._own_leaf(product, product.arguments[key].name)
+                for product in products
+                if product.arguments[key]
+            ]
+            for key in ("weight", "bias")
+        )
         draft = self._open(index)
-        draft.biaffine, draft.weight = biaffine, leaves[0]
-        draft.bias = leaves[1] if bias is not None else None
+        live = {*draft.before, *(joined for joined, parts in self.joined.items() if {*parts} <= {*draft.before})}
+        for product, state in zip(products, states, strict=True):
+            if state not in live:
+                refuse(product, "a layer acts on the last state, here on an earlier one or on several")
+        draft.biaffine = _sum_of(self.graph, products, states)
+        draft.weights, draft.biases = weights, biases
+        draft.nodes += [self.graph.by_name[name] for name in self.sums.get(node.name, ())]
         self._extend(node)
+
+    def _own_leaf(self, node: Node, name: str) -> str:
+        leaf = self._leaf(node, name)
+        if leaf in self.taken:
+            refuse(node, "every layer has parameters of its own, here they are shared with an earlier layer")
+        self.taken.add(leaf)
+        return leaf
 
     def _function(self, index: int, node: Node, function: Smooth) -> None:
         self._expect_current(node, *node.inputs)
         draft = self.draft
-        if draft is None or self.last_reader[self.current] > index:
+        joined = any(self.origin[name] in self.joined for name in node.inputs if name in self.origin)
+        if draft is None or joined or self.last_reader[self.current] > index:
             draft = self._open(index)
         draft.functions.append((node, function))
         self._extend(node)
@@ -147,19 +179,19 @@ class _Walk:
             draft is None
             or draft.functions
             or draft.added is not None
-            or earlier not in (draft.start, self.kept)
+            or earlier not in draft.before
             or self.last_reader[self.current] > index
         ):
             draft = self._open(index)
-            if earlier != self.kept:
-                refuse(node, "a layer reads the last state and at most one earlier one")
+            if earlier not in self.kept:
+                refuse(node, "what is added is an earlier state, here several in one tensor, or a part of one")
         draft.added = earlier
         self._extend(node)
 
     def _open(self, index: int) -> _Draft:
         """Close the layer before this operation and begin one at the current state."""
         self._close(index)
-        self.draft = _Draft(self.current)
+        self.draft = _Draft((*self.kept, self.current))
         return self.draft
 
     def _extend(self, node: Node) -> None:
@@ -172,11 +204,9 @@ class _Walk:
         draft = self.draft
         if draft is None:
             return
-        needed = [
-            name for name in (draft.start, self.kept) if name is not None and self.last_reader[name] >= index
-        ]
-        if len(needed) > 1 or draft.added in needed:
-            refuse(draft.nodes[-1], "a network keeps one earlier state besides the last, here it needs more")
+        needed = tuple(name for name in draft.before if self.last_reader[name] >= index)
+        if draft.added in needed:
+            refuse(draft.nodes[-1], "a state is added or kept, here it is both")
         biaffine, functions = draft.biaffine, tuple(function for _, function in draft.functions)
         if needed or draft.added is not None:
             biaffine, functions = residual(biaffine, functions)
@@ -184,13 +214,16 @@ class _Walk:
         label = " → ".join(_short(node) for node in nodes if not is_rearrangement(self.graph, node))
         computation = Computation(biaffine, functions, nodes[0].module)
         curved = tuple(node for node, _ in draft.functions)
-        self.layers.append(Layer(computation, draft.weight, draft.bias, nodes, curved, label))
-        self.kept = needed[0] if needed else None
+        self.layers.append(Layer(computation, tuple(draft.weights), tuple(draft.biases), nodes, curved, label))
+        self.kept = needed
 
     def _expect_current(self, node: Node, *names: str) -> None:
-        """Refuse an operation that reads anything that varies with the input besides the last state."""
+        """Refuse an operation that reads other than the last state, alone or with earlier ones in one tensor."""
         for name in names:
-            if name in self.origin and self.origin[name] != self.current:
+            if name not in self.origin or self.origin[name] == self.current:
+                continue
+            parts = self.joined.get(self.origin[name], ())
+            if self.current not in parts or len({*parts}) < len(parts):
                 refuse(node, "a layer acts on the last state, here on an earlier one or on several")
 
     def _leaf(self, node: Node, name: str) -> str:
@@ -218,20 +251,63 @@ class _Walk:
         """For each tensor the last operation that reads it; what is returned is read after all of them."""
         last = dict.fromkeys(self.origin.values(), -1)
         for index, node in enumerate(self.graph.nodes):
-            if not is_rearrangement(self.graph, node):
-                last |= {self.origin[name]: index for name in node.inputs if name in self.origin}
+            if node.name not in self.joined and not is_rearrangement(self.graph, node):
+                for read in (self.origin[name] for name in node.inputs if name in self.origin):
+                    at = self.summed_at.get(node.name, index)
+                    last |= dict.fromkeys((read, *self.joined.get(read, ())), at)
         return last | {
             self.origin[name]: len(self.graph.nodes) for name in self.graph.outputs if name in self.origin
         }
 
 
-def _origins(graph: Graph) -> dict[str, str]:
-    """For each tensor that varies with the input, the one whose numbers it holds, before any rearrangement."""
+def _origins(graph: Graph) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """For each tensor that varies with the input, the one whose numbers it holds, before any rearrangement; and
+    the parts of those that are concatenations.
+    """
     origin = {leaf.name: leaf.name for leaf in graph.inputs}
+    joined: dict[str, tuple[str, ...]] = {}
     for node in graph.nodes:
         if Role.INPUT in graph.roles[node.name]:
             origin[node.name] = origin[node.inputs[0]] if is_rearrangement(graph, node) else node.name
-    return origin
+            if node.op == "aten.cat" and all(name in origin for name in node.inputs):
+                parts = [origin[given.name] for given in node.arguments["tensors"]]
+                joined[node.name] = tuple(part for name in parts for part in joined.get(name, (name,)))
+    return origin, joined
+
+
+def _sums_of_products(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """What each sum of products is made of, products and additions, by the name of its last addition."""
+    readers: dict[str, int] = {}
+    for name in (*(name for node in graph.nodes for name in node.inputs), *graph.outputs):
+        readers[name] = readers.get(name, 0) + 1
+    parts: dict[str, tuple[str, ...]] = {}
+    found: dict[str, tuple[str, ...]] = {}
+    for node in graph.nodes:
+        if Role.INPUT in graph.roles[node.name] and node.op in PRODUCTS:
+            parts[node.name] = (node.name,)
+        elif node.op == "aten.add" and node.arguments["alpha"] == 1 and len(node.inputs) == 2:
+            shapes = {spec.shape for name in node.inputs if isinstance(spec := graph.spec(name), Spec)}
+            if len(shapes) == 1 and all(name in parts and readers[name] == 1 for name in node.inputs):
+                found = {name: members for name, members in found.items() if name not in node.inputs}
+                found[node.name] = tuple(part for name in node.inputs for part in parts[name])
+                parts[node.name] = (*found[node.name], node.name)
+    return found
+
+
+def _sum_of(graph: Graph, products: list[Node], states: list[str]) -> Biaffine:
+    """The constants of a sum of products with states; see the module."""
+    biaffine = [c for c in (constants_of(graph, product) for product in products) if isinstance(c, Biaffine)]
+    if len(biaffine) == 1:
+        return biaffine[0]
+    by_state = {
+        state: stack([c.smoothness for c, read in zip(biaffine, states, strict=True) if read == state]).norm()
+        for state in states
+    }
+    return Biaffine(
+        maximum(*by_state.values()),
+        stack([c.lipschitz_parameters for c in biaffine]).norm(),
+        unsound=merge_flags(*(c.unsound for c in biaffine)),
+    )
 
 
 def _short(node: Node) -> str:

@@ -1,0 +1,76 @@
+r"""The certificate of an objective plus a function of the parameters: constants add up, block by block.
+
+The smooth part of a regulariser has, on block t, a Hessian of at most :math:`c_t`, and value and gradient zero at
+the origin. With :math:`\|u_s\| \le b_s` on the domain, its value is at most :math:`\sum_s\frac{c_s}2b_s^2`, its
+gradient in :math:`u_s` at most :math:`c_sb_s` long, and its Hessian is block diagonal. So :math:`m`, :math:`\ell`,
+:math:`L` and every entry of the matrix of blocks are at most the sums, :math:`L_{F+r} \le L_F + \max_tc_t` (Prop.
+smoothobj).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from surefoot.certificate.record import Certificate
+from surefoot.enclosure import Enclosure, measure
+from surefoot.graph import Leaf
+from surefoot.magnitude import Magnitude, maximum, stack
+
+
+class Penalty(Protocol):
+    """What is asked of a regulariser."""
+
+    smooth: bool
+
+    def curvature_of(self, parameter: str) -> float:
+        """Of the smooth part in a parameter, by path."""
+
+
+def regularised(
+    certificate: Certificate,
+    penalty: Penalty,
+    blocks: Mapping[str, Sequence[Leaf]],
+    enclosures: Mapping[str, Enclosure],
+) -> Certificate:
+    """The certificate of the sum.
+
+    Args:
+        certificate: of the objective alone.
+        penalty: the smooth part of it is added.
+        blocks: the parameters of each block, in the order of the certificate.
+        enclosures: of the parameters over the domain, by name.
+    """
+    bends = {path: [penalty.curvature_of(leaf.path) for leaf in leaves] for path, leaves in blocks.items()}
+    sizes = {path: [enclosures[leaf.name].bound for leaf in leaves] for path, leaves in blocks.items()}
+    slopes = {path: _length(bends[path], sizes[path]) for path in blocks}
+    values = [b * b * c / 2.0 for path in blocks for c, b in zip(bends[path], sizes[path], strict=True)]
+    bend = [maximum(Magnitude.zero(), *of_block) for of_block in bends.values()]
+    diagonal = np.full((len(bend), len(bend)), -np.inf)
+    np.fill_diagonal(diagonal, [c.log2 for c in bend])
+    gradients = certificate.block_gradients
+    return replace(
+        certificate,
+        bound=certificate.bound + stack(values).sum(),
+        lipschitz=certificate.lipschitz + stack(list(slopes.values())).norm(),
+        smoothness=certificate.smoothness + maximum(*bend),
+        block_lipschitz={path: size + slopes[path] for path, size in certificate.block_lipschitz.items()},
+        block_smoothness=certificate.block_smoothness + Magnitude(diagonal),
+        block_gradients=gradients
+        and {p: g + _at_centre(bends[p], blocks[p], enclosures) for p, g in gradients.items()},
+        curvature=None,
+        regularizer=repr(penalty),
+    )
+
+
+def _length(bends: Sequence[float], sizes: Sequence[Magnitude]) -> Magnitude:
+    return stack([size * bend for bend, size in zip(bends, sizes, strict=True)]).norm()
+
+
+def _at_centre(bends: Sequence[float], leaves: Sequence[Leaf], enclosures: Mapping[str, Enclosure]) -> float:
+    """A bound on the gradient of the penalty at the centre, in the parameters of one block."""
+    found = [enclosures[leaf.name] for leaf in leaves]
+    return float(_length(bends, [e.bound if e.value is None else measure(e.value)[0] for e in found]))
