@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 import torch
 from flint import arb
-from surefoot.valuation.interval import Evaluation, Valuer
 from torch import nn
 
 import surefoot as sf

@@ -95,7 +95,7 @@ def _read(kind: type[Loss], loss: Any, **changed: Any) -> Loss:
 def _cross_entropy(loss: Any) -> Loss:
     if loss.label_smoothing == 1.0:
         raise ObjectiveError("label_smoothing=1 leaves nothing of the targets: use a value below 1")
-    return _read(CrossEntropy, loss)
+    return _read(CrossEntropy, loss, class_dim=1)
 
 
 def _smooth_absolute(loss: Any) -> Loss:
@@ -126,7 +126,7 @@ _READERS: dict[type, Callable[[Any], Loss]] = {
     nn.HuberLoss: partial(_read, Huber),
     nn.SmoothL1Loss: _smooth_absolute,
     nn.L1Loss: partial(_read, Absolute),
-    nn.NLLLoss: partial(_read, NegativeLogLikelihood),
+    nn.NLLLoss: partial(_read, NegativeLogLikelihood, class_dim=1),
     nn.KLDivLoss: partial(_read, Divergence),
     nn.SoftMarginLoss: partial(_read, SoftMargin),
     nn.MultiLabelSoftMarginLoss: _many_labels,

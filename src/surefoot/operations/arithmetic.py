@@ -120,8 +120,7 @@ declare("aten.rsub", scalar=partial(_fused_sum, sign=-1.0, reverse=True))
 
 
 @operation("aten.mul", "aten.multiply", form=Form.PRODUCT, factors=("self", "other"), rows=aligned,
-           cost=entrywise_product, scalar=lambda o: o["self"] * o["other"],
-           entry_error=_product_errors)  # fmt: skip
+           cost=entrywise_product, entry_error=_product_errors)  # fmt: skip
 def product(call: Call) -> Bounds:
     r"""``self ∘ other``, entry by entry.
 

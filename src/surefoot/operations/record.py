@@ -25,7 +25,7 @@ from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.moving import Moving
 from surefoot.operations.sparsity import Sparsity
-from surefoot.scalar import Rounded, ScalarFunction
+from surefoot.scalar import Rounded
 from surefoot.taylor import TaylorModel
 
 
@@ -42,7 +42,7 @@ class Form(Enum):
 
 Rule = Callable[[Call], Bounds]
 Rows = Callable[[Use], Iterable[Slot]]
-Scalar = Callable[[dict[str, Any]], "ScalarFunction | None"]
+Scalar = Callable[[dict[str, Any]], Any]  # a scalar function, a condition on one, or None
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,7 @@ class Operation:
             ``None``, or returning ``None``, where that of :mod:`surefoot.operations.evaluation` is proved.
         entry_error: the same entry by entry, for arguments that do not vary and are off by at most their radii;
             ``None`` where norms have to do.
+        jumps: whether its result jumps as its arguments vary, so that nothing bounds its slope.
         rounds: whether computing it rounds; what only moves or selects numbers does not.
         assumed: whether its round-off is assumed rather than proved; that of rules of other packages always is.
         factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.operations.losses.factor`.
@@ -183,6 +184,7 @@ class Operation:
     evaluate: Callable[..., Any] | None = None
     error: Callable[[Call, Any], Magnitude | None] | None = None
     entry_error: Callable[[Call, Tensor], Tensor] | None = None
+    jumps: bool = False
     rounds: bool | Callable[[Node], bool] = True
     assumed: Callable[[Node], bool] = field(default=lambda node: False)
 
@@ -313,7 +315,13 @@ def rule_for(node: Node, graph: Graph) -> Rule:
     Raises:
         UnsupportedOperation: naming the operation, its module, the shapes, and how to add a rule.
     """
-    rule = record_of(node).bounds
+    record = record_of(node)
+    rule = record.bounds
+    if rule is None and record.jumps:
+        raise UnsupportedOperation(
+            f"'{node.op}' in {describe(node.module)} jumps as its argument varies, and no slope bounds it: use "
+            "a continuous function, or apply it only to what does not vary."
+        )
     if rule is None:
         shapes = ", ".join(f"{name} {_shapes(graph, name)}" for name in node.inputs) or "no tensors"
         raise UnsupportedOperation(

@@ -216,7 +216,7 @@ def _pull_prelu(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
 
 def _push_prelu(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
     """The tangent where an entry is positive, else w times it; and min(x, 0) times the tangent of its slope."""
-    x, laid = call["self"].value, _slopes_laid(call)
+    x, laid = call["self"].value, slopes_laid(call)
     total = Rounded.exact(torch.zeros_like(x))
     if "self" in tangents:
         tangent = Rounded.exact(tangents["self"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import SurefootError
-from surefoot.graph.checks import as_inputs
+from surefoot.graph.checks import as_inputs, selected
 from surefoot.objectives import Objective, as_objective
 
 Closure = Callable[[], tuple[Tensor, Tensor]]
@@ -27,8 +27,7 @@ def loss_of(model: nn.Module, objective: Objective, x: Any, y: Any, closure: Clo
         OptimizerError: if the closure does not return the objective of its outputs.
     """
     if closure is None:
-        args, kwargs = as_inputs(x)
-        return objective(model(*args, **kwargs), y)
+        return objective(outputs_of(model, x), y)
     found = closure()
     if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, Tensor) for part in found)):
         raise OptimizerError(f"a closure returns the pair (outputs, loss) of tensors, got {_kind(found)}")
@@ -44,6 +43,14 @@ def loss_of(model: nn.Module, objective: Objective, x: Any, y: Any, closure: Clo
             f"is {expected:g}: the guarantee speaks of the objective, so return that"
         )
     return loss.reshape(())
+
+
+def outputs_of(model: nn.Module, x: Any) -> Tensor:
+    """What a model returns for a batch; gradients are on while it runs, as it may differentiate itself."""
+    args, kwargs = as_inputs(x)
+    with torch.enable_grad():
+        outputs: Tensor = selected(model(*args, **kwargs))
+    return outputs if torch.is_grad_enabled() or not isinstance(outputs, Tensor) else outputs.detach()
 
 
 def check_objective(given: object, bringing: str) -> Objective:

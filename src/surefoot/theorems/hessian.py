@@ -77,7 +77,7 @@ def loss_derivatives(objective: Objective, outputs: Rounded) -> LossDerivatives 
         slopes = (outputs - objective.chosen().double().reshape(value.shape)).scaled(weight)
         unit = torch.eye(value.shape[1], dtype=torch.float64).expand(len(value), -1, -1)
         return LossDerivatives(slopes, Rounded(weight * unit, weight * unit * 2.0**-51), up(weight), 0.0)
-    if not isinstance(objective, CrossEntropy):
+    if not isinstance(objective, CrossEntropy) or value.dim() != 2:
         return None
     options: dict[str, Any] = dict(objective.options)
     mass = masses(objective.chosen(), value.shape[1], **options)
