@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.graph.checks import as_inputs
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import Average, Batches, BurstRecord, Snapshot, evaluating, fixed_data
 from surefoot.optim.by_evaluation import StalledWarning
-from surefoot.optim.evaluation import OptimizerError, check_objective
+from surefoot.optim.evaluation import OptimizerError, check_objective, outputs_of
 from surefoot.optim.pace import Pace
 from surefoot.valuation.streamed import StreamedValuer, is_loader
 from surefoot.valuation.valuer import Evaluation, EvaluationError
@@ -308,8 +307,7 @@ class ProvedEpochs:
         return True
 
     def _loss(self, x: Any, y: Any, *, backward: bool = False) -> Tensor:
-        args, kwargs = as_inputs(x)
-        loss: Tensor = self.objective(self.model(*args, **kwargs), y)
+        loss: Tensor = self.objective(outputs_of(self.model, x), y)
         if backward:
             self.optimizer.zero_grad()
             loss.backward()
