@@ -59,7 +59,7 @@ class ProvedEpochs:
     Args:
         optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
             as the class ``torch.optim.Adam``.
-        objective: a loss without targets, such as ``surefoot.CrossEntropy()``.
+        objective: a loss without targets, such as ``surefoot.CrossEntropy()`` or one of ``torch.nn``.
         loader: a ``DataLoader`` or another re-iterable of batches ``(x, y)``, which the optimizer is given.
         model: the network.
         data: what the objective is the mean over; by default all samples of the loader, in a fixed order.
@@ -85,7 +85,7 @@ class ProvedEpochs:
     def __init__(
         self,
         optimizer: Optimizer | Callable[..., Optimizer],
-        objective: Objective,
+        objective: Objective | nn.Module,
         loader: Iterable[Any],
         *,
         model: nn.Module | None = None,
@@ -96,8 +96,9 @@ class ProvedEpochs:
     ) -> None:
         self.model = _checked_model(optimizer, model)
         self.optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
-        _check(self.optimizer, self.model, objective, loader, burst, average)
-        self.objective, self.loader, self.burst, self.average = objective, loader, burst, average
+        self.objective = check_objective(objective, "the batches (x, y)")
+        _check(self.optimizer, self.model, loader, burst, average)
+        self.loader, self.burst, self.average = loader, burst, average
         self.progress = progress
         self.history: list[BurstRecord] = []
         self._pace = Pace(_rate(self.optimizer))
@@ -456,10 +457,7 @@ def _checked_model(optimizer: Any, model: Any) -> nn.Module:
     return model
 
 
-def _check(
-    optimizer: Optimizer, model: nn.Module, objective: Any, loader: Any, burst: float | None, average: float
-) -> None:
-    check_objective(objective, "the batches (x, y)")
+def _check(optimizer: Optimizer, model: nn.Module, loader: Any, burst: float | None, average: float) -> None:
     if not is_loader(loader) or isinstance(loader, Iterator):
         raise TypeError(
             "the loader is a DataLoader, a list of batches (x, y), or another iterable that can be read many "
