@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot.calculus.analysis import Analysis
 from surefoot.guarantees import GuaranteeError
+from surefoot.norms.verified import largest_eigenvalue, smallest_eigenvalue
 from surefoot.theorems import FastHeavyBall, GradientDescent, HeavyBall, Profile, StochasticDescent
 from surefoot.theorems.bending import bending
 from surefoot.theorems.layered import read_layers
 from surefoot.theorems.linear import block_weights, gram_of, jacobian_rows
-from surefoot.theorems.verified import largest_eigenvalue, smallest_eigenvalue
 from theorems.small_networks import BITS, Exact, data, distance, linearised, middle, perceptron, square, trained
 
 _HAIR = arb(1 + 2.0**-40)

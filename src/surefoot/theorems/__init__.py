@@ -6,8 +6,6 @@
   gradient steps, ``convex`` for strict minima, ``problem`` for what all of them compute.
 * ``waiting``: :func:`until_proved`, steps until a theorem applies.
 * ``record``: :class:`Convergence`, the verdict with its numbers, or what is missing.
-* ``verified``: linear algebra with a proof: products, extreme eigenvalues, least solutions.
-* ``blocked``: symmetric matrices by panels of rows, and their Cholesky factors.
 * ``layered``: networks of linear layers and element-wise functions, sample by sample.
 * ``samples``: other networks on each sample by itself.
 * ``linear``: a network linearised at its weights.

@@ -38,13 +38,13 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.domains import Ball
 from surefoot.norms import frobenius_norm, nonnegative_norm
 from surefoot.norms.hermitian import up
+from surefoot.norms.verified import largest_eigenvalue, product, smallest_eigenvalue
 from surefoot.scalar import Rounded
 from surefoot.theorems.hessian import LossDerivatives, hessian, loss_derivatives, lowest_bend, separate_hessian
 from surefoot.theorems.linear import Rows, along
 from surefoot.theorems.problem import Problem, refused
 from surefoot.theorems.record import Convergence, Hypothesis
 from surefoot.theorems.statements import StronglyConvex
-from surefoot.theorems.verified import largest_eigenvalue, product, smallest_eigenvalue
 
 DENSE = 5000  # parameters of a matrix that is written out
 _FACTORS = (1.02, 1.2, 1.6, 2.5)

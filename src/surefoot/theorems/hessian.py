@@ -28,11 +28,11 @@ from torch import Tensor
 from surefoot.calculus.adjoint.samples import Source, samples
 from surefoot.calculus.forward import Pass
 from surefoot.norms.hermitian import eigenvalue_bounds, gamma, up
+from surefoot.norms.verified import product
 from surefoot.objectives import CrossEntropy, Objective, Square
 from surefoot.operations.losses.cross_entropy import masses
 from surefoot.scalar import Rounded, rounded_derivatives
 from surefoot.theorems.layered import Layered
-from surefoot.theorems.verified import product
 
 _SUMMED = 64 * 2.0**-53  # of blocks of one pair of parameters that are added up
 
@@ -77,7 +77,7 @@ def loss_derivatives(objective: Objective, outputs: Rounded) -> LossDerivatives 
         slopes = (outputs - objective.chosen().double().reshape(value.shape)).scaled(weight)
         unit = torch.eye(value.shape[1], dtype=torch.float64).expand(len(value), -1, -1)
         return LossDerivatives(slopes, Rounded(weight * unit, weight * unit * 2.0**-51), up(weight), 0.0)
-    if not isinstance(objective, CrossEntropy):
+    if not isinstance(objective, CrossEntropy) or value.dim() != 2:
         return None
     options: dict[str, Any] = dict(objective.options)
     mass = masses(objective.chosen(), value.shape[1], **options)

@@ -26,10 +26,10 @@ from surefoot.calculus.forward import Pass, forward
 from surefoot.domains import Ball
 from surefoot.graph.nodes import Node, Ref
 from surefoot.graph.structure import Graph
+from surefoot.norms.verified import product
 from surefoot.objectives import Ridge
 from surefoot.operations.record import Form, record_of
 from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives
-from surefoot.theorems.verified import product
 
 _SAME_ORDER = ("aten.view", "aten.reshape", "aten.flatten", "aten.squeeze", "aten.unsqueeze", "aten._unsafe_view")
 

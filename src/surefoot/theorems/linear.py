@@ -23,11 +23,11 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.domains import Ball
 from surefoot.graph.nodes import Spec
 from surefoot.norms import frobenius_norm
+from surefoot.norms.blocked import Symmetric
 from surefoot.norms.hermitian import product_error, up
+from surefoot.norms.verified import down, largest_eigenvalue, least_solution, smallest_eigenvalue, vector_norm
 from surefoot.scalar import Rounded
-from surefoot.theorems.blocked import Symmetric
 from surefoot.theorems.layered import Layered
-from surefoot.theorems.verified import down, largest_eigenvalue, least_solution, smallest_eigenvalue, vector_norm
 
 _SMALL = 1500  # rows up to which the Gram matrix is written out
 

@@ -16,12 +16,12 @@ from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball
 from surefoot.guarantees import GuaranteeError
 from surefoot.norms import frobenius_norm
+from surefoot.norms.blocked import Symmetric
 from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square
 from surefoot.operations.rows import separate
 from surefoot.scalar import Rounded
 from surefoot.theorems.bending import Bending, bending
-from surefoot.theorems.blocked import Symmetric
 from surefoot.theorems.hessian import square_weight
 from surefoot.theorems.layered import Layered, read_layers
 from surefoot.theorems.linear import Linearised, Rows, block_weights, gram_of, jacobian_rows, linearise

@@ -34,10 +34,10 @@ from torch import Tensor
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm, nonnegative_norm
 from surefoot.norms.hermitian import gamma, up
+from surefoot.norms.verified import norm_of, product
 from surefoot.scalar import Rounded
 from surefoot.theorems.hessian import contract, features_of, flows_of, second_slopes
 from surefoot.theorems.layered import Layered, spread_over
-from surefoot.theorems.verified import norm_of, product
 
 _MOST_PRODUCTS = 3e11  # of all factorisations together
 _MOST_ENTRIES = 3e7  # of a matrix R, and of a batch of matrices

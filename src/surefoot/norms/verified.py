@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from surefoot.norms import frobenius_norm
+from surefoot.norms.blocked import Symmetric
 from surefoot.norms.hermitian import eigenvalue_bounds, gamma, product_error, up
 from surefoot.scalar import Rounded
-from surefoot.theorems.blocked import Symmetric
 
 _DENSE = 1500  # rows up to which all eigenvalues are computed for a guess
 
@@ -71,7 +71,7 @@ def smallest_eigenvalue(matrix: Rounded | Symmetric) -> float:
     where :math:`\hat A` is symmetric and made of the lower triangle of the stored matrix. R is a Cholesky factor
     in floating point (S. M. Rump, *Verification of positive definiteness*, BIT 46, 2006, whose bound of the
     residual is a priori; here it is computed, which does not depend on how the factorisation is organised:
-    :meth:`~surefoot.theorems.blocked.Symmetric.apart`).
+    :meth:`~surefoot.norms.blocked.Symmetric.apart`).
 
     >>> a = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
     >>> round(smallest_eigenvalue(Rounded.exact(a)), 9)

@@ -12,13 +12,13 @@ from torch import nn
 
 from judges.exact import stored, truth
 from surefoot.calculus.analysis import Analysis
+from surefoot.norms.blocked import Factor, Symmetric
+from surefoot.norms.verified import largest_eigenvalue, least_solution, product, smallest_eigenvalue
 from surefoot.scalar import Rounded
 from surefoot.theorems import verified
-from surefoot.theorems.blocked import Factor, Symmetric
 from surefoot.theorems.layered import read_layers
 from surefoot.theorems.linear import gram_of, jacobian_rows, linearise
 from surefoot.theorems.relative import dominated
-from surefoot.theorems.verified import largest_eigenvalue, least_solution, product, smallest_eigenvalue
 from theorems.small_networks import data, linearised, perceptron
 
 
