@@ -189,15 +189,14 @@ def _less(value: float, loss: float) -> float:
 
 def _ways(problem: Problem, outer: LossDerivatives) -> Iterator[_Way]:
     parts = _Parts(problem, outer)
+    if problem.parameters <= DENSE:
+        dense = parts.dense()
+        if dense is not None:
+            yield dense
+        elif isinstance(problem.jacobian, Rows):
+            yield parts.gauss_newton(problem.jacobian)
     if parts.least > 0:
         yield parts.ridge()
-    if problem.parameters > DENSE:
-        return
-    dense = parts.dense()
-    if dense is not None:
-        yield dense
-    elif isinstance(problem.jacobian, Rows):
-        yield parts.gauss_newton(problem.jacobian)
 
 
 def strongly_convex(problem: Problem, method: str) -> Convergence:
@@ -222,7 +221,7 @@ def strongly_convex(problem: Problem, method: str) -> Convergence:
             f"The Hessian has {problem.parameters} rows; up to {DENSE} are written out and verified, and beyond "
             "that a ridge on all parameters is needed.",
         )  # fmt: skip
-    return replace(min(reversed(tried), key=lambda verdict: verdict.missing), nothing=problem.nothing())
+    return replace(min(tried, key=lambda verdict: verdict.missing), nothing=problem.nothing())
 
 
 def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
