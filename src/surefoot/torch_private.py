@@ -49,6 +49,15 @@ def moved_together(tensors: Sequence[Tensor], towards: Sequence[Tensor], part: f
     torch._foreach_lerp_(list(tensors), list(towards), part)
 
 
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    others = [k for k in range(v.dim()) if dim == -1 or k != dim]
+    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=True))
+
+
+FORMULAS = {"aten._weight_norm": _weight_norm}
+"""Operations whose kernel has a wrong second derivative (as of PyTorch 2.13): they are run by a formula."""
+
+
 def schema_of(target: Any) -> Any:
     """The signature of an operation of ``torch.ops`` (names, defaults, what it writes to), ``None`` for others.
 

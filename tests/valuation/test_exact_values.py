@@ -17,7 +17,7 @@ import surefoot as sf
 from attack.exact_subject import Subject
 from judges.exact import exactly, run, settled, stored, value_of
 from surefoot.errors import SurefootError
-from surefoot.valuation.interval import Evaluation, EvaluationError, Valuer
+from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 from valuation.families import FAMILIES
 
 SUBJECTS = 16  # of each family, three cases each: 912 together

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.point import Point
 from surefoot.optim.vectors import Tensors
-from surefoot.oracles.problem import Problem
-from surefoot.oracles.steps import solve_gauss_newton
+from surefoot.oracles.primal import LOOSE
+from surefoot.oracles.problem import Problem, check_tolerance
+from surefoot.oracles.steps import gauss_newton_solver
 
 _FEW, _MANY, _ROOM = 40, 100, 2**25  # pairs kept by L-BFGS: many if they fit into so many bytes, else few
 _FIRST = 0.1  # length of the very first step along a gradient, relative to the weights
@@ -323,7 +325,11 @@ class Proposed(Gradient):
 
 
 class Linearised(Gradient):
-    """The Gauss-Newton direction, damped so that the full step is good about every other time.
+    r"""The Gauss-Newton direction, with the damping of Levenberg and Marquardt.
+
+    The damping is multiplied by :math:`\max(\frac13, 1 - (2\varrho - 1)^3)`, ϱ the ratio of the decrease of the
+    objective, as it was proved, to that of the model (Nielsen's rule); a step that had to be shortened is one of
+    ϱ = 0, so that the damping is doubled.
 
     Args:
         problem: gives the linearised problem at the present weights.
@@ -333,17 +339,27 @@ class Linearised(Gradient):
 
     def __init__(self, problem: Callable[[], Problem]) -> None:
         super().__init__()
-        self.problem, self._kappa = problem, 1.0
+        self.problem, self._kappa, self._predicted = problem, 1.0, 0.0
+        self._forcing = Forcing()
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
-        """The minimiser of the model, to a tenth, with the step 1 first."""
-        step = solve_gauss_newton(self.problem(), self._kappa, "dual", 0.1, torch.float64, None)
+        """The minimiser of the model, as exactly as it pays, with the step 1 first."""
+        self._forcing.at(point.function.data.name, float(point.gradient.norm()))
+        problem = self.problem()
+        tolerance = self._forcing.tolerance(check_tolerance(None, problem.output.dtype))
+        solve, _ = gauss_newton_solver(problem, "auto", min(tolerance, LOOSE))
+        step = solve(self._kappa, tolerance, self._forcing.most)
+        square = float(sum(part.double().square().sum() for part in step.direction.values()))
+        self._predicted = step.model_decrease + 0.5 * step.kappa * square
+        self._iterations = step.iterations
         return point.function.layout.pack(step.direction), 1.0
 
     def learn(self, before: Point, after: Point, step: float) -> None:
-        """Less damping after a full step, more after a shorter one."""
+        """The damping of the next step."""
         super().learn(before, after, step)
-        self._kappa = min(max(self._kappa * (1 / 3 if step >= 1 else 1 / max(step, 0.1)), 1e-12), 1e12)
+        ratio = (before.value - after.value) / self._predicted if step >= 1 and self._predicted > 0 else 0.0
+        self._forcing.learn(self._iterations, ratio)
+        self._kappa = min(max(relaxed(self._kappa, ratio), 1e-12), 1e12)
 
     def forget(self) -> None:
         """More damping next time."""
@@ -352,12 +368,13 @@ class Linearised(Gradient):
 
     def state(self) -> dict[str, Any]:
         """Also the damping."""
-        return {**super().state(), "kappa": self._kappa}
+        return {**super().state(), "kappa": self._kappa, "forcing": self._forcing.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
         super().load(state)
         self._kappa = state["kappa"]
+        self._forcing.load(state["forcing"])
 
 
 class Chosen(Gradient):

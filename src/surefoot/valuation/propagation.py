@@ -82,10 +82,11 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Sl
     known: dict[str, Slope] = {}
     distances = slopes.distances(run)
     for node in tape.graph.nodes:
-        slope = slopes.by_name.get(node.name)
+        real = any(spec.dtype.is_floating_point for spec in node.specs)
+        slope = slopes.by_name.get(node.name) if real else None
         if slope is None:  # no parameter enters, and nothing is known: exact if nothing is computed
             exact = node.name not in tape.rounding and not any(apart.get(name) for name in node.inputs)
-            apart[node.name] = own[node.name] = 0.0 if exact or not node.is_real else math.inf
+            apart[node.name] = own[node.name] = 0.0 if exact or not real else math.inf
             continue
         slope = slope.at(distances)
         facts, loss = run.facts.get(node.name), run.losses.get(node.name)

@@ -12,7 +12,8 @@ With :math:`u = 2^{-53}`, norms of the computed result :math:`\hat z` and of the
 * a *sum* of k entries with fixed weights is a product with those: :math:`\gamma_{k+2}\sqrt k\,J\|x\|`
   (:mod:`surefoot.operations.evaluation`);
 * a *scalar function* of an entry is computed by one kernel with a few roundings of quantities that are at most
-  :math:`|\hat z| + J|x|`: 64 units cover them. The tests measure all kernels against ball arithmetic;
+  :math:`|\hat z| + J|x|`: 64 units cover them, which is part of the one assumption about floating point
+  (:mod:`surefoot.scalar.rounded`). The tests measure all kernels against ball arithmetic;
 * losses, normalisations and others state it themselves (``error`` of the record); for the rest
   :mod:`surefoot.operations.evaluation` proves a bound.
 

@@ -16,6 +16,7 @@ it is asked once at :math:`w_0`, its *anchor*, and grows with the distance.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from typing import Any
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, Spec, constant, measure, unknown_constant
+from surefoot.errors import UnsupportedOperation
 from surefoot.graph import Graph, Node
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call, Use
@@ -215,7 +217,8 @@ def slopes_of(
     for node in tape.graph.nodes:
         asked = tape.asked[node.name]
         if node.name in varying or _worth_asking(asked):
-            found.by_name[node.name] = _asked(found, tape.graph, asked, enclosures)
+            with contextlib.nullcontext() if node.name in varying else contextlib.suppress(UnsupportedOperation):
+                found.by_name[node.name] = _asked(found, tape.graph, asked, enclosures)
         value, fixed = run.values[node.name], node.name not in varying
         if fixed and node.name not in loose:
             enclosures[node.name] = _valued(node, value)
@@ -227,9 +230,8 @@ def slopes_of(
 
 
 def _worth_asking(node: Node) -> bool:
-    """Whether something that no parameter enters has a rule, and may be rounded."""
-    record = record_of(node)
-    return record.bounds is not None and record.rounds_at(node) and bool(node.inputs)
+    """Whether something that no parameter enters has a rule, and may be off, itself or by what it reads."""
+    return record_of(node).bounds is not None and bool(node.inputs) and node.is_real
 
 
 def _parameter(found: Slopes, name: str, value: Tensor, drift: float) -> Enclosure:
