@@ -13,6 +13,7 @@ from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
+from surefoot.processes import Processes
 from surefoot.valuation.streamed import StreamedValuer, is_loader
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
@@ -87,7 +88,7 @@ def certify(
         return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
 
 
-def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None) -> Evaluation:
+def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None, group: Any = None) -> Evaluation:
     r"""The value of an objective in exact arithmetic, at the weights as they are stored: value ± error.
 
     All operations are run in double precision, whatever the type of the model, and the round-off of every one of
@@ -102,10 +103,14 @@ def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None) -> E
         objective: a loss bound to its targets, ``surefoot.CrossEntropy(y)``, or a loss of torch.nn; without
             targets where the batches bring them.
         y: the targets of the objective, if it has none yet.
+        group: a process group of ``torch.distributed`` whose processes have a part of the data each, none at all
+            allowed, and the same weights: all of them call this, and all get the value for all samples together.
+            Fewer than a thousand bytes cross per process.
 
     Raises:
         CaptureError: if the model cannot be read.
         ObjectiveError: if the objective does not fit.
+        ProcessError: if another process of the group failed or does not answer.
         UnsupportedOperation: naming an operation whose error is not known.
         EvaluationError: if the value is not finite, or no error can be proved.
 
@@ -116,13 +121,16 @@ def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None) -> E
     >>> found.error < 1e-13
     True
     """
-    objective = as_objective(objective, y)
     valuer: StreamedValuer | Valuer
-    if is_loader(x):
-        valuer = StreamedValuer(model, x, objective)
+    processes = None if group is None else Processes(group)
+    if processes is not None:
+        parts: StreamedValuer = processes.together(lambda: _of_part(model, x, objective, y, processes))
+        valuer, found = parts, parts.evaluate(derivatives=True).evaluation
+    elif is_loader(x):
+        valuer = StreamedValuer(model, x, as_objective(objective, y))
         found = valuer.evaluate(derivatives=True).evaluation
     else:
-        valuer = Valuer.of(model, x, objective)
+        valuer = Valuer.of(model, x, as_objective(objective, y))
         found = valuer.enclosed(valuer.run(dict(model.named_parameters())))
     if not math.isfinite(found.error):
         where = valuer.obstacle or "an operation"
@@ -130,3 +138,14 @@ def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None) -> E
             f"no error of the value {found.value:g} can be proved: {where} is too steep at these weights, or jumps"
         )
     return found
+
+
+def _of_part(model: nn.Module, x: Any, objective: nn.Module, y: Any, processes: Processes) -> StreamedValuer:
+    """Of all data, a part of which is here: a loader, or one batch with its targets."""
+    given: Any = as_objective(objective, y)
+    if is_loader(x):
+        return StreamedValuer(model, x, given, processes)
+    targets = getattr(given, "targets", None)
+    if targets is None:
+        raise ObjectiveError("a part of the data has its targets: pass y, or a loader of batches (x, y)")
+    return StreamedValuer(model, [(x, targets)] if len(targets) else [], given.bound_to(None), processes)

@@ -10,7 +10,7 @@
 * ``descent``: :class:`CertifiedDescent`; ``by_evaluation``: its steps proved by their value; ``ahead``: those that
   are promised from derivatives.
 * ``directions``: where to go; ``wolfe``: how far; ``point``: the objective at points, values and gradients when
-  asked; ``vectors``: parameters as one vector.
+  asked; ``shards``: the same where several processes hold the data; ``vectors``: parameters as one vector.
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`; ``variance_reduced``:
   :class:`ProjectedSVRG`.
 * ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states; ``pace``: its

@@ -103,7 +103,7 @@ class GuaranteedOptimizer(Optimizer):
         self.convergence: Convergence | None = None
         self.regularizer = regularizer
         self.history: list[StepRecord] = []
-        self._changed = False  # the function, since the last step
+        self.changed = False  # the function, since the last step
         self.fingerprint, self.watch = Fingerprint(), Watch()
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("no parameter of the model asks for gradients: call model.requires_grad_(True)")
@@ -132,13 +132,13 @@ class GuaranteedOptimizer(Optimizer):
         """
         self.check_data(x, y)
         reset = self.watch.weights_changed(self.model)
-        self._changed = self.look_around()
+        self.changed = self.look_around()
         with self.unchanged_on_error(), self._others_constant():
             if self._is_done(x, y, reset):
                 return self.history[-1].loss
             record = self.advance(x, y, closure)
-            self._append(record, "the function" if self._changed else "the weights" if reset else "")
-        self.watch.leave(self.model, self._changed, self._options)
+            self._append(record, "the function" if self.changed else "the weights" if reset else "")
+        self.watch.leave(self.model, self.changed, self._options)
         if self.until is not None:
             with self._others_constant():
                 self.convergence = proved_from_here(
@@ -150,7 +150,7 @@ class GuaranteedOptimizer(Optimizer):
 
     def _is_done(self, x: Any, y: Any, reset: bool) -> bool:
         """Whether convergence from the present weights, on these data, is proved."""
-        if self.convergence is None or not self.convergence.proved or reset or self._changed:
+        if self.convergence is None or not self.convergence.proved or reset or self.changed:
             return False
         return self.history[-1].data == self.fingerprint(x, y)
 
@@ -180,7 +180,7 @@ class GuaranteedOptimizer(Optimizer):
         """The graph of the model on such a batch; if the function changed, what rests on it is forgotten."""
         graph = capture(self.model, x) if captured is None else captured
         if self.watch.other_graph(x, graph):
-            self._changed = True
+            self.changed = True
             self.forget()
         return graph
 

@@ -19,10 +19,12 @@ from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, Li
 from surefoot.optim.evaluation import check_slope, loss_of, number
 from surefoot.optim.point import Batch, Data, Function, Point, Stream
 from surefoot.optim.record import StepRecord
+from surefoot.optim.shards import Shards
 from surefoot.optim.stored import resolution
 from surefoot.optim.watch import same_tensors
 from surefoot.optim.wolfe import Found, search
 from surefoot.oracles.problem import Problem
+from surefoot.processes import Processes
 from surefoot.torch_private import BatchNormalisation
 from surefoot.valuation.streamed import StreamedValuer, is_loader
 from surefoot.valuation.valuer import EvaluationError, Valuer
@@ -53,10 +55,11 @@ class ByEvaluation:
     Args:
         owner: the optimizer.
         direction: a name, a ``torch.optim`` class or instance, or a function of weights and gradient.
+        processes: those that have a part of the data each, or ``None``.
     """
 
-    def __init__(self, owner: GuaranteedOptimizer, direction: Any) -> None:
-        self.owner = owner
+    def __init__(self, owner: GuaranteedOptimizer, direction: Any, processes: Processes | None = None) -> None:
+        self.owner, self.processes = owner, processes
         self.direction = Linearised(self._problem) if direction == "gauss_newton" else _direction(direction, owner)
         self._fallback = Gradient()
         self._stalls = 0
@@ -66,7 +69,7 @@ class ByEvaluation:
         """Drop the function, the point and what directions are made of."""
         self.direction.forget()
         self._fallback.forget()
-        self._function: tuple[tuple[str, Graph], Function] | None = None
+        self._function: tuple[tuple[str, Graph | None], Function] | None = None
         self._point: Point | None = None
         self._stuck: tuple[Point, str] | None = None  # where no step was found, and why
         self._loader: Any = None
@@ -74,10 +77,16 @@ class ByEvaluation:
 
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step that is proved to descend."""
+        if self.processes is None:
+            return self._advanced(x, y, closure)
+        shards = self._shards(x, y, closure, self.processes)
+        return shards.step(self.owner.trainable, lambda: self._advanced(x, y, closure))
+
+    def _advanced(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         owner = self.owner
         self._batch = x, y
         try:
-            function = self._function_of_all(x) if is_loader(x) else self._function_of(x, y, closure)
+            function = self._function_at_hand(x, y, closure)
             point = self._here(function)
             slopes = function.layout.unpack(point.gradient)
         except EvaluationError as error:
@@ -97,7 +106,7 @@ class ByEvaluation:
             self._stuck = (point, why) if type(self.direction) in NAMED.values() else None
             return self._stayed(record, why, stalled=True)
         self._stalls = 0
-        if not is_loader(x):  # whose objective takes running statistics as they are
+        if self.processes is None and not is_loader(x):  # whose objective takes running statistics as they are
             self._move_buffers(x)
         owner.write(found.point.weights)
         found.point.forget_pass()
@@ -114,10 +123,53 @@ class ByEvaluation:
     def value(self, x: Any, y: Any) -> float:
         """The objective at the present weights."""
         owner = self.owner
+        if self.processes is not None:
+            shards = self._shards(x, y, None, self.processes)
+            return shards.valuer.evaluate(owner.trainable).evaluation.value + owner.penalty
         if is_loader(x):
             return self._function_of_all(x).at(owner.trainable).value
         valuer = Valuer.of(owner.model, x, owner.objective.bound_to(y))
         return valuer.run(dict(owner.model.named_parameters()), derivatives=False).value + owner.penalty
+
+    def _function_at_hand(self, x: Any, y: Any, closure: Closure | None) -> Function:
+        """The objective of what was given; with several processes, they have agreed on it."""
+        if self.processes is None:
+            return self._function_of_all(x) if is_loader(x) else self._function_of(x, y, closure)
+        assert self._function is not None
+        return self._function[1]
+
+    def _shards(self, x: Any, y: Any, closure: Closure | None, processes: Processes) -> Shards:
+        """The objective of the data of all processes; made anew on all where one has others, or another model."""
+        owner = self.owner
+
+        def looked() -> tuple[tuple[str, Graph | None], bool, int]:
+            if closure is not None:
+                raise OptimizerError(
+                    "a closure knows the loss of one process: leave it out where there is a group"
+                )
+            first = next(iter(x), None) if is_loader(x) else (x, y) if len(y) else None
+            if first is not None and (not isinstance(first, list | tuple) or len(first) != 2):
+                raise OptimizerError("a loader gives pairs (x, y) of inputs and targets")
+            key = "" if is_loader(x) else owner.fingerprint(x, y), None if first is None else owner.graph(first[0])
+            other = self._function is None or self._function[0] != key or (is_loader(x) and self._loader is not x)
+            return key, other, len(owner.history)
+
+        key, other, steps = processes.together(looked)
+        found = processes.gathered(lambda: (owner.changed, other, steps))
+        if len({steps for *_, steps in found}) > 1:
+            raise OptimizerError("the processes have taken different numbers of steps: load one state on all")
+        if any(changed for changed, *_ in found):
+            owner.changed = True
+            owner.forget()
+        if self._function is None or any(other for _, other, _ in found):
+            loader = x if is_loader(x) else [(x, y)] if len(y) else []
+            valuer = processes.together(lambda: StreamedValuer(owner.model, loader, owner.objective, processes))
+            self._keep(key, Shards(valuer, processes))
+            self._loader = x
+        assert self._function is not None
+        shards = self._function[1].data
+        assert isinstance(shards, Shards)
+        return shards
 
     def _function_of(self, x: Any, y: Any, closure: Closure | None) -> Function:
         """The objective of a batch; kept while it and the graph are the same."""
@@ -144,7 +196,7 @@ class ByEvaluation:
         assert self._function is not None
         return self._function[1]
 
-    def _keep(self, key: tuple[str, Graph], data: Data) -> None:
+    def _keep(self, key: tuple[str, Graph | None], data: Data) -> None:
         """From now on the function is the loss of these data plus the regulariser."""
         self._function, self._point = (key, Function(data, self.owner.regularizer, self.owner.trainable)), None
 

@@ -12,6 +12,7 @@ from surefoot.optim.ahead import AHEAD, Ahead
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters
 from surefoot.optim.by_evaluation import ByEvaluation
 from surefoot.optim.record import StepRecord
+from surefoot.processes import Processes
 from surefoot.valuation.streamed import is_loader
 
 
@@ -56,6 +57,10 @@ class CertifiedDescent(GuaranteedOptimizer):
         lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
         until: ``"proved"`` to go on until gradient descent from the weights is proved to converge, and stop there.
         progress: called with the record of each step.
+        group: a process group of ``torch.distributed`` whose processes have the same model and a part of the data
+            each, none at all allowed: ``step`` is then called by all of them, on the objective of all samples
+            together. Process 0 decides (:mod:`surefoot.optim.shards`), and has the gradient in ``.grad``.
+            ``processes.sent`` counts the bytes that cross.
 
     >>> import torch, surefoot as sf
     >>> _ = torch.manual_seed(0)
@@ -81,6 +86,7 @@ class CertifiedDescent(GuaranteedOptimizer):
         lower: float | None = None,
         until: Literal["proved"] | None = None,
         progress: Callable[[StepRecord], object] | None = None,
+        group: Any = None,
     ) -> None:
         if proof not in ("evaluation", *AHEAD):
             raise ValueError(f"proof is 'evaluation', 'segment', 'ball' or 'blocks', got {proof!r}")
@@ -99,11 +105,18 @@ class CertifiedDescent(GuaranteedOptimizer):
                 f"{regularizer!r} has kinks, where a gradient step may stall: take proximal steps, "
                 "surefoot.optim.ProjectedGradient(model, objective, regularizer=…)"
             )
+        if group is not None and (proof != "evaluation" or until is not None or direction == "gauss_newton"):
+            raise ValueError(
+                "with a group, steps are proved by proof='evaluation', without until='proved', along any "
+                "direction but 'gauss_newton': the others are about the data of one process"
+            )
         options: dict[str, Any] = {"regularizer": regularizer, "params": params, "lower": lower, "until": until}
         super().__init__(model, objective, progress=progress, **options)
-        self.proof = proof
+        if group is not None and not self.objective.takes_targets:
+            raise ValueError("with a group, the objective is a mean over samples with targets")
+        self.proof, self.processes = proof, None if group is None else Processes(group)
         self._method: ByEvaluation | Ahead = (
-            ByEvaluation(self, "lbfgs" if direction is None else direction)
+            ByEvaluation(self, "lbfgs" if direction is None else direction, self.processes)
             if proof == "evaluation"
             else Ahead(self, proof, direction, order)
         )
@@ -117,11 +130,17 @@ class CertifiedDescent(GuaranteedOptimizer):
         return self._method.advance(x, y, closure)
 
     def check_data(self, x: Any, y: Any) -> None:
-        """One batch with its targets, or a loader that brings them.
+        """One batch with its targets, or a loader that brings them; on all processes, if there are several.
 
         Raises:
             OptimizerError: if it is neither.
         """
+        if self.processes is None:
+            self._check_part(x, y)
+        else:
+            self.processes.together(lambda: self._check_part(x, y))
+
+    def _check_part(self, x: Any, y: Any) -> None:
         if not is_loader(x):
             super().check_data(x, y)
         elif y is not None:

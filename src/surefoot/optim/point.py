@@ -73,19 +73,24 @@ class Batch:
 
 
 @dataclass
-class _StreamedPass:
+class StreamedPass:
+    """A pass over a loader, which has everything at once."""
+
     found: Streamed
 
     @property
     def value(self) -> float:
+        """Of the loss."""
         return self.found.evaluation.value
 
     @property
     def gradient(self) -> Mapping[str, Tensor]:
+        """Of the loss, by path."""
         assert self.found.gradient is not None
         return self.found.gradient
 
     def enclosed(self, enough: float) -> Evaluation:
+        """The loss in exact arithmetic, whatever is enough."""
         return self.found.evaluation
 
 
@@ -102,7 +107,7 @@ class Stream:
 
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """One pass over the loader, with derivatives: most trials need them."""
-        return _StreamedPass(self.valuer.evaluate(weights, derivatives=True))
+        return StreamedPass(self.valuer.evaluate(weights, derivatives=True))
 
 
 class Function:
@@ -190,4 +195,4 @@ class Point:
         self.__dict__.pop("_pass", None)
 
 
-__all__ = ["Batch", "Data", "Function", "Passed", "Point", "Stream"]
+__all__ = ["Batch", "Data", "Function", "Passed", "Point", "Stream", "StreamedPass"]

@@ -4,6 +4,9 @@ Let :math:`F_b` be the objective on batch b, a mean over its samples, and :math:
 the number of samples, of entries, or the class weights of the samples added up. The mean over all samples is
 :math:`F = \sum_bW_bF_b/\sum_bW_b`. The :math:`W_b` are rational numbers, and so is the sum of the computed
 values: only its last rounding is to be counted, besides :math:`\sum_bW_be_b/\sum_bW_b` of the errors.
+
+The batches may lie with several processes. Each sums up its own, as fractions; these few numbers are gathered and
+added exactly, so that all processes have the same value and error.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
@@ -25,6 +28,7 @@ from surefoot.errors import CaptureError, ObjectiveError, describe
 from surefoot.graph import Graph, Source
 from surefoot.graph.checks import as_inputs, check_inputs
 from surefoot.operations.losses.sums import divisor
+from surefoot.processes import Processes
 from surefoot.valuation.passes import Constants
 from surefoot.valuation.tape import tape_of
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
@@ -43,7 +47,8 @@ class Streamed:
 
     Attributes:
         evaluation: value and error.
-        gradient: by path of the parameter; ``None`` if it was not asked for.
+        gradient: by path of the parameter; ``None`` if it was not asked for. With several processes, the part of
+            this one: the parts add up to it.
         batches: how many there were.
         samples: how many there were in them.
     """
@@ -52,6 +57,22 @@ class Streamed:
     gradient: dict[str, Tensor] | None
     batches: int
     samples: int
+
+
+@dataclass
+class _Sums:
+    """Over batches, of value and error by weight, of weights, and of what tells the data apart."""
+
+    value: Fraction = Fraction(0)
+    error: Fraction = Fraction(0)
+    total: Fraction = Fraction(0)
+    unbounded: int = 0
+    batches: int = 0
+    samples: int = 0
+    seen: int = 0
+
+    def __add__(self, other: _Sums) -> _Sums:
+        return _Sums(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
 
 class StreamedValuer:
@@ -66,20 +87,24 @@ class StreamedValuer:
             samples must not interact: batch normalisation in training mode is refused.
         loader: a ``DataLoader``, a list, or any other iterable of batches ``(x, y)`` that can be read many times.
         objective: a loss without targets.
+        processes: those that hold the data; each has a loader of its own part, which may be empty. All of them
+            evaluate at the same time, at the same weights.
 
     Raises:
         ObjectiveError: if the loss of all data is not the weighted mean of those of the batches.
         EvaluationError: if the loader can be read only once, or leaves out samples at random.
     """
 
-    def __init__(self, model: nn.Module, loader: Iterable[Any], objective: Any) -> None:
+    def __init__(
+        self, model: nn.Module, loader: Iterable[Any], objective: Any, processes: Processes | None = None
+    ) -> None:
         if isinstance(loader, Iterator):
             raise EvaluationError(
                 f"a {type(loader).__name__} can be read only once: pass a DataLoader or a list of batches"
             )
         _refuse_random_samples(loader)
         _refuse_objective(objective)
-        self.model, self.loader, self.objective = model, loader, objective
+        self.model, self.loader, self.objective, self.processes = model, loader, objective, processes
         self._options = dict(objective.options)
         self._valuers: dict[Hashable, Valuer] = {}
         self._outputs: dict[Hashable, Spec] = {}
@@ -92,7 +117,7 @@ class StreamedValuer:
 
     def anew(self) -> StreamedValuer:
         """For the model as it is now, on the same data: a pass that sees others is refused."""
-        other = StreamedValuer(self.model, self.loader, self.objective)
+        other = StreamedValuer(self.model, self.loader, self.objective, self.processes)
         other._seen = self._seen
         return other
 
@@ -108,34 +133,56 @@ class StreamedValuer:
             ObjectiveError: if the objective does not fit.
             UnsupportedOperation: naming an operation whose error is not known.
             EvaluationError: if a value is not finite, or the data are not those of the first pass.
+            ProcessError: if one of these was raised by another process, or it does not answer.
         """
         point = dict(self.model.named_parameters()) if weights is None else weights
-        value, error, total = Fraction(0), Fraction(0), Fraction(0)
         gradient: dict[str, Tensor] = {}
-        batches = samples = seen = 0
-        bounded = True
-        for batches, (x, y, own) in enumerate(self._batches(), start=1):
-            seen = (seen + sum(map(_digest, (*_tensors(x), y)))) % 2**64  # sums of words wrap around
-            samples += len(y)
+
+        if self.processes is None:
+            sums = self._summed(point, derivatives, gradient)
+        else:
+            parts = self.processes.gathered(
+                lambda: (self._summed(point, derivatives, gradient), self._digest_of_model(point))
+            )
+            _refuse_other_models([digest for _, digest in parts])
+            sums = sum((part for part, _ in parts), _Sums())
+        self._check(sums.batches, sums.seen % 2**64, sums.total)
+        whole = sums.total if self._is_mean else Fraction(1)
+        mean = float(sums.value / whole)
+        apart = (
+            math.inf if sums.unbounded else math.nextafter(float(sums.error / whole), math.inf) + math.ulp(mean)
+        )
+        means = {path: slope / float(whole) for path, slope in gradient.items()}
+        found = Evaluation(mean, math.inf if sums.unbounded else apart)
+        return Streamed(found, means if derivatives else None, sums.batches, sums.samples)
+
+    def _summed(self, point: Mapping[str, Tensor], derivatives: bool, gradient: dict[str, Tensor]) -> _Sums:
+        """The sums over the batches that are here; the gradient, by weight, is added to what is given."""
+        sums = _Sums()
+        for x, y, own in self._batches():
+            sums.batches += 1
+            sums.seen += sum(map(_digest, (*_tensors(x), y)))
+            sums.samples += len(y)
             if own == 0:
                 continue
-            count, found, slopes = self._one(x, y, point, derivatives, batches - 1)
+            count, found, slopes = self._one(x, y, point, derivatives, sums.batches - 1)
             weight = Fraction(count) if own is None else own
-            total += weight
-            value += weight * Fraction(found.value)
-            bounded &= math.isfinite(found.error)
-            error += weight * Fraction(found.error if bounded else 0)
+            bounded = math.isfinite(found.error)
+            sums.total += weight
+            sums.value += weight * Fraction(found.value)
+            sums.unbounded += not bounded
+            sums.error += weight * Fraction(found.error if bounded else 0)
             for path, slope in slopes.items():
                 if path in gradient:
                     gradient[path].add_(slope, alpha=float(weight))
                 else:
                     gradient[path] = slope * float(weight)
-        self._check(batches, seen, total)
-        whole = total if self._is_mean else Fraction(1)
-        mean = float(value / whole)
-        apart = math.nextafter(float(error / whole), math.inf) + math.ulp(mean) if bounded else math.inf
-        means = {path: slope / float(whole) for path, slope in gradient.items()}
-        return Streamed(Evaluation(mean, apart), means if derivatives else None, batches, samples)
+        return sums
+
+    def _digest_of_model(self, point: Mapping[str, Tensor]) -> int:
+        """The same where parameters, buffers and the point of a pass are."""
+        held = *self.model.parameters(), *self.model.buffers(), *point.values()
+        return sum((2 * k + 1) * _digest(tensor) for k, tensor in enumerate(held))
 
     @property
     def obstacle(self) -> str:
@@ -239,6 +286,15 @@ def _refuse_objective(objective: Any) -> None:
             )
 
 
+def _refuse_other_models(digests: Sequence[int]) -> None:
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is not None:
+        raise EvaluationError(
+            f"process {other} has other parameters or buffers than process 0, so that they speak of different "
+            "functions: load the same checkpoint on all, or send those of one by torch.distributed.broadcast"
+        )
+
+
 def _refuse_random_samples(loader: Iterable[Any]) -> None:
     if not isinstance(loader, DataLoader) or not loader.drop_last or not isinstance(loader.sampler, RandomSampler):
         return
@@ -282,7 +338,8 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def _digest(tensor: Tensor) -> int:
     """The bits of all entries, added up as whole numbers: the same for the same entries in any order."""
-    return int(tensor.detach().contiguous().view(_BITS[tensor.element_size()]).sum(dtype=torch.int64))
+    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return int(tensor.contiguous().view(_BITS[tensor.element_size()]).sum(dtype=torch.int64))
 
 
 __all__ = ["Streamed", "StreamedValuer", "is_loader"]

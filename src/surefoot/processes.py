@@ -1,0 +1,150 @@
+"""What the processes of a ``torch.distributed`` group say to each other: few numbers, and tensors added up.
+
+Everything a process sends is counted. A process that stops or is silent for longer than the time-out of the group
+(``timeout=`` of ``init_process_group`` or ``new_group``; 30 minutes for gloo by default) raises on the others.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import SurefootError
+
+
+class ProcessError(SurefootError, RuntimeError):
+    """Another process failed, or there is no group."""
+
+
+class ProcessLost(ProcessError):
+    """Another process stopped, or did not answer in time."""
+
+
+class Processes:
+    """The processes of a group, seen from one of them.
+
+    Args:
+        group: a process group of ``torch.distributed`` that this process belongs to.
+
+    Attributes:
+        rank: the number of this process in the group; process 0 leads.
+        size: how many there are.
+        sent: bytes that this process handed over so far, each message and tensor counted once.
+
+    Raises:
+        ProcessError: if there is no such group, or this process is not in it.
+    """
+
+    def __init__(self, group: Any) -> None:
+        from torch import distributed
+
+        if not distributed.is_available() or not distributed.is_initialized():
+            raise ProcessError(
+                "there is no process group: start the script by torchrun and call "
+                "torch.distributed.init_process_group() first"
+            )
+        self._torch, self._group, self.sent = distributed, group, 0
+        self.rank = distributed.get_rank(group)
+        if self.rank < 0:
+            raise ProcessError("this process is not in the group: only its members may ask for what they share")
+        self.size = distributed.get_world_size(group)
+        self._first = distributed.get_global_rank(group, 0)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that decides."""
+        return self.rank == 0
+
+    def gathered(self, compute: Callable[[], Any]) -> list[Any]:
+        """What it gives on each process, by rank. If it raises on one, all raise: nobody waits for the others."""
+        return self._exchanged(compute, lambda mine: mine)[1]
+
+    def together(self, compute: Callable[[], Any]) -> Any:
+        """What it gives here, which is not sent. If it raises on one process, all raise."""
+        return self._exchanged(compute, lambda mine: None)[0]
+
+    def _exchanged(self, compute: Callable[[], Any], told: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
+        mine: Any = None
+        failure: Exception | None = None
+        try:
+            mine = compute()
+        except Exception as error:
+            failure = error
+        message = ("", told(mine)) if failure is None else (str(failure) or type(failure).__name__, None)
+        everyone: list[Any] = [None] * self.size
+        self._count(message)
+        with _answering():
+            self._torch.all_gather_object(everyone, message, group=self._group)
+        if failure is not None:
+            raise failure
+        for rank, (why, _) in enumerate(everyone):
+            if why:
+                raise ProcessError(f"process {rank} of the group failed: {why}")
+        return mine, [part for _, part in everyone]
+
+    def tell(self, message: Any = None) -> Any:
+        """What the leader says, to all; the others pass nothing."""
+        box = [message]
+        if self.leads:
+            self._count(message)
+        with _answering():
+            self._torch.broadcast_object_list(box, src=self._first, group=self._group)
+        return box[0]
+
+    def spread(self, tensors: Iterable[Tensor]) -> None:
+        """The tensors of the leader replace those of all others, bit by bit."""
+        for kind in _by_type(tensors):
+            joined = torch.cat([tensor.detach().reshape(-1) for tensor in kind])
+            if self.leads:
+                self.sent += joined.nbytes
+            with _answering():
+                self._torch.broadcast(joined, src=self._first, group=self._group)
+            if not self.leads:
+                _write(kind, joined)
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Every tensor becomes the sum of those of all processes. Sums may differ by round-off between them."""
+        for kind in _by_type(tensors):
+            joined = torch.cat([tensor.detach().reshape(-1) for tensor in kind])
+            self.sent += joined.nbytes
+            with _answering():
+                self._torch.all_reduce(joined, group=self._group)
+            _write(kind, joined)
+
+    def _count(self, message: Any) -> None:
+        self.sent += len(pickle.dumps(message))
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Errors of ``torch.distributed`` as a sentence that says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ProcessLost(
+            "another process of the group stopped, or did not answer within the time-out of the group. Look at "
+            f"its output, and start all of them again from the last checkpoint ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors that fit into one, in an order that is the same on all processes."""
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault(tensor.dtype, []).append(tensor)
+    return list(kinds.values())
+
+
+def _write(tensors: list[Tensor], joined: Tensor) -> None:
+    parts = joined.split([tensor.numel() for tensor in tensors])
+    with torch.no_grad():
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
+__all__ = ["ProcessError", "ProcessLost", "Processes"]
