@@ -105,7 +105,7 @@ def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None, grou
         y: the targets of the objective, if it has none yet.
         group: a process group of ``torch.distributed`` whose processes have a part of the data each, none at all
             allowed, and the same weights: all of them call this, and all get the value for all samples together.
-            Fewer than a thousand bytes cross per process.
+            A few hundred bytes cross per process.
 
     Raises:
         CaptureError: if the model cannot be read.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
@@ -16,11 +18,13 @@ from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
-from surefoot.optim import CertifiedDescent, OptimizerError
+from surefoot.optim import CertifiedDescent, by_evaluation
 from surefoot.processes import ProcessError, Processes, ProcessLost
+from surefoot.valuation.streamed import Streamed, StreamedValuer
 
 SHARES = {2: (0, 17, 30), 4: (0, 11, 11, 13, 30)}  # where the samples of each process begin: uneven, one empty
 STEPS = 5
+Outcome = list[dict[str, Any]]
 
 
 def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
@@ -44,6 +48,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "conjugate": {"direction": "conjugate", "weight_decay": 0.01},
     "foreign": {"direction": torch.optim.Adam},
 }
+
+
+class Counted(StreamedValuer):
+    """Counts its passes."""
+
+    passes = 0
+
+    def evaluate(self, *given: Any, **options: Any) -> Streamed:
+        Counted.passes += 1
+        return super().evaluate(*given, **options)
 
 
 def refused(action: Callable[[], object]) -> str:
@@ -72,18 +86,23 @@ def work(rank: int, size: int, folder: str) -> None:
             "loader": sf.evaluate(network(), loader, build(), group=group),
         }
         found.update({f"{name} {way}": (value.value, value.error) for way, value in ways.items()})
-    for name, options in RUNS.items():
-        model = network()
+    by_evaluation.StreamedValuer = Counted  # type: ignore[misc]
+    for name, options in RUNS.items() if size == 2 else [("lbfgs", RUNS["lbfgs"])]:
+        model, Counted.passes = network(), 0
         optimizer = CertifiedDescent(model, sf.CrossEntropy(), group=group, **options)
         losses = [optimizer.step(x, y) if name != "conjugate" else optimizer.step(loader) for _ in range(STEPS)]
+        state, passes, sent = optimizer.state_dict(), Counted.passes, counted(optimizer)
         found[f"run {name}"] = {
             "weights": {key: value.detach() for key, value in model.named_parameters()},
             "losses": [*losses, optimizer.value(x, y)],
             "history": [repr(record) for record in optimizer.history],
-            "sent": optimizer.processes.sent if optimizer.processes else 0,
+            "state": state,
+            "passes": passes,
+            "sent": sent,
         }
-    found |= refusals(rank, x, y, group)
-    if size == 4:
+    if size == 2:
+        found |= refusals(rank, x, y, group)
+    else:
         few = distributed.new_group([1, 3])
         if rank in (1, 3):
             pair = sf.evaluate(network(), x, sf.CrossEntropy(), y, group=few)
@@ -100,6 +119,11 @@ def work(rank: int, size: int, folder: str) -> None:
     found["lost"] = refused(lambda: optimizer.step(x, y)), not optimizer.history
     torch.save(found, f"{folder}/{rank}.pt")
     os._exit(0)  # the group cannot be left in order
+
+
+def counted(optimizer: CertifiedDescent) -> int:
+    assert optimizer.processes is not None
+    return optimizer.processes.sent
 
 
 def refusals(rank: int, x: Tensor, y: Tensor, group: Any) -> dict[str, Any]:
@@ -131,16 +155,24 @@ def refusals(rank: int, x: Tensor, y: Tensor, group: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module", params=sorted(SHARES))
-def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    size: int = request.param
-    folder: Path = tmp_path_factory.mktemp(f"processes{size}")
+def started(size: int, factory: pytest.TempPathFactory) -> Outcome:
+    folder = factory.mktemp(f"processes{size}")
     torch.multiprocessing.start_processes(work, (size, str(folder)), size, start_method="spawn")
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_value_is_that_of_the_joined_batch(outcome: list[dict[str, Any]], name: str) -> None:
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return started(2, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return started(4, tmp_path_factory)
+
+
+def same_value(outcome: Outcome, name: str) -> None:
+    """The value is that of the joined batch."""
     x, y = data()
     whole = sf.evaluate(network(), x, LOSSES[name](), y)
     for way in ("batch", "bound", "loader"):
@@ -150,11 +182,11 @@ def test_the_value_is_that_of_the_joined_batch(outcome: list[dict[str, Any]], na
         assert error < 3 * whole.error
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_steps_are_those_on_the_joined_batch(outcome: list[dict[str, Any]], name: str) -> None:
+def same_steps(outcome: Outcome, name: str) -> None:
+    """Steps are those on the joined batch, on all processes; a run can be resumed in one."""
     x, y = data()
-    model = network()
-    optimizer = CertifiedDescent(model, sf.CrossEntropy(), **copy.deepcopy(RUNS[name]))
+    model, resumed = network(), network()
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), **RUNS[name])
     losses = [optimizer.step(x, y) for _ in range(STEPS)]
     runs = [part[f"run {name}"] for part in outcome]
     for run in runs:
@@ -165,20 +197,46 @@ def test_steps_are_those_on_the_joined_batch(outcome: list[dict[str, Any]], name
             assert torch.equal(run["weights"][key], runs[0]["weights"][key])
             assert torch.allclose(run["weights"][key], value, rtol=0, atol=1e-8)
     assert runs[0]["losses"] == pytest.approx([*losses, optimizer.value(x, y)], abs=1e-10)
-    assert all(after < before for before, after in pairwise(losses))
+    assert all(after < before for before, after in pairwise(runs[0]["losses"]))
+    resumed.load_state_dict(runs[0]["weights"])
+    other = CertifiedDescent(resumed, sf.CrossEntropy(), **RUNS[name])
+    other.load_state_dict(runs[0]["state"])
+    optimizer.step(x, y), other.step(x, y)
+    for value, expected in zip(resumed.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(value, expected, rtol=0, atol=1e-8)
 
 
-def test_numbers_and_gradients_cross_but_no_activations(outcome: list[dict[str, Any]]) -> None:
-    size = 8 * sum(value.numel() for value in network().parameters())
-    for name in RUNS:
-        sent = [part[f"run {name}"]["sent"] for part in outcome]
-        passes = 24 * STEPS
-        assert STEPS * size < min(sent)
-        assert max(sent) <= passes * (2 * size + 1000)
-
-
-def test_what_goes_wrong_on_one_process_is_raised_on_all(outcome: list[dict[str, Any]]) -> None:
+def few_bytes(outcome: Outcome, name: str) -> None:
+    """Numbers, gradients and weights cross, each as often as is said, and nothing of the size of activations."""
+    weights = 8 * sum(value.numel() for value in network().parameters())
     for rank, part in enumerate(outcome):
+        run = part[f"run {name}"]
+        passes = run["passes"]
+        tensors = passes * weights + (0 if rank else (passes + STEPS) * weights)
+        assert passes >= STEPS
+        assert tensors < run["sent"] < tensors + 700 * (passes + STEPS)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_two_processes_have_the_value_of_the_joined_batch(two: Outcome, name: str) -> None:
+    same_value(two, name)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_step_as_one_does_on_the_joined_batch(two: Outcome, name: str) -> None:
+    same_steps(two, name)
+    few_bytes(two, name)
+
+
+def test_four_processes_one_of_them_without_data(four: Outcome) -> None:
+    for name in LOSSES:
+        same_value(four, name)
+    same_steps(four, "lbfgs")
+    few_bytes(four, "lbfgs")
+
+
+def test_what_goes_wrong_on_one_process_is_raised_on_all(two: Outcome) -> None:
+    for rank, part in enumerate(two):
         assert "NaN" in part["nan"]
         assert ("process 1 of the group failed" in part["nan"]) == (rank != 1)
         assert "NaN" in part["nan step"]
@@ -189,26 +247,24 @@ def test_what_goes_wrong_on_one_process_is_raised_on_all(outcome: list[dict[str,
         assert "other parameters or buffers than process 0" in part["apart value"]
 
 
-def test_statistics_of_batches_are_refused(outcome: list[dict[str, Any]]) -> None:
-    for part in outcome:
+def test_statistics_of_batches_are_refused(two: Outcome) -> None:
+    for part in two:
         assert "computes its statistics from each batch" in part["normal"]
         assert "computes its statistics from each batch" in part["normal step"]
-        assert part["normal eval"] == outcome[0]["normal eval"]
+        assert part["normal eval"] == two[0]["normal eval"]
 
 
-def test_a_group_may_be_some_of_the_processes(outcome: list[dict[str, Any]]) -> None:
-    if len(outcome) == 4:
-        x, y = data()
-        rows = slice(13, 30)
-        whole = sf.evaluate(network(), x[rows], sf.CrossEntropy(), y[rows])
-        value, error = outcome[1]["pair"]
-        assert outcome[3]["pair"] == (value, error)
-        assert abs(value - whole.value) <= error + whole.error
-        assert "not in the group" in outcome[0]["stranger"]
+def test_a_group_may_be_some_of_the_processes(four: Outcome) -> None:
+    x, y = (part[13:] for part in data())
+    whole = sf.evaluate(network(), x, sf.CrossEntropy(), y)
+    value, error = four[1]["pair"]
+    assert four[3]["pair"] == (value, error)
+    assert abs(value - whole.value) <= error + whole.error
+    assert "not in the group" in four[0]["stranger"]
 
 
-def test_a_process_that_dies_raises_on_the_others(outcome: list[dict[str, Any]]) -> None:
-    for part in outcome[:-1]:
+def test_a_process_that_dies_raises_on_the_others(two: Outcome, four: Outcome) -> None:
+    for part in (*two[:-1], *four[:-1]):
         message, unchanged = part["lost"]
         assert message.startswith(ProcessLost.__name__)
         assert "start all of them again" in message
@@ -219,7 +275,24 @@ def test_refusals_without_a_group() -> None:
     x, y = data()
     with pytest.raises(ProcessError, match="init_process_group"):
         sf.evaluate(network(), x, sf.CrossEntropy(), y, group=object())
-    for options in ({"proof": "ball"}, {"until": "proved"}, {"direction": "gauss_newton"}):
+    options: list[dict[str, Any]] = [{"proof": "ball"}, {"until": "proved"}, {"direction": "gauss_newton"}]
+    for option in options:
         with pytest.raises(ValueError, match="with a group"):
-            CertifiedDescent(network(), sf.CrossEntropy(), group=object(), **options)
-    assert issubclass(OptimizerError, sf.errors.SurefootError)
+            CertifiedDescent(network(), sf.CrossEntropy(), group=object(), **option)
+
+
+def test_the_command_on_the_page(tmp_path: Path) -> None:
+    """The script of the page runs by its command; its value is that of one process on all data."""
+    page = (Path(__file__).parents[2] / "docs" / "processes.md").read_text(encoding="utf-8")
+    (script,), (command,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.S) for kind in ("python", "bash"))
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    program, *rest = command.split()
+    assert program == "torchrun"
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", *rest],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    value, error = (float(number) for number in run.stdout.partition(",")[0].split("±"))
+    assert 0 < value < 0.1
+    assert 0 < error < 1e-10

@@ -62,6 +62,7 @@ class GuaranteedOptimizer(Optimizer):
 
     Attributes:
         history: one record per step.
+        changed: whether the function was changed before the last step.
         convergence: the last verdict, with ``until="proved"``; ``None`` before the first.
     """
 

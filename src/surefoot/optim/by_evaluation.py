@@ -293,7 +293,7 @@ class ByEvaluation:
                 f"{self._point.enclosed().error if self._point else math.nan:.1e}. "
                 "If that is not good enough, use model.double(), scale the data, or add a regulariser",
                 StalledWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         return replace(record, note=why)
 
