@@ -18,6 +18,7 @@ from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
+from surefoot.objectives import Poisson
 from surefoot.optim import CertifiedDescent, by_evaluation
 from surefoot.processes import ProcessError, Processes, ProcessLost
 from surefoot.valuation.streamed import Streamed, StreamedValuer
@@ -108,6 +109,7 @@ def asked(group: Any, runs: list[str]) -> dict[str, Any]:
             "loader": sf.evaluate(network(), loader, build(), group=group),
         }
         found.update({f"{name} {way}": (value.value, value.error) for way, value in ways.items()})
+    found["overflow"] = overflowing(x, y, group)
     for name in runs:
         model, Counted.passes = network(), 0
         optimizer = CertifiedDescent(model, sf.CrossEntropy(), group=group, **RUNS[name])
@@ -122,6 +124,25 @@ def asked(group: Any, runs: list[str]) -> dict[str, Any]:
             "sent": sent,
         }
     return found
+
+
+def growing() -> nn.Sequential:
+    """Whose outputs are exponents."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 3)).double()
+
+
+def far(weights: dict[str, Tensor], slopes: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A direction along which the first trials overflow."""
+    return {name: -1e4 * slope for name, slope in slopes.items()}
+
+
+def overflowing(x: Tensor, y: Tensor, group: Any = None) -> tuple[list[float], bool]:
+    """Steps whose first trials have no finite value: losses, and whether one was along the direction."""
+    optimizer = CertifiedDescent(growing(), Poisson(), direction=far, group=group)
+    targets = nn.functional.one_hot(y, 3).double()
+    losses = [optimizer.step(x, targets) for _ in range(3)]
+    return losses, any(record.note == "" for record in optimizer.history)
 
 
 def counted(optimizer: CertifiedDescent) -> int:
@@ -209,6 +230,17 @@ def same_steps(outcome: Outcome, name: str) -> None:
     optimizer.step(x, y), other.step(x, y)
     for value, expected in zip(resumed.parameters(), model.parameters(), strict=True):
         assert torch.allclose(value, expected, rtol=0, atol=1e-8)
+
+
+def test_trials_without_a_finite_value_are_too_long(two: Outcome, four: Outcome) -> None:
+    losses, along = overflowing(*data())
+    loader = DataLoader(TensorDataset(data()[0], nn.functional.one_hot(data()[1], 3).double()), batch_size=7)
+    streamed = CertifiedDescent(growing(), Poisson(), direction=far)
+    assert [streamed.step(loader) for _ in range(3)] == pytest.approx(losses, abs=1e-10)
+    assert losses[2] < losses[1] < losses[0]
+    for part in (*two, *four):
+        assert part["overflow"][0] == pytest.approx(losses, abs=1e-10)
+        assert part["overflow"][1] == along
 
 
 def few_bytes(outcome: Outcome, name: str) -> None:

@@ -14,7 +14,7 @@ from surefoot.objectives import Regularizer
 from surefoot.optim.vectors import Layout, Tensors
 from surefoot.valuation.passes import Run
 from surefoot.valuation.streamed import Streamed, StreamedValuer
-from surefoot.valuation.valuer import Evaluation, Valuer
+from surefoot.valuation.valuer import Evaluation, InfiniteValue, Valuer
 
 
 class Passed(Protocol):
@@ -161,7 +161,10 @@ class Point:
     @cached_property
     def value(self) -> float:
         """Of the objective, as computed; infinite where it is not a number."""
-        total = self._pass.value + self._penalty[0]
+        try:
+            total = self._pass.value + self._penalty[0]
+        except InfiniteValue:  # a loader has no value then, and says so again if it is asked for the gradient
+            return math.inf
         return total if math.isfinite(total) else math.inf
 
     @cached_property

@@ -31,7 +31,7 @@ from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
 from surefoot.valuation.passes import Constants
 from surefoot.valuation.tape import tape_of
-from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
+from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue, Valuer
 
 
 def is_loader(x: Any) -> bool:
@@ -141,11 +141,13 @@ class StreamedValuer:
         if self.processes is None:
             sums = self._summed(point, derivatives, gradient)
         else:
-            parts = self.processes.gathered(
-                lambda: (self._summed(point, derivatives, gradient), self._digest_of_model(point))
-            )
+            parts = self.processes.gathered(lambda: self._told(point, derivatives, gradient))
             _refuse_other_models([digest for _, digest in parts])
-            sums = sum((part for part, _ in parts), _Sums())
+            sums = _Sums()
+            for rank, (part, _) in enumerate(parts):
+                if isinstance(part, str):
+                    raise InfiniteValue(f"on process {rank}, {part}")
+                sums += part
         self._check(sums.batches, sums.seen % 2**64, sums.total)
         whole = sums.total if self._is_mean else Fraction(1)
         mean = float(sums.value / whole)
@@ -178,6 +180,15 @@ class StreamedValuer:
                 else:
                     gradient[path] = slope * float(weight)
         return sums
+
+    def _told(
+        self, point: Mapping[str, Tensor], derivatives: bool, gradient: dict[str, Tensor]
+    ) -> tuple[_Sums | str, int]:
+        """The sums of this process, or why there is no value; and which model they are of."""
+        try:
+            return self._summed(point, derivatives, gradient), self._digest_of_model(point)
+        except InfiniteValue as error:  # which is no failure, at a trial
+            return str(error), self._digest_of_model(point)
 
     def _digest_of_model(self, point: Mapping[str, Tensor]) -> int:
         """The same where parameters, buffers and the point of a pass are."""

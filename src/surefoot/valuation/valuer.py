@@ -25,6 +25,10 @@ class EvaluationError(SurefootError, RuntimeError):
     """An objective that has no value, or none that can be enclosed."""
 
 
+class InfiniteValue(EvaluationError):
+    """A value that is not finite: too far away, or wrong data."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """The value of a function in exact arithmetic, at the weights as they are stored.
@@ -108,11 +112,11 @@ class Valuer:
             enough: an error below which nothing is done to make it smaller.
 
         Raises:
-            EvaluationError: if the value is not finite.
+            InfiniteValue: if the value is not finite.
             UnsupportedOperation: naming an operation that has no rule.
         """
         if not math.isfinite(run.value):
-            raise EvaluationError(
+            raise InfiniteValue(
                 f"the objective is {run.value} at these weights: check data and weights for NaN and huge entries"
             )
         known = None if self._slopes is None else self._renewed(run, self._slopes, enough)
@@ -188,4 +192,4 @@ class Valuer:
         return (errors if run.derivatives else forward_errors)(self.tape, run, slopes)
 
 
-__all__ = ["Evaluation", "EvaluationError", "Valuer"]
+__all__ = ["Evaluation", "EvaluationError", "InfiniteValue", "Valuer"]
