@@ -31,6 +31,7 @@ ACCEPTED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     ),
     "unused counter": (lambda: at_top(lambda s, x: s.average.add_(1) is None or s.layer(x)), X),
     "checkpoint": (lambda: at_top(lambda s, x: checkpoint(s.layer, x, use_reentrant=False)), X),
+    "vmap": (lambda: at_top(lambda s, x: torch.func.vmap(s.layer)(x)), X),
     "momentum None": (lambda: nn.BatchNorm1d(3, momentum=None), X),
     "boolean mask": (lambda: at_top(lambda s, x: torch.where(x, s.layer(x.float()), 0.0)), X > 0),
     "dict with one tensor": (lambda: at_top(lambda s, x: {"a": s.layer(x), "n": 3, "ids": x.argmax(1)}), X),

@@ -150,7 +150,6 @@ CASES: dict[str, tuple[Callable[[], Any], Any, str, str | None]] = {
         lambda: inside(lambda s, x: checkpoint(s.layer, x, use_reentrant=True)), X, "use_reentrant=False",
         "1.layer",
     ),
-    "vmap": (lambda: inside(lambda s, x: torch.func.vmap(s.layer)(x)), X, "vmap", "1"),
     "autocast": (lambda: inside(lower_precision), X, "precision", "1"),
     "dropout module": (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), X, r"dropout.*model\.eval", "1"),
     "dropout function": (lambda: inside(lambda s, x: functional.dropout(s.layer(x), 0.2)), X, "p = 0.2", "1"),

@@ -99,6 +99,9 @@ CASES: dict[str, list[Callable[[], Case]]] = {
         lambda: _positive("divergence", real(3, 2)),
         lambda: _differences("divergence", real(3, 2), log_target=True, reduction="entries"),
     ],
+    "surefoot.returned": [
+        lambda: operation(records()["surefoot.returned"].loss.function, real(1, 1), op="surefoot.returned")
+    ],
     "surefoot.negative_log_likelihood": [
         lambda: _labels(real(3, 4), "negative_log_likelihood"),
         lambda: _labels(real(4, 4), "negative_log_likelihood", weight=WEIGHTS),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from operations.case import Case, operation, pieces
+from operations.case import Case, Fixed, operation, pieces
 from operations.tensors import real
 
 aten = torch.ops.aten
@@ -31,7 +31,20 @@ def _peaked(*shape: int) -> torch.Tensor:
     return value
 
 
+_GRID = Fixed(torch.tanh(real(2, 2, 3, 2)))
+_ONE = Fixed(torch.zeros(1, 1, 1, 2, dtype=torch.float64))
+
 CASES: dict[str, list[Thunk]] = {
+    "aten.grid_sampler_2d": [
+        lambda: operation(aten.grid_sampler_2d.default, real(2, 2, 3, 4), _GRID, 0, 0, False),
+        lambda: operation(aten.grid_sampler_2d.default, real(2, 1, 3, 3), _GRID, 1, 1, True),
+        lambda: operation(aten.grid_sampler_2d.default, real(1, 1, 3, 3), _ONE, 2, 2, False),
+    ],
+    "aten.grid_sampler_3d": [
+        lambda: operation(
+            aten.grid_sampler_3d.default, real(1, 2, 2, 2, 2), Fixed(torch.tanh(real(1, 1, 2, 2, 3))), 0, 0, True
+        )
+    ],
     "aten.avg_pool1d": [
         lambda: operation(aten.avg_pool1d.default, real(2, 1, 5), [2]),
         lambda: operation(aten.avg_pool1d.default, real(2, 5), [3], [2], [1], True, False),

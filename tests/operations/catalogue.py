@@ -14,8 +14,10 @@ from operations import (
     cases_layout,
     cases_losses,
     cases_nonlinear,
+    cases_ordered,
     cases_pooling,
     cases_products,
+    cases_writing,
 )
 from operations.case import Case
 from operations.harness import SETTINGS, Study, study
@@ -29,8 +31,10 @@ _FAMILIES = (
     cases_layout,
     cases_losses,
     cases_nonlinear,
+    cases_ordered,
     cases_pooling,
     cases_products,
+    cases_writing,
 )
 
 CASES: dict[str, list[Callable[[], Case]]] = {

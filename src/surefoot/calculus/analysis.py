@@ -22,7 +22,7 @@ from surefoot.domains import Box, Domain, DomainError, ProductBall, Region
 from surefoot.enclosure import Enclosure
 from surefoot.errors import SurefootError
 from surefoot.graph import Graph, Leaf
-from surefoot.graph.checks import as_inputs
+from surefoot.graph.checks import as_inputs, selected
 from surefoot.operations.evaluation import fold_in_double
 from surefoot.operations.moving import Norms
 
@@ -136,9 +136,10 @@ class Analysis:
             raise AnalysisError("the model has changed since it was analysed: make a new one with Analysis.of")
         args, kwargs = as_inputs(self.x)
         buffers = {name: value.clone() for name, value in self.model.named_buffers(remove_duplicate=False)}
-        with torch.no_grad():
+        with torch.enable_grad():  # the model may differentiate itself
             live = torch.func.functional_call(self.model, buffers, args, kwargs)
-            live = live if self.objective is None else self.objective(live)
+        with torch.no_grad():
+            live = live if self.objective is None else self.objective(selected(live))
         if not isinstance(live, Tensor) or len(self.reading.graph.outputs) != 1:
             return
         centre = self.centre[self.reading.graph.outputs[0]]
@@ -226,14 +227,16 @@ class Analysis:
         return all(box.contains(leaf.path, self.values[leaf.name]) for leaf in varying)
 
     def over(self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None) -> Pass:
-        """The forward pass over a domain; for a scalar function centre values are kept for a pass backwards.
+        """The forward pass over a domain.
+
+        Centre values are kept for a scalar function, for a pass backwards, and where the input varies.
 
         Raises:
             DomainError: if the domain does not fit.
             UnsupportedOperation: if an operation has no rule.
         """
         leaves, region = self.enclosed(domain, wrt, input_norm)
-        return forward(self.reading.prepared, leaves, region, keep=self.reading.is_scalar)
+        return forward(self.reading.prepared, leaves, region, keep=self.reading.is_scalar or wrt == "input")
 
 
 def _equal(present: Tensor, kept: Tensor) -> bool:

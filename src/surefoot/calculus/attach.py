@@ -16,6 +16,7 @@ from surefoot.graph.compose import Naming, compose
 from surefoot.graph.nodes import Node, Ref, Spec, fresh
 from surefoot.graph.structure import assemble
 from surefoot.operations.captured import capture
+from surefoot.operations.written_out import steps
 
 
 @runtime_checkable
@@ -29,6 +30,7 @@ class Attachable(Protocol):
     check: Callable[[Spec, Spec | None], None]
     fit: Callable[[Spec, Tensor], None]
     chosen: Callable[[], Tensor]
+    arranged: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 # The graphs of a model with each loss that was attached to it, and the names of their targets: an optimizer
@@ -71,18 +73,30 @@ def _composed(graph: Graph, outputs: Spec, objective: Attachable, targets: Spec 
             leaf = Leaf(fresh("targets", taken), "targets", Source.TARGET, targets)
             leaves[leaf.name] = leaf
             read.append(leaf.name)
+        name, args = fresh("loss", taken), tuple(map(Ref, read))
+        before: tuple[Node, ...] = ()
+        if targets is not None and _is_arranged(objective, outputs, targets):
+            before, args = steps(
+                objective.arranged, dict(zip(read, (outputs, targets), strict=True)), name, "objective"
+            )
         node = Node(
-            name=fresh("loss", taken),
+            name=name,
             op=objective.operation,
             target=type(objective).function,
-            args=tuple(map(Ref, read)),
+            args=args,
             kwargs=objective.options,
             module="objective",
             spec=Spec((), outputs.dtype),
         )
-        composed = assemble(leaves, [*graph.nodes, node], (node.name,), graph.held, graph.aliases)
+        composed = assemble(leaves, [*graph.nodes, *before, node], (node.name,), graph.held, graph.aliases)
         kept[key] = composed, read[-1]
     return kept[key]
+
+
+def _is_arranged(objective: Attachable, outputs: Spec, targets: Spec) -> bool:
+    """Whether the loss reads outputs and targets in other shapes."""
+    given = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in (outputs, targets)]
+    return any(after is not before for after, before in zip(objective.arranged(*given), given, strict=True))
 
 
 def _composed_with_module(graph: Graph, outputs: Spec, objective: nn.Module) -> Graph:

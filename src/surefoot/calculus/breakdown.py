@@ -74,6 +74,9 @@ def _curvatures(step: Step) -> list[tuple[str, str, Magnitude]]:
     ]
 
 
+_INNOCENT = "its arguments are not bounded over the domain"
+
+
 def shares(summands: Sequence[Term]) -> dict[str, float]:
     """How much of the smoothness each operation contributes, by the norm of its summands."""
     logs: dict[str, list[float]] = {}
@@ -91,13 +94,17 @@ def shares(summands: Sequence[Term]) -> dict[str, float]:
 
 
 def reasons(summands: Sequence[Term]) -> list[str]:
-    """For every kind of operation that makes the smoothness infinite: where it is and what to do."""
+    """For every kind of operation that makes the smoothness infinite: where it is and what to do.
+
+    Those that have a reason of their own come first; the others read, or are read by, what these make infinite.
+    """
     found: dict[tuple[str, str], dict[str, str]] = {}
     for term in summands:
         if not term.weight.is_finite or not term.left.is_finite or not term.right.is_finite:
             node = term.step.node
-            why = term.step.bounds.reason or "its arguments are not bounded over the domain"
+            why = term.step.bounds.reason or _INNOCENT
             found.setdefault((label(node), why), {})[node.name] = node.module or "model"
+    found = dict(sorted(found.items(), key=lambda item: item[0][1] == _INNOCENT))
     return [f"{_places(list(nodes.values()))} ({name}): {why}" for (name, why), nodes in found.items()]
 
 

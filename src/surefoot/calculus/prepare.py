@@ -24,9 +24,14 @@ import surefoot.operations.families  # noqa: F401  registers the operations
 from surefoot.calculus.folding import fold
 from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Graph, Node, Ref, Role, Spec, needed
+from surefoot.operations.complex_pairs import in_pairs
+from surefoot.operations.conditions import CHOOSING, Condition
 from surefoot.operations.record import record_of
+from surefoot.operations.written_out import composition
 from surefoot.scalar import ScalarFunction
 
+_REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_DEPTH = 8  # how often an expansion may contain another
 _prepared: WeakKeyDictionary[Graph, Graph] = WeakKeyDictionary()
 
 
@@ -56,8 +61,33 @@ def _same_kind(before: Spec | tuple[Spec, ...], after: Spec | tuple[Spec, ...]) 
     return before.dtype.is_floating_point and after.dtype.is_floating_point and before.shape == after.shape
 
 
+def shared(graph: Graph) -> Graph:
+    """What is computed twice from the same tensors is computed once: patterns are recognised by name."""
+    names: dict[str, str] = {}
+    first: dict[str, str] = {}
+    nodes = []
+    for node in graph.nodes:
+        moved = node.renamed(names) if any(name in names for name in node.inputs) else node
+        same = first.setdefault(repr((moved.op, str(moved.target), moved.args, dict(moved.kwargs))), node.name)
+        if same != node.name and node.name not in graph.outputs:
+            names[node.name] = same
+        else:
+            nodes.append(moved)
+    return replace(graph, nodes=tuple(nodes))
+
+
 def expanded(graph: Graph) -> Graph:
-    """Every operation replaced by its first expansion that applies."""
+    """Every operation replaced by its first expansion that applies, until none does."""
+    graph = in_pairs(graph)
+    for _ in range(_DEPTH):
+        before, graph = graph, shared(graph)
+        graph = _expanded_once(graph)
+        if len(graph.nodes) == len(before.nodes) and all(map(operator.is_, graph.nodes, before.nodes)):
+            break
+    return graph
+
+
+def _expanded_once(graph: Graph) -> Graph:
     nodes: list[Node] = []
     results: dict[str, tuple[Ref, ...]] = {}
     for node in graph.nodes:
@@ -65,7 +95,7 @@ def expanded(graph: Graph) -> Graph:
             args = (results[node.args[0].name][node.args[1]],)
             nodes.append(replace(node, op="aten.alias", target=torch.ops.aten.alias.default, args=args, kwargs={}))
             continue
-        attempts = (expand(graph, node) for expand in record_of(node).expansions)
+        attempts = (expand(graph, node) for expand in (*record_of(node).expansions, composition))
         expansion = next((attempt for attempt in attempts if attempt is not None), None)
         nodes += (node,) if expansion is None else expansion.nodes
         if expansion is not None and expansion.results:
@@ -75,10 +105,10 @@ def expanded(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class _Expression:
-    """A tensor as a scalar function of the entries of another."""
+    """A tensor as a scalar function of the entries of another, or a condition on them."""
 
     root: str
-    function: ScalarFunction
+    function: ScalarFunction | Condition
 
 
 def scalar(x: Tensor, function: ScalarFunction) -> Tensor:
@@ -93,7 +123,7 @@ def as_scalar(graph: Graph, node: Node) -> Node:
 
 
 def _scalar_node(node: Node, expression: _Expression) -> Node:
-    if expression.function.affine[-1] is not None:
+    if isinstance(expression.function, Condition) or expression.function.affine[-1] is not None:
         return node
     args = (Ref(expression.root), expression.function)
     return replace(node, op="surefoot.scalar", target=scalar, args=args, kwargs={})
@@ -116,7 +146,7 @@ def _expression(
     graph: Graph, node: Node, known: dict[str, _Expression], exact: Callable[[], Mapping[str, Enclosure]]
 ) -> _Expression | None:
     build = record_of(node).scalar
-    if build is None or not isinstance(node.spec, Spec) or not node.spec.dtype.is_floating_point:
+    if build is None or not isinstance(node.spec, Spec) or node.spec.dtype not in (*_REAL, torch.bool):
         return None
     operands: dict[str, Any] = {}
     roots: set[str] = set()
@@ -126,9 +156,12 @@ def _expression(
             if number is not None:
                 operands[key] = number
                 continue
-            if not _same_shape(graph, argument, node):
+            found = known.get(argument.name)
+            if not _same_shape(graph, argument, node, found is not None):
                 return None
-            found = known.get(argument.name, _Expression(argument.name, ScalarFunction.variable()))
+            if found is not None and isinstance(found.function, Condition) and node.op not in CHOOSING:
+                return None
+            found = found or _Expression(argument.name, ScalarFunction.variable())
             roots.add(found.root)
             operands[key] = found.function
         else:
@@ -142,10 +175,12 @@ def _expression(
     return None if function is None else _Expression(roots.pop(), function)
 
 
-def _same_shape(graph: Graph, argument: Ref, node: Node) -> bool:
-    """Whether a tensor of real numbers meets the result entry by entry; whole numbers are not functions of x."""
+def _same_shape(graph: Graph, argument: Ref, node: Node, is_known: bool) -> bool:
+    """Whether a tensor meets the result entry by entry; whole numbers are not functions of x, conditions on x
+    are known.
+    """
     spec = graph.spec(argument.name)
-    if not isinstance(spec, Spec) or not isinstance(node.spec, Spec) or not spec.dtype.is_floating_point:
+    if not isinstance(spec, Spec) or not isinstance(node.spec, Spec) or not (spec.is_real or is_known):
         return False
     return spec.shape == node.spec.shape
 

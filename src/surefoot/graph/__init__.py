@@ -7,6 +7,7 @@
 * ``checks``: what a model, its input and what it returns must be.
 * ``survey``, ``preserve``: all that a forward pass may read; the model stays as it was, and unless it changes it
   is not captured again.
+* ``flatten``: models that differentiate inside ``forward``, to one level of operations.
 * ``trace``, ``read``: ``torch.export``, with its errors in the user's terms; from an exported program to a graph.
 * ``refusals``: graphs that would not say the truth about the model.
 """
@@ -15,3 +16,7 @@ from surefoot.graph.capturing import capture_with
 from surefoot.graph.structure import Block, Graph, Leaf, Node, Ref, Role, Source, Spec
 
 __all__ = ["Block", "Graph", "Leaf", "Node", "Ref", "Role", "Source", "Spec", "capture_with"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

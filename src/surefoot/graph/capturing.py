@@ -113,11 +113,12 @@ def _capture(model: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Te
         refuse_stored(traced.changes, model)
         refuse_effects(before.written_to(), before.drawn_from())
         graph = read(traced.program, model, rewrite)
-        refuse_severed(traced.original)
-        refuse_severed(traced.program)
+        if not traced.differentiates:
+            refuse_severed(traced.original)
+            refuse_severed(traced.program)
         refuse_unfaithful(graph)
-        if traced.custom:
-            refuse_other_derivative(model, graph, args, kwargs, traced.custom)
+        if traced.custom or traced.differentiates:
+            refuse_other_derivative(model, graph, args, kwargs, traced.custom, traced.lost)
         if traced.changes:  # harmless, if a second call in a row computes the same
             again = read(trace(model, args, kwargs, survey, calls=2).program, model, rewrite)
             refuse_other(graph, again, traced.changes, model)

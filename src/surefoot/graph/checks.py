@@ -107,12 +107,17 @@ def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
         yield what, "Build the model outside of inference mode."
     if value.is_complex():
         yield "is complex", "Hold its real and imaginary parts as real tensors."
-    if not _finite(value):
+    if not _finite(value) and not (kind == "buffer" and _is_mask(value)):
         masks = "" if kind == "parameter" else " A mask is better boolean, with torch.where or masked_fill."
         yield (
             "has NaN or infinite entries",
             f"No bound holds there: re-initialise it, or load finite values.{masks}",
         )
+
+
+def _is_mask(value: Tensor) -> bool:
+    """Whether all entries are finite or minus infinity, as in a mask that is added to scores."""
+    return bool((torch.isfinite(value) | torch.isneginf(value)).all())
 
 
 def random_dropout(probability: float) -> tuple[str, str]:
@@ -162,7 +167,7 @@ def _finite(value: Tensor) -> bool:
     return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())
 
 
-_OBVIOUS = ("logits", "last_hidden_state", "output", "out", "prediction", "predictions", "sample")
+_OBVIOUS = ("loss", "logits", "last_hidden_state", "output", "out", "prediction", "predictions", "sample")
 
 
 def select_outputs(result: Any) -> tuple[Tensor, ...]:
@@ -170,8 +175,8 @@ def select_outputs(result: Any) -> tuple[Tensor, ...]:
 
     A tensor is itself. A tuple or list of tensors is several outputs. Anything else (a mapping, a named tuple, an
     output object, a tuple of this and that) stands for the one tensor in it that goes by an obvious name
-    (``logits``, ``last_hidden_state``, …), or for the only one there is, at any depth. Without such a name, an
-    output object of the ``transformers`` package stands for its tensors, in order.
+    (``loss`` if that is a number, ``logits``, ``last_hidden_state``, …), or for the only one there is, at any
+    depth. Without such a name, an output object of the ``transformers`` package stands for its tensors, in order.
 
     Raises:
         CaptureError: if there is no tensor, or no obvious one.
@@ -183,7 +188,7 @@ def select_outputs(result: Any) -> tuple[Tensor, ...]:
         return _real({f"output {k}": item for k, item in enumerate(result)})
     tensors = {f"output '{key}'": value for key, value in _entries(result).items() if isinstance(value, Tensor)}
     for name in _OBVIOUS:
-        if f"output '{name}'" in tensors:
+        if f"output '{name}'" in tensors and (name != "loss" or tensors[f"output '{name}'"].dim() == 0):
             return _real({f"output '{name}'": tensors[f"output '{name}'"]})
     if tensors and hasattr(result, "to_tuple"):  # of the transformers package, with names of its own
         return _real(tensors)
@@ -194,6 +199,12 @@ def select_outputs(result: Any) -> tuple[Tensor, ...]:
     what = f"several tensors: {names}" if candidates else "no floating-point tensor"
     remedy = "Wrap it in a module whose forward returns the tensor you mean, or a tuple of tensors for several."
     raise CaptureError(f"the model returns a {type(result).__name__} with {what}", where="", remedy=remedy)
+
+
+def selected(result: Any) -> Any:
+    """The tensor that a model returns, or a tuple of several."""
+    outputs = select_outputs(result)
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _entries(result: Any) -> dict[str, Any]:

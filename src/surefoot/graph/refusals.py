@@ -53,6 +53,7 @@ def refuse_other_derivative(
     args: Sequence[Tensor],
     kwargs: Mapping[str, Tensor],
     names: Sequence[str],
+    lost: Exception | None = None,
 ) -> None:
     """Refuse hand-written backward functions that do not give the derivative of the function.
 
@@ -62,7 +63,7 @@ def refuse_other_derivative(
     those of what forward computes, with derivatives from the graph.
 
     Raises:
-        CaptureError: naming the functions, if they differ or cannot be compared.
+        CaptureError: naming the functions, if they differ or cannot be compared; or what was lost on the way.
     """
     functions = " and ".join(f"'{name}'" for name in names)
     try:
@@ -71,12 +72,16 @@ def refuse_other_derivative(
         same = same and all(_same_derivative(twin, graph, args, kwargs, scale) for scale in (1.0, 8.0))
     except Exception:  # a copy or a run in double precision may fail in many ways
         same = False
+    if not same and isinstance(lost, CaptureError):
+        raise lost
     if not same:
         remedy = f"{_NO_STEP}write forward with differentiable operations, and pass a model with values in memory."
         what = (
             f"the backward of {functions} (torch.autograd.Function) is not seen to be the derivative of forward "
-            "at the example and at eight times it, where the two are compared"
+            if names
+            else "beside the derivatives that forward takes, the gradient is not seen to be that of the function "
         )
+        what += "at the example and at eight times it, where the two are compared"
         raise CaptureError(what, where="", remedy=remedy)
 
 
@@ -272,7 +277,7 @@ def _problems(node: Node) -> Iterator[tuple[str, str]]:
         yield what, "Make forward a pure function: return new tensors."
     if schema is None and node.target is not operator.getitem and not node.op.startswith("surefoot."):
         what = f"the operation '{node.op.lstrip('_')}' is no operation on tensors that can be followed"
-        yield what, "Do without torch.func (vmap, grad, jacrev) inside forward."
+        yield what, "Use operations of torch, or of torch.library."
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         arguments = node.arguments
         training = arguments.get("train", arguments.get("training", True))

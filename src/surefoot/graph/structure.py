@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.errors import CaptureError
 from surefoot.graph.nodes import Block, Leaf, Node, Ref, Role, Source, Spec, in_double, roles_of, run_widened
 from surefoot.torch_private import FakeTensor
 
@@ -123,7 +124,12 @@ class Graph:
         values = dict(held)
         for node in self.nodes:
             if node.name in self.constant_names:
-                values[node.name] = node.run(values)
+                try:
+                    values[node.name] = node.run(values)
+                except (RuntimeError, ValueError, TypeError) as error:  # tracing does not look at values
+                    remedy = "Check that model(x) runs on this input."
+                    what = f"the forward pass fails: {str(error).splitlines()[0] if str(error) else error!r}"
+                    raise CaptureError(what, where=node.module, remedy=remedy) from error
         return {name: values[name] for name in self.constant_names}
 
     @cached_property

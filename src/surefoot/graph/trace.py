@@ -26,6 +26,7 @@ from torch.export import ExportedProgram
 import surefoot
 from surefoot.errors import CaptureError, SurefootError
 from surefoot.graph.checks import select_outputs
+from surefoot.graph.flatten import Flat, has_transforms
 from surefoot.graph.nodes import PREFIX, module_path
 from surefoot.graph.preserve import Change, Watch
 from surefoot.graph.survey import Survey
@@ -39,7 +40,8 @@ from surefoot.torch_private import (
 
 _MACHINERY = tuple(str(Path(package.__file__ or "").parent) for package in (torch, surefoot))
 LOST = "a tensor leaves the computation that can be followed"
-LOST_REMEDY = "Do without .data, .numpy(), torch.autograd.grad and torch.func inside forward."
+LOST_REMEDY = "Do without .data and .numpy() inside forward."
+_DERIVATIVES = rf"{LOST}|functorch|no attribute 'constant'|not require grad|differentiated Tensors|vmap"
 PURE = "Make forward a pure function: return new tensors and keep no results on self."
 _Frame = tuple[types.FrameType, int]
 _KNOWN = (
@@ -76,6 +78,8 @@ class Traced:
     original: ExportedProgram  # the same as it was traced, where one sees which operations ran without gradients
     changes: tuple[Change, ...]  # what the forward pass changed among the attributes of the model
     custom: tuple[str, ...]  # names of the functions with a hand-written backward that it calls
+    differentiates: bool  # whether it takes derivatives
+    lost: Exception | None  # why it could not be exported before these were written out
 
 
 def trace(
@@ -92,12 +96,27 @@ def trace(
     try:
         with quiet(), _as_if_alone(model):
             named = {key: _usable(value) for key, value in kwargs.items()}
-            original = torch.export.export(selected, tuple(map(_usable, args)), named, strict=False)
-            _refuse_lost(original)
+            usable = tuple(map(_usable, args))
+            try:
+                original = torch.export.export(selected, usable, named, strict=False)
+                differentiates = has_transforms(original)
+                _refuse_lost(original)
+                lost = None
+            except Exception as error:  # as many types as below
+                if not re.search(_DERIVATIVES, str(error)):
+                    raise
+                differentiates, lost = True, error
+            if differentiates:
+                changes.clear()
+                try:
+                    original = torch.export.export(Flat(selected, usable, named), usable, named, strict=False)
+                    _refuse_lost(original)
+                except Exception as error:
+                    raise lost or error from None
             buffers = set(original.graph_signature.inputs_to_buffers)
             writes = _writes(original.graph_module, buffers)
             program = original.run_decompositions({}) if writes else original
-        return Traced(program, original, tuple(changes), tuple(custom))
+        return Traced(program, original, tuple(changes), tuple(custom), differentiates, lost)
     except SurefootError:
         raise
     except Exception as error:  # torch.export raises many types; all mean the same to the user

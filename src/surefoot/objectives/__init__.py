@@ -4,6 +4,7 @@
 * ``constants``: :class:`Constants` of an objective as a function of the stacked outputs; as the paper prints them.
 * ``cross_entropy``: :class:`CrossEntropy` and :class:`NegativeLogLikelihood`, losses of class numbers.
 * ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Reconstruction`.
+* ``returned``: :class:`ModelLoss`, of models that return their loss.
 * ``torch_losses``: losses of torch.nn as objectives.
 * ``regularizers``: functions of the parameters: :class:`Ridge`, :class:`PseudoHuber`, :class:`ElasticNet`.
 """
@@ -24,10 +25,16 @@ from surefoot.objectives.entrywise import (
     encode_decode,
 )
 from surefoot.objectives.regularizers import ElasticNet, PseudoHuber, Regularizer, Ridge
-from surefoot.objectives.torch_losses import from_torch
+from surefoot.objectives.returned import ModelLoss
+from surefoot.objectives.torch_losses import as_objective, from_torch
 
 __all__ = [
     "Absolute", "BinaryCrossEntropy", "Constants", "CrossEntropy", "Divergence", "ElasticNet", "Huber", "Loss",
-    "NegativeLogLikelihood", "Objective", "ObjectiveError", "Poisson", "PseudoHuber", "Reconstruction",
-    "Regularizer", "Ridge", "SoftMargin", "Square", "attach", "encode_decode", "from_torch",
+    "ModelLoss", "NegativeLogLikelihood", "Objective", "ObjectiveError", "Poisson", "PseudoHuber",
+    "Reconstruction", "Regularizer", "Ridge", "SoftMargin", "Square", "as_objective", "attach", "encode_decode",
+    "from_torch",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -119,7 +119,11 @@ class Objective(nn.Module):
             return type(self).function(outputs, **self.options)
         chosen = self.chosen(targets).to(outputs.device)
         self.fit(spec_of(outputs), chosen)
-        return type(self).function(outputs, chosen, **self.options)
+        return type(self).function(*self.arranged(outputs, chosen), **self.options)
+
+    def arranged(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and targets in the shapes that the operation reads; it may only move numbers."""
+        return outputs, targets
 
     def chosen(self, targets: Any = None) -> Tensor:
         """The targets given here, or those it is bound to; without any it refuses."""

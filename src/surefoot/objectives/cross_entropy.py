@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from surefoot.graph.nodes import Spec
-from surefoot.objectives.base import Averaging, Loss, frozen_numbers, refuse_empty, shape_of
+from surefoot.objectives.base import Averaging, Loss, frozen_numbers, refuse_empty, shape_of, spec_of
 from surefoot.objectives.constants import Constants, ObjectiveError, logistic_loss, supervised
 from surefoot.operations.losses.cross_entropy import ClassWeights
 
 
 class ClassLoss(Loss):
-    """A loss of outputs (samples × classes) and class numbers."""
+    """A loss of outputs (samples × classes) and class numbers.
+
+    Outputs of more dimensions hold several such rows: those of a sequence (samples × times × classes) or of an
+    image (samples × classes × height × width), with one class number for each. Which dimension is that of the
+    classes follows from the shape of the targets, or is said by ``class_dim``.
+    """
 
     reductions = ("mean", "sum")
     compared_with = "class numbers (samples)"
@@ -22,8 +28,15 @@ class ClassLoss(Loss):
     ignore_index: int | None
 
     def __init__(
-        self, targets: Any = None, *, weight: Any = None, ignore_index: int | None = None, **options: Any
+        self,
+        targets: Any = None,
+        *,
+        weight: Any = None,
+        ignore_index: int | None = None,
+        class_dim: int | None = None,
+        **options: Any,
     ) -> None:
+        self.class_dim = None if class_dim is None else int(class_dim)
         numbers, name = frozen_numbers(weight, f"the class weight of {type(self).__name__}"), type(self).__name__
         if not (numbers is None or (isinstance(numbers, tuple) and all(isinstance(n, float) for n in numbers))):
             raise ObjectiveError(f"the class weight of {name} has one dimension, one entry per class")
@@ -53,23 +66,65 @@ class ClassLoss(Loss):
         """Outputs are n × k, targets n class numbers; there is one weight per class."""
         assert targets is not None
         name = type(self).__name__
-        if len(outputs.shape) != 2 or targets.shape != self._wanted(outputs, targets):
-            raise ObjectiveError(
-                f"{name} compares outputs (samples × classes) with {self.compared_with}, got {shape_of(outputs)} "
-                f"and {shape_of(targets)}"
-            )
+        classes = outputs.shape[self._dimension(outputs, targets)]
         refuse_empty(name, outputs)
-        if self.weight is not None and len(self.weight) != outputs.shape[1]:
+        if self.weight is not None and len(self.weight) != classes:
             raise ObjectiveError(
-                f"{name} has {len(self.weight)} class weights, the outputs have {outputs.shape[1]} classes"
+                f"{name} has {len(self.weight)} class weights, the outputs have {classes} classes"
             )
 
-    def _wanted(self, outputs: Spec, targets: Spec) -> tuple[int, ...]:
-        return outputs.shape[:1]
+    def _dimension(self, outputs: Spec, targets: Spec) -> int:
+        """The dimension of the classes: the one that fits the targets, or that was said."""
+        name, rank = type(self).__name__, len(outputs.shape)
+        possible = (
+            [1] if rank == 2 else sorted({1, rank - 1}) if self.class_dim is None else [self.class_dim % rank]
+        )
+        fitting = [dim for dim in possible if rank > 1 and self._wanted(outputs, targets, dim) == targets.shape]
+        if len(fitting) == 1:
+            return fitting[0]
+        got = f"got {shape_of(outputs)} and {shape_of(targets)}"
+        if fitting:
+            raise ObjectiveError(
+                f"classes may be in dimension {' or '.join(map(str, fitting))} of the outputs of {name}, {got}: "
+                f"say class_dim={fitting[0]} or class_dim={fitting[1]}"
+            )
+        more = "" if rank < 3 else "; of sequences and images, one for each row of classes"
+        raise ObjectiveError(f"{name} compares outputs (samples × classes) with {self.compared_with}{more}, {got}")
+
+    def _wanted(self, outputs: Spec, targets: Spec, dim: int) -> tuple[int, ...]:
+        return outputs.shape[:dim] + outputs.shape[dim + 1 :]
+
+    def arranged(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """One row for each class number."""
+        if outputs.dim() == 2:
+            return outputs, targets
+        dim = self._dimension(spec_of(outputs), spec_of(targets))
+        rows = outputs.movedim(dim, -1).flatten(0, -2)
+        if targets.is_floating_point():
+            return rows, targets.movedim(dim, -1).flatten(0, -2)
+        return rows, targets.flatten()
+
+    def constants(
+        self, outputs: Tensor | Sequence[int], targets: Any = None, *args: Any, **kwargs: Any
+    ) -> Constants:
+        """See :meth:`Objective.constants <surefoot.objectives.Objective.constants>`; those of all rows."""
+        spec = spec_of(outputs)
+        given = self.chosen(targets) if targets is not None or self.targets is not None else None
+        if len(spec.shape) == 2:
+            return super().constants(outputs, targets, *args, **kwargs)
+        if given is None:
+            dim = -1 if self.class_dim is None else self.class_dim
+            rows = (
+                (spec.numel // spec.shape[dim], spec.shape[dim]) if spec.shape and spec.shape[dim] else spec.shape
+            )
+            return self.bound_to(None).constants(rows, None, *args, **kwargs)
+        self.fit(spec, given)
+        outputs, flat = self.arranged(torch.empty(spec.shape, device="meta"), given)
+        return super().constants(tuple(outputs.shape), flat, *args, **kwargs)
 
     def target_spec(self, outputs: Spec) -> Spec:
         """Class numbers."""
-        return Spec(outputs.shape[:1], torch.int64)
+        return Spec(outputs.shape[:1] if len(outputs.shape) == 2 else outputs.shape[:-1], torch.int64)
 
     def fit(self, outputs: Spec, targets: Tensor) -> None:
         """Class numbers are less than the number of classes."""
@@ -77,9 +132,10 @@ class ClassLoss(Loss):
         if targets.is_floating_point() or targets.device.type == "meta":
             return
         labels = targets if self.ignore_index is None else targets[targets != self.ignore_index]
-        if labels.numel() and int(labels.max()) >= outputs.shape[1]:
+        classes = outputs.shape[self._dimension(outputs, spec_of(targets))]
+        if labels.numel() and int(labels.max()) >= classes:
             raise ObjectiveError(
-                f"{type(self).__name__} has {outputs.shape[1]} classes, numbered from 0, and met the class number "
+                f"{type(self).__name__} has {classes} classes, numbered from 0, and met the class number "
                 f"{int(labels.max())}"
             )
 
@@ -88,13 +144,16 @@ class CrossEntropy(ClassLoss):
     r""":math:`h(\hat y) = \frac1n\sum_i\big(\log\sum_k e^{\hat y_{ik}} - \hat y_{i,y_i}\big)`, the logistic loss.
 
     Targets are class numbers (n), or distributions over the classes (n × k), one-hot or soft. The options mean
-    what they mean in ``torch.nn.CrossEntropyLoss``; the mean of weighted samples divides by their weights.
+    what they mean in ``torch.nn.CrossEntropyLoss``; the mean of weighted samples divides by their weights. Outputs
+    of sequences (n × t × k) and images (n × k × h × w) are compared with one target for each place, and the mean
+    is that over all places that count.
 
     Args:
         targets: bound to the loss, or ``None``.
         weight: one per class, not negative.
         label_smoothing: at least 0, less than 1.
         ignore_index: samples of this class number do not count; ``None`` if all count.
+        class_dim: the dimension of the classes, where the shape of the targets does not tell it.
         reduction: ``"mean"`` or ``"sum"``.
         scale: a positive factor.
 
@@ -112,27 +171,30 @@ class CrossEntropy(ClassLoss):
         weight: Any = None,
         label_smoothing: float = 0.0,
         ignore_index: int | None = None,
+        class_dim: int | None = None,
         **averaging: Unpack[Averaging],
     ) -> None:
         if not 0 <= float(label_smoothing) < 1:
             raise ObjectiveError(f"the label smoothing is at least 0 and less than 1, got {label_smoothing!r}")
-        smoothing = {"label_smoothing": float(label_smoothing)}
-        super().__init__(targets, weight=weight, ignore_index=ignore_index, **averaging, **smoothing)
+        options: dict[str, Any] = {"label_smoothing": float(label_smoothing), "ignore_index": ignore_index}
+        super().__init__(targets, weight=weight, class_dim=class_dim, **averaging, **options)
 
     def check_values(self, targets: Tensor) -> None:
         """Class numbers, or distributions."""
         if not targets.is_floating_point():
             super().check_values(targets)
             return
-        sums = targets.double().sum(dim=-1)
+        sums = targets.double().sum(dim=-1 if self.class_dim is None else self.class_dim)
+        if targets.dim() > 2 and self.class_dim is None:
+            raise ObjectiveError("say with class_dim in which dimension the distributions of CrossEntropy are")
         if not bool((targets >= 0).all()) or not bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-5).all()):
             raise ObjectiveError(
                 "real targets of CrossEntropy are distributions: not negative, each row adding up to one; class "
                 "numbers are integers (y.long())"
             )
 
-    def _wanted(self, outputs: Spec, targets: Spec) -> tuple[int, ...]:
-        return outputs.shape if targets.dtype.is_floating_point else outputs.shape[:1]
+    def _wanted(self, outputs: Spec, targets: Spec, dim: int) -> tuple[int, ...]:
+        return outputs.shape if targets.dtype.is_floating_point else super()._wanted(outputs, targets, dim)
 
     def paper_constants(self, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
         """Appendix "Logistic loss", for one marked class per sample, as a mean (ERRATA 12 and 13)."""
@@ -152,6 +214,7 @@ class NegativeLogLikelihood(ClassLoss):
         targets: class numbers; bound to the loss, or ``None``.
         weight: one per class, not negative; the mean divides by their sum.
         ignore_index: samples of this class number do not count; ``None`` if all count.
+        class_dim: the dimension of the classes, where the shape of the targets does not tell it.
         reduction: ``"mean"`` or ``"sum"``.
         scale: a positive factor.
     """

@@ -4,14 +4,20 @@
 * ``call``: one operation where it stands, and what can be claimed of it.
 * ``captured``: from a model to a graph in these operations.
 * ``forms``: degrees of polynomials. ``rows``: how rows of a result relate to rows of the arguments.
-* ``evaluation``: values at the centre, by formulas whose error is proved. ``groups``: sums over groups of numbers.
+* ``pushing``: derivatives along moves of the arguments, with their errors.
 * ``sparsity``: the cost of one operation. ``moving``: one operation along a segment. ``gram``: rows of Jacobians.
 * ``evaluation``: values in double precision, and their round-off.
+* ``written_out``: formulas and compositions in place of records.
 * ``common``, ``dimensions``: what several families share. ``groups``: groups of numbers, scaled and centred.
 
 Families:
 
 * ``layout``: operations that move numbers around. ``choices``: what fixed indices, masks and conditions choose.
+  ``conditions``: comparisons, and what jumps.
+* ``complex_pairs``: complex tensors as pairs of real ones, and Fourier transforms.
+* ``inverses``: inverses and determinants of matrices.
+* ``writing``: tensors written into others.
+* ``formulas``: operations that are made of others.
 * ``arithmetic``: sums, means, products and quotients, entry by entry.
 * ``products``: fully-connected layers, scale and shift, forms of three tensors. ``matmul``: batches of matrix
   products, sums over shared indices. ``convolution``: convolutions, plain and transposed. ``bilinear``: all of
@@ -57,3 +63,7 @@ __all__ = [
     "register_rule",
     "rules",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

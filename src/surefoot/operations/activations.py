@@ -45,7 +45,23 @@ def _power(o: dict[str, Any]) -> ScalarFunction | None:
     base, exponent = o["self"], o["exponent"]
     if isinstance(base, ScalarFunction) and isinstance(exponent, int | float):
         return base ** float(exponent)
+    if isinstance(exponent, ScalarFunction) and isinstance(base, int | float) and base > 0:
+        return _EXP.compose(exponent * _LOG.compose(ScalarFunction.constant(base)))
     return None
+
+
+def _arcsine(x: ScalarFunction) -> ScalarFunction:
+    return ScalarFunction.named("atan").compose(x / (1.0 - x**2.0) ** 0.5)
+
+
+def _area_tangent(x: ScalarFunction) -> ScalarFunction:
+    log = ScalarFunction.named("log1p")
+    return 0.5 * (log.compose(x) - log.compose(-x))
+
+
+def _logit(x: ScalarFunction, eps: float | None = None) -> ScalarFunction:
+    z = x if eps is None else ScalarFunction.named("clamp", min=eps, max=1 - eps).compose(x)
+    return _LOG.compose(z) - _LOG.compose(1.0 - z)
 
 
 def _randomised(x: ScalarFunction, lower: float, upper: float) -> ScalarFunction:
@@ -57,6 +73,9 @@ def _extreme(name: str) -> Scalar:
     return lambda o: ScalarFunction.apply(name, o["self"], o["other"])
 
 
+_EXP, _LOG = _named("exp")(ScalarFunction.variable()), _named("log")(ScalarFunction.variable())
+_LOG_2, _LOG_10 = (_LOG.compose(ScalarFunction.constant(base)) for base in (2.0, 10.0))
+_RIGHT_ANGLE = 2.0 * ScalarFunction.named("atan").compose(ScalarFunction.constant(1.0))
 for _name in [
     "relu",
     "relu6",
@@ -104,10 +123,19 @@ for _name, _keys in {
     elementwise(f"aten.{_name}", scalar=_named(_name), keys=_keys)
 elementwise("aten.clamp_min", "aten.clamp_max", scalar=_named("clamp"), keys=("min", "max"))
 elementwise("aten.rrelu", scalar=_randomised, keys=("lower", "upper"))
+elementwise("aten.exp2", scalar=lambda x: _EXP.compose(x * _LOG_2))
+elementwise("aten.log2", scalar=lambda x: _LOG.compose(x) / _LOG_2)
+elementwise("aten.log10", scalar=lambda x: _LOG.compose(x) / _LOG_10)
+elementwise("aten.asin", scalar=_arcsine)
+elementwise("aten.acos", scalar=lambda x: _RIGHT_ANGLE - _arcsine(x))
+elementwise("aten.atanh", scalar=_area_tangent)
+elementwise("aten.acosh", scalar=lambda x: _LOG.compose(x + (x**2.0 - 1.0) ** 0.5))
+elementwise("aten.logit", scalar=_logit, keys=("eps",))
+elementwise("aten.special_entr", scalar=lambda x: -(x * _LOG.compose(x)))
 _declare("aten.pow", scalar=_power)
+_declare("aten.softsign", "aten.tanhshrink")
 _declare("aten.maximum", scalar=_extreme("maximum"))
 _declare("aten.minimum", scalar=_extreme("minimum"))
-_declare("aten.softsign", "aten.log2", "aten.tanhshrink")
 declare("aten.neg", scalar=lambda o: ScalarFunction.named("neg").compose(o["self"]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -119,8 +120,7 @@ declare("aten.rsub", scalar=partial(_fused_sum, sign=-1.0, reverse=True))
 
 
 @operation("aten.mul", "aten.multiply", form=Form.PRODUCT, factors=("self", "other"), rows=aligned,
-           cost=entrywise_product, scalar=lambda o: o["self"] * o["other"],
-           entry_error=_product_errors)  # fmt: skip
+           cost=entrywise_product, entry_error=_product_errors)  # fmt: skip
 def product(call: Call) -> Bounds:
     r"""``self ∘ other``, entry by entry.
 
@@ -218,6 +218,18 @@ def _pull_quotient(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     return {slot: pulled for slot, pulled in found.items() if slot in call.slots}
 
 
+def _push_quotient(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
+    r""":math:`(\tau_a - z\tau_b)/b`."""
+    above, below = (
+        Rounded.exact(part.value.double() if isinstance(part, Enclosure) else float(part))
+        for part in (call["self"], call["other"])
+    )
+    total = Rounded.exact(tangents["self"] if "self" in tangents else torch.zeros_like(tangents["other"]))
+    if "other" in tangents:
+        total = total - (above / below) * tangents["other"]
+    return (total / below).expand(call.shape)
+
+
 def _gathered(terms: Rounded, mine: tuple[int, ...], result: tuple[int, ...]) -> Rounded:
     """The sums over the entries that each entry of an argument was copied to."""
     terms, dims = terms.expand(result), tuple(broadcast_dims(mine, result))
@@ -234,6 +246,7 @@ def _gathered(terms: Rounded, mine: tuple[int, ...], result: tuple[int, ...]) ->
     scalar=_fused_quotient,
     entry_error=_quotient_errors,
     pullback=_pull_quotient,
+    push=_push_quotient,
 )
 def quotient(call: Call) -> Bounds:
     r"""``self / other``, entry by entry, by a number or by a tensor that keeps away from zero.

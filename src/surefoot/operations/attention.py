@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from surefoot.operations.rows import aligned
 from surefoot.operations.sparsity import Contraction, Sparsity, tensors
 
 _aten: Any = torch.ops.aten
+_FORBIDS = -(2.0**100)  # what is added to forbid a position
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -140,39 +141,98 @@ def _spec(graph: Graph, ref: Ref) -> Spec:
 
 @expansion("aten.softmax")
 def masked_by_hand(graph: Graph, node: Node) -> Expansion | None:
-    """``softmax(scores.masked_fill(mask, -inf))``, ``softmax(where(mask, scores, -inf))`` and ``softmax(scores +
-    mask)`` with entries -∞ in a fixed mask are soft-maxes over the positions that the mask leaves.
+    r"""``softmax(scores.masked_fill(mask, -inf))``, ``softmax(where(mask, scores, -inf))`` and ``softmax(scores +
+    mask)`` with entries -∞ in a fixed mask, or one in the other, are soft-maxes over the positions that the masks
+    leave.
 
-    Read step by step, the scores themselves would be infinite.
+    Read step by step, the scores themselves would be infinite. A finite number below :math:`-2^{100}`, such as the
+    least of a floating-point type, forbids as well: beside scores below :math:`2^{99}` it gets a weight of at most
+    :math:`\exp(-2^{99})`, which with its derivatives is far below what any bound is rounded up by. Where such a
+    mask leaves nothing of a row, all positions have the same weight: it is left as it is.
     """
-    inner = graph.by_name.get(node.inputs[0])
-    if inner is None or node.arguments["dim"] not in (-1, len(node.specs[0].shape) - 1):
+    if node.arguments["dim"] not in (-1, len(node.specs[0].shape) - 1):
         return None
-    a = inner.arguments
-    if inner.op == "aten.masked_fill" and _same(graph, a["self"], node) and _is_minus_infinity(graph, a["value"]):
-        allowed = _made(graph, node, "allowed", "aten.logical_not", _aten.logical_not.default, a["mask"])
-        return Expansion((allowed, _masked(node, a["self"], Ref(allowed.name))))
-    if inner.op == "aten.where" and _same(graph, a["self"], node) and _is_minus_infinity(graph, a["other"]):
-        return Expansion((_masked(node, a["self"], a["condition"]),))
+    made: list[Node] = []
+    masks: list[_Mask] = []
+    scores = _without_masks(graph, node, Ref(node.inputs[0]), made, masks)
+    if not masks or not _leave_something(masks, node):
+        return None
+    allowed = masks[0].allowed
+    for k, mask in enumerate(masks[1:]):
+        args = (allowed, mask.allowed)
+        spec = Spec(node.specs[0].shape, torch.bool)
+        both = Node(
+            f"{node.name}_both_{k}", "aten.logical_and", _aten.logical_and.default, args, {}, node.module, spec
+        )
+        made.append(both)
+        allowed = Ref(both.name)
+    masked = (scores, allowed, False)
+    last = replace(node, op="surefoot.masked_softmax", target=masked_softmax, args=masked, kwargs={})
+    return Expansion((*made, last))
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """What a mask allows: a tensor of truth values, and these if they are fixed; whether it forbids by -∞."""
+
+    allowed: Ref
+    value: Tensor | None
+    is_infinite: bool
+
+
+def _leave_something(masks: list[_Mask], node: Node) -> bool:
+    """Whether masks forbid by -∞, or are fixed and leave something of every row."""
+    if all(mask.is_infinite for mask in masks):
+        return True
+    together = torch.ones(node.specs[0].shape, dtype=torch.bool)
+    for mask in masks:
+        if mask.value is None or mask.value.device.type == "meta":
+            return False
+        together = together & mask.value.cpu()
+    return bool(together.any(dim=-1).all())
+
+
+def _without_masks(graph: Graph, node: Node, ref: Ref, made: list[Node], masks: list[_Mask]) -> Ref:
+    """The scores that masks were applied to; what is made on the way and the masks are added to the lists."""
+    inner, place = graph.by_name.get(ref.name), len(masks)
+    if inner is None:
+        return ref
+    a, name = inner.arguments, f"{node.name}_{place}" if place else node.name
+
+    def make(suffix: str, op: str, target: Any, *args: Any, like: Ref, dtype: torch.dtype | None = None) -> Ref:
+        spec = _spec(graph, like)
+        spec = spec if dtype is None else Spec(spec.shape, dtype)
+        made.append(Node(f"{name}_{suffix}", op, target, args, {}, node.module, spec))
+        return Ref(made[-1].name)
+
+    if inner.op == "aten.masked_fill" and _same(graph, a["self"], node) and (least := _forbids(graph, a["value"])):
+        allowed = make("allowed", "aten.logical_not", _aten.logical_not.default, a["mask"], like=a["mask"])
+        value = _fixed(graph, a["mask"])
+        masks.append(_Mask(allowed, None if value is None else ~value.bool(), least == -math.inf))
+        return _without_masks(graph, node, a["self"], made, masks)
+    if inner.op == "aten.where" and _same(graph, a["self"], node) and (least := _forbids(graph, a["other"])):
+        value = _fixed(graph, a["condition"])
+        masks.append(_Mask(a["condition"], None if value is None else value.bool(), least == -math.inf))
+        return _without_masks(graph, node, a["self"], made, masks)
     if inner.op == "aten.add" and a["alpha"] in (None, 1):
         pair = _scores_and_mask(graph, a["self"], a["other"], node)
         if pair is None:
-            return None
+            return ref
         scores, mask = pair
-        finite = _made(graph, node, "bias", "surefoot.finite_part", finite_part, mask)
-        biased = replace(inner, name=f"{node.name}_biased", args=(scores, Ref(finite.name)), kwargs={})
-        return Expansion((finite, biased, _masked(node, Ref(biased.name), mask)))
-    return None
-
-
-def _masked(node: Node, scores: Ref, mask: Ref) -> Node:
-    args = (scores, mask, False)
-    return replace(node, op="surefoot.masked_softmax", target=masked_softmax, args=args, kwargs={})
-
-
-def _made(graph: Graph, node: Node, suffix: str, op: str, target: Any, mask: Ref) -> Node:
-    """A function of the mask, of the same shape and type."""
-    return Node(f"{node.name}_{suffix}", op, target, (mask,), {}, node.module, graph.spec(mask.name))
+        value = _fixed(graph, mask)
+        assert value is not None
+        infinite = bool((value[value <= _FORBIDS] == -math.inf).all())
+        if infinite:
+            bias, allowed = make("bias", "surefoot.finite_part", finite_part, mask, like=mask), mask
+        else:
+            above = (mask, _FORBIDS)
+            allowed = make("allowed", "aten.gt", _aten.gt.Scalar, *above, like=mask, dtype=torch.bool)
+            bias = make("bias", "aten.where", _aten.where.ScalarOther, allowed, mask, 0.0, like=mask)
+        masks.append(_Mask(allowed, value > _FORBIDS, infinite))
+        scores = _without_masks(graph, node, scores, made, masks)
+        made.append(replace(inner, name=f"{name}_biased", args=(scores, bias), kwargs={}))
+        return Ref(made[-1].name)
+    return ref
 
 
 def _same(graph: Graph, argument: Any, node: Node) -> bool:
@@ -183,21 +243,26 @@ def _same(graph: Graph, argument: Any, node: Node) -> bool:
     return isinstance(spec, Spec) and spec.shape == node.spec.shape
 
 
-def _is_minus_infinity(graph: Graph, value: Any) -> bool:
+def _fixed(graph: Graph, ref: Ref) -> Tensor | None:
+    """The value of a tensor that nothing enters."""
+    value = graph.constants.get(ref.name) if graph.roles[ref.name] == Role.CONSTANT else None
+    return value if isinstance(value, Tensor) and value.device.type != "meta" else None
+
+
+def _forbids(graph: Graph, value: Any) -> float:
+    """A number that forbids a position, -∞ or next to it; zero for any other."""
     if isinstance(value, Ref):
-        known = graph.constants.get(value.name) if graph.roles[value.name] == Role.CONSTANT else None
-        if not isinstance(known, Tensor) or known.numel() != 1 or known.device.type == "meta":
-            return False
-        value = float(known)
-    return isinstance(value, int | float) and float(value) == -math.inf
+        known = _fixed(graph, value)
+        value = float(known) if known is not None and known.numel() == 1 else 0.0
+    return float(value) if isinstance(value, int | float) and value <= _FORBIDS else 0.0
 
 
 def _scores_and_mask(graph: Graph, first: Any, second: Any, node: Node) -> tuple[Ref, Ref] | None:
     """Which of two summands are scores and which a fixed mask that forbids something, if that is so."""
     for scores, mask in ((first, second), (second, first)):
-        if not _same(graph, scores, node) or not isinstance(mask, Ref) or graph.roles[mask.name] != Role.CONSTANT:
+        if not _same(graph, scores, node) or not isinstance(mask, Ref):
             continue
-        value = graph.constants.get(mask.name)
-        if isinstance(value, Tensor) and value.device.type != "meta" and bool(torch.isneginf(value).any()):
+        value = _fixed(graph, mask)
+        if value is not None and value.is_floating_point() and bool((value <= _FORBIDS).any()):
             return scores, mask
     return None

@@ -218,13 +218,16 @@ def _chosen(condition: Enclosure, when: bool, shape: tuple[int, ...], call: Call
     "aten.new_zeros",
     "aten.new_ones",
     "aten.new_full",
+    "aten.fill",
     rounds=False,
 )
 def filled(call: Call) -> Bounds:
     """A constant whose shape or type comes from a tensor: norm 0."""
     sizes = {"aten.ones_like": 1.0, "aten.new_ones": 1.0}
-    value = call["fill_value"] if call["fill_value"] is not None else sizes.get(call.node.op, 0.0)
-    size = size_of(value)
+    given = call["value"] if call["fill_value"] is None else call["fill_value"]
+    size = size_of(sizes.get(call.node.op, 0.0) if given is None else given)
+    if "value" in call.varying:
+        raise call.refuse("filling with a value that varies is not covered; expand it instead")
     return affine(call, same_norm(call, ZERO), offset=size * root(call.numel), peak=size)
 
 

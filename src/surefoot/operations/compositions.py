@@ -88,6 +88,28 @@ def divided_by_its_length(graph: Graph, node: Node) -> Expansion | None:
     return Expansion((replace(node, op="surefoot.unit", target=unit, args=(data, *found), kwargs={}),))
 
 
+@expansion("aten.sqrt", "aten.pow")
+def length_by_hand(graph: Graph, node: Node) -> Expansion | None:
+    """The root of a sum of squares is a length."""
+    if node.op == "aten.pow" and node.arguments["exponent"] != 0.5:
+        return None
+    total = graph.by_name.get(node.inputs[0]) if node.inputs else None
+    square = graph.by_name.get(total.inputs[0]) if total is not None and total.op == "aten.sum" else None
+    if total is None or square is None or len(square.inputs) != 1 or not is_square(square):
+        return None
+    a = total.arguments
+    args = (Ref(square.inputs[0]), 2, a.get("dim"), bool(a.get("keepdim")))
+    target = _aten.linalg_vector_norm.default
+    return Expansion((replace(node, op="aten.linalg_vector_norm", target=target, args=args, kwargs={}),))
+
+
+def is_square(node: Node) -> bool:
+    """Whether it is the square of its one argument."""
+    if node.op == "aten.mul":
+        return len(node.args) == 2 and node.args[0] == node.args[1]
+    return node.op == "aten.square" or (node.op == "aten.pow" and node.arguments["exponent"] == 2)
+
+
 def _length_of(data: Ref, divisor: Ref, by_name: dict[str, Node]) -> tuple[Any, float] | None:
     """Dimensions and eps, if the divisor is the length of the data along them, bounded below."""
     node = by_name.get(divisor.name)

@@ -6,7 +6,10 @@ from surefoot.operations import (
     attention,
     choices,
     compositions,
+    conditions,
     convolution,
+    formulas,
+    inverses,
     layout,
     losses,
     matmul,
@@ -21,6 +24,7 @@ from surefoot.operations import (
     softmax,
     statistics,
     without_bounds,
+    writing,
 )
 
 __all__ = [
@@ -29,7 +33,10 @@ __all__ = [
     "attention",
     "choices",
     "compositions",
+    "conditions",
     "convolution",
+    "formulas",
+    "inverses",
     "layout",
     "losses",
     "matmul",
@@ -44,4 +51,5 @@ __all__ = [
     "softmax",
     "statistics",
     "without_bounds",
+    "writing",
 ]

@@ -166,6 +166,12 @@ def repeat_interleave(call: Call) -> Bounds:
     return affine(call, {"self": root(repeats)}, peak=call["self"].peak)
 
 
+def _diagonal_within(use: Use) -> list[Slot]:
+    """The argument, if its first dimension stays first."""
+    dims = [normalized_dim(use[key], len(use.shape)) for key in ("dim1", "dim2")]
+    return [] if 0 in dims or len(use.shapes["self"]) < 2 else ["self"]
+
+
 _JOINED_ALONG = {"aten.hstack": 1, "aten.vstack": 0, "aten.dstack": 2, "aten.column_stack": 1}
 
 
@@ -175,6 +181,9 @@ def _joined_within(use: Use) -> list[Slot]:
     dim = min(_JOINED_ALONG.get(use.op, normalized_dim(use["dim"] or 0, rank)), rank - 1)
     within = dim != 0 and all(shape[:1] == use.shape[:1] for shape in use.shapes.values())
     return list(use.shapes) if within else []
+
+
+layout("aten.diag_embed", rows=_diagonal_within)(permutation)
 
 
 @layout("aten.cat", "aten.concat", "aten.stack", "aten.hstack", "aten.vstack", "aten.dstack", "aten.column_stack",

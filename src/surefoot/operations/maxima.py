@@ -23,7 +23,7 @@ from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ZERO, root
 from surefoot.operations.dimensions import normalized_dims, spatial
 from surefoot.operations.pooling import batched, patch_entries
-from surefoot.operations.record import declare, operation
+from surefoot.operations.record import operation
 from surefoot.operations.rows import unless_along
 from surefoot.operations.sparsity import Sparsity
 from surefoot.scalar import Rounded
@@ -102,7 +102,34 @@ def adaptive_max_pool(call: Call) -> Bounds:
     return _maximum(call, [_inside(window, n) for window, n in zip(windows, sides, strict=True)])
 
 
-declare("aten.median", rows=unless_along(), cost=_one_of_each_group, rounds=False)
+_SORTED = "entries change their order within the domain, which makes a kink: shrink the domain"
+
+
+@operation("aten.sort", "aten.topk", "aten.kthvalue", "aten.median", "aten.cummax", "aten.cummin",
+           rows=unless_along(), cost=_one_of_each_group, rounds=False)  # fmt: skip
+def ordered(call: Call) -> Bounds:
+    r"""Entries along one dimension in order, or some of them: slope 1; cumulative maxima of n entries √n.
+
+    Sorting is Lipschitz with 1: by the rearrangement inequality :math:`\langle x^\uparrow, y^\uparrow\rangle \ge
+    \langle x, y\rangle`, so :math:`\|x^\uparrow - y^\uparrow\| \le \|x - y\|`, and leaving entries out makes
+    it no larger. A cumulative maximum moves by at most the largest move before it. Where no two entries of a line
+    may change their order over the domain, an entry keeps its place and the map is linear.
+    """
+    x, dim = call["self"], call["dim"]
+    length = x.numel if dim is None and call.node.op == "aten.median" else x.shape[-1 if dim is None else dim]
+    kink = length > 1
+    if kink and isinstance(x.value, Tensor) and x.numel:
+        lines = x.value.reshape(-1) if length == x.numel else x.value.movedim(-1 if dim is None else dim, -1)
+        gap = float(lines.sort(dim=-1).values.diff(dim=-1).min())
+        kink = not gap * (1 - 2.0**-50) > float(x.spread) * math.sqrt(2) * (1 + 1e-12)
+    steps = length if "cum" in call.node.op else 1
+    return Bounds(
+        jacobian={"self": root(steps)},
+        curvature={("self", "self"): Magnitude.infinity() if kink else ZERO},
+        offset=ZERO,
+        peak=x.peak if len(call.node.specs) == 1 else None,
+        reason=_SORTED if kink else "",
+    )
 
 
 @operation("aten.amax", "aten.amin", "aten.max", "aten.min", rows=unless_along(), cost=_one_of_each_group,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from surefoot.graph.structure import Graph, Node, Ref, Spec
+from surefoot.operations.compositions import is_square
 from surefoot.operations.record import Expansion, expansion
 
 _aten: Any = torch.ops.aten
@@ -69,7 +70,7 @@ def _root_mean_square(data: str, factor: str, by_name: dict[str, Node], inverse:
         biased = a.get("correction") == 0 or a.get("unbiased") is False
         return (centred, float(eps)) if biased and centred is not None and mean.inputs == (centred,) else None
     square = by_name.get(mean.inputs[0])
-    if mean.op != "aten.mean" or square is None or square.inputs != (data,) or not _is_square(square):
+    if mean.op != "aten.mean" or square is None or square.inputs != (data,) or not is_square(square):
         return None
     return (data if centred is None else centred, float(eps))
 
@@ -78,12 +79,6 @@ def _is_root(node: Node, inverse: bool) -> bool:
     power = -0.5 if inverse else 0.5
     named = "aten.rsqrt" if inverse else "aten.sqrt"
     return node.op == named or (node.op == "aten.pow" and node.arguments["exponent"] == power)
-
-
-def _is_square(node: Node) -> bool:
-    if node.op == "aten.mul":
-        return len(node.args) == 2 and node.args[0] == node.args[1]
-    return node.op == "aten.square" or (node.op == "aten.pow" and node.arguments["exponent"] == 2)
 
 
 def _keeps_last(node: Node) -> bool:

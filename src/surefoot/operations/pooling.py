@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from surefoot.magnitude import Magnitude
+from surefoot.magnitude import Magnitude, maximum
 from surefoot.norms import spectral_norm
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import affine
@@ -177,3 +177,33 @@ def _separable(call: Call, matrices: list[Tensor], factor: float = 1.0) -> Bound
     reduction = math.prod(int((matrix != 0).sum(dim=1).max()) for matrix in matrices)
     (slot,) = call.slots
     return affine(call, {slot: norm}, peak=peak * x.peak, reduction=reduction)
+
+
+_LARGEST_GRID = 2**22  # entries of the matrix of one sample that is formed
+
+
+@operation("aten.grid_sampler_2d", "aten.grid_sampler_3d", form=Form.LINEAR, fixed=("grid",),
+           rows=lambda use: ("input", "grid"))  # fmt: skip
+def grid_sample(call: Call) -> Bounds:
+    """Images read at the points of a fixed grid: the norm of the matrix of each sample, the same for all channels.
+
+    The matrix is found by applying the operation to unit vectors. Its weights are computed from places in units of
+    pixels, and so off by as many units of round-off as an image is wide.
+    """
+    x, grid = call["input"], call["grid"]
+    if not grid.is_constant or not isinstance(grid.value, Tensor):
+        raise call.refuse("a grid that varies, or is not known, is not covered: keep it fixed")
+    sides, points = x.shape[2:], math.prod(call.shape[2:])
+    size = math.prod(sides)
+    if size * points > _LARGEST_GRID:
+        raise call.refuse(f"a matrix of {size} × {points} would be needed; sample fewer points")
+    options = (call["interpolation_mode"], call["padding_mode"], call["align_corners"])
+    norm = Magnitude.zero()
+    largest = 0.0
+    units = torch.eye(size, dtype=torch.float64, device=grid.value.device).reshape(1, size, *sides)
+    for sample in grid.value.double():
+        matrix = call.node.target(units, sample[None], *options).reshape(size, -1)
+        norm = maximum(norm, Magnitude.of(spectral_norm(matrix)))
+        largest = max(largest, float(matrix.abs().sum(dim=0).max()))
+    slack = 1 + (size + 64) * 2.0**-40
+    return affine(call, {"input": norm * slack}, peak=x.peak * (largest * slack), reduction=8 * max(sides))

@@ -25,7 +25,7 @@ from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.moving import Moving
 from surefoot.operations.sparsity import Sparsity
-from surefoot.scalar import Rounded, ScalarFunction
+from surefoot.scalar import Rounded
 from surefoot.taylor import TaylorModel
 
 
@@ -42,7 +42,7 @@ class Form(Enum):
 
 Rule = Callable[[Call], Bounds]
 Rows = Callable[[Use], Iterable[Slot]]
-Scalar = Callable[[dict[str, Any]], "ScalarFunction | None"]
+Scalar = Callable[[dict[str, Any]], Any]  # a scalar function, a condition on one, or None
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,8 @@ class Operation:
             whose error is proved: value and error of every entry. ``None``, or a slot left out, for what automatic
             differentiation computes by adding up products of the costate with numbers of the arguments, so that
             its error is relative to :math:`|J|^\top|\lambda|` (:mod:`surefoot.calculus.adjoint.costates`).
+        push: the Jacobian at the centre times tangents, by slot of the argument, from a formula whose error is
+            proved. ``None`` where that follows (:mod:`surefoot.operations.pushing`).
         near: the result near the centre as a quadratic function of the move of its one argument that varies, from
             coefficients whose error is proved, in sums and products only. ``None`` where its kernel has to do.
         symmetric: whether its Jacobian in its one argument is a symmetric matrix.
@@ -150,7 +152,9 @@ class Operation:
             ``None``, or returning ``None``, where that of :mod:`surefoot.operations.evaluation` is proved.
         entry_error: the same entry by entry, for arguments that do not vary and are off by at most their radii;
             ``None`` where norms have to do.
+        jumps: whether its result jumps as its arguments vary, so that nothing bounds its slope.
         rounds: whether computing it rounds; what only moves or selects numbers does not.
+        assumed: whether its round-off is assumed rather than proved; that of rules of other packages always is.
         factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.operations.losses.factor`.
     """
 
@@ -166,6 +170,7 @@ class Operation:
     scalar: Scalar | None = None
     taylor: Callable[[Moving], TaylorModel | None] | None = None
     pullback: Callable[[Call, Tensor], Mapping[Slot, Rounded]] | None = None
+    push: Callable[[Call, Mapping[Slot, Tensor]], Rounded | None] | None = None
     near: Callable[[Call, Tensor], Near | None] | None = None
     symmetric: bool = False
     cost: Callable[[Use], Sparsity] | None = None
@@ -179,7 +184,9 @@ class Operation:
     evaluate: Callable[..., Any] | None = None
     error: Callable[[Call, Any], Magnitude | None] | None = None
     entry_error: Callable[[Call, Tensor], Tensor] | None = None
+    jumps: bool = False
     rounds: bool | Callable[[Node], bool] = True
+    assumed: Callable[[Node], bool] = field(default=lambda node: False)
 
     def form_of(self, node: Node) -> Form:
         """The form of one use."""
@@ -308,7 +315,13 @@ def rule_for(node: Node, graph: Graph) -> Rule:
     Raises:
         UnsupportedOperation: naming the operation, its module, the shapes, and how to add a rule.
     """
-    rule = record_of(node).bounds
+    record = record_of(node)
+    rule = record.bounds
+    if rule is None and record.jumps:
+        raise UnsupportedOperation(
+            f"'{node.op}' in {describe(node.module)} jumps as its argument varies, and no slope bounds it: use "
+            "a continuous function, or apply it only to what does not vary."
+        )
     if rule is None:
         shapes = ", ".join(f"{name} {_shapes(graph, name)}" for name in node.inputs) or "no tensors"
         raise UnsupportedOperation(

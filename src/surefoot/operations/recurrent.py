@@ -6,7 +6,7 @@ With :math:`a = W_{ih}x + b_{ih}` and :math:`b = W_{hh}h + b_{hh}`, cut into gat
 * GRU: :math:`r = \sigma(a_r + b_r)`, :math:`z = \sigma(a_z + b_z)`, :math:`n = \tanh(a_n + r \circ b_n)`,
   :math:`h' = n + z \circ (h - n)`;
 * LSTM: :math:`c' = \sigma(a_f + b_f) \circ c + \sigma(a_i + b_i) \circ \tanh(a_g + b_g)`,
-  :math:`h' = \sigma(a_o + b_o) \circ \tanh(c')`.
+  :math:`h' = \sigma(a_o + b_o) \circ \tanh(c')`, and :math:`W_{hr}h'` in its place where states are projected.
 
 The input of a layer is multiplied once for all times, so that its matrix is one use of the weights.
 """
@@ -14,7 +14,7 @@ The input of a layer is multiplied once for all times, so that its matrix is one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from surefoot.operations.sparsity import Contraction, Sparsity, tensors
 
 _aten: Any = torch.ops.aten
 Shape = tuple[int, ...]
+_Weights = tuple[Ref, Ref, Ref | None, Ref | None, Ref | None]
 
 
 @dataclass
@@ -124,12 +125,20 @@ def unrolled_cell(graph: Graph, node: Node) -> Expansion:
 
 
 def _covered(node: Node) -> bool:
-    """A tensor of sequences of one length, with two matrices per layer and direction."""
+    """A tensor of sequences of one length, with two matrices per layer and direction, and perhaps a projection."""
     a = node.arguments
     if "input" not in a or "params" not in a:
         return False
-    parts = a["num_layers"] * (2 if a["bidirectional"] else 1)
-    return len(a["params"]) == parts * (4 if a["has_biases"] else 2)
+    return len(a["params"]) in [_parts(a) * (_each(a) + projected) for projected in (0, 1)]
+
+
+def _parts(a: Mapping[str, Any]) -> int:
+    return int(a["num_layers"]) * (2 if a["bidirectional"] else 1)
+
+
+def _each(a: Mapping[str, Any]) -> int:
+    """How many matrices and biases a layer and direction has, its projection left out."""
+    return 4 if a["has_biases"] else 2
 
 
 @expansion(*_LAYERS)
@@ -144,7 +153,7 @@ def unrolled_layers(graph: Graph, node: Node) -> Expansion | None:
     given = list(a["hx"]) if isinstance(a["hx"], list | tuple) else [a["hx"]]
     time = 1 if a["batch_first"] else 0
     directions = 2 if a["bidirectional"] else 1
-    weights = _weights(a["params"], a["has_biases"])
+    weights = _weights(a["params"], _each(a), len(a["params"]) // _parts(a))
     x, last = a["input"], []
     for layer in range(a["num_layers"]):
         sides = []
@@ -162,11 +171,11 @@ def unrolled_layers(graph: Graph, node: Node) -> Expansion | None:
     return Expansion(tuple(b.nodes), results)
 
 
-def _weights(params: list[Ref], has_biases: bool) -> list[tuple[Ref, Ref, Ref | None, Ref | None]]:
-    """Matrices of input and state and their biases, for each layer and direction."""
-    if has_biases:
-        return [(params[k], params[k + 1], params[k + 2], params[k + 3]) for k in range(0, len(params), 4)]
-    return [(params[k], params[k + 1], None, None) for k in range(0, len(params), 2)]
+def _weights(params: list[Ref], each: int, size: int) -> list[_Weights]:
+    """Matrices of input and state, their biases, and the projection, for each layer and direction."""
+    parts = [params[k : k + size] for k in range(0, len(params), size)]
+    nothing: list[Ref | None] = [None, None]
+    return [(p[0], p[1], *(p[2:4] if each == 4 else nothing), p[each] if size > each else None) for p in parts]
 
 
 def _run(
@@ -174,17 +183,19 @@ def _run(
     step: _Step,
     x: Ref,
     state: list[Ref],
-    weights: tuple[Ref, Ref, Ref | None, Ref | None],
+    weights: _Weights,
     time: int,
     backwards: bool,
 ) -> tuple[list[Ref], list[Ref]]:
     """The states at all times, in the order of time, and the last one."""
-    matrix, recurrent_matrix, bias, recurrent_bias = weights
+    matrix, recurrent_matrix, bias, recurrent_bias, projection = weights
     inputs = b.linear(x, matrix, bias)
     times = range(b.shape(x)[time])
     outputs: dict[int, Ref] = {}
     for t in reversed(times) if backwards else times:
         state = step(b, b.select(inputs, time, t), b.linear(state[0], recurrent_matrix, recurrent_bias), state)
+        if projection is not None:
+            state = [b.linear(state[0], projection, None), *state[1:]]
         outputs[t] = state[0]
     return [outputs[t] for t in times], state
 

@@ -47,3 +47,7 @@ __all__ = [
     "VarianceBound",
     "VarianceEstimate",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

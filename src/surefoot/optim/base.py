@@ -86,7 +86,7 @@ class GuaranteedOptimizer(Optimizer):
                 f"{type(self).__name__}(model, surefoot.CrossEntropy()), and params=... for a part of its "
                 f"parameters. Got {type(model).__name__}"
             )
-        check_objective(objective, "the data, step(x, y)")
+        objective = check_objective(objective, "the data, step(x, y)")
         if lower is None:
             lower = 0.0 if objective.nonnegative else -math.inf
         elif not math.isfinite(lower):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import SurefootError
-from surefoot.graph.checks import as_inputs
-from surefoot.objectives import Objective
+from surefoot.graph.checks import as_inputs, selected
+from surefoot.objectives import Objective, as_objective
 
 Closure = Callable[[], tuple[Tensor, Tensor]]
 
@@ -27,8 +27,7 @@ def loss_of(model: nn.Module, objective: Objective, x: Any, y: Any, closure: Clo
         OptimizerError: if the closure does not return the objective of its outputs.
     """
     if closure is None:
-        args, kwargs = as_inputs(x)
-        return objective(model(*args, **kwargs), y)
+        return objective(outputs_of(model, x), y)
     found = closure()
     if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(part, Tensor) for part in found)):
         raise OptimizerError(f"a closure returns the pair (outputs, loss) of tensors, got {_kind(found)}")
@@ -46,17 +45,27 @@ def loss_of(model: nn.Module, objective: Objective, x: Any, y: Any, closure: Clo
     return loss.reshape(())
 
 
-def check_objective(objective: object, bringing: str) -> None:
-    """An objective of optimizers is a loss of ours without targets; ``bringing`` says what brings them.
+def outputs_of(model: nn.Module, x: Any) -> Tensor:
+    """What a model returns for a batch; gradients are on while it runs, as it may differentiate itself."""
+    args, kwargs = as_inputs(x)
+    with torch.enable_grad():
+        outputs: Tensor = selected(model(*args, **kwargs))
+    return outputs if torch.is_grad_enabled() or not isinstance(outputs, Tensor) else outputs.detach()
+
+
+def check_objective(given: object, bringing: str) -> Objective:
+    """An objective of optimizers is a loss without targets; ``bringing`` says what brings them.
 
     Raises:
         TypeError, ValueError: if it is not.
     """
+    objective = as_objective(given) if isinstance(given, nn.Module) else given
     if not isinstance(objective, Objective):
         raise TypeError(f"the objective is a loss such as surefoot.CrossEntropy(), got {type(objective).__name__}")
     if objective.targets is not None:
         name = type(objective).__name__
         raise ValueError(f"pass {name}() without targets: they come with {bringing}")
+    return objective
 
 
 def gradient_of(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> tuple[float, dict[str, Tensor]]:

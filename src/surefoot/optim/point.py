@@ -162,7 +162,8 @@ class Point:
     @cached_property
     def gradient(self) -> Tensor:
         """The gradient as a vector."""
-        slopes = self.function.layout.pack(self._pass.gradient)
+        unread = {name: value.new_zeros(value.shape) for name, value in self.weights.items()}
+        slopes = self.function.layout.pack({**unread, **self._pass.gradient})
         regularizer = self.function.regularizer
         if regularizer is not None:
             added = regularizer.gradient({name: value.double() for name, value in self.weights.items()})

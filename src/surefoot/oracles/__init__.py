@@ -28,3 +28,7 @@ __all__ = [
     "linear_quadratic",
     "newton",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -31,8 +31,12 @@ def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
     stated = _stated(objective)
     if stated is not None:
         targets = objective.chosen().to(output.device)
-        slope = problem.fine_slope.to(dtype).reshape(output.shape[0], -1)
-        factor: Factor | None = stated(output, targets, slope, **objective.options)
+        rows, marks = objective.arranged(output, targets)
+        slope = objective.arranged(problem.fine_slope.to(dtype), targets)[0]
+        factor: Factor | None = stated(rows, marks, slope.reshape(rows.shape[0], -1), **objective.options)
+        if factor is not None and rows is not output:
+            places = torch.arange(output.numel(), device=output.device).reshape(output.shape)
+            factor = factor.gathered(objective.arranged(places, targets)[0], output.shape)
         if factor is not None:
             return factor
     return _by_eigenvalues(problem, dtype)

@@ -82,6 +82,7 @@ class StreamedValuer:
         self.model, self.loader, self.objective = model, loader, objective
         self._options = dict(objective.options)
         self._valuers: dict[Hashable, Valuer] = {}
+        self._outputs: dict[Hashable, Spec] = {}
         self._seen: int | None = None
 
     @property
@@ -170,21 +171,23 @@ class StreamedValuer:
         if key not in self._valuers:
             with _numbered(number):
                 graph, _ = captured(self.model, x, self.objective.bound_to(y))
+                alone, _ = captured(self.model, x, None)
             _refuse_statistics(graph)
             tape = tape_of(graph)
             self._valuers[key] = Valuer(tape, Constants({}, {}), several=True)
+            self._outputs[key] = alone.specs(alone.outputs[0])[0]
         valuer = self._valuers[key]
         graph = valuer.tape.graph
-        outputs = graph.spec(graph.nodes[-1].inputs[0])
-        assert isinstance(outputs, Spec)
+        rows = graph.spec(graph.nodes[-1].inputs[0])
+        assert isinstance(rows, Spec)
         with _numbered(number):
-            self.objective.fit(outputs, y)
+            self.objective.fit(self._outputs[key], y)
             inputs = dict(zip((leaf.name for leaf in graph.inputs), tensors, strict=True))
             targets = {leaf.name: y for leaf in graph.leaves.values() if leaf.source is Source.TARGET}
             constants = valuer.tape.constants({**inputs, **targets, **graph.held})
             run = valuer.run(weights, derivatives=derivatives, constants=constants)
             found = valuer.enclosed(run)
-        count = divisor(outputs.shape, str(self._options["reduction"])) if self._is_mean else 1
+        count = divisor(rows.shape, str(self._options["reduction"])) if self._is_mean else 1
         return count, found, valuer.gradient(run) if derivatives else {}
 
     def _check(self, batches: int, seen: int, total: Fraction) -> None:

@@ -6,10 +6,10 @@
 * ``cross_entropy``: the logistic loss of several classes.
 * ``form``: :class:`Form`, a sum over the entries of a scalar function.
 * ``separable_losses``: :func:`separable`, losses that are sums over the entries, from their scalar function.
-* ``entrywise``: those of torch.nn.
+* ``entrywise``: those of torch.nn. ``within``, ``returned``: those that a model computes itself.
 """
 
-from surefoot.operations.losses import cross_entropy, entrywise, square  # noqa: F401  registers them
+from surefoot.operations.losses import cross_entropy, entrywise, returned, square, within  # noqa: F401  registers them
 from surefoot.operations.losses.factor import Factor
 from surefoot.operations.losses.form import Form
 from surefoot.operations.losses.separable_losses import separable

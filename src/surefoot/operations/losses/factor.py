@@ -51,6 +51,23 @@ class Factor:
         """How many columns a block has: at least the rank of the curvature of one row."""
         return self.outputs - (self.normal is not None) if self.blocks is None else self.blocks.shape[2]
 
+    def gathered(self, places: Tensor, shape: torch.Size) -> Factor:
+        """The same for outputs of another shape, from the places that the entries of each row have in it.
+
+        A sample of those outputs holds several of these rows, one behind the other, each with its own columns.
+        """
+        samples, size, each = shape[0], shape.numel() // max(shape[0], 1), self.samples // max(shape[0], 1)
+        rows = self.blocks
+        assert isinstance(rows, Tensor)
+        blocks = rows.new_zeros(samples, size, each, self.columns)
+        sample = torch.arange(samples, device=rows.device)[:, None, None]
+        row = torch.arange(each, device=rows.device)[None, :, None]
+        blocks[sample, places.reshape(samples, each, -1) % size, row] = rows.reshape(
+            samples, each, -1, self.columns
+        )
+        slope = None if self.slope is None else self.slope.reshape(samples, -1)
+        return Factor(blocks.flatten(2), shape, slope)
+
     def forth(self, z: Tensor) -> Tensor:
         """Rz, of the shape of the outputs, for z of samples × columns."""
         if self.blocks is not None:

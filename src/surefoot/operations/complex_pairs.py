@@ -1,0 +1,211 @@
+r"""Complex tensors inside a model as pairs of real numbers, in a last dimension of size 2.
+
+Bounds speak of real numbers, and a complex number is two of them: its absolute value is the length of the pair.
+Fourier transforms are products with fixed matrices, of norm :math:`\sqrt n` in both directions before scaling:
+
+.. math:: X_k = \sum_jx_je^{\mp2\pi\mathrm{i}jk/n}, \qquad
+    \begin{pmatrix}\Re X\\ \Im X\end{pmatrix} = \begin{pmatrix}C & \pm S\\ \mp S & C\end{pmatrix}
+    \begin{pmatrix}\Re x\\ \Im x\end{pmatrix}, \qquad C_{kj} = \cos(2\pi jk/n),\ S_{kj} = \sin(2\pi jk/n)
+
+and a real signal of n numbers is :math:`x_j = \frac1n\sum_{k\le n/2}w_k(\Re X_k\cos(2\pi jk/n) - \Im X_k\sin(2\pi
+jk/n))` with :math:`w_k = 1` for k = 0 and k = n/2, and 2 for the others, which stand for a conjugate pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.graph.nodes import Node, Ref, Spec
+from surefoot.graph.structure import Graph
+from surefoot.operations.record import Form, record_of
+from surefoot.operations.written_out import traced
+
+_REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def in_pairs(graph: Graph) -> Graph:
+    """The same graph with pairs in place of complex tensors; operations that are not covered stay as they are."""
+    if not any(spec.dtype in _REAL_OF for node in graph.nodes for spec in node.specs):
+        return graph
+    paired: set[str] = set()
+    nodes: list[Node] = []
+    specs: dict[str, Any] = {name: leaf.spec for name, leaf in graph.leaves.items()}
+    for node in graph.nodes:
+        is_complex = isinstance(node.spec, Spec) and node.spec.dtype in _REAL_OF
+        found = None
+        if is_complex or paired.intersection(node.inputs):
+            pairs = frozenset(key for key, a in node.arguments.items() if isinstance(a, Ref) and a.name in paired)
+            formula = _formula(node, pairs)
+            found = None if formula is None else traced(_Specs(specs), node, formula)  # type: ignore[arg-type]
+        if found is None:
+            nodes.append(node)
+            specs[node.name] = node.spec
+            continue
+        nodes += found.nodes
+        specs |= {part.name: part.spec for part in found.nodes}
+        if is_complex:
+            paired.add(node.name)
+    return replace(graph, nodes=tuple(nodes))
+
+
+class _Specs:
+    """Shapes and types of the tensors so far."""
+
+    def __init__(self, specs: dict[str, Any]) -> None:
+        self.spec = specs.__getitem__
+
+
+def _formula(node: Node, pairs: frozenset[str]) -> Callable[..., Any] | None:
+    """An operation on pairs, by the names of the arguments that are some; ``None`` if it is not covered."""
+    name = node.op.removeprefix("aten.")
+    known = _FORMULAS.get(name)
+    if known is not None:
+        return lambda **arguments: known(pairs, **arguments)
+    linear = record_of(node).form_of(node) in (Form.LAYOUT, Form.LINEAR) and pairs == {"self"}
+    if not linear or name.startswith("fft_"):
+        return None
+    target = node.target
+    return lambda self, **others: torch.stack(
+        [target(part, **others) if "self" in node.arguments else target(part) for part in self.unbind(-1)], -1
+    )
+
+
+def _sum(pairs: frozenset[str], self: Any, other: Any, alpha: float = 1, sign: float = 1.0) -> Tensor:
+    if {"self", "other"} <= pairs:
+        return self + (sign * alpha) * other
+    first, second = (self.select(-1, 0) if "self" in pairs else self), sign * alpha * other
+    if "other" in pairs:
+        second = second.select(-1, 0)
+    real = first + second
+    imaginary = self.select(-1, 1) if "self" in pairs else sign * alpha * other.select(-1, 1)
+    return torch.stack([real, imaginary.expand(real.shape)], -1)
+
+
+def _product(pairs: frozenset[str], self: Any, other: Any) -> Tensor:
+    if not {"self", "other"} <= pairs:
+        pair, factor = (self, other) if "self" in pairs else (other, self)
+        return pair * (factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor)
+    (a, b), (c, d) = self.unbind(-1), other.unbind(-1)
+    return torch.stack([a * c - b * d, a * d + b * c], -1)
+
+
+def _cast(pairs: frozenset[str], self: Tensor, dtype: Any = None, **_: Any) -> Tensor:
+    return self if "self" in pairs else torch.stack([self, torch.zeros_like(self)], -1)
+
+
+def _angles(n: int, m: int, x: Tensor) -> Tensor:
+    """Multiples 2πjk/n, reduced to one turn before they are rounded, for n places j and m frequencies k."""
+    turns = torch.outer(torch.arange(n, device=x.device), torch.arange(m, device=x.device)) % n
+    return turns.to(x.dtype) * (2 * math.pi / n)
+
+
+def _scale(n: int, norm: str | None, inverse: bool) -> float:
+    if norm == "ortho":
+        return 1 / math.sqrt(n)
+    return 1 / n if inverse is (norm in (None, "backward")) else 1.0
+
+
+def _along(x: Tensor, dim: int, pair: bool, n: int, m: int, matrix: Tensor, real: bool = False) -> Tensor:
+    """The product with a matrix along one dimension, from n numbers or pairs to m."""
+    rank = x.dim() - pair
+    place = dim % rank
+    line = x.movedim(place, -2).flatten(-2) if pair else x.movedim(place, -1)
+    result = line @ matrix
+    return result.movedim(-1, place) if real else result.unflatten(-1, (m, 2)).movedim(-2, place)
+
+
+def _sized(x: Tensor, dim: int, pair: bool, n: int | None) -> Tensor:
+    """Cut, or padded with zeros, to n numbers."""
+    place = dim % (x.dim() - pair)
+    if n is None or n == x.shape[place]:
+        return x
+    if n < x.shape[place]:
+        return x.narrow(place, 0, n)
+    shape = list(x.shape)
+    shape[place] = n - x.shape[place]
+    return torch.cat([x, x.new_zeros(shape)], place)
+
+
+def _transform(
+    x: Tensor, pair: bool, n: int | None, dim: int, norm: str | None, inverse: bool, half: bool
+) -> Tensor:
+    x = _sized(x, dim, pair, n)
+    n = x.shape[dim % (x.dim() - pair)]
+    m = n // 2 + 1 if half else n
+    angles = _angles(n, m, x)
+    turn = 1.0 if inverse else -1.0
+    c, s = torch.cos(angles), turn * torch.sin(angles)
+    matrix = torch.stack([c, s], -1).flatten(-2)  # n × 2m
+    if pair:
+        matrix = torch.stack([matrix, torch.stack([-s, c], -1).flatten(-2)], 1).flatten(0, 1)  # 2n × 2m
+    return _along(x, dim, pair, n, m, matrix * _scale(n, norm, inverse))
+
+
+def _real_inverse(x: Tensor, n: int | None, dim: int, norm: str | None) -> Tensor:
+    size = 2 * (x.shape[dim % (x.dim() - 1)] - 1) if n is None else n
+    m = size // 2 + 1
+    x = _sized(x, dim, True, m)
+    angles = _angles(size, m, x)
+    twice = torch.full((m,), 2.0, dtype=x.dtype, device=x.device)
+    ends = [0, m - 1] if size % 2 == 0 else [0]
+    weights = twice - sum((torch.arange(m, device=x.device) == k).to(x.dtype) for k in dict.fromkeys(ends))
+    matrix = torch.stack([torch.cos(angles), -torch.sin(angles)], -1) * weights[:, None]  # size × m × 2
+    return _along(x, dim, True, m, size, matrix.flatten(1).T * _scale(size, norm, True), real=True)
+
+
+def _one(inverse: bool, half: bool = False) -> Callable[..., Tensor]:
+    return lambda pairs, self, n=None, dim=-1, norm=None: _transform(
+        self, "self" in pairs, n, dim, norm, inverse, half
+    )
+
+
+def _several(inverse: bool, half: bool = False) -> Callable[..., Tensor]:
+    def formula(pairs: frozenset[str], self: Tensor, s: Any = None, dim: Any = None, norm: Any = None) -> Tensor:
+        pair = "self" in pairs
+        rank = self.dim() - pair
+        dims = list(range(rank)) if dim is None else [d % rank for d in dim]
+        sizes = [None] * len(dims) if s is None else list(s)
+        x = self
+        for k in reversed(range(len(dims))):
+            x = _transform(x, pair, sizes[k], dims[k], norm, inverse, half and k == len(dims) - 1)
+            pair = True
+        return x
+
+    return formula
+
+
+def _real_several(pairs: frozenset[str], self: Tensor, s: Any = None, dim: Any = None, norm: Any = None) -> Tensor:
+    rank = self.dim() - 1
+    dims = list(range(rank)) if dim is None else [d % rank for d in dim]
+    sizes = [None] * len(dims) if s is None else list(s)
+    x = self
+    for k in range(len(dims) - 1):
+        x = _transform(x, True, sizes[k], dims[k], norm, True, False)
+    return _real_inverse(x, sizes[-1], dims[-1], norm)
+
+
+_FORMULAS: dict[str, Callable[..., Any]] = {
+    "fft_fft": _one(False), "fft_ifft": _one(True), "fft_rfft": _one(False, half=True),
+    "fft_irfft": lambda pairs, self, n=None, dim=-1, norm=None: _real_inverse(self, n, dim, norm),
+    "fft_fft2": _several(False), "fft_fftn": _several(False), "fft_ifft2": _several(True),
+    "fft_ifftn": _several(True), "fft_rfft2": _several(False, half=True), "fft_rfftn": _several(False, half=True),
+    "fft_irfft2": _real_several, "fft_irfftn": _real_several,
+    "view_as_real": lambda pairs, self: self, "view_as_complex": lambda pairs, self: self,
+    "real": lambda pairs, self: self.select(-1, 0) if "self" in pairs else self,
+    "imag": lambda pairs, self: self.select(-1, 1),
+    "complex": lambda pairs, real, imag: torch.stack(torch.broadcast_tensors(real, imag), -1),
+    "polar": lambda pairs, abs, angle: torch.stack([abs * torch.cos(angle), abs * torch.sin(angle)], -1),
+    "abs": lambda pairs, self: torch.linalg.vector_norm(self, dim=-1),
+    "angle": lambda pairs, self: torch.atan2(self.select(-1, 1), self.select(-1, 0)),
+    "conj": lambda pairs, self: torch.stack([self.select(-1, 0), -self.select(-1, 1)], -1),
+    "_conj": lambda pairs, self: torch.stack([self.select(-1, 0), -self.select(-1, 1)], -1),
+    "_conj_physical": lambda pairs, self: torch.stack([self.select(-1, 0), -self.select(-1, 1)], -1),
+    "resolve_conj": lambda pairs, self: self, "add": _sum, "mul": _product,
+    "sub": lambda pairs, **a: _sum(pairs, **a, sign=-1.0), "_to_copy": _cast, "to": _cast,
+}  # fmt: skip

@@ -1,0 +1,137 @@
+r"""Inverses and determinants of square matrices that stay away from singular ones.
+
+With :math:`\|A^{-1}\|_2 \le s` on the domain:
+
+* *Inverse*: :math:`D A^{-1}[H] = -A^{-1}HA^{-1}` and :math:`D^2 = A^{-1}HA^{-1}KA^{-1} + A^{-1}KA^{-1}HA^{-1}`, in
+  the Frobenius norm at most :math:`s^2` and :math:`2s^3`.
+* *Logarithm of the determinant*: the gradient :math:`A^{-\top}` has norm at most :math:`\sqrt n\,s`, the
+  second derivative :math:`-\mathrm{tr}(A^{-1}HA^{-1}K)` at most :math:`s^2`, by Cauchy-Schwarz.
+
+A matrix at the centre has :math:`\|\hat A^{-1}\| \le \|X\|/(1 - \|I - \hat AX\|)` for any X with
+:math:`\|I - \hat AX\| < 1` (Neumann's series), so a computed inverse proves it; one within the distance d has
+:math:`s = \hat s/(1 - d\hat s)`, as :math:`A^{-1} = \hat A^{-1}(I + (A - \hat A)\hat A^{-1})^{-1}`.
+
+*Evaluation.* The computed inverse X is off by at most :math:`\hat s\|I - \hat AX\|_F`. Elimination computes the
+exact determinant of :math:`\hat A + E` with :math:`\|E\| \le g` (Higham, Accuracy and Stability of Numerical
+Algorithms, theorem 9.3: :math:`|E| \le \gamma_n|L||U|`), and n logarithms are added up; so the logarithm is off by
+:math:`n\,\hat sg/(1 - \hat sg)` and the round-off of the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.enclosure import Enclosure
+from surefoot.magnitude import Magnitude
+from surefoot.norms import spectral_norm
+from surefoot.operations.call import Bounds, Call
+from surefoot.operations.common import root
+from surefoot.operations.record import operation
+from surefoot.operations.rows import batch
+from surefoot.operations.written_out import written_out
+
+_REASON = "a matrix that is inverted may be singular on the domain: shrink the domain, or keep it away from that"
+_LARGEST = 2048  # rows of a matrix that is looked at
+_MOST = 64  # matrices whose largest singular value is proved; of more, Frobenius norms do
+
+
+def _residual(matrix: Tensor, inverse: Tensor) -> Tensor:
+    """Upper bounds of the norms of I - AX, Frobenius, matrix by matrix; round-off is covered."""
+    n = matrix.shape[-1]
+    eye = torch.eye(n, dtype=matrix.dtype, device=matrix.device)
+    sizes = torch.linalg.matrix_norm(matrix) * torch.linalg.matrix_norm(inverse)
+    computed = torch.linalg.matrix_norm(eye - matrix @ inverse)
+    return (computed + (n + 4) * 2.0**-52 * (sizes + math.sqrt(n))) * (1 + (n * n + 8) * 2.0**-52)
+
+
+def _inverse_norm(a: Enclosure) -> float:
+    """s over the domain, the largest of several matrices; infinite if that is not proved to be finite."""
+    at = _centre_inverse_norm(a)
+    moved = at * float(a.spread) * (1 + 2.0**-50)
+    return at / (1 - moved) * (1 + 2.0**-50) if moved < 1 else math.inf
+
+
+def _centre_inverse_norm(a: Enclosure) -> float:
+    value = a.value
+    if not isinstance(value, Tensor) or not value.numel() or value.shape[-1] > _LARGEST:
+        return math.inf
+    inverse, info = torch.linalg.inv_ex(value.double())
+    if bool((info != 0).any()):
+        return math.inf
+    rest = _residual(value.double(), inverse).reshape(-1)
+    if not bool((rest < 1).all()):
+        return math.inf
+    stack = inverse.reshape(-1, *inverse.shape[-2:])
+    few = len(stack) <= _MOST
+    sizes = [float(spectral_norm(x)) if few else float(torch.linalg.vector_norm(x)) for x in stack]
+    return max(size / (1 - r) for size, r in zip(sizes, rest.tolist(), strict=True)) * (1 + 2.0**-40)
+
+
+def _singular(slot: str) -> Bounds:
+    infinite = Magnitude.infinity()
+    return Bounds({slot: infinite}, {(slot, slot): infinite}, reason=_REASON)
+
+
+def _inverse_error(call: Call, value: Any) -> Magnitude | None:
+    a = call["A"]
+    norm = _centre_inverse_norm(a)
+    inverse = value[0] if isinstance(value, tuple) else value
+    if not isinstance(inverse, Tensor) or math.isinf(norm):
+        return Magnitude.infinity()
+    rest = _residual(a.value.double(), inverse.double()).reshape(-1)
+    return Magnitude.of(float(torch.linalg.vector_norm(rest)) * norm) * (1 + 2.0**-40)
+
+
+@operation("aten.linalg_inv_ex", rows=batch("A", 3), error=_inverse_error)
+def inverse(call: Call) -> Bounds:
+    """The inverse of each matrix of a stack: slope s², curvature 2s³."""
+    a = call["A"]
+    norm = _inverse_norm(a)
+    if math.isinf(norm):
+        return _singular("A")
+    s, n = Magnitude.of(norm), a.shape[-1]
+    whole = s * root(a.numel // max(1, n))
+    return Bounds({"A": s**2}, {("A", "A"): s**3 * 2.0}, bound=whole, peak=whole, reduction=n)
+
+
+def _determinant_error(call: Call, value: Any) -> Magnitude | None:
+    a = call["self"]
+    norm = _centre_inverse_norm(a)
+    if math.isinf(norm):
+        return Magnitude.infinity()
+    n = a.shape[-1]
+    matrices = a.value.double().reshape(-1, n, n)
+    _, lower, upper = torch.linalg.lu(matrices)
+    backward = torch.linalg.matrix_norm(lower.abs() @ upper.abs()).amax() * (n * 2.0**-52)
+    off = float(backward) * norm * 1.01
+    if not off < 0.5:
+        return Magnitude.infinity()
+    logs = float(upper.diagonal(dim1=-2, dim2=-1).abs().log().abs().sum(-1).amax())
+    each = n * off / (1 - off) + (n + 8) * 2.0**-50 * (logs + 1)
+    return Magnitude.of(each) * root(len(matrices))
+
+
+@operation("aten.logdet", rows=batch("self", 3), error=_determinant_error)
+def log_determinant(call: Call) -> Bounds:
+    """The logarithm of the determinant of each matrix of a stack: slope √n s, curvature s²."""
+    a = call["self"]
+    norm = _inverse_norm(a)
+    if math.isinf(norm):
+        return _singular("self")
+    s = Magnitude.of(norm)
+    return Bounds({"self": root(a.shape[-1]) * s}, {("self", "self"): s**2}, reduction=a.shape[-1])
+
+
+written_out("aten.linalg_solve", "aten._linalg_solve_ex")(lambda A, B, left=True, **_: _solved(A, B, left))
+
+
+def _solved(a: Tensor, b: Tensor, left: bool) -> Tensor:
+    vector = b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1])
+    inverse = torch.linalg.inv(a)
+    if vector:
+        return (inverse @ b.unsqueeze(-1)).squeeze(-1)
+    return inverse @ b if left else b @ inverse

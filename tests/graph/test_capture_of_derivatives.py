@@ -1,0 +1,125 @@
+"""Models that differentiate inside forward: physics-informed networks, by every way PyTorch has."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
+
+import surefoot as sf
+from judges import assert_upper_bound
+from surefoot.errors import CaptureError
+from surefoot.operations.captured import capture
+
+X = torch.linspace(0.0, 1.0, 6, dtype=torch.float64)[:, None]
+
+
+class Curved(nn.Module):
+    """A network u, of which subclasses return the second derivative in x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+    def scalar(self, point: Tensor) -> Tensor:
+        return self.net(point[None])[0, 0]
+
+
+class ByAutograd(Curved):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.sum(), x, create_graph=True)[0]
+
+
+class ByHessian(Curved):
+    def forward(self, x: Tensor) -> Tensor:
+        return vmap(hessian(self.scalar))(x)[:, 0]
+
+
+class ByForwardMode(Curved):
+    def forward(self, x: Tensor) -> Tensor:
+        one = torch.ones_like(x)
+        return jvp(lambda y: jvp(self.net, (y,), (one,))[1], (x,), (one,))[1]
+
+
+class ByGradients(Curved):
+    def forward(self, x: Tensor) -> Tensor:
+        return vmap(jacrev(grad(self.scalar)))(x)[:, 0]
+
+
+class ByFunctionalCall(Curved):
+    def forward(self, x: Tensor) -> Tensor:
+        weights = dict(self.net.named_parameters())
+
+        def u(weights: dict[str, Tensor], point: Tensor) -> Tensor:
+            return functional_call(self.net, weights, (point[None],))[0, 0]
+
+        return vmap(grad(lambda w, p: grad(u, argnums=1)(w, p)[0], argnums=1), (None, 0))(weights, x)
+
+
+class Detached(Curved):
+    def forward(self, x: Tensor) -> Tensor:
+        return vmap(grad(self.scalar))(x) * self.net(x).detach()
+
+
+EVERY = [ByAutograd, ByHessian, ByForwardMode, ByGradients, ByFunctionalCall]
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_the_graph_computes_the_second_derivative_and_its_gradient(kind: type[Curved]) -> None:
+    model = kind()
+    graph = capture(model, X)
+    weights = dict(model.named_parameters())
+    (found,) = graph.run(weights, (X,))
+    torch.testing.assert_close(found, ByAutograd()(X), rtol=1e-12, atol=1e-12)
+    costate = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64)[:, None]
+    slopes = [
+        torch.autograd.grad((out * costate).sum(), weights.values(), allow_unused=True, materialize_grads=True)
+        for out in (found, model(X))
+    ]
+    for mine, theirs in zip(*slopes, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [ByHessian, ByForwardMode])
+def test_certificates_hold(kind: type[Curved]) -> None:
+    model = kind()
+    certificate = sf.certify(model, X, domain=sf.Ball(1e-3))
+    assert math.isfinite(float(certificate.smoothness))
+    assert_upper_bound(certificate, model, X, sf.Ball(1e-3), starts=1, steps=1)
+
+
+def test_a_detached_factor_is_noticed() -> None:
+    with pytest.raises(CaptureError, match="the gradient is not seen to be that of the function"):
+        capture(Detached(), X)
+
+
+class Poisson(Curved):
+    """Residuals of u'' = -π² sin(πx) inside, and of u = 0 at the ends."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.net(inside).sum(), inside, create_graph=True)
+        (second,) = torch.autograd.grad(slope.sum(), inside, create_graph=True)
+        ends = self.net(torch.tensor([[0.0], [1.0]], dtype=x.dtype))
+        return torch.cat([second / math.pi**2 + torch.sin(math.pi * x), ends])
+
+
+def test_steps_train_a_network_to_solve_an_equation() -> None:
+    model, y = Poisson(), torch.zeros(8, 1, dtype=torch.float64)
+    value = sf.evaluate(model, X, sf.Square(y))
+    assert abs(value.value - float(0.5 * model(X).detach().square().mean())) <= value.error + 1e-15
+    descent = sf.CertifiedDescent(model, sf.Square())
+    losses = [float(descent.step(X, y)) for _ in range(3)]
+    assert losses[2] < losses[1] < losses[0]
+    newton = sf.optim.GaussNewton(model, sf.Square())
+    for _ in range(30):
+        last = float(newton.step(X, y))
+    assert last < 1e-3 * losses[0]
+    exact = torch.sin(math.pi * X)
+    assert float((model.net(X) - exact).detach().abs().max()) < 0.1

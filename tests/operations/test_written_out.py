@@ -1,0 +1,163 @@
+"""Operations that are written out in others: the same function, with certificates that hold against an attack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from judges import assert_upper_bound
+from surefoot.calculus.prepare import prepared
+from surefoot.certifying import certify
+from surefoot.domains import Ball
+from surefoot.errors import UnsupportedOperation
+from surefoot.operations.captured import capture
+from surefoot.operations.evaluation import evaluate_in_double
+
+X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+_IDS = torch.tensor([0, 2, 1, 2, -100])
+_WEIGHTS = torch.arange(1.0, 7.0, dtype=torch.float64)
+Function = Callable[[Tensor, Tensor], Any]
+
+
+class Read(nn.Module):
+    """A function of what a layer computes (5 × 6) and of a matrix of weights (3 × 6)."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer, self.function = nn.Linear(4, 6), function
+        self.weight = nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return self.function(h, self.weight) + 0.1 * (self.weight.sum() + h.sum())
+
+
+SMOOTH: dict[str, Function] = {
+    "addcmul": lambda h, w: torch.addcmul(h, h.tanh(), w[0], value=0.5),
+    "addcdiv": lambda h, w: torch.addcdiv(h, w[0], h**2 + 1),
+    "lerp": lambda h, w: torch.lerp(h.tanh(), h.sin(), 0.3) + torch.lerp(h, w[0], w[1].sigmoid()),
+    "logaddexp": lambda h, w: torch.logaddexp(h, w[0]),
+    "logcumsumexp": lambda h, w: torch.logcumsumexp(h, 1),
+    "hypot": lambda h, w: torch.hypot(h, 3 + w[0].tanh()),
+    "atan2": lambda h, w: torch.atan2(h, 2 + w[0].tanh()),
+    "xlogy": lambda h, w: torch.xlogy(h, 2 + w[0].tanh()),
+    "var_mean": lambda h, w: sum(torch.var_mean(h, 1)) + sum(torch.var_mean(h + 5)),
+    "std_mean": lambda h, w: sum(torch.std_mean(h, [1], correction=0)),
+    "prod": lambda h, w: h.prod(1) + h.sigmoid().prod(),
+    "cumprod": lambda h, w: h.cumprod(1),
+    "cdist": lambda h, w: torch.cdist(h + 9, w),
+    "pairwise_distance": lambda h, w: F.pairwise_distance(h + 9, h.tanh()),
+    "cross": lambda h, w: torch.linalg.cross(h[:, :3], w[:1, 3:], dim=1),
+    "trace": lambda h, w: h * torch.trace(w),
+    "addmv": lambda h, w: torch.addmv(w[0, :5], h, w[1], alpha=2.0),
+    "addr": lambda h, w: torch.addr(h, h[:, 0], w[0]),
+    "take": lambda h, w: torch.take(h, torch.tensor([1, 2, 2])),
+    "pow": lambda h, w: (h.sigmoid() + 0.5) ** w[0],
+    "number to a power": lambda h, w: 1.5**h,
+    "einsum of three": lambda h, w: torch.einsum("bi,ki,bk->b", h, w, h[:, :3].tanh()),
+    "tensordot": lambda h, w: torch.tensordot(h, w, dims=([1], [1])),
+    "kron": lambda h, w: torch.kron(h[:2], w[:, :2]),
+    "diff": lambda h, w: h.diff(dim=1),
+    "multi_dot": lambda h, w: torch.linalg.multi_dot([h, w.mT, w]),
+    "meshgrid": lambda h, w: torch.meshgrid(h[0], w[0], indexing="ij")[0],
+    "exp2": lambda h, w: torch.exp2(h) + torch.log2(h**2 + 1) + torch.log10(h**2 + 1),
+    "asin": lambda h, w: torch.asin(0.8 * h.tanh()) - torch.acos(0.7 * h.sin()),
+    "atanh": lambda h, w: torch.atanh(0.8 * h.tanh()) + torch.acosh(h**2 + 2),
+    "logit": lambda h, w: torch.logit(0.1 + 0.8 * h.sigmoid()) + torch.special.entr(h.sigmoid()),
+    "rfft": lambda h, w: torch.view_as_real(torch.fft.rfft(h, dim=1)).tanh(),
+    "filter": lambda h, w: torch.fft.irfft(
+        torch.fft.rfft(h, dim=1) * torch.view_as_complex(w.reshape(9, 2)[:4]), n=6
+    ),
+    "fft of two": lambda h, w: torch.fft.fft(torch.fft.fft(h, dim=-1), dim=-2).real + torch.fft.fft2(h).imag,
+    "odd, orthogonal": lambda h, w: torch.fft.irfft(torch.fft.rfft(h[:, :5], norm="ortho"), n=5, norm="ortho"),
+    "ifft": lambda h, w: (
+        torch.fft.ifft(torch.fft.fft(h, n=8)).real + torch.fft.ifftn(torch.complex(h, h)).imag[0, 0]
+    ),
+    "irfft2": lambda h, w: torch.fft.irfft2(torch.fft.rfft2(h) * 2.0 + 1.0, s=(5, 6)),
+    "turned": lambda h, w: torch.view_as_real(
+        torch.view_as_complex(h.reshape(5, 3, 2)) * torch.polar(w[0, :3], w[1, :3])
+    ),
+    "absolute values": lambda h, w: torch.fft.fft(h + torch.arange(6.0) ** 2, dim=1).abs(),
+    "conjugate": lambda h, w: (torch.fft.fft(h).conj() - torch.fft.fft(h).reshape(5, 6)).imag,
+    "inverse": lambda h, w: torch.linalg.inv(9 * torch.eye(3, dtype=w.dtype) + w[:, :3]) @ h[:3],
+    "solve": lambda h, w: torch.linalg.solve(9 * torch.eye(3, dtype=w.dtype) + w[:, :3], h[:3]),
+    "logdet": lambda h, w: h + torch.logdet(9 * torch.eye(3, dtype=w.dtype) + w[:, :3]),
+    "nan_to_num": lambda h, w: torch.nan_to_num(h).tanh(),
+    "where": lambda h, w: torch.where(h > 0, h.square(), -h.square()),
+    "times a condition": lambda h, w: h.square() * (h >= 0) + (h**3).masked_fill(h < 0, 0.0),
+    "mse_loss": lambda h, w: F.mse_loss(h, w[0].expand(5, 6)),
+    "huber_loss": lambda h, w: F.huber_loss(h, w[0].expand(5, 6), delta=0.5) + F.smooth_l1_loss(h, h * 0, beta=2),
+    "binary": lambda h, w: F.binary_cross_entropy_with_logits(h, _WEIGHTS.expand(5, 6) / 9, pos_weight=_WEIGHTS),
+    "soft_margin": lambda h, w: F.soft_margin_loss(h, torch.ones_like(h)),
+    "kl_div": lambda h, w: F.kl_div(F.log_softmax(h, 1), _WEIGHTS.expand(5, 6) / 21, reduction="batchmean"),
+    "cross_entropy": lambda h, w: F.cross_entropy(h, _IDS, label_smoothing=0.2),
+    "cross_entropy, images": lambda h, w: F.cross_entropy(h.reshape(5, 3, 2), _IDS[:, None].expand(5, 2)),
+    "cross_entropy, weights": lambda h, w: F.cross_entropy(h, _IDS, _WEIGHTS, label_smoothing=0.2),
+    "cross_entropy, each": lambda h, w: F.cross_entropy(h, _IDS, reduction="none"),
+    "cross_entropy, shares": lambda h, w: F.cross_entropy(h, torch.softmax(w[0], 0).expand(5, 6)),
+    "nll_loss": lambda h, w: F.nll_loss(torch.log_softmax(h, 1), _IDS, reduction="sum"),
+}
+KINKED: dict[str, Function] = {
+    "maximum": lambda h, w: torch.maximum(h, w[0]),
+    "minimum": lambda h, w: torch.minimum(h, w[0]),
+    "where": lambda h, w: torch.where(h < w[0], h, w[0]) + torch.where(h > 0, h, 0.1 * h),
+    "clamp": lambda h, w: torch.clamp(h, min=w[0] - 1, max=w[0] + 1),
+    "aminmax": lambda h, w: torch.aminmax(h, dim=1)[0],
+    "sort": lambda h, w: h.sort(dim=1).values * w[0],
+    "topk": lambda h, w: h.topk(3, dim=1).values,
+    "kthvalue": lambda h, w: h.kthvalue(2, dim=1).values + h.median(dim=1).values + h.median(),
+    "cummax": lambda h, w: h.cummax(dim=1).values,
+    "1-norm": lambda h, w: h.norm(p=1, dim=1) + h.norm(p=math.inf, dim=1),
+    "l1_loss": lambda h, w: F.l1_loss(h, w[0].expand(5, 6)),
+}
+JUMPS: dict[str, Function] = {
+    "floor": lambda h, w: h.floor(),
+    "round": lambda h, w: h.round(),
+    "remainder": lambda h, w: h % 1.0,
+    "argmax": lambda h, w: h * F.one_hot(h.argmax(1), 6),
+    "gt": lambda h, w: w[0] * (h > 0),
+    "bucketize": lambda h, w: torch.bucketize(h, torch.arange(3.0)).double(),
+    "fake_quantize": lambda h, w: torch.fake_quantize_per_tensor_affine(h, 0.1, 0, -10, 10),
+}
+
+
+def _model(function: Function) -> nn.Module:
+    return Read(function).double()
+
+
+@pytest.mark.parametrize("name", [*SMOOTH, *(f"kinked {name}" for name in KINKED)])
+def test_the_pieces_compute_the_operation(name: str) -> None:
+    model = _model(SMOOTH[name] if name in SMOOTH else KINKED[name.removeprefix("kinked ")])
+    graph = prepared(capture(model, X))
+    values = {**graph.held, **{leaf.name: dict(model.named_parameters())[leaf.path] for leaf in graph.parameters}}
+    (found,) = evaluate_in_double(graph, {**values, graph.inputs[0].name: X})
+    torch.testing.assert_close(found, model(X).double(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_certificates_hold(name: str) -> None:
+    model = _model(SMOOTH[name])
+    certificate = certify(model, X, domain=Ball(0.02))
+    assert math.isfinite(float(certificate.smoothness))
+    assert_upper_bound(certificate, model, X, Ball(0.02), starts=1, steps=1)
+
+
+@pytest.mark.parametrize("name", KINKED)
+def test_certificates_of_what_has_kinks_hold(name: str) -> None:
+    model = _model(KINKED[name])
+    certificate = certify(model, X, domain=Ball(0.02))
+    assert math.isfinite(float(certificate.lipschitz))
+    assert_upper_bound(certificate, model, X, Ball(0.02), starts=1, steps=1)
+
+
+@pytest.mark.parametrize("name", JUMPS)
+def test_what_jumps_is_refused_as_jumping(name: str) -> None:
+    with pytest.raises(UnsupportedOperation, match="jumps as its argument varies"):
+        certify(_model(JUMPS[name]), X, domain=Ball(0.02))
