@@ -224,12 +224,15 @@ def _certified(problem: Problem, model: nn.Module, budget: float) -> Trace:
     model.load_state_dict(weights)
     clock = Clock(problem, model, budget)
     optimizer = sf.CertifiedDescent(model, problem.objective)
-    while not clock.over:
+    idle = 0
+    while not clock.over and idle < 3:
         reached = clock.seconds
         clock.start()
         loss = optimizer.step(problem.x, problem.y)
         clock.stop()
-        clock.steps += 1
+        taken = optimizer.history[-1].step_size > 0
+        clock.steps += taken
+        idle = 0 if taken else idle + 1  # nothing can be proved any more
         clock.note(reached, loss)
     return clock.trace()
 

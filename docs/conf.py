@@ -53,6 +53,8 @@ ORDER = [
     "batchnorm_epsilon.py",
     "training.py",
     "gauss_newton.py",
+    "poisson.py",
+    "burgers.py",
     "deep_clustering.py",
     "autoencoder.py",
     "implicit_layer.py",

@@ -347,10 +347,15 @@ def test_on_a_segment_the_step_is_the_safe_one_and_nothing_else_is_promised() ->
 def test_the_report_shows_the_steps_and_rounds_them_down() -> None:
     certificate = Problem(nn.Tanh, "cross", sf.Ball(0.1), depth=3).certificate
     text = str(certificate)
-    line = next(line for line in text.splitlines() if line.startswith("or per block: "))
+    assert min(certificate.block_step_sizes.values()) < certificate.step_size  # of no use to anyone
+    assert "or per block: " not in text
+    joint = certificate.step_size
+    longer = {path: joint * (1 + k / 7) for k, path in enumerate(certificate.block_lipschitz)}
+    useful = str(replace(certificate, written_block_steps=longer))
+    line = next(line for line in useful.splitlines() if line.startswith("or per block: "))
     shown = dict(part.split(" ") for part in line.removeprefix("or per block: ").split(", "))
-    assert shown.keys() == certificate.block_step_sizes.keys()
-    for path, step in certificate.block_step_sizes.items():
+    assert shown.keys() == longer.keys()
+    for path, step in longer.items():
         assert step * 0.999 <= float(shown[path]) <= step
     one = next(line for line in text.splitlines() if line.startswith("guaranteed step size"))
     assert float(one.partition(" = ")[2].partition(":")[0]) <= certificate.step_size
@@ -360,7 +365,8 @@ def test_the_report_shows_the_steps_and_rounds_them_down() -> None:
     assert read["safe_step"] is None
     assert read["scalar"] is True
     deep = Problem(nn.Tanh, "cross", sf.Ball(0.1), depth=12).certificate
-    assert "and 4 more" in str(deep)
+    many = {path: deep.step_size * (1 + k / 7) for k, path in enumerate(deep.block_lipschitz)}
+    assert "and 4 more" in str(replace(deep, written_block_steps=many))
     assert max(map(len, str(deep).splitlines()[-4:])) <= 115
 
 

@@ -32,7 +32,7 @@ def test_certificates() -> None:
         assert certificate.lipschitz <= certificate.lipschitz * 2
         assert str(certificate.smoothness)
         assert str(certificate)
-        assert json.loads(certificate.to_json())["schema"] == "surefoot/certificate/1"
+        assert json.loads(certificate.to_json())["schema"] == "surefoot/certificate/2"
         assert certificate.to_dict()
     assert around.step_size > 0
     assert around.block_step_sizes.keys() == {"0", "2"}

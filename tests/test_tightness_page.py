@@ -7,8 +7,9 @@ from pathlib import Path
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "tightness.md"
 
 
-def rows() -> list[list[str]]:
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+def rows(table: int = 0) -> list[list[str]]:
+    part = PAGE.read_text(encoding="utf-8").split("\n## ")[table]
+    lines = [line for line in part.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
@@ -23,3 +24,16 @@ def test_missed_targets_are_marked_and_no_bound_is_below_the_truth():
         assert 1.0 <= typical <= largest
         limit = float(target.removeprefix("≤ ").removesuffix(" (missed)"))
         assert target.endswith("(missed)") == (largest > limit)
+
+
+def test_networks_of_several_kinds():
+    found = rows(1)
+    assert len(found) == 9
+    for _, numbers, step, longest, centre, most, cost, stated in found:
+        proved, ratio = float(step.strip("*")), float(centre.strip("*"))
+        assert 0 < proved <= 1.0 <= ratio
+        assert longest.endswith("(missed)") == (
+            proved < float(longest.removeprefix("≥ ").removesuffix(" (missed)"))
+        )
+        assert most.endswith("(missed)") == (ratio > float(most.removeprefix("≤ ").removesuffix(" (missed)")))
+        assert all(int(count.replace(",", "")) > 0 for count in (numbers, cost, stated))

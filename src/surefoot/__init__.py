@@ -16,8 +16,12 @@ _NAMES = {
     "Chain": "surefoot.chain",
     "Convergence": "surefoot.theorems",
     "CrossEntropy": "surefoot.objectives",
+    "ElasticNet": "surefoot.objectives",
+    "GaussNewton": "surefoot.optim",
     "Magnitude": "surefoot.magnitude",
+    "Newton": "surefoot.optim",
     "ProductBall": "surefoot.domains",
+    "ProvedEpochs": "surefoot.optim",
     "Ridge": "surefoot.objectives",
     "Segment": "surefoot.domains",
     "Square": "surefoot.objectives",
@@ -25,7 +29,7 @@ _NAMES = {
     "convergence": "surefoot.theorems",
     "cost": "surefoot.complexity",
     "estimate": "surefoot.lower",
-    "evaluate": "surefoot.valuation.interval",
+    "evaluate": "surefoot.certifying",
     "register_rule": "surefoot.operations",
     "smooth": "surefoot.smoothing",
 }
@@ -49,24 +53,23 @@ if TYPE_CHECKING:
         zoo,
     )
     from surefoot.certificate import Certificate
-    from surefoot.certifying import certify
+    from surefoot.certifying import certify, evaluate
     from surefoot.chain import Chain
     from surefoot.complexity import cost
     from surefoot.domains import Ball, Box, ProductBall, Segment
     from surefoot.lower import estimate
     from surefoot.magnitude import Magnitude
-    from surefoot.objectives import CrossEntropy, Ridge, Square
+    from surefoot.objectives import CrossEntropy, ElasticNet, Ridge, Square
     from surefoot.operations import register_rule
-    from surefoot.optim import CertifiedDescent
+    from surefoot.optim import CertifiedDescent, GaussNewton, Newton, ProvedEpochs
     from surefoot.smoothing import smooth
     from surefoot.theorems import Convergence, convergence
-    from surefoot.valuation.interval import evaluate
 
 __all__ = [
-    "Ball", "Box", "Certificate", "CertifiedDescent", "Chain", "Convergence", "CrossEntropy", "Magnitude",
-    "ProductBall", "Ridge", "Segment", "Square", "certify", "clustering", "convergence", "cost", "data", "errors",
-    "estimate", "evaluate", "graph", "implicit", "objectives", "operations", "optim", "oracles", "paper",
-    "register_rule", "smooth", "zoo",
+    "Ball", "Box", "Certificate", "CertifiedDescent", "Chain", "Convergence", "CrossEntropy", "ElasticNet",
+    "GaussNewton", "Magnitude", "Newton", "ProductBall", "ProvedEpochs", "Ridge", "Segment", "Square",
+    "certify", "clustering", "convergence", "cost", "data", "errors", "estimate", "evaluate", "graph",
+    "implicit", "objectives", "operations", "optim", "oracles", "paper", "register_rule", "smooth", "zoo",
 ]  # fmt: skip
 
 

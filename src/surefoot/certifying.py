@@ -1,7 +1,8 @@
-"""``surefoot.certify``: proved constants, or Algorithm 4 as printed."""
+"""``surefoot.certify``: proved constants, or Algorithm 4 as printed; ``surefoot.evaluate``: values with errors."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from torch import nn
@@ -9,9 +10,11 @@ from torch import nn
 from surefoot.calculus.leaves import ordinary_device
 from surefoot.certificate import Certificate
 from surefoot.certificate.proving import certify_proved
-from surefoot.domains import Box, Domain, DomainError, ProductBall, Segment
-from surefoot.objectives import ObjectiveError, Regularizer
+from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
+from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
+from surefoot.valuation.streamed import StreamedValuer, is_loader
+from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
 
 def certify(
@@ -19,11 +22,13 @@ def certify(
     x: Any,
     *,
     objective: nn.Module | None = None,
+    y: Any = None,
     domain: Domain | Box | Segment | None = None,
     wrt: Literal["params", "input"] = "params",
     input_norm: float | None = None,
     regularizer: Regularizer | None = None,
     constants: Literal["certified", "paper"] = "certified",
+    effort: Literal["quick", "normal", "high"] = "normal",
 ) -> Certificate:
     r"""Bound, Lipschitz constant and smoothness of a model's output over a domain, proved.
 
@@ -31,12 +36,18 @@ def certify(
         model: any module that can be captured; on the ``meta`` device nothing is allocated.
         x: a batch; the certificate speaks of the stacked outputs of this batch.
         objective: certify this function of the outputs instead: a loss bound to its targets, such as
-            ``surefoot.CrossEntropy(y)``, or any module that maps the outputs to one number.
+            ``surefoot.CrossEntropy(y)``, a loss of torch.nn, or any module that maps the outputs to one number.
+        y: the targets of the objective, if it has none yet.
         domain: where the variables may be. By default, for a real-valued function, the ball around the weights on
             which the longest gradient step can be proved (:mod:`surefoot.certificate.proving`); otherwise
             every parameter block within 1 of the origin, or with ``wrt="input"`` the input within 1 of the origin.
         wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
         input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``.
+        effort: what a certificate of an objective may cost. ``"quick"``: products of norms, about ten gradients
+            for each ball that is tried. ``"normal"``: sharper where samples do not interact and linear layers are
+            at most 128 wide, up to some thousand gradients. ``"high"``: the same up to width 1,024, and on balls
+            around the weights, if at most 12,000 numbers vary, exact derivatives at the weights along each of
+            them, about ten gradients for each (:mod:`surefoot.calculus.effort`). The certificate says the cost.
         regularizer: a smooth function of the parameters that is added to the objective, such as
             ``surefoot.Ridge(1e-4)``.
         constants: ``"certified"``, or ``"paper"`` for Algorithm 4 as printed, with the paper's constants.
@@ -50,9 +61,18 @@ def certify(
         DomainError: if the domain does not fit.
         ObjectiveError: if the objective does not fit the outputs.
     """
+    if objective is not None:
+        objective = as_objective(objective, y)
+    elif y is not None:
+        raise ObjectiveError("targets are those of an objective: pass objective=surefoot.CrossEntropy(y)")
+    if not isinstance(domain, ProductBall | Ball | Box | Segment | None):
+        raise DomainError(
+            "the domain is a set, such as surefoot.Ball(0.1) around the weights or surefoot.ProductBall(1.0), not "
+            f"{domain!r}"
+        )
     if constants != "paper":
         options: dict[str, Any] = {"wrt": wrt, "input_norm": input_norm, "regularizer": regularizer}
-        return certify_proved(model, x, objective=objective, domain=domain, **options)
+        return certify_proved(model, x, objective=objective, domain=domain, effort=effort, **options)
     domain = ProductBall(1.0) if domain is None else domain
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")
@@ -65,3 +85,48 @@ def certify(
         )
     with ordinary_device():
         return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
+
+
+def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None) -> Evaluation:
+    r"""The value of an objective in exact arithmetic, at the weights as they are stored: value ± error.
+
+    All operations are run in double precision, whatever the type of the model, and the round-off of every one of
+    them is bounded and carried to the result by reverse mode (:mod:`surefoot.valuation.propagation`), so that
+    depth does not multiply it. The function is the real one that the model stands for: single-precision weights
+    are exact numbers, activations are exact functions.
+
+    Args:
+        model: the network; it is not changed, and its buffers do not move.
+        x: a batch: a tensor, a tuple of tensors or a dict of keyword arguments; or any re-iterable of batches
+            ``(x, y)`` such as a ``DataLoader``, for the mean over all samples.
+        objective: a loss bound to its targets, ``surefoot.CrossEntropy(y)``, or a loss of torch.nn; without
+            targets where the batches bring them.
+        y: the targets of the objective, if it has none yet.
+
+    Raises:
+        CaptureError: if the model cannot be read.
+        ObjectiveError: if the objective does not fit.
+        UnsupportedOperation: naming an operation whose error is not known.
+        EvaluationError: if the value is not finite, or no error can be proved.
+
+    >>> import torch, surefoot as sf
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> found = evaluate(model, torch.randn(16, 4), sf.CrossEntropy(torch.arange(16) % 3))
+    >>> found.error < 1e-13
+    True
+    """
+    objective = as_objective(objective, y)
+    valuer: StreamedValuer | Valuer
+    if is_loader(x):
+        valuer = StreamedValuer(model, x, objective)
+        found = valuer.evaluate(derivatives=True).evaluation
+    else:
+        valuer = Valuer.of(model, x, objective)
+        found = valuer.enclosed(valuer.run(dict(model.named_parameters())))
+    if not math.isfinite(found.error):
+        where = valuer.obstacle or "an operation"
+        raise EvaluationError(
+            f"no error of the value {found.value:g} can be proved: {where} is too steep at these weights, or jumps"
+        )
+    return found

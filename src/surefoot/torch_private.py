@@ -25,6 +25,7 @@ from torch.nn.modules.dropout import _DropoutNd as Dropout
 #   listing the public classes would miss the ones to come.
 
 _Module = TypeVar("_Module", bound=nn.Module)
+_GLOBAL_HOOKS = tuple(key for key in vars(_module) if key.startswith("_global_"))
 
 TABLES = ("_modules", "_parameters", "_buffers")
 """Attributes in which a module keeps what it owns; a walk over plain attributes meets them under these names."""
@@ -46,6 +47,15 @@ def differences_together(first: Sequence[Tensor], second: Sequence[Tensor]) -> l
 def moved_together(tensors: Sequence[Tensor], towards: Sequence[Tensor], part: float) -> None:
     """Move many small tensors a part of the way towards others in one call, in place, likewise."""
     torch._foreach_lerp_(list(tensors), list(towards), part)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    others = [k for k in range(v.dim()) if dim == -1 or k != dim]
+    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=True))
+
+
+FORMULAS = {"aten._weight_norm": _weight_norm}
+"""Operations whose kernel has a wrong second derivative (as of PyTorch 2.13): they are run by a formula."""
 
 
 def schema_of(target: Any) -> Any:
@@ -93,7 +103,7 @@ def with_buffer(module: _Module, name: str, value: Tensor | None) -> _Module:
 
 def global_hooks() -> dict[str, Any]:
     """The tables of hooks that are called on all modules, by name; they cannot be read in public."""
-    return {key: value for key, value in vars(_module).items() if key.startswith("_global_")}
+    return {key: getattr(_module, key) for key in _GLOBAL_HOOKS}
 
 
 def global_forward_hooks() -> tuple[dict[int, Any], dict[int, Any]]:

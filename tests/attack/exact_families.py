@@ -374,3 +374,50 @@ def semantics(m: Material) -> Subject:
     with torch.no_grad():
         model[0].weight.copy_((model[0].weight * 2).round() / 2)
     return Subject(name, model, x, sf.Square(), m.normal(rows, 1), radii=radii)
+
+
+_GROUPED: dict[str, Callable[[Tensor], Tensor]] = {
+    "log-soft-max": lambda z: F.log_softmax(z, -1),
+    "sum of exponentials": lambda z: torch.logsumexp(z, -1, keepdim=True) + z,
+    "length": lambda z: torch.linalg.vector_norm(z, dim=-1, keepdim=True) * z,
+    "direction": lambda z: F.normalize(z, dim=-1),
+    "variance": lambda z: z.var(dim=-1, keepdim=True, unbiased=False) * z,
+    "deviation": lambda z: torch.sin(z) + z.std(dim=-1, keepdim=True),
+    "quotient": lambda z: z / (2 + torch.linalg.vector_norm(z, dim=-1, keepdim=True)),
+    "by exponentials": lambda z: torch.tanh(z) / (1 + torch.exp(-z)),
+    "soft-max": lambda z: F.softmax(3 * z, -1) * z,
+    "attention": lambda z: F.softmax(z @ z.mT, -1) @ z,
+    "gate": lambda z: torch.sigmoid(z[..., :1]) * F.layer_norm(z, z.shape[-1:]),
+    "largest": lambda z: z - z.max(dim=-1, keepdim=True).values,
+    "root mean square": lambda z: F.rms_norm(z, z.shape[-1:]) + F.gelu(z),
+    "clamped": lambda z: z.clamp(-0.5, 0.75) * torch.erf(z),
+}
+
+
+class Grouped(nn.Module):
+    """Functions of groups of numbers one behind the other, some with a residual connection."""
+
+    def __init__(self, names: list[str], width: int, residual: bool) -> None:
+        super().__init__()
+        self.names, self.residual = names, residual
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=k % 2 == 0) for k in range(len(names)))
+
+    def forward(self, z: Tensor) -> Tensor:
+        for name, layer in zip(self.names, self.layers, strict=True):
+            new = _GROUPED[name](layer(z))
+            z = z + new if self.residual else new
+        return z
+
+
+@family
+def groups(m: Material) -> Subject:
+    """Functions of groups of numbers, between linear layers, on data of several scales and offsets."""
+    names = [m.one_of(*_GROUPED) for _ in range(m.whole(1, 2))]
+    rows, width, scale = m.whole(1, 3), m.whole(2, 3), m.one_of(1.0, 1.0, 0.1, 10.0, 1e-6, 1e4)
+    x = m.normal(rows, width, scale=scale, mean=m.one_of(0.0, 0.0, 1.0, 1e3))
+    text = f"{' > '.join(names)}, scale {scale:g}"
+    if m.chance(0.2):
+        model: nn.Module = Expression(_GROUPED[names[0]])
+        return Subject(text, model, x, *_loss(m, rows, width), "input", (0.0, scale * m.power(-6, -1)))
+    model = m.weights(Grouped(names, width, m.chance(0.4)), scale=m.one_of(1.0, 0.3, 3.0))
+    return Subject(text, model, x, *_loss(m, rows, width), radii=(0.0, m.power(-6, -1)))

@@ -1,7 +1,7 @@
-"""Claims of the library put to the exact judge: certificates, segments, steps.
+"""Claims of the library put to the exact judge: certificates, segments, steps, values.
 
-A *case* is one claim at one point: the three constants of a certificate there, or the decrease that a step
-promises.
+A *case* is one claim at one point: the three constants of a certificate there, the decrease that a step promises,
+or the interval of a value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 import surefoot as sf
 from attack.exact_subject import Material, Subject
-from judges.exact import PRECISIONS, Array, Undecided, exactly, holds, run, stored, truth, value_of
+from judges.exact import PRECISIONS, Array, Undecided, exactly, holds, run, settled, stored, truth, value_of
 from surefoot.errors import SurefootError
 
 METHODS: dict[str, Callable[[Subject], Any]] = {
@@ -34,7 +34,6 @@ METHODS: dict[str, Callable[[Subject], Any]] = {
     "gauss_newton": lambda s: sf.optim.GaussNewton(s.model, s.loss, damping="certified"),
     "newton": lambda s: sf.optim.Newton(s.model, s.loss, damping="certified"),
 }
-CHECKS = ("certificate", "objective", "along", "steps")
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,21 @@ class Trial:
 
     def _wrong(self, check: str, claim: str, fact: str) -> None:
         self.findings.violations.append(Violation(self.family, check, self.seed, self.subject.name, claim, fact))
+
+    def _value(self) -> None:
+        """The interval of the objective at the weights."""
+        s = self.subject
+        found = sf.evaluate(s.model, s.x, s.loss.bound_to(s.y))
+        self.findings.count[self.family] += 1
+
+        def inside() -> bool | None:
+            (number,) = run(s.objective, s.model, {p: stored(p) for p in s.model.parameters()})
+            return holds(exactly(found.error), abs(value_of(number) - exactly(found.value)))
+
+        answer = settled(inside)
+        self.findings.count["undecided"] += answer is None
+        if answer is False:
+            self._wrong("value", f"{found.value:.17g} ± {found.error:.3g}", "another")
 
     def _certificate(self) -> None:
         """Constants of the outputs on a ball."""
@@ -176,12 +190,10 @@ class Trial:
             return
         s = self.subject
         variables = s.variables
-        with flint.ctx.workprec(PRECISIONS[0]):
-            try:
-                slopes = truth(s.objective, s.model, self._moved(variables, {}, 0.0)).gradient
-            except Undecided:
-                return
-        numbers = iter([float(slope) for slope in slopes])
+        slopes = self._gradient(variables)
+        if slopes is None:
+            return
+        numbers = iter(slopes)
         exact = {
             n: torch.tensor([-next(numbers) for _ in range(v.numel())], dtype=torch.float64)
             for n, v in variables.items()
@@ -197,6 +209,18 @@ class Trial:
                 self._no_ascent(
                     "objective: step_size", lambda m=move: self._moved(variables, m, step), f"step {step:.3g}"
                 )
+
+    def _gradient(self, variables: Mapping[str, Tensor]) -> list[float] | None:
+        """The gradient, every entry the double next to it, or next but one; ``None`` if 3000 bits do not tell."""
+        for bits in PRECISIONS:
+            with flint.ctx.workprec(bits):
+                try:
+                    slopes = truth(self.subject.objective, self.subject.model, self._moved(variables, {}, 0.0))
+                except Undecided:
+                    continue
+                if all(slope.is_exact() or slope.rel_accuracy_bits() > 53 for slope in slopes.gradient):
+                    return [float(slope) for slope in slopes.gradient]
+        return None
 
     def _no_ascent(
         self, check: str, point: Callable[[], dict[Tensor, Array]], claim: str, least: float = 0.0
@@ -322,12 +346,12 @@ def _ball(claim: Any) -> arb:
 
 
 def investigate(family: str, build: Callable[[int], Subject], number: int, cases: int) -> Findings:
-    """Judge so many claims on subjects of a family, two kinds of claim each; the number decides which."""
+    """Judge so many claims on subjects of a family, two or three kinds of claim each; the number decides which."""
     findings = Findings()
     for seed in itertools.count(number * 100_000):
         if findings.count[family] >= cases:
             break
         subject = build(seed)
         kinds = ("along", "steps") if seed % 2 == 0 and subject.wrt == "params" else ("certificate", "objective")
-        Trial(family, seed, subject, findings).run(kinds)
+        Trial(family, seed, subject, findings).run((*kinds, "value") if seed % 5 == 0 else kinds)
     return findings

@@ -10,6 +10,7 @@ import mpmath as mp
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import surefoot as sf
 from surefoot.calculus.adjoint.gradient import proved_gradient
@@ -184,3 +185,39 @@ def test_the_second_derivative_through_a_saturated_unit(at: float) -> None:
     bend = (2 * slope) ** 2 - residual * 4 * mp.tanh(mp.mpf(at)) * slope
     assert_sharp(certificate, abs(residual * 2 * slope), 1e-8)
     assert abs(bend) <= mp.mpf(float(certificate.smoothness)) <= abs(bend) * (1 + mp.mpf("1e-8"))
+
+
+class Pooled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool1d(x[None], 2)[0]
+
+
+AT_KINKS: dict[str, tuple[nn.Module, Tensor]] = {
+    "relu": (nn.ReLU(), torch.zeros(1, 2, dtype=D)),
+    "elu": (nn.ELU(-0.5), torch.tensor([[0.0, -1.5]], dtype=D)),
+    "clamp": (nn.Hardtanh(), torch.tensor([[1.0, -1.0]], dtype=D)),
+    "prelu": (nn.PReLU().double().requires_grad_(False), torch.zeros(1, 2, dtype=D)),
+    "tie": (Pooled(), torch.tensor([[0.5, 0.5, 0.25, -1.0]], dtype=D)),
+}
+
+
+@pytest.mark.parametrize("name", AT_KINKS)
+def test_at_a_kink_every_one_sided_slope_counts(name: str) -> None:
+    model, x = AT_KINKS[name]
+    y = torch.ones_like(model(x))
+    objective = sf.Square(y)
+    claimed = sf.certify(model, x, objective=objective, wrt="input", domain=sf.Ball(0.0)).lipschitz
+    torch.manual_seed(0)
+    for _ in range(50):
+        move = torch.randn_like(x)
+        move = move / move.norm() * 2.0**-30
+        with torch.no_grad():
+            slope = abs(objective(model(x + move)) - objective(model(x))) * 2.0**30
+        assert float(slope) <= float(claimed) + 1e-6
+
+
+def test_at_a_kink_of_a_loss_every_one_sided_slope_counts() -> None:
+    x = torch.zeros(1, 2, dtype=D)
+    objective = sf.objectives.Absolute(torch.zeros(1, 2, dtype=D))
+    claimed = sf.certify(nn.Identity(), x, objective=objective, wrt="input", domain=sf.Ball(0.0)).lipschitz
+    assert float(objective(x + 2.0**-20)) * 2.0**20 / 2**0.5 <= float(claimed)

@@ -12,7 +12,7 @@ from certificates import LABELS, certificate, constructed, perceptron, row
 from torch import nn
 
 import surefoot as sf
-from surefoot.certificate.advice import limits, remedies, verdict
+from surefoot.certificate.advice import headline, limits, remedies, verdict
 from surefoot.magnitude import Magnitude
 
 DOMAINS = {"origin": sf.ProductBall, "near": lambda r: sf.Ball(0.1 * r), "far": lambda r: sf.Ball(r)}
@@ -108,6 +108,20 @@ def test_the_largest_remedy_is_named_first_and_small_ones_not_at_all():
     assert remedies(constructed(row("a", share=1.0, bits_by_radius=0.2))) == []
     mixed = constructed(row("a", share=0.5, bits_by_radius=50.0), row("b", share=0.5))
     assert claims(mixed) == {"half the radius": 1.9}
+
+
+def test_headlines():
+    assert headline(certificate("kinked")).startswith(
+        "Nothing is proved about steps: L is infinite because of relu"
+    )
+    assert headline(certificate("segment")).startswith("A step of ")
+    found = certificate("objective")
+    assert headline(found).startswith("Steps up to ")
+    assert float(headline(found).split()[3]) <= found.step_size
+    told = headline(replace(found, radius=1.0, curvature=0.5 / found.step_size))
+    assert "are proved to descend; the curvature at these weights would allow " in told
+    assert "too short to be of use" in headline(constructed(smoothness=1e12, scalar=True))
+    assert headline(certificate("network")).endswith("times the change of the parameters, on the domain.")
 
 
 def test_verdicts():

@@ -113,7 +113,7 @@ def test_magnitudes_beyond_doubles_are_kept():
 
 def test_what_a_document_says():
     document = certificate("objective").to_dict()
-    assert document["schema"] == SCHEMA == "surefoot/certificate/1"
+    assert document["schema"] == SCHEMA == "surefoot/certificate/2"
     assert document["version"] == sf.__version__
     assert document["certified"] is True
     assert document["verdict"].startswith("useful: ")
@@ -168,9 +168,9 @@ def test_a_document_that_another_program_wrote_again_is_the_same():
         ("{", "not a JSON document"),
         ("[]", "an object with a schema, got list"),
         ("{}", "has the schema None"),
-        ('{"schema": "surefoot/certificate/2"}', "reads 'surefoot/certificate/1'"),
-        ('{"schema": "surefoot/certificate/1"}', "changed since"),
-        ('{"schema": "surefoot/certificate/1", "bound": NaN}', "holds NaN"),
+        ('{"schema": "surefoot/certificate/1"}', "reads 'surefoot/certificate/2'"),
+        ('{"schema": "surefoot/certificate/2"}', "changed since"),
+        ('{"schema": "surefoot/certificate/2", "bound": NaN}', "holds NaN"),
     ],
 )
 def test_what_is_no_certificate_is_refused(text, match):

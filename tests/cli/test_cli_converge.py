@@ -25,3 +25,13 @@ def test_without_steps_it_says_what_is_missing(surefoot):
 def test_wrong_options_are_refused(surefoot):
     assert "--method is one of" in surefoot("converge", "--method", "adam").stderr
     assert "--batch is at least 1" in surefoot("converge", "--batch", 0).stderr
+
+
+def test_a_page_with_the_proof_is_written(surefoot, tmp_path):
+    page = tmp_path / "proof.html"
+    found = surefoot("converge", "mlp@activation=tanh", "--batch", 4, "--method", "momentum", "--report", page)
+    assert found.exit_code == 0
+    assert "momentum" in found.stdout
+    text = page.read_text(encoding="utf-8")
+    assert ">Proved<" in text
+    assert "4 samples of digits" in text

@@ -74,8 +74,11 @@ def test_an_interrupted_run_keeps_what_it_has(surefoot, data, monkeypatch):
         return step(self, x, y)
 
     monkeypatch.setattr(CertifiedDescent, "step", interrupted)
-    found = surefoot("train", MODEL, "--data", data, "--steps", 9, "--checkpoint", "run.pt")
+    files = ("--checkpoint", "run.pt", "--save", "net.pt", "--log", "run.jsonl")
+    found = surefoot("train", MODEL, "--data", data, "--steps", 9, *files)
     assert found.exit_code == 130
+    assert set(torch.load("net.pt", weights_only=True)) == set(sf.zoo.mlp((4, 6, 3)).state_dict())
+    assert [json.loads(line)["step"] for line in Path("run.jsonl").read_text().splitlines()] == [0, 1, 2]
     assert found.stdout == ""
     assert "after 3 steps" in found.stderr
     monkeypatch.setattr(CertifiedDescent, "step", step)

@@ -47,7 +47,7 @@ class Remembering(nn.Module):
 def test_a_linear_layer_is_found_exactly(radius):
     x = batch(5, 3)
     norm = float(torch.linalg.matrix_norm(x.double(), ord=2))
-    found = sf.estimate(nn.Linear(3, 2, bias=False), x, domain=sf.ProductBall(radius))
+    found = sf.estimate(nn.Linear(3, 2, bias=False), x, domain=sf.ProductBall(radius), budget=math.inf)
     assert float(found.bound) == pytest.approx(radius * norm, rel=1e-6)
     assert float(found.lipschitz) == pytest.approx(norm, rel=1e-6)
     assert float(found.smoothness) == pytest.approx(0.0, abs=1e-9)
@@ -69,8 +69,9 @@ def test_at_a_point_it_is_the_norm_of_the_derivatives(activation, wrt):
 def test_the_hessian_norm_of_an_objective():
     x = batch(6, 3)
     found = sf.estimate(
-        nn.Linear(3, 1, bias=False), x, domain=sf.Ball(0.5), objective=lambda outputs: outputs.square().sum() / 2
-    )
+        nn.Linear(3, 1, bias=False), x, domain=sf.Ball(0.5), objective=lambda outputs: outputs.square().sum() / 2,
+        budget=math.inf,
+    )  # fmt: skip
     assert float(found.smoothness) == pytest.approx(float(torch.linalg.matrix_norm(x, ord=2)) ** 2, rel=1e-5)
 
 
@@ -196,3 +197,33 @@ def test_lower_and_upper_bounds_do_not_mix():
 def test_what_is_never_attained_is_refused(value):
     with pytest.raises(ValueError, match="finite"):
         LowerBound(value)
+
+
+def test_a_budget_is_kept_and_what_was_found_is_returned():
+    model, x, domain = perceptron(nn.Tanh()), batch(4, 3), sf.Ball(1.0)
+    whole = sf.estimate(model, x, domain=domain, budget=math.inf)
+    previous = 0.0
+    for budget in (1, 20, 200, 2000):
+        spent: list[float] = []
+        seen: list[Estimate] = []
+
+        def note(best: Estimate, cost: float, spent: list[float] = spent, seen: list[Estimate] = seen) -> None:
+            spent.append(cost)
+            seen.append(best)
+
+        found = sf.estimate(model, x, domain=domain, budget=budget, progress=note)
+        assert seen[-1] == found
+        assert spent == sorted(spent)
+        assert max(spent) <= budget + 3 * 40  # what was being computed when it ended
+        assert 0 < float(found.lipschitz) <= float(whole.lipschitz) * (1 + 1e-9)
+        assert float(found.lipschitz) >= previous
+        previous = float(found.lipschitz)
+    assert previous == pytest.approx(float(whole.lipschitz), rel=0.05)
+
+
+def test_the_usual_budget_is_two_hundred_gradients():
+    model, x = perceptron(nn.Tanh()), batch(4, 3)
+    usual, limited = (sf.estimate(model, x, domain=sf.Ball(1.0), **options) for options in ({}, {"budget": 200}))
+    assert usual == limited
+    with pytest.raises(DomainError, match="positive budget"):
+        sf.estimate(model, x, budget=0)

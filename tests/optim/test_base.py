@@ -211,8 +211,9 @@ def test_what_it_is_made_of_is_checked() -> None:
     model = network()
     with pytest.raises(ValueError, match=r"CrossEntropy\(\) without targets"):
         Plain(model, sf.CrossEntropy(torch.zeros(3, dtype=torch.int64)))
-    with pytest.raises(TypeError, match="CrossEntropyLoss"):
-        Plain(model, nn.CrossEntropyLoss())
+    with pytest.raises(TypeError, match="Linear"):
+        Plain(model, nn.Linear(2, 1))
+    assert isinstance(Plain(model, nn.CrossEntropyLoss()).objective, sf.CrossEntropy)
     with pytest.raises(ValueError, match="requires_grad_"):
         Plain(network().requires_grad_(False), sf.CrossEntropy())
     with pytest.raises(ValueError, match="finite"):

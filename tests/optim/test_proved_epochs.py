@@ -287,10 +287,6 @@ class TestRefusals:
 
 
 class TestPace:
-    @staticmethod
-    def _record(number: int, rate: float, after: float, *, kept: bool = True) -> BurstRecord:
-        return BurstRecord(number, 1.0, 0.0, after, 0.0, rate, kept, 10, 1.0, 1.0)
-
     @pytest.mark.parametrize("best", [1e-4, 1e-2, 3.0])
     def test_the_search_ends_near_the_best_rate(self, best: float) -> None:
         for first in (1e-5, 1e-2, 1.0):
@@ -301,17 +297,50 @@ class TestPace:
             assert best / 4 < pace.rate < 2 * best
             assert tried <= 16
 
-    def test_rates_grow_turn_and_are_halved(self) -> None:
-        pace, history = Pace(1.0), [self._record(k, 1.0, 0.5) for k in range(3)]
-        pace.adapt(self._record(3, 1.0, 0.5), history, extended=False)
-        assert pace.rate == pytest.approx(2**0.5)
-        history.append(self._record(3, 1.0, 0.5))
-        pace.adapt(self._record(4, pace.rate, 0.7), history, extended=False)
-        assert pace.rate == pytest.approx(1.0)
-        pace.adapt(self._record(5, 1.0, 1.1, kept=False), history, extended=False)
+    def test_rates_grow_without_noise_and_fall_with_it(self) -> None:
+        rates = []
+        for noise in (0.0, 0.9, 1.2, 1.5, 2.0, 50.0, math.inf):
+            pace = Pace(1.0)
+            pace.adapt(noise)
+            rates.append(pace.rate)
+        assert rates == pytest.approx([1.5, 1.5, 1.25, 1.0, 0.75, 0.5, 0.5])
+        pace.fail(4.0)
         assert pace.rate == pytest.approx(0.5)
-        pace.adapt(self._record(6, 0.5, 0.5), history, extended=False)
-        assert pace.rate == pytest.approx(0.5)  # a rate that failed is avoided
+        pace.fail(0.5)
+        assert pace.rate == pytest.approx(0.25)
+
+
+class _Moody(torch.optim.SGD):
+    """Descends, but for one step that throws the weights far away."""
+
+    def __init__(self, *args: Any, wild: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.taken, self.wild = 0, wild
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self.taken += 1
+        if self.taken == self.wild:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data.mul_(-30)
+        return loss
+
+
+def test_an_epoch_that_ends_too_high_is_undone_and_the_others_are_kept() -> None:
+    runs: list[ProvedEpochs] = []
+    for wild in (False, True):
+        model = _model()
+        last = runs[0].optimizer.taken if wild else 0  # of all steps
+        optimizer = _Moody(model.parameters(), lr=0.3, wild=last)
+        training = ProvedEpochs(optimizer, sf.CrossEntropy(), _loader(), model=model, burst=4)
+        training.step()
+        runs.append(training)
+    tame, moody = (run.history[-1] for run in runs)
+    assert tame.kept
+    assert moody.kept
+    assert tame.after < moody.after < tame.before
+    assert runs[1].rate < runs[0].rate
 
 
 def test_groups_keep_the_ratio_of_their_rates() -> None:

@@ -21,7 +21,7 @@ from surefoot.oracles.factor import factor_of
 from surefoot.oracles.gram import assemble
 from surefoot.oracles.problem import Problem
 
-METHODS = ("dual", "dual_gram", "dynamic")
+METHODS = ("dual", "dual_gram", "primal", "primal_gram", "dynamic")
 DUAL = ("dual", "dual_gram")
 
 
@@ -44,7 +44,7 @@ def test_directions_are_those_of_the_dense_model(name: str) -> None:
             where = f"{name}, {loss}, {kind}, {method}: {step.status}"
             assert judge.error(step, "gauss_newton") < 1e-8, where
             assert judge.residual(step, "gauss_newton") < 1e-9, where
-            assert step.solved, where
+            assert step.solved or (method == "dual" and step.residual is None), where  # no call left to measure it
             assert step.model_decrease == pytest.approx(judge.decrease(step, "gauss_newton"), rel=1e-7), where
             if method == "dual":
                 assert step.calls <= 2 * x.shape[0] * 3 + 1, where
@@ -67,7 +67,7 @@ def test_a_small_problem_ends_within_the_calls_however_small_kappa_is() -> None:
     for kappa in (1e-8, 1.0, 1e8):
         for ridge in (None, Ridge(0.5)):
             objective = sf.Square(torch.ones(1, 1, dtype=F64))
-            step = gauss_newton(sf.Chain(model, x), objective, kappa=kappa, regularizer=ridge)
+            step = gauss_newton(sf.Chain(model, x), objective, kappa=kappa, method="dual", regularizer=ridge)
             judge = DenseModel(model, x, objective, ridge)
             assert step.calls <= 3
             assert judge.error(step, "gauss_newton") < 1e-7
@@ -133,7 +133,7 @@ def test_layers_are_found_where_samples_are_apart_and_only_there() -> None:
         counts[name] = problem.autodiff.calls, len(gram.outers.layers) if gram.outers else 0
     assert counts["perceptron"] == (2, 2)  # two columns, all at once for the whole batch
     assert counts["convolution"] == (2, 1)
-    assert counts["shared"] == (2 + 10, 1)
+    assert counts["shared"] == (2, 1)  # the rows of a layer that is used twice are sums
     probes = 2 * 3
     assert counts["mixed"] == (probes + 2 + 10, 1)
     assert counts["rows"] == (4 + 2 + 8, 1)
@@ -143,7 +143,7 @@ def test_what_is_too_large_or_cannot_be_batched_takes_another_way(monkeypatch: p
     model, x = build("convolution")
     chain, objective = sf.Chain(model, x), objectives(4)["labels"]
     judge = DenseModel(model, x, objective)
-    for limit, words in (("_FEW", "Gram"), ("_MOST_ROWS", "on the dual"), ("_MOST_DUAL", "on the dual")):
+    for limit, words in (("_FEW", "Gram"), ("MOST_ROWS", "on the dual"), ("MOST_DUAL", "on the dual")):
         with monkeypatch.context() as patch:
             patch.setattr(f"surefoot.oracles.gram.{limit}", 0)
             step = gauss_newton(chain, objective, kappa=0.1, method="dual_gram")
@@ -192,7 +192,8 @@ def test_a_dual_that_cannot_be_solved_says_so_and_keeps_what_was_measured(monkey
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double(), torch.randn(8, 6, dtype=F64)
     objective = sf.Square(torch.randn(8, 3, dtype=F64))
-    step = gauss_newton(sf.Chain(model, x), objective, 1e-9, tolerance=1e-14, regularizer=Ridge({"0": 1e-7}))
+    ridge = Ridge({"0": 1e-7})
+    step = gauss_newton(sf.Chain(model, x), objective, 1e-9, "dual", tolerance=1e-14, regularizer=ridge)
     judge = DenseModel(model, x, objective, Ridge({"0": 1e-7}))
     assert not step.solved
     assert step.calls <= 2 * 24 + 1

@@ -8,12 +8,25 @@ import pytest
 import torch
 from paper_judges import ascend, batch_normalise, curvature_norm, jacobian_norm, normal, value_norm
 
+from surefoot import paper
+
 
 def test_erratum_3_bound_of_batch_normalisation_is_the_root():
     function = batch_normalise(1e-3)
     point = 1e3 * torch.tensor([[1.0, 2.0], [-1.0, -2.0]], dtype=torch.float64)
     assert value_norm(function, point) == pytest.approx(math.sqrt(4))
     assert value_norm(function, point) <= math.sqrt(4)
+
+
+def test_erratum_3_positions_that_are_not_counted_are_flagged():
+    """Images of 4×4 positions, 2 channels, 3 samples: √96 is reached, and δm = 6 counts no positions."""
+    x = torch.randn(3, 2, 4, 4, dtype=torch.float64)
+    size = float(torch.nn.functional.batch_norm(x, None, None, training=True, eps=1e-12).norm())
+    printed = paper.batch_norm(2, 3, 1e-12, positions=16)
+    assert float(printed.bound) < size
+    assert any("ERRATA 3" in flag for flag in printed.unsound)
+    assert not paper.batch_norm(2, 3 * 16, 1e-12).unsound
+    assert size <= float(paper.batch_norm(2, 3 * 16, 1e-12).bound)
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 30.0])

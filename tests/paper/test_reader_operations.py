@@ -251,7 +251,8 @@ class TestText:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Softplus()).double()
         text = str(certify_as_printed(model, batch(1, 1, 6, 6), domain=UNIT))
-        assert text.startswith("Constants as the paper prints them with respect to parameters: each block")
+        assert text.startswith("Nothing is proved about steps: ")
+        assert "\nConstants as the paper prints them with respect to parameters: each block" in text
         assert f"not a bound: {CONVOLUTION_BIAS}" in text
         assert "no step size is guaranteed" in text
         assert "guaranteed step size" not in text

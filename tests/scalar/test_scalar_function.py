@@ -9,7 +9,7 @@ import pytest
 import torch
 from scalar_zoo import CASES, HALF_LINE, Case
 
-from judges.soft_plus import softplus_gap
+from surefoot.operations.evaluation import softplus_gap
 from surefoot.scalar import ScalarFunction, supremum, value_range
 
 x = ScalarFunction.variable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from flint import arb, arb_series, ctx
@@ -44,6 +45,70 @@ def points(name: str, seed: int = 0) -> torch.Tensor:
     if name in POSITIVE:
         return numbers[numbers > 0]
     return numbers[numbers > -1] if name == "log1p" else numbers
+
+
+def hard(name: str) -> torch.Tensor:
+    """Next to multiples of π/2 up to the largest double, next to one and minus one, at the ends of the range."""
+    with ctx.workprec(1200):
+        counts = [*range(1, 40), *(3**k for k in range(4, 36)), *(2**k + 1 for k in range(10, 1022, 53))]
+        turns = [float(arb.pi() / 2 * k) for k in counts]
+    turns += [6381956970095103.0 * 2.0**797, 5319372648326541.0 * 2.0**30]  # the worst of all doubles, and another
+    ones = [1.0 + sign * 2.0**-k for k in range(1, 54, 4) for sign in (1, -1)]
+    ends = [math.log(2.0) * k for k in (-1074, -1022, -1021, 1023)] + [26.5, 27.2, 5.9, 1e308, 1.7e308, 2.0**-1074]
+    found = torch.tensor([math.nextafter(n, to) for n in turns + ones + ends for to in (-math.inf, n, math.inf)])
+    found = torch.cat([found, -found]).double()
+    if name in POSITIVE:
+        return found[found > 0]
+    return found[found > -1] if name == "log1p" else found
+
+
+def laid_out(numbers: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The same numbers for the vectorised kernel, for the one that walks in steps, and one by one."""
+    apart = torch.zeros(len(numbers), 3, dtype=torch.float64)
+    apart[:, 1] = numbers
+    return {"together": numbers, "apart": apart[:, 1], "turned": torch.stack([numbers, numbers]).T}
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_elementary_functions_on_hard_arguments_in_every_layout(name: str) -> None:
+    """What is assumed of torch, continued."""
+    numbers = hard(name)
+    with ctx.workprec(2400):
+        exact = [UNARY[name].ball(arb_series([arb(at)], prec=2))[0] for at in numbers.tolist()]
+        for layout, laid in laid_out(numbers).items():
+            found = UNARY[name].tensor(Rounded.exact(laid)).expand(laid.shape)
+            value, error = (part.reshape(len(numbers), -1)[:, -1].tolist() for part in (found.value, found.error))
+            judge(name, numbers, value, error, exact, layout)
+        for at, fact in zip(numbers[::7], exact[::7], strict=True):
+            one = UNARY[name].tensor(Rounded.exact(at)).expand(())
+            judge(name, at.reshape(1), [one.value.item()], [one.error.item()], [fact], "alone")
+
+
+def judge(name: str, numbers: torch.Tensor, values: list, errors: list, exact: list, layout: str) -> None:
+    for at, value, error, fact in zip(numbers.tolist(), values, errors, exact, strict=True):
+        if math.isfinite(value) and math.isfinite(error) and fact.is_finite():
+            assert abs(fact - arb(value)).upper() <= arb(error), (name, layout, at, value, error)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.5, -0.7, 1e-10, 3.3, -0.5, 17.25])
+def test_powers_are_within_eight_units(exponent: float) -> None:
+    numbers = torch.cat([points("log")[::3], hard("log")])
+    found = torch.pow(Rounded.exact(numbers), exponent).expand(numbers.shape)
+    with ctx.workprec(400):
+        exact = [arb(at) ** arb(exponent) for at in numbers.tolist()]
+        judge("pow", numbers, found.value.tolist(), found.error.tolist(), exact, "together")
+
+
+@pytest.mark.parametrize("name", ["log2", "exp2"])
+def test_logarithms_and_powers_of_numpy_are_within_four_units(name: str) -> None:
+    """What magnitudes rest on."""
+    numbers = hard("log").numpy()
+    numbers = numbers if name == "log2" else np.concatenate([np.log2(numbers), np.linspace(-1021, 1023, 777)])
+    with ctx.workprec(400):
+        for at, value in zip(numbers.tolist(), getattr(np, name)(numbers).tolist(), strict=True):
+            if 2.0**-1021 < abs(value) < math.inf:
+                exact = arb(at).log() / arb(2).log() if name == "log2" else arb(2) ** arb(at)
+                assert abs(exact - arb(value)).upper() <= 4 * arb(math.ulp(value)), (at, value)
 
 
 @pytest.mark.parametrize("name", UNARY)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from judges.soft_plus import softplus_gap
+from surefoot.operations.evaluation import softplus_gap
 from surefoot.scalar import ScalarFunction, range_on, sup_on, supremum, value_range
 
 x = ScalarFunction.variable()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.errors import CaptureError, ObjectiveError, UnsupportedOperation
-from surefoot.valuation.interval import Evaluation, EvaluationError, Valuer
+from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
 
 def digits() -> tuple[Tensor, Tensor]:

@@ -208,7 +208,7 @@ def test_the_logistic_loss_and_its_pull_back(size: float) -> None:
         assert loss is not None
         careful = torch.nn.functional.cross_entropy(outputs, labels, reduction="sum") * options.get("scale", 1.0)
         careful = careful / (1 if options.get("reduction") else 7)
-        assert abs(float(loss[0] - careful)) <= loss[1] + 1e-13 * size
+        assert abs(float(loss[0] - careful)) <= loss[1].error + 1e-13 * size
 
         def again(t: Tensor, node=node, second=second) -> Tensor:
             found = entropy(node, {node.inputs[0]: t, second: labels})
@@ -216,6 +216,29 @@ def test_the_logistic_loss_and_its_pull_back(size: float) -> None:
             return found[0]
 
         assert _pulled_back_wrongly(again, [outputs]) <= PULL
+
+
+@pytest.mark.parametrize("size", [0.1, 3.0, 40.0, 300.0])
+def test_a_logistic_loss_is_at_most_as_curved_as_it_says(size: float) -> None:
+    """Against the dense Hessian, at the point and at moves in the worst of many directions."""
+    torch.manual_seed(0)
+    labels = torch.tensor([0, 1, 2, 3, 0])
+
+    def loss(outputs: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, labels)
+
+    for moved in (0.0, 0.1, 1.0, size, 1e4):  # a move by the size makes a row unsure
+        outputs = torch.randn(5, 4, dtype=torch.float64) + size * nn.functional.one_hot(labels, 4)
+        graph, _ = captured(nn.Linear(4, 4, bias=False).double(), outputs, sf.CrossEntropy(labels))
+        node = tape_of(graph).varying[-1]
+        found = entropy(node, dict(zip(node.inputs, (outputs, labels), strict=True)))
+        assert found is not None
+        top = (outputs.amax(dim=1, keepdim=True) == outputs).double()
+        towards = [torch.randn(5, 4, dtype=torch.float64) for _ in range(8)]
+        for step in (*towards, -top, *(row[:, None] * (1 - 2 * top) for row in torch.eye(5, dtype=torch.float64))):
+            point = outputs + moved * step / step.norm()
+            hessian = torch.autograd.functional.hessian(loss, point).reshape(20, 20)
+            assert float(torch.linalg.matrix_norm(hessian, 2)) <= found[1].curvature(moved) * (1 + 1e-9)
 
 
 def test_an_operation_whose_kernel_is_wrong_is_refused() -> None:

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import surefoot as sf
 from surefoot.errors import CaptureError, ObjectiveError
 from surefoot.objectives import BinaryCrossEntropy, Huber, NegativeLogLikelihood, Poisson
-from surefoot.valuation.interval import EvaluationError, StreamedValuer
+from surefoot.valuation.streamed import StreamedValuer
+from surefoot.valuation.valuer import EvaluationError
 
 
 def _model() -> nn.Module:

@@ -6,7 +6,9 @@
 * ``folding``: what no variable enters, computed once, with its error.
 * ``forward``: bound, spread and Lipschitz constants of every tensor, by one forward pass over the rules.
 * ``assemble``: the smoothness, as a matrix over pairs of variables.
+* ``increments``: how much larger a difference of inputs may come out.
 * ``adjoint``: for one number, a sharper one by a pass backwards.
+* ``effort``: what a certificate may cost.
 * ``composite``: an objective as a loss of a network's outputs.
 * ``breakdown``, ``whatif``: where the constants come from, and what would change them.
 * ``segment``: a function along a direction.

@@ -227,14 +227,16 @@ class Analysis:
         return all(box.contains(leaf.path, self.values[leaf.name]) for leaf in varying)
 
     def over(self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None) -> Pass:
-        """The forward pass over a domain; for a scalar function centre values are kept for a pass backwards.
+        """The forward pass over a domain.
+
+        Centre values are kept for a scalar function, for a pass backwards, and where the input varies.
 
         Raises:
             DomainError: if the domain does not fit.
             UnsupportedOperation: if an operation has no rule.
         """
         leaves, region = self.enclosed(domain, wrt, input_norm)
-        return forward(self.reading.prepared, leaves, region, keep=self.reading.is_scalar)
+        return forward(self.reading.prepared, leaves, region, keep=self.reading.is_scalar or wrt == "input")
 
 
 def _equal(present: Tensor, kept: Tensor) -> bool:

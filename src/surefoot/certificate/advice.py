@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from surefoot.certificate.numbers import short, times
+from surefoot.certificate.numbers import down, readable, short, times
 from surefoot.certificate.rows import MODEL, Row
 
 if TYPE_CHECKING:
@@ -42,6 +42,30 @@ def worth(certificate: Certificate) -> str:
     known = certificate.curvature
     most = _HOPELESS * scale if known is None else _WASTEFUL * max(scale, known)
     return OF_NO_USE if certificate.smoothness >= most else USEFUL
+
+
+def headline(certificate: Certificate) -> str:
+    """What to do with it, in one sentence."""
+    word = worth(certificate)
+    if word == NOT_CERTIFIED or (word == OF_NO_USE and certificate.step_size == 0):
+        return f"Nothing is proved about steps: {_because(certificate)}."
+    if not certificate.scalar:
+        what = "parameters" if certificate.wrt == "params" else "input"
+        return (
+            f"The output changes by at most {certificate.lipschitz} times the change of the {what}, on the domain."
+        )
+    step = readable(down(certificate.step_size, 3))
+    if certificate.segment_step is not None:
+        return f"A step of {step} along the direction is proved to descend, the most of all steps on the segment."
+    if word == OF_NO_USE:
+        return f"Steps up to {step} are proved to descend, too short to be of use."
+    if certificate.radius is None:
+        return f"Steps up to {step} against the gradient descend while they stay in the domain."
+    said = f"Steps up to {step} against the gradient are proved to descend"
+    if certificate.curvature:
+        allowed = readable(down(1 / certificate.curvature, 3))
+        return f"{said}; the curvature at these weights would allow {allowed}."
+    return f"{said}."
 
 
 def verdict(certificate: Certificate) -> str:

@@ -1,8 +1,9 @@
 """A certificate as a document: plain values that JSON can hold, and back.
 
-The schema ``surefoot/certificate/1``. Every magnitude is there twice: as text, rounded upwards, for people, and
-exactly, as its binary logarithm, under the same name in an object ``log2`` beside it. A number that JSON has no
-sign for is written as the text ``"∞"`` or ``"-∞"`` (the logarithm of zero). What is computed when it is asked for
+The schema ``surefoot/certificate/2``. Every magnitude is there as a number, rounded upwards, or ``null`` where it
+is beyond the range of doubles; as a decimal text, under the same name in an object ``text`` beside it; and
+exactly, as its binary logarithm, in an object ``log2``. Any other number that JSON has no sign for is written as
+the text ``"∞"`` or ``"-∞"`` (the logarithm of zero). What is computed when it is asked for
 (the table, step sizes by block, the constant of Gauss-Newton steps) is written down, and a certificate that is
 read back says the same without its model.
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from surefoot import __version__
 from surefoot.attained import Estimate, LowerBound
-from surefoot.certificate.advice import limits, verdict
+from surefoot.certificate.advice import headline, limits, verdict
 from surefoot.certificate.rows import Row
 from surefoot.errors import SurefootError
 from surefoot.guarantees import GuaranteeError
@@ -32,7 +33,7 @@ from surefoot.magnitude import Magnitude
 if TYPE_CHECKING:
     from surefoot.certificate.record import Certificate
 
-SCHEMA = "surefoot/certificate/1"
+SCHEMA = "surefoot/certificate/2"
 _CONSTANTS = ("bound", "lipschitz", "smoothness")
 _AS_THEY_ARE = ("version", "domain", "wrt", "constants", "scalar", "nonnegative", "weights_inside", "regularizer")
 
@@ -48,8 +49,10 @@ def write(certificate: Certificate) -> dict[str, Any]:
     document: dict[str, Any] = {
         "schema": SCHEMA,
         **{name: getattr(certificate, name) for name in _AS_THEY_ARE},
-        **{name: str(getattr(certificate, name)) for name in _CONSTANTS},
+        **{name: _size(getattr(certificate, name)) for name in _CONSTANTS},
+        "text": {name: str(getattr(certificate, name)) for name in _CONSTANTS},
         "certified": not certificate.flags and certificate.smoothness.is_finite,
+        "headline": headline(certificate),
         "verdict": verdict(certificate),
         "limits": limits(certificate),
         "inverse_smoothness": certificate.inverse_smoothness,
@@ -58,9 +61,11 @@ def write(certificate: Certificate) -> dict[str, Any]:
         "safe_step": certificate.segment_step,
         "radius": certificate.radius,
         "curvature": certificate.curvature,
+        "effort": certificate.effort,
+        "gradients": certificate.gradients,
         "damping": _if_guaranteed(lambda: certificate.damping),
         "composite": composite and {"log2": composite[0].log2, "is_quadratic": composite[1]},
-        "blocks": {path: str(value) for path, value in certificate.block_lipschitz.items()},
+        "blocks": {path: _size(value) for path, value in certificate.block_lipschitz.items()},
         "block_gradients": certificate.block_gradients,
         "log2": {
             **{name: getattr(certificate, name).log2 for name in _CONSTANTS},
@@ -69,6 +74,7 @@ def write(certificate: Certificate) -> dict[str, Any]:
         },
         "reasons": list(certificate.reasons),
         "flags": list(certificate.flags),
+        "remarks": list(certificate.remarks),
         "estimate": estimate
         and {
             **{name: float(getattr(estimate, name)) for name in _CONSTANTS},
@@ -142,10 +148,13 @@ def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
         "block_smoothness": Magnitude(matrix.reshape(len(names), len(names))),
         "reasons": tuple(content["reasons"]),
         "flags": tuple(content["flags"]),
+        "remarks": tuple(content.get("remarks", ())),
         "block_gradients": _number(content["block_gradients"]),
         "segment_step": _number(content["safe_step"]),
         "radius": _number(content["radius"]),
         "curvature": _number(content["curvature"]),
+        "effort": content.get("effort", "normal"),
+        "gradients": content.get("gradients"),
         "estimate": estimate and _read_estimate(estimate),
         "make_rows": lambda: rows,
         "make_damping": None if damping is None else lambda: damping,
@@ -155,9 +164,11 @@ def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _written_row(row: Row) -> dict[str, Any]:
     sizes = {name: getattr(row, name) for name in (*_CONSTANTS, "slope", "curvature")}
-    texts = {name: None if size is None else str(size) for name, size in sizes.items()}
+    numbers = {name: None if size is None else _size(size) for name, size in sizes.items()}
+    text = {name: None if size is None else str(size) for name, size in sizes.items()}
     log2 = {name: None if size is None else size.log2 for name, size in sizes.items()}
-    return {field.name: getattr(row, field.name) for field in fields(row)} | texts | {"log2": log2}
+    own = {field.name: getattr(row, field.name) for field in fields(row)}
+    return {**own, **numbers, "text": text, "log2": log2}
 
 
 def _read_row(content: Mapping[str, Any]) -> Row:
@@ -219,6 +230,11 @@ def _number(value: Any) -> Any:
     if isinstance(value, str):
         return {"∞": math.inf, "-∞": -math.inf}[value]
     return None if value is None else float(value)
+
+
+def _size(magnitude: Magnitude) -> float | None:
+    number = float(magnitude)
+    return number if math.isfinite(number) else None
 
 
 def _magnitude(log2: float | str) -> Magnitude:

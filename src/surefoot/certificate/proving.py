@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from surefoot.calculus.adjoint.bounds import scalar_bounds
+from surefoot.calculus.adjoint.bounds import Centre, dense_centre, scalar_bounds
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.assemble import Term, assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.breakdown import (
@@ -31,7 +31,9 @@ from surefoot.calculus.breakdown import (
     smoothness_by_tensor,
 )
 from surefoot.calculus.composite import damping_of, is_nonnegative
+from surefoot.calculus.effort import NORMAL, effort_named
 from surefoot.calculus.forward import Pass
+from surefoot.calculus.increments import input_gain
 from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
 from surefoot.calculus.segment.majorant import majorant
@@ -39,16 +41,17 @@ from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, t
 from surefoot.certificate.record import Certificate, Row
 from surefoot.certificate.regularised import Penalty, regularised
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
+from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.operations.call import label
+from surefoot.operations.evaluation import remarks
 from surefoot.taylor import TaylorModel, reach
 
-_EVALUATIONS = 6  # certificates after the one at the weights
 _CLOSE = 1.1  # the ratio of two radii that are as good as equal
 _SHORTER = 1 / 16  # where the curvature is infinite within reach, as beyond a kink
 
 
-def longest_proved(certify: Callable[[Ball], Certificate]) -> Certificate:
+def longest_proved(certify: Callable[[Ball], Certificate], balls: int = NORMAL.balls) -> Certificate:
     r"""The certificate, among those of some balls around the weights, whose step is the longest.
 
     With L(r) a bound of the smoothness on the ball of radius r and :math:`g = \|\nabla F\|` at its centre, the
@@ -68,7 +71,7 @@ def longest_proved(certify: Callable[[Ball], Certificate]) -> Certificate:
         return at_weights
     high = gradient * slowest
     best, radius, low = None, high, 0.0
-    for _ in range(_EVALUATIONS):
+    for _ in range(balls):
         certificate = certify(Ball(radius))
         if best is None or certificate.step_size > best.step_size:
             best = certificate
@@ -96,6 +99,7 @@ def certify_proved(
     wrt: Wrt = "params",
     input_norm: float | None = None,
     regularizer: Penalty | None = None,
+    effort: str = "normal",
 ) -> Certificate:
     """The certificate of a model, or of an objective of it; see :func:`surefoot.certify`."""
     if wrt not in ("params", "input"):
@@ -107,25 +111,33 @@ def certify_proved(
             raise DomainError("a regulariser is added on balls and boxes, not along a segment: use surefoot.Ball")
         with ordinary_device():
             return _on_segment(Along(model, x, objective), domain)
+    spent = effort_named(effort)
     analysis = Analysis.of(model, x, objective)
     _check_penalty(regularizer, analysis, wrt)
 
     def on(domain: Domain) -> Certificate:
-        certificate = certificate_of(analysis.over(domain, wrt, input_norm), domain, wrt)
+        result = analysis.over(domain, wrt, input_norm)
+        said = remarks(analysis.reading.graph.nodes, lambda: result.enclosures)
+        certificate = replace(certificate_of(result, domain, wrt, centre), remarks=said)
         if regularizer is None:
             return certificate
         leaves, _ = analysis.enclosed(domain, wrt, input_norm)
         return regularised(certificate, regularizer, analysis.variables(wrt), leaves)
 
     with ordinary_device():
+        around = domain is None or (isinstance(domain, Ball) and domain.center == "present")
+        known = analysis.reading.is_scalar and analysis.has_values and input_norm is None
+        dense = None
+        if spent.directions and around and known:
+            dense = dense_centre(analysis.over(Ball(0.0), wrt), spent)
+        centre = Centre(spent, dense)
         if isinstance(domain, Box):
             balls = analysis.balls_around(domain, wrt)
             inside = analysis.is_in_box(domain, wrt)
             return replace(on(balls), domain=str(domain), weights_inside=inside)
         if domain is not None:
             return replace(on(domain), weights_inside=analysis.is_inside(domain, wrt))
-        searched = wrt == "params" and input_norm is None and analysis.reading.is_scalar and analysis.has_values
-        return longest_proved(on) if searched else on(ProductBall(1.0))
+        return longest_proved(on, spent.balls) if wrt == "params" and known else on(ProductBall(1.0))
 
 
 def _check_penalty(penalty: Penalty | None, analysis: Analysis, wrt: Wrt) -> None:
@@ -145,11 +157,13 @@ def _check_penalty(penalty: Penalty | None, analysis: Analysis, wrt: Wrt) -> Non
         )
 
 
-def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
-    """What a forward pass says about the outputs, stacked."""
+def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None = None) -> Certificate:
+    """What a forward pass says about the outputs, stacked; with what is found at its centre."""
+    centre = Centre() if centre is None else centre
     ends = [result.enclosures[name] for name in result.outputs]
     lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
-    adjoint, result = scalar_bounds(result), result.without_values()
+    gain = Magnitude.of(input_gain(result)) if wrt == "input" else Magnitude.infinity()
+    adjoint, result = scalar_bounds(result, centre), result.without_values()
     summands = terms(result, weighted_curvature(result))
     matrix = assemble(summands, len(result.region.variables))
     smooth = smoothness(matrix)
@@ -158,6 +172,9 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         lipschitz, matrix = minimum(lipschitz, adjoint.gradient), minimum(matrix, adjoint.matrix)
         summands = adjoint.summands if smoothness(adjoint.matrix) <= smooth else summands
         smooth = smoothness(matrix)
+        if adjoint.norm is not None and adjoint.norm < smooth:
+            smooth, matrix = adjoint.norm, minimum(matrix, adjoint.norm)
+    lipschitz = minimum(lipschitz, gain)
     return Certificate(
         bound=stack([e.bound for e in ends]).norm(),
         lipschitz=lipschitz.norm(),
@@ -171,16 +188,20 @@ def certificate_of(result: Pass, domain: Domain, wrt: str) -> Certificate:
         nonnegative=is_nonnegative(result),
         block_gradients=None if adjoint is None else adjoint.by_block(blocks),
         radius=domain.extent(blocks) if domain.center == "present" else None,
-        make_rows=lambda: _rows(result, summands, smooth),
+        effort=centre.effort.name,
+        gradients=None if adjoint is None else centre.cost,
+        make_rows=lambda: _rows(result, summands, smooth, gain),
         make_damping=damping_of(result),
     )
 
 
-def _rows(result: Pass, summands: Sequence[Term], smooth: Magnitude) -> list[Row]:
+def _rows(result: Pass, summands: Sequence[Term], smooth: Magnitude, gain: Magnitude) -> list[Row]:
     """One row per operation that varies, with the constants of its result as a function of the variables."""
     by_tensor = smoothness_by_tensor(result)
+    slopes = {step.node.name: result.enclosures[step.node.name].lipschitz.norm() for step in result.steps}
     if len(result.outputs) == 1:
-        by_tensor[result.outputs[0]] = smooth
+        (output,) = result.outputs
+        by_tensor[output], slopes[output] = smooth, minimum(slopes.get(output, gain), gain)
     share = shares(summands)
     by_radius = bits_gained(result, half_the_radius(result))
     normalised = any(epsilon_of(step) is not None for step in result.steps)
@@ -192,7 +213,7 @@ def _rows(result: Pass, summands: Sequence[Term], smooth: Magnitude) -> list[Row
             operation=label(step.node),
             shape=step.node.specs[0].shape,
             bound=result.enclosures[step.node.name].bound,
-            lipschitz=result.enclosures[step.node.name].lipschitz.norm(),
+            lipschitz=slopes[step.node.name],
             smoothness=by_tensor[step.node.name],
             share=share.get(step.node.name, 0.0),
             slope=largest_slope(step, parameters),
@@ -214,6 +235,7 @@ def _on_segment(along: Along, domain: Segment) -> Certificate:
         upper = along.longest(direction, majorant(outputs[0]), domain.order, _REFINEMENTS)
         step = upper.step if upper.decrease(upper.step) > 0 else 0.0  # round-off may hide the descent
     bound, lipschitz, smoothness = _of_number(outputs[0]) if scalar else _of_vector(outputs)
+    around = Ball(float(norm(tuple(direction.values())) * domain.length))
     return Certificate(
         bound=_magnitude(bound),
         lipschitz=_magnitude(lipschitz),
@@ -221,6 +243,7 @@ def _on_segment(along: Along, domain: Segment) -> Certificate:
         block_lipschitz={},
         block_smoothness=Magnitude.zero((0, 0)),
         reasons=() if math.isfinite(smoothness) else (_REASON,),
+        remarks=remarks(along.analysis.reading.graph.nodes, lambda: along.analysis.over(around).enclosures),
         domain=str(domain),
         wrt="params",
         scalar=scalar,

@@ -38,6 +38,7 @@ class Certificate:
         wrt: what varies.
         constants: ``"certified"``, or ``"paper"``.
         flags: constants of the paper that were used and are not upper bounds; empty for certified ones.
+        remarks: what else has to be said, such as what is assumed of operations that others registered.
         scalar: whether the function is real-valued, so that there are steps of gradient descent.
         block_gradients: for a real-valued function with a known centre, the norm of its gradient there with
             respect to each block.
@@ -47,6 +48,8 @@ class Certificate:
             ball, one per block for a product of balls; ``None`` where the domain is around another point.
         weights_inside: whether the present weights, or inputs, lie in the domain; ``None`` if they are not known.
         curvature: :math:`\|\nabla^2F\|` at the weights, where it is known: steps could be that much longer.
+        effort: what it was allowed to cost; see :func:`surefoot.certify`.
+        gradients: what it costs, in gradients, as far as that is known before; ``None`` if it needs none.
         estimate: lower bounds found by a search, to be shown next to the upper ones; see :meth:`with_estimate`.
         regularizer: what was added to the objective, in words; empty if nothing was.
         version: of surefoot, that made it.
@@ -67,6 +70,7 @@ class Certificate:
     wrt: str = "params"
     constants: str = "certified"
     flags: Sequence[str] = ()
+    remarks: Sequence[str] = ()
     scalar: bool = False
     block_gradients: Mapping[str, float] | None = None
     nonnegative: bool = False
@@ -74,6 +78,8 @@ class Certificate:
     radius: float | Mapping[str, float] | None = None
     weights_inside: bool | None = None
     curvature: float | None = None
+    effort: str = "normal"
+    gradients: int | None = None
     estimate: Estimate | None = None
     regularizer: str = ""
     version: str = __version__
@@ -249,7 +255,7 @@ class Certificate:
 
     def _compared(self) -> dict[str, Any]:
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.compare and f.name != "block_smoothness"}
-        return found | {"reasons": tuple(self.reasons), "flags": tuple(self.flags)}
+        return found | {name: tuple(getattr(self, name)) for name in ("reasons", "flags", "remarks")}
 
     def __str__(self) -> str:
         return render(self)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from surefoot.certificate.advice import limits, verdict
+from surefoot.certificate.advice import headline, limits, verdict
 from surefoot.certificate.numbers import down, shape_text, share_text, short
 from surefoot.certificate.rows import MODEL, Excerpt, Line, excerpt
 from surefoot.magnitude import Magnitude
@@ -25,12 +25,13 @@ _MOST_BLOCKS = 8
 _LONGEST_NAME = 40
 _LONGEST_OPERATION = 20
 HEAD = ("module", "operation", "output", "bound m", "Lipschitz ℓ", "smoothness L", "slope", "curvature", "share")
+_BRIEF = (0, 1, 2, 5, 8)  # the columns that are printed unasked
 _SHORT_HEAD = ("module", "operation", "output", "m", "ℓ", "L", "slope", "curv.", "share")
 
 
 def render(certificate: Certificate) -> str:
     """Header, table and footer."""
-    body = table(certificate, None, MOST_LINES).splitlines()
+    body = table(certificate, None, MOST_LINES, brief=True).splitlines()
     return "\n".join([*header(certificate), *body, *footer(certificate)])
 
 
@@ -43,13 +44,22 @@ def header(certificate: Certificate) -> list[str]:
     title = "Certificate" if certificate.constants == "certified" else "Constants as the paper prints them"
     added = f", the objective plus {certificate.regularizer}" if certificate.regularizer else ""
     return [
+        *_wrapped(headline(certificate)),
         f"{title} with respect to {what}: {certificate.domain}" + added,
         f"bound m = {certificate.bound}   Lipschitz ℓ = {certificate.lipschitz}   "
         f"smoothness L = {certificate.smoothness}",
+        *_effort(certificate),
         *([OUTSIDE] if certificate.weights_inside is False else []),
         *_wrapped(verdict(certificate)),
         *_steps(certificate),
     ]
+
+
+def _effort(certificate: Certificate) -> list[str]:
+    """What it cost, if that was chosen."""
+    if certificate.effort == "normal" or certificate.gradients is None:
+        return []
+    return [f"effort {certificate.effort}: about {certificate.gradients:,} gradients"]
 
 
 def _steps(certificate: Certificate) -> list[str]:
@@ -69,17 +79,20 @@ def _steps(certificate: Certificate) -> list[str]:
 
 
 def _by_block(certificate: Certificate) -> list[str]:
-    """The step size of each block, where they are not all the same."""
+    """The step size of each block, where that is longer for some blocks and shorter for none."""
     steps = certificate.block_step_sizes if certificate.block_lipschitz else {}
-    if len(set(steps.values())) < 2:
+    joint = certificate.step_size
+    if len(set(steps.values())) < 2 or min(steps.values()) < joint:
         return []
     shown = [f"{path or MODEL} {down(step)}" for path, step in list(steps.items())[:_MOST_BLOCKS]]
     more = len(steps) - len(shown)
     return _wrapped("or per block: " + ", ".join(shown) + (f" and {more} more" if more > 0 else ""))
 
 
-def table(certificate: Certificate, depth: int | None = None, rows: int | None = None) -> str:
+def table(certificate: Certificate, depth: int | None = None, rows: int | None = None, brief: bool = False) -> str:
     """One line per operation, as a tree; folded to a depth or a number of lines.
+
+    Where it is brief, it says how smooth the operations are and what share of L each has, and no more.
 
     Modules at that depth are one line each, by default all operations are shown; with more lines than ``rows``
     deep modules are folded until they fit, and if that is not enough, lines in the middle are left out.
@@ -88,7 +101,8 @@ def table(certificate: Certificate, depth: int | None = None, rows: int | None =
     if not part.shown:
         return ""
     cells = [cells_of(line, certificate.smoothness) for line in part.shown]
-    used = [k for k in range(len(HEAD)) if k < 6 or any(row[k] for row in cells)]
+    wanted = _BRIEF if brief else range(len(HEAD))
+    used = [k for k in wanted if k < 6 or any(row[k] for row in cells)]
     cells = [[row[k] for k in used] for row in cells]
     head = [HEAD[k] for k in used]
     if sum(_widths([head, *cells])) + 2 * (len(used) - 1) > WIDTH:
@@ -140,6 +154,8 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 def footer(certificate: Certificate) -> list[str]:
     """What limits the certificate, what would help, and the bracket."""
     lines = [f"not a bound: {flag}" for flag in certificate.flags]
+    for sentence in certificate.remarks:
+        lines += _wrapped(sentence)
     if not certificate.smoothness.is_finite:
         more = len(certificate.reasons) - _MOST_REASONS
         lines += ["L is infinite:", *(f"  {reason}" for reason in certificate.reasons[:_MOST_REASONS])]

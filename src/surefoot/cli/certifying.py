@@ -23,13 +23,13 @@ def certify_one(model: str, request: Request, json: bool, report: Path | None) -
     with output.working(f"certifying {model}"):
         subject = case(model, request)
         found = certificates(subject, request)
+    write_page(report, [(subject, found)])  # before anything is printed: a closed pipe does not lose it
     if json:
         documents = [document(subject, kind, certificate) for kind, certificate in found.items()]
         output.document(documents[0] if len(documents) == 1 else {"certificates": documents})
     else:
         output.result(f"{subject.described}\n")
         output.result("\n\n".join(map(str, found.values())))
-    write_page(report, [(subject, found)])
     return outcome(found.get("certified", next(iter(found.values()))))
 
 
@@ -94,25 +94,32 @@ _REASONS = 3  # that are shown of why L is infinite
 
 
 def certify_all(models: Sequence[str], request: Request, json: bool, report: Path | None) -> Outcome:
-    """Certify models and show them side by side."""
+    """Certify models and show them side by side; one that cannot be certified does not lose the others.
+
+    Raises:
+        SurefootError: that of the first model, if none of them can be certified.
+    """
     found: Found = []
+    failed: dict[str, SurefootError] = {}
     data = dataset_of(request)
     with output.progress("certifying", len(models)) as advance:
         for model in models:
             try:
                 subject = case(model, request, data)
                 found.append((subject, certificates(subject, request)))
-            except SurefootError:
-                output.note(f"there is no certificate for {model}:")
-                raise
+            except SurefootError as error:
+                failed[model] = error
             advance(model)
+    for model, why in failed.items():
+        output.warn(f"there is no certificate for {model}: {why}")
+    if not found:
+        raise next(iter(failed.values()))
+    write_page(report, found)
     if json:
-        output.document(
-            {"models": [document(s, kind, each) for s, kinds in found for kind, each in kinds.items()]}
-        )
+        shown = [document(s, kind, each) for s, kinds in found for kind, each in kinds.items()]
+        output.document({"models": shown, "failed": {model: str(why) for model, why in failed.items()}})
     else:
         _show(found, request.kinds)
-    write_page(report, found)
     outcomes = {outcome(each) for _, kinds in found for each in kinds.values()}
     return Outcome.CERTIFIED if Outcome.CERTIFIED in outcomes else Outcome.NOT_CERTIFIED
 

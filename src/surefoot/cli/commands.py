@@ -6,7 +6,9 @@ run, by :func:`_module` and nothing else: so help, completion and mistakes in th
 
 from __future__ import annotations
 
+import tomllib
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -39,8 +41,40 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _configured(context: typer.Context, path: Path | None) -> None:
+    """Take defaults of options from a file.
+
+    Raises:
+        typer.BadParameter: if it is no such file, or names what no command has.
+    """
+    if path is None or context.resilient_parsing:
+        return
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise typer.BadParameter(f"{path} is not a TOML file that can be read: {error}") from error
+    commands: Any = getattr(context.command, "commands", {})
+    defaults: dict[str, dict[str, Any]] = {}
+    for name, table in tables.items():
+        if name not in commands or not isinstance(table, dict):
+            raise typer.BadParameter(f"{path}: [{name}] is none of the commands {', '.join(commands)}")
+        known = {parameter.name for parameter in commands[name].params}
+        defaults[name] = {option.replace("-", "_"): value for option, value in table.items()}
+        if unknown := sorted(defaults[name].keys() - known):
+            raise typer.BadParameter(f"{path}: {name} has no option '{unknown[0]}': surefoot {name} --help")
+    context.default_map = defaults
+
+
 @app.callback()
 def surefoot(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            callback=_configured,
+            help="Defaults of options, a table for each command: [train] with steps = 200, batch = 500.",
+        ),
+    ] = None,
     version: Annotated[
         bool,
         typer.Option(
@@ -111,6 +145,7 @@ def train(start: o.Start, run: o.Run, json: o.Json = False) -> Outcome:
     """
     check_destination(run.save, "--save", (".safetensors", ".pt", ".pth"))
     check_destination(run.checkpoint, "--checkpoint", (".pt", ".pth"))
+    check_destination(run.log, "--log", (".jsonl",))
     return _module("training").train_model(start, run, json)
 
 
@@ -146,6 +181,7 @@ def converge(
     ridge: o.RidgeWeight = 0.0,
     seed: o.Seed = 0,
     json: o.Json = False,
+    report: o.Report = None,
 ) -> Outcome:
     """Take steps until convergence from there is proved, and say to what, how near and how fast.
 
@@ -155,12 +191,13 @@ def converge(
 
       surefoot converge mlp --data digits
 
-      surefoot converge mlp@activation=tanh --batch 50 --json
+      surefoot converge mlp@activation=tanh --method momentum --report proof.html
     """
     if batch < 1 or steps < 0 or not ridge >= 0:
         raise UsageError("--batch is at least 1, --steps and --ridge are not negative")
+    check_destination(report, "--report", (".html",))
     start = o.Start(model=model, data=data, objective=objective, seed=seed)
-    return _module("converge").prove(start, batch, steps, method, ridge, json)
+    return _module("converge").prove(start, batch, steps, method, ridge, json, report)
 
 
 @app.command()

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import surefoot as sf
 from surefoot.cli import output
 from surefoot.cli.cases import trainable
 from surefoot.cli.guard import Outcome, UsageError
 from surefoot.cli.options import Start
+from surefoot.report import write_convergence
 from surefoot.theorems import until_proved
 from surefoot.theorems.deciding import Method
 
-METHODS: dict[str, Method] = {"gauss-newton": "gauss_newton", "gradient": "gradient", "newton": "newton"}
+METHODS: dict[str, Method] = {
+    "gauss-newton": "gauss_newton",
+    "gradient": "gradient",
+    "momentum": "momentum",
+    "stochastic": "stochastic",
+    "newton": "newton",
+}
 
 
-def prove(start: Start, batch: int, steps: int, method: str, ridge: float, json: bool) -> Outcome:
+def prove(
+    start: Start, batch: int, steps: int, method: str, ridge: float, json: bool, report: Path | None
+) -> Outcome:
     """Train on some samples until a theorem applies; Gauss-Newton steps, or Newton's for other objectives."""
     if method not in METHODS:
         raise UsageError(f"--method is one of {', '.join(METHODS)}, got {method!r}")
@@ -38,4 +49,8 @@ def prove(start: Start, batch: int, steps: int, method: str, ridge: float, json:
     else:
         output.result(f"{start.model} on {len(x)} samples of {start.data}, after {taken} {kind.__name__} steps\n")
         output.result(str(verdict))
+    if report is not None:
+        name = f"Convergence of {start.model} on {len(x)} samples of {start.data}, after {taken} steps"
+        write_convergence(report, verdict, title=name)
+        output.note(f"the report is in {report}")
     return Outcome.CERTIFIED if verdict.proved else Outcome.NOT_CERTIFIED

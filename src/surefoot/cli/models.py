@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from surefoot import zoo
 from surefoot.cli import exported, output
 from surefoot.cli.guard import UsageError
-from surefoot.data import Dataset, read_tensors
+from surefoot.data import Dataset, imported, read_tensors
 from surefoot.errors import SurefootError
 
 
@@ -54,6 +55,11 @@ class Spec:
     def is_file(self) -> bool:
         """Whether it names a file."""
         return self.target.endswith(".pt2")
+
+    @property
+    def is_hugging_face(self) -> bool:
+        """Whether it names a configuration of a Hugging Face model."""
+        return self.target.startswith("hf:")
 
     @property
     def is_zoo(self) -> bool:
@@ -95,6 +101,8 @@ def build(
             raise UsageError(f"'{spec.text}': a file is loaded as it is and takes no options")
         model, inputs = exported.load_exported(Path(spec.target))
         found = Built(model, inputs)
+    elif spec.is_hugging_face:
+        found = _from_configuration(spec, batch, seed)
     elif spec.is_zoo:
         found = _from_zoo(spec, batch, shapes, classes, meta, seed)
     else:
@@ -102,6 +110,48 @@ def build(
     if shapes and not spec.is_zoo:
         return Built(found.model, _random(shapes, seed))
     return found
+
+
+_TOKENS = 16  # of a sample, where nothing is said
+
+
+def _from_configuration(spec: Spec, batch: int, seed: int) -> Built:
+    """A model of transformers from a local configuration, with random weights; its output is its first tensor.
+
+    Options behind @ replace entries of the configuration. Nothing is downloaded, and no code of the directory is
+    run. A directory with weights gives them to ``--weights``.
+    """
+    path = Path(spec.target.removeprefix("hf:"))
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise UsageError(f"'{spec.text}': there is no file '{path}': name a config.json or the directory it is in")
+    transformers = imported("transformers", "transformers")
+    try:
+        entries = {**json.loads(path.read_text(encoding="utf-8")), **spec.options}
+        configuration = transformers.AutoConfig.for_model(**entries)
+        model = transformers.AutoModel.from_config(configuration, attn_implementation="sdpa")
+    except Exception as error:
+        raise UsageError(
+            f"'{spec.text}' is no configuration of a model that transformers knows: {error}"
+        ) from error
+    generator = torch.Generator().manual_seed(seed)
+    size = getattr(configuration, "vocab_size", None)
+    if not isinstance(size, int):
+        return Built(_FirstOutput(model))
+    return Built(_FirstOutput(model), torch.randint(size, (batch, _TOKENS), generator=generator))
+
+
+class _FirstOutput(nn.Module):
+    """A model that returns several things by name, of which the first is the output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The last hidden state, or whatever comes first."""
+        found: Tensor = self.model(x, return_dict=False)[0]
+        return found
 
 
 def _from_zoo(

@@ -15,7 +15,8 @@ from surefoot.cli.zoo_names import complete_model
 
 MODEL_HELP = (
     "A name of the zoo (surefoot models lists them; options behind @, as in mlp@sizes=64,32,10@activation=tanh), "
-    "package.module:callable, or a .pt2 file of torch.export."
+    "package.module:callable, hf:DIRECTORY or hf:config.json of a Hugging Face model, or a .pt2 file of "
+    "torch.export."
 )
 
 
@@ -48,7 +49,10 @@ Input = Annotated[
 ]
 Data = Annotated[
     str | None,
-    _batch("NAME|FILE", "digits, mnist-5k, or a .pt, .npz or .safetensors file with tensors x and y."),
+    _batch(
+        "NAME|FILE",
+        "digits, mnist-5k, a .pt, .npz or .safetensors file with tensors x and y, or a .csv or .npy file.",
+    ),
 ]
 Weights = Annotated[Path | None, _batch("FILE", "Weights: .safetensors, or a torch.save of tensors only.")]
 Smooth = Annotated[
@@ -107,10 +111,14 @@ StepBatch = Annotated[
 ]
 Test = Annotated[float, _run("PART", "Part of the data that is kept for testing.")]
 Save = Annotated[Path | None, _run("FILE", "Write the weights: .safetensors or .pt.")]
+Log = Annotated[Path | None, _run("FILE.jsonl", "Write every step as a line of JSON while training.")]
 Checkpoint = Annotated[Path | None, _run("FILE.pt", "Resume from this file if it exists; keep it up to date.")]
 Every = Annotated[int, _run("N", "Steps between two checkpoints.")]
 
-Converging = Annotated[str, _option(None, "NAME", "Whose convergence is proved: gauss-newton, gradient, newton.")]
+Converging = Annotated[
+    str,
+    _option(None, "NAME", "Whose convergence is proved: gauss-newton, gradient, momentum, stochastic, newton."),
+]
 RidgeWeight = Annotated[float, _option(None, "X", "Weight of the ridge ½‖u‖² that is added.", "--ridge")]
 
 Kappa = Annotated[
@@ -212,6 +220,7 @@ class Run:
     save: Save = None
     checkpoint: Checkpoint = None
     every: Every = 25
+    log: Log = None
 
     def __post_init__(self) -> None:
         if (

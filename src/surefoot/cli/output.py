@@ -131,13 +131,34 @@ def working(what: str) -> Iterator[None]:
 
 
 Advance = Callable[[str], None]
+_MOST_LINES = 10  # of progress, where there is no bar
+
+
+def _lines(what: str, total: int, done: int) -> Advance:
+    """A line now and then; none where there is little to wait for."""
+    every = math.ceil(total / _MOST_LINES)
+    at = done
+
+    def advance(text: str) -> None:
+        nonlocal at
+        at += 1
+        if total > _MOST_LINES and (at % every == 0 or at == total):
+            print(f"{what}: {at} of {total}, {text}", file=sys.stderr, flush=True)
+
+    return advance
 
 
 @contextmanager
 def progress(what: str, total: int, done: int = 0) -> Iterator[Advance]:
-    """A bar on standard error; calling what is yielded moves it by one and shows a text behind it."""
-    if _state["quiet"] or not sys.stderr.isatty():
+    """A bar on standard error; calling what is yielded moves it by one and shows a text behind it.
+
+    Where standard error is no terminal there are at most ten lines instead.
+    """
+    if _state["quiet"]:
         yield lambda text: None
+        return
+    if not sys.stderr.isatty():
+        yield _lines(what, total, done)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

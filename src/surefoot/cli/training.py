@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from json import dumps as json_text
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from surefoot.cli.models import in_evaluation, real_dtype, refusal
 from surefoot.cli.options import Run, Start
 from surefoot.data import Dataset, imported
 from surefoot.objectives import Objective
-from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton
+from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton, StepRecord
 from surefoot.report.page import written_whole
 
 
@@ -176,19 +178,19 @@ def train_model(start: Start, run: Run, json: bool) -> Outcome:
     keep = Keeper(run.checkpoint, run.every, parts.model, optimizer, same)
     done = keep.resumed()
     batches = Batches(parts.train, run.batch, start.seed)
-    with output.progress("training", run.steps, min(done, run.steps)) as advance:
-        try:
+    try:
+        with output.progress("training", run.steps, min(done, run.steps)) as advance, _log(run.log, done) as log:
             for number in range(done, run.steps):
                 loss = optimizer.step(*batches(number))
+                log(optimizer.history[-1])
                 advance(f"loss {loss:.4g}")
                 keep.after(number + 1, last=number + 1 == run.steps)
-        except KeyboardInterrupt:
-            keep.interrupted()
-            return Outcome.INTERRUPTED
+    except KeyboardInterrupt:
+        keep.interrupted()
+        _save(parts.model, run.save)
+        return Outcome.INTERRUPTED
     summary = _summary(optimizer, parts)
-    if run.save is not None:
-        save_weights(parts.model, run.save)
-        output.note(f"the weights are in {run.save}")
+    _save(parts.model, run.save)
     if json:
         output.document({"run": same, **summary})
     else:
@@ -196,6 +198,31 @@ def train_model(start: Start, run: Run, json: bool) -> Outcome:
     if summary["promises"] > 1 and summary["last_loss"] > _HARDLY * summary["first_loss"]:
         output.note("the proved steps are very short. Kinks (ReLU, max-pooling) make them so: try --smooth")
     return Outcome.CERTIFIED if summary["promises_kept"] == summary["promises"] else Outcome.NOT_CERTIFIED
+
+
+def _save(model: nn.Module, path: Path | None) -> None:
+    if path is not None:
+        save_weights(model, path)
+        output.note(f"the weights are in {path}")
+
+
+@contextmanager
+def _log(path: Path | None, done: int) -> Iterator[Callable[[StepRecord], None]]:
+    """Writes records of steps as lines of JSON; a resumed run goes on in the same file.
+
+    What a step achieved is known with the next one: in its own line it may be ``null``.
+    """
+    if path is None:
+        yield lambda record: None
+        return
+    with path.open("a" if done else "w", encoding="utf-8") as stream:
+
+        def write(record: StepRecord) -> None:
+            numbers = {n: v for n, v in asdict(record).items() if not isinstance(v, float) or math.isfinite(v)}
+            stream.write(json_text(numbers) + "\n")
+            stream.flush()
+
+        yield write
 
 
 def _summary(optimizer: GuaranteedOptimizer, parts: Subject) -> dict[str, Any]:

@@ -20,3 +20,7 @@ __all__ = [
     "ConvexClustering", "ConvexClusteringResult", "Edges", "Envelope", "KMeans", "KMeansResult", "Spectral",
     "SpectralResult", "all_pairs", "explicit", "matrix", "nearest_neighbours",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -16,3 +16,7 @@ from surefoot.graph.capturing import capture_with
 from surefoot.graph.structure import Block, Graph, Leaf, Node, Ref, Role, Source, Spec
 
 __all__ = ["Block", "Graph", "Leaf", "Node", "Ref", "Role", "Source", "Spec", "capture_with"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from surefoot.enclosure import Spec
-from surefoot.torch_private import schema_of
+from surefoot.torch_private import FORMULAS, schema_of
 
 PREFIX = "model"  # the name under which the traced module holds the user's
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
@@ -138,7 +138,7 @@ class Node:
     def run(self, values: Mapping[str, Any]) -> Any:
         """Compute it from the values of its inputs."""
         args, kwargs = self._with_refs(lambda ref: values[ref.name])
-        return self.target(*args, **kwargs)
+        return FORMULAS.get(self.op, self.target)(*args, **kwargs)
 
     def renamed(self, names: Mapping[str, str], **changes: Any) -> Node:
         """The same with other names of the tensors it reads; a name that is not in the mapping stays."""

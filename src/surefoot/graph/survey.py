@@ -45,6 +45,7 @@ _IMMUTABLE = (
 )
 _CONTAINERS = {dict, OrderedDict, list, set}
 _MAPPINGS = dict | types.MappingProxyType
+_BUILT_IN = (dict, list, tuple, set, frozenset, deque, functools.partial, random.Random, np.ndarray, bytearray)
 _FIXED = tuple | frozenset | types.MappingProxyType
 _OPAQUE = (
     types.ModuleType, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType,
@@ -216,6 +217,10 @@ class Survey:
         return self._describe(value, label) if len(self._met) < _LIMIT else self._incomparable()
 
     def _describe(self, value: Any, label: str) -> Hashable:
+        if type(value) in _CONTAINERS:
+            return self._container(value, label)
+        if isinstance(value, nn.Module) and not isinstance(value, _BUILT_IN):
+            return self._object(value, label)
         match value:
             case Tensor():
                 return self._tensor(value, label)

@@ -6,6 +6,7 @@
 * ``solvers``: how it is solved, and its linear systems.
 * ``derived``: constants of an inner problem from its operations.
 * ``operation``: derivatives of every order, implicit or unrolled; the layer as one operation of a graph.
+* ``proved``: first derivatives with proved errors.
 * ``rule``: its bounds.
 """
 
@@ -14,3 +15,7 @@ from surefoot.implicit.constants import Constants, ImplicitError
 from surefoot.implicit.layer import ArgMin, Energy, Solution
 
 __all__ = ["ArgMin", "Constants", "Energy", "ImplicitError", "Solution"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

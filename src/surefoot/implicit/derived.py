@@ -44,8 +44,8 @@ from surefoot.graph.nodes import Leaf, Node, Ref, Source, Spec
 from surefoot.graph.read import operations
 from surefoot.graph.structure import Graph, assemble
 from surefoot.graph.trace import quiet
-from surefoot.implicit.constants import BETA, UNIT
-from surefoot.implicit.problem import Problem, Tensors
+from surefoot.implicit.constants import BETA
+from surefoot.implicit.problem import Problem
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.captured import canonical
 
@@ -137,11 +137,13 @@ class Derived:
     reduction: int
 
 
-def derived(problem: Problem, enclosures: Sequence[Enclosure], mu: float, centre: Tensor | None) -> Derived:
+def derived(
+    problem: Problem, enclosures: Sequence[Enclosure], mu: float, centre: Tensor | None, least: float = -math.inf
+) -> Derived:
     """The constants of a problem over enclosures of its tensors.
 
     The enclosures are those of the tensors of the problem, in order; ``centre`` are minimisers at their centres,
-    or near, rows × size, if these are known.
+    or near, rows × size, if these are known, and ``least`` bounds the eigenvalues of the Hessians there.
 
     Raises:
         SurefootError: if the gradient of ζ cannot be traced, or one of its operations has no rule.
@@ -156,7 +158,7 @@ def derived(problem: Problem, enclosures: Sequence[Enclosure], mu: float, centre
     variables = (*moving, BETA)
     count = len(variables)
     leaves = {
-        name: replace(e, lipschitz=_unit(variables, name), is_constant=name not in moving)
+        name: replace(e, lipschitz=unit_vector(variables, name), is_constant=name not in moving)
         for name, e in zip(names[1:], enclosures, strict=True)
     }
     leaves |= {name: constant(value, count) for name, value in graph.held.items()}
@@ -176,7 +178,7 @@ def derived(problem: Problem, enclosures: Sequence[Enclosure], mu: float, centre
         peak=at.peak + minimum(reach, rows.max()),
         spread=reach,
         rows=rows,
-        lipschitz=_unit(variables, BETA),
+        lipschitz=unit_vector(variables, BETA),
         is_constant=False,
     )
     found = forward(graph, {**leaves, BETA: moves}, region)
@@ -189,7 +191,7 @@ def derived(problem: Problem, enclosures: Sequence[Enclosure], mu: float, centre
         problem.refuse_overstated(centre, tuple(values), mu)
         spreads = {own[name]: leaves[name].spread for name in moving} | {BETA: reach}
         drift = sum((bends[BETA, name] * spread for name, spread in spreads.items()), Magnitude.zero())
-        sharper = max(mu, _smallest(problem, tuple(values), centre, slopes[count - 1]) - float(drift))
+        sharper = max(mu, (least - float(drift)) * (1 - 2.0**-50))
     return Derived(
         sharper,
         {own[name]: slopes[k] for k, name in enumerate(variables)},
@@ -203,15 +205,6 @@ def derived(problem: Problem, enclosures: Sequence[Enclosure], mu: float, centre
     )
 
 
-def _unit(variables: Sequence[str], name: str) -> Magnitude:
+def unit_vector(variables: Sequence[str], name: str) -> Magnitude:
+    """The Lipschitz constants of one variable."""
     return Magnitude.of(np.array([float(variable == name) for variable in variables]))
-
-
-def _smallest(problem: Problem, values: Tensors, beta: Tensor, slope: Magnitude) -> float:
-    """The smallest eigenvalue of the Hessians at the centre, less what round-off may add.
-
-    Hessians and eigenvalues are backward stable: off by a relative (k + 16)² units of the norm, with k numbers
-    added up for an entry.
-    """
-    count = problem.size + sum(value.numel() for value in values)
-    return problem.least_curvature(beta, values) - float(slope) * (count + 16.0) ** 2 * 2 * UNIT

@@ -35,16 +35,18 @@ from torch import Tensor
 
 from surefoot.enclosure import Enclosure, norm
 from surefoot.errors import UnsupportedOperation
-from surefoot.graph.nodes import Spec
+from surefoot.graph.nodes import Node, Spec
 from surefoot.implicit.constants import BETA, UNIT, Constants, gradient_error
 from surefoot.implicit.derived import Derived, derived
 from surefoot.implicit.operation import Minimiser, minimiser, rewrite
 from surefoot.implicit.problem import Tensors
+from surefoot.implicit.proved import UNPROVED, Minimum
 from surefoot.implicit.solvers import solved
 from surefoot.magnitude import Magnitude
-from surefoot.operations.call import Bounds, Call, Pair, Use
+from surefoot.operations.call import Bounds, Call, Pair, Slot, Use
 from surefoot.operations.common import ZERO, root
 from surefoot.operations.record import operation
+from surefoot.scalar import Rounded
 
 
 def _samples(use: Use) -> list[str]:
@@ -54,24 +56,52 @@ def _samples(use: Use) -> list[str]:
     return [slot for slot in use.names if slot.startswith("inputs.")] if batched else []
 
 
-@operation("surefoot.argmin", rows=_samples, canonical=rewrite)
+def _minimum(call: Call) -> Minimum | None:
+    """The centre of a call with what is proved there, if anything is."""
+    layout = _Layout(call)
+    return None if layout.centre is None else layout.minimum(layout.constants)
+
+
+def _pull(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    found = None if (minimum := _minimum(call)) is None else minimum.pulled(costate)
+    slots = _Layout(call).slots.items()
+    return {} if minimum is None or found is None else {slot: found[minimum.name_of(name)] for name, slot in slots}
+
+
+def _push(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded | None:
+    names = {slot: name for name, slot in _Layout(call).slots.items()}
+    minimum = _minimum(call)
+    found = None if minimum is None else minimum.pushed({names[slot]: t for slot, t in tangents.items()})
+    if found is None:
+        return None
+    value = found.value.reshape(call.shape)
+    return Rounded(value, torch.full_like(value, float(found.error)))
+
+
+def _unproved(node: Node) -> bool:
+    """Whether the gradient of ζ was found not to be made of operations with rules."""
+    return isinstance(node.target, Minimiser) and UNPROVED in node.target.problem.kept
+
+
+def _no_more(call: Call, value: Tensor) -> Magnitude | None:
+    """The error of the value is among the bounds, if it is proved."""
+    return None if _unproved(call.node) else ZERO
+
+
+@operation("surefoot.argmin", rows=_samples, canonical=rewrite, pullback=_pull, push=_push, error=_no_more,
+           assumed=_unproved)  # fmt: skip
 def argmin(call: Call) -> Bounds:
     """A layer that minimises, from the constants of its inner problem."""
     layout = _Layout(call)
-    constants = layout.problem.constants
-    if constants is None:
-        raise call.refuse(
-            "how smooth a minimiser is depends on how convex its problem is. Pass "
-            "constants=sf.implicit.Constants(strong_convexity=mu) to ArgMin, with mu such that ζ − (mu/2)‖β‖² is "
-            "convex in β"
-        )
-    if not isinstance(constants, Constants):
-        constants = constants({name: float(layout.size(name)) for name in layout.problem.names})
+    constants = layout.constants
     if constants.complete:
         return _declared(layout, constants)
     try:
         centre = None if layout.centre is None else layout.centre[1]
-        found = derived(layout.problem, list(layout.tensors.values()), constants.strong_convexity, centre)
+        minimum = None if centre is None else layout.minimum(constants)
+        least = -math.inf if minimum is None else minimum.least_curvature()
+        tensors = list(layout.tensors.values())
+        found = derived(layout.problem, tensors, constants.strong_convexity, centre, least)
     except UnsupportedOperation as error:
         raise call.refuse(
             f"its constants cannot be derived from the operations of ζ: {error} Or declare them: "
@@ -86,6 +116,7 @@ class _Layout:
     def __init__(self, call: Call) -> None:
         assert isinstance(call.node.target, Minimiser)
         problem = self.problem = call.node.target.problem
+        self.call = call
         lists = ("inputs", "parameters", "buffers")
         slots = [f"{key}.{k}" for key in lists for k in range(len(call.node.arguments[key]))]
         self.tensors = {name: call.tensors[slot] for name, slot in zip(problem.names, slots, strict=True)}
@@ -105,8 +136,28 @@ class _Layout:
         if any(value is None for value in values):
             return None
         with torch.no_grad():
-            outcome = solved(self.problem, values)
-            return values, minimiser(self.problem, values, outcome.beta), outcome.residual
+            return values, minimiser(self.problem, values), solved(self.problem, values).residual
+
+    @cached_property
+    def constants(self) -> Constants:
+        """What is known about the problem."""
+        constants = self.problem.constants
+        if constants is None:
+            raise self.call.refuse(
+                "how smooth a minimiser is depends on how convex its problem is. Pass "
+                "constants=sf.implicit.Constants(strong_convexity=mu) to ArgMin, with mu such that ζ − (mu/2)‖β‖² "
+                "is convex in β"
+            )
+        if isinstance(constants, Constants):
+            return constants
+        return constants({name: float(self.size(name)) for name in self.problem.names})
+
+    def minimum(self, constants: Constants) -> Minimum | None:
+        """The centre with what is proved there."""
+        if self.centre is None:
+            return None
+        values, beta, _ = self.centre
+        return Minimum.of(self.problem, values, beta, constants.strong_convexity)
 
     def bounds(
         self,
@@ -200,9 +251,10 @@ def _declared(layout: _Layout, constants: Constants) -> Bounds:
 def _error(layout: _Layout, constants: Constants) -> tuple[Magnitude, int]:
     r"""How far the computed minimisers at the centre may be from the exact ones, and how many numbers add up.
 
-    A gradient of :math:`\zeta` that adds up k numbers is computed with an error of at most :math:`(k + 16)^2u`
-    times :math:`\|g\| + \sum_sC_s\|\alpha_s\| + C_\beta\|\beta\|`, as in :mod:`surefoot.calculus.forward`; k is
-    at most the number of all entries that a sample reads.
+    Proved where the gradient of :math:`\zeta` is made of operations with rules (:mod:`surefoot.implicit.proved`).
+    If not, it is assumed, and said, that a gradient that adds up k numbers is computed with an error of at most
+    :math:`(k + 16)^2u` times :math:`\|g\| + \sum_sC_s\|\alpha_s\| + C_\beta\|\beta\|`; k is at most the number of
+    all entries that a sample reads.
     """
     problem, own = layout.problem, layout.per_sample
     terms = problem.size + sum(e.numel // (layout.count if n in own else 1) for n, e in layout.tensors.items())
@@ -210,6 +262,9 @@ def _error(layout: _Layout, constants: Constants) -> tuple[Magnitude, int]:
         return ZERO, terms
     values, beta, _ = layout.centre
     problem.refuse_overstated(beta, values, constants.strong_convexity)
+    minimum = layout.minimum(constants)
+    if minimum is not None:
+        return minimum.error, terms
     residual = norm(problem.gradient(beta, values))
     size = residual + Magnitude.of(constants.slope(BETA)) * norm(beta)
     for name in layout.slots:

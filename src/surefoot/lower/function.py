@@ -113,13 +113,15 @@ class Function:
 
     Batch statistics are computed and never stored, as a graph passes no running statistics. ``fixed`` are values
     of the leaves that do not vary, by name; the objective maps the outputs, a tensor or a tuple of several, to a
-    number.
+    number. ``spent`` counts what was computed in gradients, that is a pass forwards and one back: half of one for
+    each pass, and twice as much for each pass through a derivative.
     """
 
     def __init__(
         self, graph: Graph, fixed: Mapping[str, Tensor], space: Space, objective: Objective | None = None
     ) -> None:
         self._graph, self._space, self._objective = graph, space, objective
+        self.spent = 0.0
         with torch.no_grad():
             self._fixed = fold_in_double(graph, fixed)
 
@@ -140,6 +142,8 @@ class Expansion:
     """Value and derivatives of a function at a point."""
 
     def __init__(self, function: Function, point: Tensor) -> None:
+        self._function = function
+        function.spent += 0.5
         with torch.enable_grad():
             self._point = point.detach().requires_grad_()
             self._output = function(self._point)
@@ -147,27 +151,33 @@ class Expansion:
 
     def pull(self, w: Tensor) -> Tensor:
         r""":math:`Df(u)^\top w`."""
+        self._function.spent += 0.5
         return gradient(self._output, self._point, w)
 
     def push(self, v: Tensor) -> Tensor:
         r""":math:`Df(u)v`."""
+        self._function.spent += 1.0
         w = torch.zeros_like(self.value).requires_grad_()
         return gradient(self._slope(w), w, v)
 
     def bend(self, w: Tensor, v: Tensor) -> Tensor:
         r""":math:`D^2\langle w, f\rangle(u)\,v`."""
+        self._function.spent += 1.0
         return gradient(self._slope(w), self._point, v)
 
     def bend_twice(self, v: Tensor) -> Tensor:
         r""":math:`D^2f(u)[v, v]`."""
+        self._function.spent += 3.0
         w = torch.zeros_like(self.value).requires_grad_()
         return gradient(gradient(self._slope(w), self._point, v, again=True), w, v)
 
     def twist(self, w: Tensor, v: Tensor) -> Tensor:
         r"""The gradient of :math:`u \mapsto \langle w, D^2f(u)[v, v]\rangle`."""
+        self._function.spent += 3.0
         return gradient(gradient(self._slope(w), self._point, v, again=True), self._point, v)
 
     def _slope(self, w: Tensor) -> Tensor:
+        self._function.spent += 0.5
         return gradient(self._output, self._point, w, again=True)
 
 

@@ -52,12 +52,16 @@ class Found:
 _Score = Callable[[Expansion, Tensor, Tensor, Tensor], Found]
 
 
-def climb(function: Function, space: Space, score: _Score, start: Found, steps: int) -> Iterator[Found]:
-    """Projected ascent: the starting point and every improvement."""
+def climb(
+    function: Function, space: Space, score: _Score, start: Found, steps: int, until: float = math.inf
+) -> Iterator[Found]:
+    """Projected ascent: the starting point and every improvement, until so much is spent."""
     best = score(function.at(start.point), start.point, start.left, start.right)
     yield best
     length = _LONGEST
     for _ in range(steps):
+        if function.spent >= until:
+            return
         point = space.ascend(best.point, best.uphill, length)
         found = score(function.at(point), point, best.left, best.right)
         if best.value < found.value < math.inf:
@@ -111,7 +115,7 @@ def curvature(iterations: int) -> _Score:
     return score
 
 
-def steepest_part(function: Function, first: Tensor, second: Tensor, w: Tensor) -> float:
+def steepest_part(function: Function, first: Tensor, second: Tensor, w: Tensor, until: float = math.inf) -> float:
     r"""A lower bound of the smoothness from differences of gradients, which see kinks.
 
     Where :math:`Df` jumps, the second derivative at a point shows nothing, but for any two points
@@ -123,6 +127,8 @@ def steepest_part(function: Function, first: Tensor, second: Tensor, w: Tensor) 
     at_a, at_b = function.at(a).pull(w), function.at(b).pull(w)
     best = _ratio(a, b, at_a, at_b)
     for _ in range(_HALVINGS):
+        if function.spent >= until:
+            break
         middle = (a + b) / 2
         at_middle = function.at(middle).pull(w)
         left, right = _ratio(a, middle, at_a, at_middle), _ratio(middle, b, at_middle, at_b)
@@ -142,6 +148,9 @@ def _ratio(a: Tensor, b: Tensor, at_a: Tensor, at_b: Tensor) -> float:
 
 
 _POWER_ITERATIONS = 4
+_BUDGET = 200.0
+_SHARES = (0.08, 0.35, 0.7)  # of the budget of a start, spent after the value, the slope and the curvature
+_STARTS, _STEPS = 4, 12
 
 
 def estimate(
@@ -151,9 +160,11 @@ def estimate(
     domain: Domain | None = None,
     objective: Objective | None = None,
     wrt: Wrt = "params",
-    starts: int = 4,
-    steps: int = 12,
+    budget: float | None = None,
+    starts: int | None = None,
+    steps: int | None = None,
     seed: int = 0,
+    progress: Callable[[Estimate, float], object] | None = None,
 ) -> Estimate:
     r"""Lower bounds of the constants that :func:`surefoot.certify` bounds from above, by ascent in the domain.
 
@@ -168,30 +179,56 @@ def estimate(
             with a certificate, pass the domain of that.
         objective: a map from the model's outputs to a number; then the constants are those of the objective.
         wrt: what varies: the parameters, or the input.
-        starts: from how many points the ascent starts: the centre, then random ones.
-        steps: how many steps each ascent takes at most.
+        budget: how much may be spent, in gradients of the model; the search ends with what it was computing then,
+            and the best so far is returned. By default 200, and no limit if starts or steps are given.
+        starts: from how many points the ascent starts: the centre, then random ones. By default 4.
+        steps: how many steps each ascent takes at most, by default 12.
         seed: of the random points and directions.
+        progress: called with the best so far and the gradients spent, whenever something larger was found.
 
     Raises:
         CaptureError: if the model cannot be read.
         DomainError: if the domain does not fit, or the model has no values.
     """
     domain = ProductBall(1.0) if domain is None else domain
+    if budget is None:
+        budget = _BUDGET if starts is None and steps is None else math.inf
+    starts, steps = _STARTS if starts is None else starts, _STEPS if steps is None else steps
     if starts < 1 or steps < 0:
         raise DomainError(f"an ascent needs at least one start and no negative steps, got {starts} and {steps}")
+    if not budget > 0:
+        raise DomainError(f"a search needs a positive budget of gradients, got {budget!r}")
     function, space = _function(model, x, domain, wrt, objective)
     generator = torch.Generator().manual_seed(seed)
     outputs = function(space.center).numel()
-    m, ell, smooth = [0.0], [0.0], [0.0]
+    best = [0.0, 0.0, 0.0]
+
+    def reached() -> Estimate:
+        value, steepness, bend = map(LowerBound, best)
+        return Estimate(value, steepness, bend, str(domain), wrt)
+
+    def meet(which: int, value: float) -> None:
+        """Keep the largest finite value; what overflowed was not attained."""
+        if best[which] < value < math.inf:
+            best[which] = value
+            if progress is not None:
+                progress(reached(), function.spent)
+
     for k in range(starts):
+        before = function.spent
+        if before >= budget:
+            break
         point = space.center if k == 0 else space.random(generator, 1.0 if k % 2 else 0.5)
-        for score, values in ((size, m), (slope(_POWER_ITERATIONS), ell), (curvature(_POWER_ITERATIONS), smooth)):
-            found = [_start(point, outputs, generator)]
-            found += climb(function, space, score, found[0], steps)
-            values += [each.value for each in found]
-            point = found[-1].point
-        smooth += _differences(function, space, found[-1], generator)
-    return Estimate(_largest(m), _largest(ell), _largest(smooth), str(domain), wrt)
+        for which, score in enumerate((size, slope(_POWER_ITERATIONS), curvature(_POWER_ITERATIONS))):
+            found = first = _start(point, outputs, generator)
+            until = before + _SHARES[which] * (budget - before)
+            for found in climb(function, space, score, first, steps, until):
+                meet(which, found.value)
+            point = found.point
+        for end in _ends(space, found, generator):
+            if function.spent < budget:
+                meet(2, steepest_part(function, found.point, end, found.left, budget))
+    return reached()
 
 
 def _function(
@@ -220,15 +257,9 @@ def _start(point: Tensor, outputs: int, generator: torch.Generator) -> Found:
     return Found(0.0, point, torch.zeros_like(point), left, right)
 
 
-def _differences(function: Function, space: Space, found: Found, generator: torch.Generator) -> list[float]:
-    """Ratios on three chords through the point: along the direction of the curvature, both ways, and at random."""
+def _ends(space: Space, found: Found, generator: torch.Generator) -> list[Tensor]:
+    """Of three chords through the point: along the direction of the curvature, both ways, and at random."""
     if space.radius == 0:
         return []
     ends = [space.ascend(found.point, direction, 1.0) for direction in (found.right, -found.right)]
-    ends.append(space.random(generator))
-    return [steepest_part(function, found.point, end, found.left) for end in ends]
-
-
-def _largest(values: list[float]) -> LowerBound:
-    """The largest finite value; what overflowed was not attained."""
-    return LowerBound(max(value for value in values if math.isfinite(value)))
+    return [*ends, space.random(generator)]

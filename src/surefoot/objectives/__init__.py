@@ -26,10 +26,15 @@ from surefoot.objectives.entrywise import (
 )
 from surefoot.objectives.regularizers import ElasticNet, PseudoHuber, Regularizer, Ridge
 from surefoot.objectives.returned import ModelLoss
-from surefoot.objectives.torch_losses import from_torch
+from surefoot.objectives.torch_losses import as_objective, from_torch
 
 __all__ = [
     "Absolute", "BinaryCrossEntropy", "Constants", "CrossEntropy", "Divergence", "ElasticNet", "Huber", "Loss",
     "ModelLoss", "NegativeLogLikelihood", "Objective", "ObjectiveError", "Poisson", "PseudoHuber",
-    "Reconstruction", "Regularizer", "Ridge", "SoftMargin", "Square", "attach", "encode_decode", "from_torch",
+    "Reconstruction", "Regularizer", "Ridge", "SoftMargin", "Square", "as_objective", "attach", "encode_decode",
+    "from_torch",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -53,6 +53,37 @@ def from_torch(loss: nn.Module, targets: Any = None) -> Objective:
     return objective if targets is None else objective.bound_to(targets)
 
 
+def as_objective(given: object, targets: Any = None) -> nn.Module:
+    """What people give for an objective, as one: losses of torch.nn as ours, bound to targets where there are any.
+
+    Args:
+        given: an objective, a loss of torch.nn, or any module that maps the outputs to one number.
+        targets: bound to it, or ``None``.
+
+    Raises:
+        ObjectiveError: if it is none of these, or targets are given to what takes none.
+
+    >>> import torch
+    >>> float(as_objective(nn.MSELoss(), torch.zeros(1, 2))(torch.tensor([[3.0, 1.0]])))
+    5.0
+    """
+    if not isinstance(given, nn.Module):
+        name = getattr(given, "__name__", type(given).__name__)
+        raise ObjectiveError(
+            f"an objective is a loss such as surefoot.CrossEntropy(y) or torch.nn.CrossEntropyLoss(), or a module "
+            f"that maps the outputs to one number, got {name}"
+        )
+    if type(given) in _READERS or type(given) in _REFUSED:
+        given = from_torch(given)
+    if targets is None:
+        return given
+    if not isinstance(given, Objective):
+        raise ObjectiveError(f"{type(given).__name__} is no loss with targets: leave y out")
+    if given.targets is not None:
+        raise ObjectiveError(f"{type(given).__name__} has its targets already: leave y out")
+    return given.bound_to(targets)
+
+
 def _read(kind: type[Loss], loss: Any, **changed: Any) -> Loss:
     """Options have the names they have in torch, whose mean is that over all entries, or over weighted samples."""
     options = {name: getattr(loss, name) for name in kind.facts().options if hasattr(loss, name)}

@@ -4,7 +4,7 @@
 * ``call``: one operation where it stands, and what can be claimed of it.
 * ``captured``: from a model to a graph in these operations.
 * ``forms``: degrees of polynomials. ``rows``: how rows of a result relate to rows of the arguments.
-* ``evaluation``: values at the centre, by formulas whose error is proved. ``groups``: sums over groups of numbers.
+* ``pushing``: derivatives along moves of the arguments, with their errors.
 * ``sparsity``: the cost of one operation. ``moving``: one operation along a segment. ``gram``: rows of Jacobians.
 * ``evaluation``: values in double precision, and their round-off.
 * ``written_out``: formulas and compositions in place of records.
@@ -63,3 +63,7 @@ __all__ = [
     "register_rule",
     "rules",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,8 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, ZERO, affine, root, size_of
 from surefoot.operations.dimensions import broadcast_copies, broadcast_dims, normalized_dim, normalized_dims
-from surefoot.operations.record import Form, declare, operation
+from surefoot.operations.gram import is_shift, shift_rows
+from surefoot.operations.record import Form, GramRows, declare, operation
 from surefoot.operations.rows import aligned, unless_along
 from surefoot.operations.softmax import summed
 from surefoot.operations.sparsity import Sparsity, entrywise_product, linear_terms
@@ -93,7 +95,7 @@ def _quotient_errors(call: Call, value: Tensor) -> Tensor:
 
 
 @operation("aten.add", "aten.sub", "aten.rsub", form=Form.LINEAR, rows=aligned, scalar=_fused_sum,
-           entry_error=_sum_errors)  # fmt: skip
+           gram=GramRows(("other",), shift_rows, is_shift), entry_error=_sum_errors)  # fmt: skip
 def addition(call: Call) -> Bounds:
     r"""``self ± alpha·other``: norm 1 and \|alpha\|, times √c for an argument broadcast to c copies.
 
@@ -216,6 +218,18 @@ def _pull_quotient(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     return {slot: pulled for slot, pulled in found.items() if slot in call.slots}
 
 
+def _push_quotient(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
+    r""":math:`(\tau_a - z\tau_b)/b`."""
+    above, below = (
+        Rounded.exact(part.value.double() if isinstance(part, Enclosure) else float(part))
+        for part in (call["self"], call["other"])
+    )
+    total = Rounded.exact(tangents["self"] if "self" in tangents else torch.zeros_like(tangents["other"]))
+    if "other" in tangents:
+        total = total - (above / below) * tangents["other"]
+    return (total / below).expand(call.shape)
+
+
 def _gathered(terms: Rounded, mine: tuple[int, ...], result: tuple[int, ...]) -> Rounded:
     """The sums over the entries that each entry of an argument was copied to."""
     terms, dims = terms.expand(result), tuple(broadcast_dims(mine, result))
@@ -232,6 +246,7 @@ def _gathered(terms: Rounded, mine: tuple[int, ...], result: tuple[int, ...]) ->
     scalar=_fused_quotient,
     entry_error=_quotient_errors,
     pullback=_pull_quotient,
+    push=_push_quotient,
 )
 def quotient(call: Call) -> Bounds:
     r"""``self / other``, entry by entry, by a number or by a tensor that keeps away from zero.

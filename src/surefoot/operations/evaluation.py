@@ -29,22 +29,37 @@ result, and k numbers added up for each (``reduction``). Why this holds, by kind
   zero; before it reaches the result that may be multiplied by other arguments.
 
 Overflow gives infinity or NaN; the calculus then knows no centre, and every bound that needs one is infinite.
+
+*What a certificate says besides* (:func:`remarks`). All this rests on one assumption about torch's elementary
+functions (:mod:`surefoot.scalar.rounded`). How an operation that somebody else registered is evaluated nobody
+knows here: its value and its derivatives are assumed to be as good as sums of products of as many numbers as its
+rule says (``reduction``). And torch evaluates soft-plus, :math:`\log(1 + e^{\beta x})/\beta`, as x itself where
+:math:`\beta x` exceeds a threshold t. From t = 20, the default, on that is taken for an error of evaluation:
+constants are those of the smooth function, without the jump. As :math:`\log(1 + e^{\beta x}) = \beta x + \log(1 +
+e^{-\beta x})`, torch's entries differ from the function's by at most :math:`\log(1 + e^{-t})/|\beta| \le
+e^{-t}/|\beta|` and are smaller in absolute value, so that m bounds both, and its slopes differ by at most :math:`1
+- \sigma(t) \le e^{-t}`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 import surefoot.operations.families  # noqa: F401  registers the operations
+from surefoot.enclosure import Enclosure
 from surefoot.graph.nodes import run_widened
-from surefoot.graph.structure import Graph, Node, fold, outputs_of
+from surefoot.graph.structure import Graph, Node, Ref, fold, outputs_of
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE, ZERO, root
 from surefoot.operations.record import record_of
+
+_PACKAGE = __name__.partition(".")[0]
+_USUAL = 20.0
 
 
 def run_in_double(node: Node, values: Mapping[str, Any]) -> Any:
@@ -101,3 +116,50 @@ def underflow(call: Call, reduction: int) -> Magnitude:
     for e in call.slots.values():
         total = total * maximum(ONE, e.centre_norm)
     return total
+
+
+def remarks(nodes: Iterable[Node], enclosures: Callable[[], Mapping[str, Enclosure]]) -> tuple[str, ...]:
+    """One sentence for each operation of which the round-off is assumed, and one if soft-plus may get beyond its
+    threshold, by the enclosures of tensors, which are asked for if there is one.
+    """
+    nodes = list(nodes)
+    records = {node.op: (node, record_of(node)) for node in nodes}
+    foreign = {
+        name: record.family
+        for name, (node, record) in records.items()
+        if record.bounds is not None and record.rounds is not False
+        if record.family.partition(".")[0] != _PACKAGE or record.assumed(node)
+    }
+    found = [
+        f"assumed: '{name}', a rule of {module}, and its derivatives are as accurate as sums of products"
+        for name, module in foreign.items()
+    ]
+    jumps = [node for node in nodes if node.op == "aten.softplus"]
+    reached = enclosures() if jumps else {}
+    gaps = [_gap(node, reached) for node in jumps]
+    if any(gaps):
+        found.append(
+            "soft-plus is certified without the jump of torch's, which returns the argument itself beyond a "
+            f"threshold that may be within reach: its entries and slopes are off by up to {max(gaps):.1e}"
+        )
+    return tuple(found)
+
+
+def softplus_gap(beta: float = 1.0, threshold: float = _USUAL) -> float:
+    """On what torch's soft-plus differs from the smooth function, in its values and, times ``beta``, its slopes.
+
+    A threshold below 20 is part of the function, and nothing is left out.
+    """
+    return math.exp(-threshold) / abs(beta) * (1 + 2.0**-50) if threshold >= _USUAL else 0.0
+
+
+def _gap(node: Node, enclosures: Mapping[str, Enclosure]) -> float:
+    """The same for values and slopes together; 0 if no argument gets beyond the threshold."""
+    options = node.arguments
+    beta, threshold = float(options.get("beta", 1.0)), float(options.get("threshold", _USUAL))
+    x = options["self"]
+    if isinstance(x, Ref) and x.name in enclosures:
+        low, high = enclosures[x.name].interval()
+        if not bool((low * beta > threshold).any() | (high * beta > threshold).any()):
+            return 0.0
+    return softplus_gap(beta, threshold) * max(1.0, abs(beta))

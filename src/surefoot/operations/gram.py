@@ -6,7 +6,8 @@ of column j of the output of sample i in that layer's result, the row (i, j) in 
 * linear layer, :math:`z_{it} = Wx_{it} + b`: :math:`\sum_tG_{ijt}x_{it}^\top` and :math:`\sum_tG_{ijt}`; likewise
   for convolutions, which are linear layers on patches, formed for a few output features at a time
   (:func:`patches`);
-* scale and shift: :math:`\sum_tG_{ijt}\circ x_{it}` and :math:`\sum_tG_{ijt}`;
+* scale and shift: :math:`\sum_tG_{ijt}\circ x_{it}` and :math:`\sum_tG_{ijt}`; likewise for a parameter that is
+  added;
 * embedding: the sum of the :math:`G_{ijt}` with the same entry; entries that do not occur have no row.
 """
 
@@ -18,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from surefoot.operations.call import Use
 
 _CHUNK = 1 << 24  # numbers of a piece of a layer's rows
 
@@ -88,6 +91,22 @@ def scale_rows(arguments: dict[str, Any], slopes: Tensor, slots: Slots) -> Itera
         yield "bias", (slopes.sum(others) if others else slopes).reshape(n * c, -1)
 
 
+def shift_rows(arguments: dict[str, Any], slopes: Tensor, slots: Slots) -> Iterator[Piece]:
+    """Rows of a shift that is the same for all samples: sums over the dimensions along which it is repeated."""
+    shape = arguments["other"].shape
+    shape = (1,) * (slopes.dim() - 1 - len(shape)) + tuple(shape)
+    others = [d + 1 for d in range(1, len(shape)) if shape[d] == 1]
+    yield "other", (slopes.sum(others) if others else slopes).reshape(slopes.shape[0] * slopes.shape[1], -1)
+
+
+def is_shift(use: Use) -> bool:
+    """Whether an addition shifts all samples alike."""
+    shape = use.shapes.get("other")
+    if use.op != "aten.add" or shape is None or use["alpha"] not in (None, 1):
+        return False
+    return len(shape) < len(use.shape) or (len(shape) == len(use.shape) and shape[:1] == (1,) != use.shape[:1])
+
+
 def lookup_rows(arguments: dict[str, Any], slopes: Tensor, slots: Slots) -> Iterator[Piece]:
     """Rows of an embedding; entries that do not occur have none."""
     n, c, e = slopes.shape[0], slopes.shape[1], slopes.shape[-1]
@@ -97,3 +116,12 @@ def lookup_rows(arguments: dict[str, Any], slopes: Tensor, slots: Slots) -> Iter
         flat = flat * (entries[places] != arguments["padding_idx"]).to(flat.dtype)[:, None, :, None]
     chosen = F.one_hot(places, len(entries)).to(flat.dtype)  # samples × places × entries
     yield from patches(chosen.permute(0, 2, 1).unsqueeze(1), flat.permute(0, 1, 3, 2).unsqueeze(2))
+
+
+def whole_table(arguments: dict[str, Any], rows: Tensor) -> Tensor:
+    """All pieces of :func:`lookup_rows` side by side as rows of the whole table: zero where there were none."""
+    count, size = arguments["weight"].shape
+    entries = arguments["indices"].unique()
+    full = rows.new_zeros(len(rows), count, size)
+    full[:, entries] = rows.view(len(rows), size, len(entries)).transpose(1, 2)
+    return full.view(len(rows), -1)

@@ -18,6 +18,11 @@ t^2/(M\rho_\epsilon^2))`. It grows up to :math:`t^2 = M\rho_\epsilon^2/3`. So
 whose maximum, at :math:`\rho^2 = \epsilon/4`, is :math:`\kappa M^{-1/2}\epsilon^{-1}` with :math:`\kappa =
 \tfrac32(\tfrac45)^{5/2} \approx 0.8587`; from there on it decreases.
 
+*Third derivative.* g is the gradient of :math:`M\rho_\epsilon`, so :math:`D^3g` is symmetric too. Along a unit
+vector v that is :math:`\sqrt M\sqrt{y^2 + D}`, y moving with speed one, :math:`y^2 + D = Q = M\rho_\epsilon^2`,
+with the fourth derivative :math:`\sqrt M\,\theta(12 - 15\theta)Q^{-3/2}`, :math:`\theta = D/Q \in [0, 1]`. So
+:math:`\|D^3g\| \le 3/(M\rho_\epsilon^3)`.
+
 Subtracting the mean is an orthogonal projection, which can only lower either: it leaves both as they are where
 there are directions orthogonal to x left, so from three numbers per group on (two without the mean). Groups are
 separate, so the Jacobian and the tensor are block diagonal and their norms are the largest over the groups. Each
@@ -213,7 +218,8 @@ def _near_batch(call: Call, move: Tensor) -> Near | None:
         one = _pull_fixed(call, torch.ones_like(x))
         return Near(one.value * move, float(one.error.max()) if x.numel() else 0.0, 0.0)
     if call.op == "aten.batch_norm":
-        return None  # it mixes samples
+        near = _near(x.transpose(0, 1), move.transpose(0, 1), x.shape[1], call, centre=True)
+        return None if near is None else Near(near.change.transpose(0, 1), near.first, near.second)
     return _near(x, move, x.shape[0] * x.shape[1], call, centre=True)
 
 
@@ -410,7 +416,8 @@ def normalise(call: Call, x: Enclosure, arrange: Arrange, size: int, *, centre: 
     if eps <= 0:
         raise call.refuse("a normalisation with eps = 0 has no bounded slope; use a positive eps")
     groups = arrange(x.value) if isinstance(x.value, Tensor) and x.numel else None
-    slope, curvature = _constants(x, groups, eps, size, centre, rowwise)
+    moves = None if groups is None else group_spreads(x, arrange, len(groups), rowwise)
+    slope, curvature = _constants(groups, moves, eps, size, centre)
     rows = None
     known = groups is not None
 
@@ -420,6 +427,20 @@ def normalise(call: Call, x: Enclosure, arrange: Arrange, size: int, *, centre: 
         move = minimum(costate.spread, costate.rows.max()) if own and costate.rows is not None else costate.spread
         largest = (curvature * (norms + move)).max()
         return {("input", "input"): minimum(largest, costate.bound * curvature.max())}
+
+    def by_row(groups: Magnitude) -> Magnitude:
+        return Magnitude(groups.log2.reshape(call.shape[0], -1)).max(axis=1) if rowwise else groups.max()
+
+    def rows_along(costate: Enclosure) -> dict[tuple[str, str], Magnitude]:
+        norms = row_norms(arrange(costate.value)) + group_spreads(costate, arrange, len(curvature), rowwise)
+        return {("input", "input"): by_row(curvature * norms)}
+
+    def change_along(costate: Enclosure) -> dict[tuple[str, str], Magnitude]:
+        third = slope * slope * slope * (3.0 / size * (1 + 1e-15))
+        moved = minimum(third * group_spreads(x, arrange, len(slope), rowwise), curvature * 2.0)
+        moved = moved * row_norms(arrange(costate.value))
+        moved = moved + curvature * group_spreads(costate, arrange, len(curvature), rowwise)
+        return {("input", "input"): by_row(moved)}
 
     if rowwise and known:
         steepest = Magnitude(slope.log2.reshape(call.shape[0], -1)).max(axis=1)
@@ -433,24 +454,32 @@ def normalise(call: Call, x: Enclosure, arrange: Arrange, size: int, *, centre: 
         rows=rows,
         reduction=size,
         curvature_along=along if known else None,
+        rows_along=rows_along if known and rowwise else None,
+        change_along=change_along if known else None,
     )
 
 
+def group_spreads(e: Enclosure, arrange: Arrange, count: int, rowwise: bool) -> Magnitude:
+    """How far every group may be from the centre: as far as its row if it lies in one, or its entries together."""
+    moves, radius = Magnitude(np.full(count, e.spread.log2)), e.entry_radius()
+    if rowwise and e.rows is not None and count % len(e.rows) == 0:
+        moves = minimum(Magnitude(e.rows.log2.repeat(count // len(e.rows))), moves)
+    if radius is None or radius.shape != e.value.shape:
+        return moves
+    return minimum(moves, row_norms(arrange(radius)))
+
+
 def _constants(
-    x: Enclosure, groups: Tensor | None, eps: float, size: int, centre: bool, rowwise: bool
+    groups: Tensor | None, moves: Magnitude | None, eps: float, size: int, centre: bool
 ) -> tuple[Magnitude, Magnitude]:
     """Slope and curvature of each group over the domain, from a lower bound of ρ: the norm at the centre minus how
     far it may move, over √M. All on the scale of the group, where nothing overflows.
     """
     everywhere = (ONE / eps).sqrt(), ONE / eps * _KAPPA / math.sqrt(max(1, size)) * (1 + 1e-15)
-    if groups is None or not groups.numel():
+    if groups is None or moves is None or not groups.numel():
         return Magnitude(np.array([everywhere[0].log2])), Magnitude(np.array([everywhere[1].log2]))
     data = _prepared(groups, centre=centre)
     halvings, shift = (column.reshape(-1).cpu().numpy() for column in _shift(data, eps))
-    count = len(groups)
-    moves = Magnitude(np.full(count, x.spread.log2))
-    if rowwise and x.rows is not None and count % len(x.rows) == 0:
-        moves = minimum(Magnitude(x.rows.log2.repeat(count // len(x.rows))), moves)
     rho = np.ldexp(data.least_norms(moves), -halvings) / math.sqrt(size) * (1 - 2.0**-50)
     units = Magnitude(data.units.log2 + halvings)
     squared = Magnitude(2 * units.log2)

@@ -133,6 +133,8 @@ class Operation:
             whose error is proved: value and error of every entry. ``None``, or a slot left out, for what automatic
             differentiation computes by adding up products of the costate with numbers of the arguments, so that
             its error is relative to :math:`|J|^\top|\lambda|` (:mod:`surefoot.calculus.adjoint.costates`).
+        push: the Jacobian at the centre times tangents, by slot of the argument, from a formula whose error is
+            proved. ``None`` where that follows (:mod:`surefoot.operations.pushing`).
         near: the result near the centre as a quadratic function of the move of its one argument that varies, from
             coefficients whose error is proved, in sums and products only. ``None`` where its kernel has to do.
         symmetric: whether its Jacobian in its one argument is a symmetric matrix.
@@ -152,6 +154,7 @@ class Operation:
             ``None`` where norms have to do.
         jumps: whether its result jumps as its arguments vary, so that nothing bounds its slope.
         rounds: whether computing it rounds; what only moves or selects numbers does not.
+        assumed: whether its round-off is assumed rather than proved; that of rules of other packages always is.
         factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.operations.losses.factor`.
     """
 
@@ -167,6 +170,7 @@ class Operation:
     scalar: Scalar | None = None
     taylor: Callable[[Moving], TaylorModel | None] | None = None
     pullback: Callable[[Call, Tensor], Mapping[Slot, Rounded]] | None = None
+    push: Callable[[Call, Mapping[Slot, Tensor]], Rounded | None] | None = None
     near: Callable[[Call, Tensor], Near | None] | None = None
     symmetric: bool = False
     cost: Callable[[Use], Sparsity] | None = None
@@ -182,6 +186,7 @@ class Operation:
     entry_error: Callable[[Call, Tensor], Tensor] | None = None
     jumps: bool = False
     rounds: bool | Callable[[Node], bool] = True
+    assumed: Callable[[Node], bool] = field(default=lambda node: False)
 
     def form_of(self, node: Node) -> Form:
         """The form of one use."""

@@ -11,6 +11,7 @@ the diagonal matrix of the :math:`\lambda_ia''(x_i)`, whose norm is the largest 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -25,7 +26,16 @@ from surefoot.operations.record import Form, operation
 from surefoot.operations.rows import aligned, batch
 from surefoot.operations.scalar_taylor import scalar_along
 from surefoot.operations.softmax import summed
-from surefoot.scalar import Rounded, ScalarFunction, range_on, rounded_derivatives, sup_on, supremum, sups_on
+from surefoot.scalar import (
+    Rounded,
+    ScalarFunction,
+    range_on,
+    rounded_derivatives,
+    rounded_slope,
+    sup_on,
+    supremum,
+    sups_on,
+)
 
 _FAR = 32.0
 _LINEAR = 0.5  # over shorter distances a range says no more than the slope
@@ -72,9 +82,9 @@ def entry_errors(function: ScalarFunction, x: Tensor, value: Tensor, radius: Ten
 
 def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     """Every entry times the slope there, of which the error is known: 1 - y² and the like are not computed by
-    subtraction (:func:`surefoot.scalar.rounded_derivatives`).
+    subtraction (:func:`surefoot.scalar.rounded_slope`).
     """
-    slope = rounded_derivatives(call["function"], Rounded.exact(call["x"].value), 1)[1]
+    slope = rounded_slope(call["function"], Rounded.exact(call["x"].value))
     return {"x": slope * costate}
 
 
@@ -114,7 +124,7 @@ def scalar_function(call: Call) -> Bounds:
         curvature_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends))},
         rows_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends), len(bends))},
         change_along=lambda costate: {("x", "x"): _change(costate, function, x, bends)},
-        jacobian_change=lambda: {"x": top(_moved(function, 1, x), len(bends))},
+        jacobian_change=lambda: {"x": top(derivative_moved(function, 1, x), len(bends))},
         reason="" if curvature.is_finite else _reason(call),
     )
 
@@ -123,17 +133,17 @@ def _change(costate: Enclosure, function: ScalarFunction, x: Enclosure, bends: T
     r"""With b the second derivative, :math:`\lambda b(x) - \hat\lambda b(\hat x) = (\lambda - \hat\lambda)b(x) +
     \hat\lambda(b(x) - b(\hat x))`; row by row.
     """
-    moved = costate.radius()
+    moved = costate.entry_radius()
     assert moved is not None
-    total = weighed(moved, bends) + weighed(costate.value.abs(), _moved(function, 2, x))
+    total = weighed(moved, bends) + weighed(costate.value.abs(), derivative_moved(function, 2, x))
     return top(total, len(bends)) * (1 + 2.0**-51)
 
 
-def _moved(function: ScalarFunction, order: int, x: Enclosure) -> Tensor:
+def derivative_moved(function: ScalarFunction, order: int, x: Enclosure) -> Tensor:
     """How far a derivative may be from that at the centre, entry by entry: the next derivative times the
     distance, or the range of values.
     """
-    radius, (low, high) = x.radius(), x.interval()
+    radius, (low, high) = x.entry_radius(), x.interval()
     assert radius is not None
     distance = weighed(radius, sup_on(function, order + 1, low, high))
     least, most = range_on(function, low, high, order)
@@ -181,7 +191,7 @@ def _reason(call: Call) -> str:
 _PRELU_KINK = "PReLU has a kink at zero: use a smooth activation (surefoot.smooth), or shrink the domain"
 
 
-def _slopes_laid(call: Call) -> tuple[int, ...]:
+def slopes_laid(call: Call) -> tuple[int, ...]:
     """The shape in which the slopes meet the entries: one for all, or one per channel."""
     x, w = call["self"], call["weight"]
     if call.node.op == "aten.prelu" and w.numel > 1:
@@ -191,7 +201,7 @@ def _slopes_laid(call: Call) -> tuple[int, ...]:
 
 def _pull_prelu(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     """λ where an entry is positive, else wλ; and the sum of λ min(x, 0) over the entries that share a slope."""
-    x, w, laid = call["self"].value, call["weight"], _slopes_laid(call)
+    x, w, laid = call["self"].value, call["weight"], slopes_laid(call)
     slope = Rounded.exact(costate)
     below = Rounded.exact(w.value.reshape(laid)) * slope
     shares = (Rounded.exact(x.clamp(max=0.0)) * slope).expand(x.shape)
@@ -199,12 +209,26 @@ def _pull_prelu(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     dims = tuple(k for k, size in enumerate(wide) if size == 1)
     total = summed(shares, dims) if dims else shares
     return {
-        "self": slope.choose(below, x > 0, torch.zeros_like(x, dtype=torch.bool)),
+        "self": slope.choose(below, x > 0, x == 0),
         "weight": Rounded(total.value.reshape(w.shape), total.error.reshape(w.shape)),
     }
 
 
-@operation("aten.prelu", "aten._prelu_kernel", form=Form.ELEMENTWISE, rows=batch("self", 1), pullback=_pull_prelu)
+def _push_prelu(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
+    """The tangent where an entry is positive, else w times it; and min(x, 0) times the tangent of its slope."""
+    x, laid = call["self"].value, slopes_laid(call)
+    total = Rounded.exact(torch.zeros_like(x))
+    if "self" in tangents:
+        tangent = Rounded.exact(tangents["self"])
+        below = Rounded.exact(call["weight"].value.reshape(laid)) * tangent
+        total = tangent.choose(below, x > 0, x == 0)
+    if "weight" in tangents:
+        total = total + Rounded.exact(x.clamp(max=0.0)) * tangents["weight"].reshape(laid)
+    return total
+
+
+@operation("aten.prelu", "aten._prelu_kernel", form=Form.ELEMENTWISE, rows=batch("self", 1), pullback=_pull_prelu,
+           push=_push_prelu)  # fmt: skip
 def prelu(call: Call) -> Bounds:
     r""":math:`z = \max(x, 0) + w \min(x, 0)` with one slope w for all, or one per channel.
 
@@ -220,7 +244,7 @@ def prelu(call: Call) -> Bounds:
     steep = minimum(w.peak, meeting_norm(w, w.shape, w.shape))
     slope = maximum(ONE if positive else ZERO, steep if negative else ZERO)
     below = replace(x, value=x.value.clamp(max=0.0)) if isinstance(x.value, Tensor) else x  # moves no more than x
-    shared = meeting_norm(below, _slopes_laid(call), call.shape) if negative else ZERO
+    shared = meeting_norm(below, slopes_laid(call), call.shape) if negative else ZERO
     return Bounds(
         jacobian={"self": slope, "weight": shared},
         curvature={

@@ -13,6 +13,8 @@ Let :math:`p` be the soft-max of :math:`x`, and :math:`v` a direction, seen as a
   function that is concave and then convex, reached by two points at distance :math:`\delta' \le \delta`, with
   value :math:`\delta'^3 q(1-q)(1-2q) \le \delta'^3/(6\sqrt3)`. Reached for two classes. And
   :math:`|E(v - Ev)^3| \le \max|v - Ev|\,E(v - Ev)^2 \le \sqrt2\,\|C\|`.
+* **Third derivative at most** :math:`2\|C\|`: again symmetric, on the diagonal the fourth cumulant :math:`E(v -
+  Ev)^4 - 3(E(v - Ev)^2)^2`, which lies between :math:`-2\|C\|^2` and :math:`\max|v - Ev|^2\|C\| \le 2\|C\|`.
 * **Log-soft-max.** :math:`I - \mathbf 1p^\top` is an oblique projection, of norm :math:`\|\mathbf 1\|\|p\| \le
   \sqrt{k \max p}` for k > 1 classes; its second derivative is :math:`-\mathbf 1\otimes C`, of norm
   :math:`\sqrt k\,\|C\|`. The slope :math:`\sqrt k` is approached as one class takes all.
@@ -29,6 +31,7 @@ together; and :math:`\rho` grows at most by the same factor.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -36,10 +39,10 @@ from torch import Tensor
 
 from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.call import Bounds, Call, Slot, Use
+from surefoot.operations.call import Bounds, Call, Pair, Slot, Use
 from surefoot.operations.common import ONE, ZERO, root
 from surefoot.operations.dimensions import normalized_dim, normalized_dims
-from surefoot.operations.record import Near, declare, operation
+from surefoot.operations.record import Near, declare, operation, record_of
 from surefoot.operations.rows import aligned, unless_along
 from surefoot.operations.sparsity import Sparsity, every_entry, grouped
 from surefoot.scalar import Rounded
@@ -98,6 +101,40 @@ def _near_softmax(call: Call, move: Tensor) -> Near | None:
     return Near(change, 4 * error + 8 * unit, (16 + 4 * math.sqrt(classes)) * error + 64 * unit)
 
 
+def _near_sums(p: Rounded, move: Tensor, dims: Dims) -> tuple[Tensor, Tensor, float, float]:
+    r"""The change of a logarithm of a sum of exponentials, :math:`\langle p, d\rangle + \frac12\langle p,
+    c^2\rangle`, with c the move without its mean; its two terms, and on the errors of its two derivatives.
+
+    As in :func:`_near_softmax`, with E the norm of the error of p: the gradient p is off by E, and the second
+    derivative by :math:`(4\sqrt k + 8)E`.
+    """
+    mean = (p.value * move).sum(dim=dims, keepdim=True)
+    bend = 0.5 * (p.value * (move - mean).square()).sum(dim=dims, keepdim=True)
+    error = float(torch.linalg.vector_norm(p.error, dim=dims).max()) * (1 + 2.0**-40)
+    classes = p.value.numel() // max(1, mean.numel())
+    unit = (classes + 32) * 2.0**-53
+    return mean, bend, error + 8 * unit, (4 * math.sqrt(classes) + 8) * error + 64 * unit
+
+
+def _near_log_softmax(call: Call, move: Tensor) -> Near | None:
+    """The move less the change of the logarithm of the sum, which counts once for each of the k classes."""
+    x, dim = call["self"].value, normalized_dim(call["dim"], len(call.shape))
+    if not call.shape or not x.numel():
+        return None
+    mean, bend, first, second = _near_sums(moderate(x, dim), move, dim)
+    many = math.sqrt(call.shape[dim]) * (1 + 2.0**-50)
+    return Near(move - mean - bend, many * first, many * second)
+
+
+def _near_log_sum_exp(call: Call, move: Tensor) -> Near | None:
+    x = call["self"].value
+    dims = normalized_dims(call["dim"], x.dim())
+    if not x.numel() or not x.dim():
+        return None
+    mean, bend, first, second = _near_sums(_along_dims(x, dims), move, tuple(dims))
+    return Near((mean + bend).reshape(call.shape), first, second)
+
+
 def summed(terms: Rounded, dim: Dims) -> Rounded:
     """The sum along dimensions; n terms in any order are off by γ_n of the sum of their absolute values."""
     value = terms.value.sum(dim=dim, keepdim=True)
@@ -133,11 +170,33 @@ def _pull_log_sum_exp(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     """p times the entry of the costate."""
     x = call["self"].value
     dims = normalized_dims(call["dim"], x.dim())
+    shape = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
+    return {"self": _along_dims(x, dims) * costate.reshape(shape)}
+
+
+def _along_dims(x: Tensor, dims: list[int]) -> Rounded:
+    """The soft-max over several dimensions together, with its error."""
     behind = list(range(-len(dims), 0))
     moved = x.movedim(dims, behind)
     p = torch.softmax(moved.flatten(-len(dims)), -1).reshape(moved.shape).movedim(behind, dims)
-    shape = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
-    return {"self": with_errors(p, math.prod(x.shape[d] for d in dims)) * costate.reshape(shape)}
+    return with_errors(p, math.prod(x.shape[d] for d in dims))
+
+
+def _push_log_softmax(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
+    r""":math:`\tau - \langle p, \tau\rangle` on every fibre."""
+    dim = normalized_dim(call["dim"], len(call.shape))
+    tangent = Rounded.exact(tangents["self"])
+    return tangent - summed(probabilities(call["self"].value, dim) * tangent, dim)
+
+
+def push_by_gradient(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
+    """Where every group of numbers becomes one: the product of its gradient and the tangent."""
+    pullback, x = record_of(call.node).pullback, call["self"].value
+    assert pullback is not None
+    gradient = pullback(call, torch.ones(call.shape, dtype=torch.float64, device=x.device))["self"]
+    dims = tuple(normalized_dims(call["dim"], x.dim()))
+    total = summed((gradient * tangents["self"]).expand(x.shape), dims)
+    return Rounded(total.value.reshape(call.shape), total.error.reshape(call.shape))
 
 
 def _cost(use: Use) -> Sparsity:
@@ -171,6 +230,19 @@ def softmax(call: Call) -> Bounds:
     rows = None
     if dim != 0 and isinstance(x.value, Tensor):
         rows = minimum(x.row_spread(call.shape[0]) * slope, root(2 * fibres // max(1, call.shape[0])))
+
+    def rows_along(costate: Enclosure) -> dict[Pair, Magnitude]:
+        assert top is not None
+        norms = _fibre_norms(costate.value, dim) + _fibre_spreads(costate, dim)
+        return {(slot, slot): _most(_curvatures(top) * norms, call.shape[0])}
+
+    def change_along(costate: Enclosure) -> dict[Pair, Magnitude]:
+        assert top is not None
+        third = Magnitude.of(_covariances(top).reshape(-1)) * (2 * (1 + 1e-15))
+        moved = minimum(third * _fibre_spreads(x, dim), _curvatures(top) * 2.0)
+        moved = moved * _fibre_norms(costate.value, dim) + _curvatures(top) * _fibre_spreads(costate, dim)
+        return {(slot, slot): _most(moved, call.shape[0])}
+
     return Bounds(
         jacobian={slot: slope, **_no_mask(call)},
         curvature={(slot, slot): minimum(STEEPEST, slope * math.sqrt(2) * (1 + 1e-15))},
@@ -180,18 +252,45 @@ def softmax(call: Call) -> Bounds:
         rows=rows,
         reduction=classes,
         curvature_along=None if top is None else lambda costate: {(slot, slot): _fibres_along(costate, dim, top)},
+        rows_along=None if top is None or dim == 0 else rows_along,
+        change_along=None if top is None or dim == 0 else change_along,
     )
 
 
 def _fibres_along(costate: Enclosure, dim: int, top: tuple[np.ndarray, np.ndarray]) -> Magnitude:
     """The largest product over the fibres of their curvature and the norm of their costate."""
-    fibres = costate.value.movedim(dim, -1)
-    norms = row_norms(fibres.reshape(-1, fibres.shape[-1]))
     rows = costate.rows is not None and dim != 0
     move = minimum(costate.spread, costate.rows.max()) if rows and costate.rows is not None else costate.spread
+    curvature = _curvatures(top)
+    sizes = curvature * (_fibre_norms(costate.value, dim) + move)
+    return minimum(sizes.max(), curvature.max() * costate.bound)
+
+
+def _fibre_norms(value: Tensor, dim: int) -> Magnitude:
+    """The norm of every fibre."""
+    fibres = value.movedim(dim, -1)
+    return row_norms(fibres.reshape(-1, fibres.shape[-1]))
+
+
+def _curvatures(top: tuple[np.ndarray, np.ndarray]) -> Magnitude:
+    """That of the soft-max, of every fibre."""
     curvature = np.minimum(STEEPEST.numpy(), _covariances(top) * (math.sqrt(2) * (1 + 1e-15)))
-    sizes = Magnitude.of(curvature.reshape(-1)) * (norms + move)
-    return minimum(sizes.max(), Magnitude.of(float(curvature.max())) * costate.bound)
+    return Magnitude.of(curvature.reshape(-1))
+
+
+def _most(fibres: Magnitude, rows: int) -> Magnitude:
+    """The largest of the fibres of each row."""
+    return Magnitude(fibres.log2.reshape(rows, -1)).max(axis=1)
+
+
+def _fibre_spreads(e: Enclosure, dim: int) -> Magnitude:
+    """How far every fibre may be from the centre: as far as its row, or its entries together."""
+    rows, radius = e.row_spread(len(e.value)), e.entry_radius()
+    fibres = e.numel // max(1, e.value.shape[dim] * len(e.value))
+    moves = Magnitude(rows.log2.repeat(fibres))
+    if radius is None or radius.shape != e.value.shape:
+        return moves
+    return minimum(moves, _fibre_norms(radius, dim))
 
 
 def _no_mask(call: Call) -> dict[str, Magnitude]:
@@ -207,7 +306,7 @@ declare("aten.softmin", rows=unless_along(), cost=_cost)
 
 
 @operation("aten.log_softmax", "aten._log_softmax", rows=unless_along(), cost=_cost, errata=(13,),
-           pullback=_pull_log_softmax)  # fmt: skip
+           pullback=_pull_log_softmax, push=_push_log_softmax, near=_near_log_softmax)  # fmt: skip
 def log_softmax(call: Call) -> Bounds:
     """Slope √(k max p), curvature √k ‖C‖; at zero every entry is -log k."""
     x, dim = call["self"], normalized_dim(call["dim"], len(call.shape))
@@ -224,6 +323,7 @@ def log_softmax(call: Call) -> Bounds:
 
 
 @operation("aten.logsumexp", rows=unless_along(), errata=(13,), pullback=_pull_log_sum_exp,
+           push=push_by_gradient, near=_near_log_sum_exp,
            cost=lambda use: every_entry(math.prod(use.shapes["self"])))  # fmt: skip
 def log_sum_exp(call: Call) -> Bounds:
     """Slope √(max p), curvature ‖C‖; at zero every entry is log k."""
@@ -277,6 +377,9 @@ def _top(
         move = x.spread.tensor(probabilities)
     else:
         move = move.reshape(-1, *[1] * (largest.dim() - 1))
+        radius = x.entry_radius()
+        if radius is not None and radius.shape == probabilities.shape:
+            move = torch.minimum(move, torch.linalg.vector_norm(radius, dim=dim) * (1 + 2.0**-30))
     # The round-off of a probability grows with it: what is computed as zero may be 10⁻¹² and become anything.
     slack = _SLACK + probabilities.numel() // max(1, largest.numel()) * 2.0**-51  # a sum of so many terms
     factor = (math.sqrt(2) * move).clamp(max=700.0).exp() * (1 + slack)

@@ -35,14 +35,19 @@ from surefoot.operations.common import ONE, ZERO, root
 from surefoot.operations.dimensions import normalized_dims
 from surefoot.operations.group_slopes import (
     groups_along,
+    near_length,
+    near_unit,
+    near_variance,
     pull_length,
     pull_spread,
     pull_unit,
     pull_weight_norm,
+    push_weight_norm,
 )
 from surefoot.operations.groups import Groups, times_power
 from surefoot.operations.record import declare, operation
 from surefoot.operations.rows import unless_along
+from surefoot.operations.softmax import push_by_gradient
 from surefoot.operations.sparsity import Sparsity, every_entry
 
 _BEND = 2.0 / math.sqrt(3.0) * (1 + 1e-15)
@@ -128,7 +133,7 @@ def _error_of_spread(call: Call, value: Tensor) -> Magnitude:
 
 
 @operation("aten.var", "aten.std", rows=unless_along(), cost=_whole, error=_error_of_spread,
-           pullback=pull_spread(_freedom))  # fmt: skip
+           pullback=pull_spread(_freedom), push=push_by_gradient)  # fmt: skip
 def spread_of_group(call: Call) -> Bounds:
     r"""Variance :math:`\|Px\|^2/(M - c)` and deviation :math:`\|Px\|/\sqrt{M - c}`; P subtracts the mean.
 
@@ -150,8 +155,8 @@ def spread_of_group(call: Call) -> Bounds:
     return _length(call, x, scale, inverses.max(), largest, count)
 
 
-declare("aten.var", evaluate=_variance)
-declare("aten.std", evaluate=_deviation)
+declare("aten.var", evaluate=_variance, near=near_variance(_freedom))
+declare("aten.std", evaluate=_deviation, near=near_length(_freedom))
 
 
 def _vector_norm(
@@ -165,7 +170,7 @@ def _vector_norm(
 
 
 @operation("aten.linalg_vector_norm", rows=unless_along(), cost=_whole, evaluate=_vector_norm,
-           pullback=pull_length)  # fmt: skip
+           pullback=pull_length, push=push_by_gradient, near=near_length())  # fmt: skip
 def vector_norm(call: Call) -> Bounds:
     """The length of groups of numbers; other norms than the Euclidean one have kinks wherever an entry is zero,
     and are refused.
@@ -207,7 +212,9 @@ def _unit(x: Tensor, dim: Any, eps: float) -> Tensor:
     return _direction(x, normalized_dims(dim, x.dim()), eps)
 
 
-@operation("surefoot.unit", rows=unless_along("x"), evaluate=_unit, pullback=pull_unit)
+@operation(
+    "surefoot.unit", rows=unless_along("x"), evaluate=_unit, pullback=pull_unit, symmetric=True, near=near_unit
+)
 def unit(call: Call) -> Bounds:
     r""":math:`x/\max(\|x\|, \epsilon)` for each group: a direction outside of the ball of radius :math:`\epsilon`,
     linear inside, with a kink between the two.
@@ -237,7 +244,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return _direction(v, [k for k in range(v.dim()) if dim == -1 or k != dim]) * g
 
 
-@operation("aten._weight_norm", evaluate=_weight_norm, pullback=pull_weight_norm)
+@operation("aten._weight_norm", evaluate=_weight_norm, pullback=pull_weight_norm, push=push_weight_norm)
 def weight_norm(call: Call) -> Bounds:
     r""":math:`z = g\,v/\|v\|` for each slice of v along ``dim``, with its own length g.
 

@@ -15,7 +15,8 @@
   :class:`ProjectedSVRG`.
 * ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states; ``pace``: its
   learning rate.
-* ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share.
+* ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share; ``forcing``: how
+  exactly they solve.
 """
 
 from surefoot.optim.base import GuaranteedOptimizer, OptimizerError
@@ -46,3 +47,7 @@ __all__ = [
     "VarianceBound",
     "VarianceEstimate",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

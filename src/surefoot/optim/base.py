@@ -86,7 +86,7 @@ class GuaranteedOptimizer(Optimizer):
                 f"{type(self).__name__}(model, surefoot.CrossEntropy()), and params=... for a part of its "
                 f"parameters. Got {type(model).__name__}"
             )
-        check_objective(objective, "the data, step(x, y)")
+        objective = check_objective(objective, "the data, step(x, y)")
         if lower is None:
             lower = 0.0 if objective.nonnegative else -math.inf
         elif not math.isfinite(lower):
@@ -176,9 +176,9 @@ class GuaranteedOptimizer(Optimizer):
             self.forget()
         return changed
 
-    def graph(self, x: Any) -> Graph:
+    def graph(self, x: Any, captured: Graph | None = None) -> Graph:
         """The graph of the model on such a batch; if the function changed, what rests on it is forgotten."""
-        graph = capture(self.model, x)
+        graph = capture(self.model, x) if captured is None else captured
         if self.watch.other_graph(x, graph):
             self._changed = True
             self.forget()

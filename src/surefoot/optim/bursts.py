@@ -30,7 +30,7 @@ class BurstRecord:
         before_error: how far the exact value may be from that.
         after: the same at the end of the burst; infinite if it was not finite.
         after_error: how far the exact value may be from that.
-        rate: the learning rate, of the first parameter group.
+        rate: the learning rate of its first epoch, of the first parameter group.
         kept: whether the exact value is proved to be lower than before.
         batches: how many mini-batches the burst took.
         epochs: the same in passes over the loader.
@@ -87,22 +87,24 @@ class Average:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._means: list[Tensor] = []
-        self._count = 0
+        self.count = 0
 
     def add(self) -> None:
         """Count the present parameters in."""
-        self._count += 1
+        self.count += 1
         present = [parameter.detach() for parameter in self.parameters]
         if self._means:
-            moved_together(self._means, present, 1 / self._count)
+            moved_together(self._means, present, 1 / self.count)
         else:
             self._means = [value.clone() for value in present]
 
-    def write(self) -> None:
-        """Set the parameters to their means."""
+    def swap(self) -> None:
+        """Set the parameters to their means, and back when called again."""
+        present = [parameter.detach().clone() for parameter in self.parameters]
         with torch.no_grad():
             for parameter, mean in zip(self.parameters, self._means, strict=False):
                 parameter.copy_(mean)
+        self._means = present
 
 
 class Batches:

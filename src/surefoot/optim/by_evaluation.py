@@ -68,6 +68,7 @@ class ByEvaluation:
         self._fallback.forget()
         self._function: tuple[tuple[str, Graph], Function] | None = None
         self._point: Point | None = None
+        self._stuck: tuple[Point, str] | None = None  # where no step was found, and why
         self._loader: Any = None
         self._batch: tuple[Any, Any] = (None, None)
 
@@ -82,15 +83,18 @@ class ByEvaluation:
         except EvaluationError as error:
             raise OptimizerError(str(error)) from error
         loss, data = number(point.value), function.data.name
-        for name, parameter in owner.trainable.items():
-            check_slope(name, slopes[name], loss)
-            parameter.grad = slopes[name].to(parameter.dtype)
         size = float(point.gradient.norm())
+        for name, parameter in owner.trainable.items():
+            if not size < math.inf:
+                check_slope(name, slopes[name], loss)
+            parameter.grad = slopes[name].to(parameter.dtype)
         record = StepRecord(len(owner.history), loss, size, 0.0, promised_decrease=0.0, data=data)
         if size == 0:
             return self._stayed(record, "the gradient is zero", stalled=False)
-        found, why = self._found(point)
+        stuck = self._stuck is not None and self._stuck[0] is point
+        found, why = (None, self._stuck[1]) if stuck and self._stuck else self._found(point)
         if found is None:
+            self._stuck = (point, why) if type(self.direction) in NAMED.values() else None
             return self._stayed(record, why, stalled=True)
         self._stalls = 0
         if not is_loader(x):  # whose objective takes running statistics as they are
@@ -202,7 +206,9 @@ class ByEvaluation:
         return found, note
 
     def _along(self, point: Point, direction: Tensor, first: float, kind: Direction, trials: int) -> Found | None:
-        """A step along a direction that is proved to descend."""
+        """A step along a direction that is proved to descend; none where all of its decrease is round-off."""
+        hoped = -first * point.slope(direction)
+        least = point.enclosed(_PART * hoped).error
         found = search(
             point,
             direction,
@@ -210,6 +216,7 @@ class ByEvaluation:
             first,
             curvature=kind.needs_curvature,
             trials=trials,
+            least=least,
         )
         return found if found is not None and self._is_proved(point, found.point) else None
 

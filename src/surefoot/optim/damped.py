@@ -14,6 +14,7 @@ from surefoot.certificate import Certificate
 from surefoot.chain import Chain
 from surefoot.objectives import Objective, Ridge
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
+from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.moving_ball import INSIDE, MovingBall
 from surefoot.optim.record import StepRecord
 from surefoot.optim.stored import Proposal, Tensors, flat_product, norm_of, promised, resolution, square_of, stored
@@ -85,6 +86,17 @@ class SecondOrder(GuaranteedOptimizer):
         self.damping, self.line_search = damping, line_search
         self.kappa = float(damping) if is_number else float(kappa)
         self._ball = MovingBall(_START)
+        self._forcing = Forcing()
+
+    def forget(self) -> None:
+        """Drop what the next tolerance rests on."""
+        self._forcing = Forcing()
+
+    def forced(self, exact: float) -> tuple[float, int | None]:
+        """The tolerance and the most iterations of the next solve: by the forcing sequence where κ is adapted."""
+        if self.damping != "adapted":
+            return exact, None
+        return self._forcing.tolerance(exact), self._forcing.most
 
     def solver(self, problem: Problem, data: str) -> Solver:
         """κ ↦ the minimiser of the model at the present point."""
@@ -101,13 +113,15 @@ class SecondOrder(GuaranteedOptimizer):
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step."""
         loss, data = self.value(x, y, closure), self.fingerprint(x, y)
-        self.graph(x)  # which notices another function
+        chain = Chain(self.model, x)
+        self.graph(x, chain.graph)  # which notices another function
         try:
-            problem = Problem(Chain(self.model, x), self.objective.bound_to(y), None, self.ridge)
+            problem = Problem(chain, self.objective.bound_to(y), None, self.ridge)
             gradient = problem.gradient
             size = norm_of(gradient)
             if not math.isfinite(size):
                 raise OptimizerError(f"the gradient is not finite at loss {loss:g}")
+            self._forcing.at(data, size)
             for name, parameter in self.trainable.items():
                 parameter.grad = gradient[name] if name in gradient else torch.zeros_like(parameter)
             if size == 0:
@@ -135,6 +149,7 @@ class SecondOrder(GuaranteedOptimizer):
                 return Proposal({}, 0.0, note="no step: descent cannot be told from round-off here")
             after = problem.value_at(move)
             ratio = (problem.value - after) / predicted if math.isfinite(after) else -math.inf
+            self._forcing.learn(step.iterations, ratio)
             plain = not adapted and self.line_search is None and math.isfinite(after)
             if ratio >= _ACCEPTED or plain:
                 self._relax(ratio)
@@ -156,8 +171,7 @@ class SecondOrder(GuaranteedOptimizer):
     def _relax(self, ratio: float) -> None:
         """κ after a step that was taken."""
         if self.damping == "adapted":
-            factor = max(1 / 3, 1 - (2 * min(ratio, 1.0) - 1) ** 3)
-            self.kappa = min(max(self.kappa * factor, _RANGE[0]), _RANGE[1])
+            self.kappa = min(max(relaxed(self.kappa, ratio), _RANGE[0]), _RANGE[1])
 
     def _tighten(self, growth: float) -> None:
         """κ after a step that was too long."""
@@ -197,12 +211,13 @@ class SecondOrder(GuaranteedOptimizer):
         return self._ball.step(self.model, x, problem.objective, problem.parameters, propose)
 
     def extra_state(self) -> dict[str, Any]:
-        """The damping and the radius of the next step."""
-        return {"kappa": self.kappa, "radius": self._ball.radius}
+        """The damping, the radius and the tolerance of the next step."""
+        return {"kappa": self.kappa, "radius": self._ball.radius, "forcing": self._forcing.state()}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take them back."""
         self.kappa, self._ball.radius = float(state["kappa"]), state["radius"]
+        self._forcing.load(state["forcing"])
 
     @property
     def guarantee(self) -> str:

@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.point import Point
 from surefoot.optim.vectors import Tensors
-from surefoot.oracles.problem import Problem
-from surefoot.oracles.steps import solve_gauss_newton
+from surefoot.oracles.primal import LOOSE
+from surefoot.oracles.problem import Problem, check_tolerance
+from surefoot.oracles.steps import gauss_newton_solver
 
-_PAIRS = 40  # kept by L-BFGS
+_FEW, _MANY, _ROOM = 40, 100, 2**25  # pairs kept by L-BFGS: many if they fit into so many bytes, else few
 _FIRST = 0.1  # length of the very first step along a gradient, relative to the weights
 
 
@@ -135,20 +137,23 @@ class LimitedMemory(Gradient):
     1980) only need inner products of moves, changes and the gradient. So they run on a small table of those (Chen,
     Wang and Zhou, Large-scale L-BFGS using MapReduce, NIPS 2014), and the moves and changes are read twice per
     step: for their products with the new gradient, and for the direction. The products with the new move and the
-    new change follow from these, as the move is along the direction. A pair is kept if
+    new change follow from these, as the move is along the direction. With S and Y the pairs, oldest first, R the
+    upper triangle of :math:`S^\top Y` and D its diagonal, the first loop is :math:`R\alpha = S^\top g` and the
+    second :math:`R^\top\delta = D\alpha - \gamma Y^\top(g - Y\alpha)`, for the direction
+    :math:`-\gamma(g - Y\alpha) - S\delta`. A pair is kept if
     :math:`\langle s, y\rangle > 10^{-12}\|s\|\|y\|`, which keeps the matrix positive.
     """
 
     needs_curvature = True
 
-    def __init__(self, pairs: int = _PAIRS) -> None:
+    def __init__(self, pairs: int | None = None) -> None:
         super().__init__()
-        self.pairs = pairs
+        self._wanted = pairs
         self._clear()
 
     def _clear(self) -> None:
         self._order: deque[int] = deque()  # slots in use, oldest first
-        self._rows: Tensor | None = None  # moves in the first rows, changes in the last
+        self._rows: Tensor | None = None  # moves and changes in turn
         self._table = np.zeros((0, 0))  # products of the rows
         self._at: tuple[Tensor, np.ndarray] | None = None  # a gradient, and the products of the rows with it
         self._along: tuple[Tensor, np.ndarray] | None = None  # a direction, and the products of the rows with it
@@ -160,31 +165,35 @@ class LimitedMemory(Gradient):
             return super().propose(point)
         products = self._with_rows(gradient)
         weights, scale = self._loops(products)
-        direction = (torch.from_numpy(weights).to(gradient) @ self._rows).add_(gradient, alpha=scale).neg_()
-        self._along = direction, -(self._table @ weights) - scale * products
+        direction = (torch.from_numpy(weights).to(gradient) @ self._used).add_(gradient, alpha=scale).neg_()
+        used = len(products)
+        self._along = direction, -(self._table[:used, :used] @ weights) - scale * products
         return direction, 1.0
+
+    @property
+    def _used(self) -> Tensor:
+        """The rows that hold pairs."""
+        assert self._rows is not None
+        return self._rows[: 2 * len(self._order)]
 
     def _with_rows(self, gradient: Tensor) -> np.ndarray:
         """The products of the rows with a gradient."""
-        assert self._rows is not None
         if self._at is None or not torch.equal(self._at[0], gradient):
-            self._at = gradient, (self._rows @ gradient).cpu().numpy()
+            self._at = gradient, (self._used @ gradient).cpu().numpy()
         return self._at[1]
 
     def _loops(self, products: np.ndarray) -> tuple[np.ndarray, float]:
         """What the two loops give, as weights of the rows and of the gradient."""
-        m, table = self.pairs, self._table
-        weights = np.zeros(2 * m)
-        alpha = {}
-        for j in reversed(self._order):
-            alpha[j] = (table[j] @ weights + products[j]) / table[j, m + j]
-            weights[m + j] = -alpha[j]
-        newest = self._order[-1]
-        scale = table[newest, m + newest] / table[m + newest, m + newest]
-        weights *= scale
-        for j in self._order:
-            beta = (table[m + j] @ weights + scale * products[m + j]) / table[j, m + j]
-            weights[j] += alpha[j] - beta
+        moves = np.array(self._order)
+        changes = moves + 1
+        upper = torch.from_numpy(self._table[np.ix_(moves, changes)])
+        diagonal = upper.diagonal().numpy()
+        scale = diagonal[-1] / self._table[changes[-1], changes[-1]]
+        alpha = _solved(upper, products[moves], upper=True)
+        rest = products[changes] - self._table[np.ix_(changes, changes)] @ alpha
+        weights = np.zeros(len(products))
+        weights[changes] = -scale * alpha
+        weights[moves] = _solved(upper.T, diagonal * alpha - scale * rest, upper=False)
         return weights, float(scale)
 
     def learn(self, before: Point, after: Point, step: float) -> None:
@@ -194,33 +203,34 @@ class LimitedMemory(Gradient):
         inner, squares = float(move @ change), (float(move @ move), float(change @ change))
         if not inner > 1e-12 * (squares[0] * squares[1]) ** 0.5:
             return
-        m = self.pairs
         if self._rows is None:
-            self._rows = torch.zeros(2 * m, len(move), dtype=torch.float64, device=move.device)
-            self._table = np.zeros((2 * m, 2 * m))
+            pairs = self._wanted or min(max(_ROOM // (16 * len(move)), _FEW), _MANY)
+            self._rows = torch.zeros(2 * pairs, len(move), dtype=torch.float64, device=move.device)
+            self._table = np.zeros((2 * pairs, 2 * pairs))
         old = self._with_rows(before.gradient)
         moved = self._moved(move, step)
         new = self._with_rows(after.gradient).copy()
-        slot = len(self._order) if len(self._order) < m else self._order.popleft()
+        used = len(new)
+        slot = used if used < len(self._rows) else self._order.popleft()
         self._order.append(slot)
-        self._rows[slot], self._rows[m + slot] = move, change
-        self._table[slot, :] = self._table[:, slot] = moved
-        self._table[m + slot, :] = self._table[:, m + slot] = new - old
-        self._table[slot, slot], self._table[m + slot, m + slot] = squares
-        self._table[slot, m + slot] = self._table[m + slot, slot] = inner
-        new[slot], new[m + slot] = float(move @ after.gradient), float(change @ after.gradient)
+        self._rows[slot], self._rows[slot + 1] = move, change
+        self._table[slot, :used] = self._table[:used, slot] = moved
+        self._table[slot + 1, :used] = self._table[:used, slot + 1] = new - old
+        self._table[slot, slot], self._table[slot + 1, slot + 1] = squares
+        self._table[slot, slot + 1] = self._table[slot + 1, slot] = inner
+        new.resize(2 * len(self._order), refcheck=False)
+        new[slot], new[slot + 1] = float(move @ after.gradient), float(change @ after.gradient)
         self._at = after.gradient, new
 
     def _moved(self, move: Tensor, step: float) -> np.ndarray:
         """The products of the rows with a move: known where it is the last direction times a step, up to the
         rounding of weights in double precision.
         """
-        assert self._rows is not None
         if self._along is not None:
             wanted = self._along[0] * step
             if bool((move - wanted).norm() <= 1e-10 * wanted.norm()):
                 return self._along[1] * step
-        return (self._rows @ move).cpu().numpy()
+        return (self._used @ move).cpu().numpy()
 
     def forget(self) -> None:
         """All pairs."""
@@ -230,7 +240,9 @@ class LimitedMemory(Gradient):
     def state(self) -> dict[str, Any]:
         """Also the pairs."""
         at = None if self._at is None else [self._at[0], torch.from_numpy(self._at[1].copy())]
-        own = {"order": list(self._order), "rows": self._rows, "table": torch.from_numpy(self._table.copy())}
+        used = 2 * len(self._order)
+        table = torch.from_numpy(self._table[:used, :used].copy())
+        own = {"order": list(self._order), "rows": self._rows, "table": table}
         return {**super().state(), **own, "at": at}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -238,8 +250,16 @@ class LimitedMemory(Gradient):
         super().load(state)
         self._clear()
         self._order, self._rows = deque(state["order"]), state["rows"]
-        self._table = state["table"].numpy().copy()
+        if self._rows is not None:
+            used = 2 * len(self._order)
+            self._table = np.zeros((len(self._rows), len(self._rows)))
+            self._table[:used, :used] = state["table"].numpy()
         self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy().copy())
+
+
+def _solved(triangle: Tensor, right: np.ndarray, *, upper: bool) -> np.ndarray:
+    """The solution of a triangular system; the other half of the matrix is not read."""
+    return torch.linalg.solve_triangular(triangle, torch.from_numpy(right)[:, None], upper=upper)[:, 0].numpy()
 
 
 class Proposed(Gradient):
@@ -305,7 +325,11 @@ class Proposed(Gradient):
 
 
 class Linearised(Gradient):
-    """The Gauss-Newton direction, damped so that the full step is good about every other time.
+    r"""The Gauss-Newton direction, with the damping of Levenberg and Marquardt.
+
+    The damping is multiplied by :math:`\max(\frac13, 1 - (2\varrho - 1)^3)`, ϱ the ratio of the decrease of the
+    objective, as it was proved, to that of the model (Nielsen's rule); a step that had to be shortened is one of
+    ϱ = 0, so that the damping is doubled.
 
     Args:
         problem: gives the linearised problem at the present weights.
@@ -315,17 +339,27 @@ class Linearised(Gradient):
 
     def __init__(self, problem: Callable[[], Problem]) -> None:
         super().__init__()
-        self.problem, self._kappa = problem, 1.0
+        self.problem, self._kappa, self._predicted = problem, 1.0, 0.0
+        self._forcing = Forcing()
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
-        """The minimiser of the model, to a tenth, with the step 1 first."""
-        step = solve_gauss_newton(self.problem(), self._kappa, "dual", 0.1, torch.float64, None)
+        """The minimiser of the model, as exactly as it pays, with the step 1 first."""
+        self._forcing.at(point.function.data.name, float(point.gradient.norm()))
+        problem = self.problem()
+        tolerance = self._forcing.tolerance(check_tolerance(None, problem.output.dtype))
+        solve, _ = gauss_newton_solver(problem, "auto", min(tolerance, LOOSE))
+        step = solve(self._kappa, tolerance, self._forcing.most)
+        square = float(sum(part.double().square().sum() for part in step.direction.values()))
+        self._predicted = step.model_decrease + 0.5 * step.kappa * square
+        self._iterations = step.iterations
         return point.function.layout.pack(step.direction), 1.0
 
     def learn(self, before: Point, after: Point, step: float) -> None:
-        """Less damping after a full step, more after a shorter one."""
+        """The damping of the next step."""
         super().learn(before, after, step)
-        self._kappa = min(max(self._kappa * (1 / 3 if step >= 1 else 1 / max(step, 0.1)), 1e-12), 1e12)
+        ratio = (before.value - after.value) / self._predicted if step >= 1 and self._predicted > 0 else 0.0
+        self._forcing.learn(self._iterations, ratio)
+        self._kappa = min(max(relaxed(self._kappa, ratio), 1e-12), 1e12)
 
     def forget(self) -> None:
         """More damping next time."""
@@ -334,12 +368,13 @@ class Linearised(Gradient):
 
     def state(self) -> dict[str, Any]:
         """Also the damping."""
-        return {**super().state(), "kappa": self._kappa}
+        return {**super().state(), "kappa": self._kappa, "forcing": self._forcing.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
         super().load(state)
         self._kappa = state["kappa"]
+        self._forcing.load(state["forcing"])
 
 
 class Chosen(Gradient):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from surefoot.errors import SurefootError
 from surefoot.graph.checks import as_inputs, selected
-from surefoot.objectives import Objective
+from surefoot.objectives import Objective, as_objective
 
 Closure = Callable[[], tuple[Tensor, Tensor]]
 
@@ -53,17 +53,19 @@ def outputs_of(model: nn.Module, x: Any) -> Tensor:
     return outputs if torch.is_grad_enabled() or not isinstance(outputs, Tensor) else outputs.detach()
 
 
-def check_objective(objective: object, bringing: str) -> None:
-    """An objective of optimizers is a loss of ours without targets; ``bringing`` says what brings them.
+def check_objective(given: object, bringing: str) -> Objective:
+    """An objective of optimizers is a loss without targets; ``bringing`` says what brings them.
 
     Raises:
         TypeError, ValueError: if it is not.
     """
+    objective = as_objective(given) if isinstance(given, nn.Module) else given
     if not isinstance(objective, Objective):
         raise TypeError(f"the objective is a loss such as surefoot.CrossEntropy(), got {type(objective).__name__}")
     if objective.targets is not None:
         name = type(objective).__name__
         raise ValueError(f"pass {name}() without targets: they come with {bringing}")
+    return objective
 
 
 def gradient_of(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> tuple[float, dict[str, Tensor]]:

@@ -22,11 +22,10 @@ from surefoot.optim.pace import Pace
 from surefoot.valuation.streamed import StreamedValuer, is_loader
 from surefoot.valuation.valuer import Evaluation, EvaluationError
 
-_SEARCH = 4  # mini-batches of a trial while a rate is looked for, and of what judges it
-_NEARLY = 2.0  # a burst that ends below that many times the value before goes on at a smaller rate
-_EXTENSIONS = 2
-_SHARE = 0.12  # of the work of training that evaluations take, about
-_FIRST, _LONGEST = (1.0, 2.0), 8.0  # epochs of the first bursts, two of each, and of the longest
+_FEW = 4  # mini-batches of a trial while a rate is looked for, and of what judges trials and epochs
+_HIGHER = 3.0  # an epoch that ends above that many times the lowest is undone
+_SHARE = 0.06  # of the work of training that evaluations take, about
+_FIRST, _LONGEST = 2.0, 8.0  # epochs of the first burst, the shortest, and of the longest
 _STALLED = 2
 
 
@@ -45,12 +44,15 @@ class ProvedEpochs:
     ``weight_decay`` is not part of the objective. If the loader changes its samples at random (augmentation), pass
     the plain ones as ``data``.
 
-    *The rate* finds itself. Trials of a few batches from the same state, a factor of eight apart and then two,
-    lead to one to start from. It grows by √2 with each burst that is kept, falls by as much where progress per
-    epoch drops below 0.6 of that before, and is halved where it drops below a quarter or a burst is not kept; a
-    rate that failed is then avoided for four bursts. A burst that ends a little too high is not lost: it goes on
-    at half the rate, up to twice. At its end weights are averaged over the last steps, which takes out the noise
-    of mini-batches. Bursts get longer until evaluations take about an eighth of the work of training.
+    *The rate* finds itself. Trials of a few batches from the same state, a factor of eight apart, lead to one to
+    start from. From then on each epoch says how to go on. With the weights of its last steps averaged, the loss
+    on a few batches, always the same, is compared at the mean and at the last weights. Their ratio is the noise
+    that mini-batches cause at this rate. A rate without noise wastes time, one whose noise dominates gets nowhere,
+    so the rate is multiplied by 1.5/ratio, within 1/2 and 1.5. (The mere decrease of the loss would favour rates
+    that are too small: it is largest where the noise has just been cooled down.) The epoch ends at the lower of
+    the two; one that ends at more than three times the lowest is undone, and the rate is halved, as it is after a
+    burst that is not kept. None of this is a proof, nor needs one: what is kept is decided by the evaluation
+    alone. Bursts are as long as it takes for evaluations to cost about a sixteenth of training.
 
     Args:
         optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
@@ -61,7 +63,7 @@ class ProvedEpochs:
         data: what the objective is the mean over; by default all samples of the loader, in a fixed order.
         burst: epochs of a burst; by default as said above, by processor times. Give a number to be able to repeat
             a run exactly.
-        average: over which part of an epoch weights are averaged, at most half of the burst; 0 for none.
+        average: over which part of an epoch, at its end, weights are averaged, at most half; 0 for none.
         progress: called with the record of each burst.
 
     Attributes:
@@ -102,6 +104,8 @@ class ProvedEpochs:
         self._data = fixed_data(loader) if data is None else data
         self._valuer: StreamedValuer | None = None
         self._buffers: list[Tensor] = []
+        self._judges: list[Any] = []
+        self._lowest = math.inf  # loss at what was kept last, on the batches that judge
         self._kept: Snapshot | None = None
         self._value: Evaluation | None = None
         self._seconds, self._trained = 0.0, 0  # processor time of training so far, and for how many batches
@@ -130,7 +134,7 @@ class ProvedEpochs:
         return sum(record.work for record in self.history)
 
     def step(self) -> float:
-        """One burst, with its extensions; returns the objective of all data afterwards, as computed.
+        """One burst; returns the objective of all data afterwards, as computed.
 
         Raises:
             EvaluationError: if the objective cannot be enclosed, or the data changed from pass to pass.
@@ -156,24 +160,19 @@ class ProvedEpochs:
         try:
             note = self._look()
             assert self._kept is not None
-            assert self._value is not None
-            for extension in range(_EXTENSIONS + 1):
-                room = left - self._in_epochs(time.process_time() - start - self._reading) - self._evaluation
-                record = self._burst(extension, room, note)
-                self._conclude(record, start)
-                start, left, note = time.process_time(), left - self.history[-1].work, ""
-                nearly = record.after < _NEARLY * record.before
-                if record.kept or not nearly or left < self._evaluation + 0.25:
-                    break
-            if not self.history[-1].kept:
+            room = left - self._in_epochs(time.process_time() - start - self._reading) - self._evaluation
+            record = self._burst(self._kept, room, note)
+            if not record.kept:
                 self._kept.restore()
-                self._set_rate(self.rate)
+            self._set_rate(self.rate)
+            self._conclude(record, start)
         except BaseException:
             if self._kept is not None:
                 self._kept.restore()
                 self._set_rate(self.rate)
             raise
         self._speak_of_stalls()
+        assert self._value is not None
         return self._value.value
 
     def _look(self) -> str:
@@ -187,24 +186,24 @@ class ProvedEpochs:
                     f"no error of the objective {self._value.value:g} can be proved: nothing could be kept. Begin "
                     "with smaller weights, or use surefoot.evaluate to find the batch"
                 )
-            self._kept = Snapshot(self.model, self.optimizer)
+            self._kept, self._lowest = Snapshot(self.model, self.optimizer), math.inf
             if known is not None and (known.upper < self._value.lower or self._value.upper < known.lower):
                 note = "weights or data were changed since the last burst"
-                self._pace.gain = 0.0
         if not self._searched:
             note = self._search(self._kept)
             self._searched = True
         return note
 
-    def _burst(self, extension: int, room: float, note: str) -> BurstRecord:
+    def _burst(self, start: Snapshot, room: float, note: str) -> BurstRecord:
         """Train for one burst and compare; the record says whether it is kept."""
         assert self._value is not None
-        length = self._length if not extension else min(1.0, self._length)
+        length = self._length
         if room < length + self._evaluation + 0.25:
             length = max(room, 0.25)
         count = max(1, round(length * self._batches.per_epoch))
-        finite = self._train(self._batches.take(count), count, self.rate)
-        after = self._evaluate_or_none() if finite else None
+        rate = self.rate
+        lowest = self._epochs(count, start)
+        after = None if lowest is None else self._evaluate_or_none()
         before, kept = self._value, after is not None and after.upper < self._value.lower
         if after is None:
             note = _joined(note, "the loss was not finite")
@@ -214,14 +213,50 @@ class ProvedEpochs:
         values = (math.inf, 0.0) if after is None else (after.value, after.error)
         epochs = count / self._batches.per_epoch
         number = len(self.history)
-        record = BurstRecord(
-            number, before.value, before.error, *values, self.rate, kept, count, epochs, 0.0, note
-        )
-        if kept:
-            self._kept, self._value = Snapshot(self.model, self.optimizer), after
-        self._pace.adapt(record, self.history, extended=extension > 0)
-        self._set_rate(self.rate)
-        return record
+        if kept and lowest is not None:
+            self._kept, self._value, self._lowest = Snapshot(self.model, self.optimizer), after, lowest
+        else:
+            self._pace.fail(rate)
+        return BurstRecord(number, before.value, before.error, *values, rate, kept, count, epochs, 0.0, note)
+
+    def _epochs(self, count: int, start: Snapshot) -> float | None:
+        """Train for so many batches, adapt the rate at each epoch, and undo those that end too high.
+
+        Returns:
+            the lowest loss at the end of an epoch, on the batches that judge; ``None`` if no epoch was good and
+            the last one met a loss that is not finite.
+        """
+        parts = max(1, round(count / self._batches.per_epoch))
+        held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        lowest = self._lowest if math.isfinite(self._lowest) else self._level()
+        good, fine, finite = start, True, True
+        for part in range(parts):
+            if not fine:
+                good.restore()
+            size = count * (part + 1) // parts - count * part // parts
+            mean = Average(held)
+            finite = self._train(self._batches.take(size), size, self.rate, mean)
+            level, noise = self._settle(mean, lowest) if finite else (math.inf, 1.0)
+            fine = level <= _HIGHER * lowest
+            if fine:
+                self._pace.adapt(noise)
+                good, lowest = Snapshot(self.model, self.optimizer), min(level, lowest)
+            else:
+                self._pace.fail(self.rate)
+        if not fine and good is not start:
+            good.restore()
+        return lowest if finite or good is not start else None
+
+    def _settle(self, mean: Average, lowest: float) -> tuple[float, float]:
+        """End an epoch at its last weights or at their mean, whichever is lower: the loss there, and the noise."""
+        last = self._level()
+        if not mean.count:
+            return last, last / lowest if lowest > 0 else 1.0
+        mean.swap()
+        middle = self._level()
+        if last < middle:
+            mean.swap()
+        return min(last, middle), last / middle if middle > 0 else 1.0
 
     def _conclude(self, record: BurstRecord, start: float) -> None:
         work = self._in_epochs(time.process_time() - start - self._reading)
@@ -235,10 +270,7 @@ class ProvedEpochs:
         """Epochs of the next burst."""
         if self.burst is not None:
             return float(self.burst)
-        kept = sum(record.kept for record in self.history)
-        if kept < 2 * len(_FIRST):
-            return _FIRST[kept // 2]
-        return min(max(_FIRST[-1], self._evaluation / _SHARE), _LONGEST)
+        return min(max(_FIRST, self._evaluation / _SHARE), _LONGEST) if self.history else _FIRST
 
     @property
     def _evaluation(self) -> float:
@@ -250,23 +282,21 @@ class ProvedEpochs:
             return 0.0
         return seconds / (self._seconds / self._trained * self._batches.per_epoch)
 
-    def _train(self, batches: Iterable[Any], count: int, rate: float, *, average: bool = True) -> bool:
+    def _train(self, batches: Iterable[Any], count: int, rate: float, mean: Average | None = None) -> bool:
         """Mini-batch steps at a rate; false as soon as a loss is not finite."""
         self._set_rate(rate)
-        last = min(round(self.average * self._batches.per_epoch), count // 2) if average else 0
-        held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        mean, start, steps = Average(held), time.process_time(), 0
+        last = min(round(self.average * self._batches.per_epoch), count // 2)
+        start, steps = time.process_time(), 0
         try:
             for steps, (x, y) in enumerate(batches, start=1):
                 closure: Callable[[], Any] = partial(self._loss, x, y, backward=True)
                 loss = self.optimizer.step(closure)
                 if loss is None or not math.isfinite(float(loss)):
                     return False
-                if steps > count - last:
+                if mean is not None and steps > count - last:
                     mean.add()
         finally:
             self._seconds, self._trained = self._seconds + time.process_time() - start, self._trained + steps
-        mean.write()
         return True
 
     def _loss(self, x: Any, y: Any, *, backward: bool = False) -> Tensor:
@@ -276,22 +306,26 @@ class ProvedEpochs:
             loss.backward()
         return loss.detach()
 
+    def _level(self) -> float:
+        """The loss on a few batches that stay the same."""
+        if not self._judges:
+            self._judges = list(self._batches.take(min(_FEW, self._batches.per_epoch)))
+        with evaluating(self.model), torch.no_grad():
+            value = sum(float(self._loss(x, y)) for x, y in self._judges)
+        return value if math.isfinite(value) else math.inf
+
     def _search(self, start: Snapshot) -> str:
         """A rate to begin with: trials from the same state, judged on a few other batches."""
-        trial, judges = (list(self._batches.take(min(_SEARCH, self._batches.per_epoch))) for _ in range(2))
-
-        def level() -> float:
-            with evaluating(self.model), torch.no_grad():
-                value = sum(float(self._loss(x, y)) for x, y in judges)
-            return value if math.isfinite(value) else math.inf
+        level = self._level()
+        trial = list(self._batches.take(min(_FEW, self._batches.per_epoch)))
 
         def judged(rate: float) -> float:
-            finite = self._train(trial, len(trial), rate, average=False)
-            value = level() if finite else math.inf
+            finite = self._train(trial, len(trial), rate)
+            value = self._level() if finite else math.inf
             start.restore()
             return value
 
-        tried = self._pace.search(level(), judged)
+        tried = self._pace.search(level, judged)
         return f"{tried} rates were tried for {len(trial)} mini-batches each"
 
     def _set_rate(self, rate: float) -> None:
@@ -389,7 +423,7 @@ class ProvedEpochs:
         self._kept, self._searched = None, state_dict["searched"]
         self._seconds, self._trained = state_dict["seconds"], state_dict["trained"]
         self._cost, self._stalls = state_dict["cost"], state_dict["stalls"]
-        self._pace = Pace(**state_dict["pace"])
+        self._pace = Pace(state_dict["pace"]["rate"])
         self._set_rate(self.rate)
 
 

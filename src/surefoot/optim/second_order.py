@@ -10,15 +10,17 @@ from torch import Tensor, nn
 
 from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
+from surefoot.graph import Graph
 from surefoot.guarantees import require_smooth
 from surefoot.objectives import Objective
 from surefoot.optim.damped import SecondOrder, Solver
 from surefoot.optim.stored import Tensors, square_of
-from surefoot.oracles.dual_gram import DualGram
+from surefoot.oracles.choice import Choice, choose_newton
 from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.newton_conjugate import solve_conjugate
+from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, Step, check_tolerance
-from surefoot.oracles.steps import METHODS, Method, solve_gauss_newton
+from surefoot.oracles.steps import METHODS, NEWTON_METHODS, Method, gauss_newton_solver, sizes_of
 
 
 class GaussNewton(SecondOrder):
@@ -29,8 +31,9 @@ class GaussNewton(SecondOrder):
     Args:
         model: the network.
         objective: a convex loss without targets.
-        method: ``"dual_gram"``, ``"dual"`` or ``"dynamic"``; see :func:`surefoot.oracles.gauss_newton`.
-        tolerance: of the inner solver.
+        method: ``"auto"`` or the name of one; see :func:`surefoot.oracles.gauss_newton`.
+        tolerance: of the inner solver. By default, ``"auto"`` with a damping that is adapted solves inexactly, by
+            the forcing sequence of :mod:`surefoot.optim.forcing`; everything else solves exactly.
         accumulate: the precision of its vectors.
         options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
             ``progress``; see
@@ -53,7 +56,7 @@ class GaussNewton(SecondOrder):
         model: nn.Module,
         objective: Objective,
         *,
-        method: Method = "dual_gram",
+        method: Method = "auto",
         tolerance: float | None = None,
         accumulate: torch.dtype | None = torch.float64,
         **options: Any,
@@ -65,23 +68,30 @@ class GaussNewton(SecondOrder):
         self.forget()
 
     def forget(self) -> None:
-        """Drop where the next dual solve starts."""
+        """Drop where the next solve starts, and which method was chosen."""
+        super().forget()
         self._change: Tensor | None = None  # of the output, predicted at the last solve; and of which data
         self._data = ""
+        self._chosen: tuple[Graph, float, Choice] | None = None
 
     def solver(self, problem: Problem, data: str) -> Solver:
-        """The dual solvers keep the Gram matrix from one κ to the next, or start where the last solve ended."""
-        if self.method == "dual_gram":
-            system = DualGram(problem, self.accumulate)
-            tolerance = check_tolerance(self.tolerance, problem.output.dtype)
-            return lambda kappa: system.solve(kappa, tolerance)
+        """What does not depend on κ is kept from one to the next; the dual starts where the last solve ended."""
+        exact = check_tolerance(self.tolerance, problem.output.dtype)
+        tolerance, most = self.forced(exact) if self.tolerance is None and self.method == "auto" else (exact, None)
+        warm = self._change if data == self._data and self.method == "dual" else None
+        warm = None if warm is None or warm.shape != problem.output.shape else warm
+        fine, choice = min(tolerance, LOOSE), None  # methods are compared at an accuracy that is that of the step
+        if self._chosen is not None and self._chosen[0] is problem.chain.graph and self._chosen[1] == fine:
+            choice = self._chosen[2]
+        solve, choice = gauss_newton_solver(problem, self.method, fine, None, self.accumulate, warm, choice)
+        if choice is not None:
+            self._chosen = problem.chain.graph, fine, choice
+            tolerance = tolerance if choice.method == "primal" else fine
 
         def found(kappa: float) -> Step:
-            known = self._change if data == self._data and self.method == "dual" else None
-            if known is not None and known.shape != problem.output.shape:
-                known = None
-            step = solve_gauss_newton(problem, kappa, self.method, self.tolerance, self.accumulate, known)
-            self._change, self._data = step.output_change, data
+            step = solve(kappa, tolerance, most)
+            if self.method == "dual":
+                self._change, self._data = step.output_change, data
             return step
 
         return found
@@ -115,7 +125,9 @@ class Newton(SecondOrder):
     Args:
         model: the network.
         objective: a loss without targets.
-        method: ``"dynamic"`` or ``"cg"``; see :func:`surefoot.oracles.newton`.
+        method: ``"auto"``, ``"dynamic"`` or ``"cg"``; see :func:`surefoot.oracles.newton`. Conjugate gradients
+            solve inexactly where the damping is adapted, by the forcing sequence of
+            :mod:`surefoot.optim.forcing`.
         options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
             ``progress``; see
             :class:`SecondOrder`.
@@ -124,18 +136,28 @@ class Newton(SecondOrder):
     theorem = "newton"
 
     def __init__(
-        self, model: nn.Module, objective: Objective, *, method: Literal["dynamic", "cg"] = "cg", **options: Any
+        self,
+        model: nn.Module,
+        objective: Objective,
+        *,
+        method: Literal["auto", "dynamic", "cg"] = "auto",
+        **options: Any,
     ) -> None:
-        if method not in ("dynamic", "cg"):
-            raise ValueError(f"method is 'dynamic' or 'cg', got {method!r}")
+        if method not in NEWTON_METHODS:
+            raise ValueError(f"method is one of {', '.join(map(repr, NEWTON_METHODS))}, got {method!r}")
         super().__init__(model, objective, **options)
         self.method = method
 
     def solver(self, problem: Problem, data: str) -> Solver:
         """κ is doubled until the model is bounded below."""
-        if self.method == "dynamic":
+        exact = check_tolerance(None, problem.output.dtype, 1e-5, 1e-10)
+        tolerance, most = self.forced(exact)
+        method: str = self.method
+        if method == "auto":
+            method = choose_newton(sizes_of(problem), tolerance, most).method
+        if method == "dynamic":
             return lambda kappa: solve_dynamic(problem, kappa, "newton", double=True)
-        return lambda kappa: solve_conjugate(problem, kappa, True, None)
+        return lambda kappa: solve_conjugate(problem, kappa, True, tolerance, most, checked=False)
 
     def certified_kappa(self, certificate: Certificate) -> float:
         """Twice the smoothness, rounded up."""

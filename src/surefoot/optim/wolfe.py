@@ -42,6 +42,7 @@ def search(
     *,
     curvature: bool = True,
     trials: int = _TRIALS,
+    least: float = 0.0,
 ) -> Found | None:
     """A step that is good, or at least descends enough; ``None`` if none was found.
 
@@ -52,6 +53,8 @@ def search(
         first: the first step size to try.
         curvature: whether a step may be too short.
         trials: how many are tried.
+        least: a decrease below which a step is of no use. It is about the slope times the step, so that shorter
+            steps are not tried.
     """
     value, slope = start.value, start.slope(direction)
     low, low_value, low_slope = 0.0, value, slope
@@ -59,6 +62,8 @@ def search(
     best: Found | None = None
     step = first
     for _ in range(trials):
+        if -slope * step < least:
+            return best
         point = trial(step)
         if not point.value <= value + _DECREASE * step * slope or not point.value < value:
             high, high_value = step, point.value

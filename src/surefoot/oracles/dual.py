@@ -272,7 +272,7 @@ class _Run:
     def finished(self) -> bool:
         """Whether to stop: solved, or no calls left. As long as one is left, the model itself is asked."""
         if self.terminated:
-            self.solved, self.slope = True, torch.zeros_like(self.v)
+            self.solved, self.slope = False, torch.zeros_like(self.v)
             return True
         if self.system.calls < self.budget:
             self.slope = self.system.slope_at(self.v, self.change)
@@ -285,8 +285,8 @@ class _Run:
         """How it ended, in words."""
         if self.terminated:
             return (
-                f"solved by {self.iterations} iterations of conjugate gradients on the dual, as many as it has "
-                "dimensions; no call was left to measure the residual"
+                f"{self.iterations} iterations of conjugate gradients on the dual, as many as it has dimensions, "
+                "which solve it but for round-off; no call was left to measure the residual"
             )
         if self.solved:
             plural = "s" if self.iterations != 1 else ""

@@ -3,7 +3,8 @@ r"""Gauss-Newton from the Gram matrix of the dual problem.
 The system :math:`Sw = R^\top Jv_0` of :mod:`surefoot.oracles.dual`, with :math:`S = I + R^\top JM^{-1}J^\top R`
 assembled layer by layer (:mod:`surefoot.oracles.gram`). A linear layer on one vector per sample is kept as the two
 factors of its part, and a product with S costs far less than a pull-back and a push-forward. So conjugate
-gradients on it come first; where they would cost more than a Cholesky factor of S, that is formed.
+gradients on it come first; once they have cost as much as a Cholesky factor of S, that is formed: so at most twice
+what the better of the two would have cost.
 
 S is assembled and solved in the precision of the model. What is returned is judged by the
 automatic-differentiation oracle: the gradient of the model at v is evaluated from its definition, and w is
@@ -15,7 +16,6 @@ The parts of S do not depend on κ, so other values of κ cost no further assemb
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 
 import torch
@@ -25,10 +25,10 @@ from surefoot.linear_solve import Conjugate, Flat, Products
 from surefoot.oracles.dual import DualSystem, solve_dual
 from surefoot.oracles.factor import Factor, factor_of
 from surefoot.oracles.gram import Gram, assemble
+from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, Step
 
 _ROUNDS = 8  # of refinement
-_LOOK = 12  # iterations after which it is judged from their rate whether conjugate gradients will do
 _FRACTION = 0.5  # of the tolerance that conjugate gradients aim at, so that the measured residual is below it
 
 
@@ -72,6 +72,8 @@ class DualGram:
         residual, slope, rounds = float("inf"), system.gradient, 0
         change = system.push(v) if known is None else known
         best = (residual, v, slope, change)
+        if tolerance >= LOOSE and system.scale > 0:
+            return self._at_once(system, matrix, tolerance, aim, v, self.factor.back(change) - w)
         while system.scale > 0:
             r = self.factor.back(change) - w
             if rounds:
@@ -81,7 +83,7 @@ class DualGram:
                 best = min(best, (residual, v, slope, change), key=lambda found: found[0])
                 if residual <= tolerance or stalled or rounds > _ROUNDS:
                     break
-            correction = matrix.solve(r.to(self.problem.output.dtype), aim).to(r.dtype)
+            correction = matrix.solve(r.to(self.problem.output.dtype), aim)[0].to(r.dtype)
             w, v = w + correction, system.pull(correction).div_(system.metric).neg_().add_(v)
             change = system.push(v)
             rounds += 1
@@ -97,6 +99,25 @@ class DualGram:
             iterations=matrix.iterations,
             residual=residual if system.scale else 0.0,
             output_change=change,
+        )
+
+    def _at_once(
+        self, system: DualSystem, matrix: _Matrix, tolerance: float, aim: float, v: Tensor, r: Tensor
+    ) -> Step:
+        """A loose tolerance is judged by the residual of the dual system, in the precision of the model."""
+        before = system.calls
+        correction, rest = matrix.solve(r.to(self.problem.output.dtype), aim)
+        v = system.pull(correction.to(r.dtype)).div_(system.metric).neg_().add_(v)
+        residual = rest * float(system.metric.max()) ** 0.5 / system.scale
+        return Step(
+            direction=system.space.split(v),
+            kappa=system.kappa,
+            model_decrease=system.decrease(v, torch.zeros_like(v)),
+            status=_status(residual <= tolerance, matrix.how, 1, residual, tolerance),
+            solved=residual <= tolerance,
+            calls=system.calls - before,
+            iterations=matrix.iterations,
+            residual=residual,
         )
 
 
@@ -129,8 +150,8 @@ class _Matrix:
             parts.append(self._outers.apply(self._kernels, z))
         return sum(parts[1:], parts[0]) if parts else torch.zeros_like(z)
 
-    def solve(self, r: Tensor, aim: float) -> Tensor:
-        r"""An approximate solution δ of Sδ = r.
+    def solve(self, r: Tensor, aim: float) -> tuple[Tensor, float]:
+        r"""An approximate solution δ of Sδ = r, and :math:`(s^\top(S - I)s)^{1/2}` for its residual s.
 
         Conjugate gradients stop where the residual s of this system has :math:`s^\top(S - I)s \le \text{aim}^2`.
         That is :math:`\|M^{-1/2}J^\top Rs\|^2`, so the gradient of the model is at most :math:`\max M^{1/2}`
@@ -140,18 +161,14 @@ class _Matrix:
         if self._cholesky is not None:
             return self._by_factor(r)
         run = Conjugate(Products(lambda z: self.apply(z).add_(z), Flat()), torch.zeros_like(r), r, Flat())
-        first, worth = 0.0, self._worth()
-        for k in range(worth):
+        for _ in range(self._worth()):
             if run.square == 0:
-                return run.x
+                return run.x, 0.0
             curved = run.look()
             self.iterations += 1
             reached = max(curved + run.beta**2 * run.before - run.square, 0.0)
-            first = first or reached
             if reached <= aim**2:
-                return run.x
-            if k == _LOOK and k * math.log(first / aim**2) > 1.5 * worth * math.log(max(first / reached, 1.0)):
-                break
+                return run.x, reached**0.5
             run.step()
         self._cholesky = self._factored(r)
         return self._by_factor(r)
@@ -182,10 +199,12 @@ class _Matrix:
             factor = torch.linalg.cholesky(lifted)
         return factor
 
-    def _by_factor(self, r: Tensor) -> Tensor:
+    def _by_factor(self, r: Tensor) -> tuple[Tensor, float]:
         assert self._cholesky is not None
         column = r.reshape(-1, 1).to(self._cholesky.dtype)
-        return torch.cholesky_solve(column, self._cholesky).to(r.dtype).view_as(r)
+        x = torch.cholesky_solve(column, self._cholesky).to(r.dtype).view_as(r)
+        rest = r - x - self.apply(x)
+        return x, max(float((rest * self.apply(rest)).sum()), 0.0) ** 0.5
 
 
 def _status(solved: bool, how: str, rounds: int, residual: float, tolerance: float) -> str:

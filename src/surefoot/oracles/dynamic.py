@@ -63,7 +63,7 @@ def solve_dynamic(problem: Problem, kappa: float, model: Model, double: bool = T
         ),
         calls=problem.autodiff.calls,
         iterations=rounds,
-        residual=residual,
+        residual=residual and residual + torch.finfo(problem.output.dtype).eps,  # of what it was given
         doubled=doubled,
         unbounded_at=unbounded,
     )

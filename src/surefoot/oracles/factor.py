@@ -2,12 +2,18 @@ r"""The curvature of the loss of a problem as a product: :math:`\nabla^2h(\psi(u
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from surefoot.objectives import Objective
 from surefoot.operations.losses import Factor
 from surefoot.operations.record import records
 from surefoot.oracles.problem import OracleError, Problem
+
+
+class RowsMeet(OracleError):
+    """The loss is not a sum over the rows of the output."""
 
 
 def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
@@ -22,19 +28,38 @@ def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
     """
     output, objective = problem.output, problem.objective
     require_convex(objective)
-    record = records().get(objective.operation)
-    stated = record is not None and record.loss is not None and type(objective).function is record.loss.function
-    if record is not None and record.factor is not None and stated:
+    stated = _stated(objective)
+    if stated is not None:
         targets = objective.chosen().to(output.device)
         rows, marks = objective.arranged(output, targets)
-        slope = objective.arranged(problem.slope.to(dtype), targets)[0]
-        factor: Factor | None = record.factor(rows, marks, slope.reshape(rows.shape[0], -1), **objective.options)
+        slope = objective.arranged(problem.fine_slope.to(dtype), targets)[0]
+        factor: Factor | None = stated(rows, marks, slope.reshape(rows.shape[0], -1), **objective.options)
         if factor is not None and rows is not output:
             places = torch.arange(output.numel(), device=output.device).reshape(output.shape)
             factor = factor.gathered(objective.arranged(places, targets)[0], output.shape)
         if factor is not None:
             return factor
     return _by_eigenvalues(problem, dtype)
+
+
+def has_factor(problem: Problem) -> bool:
+    """Whether the loss is a sum over the rows of the output, so that its curvature is a product block by block."""
+    require_convex(problem.objective)
+    if _stated(problem.objective) is not None:
+        return True
+    try:
+        factor_of(problem, problem.output.dtype)
+    except RowsMeet:
+        return False
+    return True
+
+
+def _stated(objective: Objective) -> Callable[..., Factor | None] | None:
+    """The factor that the record of the loss states, if the loss is that of the record."""
+    record = records().get(objective.operation)
+    if record is None or record.loss is None or type(objective).function is not record.loss.function:
+        return None
+    return record.factor
 
 
 def require_convex(objective: Objective) -> None:
@@ -50,17 +75,24 @@ def require_convex(objective: Objective) -> None:
         )
 
 
-def refuse_negative(objective: Objective, lowest: float, slack: float) -> None:
+def refuse_negative(problem: Problem, lowest: float, largest: float) -> float:
     """Refuse a loss with this lowest curvature at the present output, if that is not round-off.
+
+    Round-off is relative to the largest curvature, and to what its slope changes by over the size of the output:
+    where the loss is nearly linear, both curvatures are round-off. The slack is returned.
 
     Raises:
         OracleError: in that case.
     """
+    output = problem.output
+    linear = float(problem.slope.abs().max()) / max(float(output.abs().max()), torch.finfo(output.dtype).tiny)
+    slack = torch.finfo(output.dtype).eps ** 0.75 * max(largest, linear)
     if lowest < -slack:
         raise OracleError(
-            f"{type(objective).__name__} is not convex at this output (a curvature of {lowest:.3g}): the "
+            f"{type(problem.objective).__name__} is not convex at this output (a curvature of {lowest:.3g}): the "
             "Gauss-Newton model may have no minimum"
         )
+    return slack
 
 
 def _by_eigenvalues(problem: Problem, dtype: torch.dtype) -> Factor:
@@ -71,18 +103,17 @@ def _by_eigenvalues(problem: Problem, dtype: torch.dtype) -> Factor:
     columns = [problem.curve(unit.reshape(output.shape)).reshape(n, k) for unit in units]
     blocks = torch.stack(columns, dim=2).double()
     values, vectors = torch.linalg.eigh((blocks + blocks.mT) / 2)
-    factor = Factor((vectors * values.clamp_min(0).sqrt().unsqueeze(1)).to(dtype), output.shape)
+    factor = Factor(1.0, output.shape, blocks=(vectors * values.clamp_min(0).sqrt().unsqueeze(1)).to(dtype))
     probe = torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=output.device).cos()
     probe = probe.reshape(output.shape)
     expected = problem.curve(probe).to(dtype)
     largest = max(float(values.abs().max()), float(expected.abs().max()))
-    slack = torch.finfo(output.dtype).eps ** 0.75 * largest
-    refuse_negative(problem.objective, float(values.min()), slack)
-    if float((factor.forth(factor.back(probe.to(dtype))) - expected).abs().max()) > 10 * k * slack:
-        raise OracleError(
+    slack = refuse_negative(problem, float(values.min()), largest)
+    if float((factor.curved(probe.to(dtype)) - expected).abs().max()) > 10 * k * slack:
+        raise RowsMeet(
             f"{type(problem.objective).__name__} is not a sum over the rows of the output: use method='dynamic'"
         )
     return factor
 
 
-__all__ = ["Factor", "factor_of", "refuse_negative", "require_convex"]
+__all__ = ["Factor", "RowsMeet", "factor_of", "has_factor", "refuse_negative", "require_convex"]

@@ -121,7 +121,7 @@ def _detached(value: Any) -> Any:
 
 def _loss(problem: Problem, model: Model, varies: bool) -> tuple[Tensor, Tensor]:
     """Slope and curvature of the loss in the output; block-diagonal where it is a sum over rows for certain."""
-    slope = problem.slope.detach().double().flatten()
+    slope = problem.fine_slope.flatten()
     if not varies:
         return slope[:0], slope.new_zeros(0, 0)
     if model == "gradient":
@@ -129,11 +129,10 @@ def _loss(problem: Problem, model: Model, varies: bool) -> tuple[Tensor, Tensor]
     rows = type(problem.objective) in (Square, CrossEntropy)
     samples = problem.output.shape[0] if rows and problem.output.dim() else 1
     with torch.enable_grad():
-        output = problem.output.detach().requires_grad_()
+        output = problem.output.detach().double().requires_grad_()
         (first,) = torch.autograd.grad(problem.objective(output), output, create_graph=True)
     curvature = block_diagonal(jacobian(first.reshape(samples, -1), [output], samples))
     if model == "gauss_newton" and not rows:
         values = torch.linalg.eigvalsh((curvature + curvature.T) / 2)
-        slack = torch.finfo(output.dtype).eps ** 0.75 * float(values.abs().max())
-        refuse_negative(problem.objective, float(values[0]), slack)
+        refuse_negative(problem, float(values[0]), float(values.abs().max()))
     return slope, curvature

@@ -1,18 +1,19 @@
-r"""The Gram matrix :math:`R^\top JM^{-1}J^\top R` of a problem, assembled layer by layer.
+r"""Rows of the Jacobian :math:`R^\top J` of a problem layer by layer, and :math:`R^\top JM^{-1}J^\top R` of them.
 
 The layers' results are reached by pull-backs of whole batches, one per column of the blocks of R, where samples
 are apart: by the operations (:func:`surefoot.operations.rows.separate`) or, at this point, by slopes that are
 random in some samples and zero in the others. Two samples differ in a binary digit of their number, so for each
 digit two such slopes find every dependence of one sample's output on another one's intermediate result, but for
-a cancellation of random numbers. What is left - parameters used more than once, operations without a formula,
-samples that meet - gets its rows by one pull-back each.
+a cancellation of random numbers. The rows of a parameter that several layers use are the sums of theirs. What is
+left - operations without a formula, samples that meet - gets its rows by one pull-back each.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,12 +24,14 @@ from surefoot.graph import Graph, Leaf, Node
 from surefoot.graph.nodes import Ref
 from surefoot.operations.rows import separate
 from surefoot.oracles.factor import Factor
-from surefoot.oracles.gram_layers import Outer, Outers, pieces, slots_of
+from surefoot.oracles.gram_layers import Outer, Outers, pieces, slots_of, whole_rows
 from surefoot.oracles.problem import Problem
 from surefoot.oracles.vectors import gradients
 
-_MOST_ROWS = 1 << 27  # numbers of rows that are held at a time
-_MOST_DUAL = 1 << 14  # size of a Gram matrix
+MOST_ROWS = 1 << 27  # numbers of rows that are held at a time
+MOST_DUAL = 1 << 14  # size of a Gram matrix
+_BLOCKS = 6  # of columns, so that of a symmetric product little more than one triangle is made
+_WIDE = 1 << 10  # columns of rows that are multiplied at a time
 _FEW = 1 << 17  # numbers in the layers' results up to which pull-backs are faster together than one by one
 
 
@@ -46,7 +49,7 @@ class Gram:
 
 
 @dataclass(frozen=True)
-class _Tap:
+class Tap:
     """A layer: its node, and the paths of the parameters found there by slot."""
 
     node: Node
@@ -66,63 +69,122 @@ class _Tap:
 def assemble(problem: Problem, factor: Factor) -> Gram | None:
     """The Gram matrix in the precision of the model; ``None`` where it would be too large."""
     size = factor.samples * factor.columns
-    if size > _MOST_DUAL:
+    if size > MOST_DUAL:
         return None
-    graph = problem.chain.graph
-    taps = _taps(graph, factor.samples)
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        pass_ = _Pass(problem, taps)
-        kept = pass_.apart(taps, factor)
-        if len(kept) < len(taps):
-            taps, pass_ = kept, _Pass(problem, kept)
-        covered = {path for tap in taps for path in tap.paths.values()}
-        rest = [leaf for leaf in graph.parameters if leaf.path not in covered]
+        pass_ = _pass(problem, factor)
+        taps, rest = pass_.taps, pass_.rest
         held = sum(leaf.spec.numel for leaf in rest) + sum(tap.node.numel // factor.samples for tap in taps)
-        if size * held > _MOST_ROWS:
+        if size * held > MOST_ROWS:
             return None
-        sums: dict[float, Tensor] = defaultdict(lambda: problem.output.new_zeros(size, size))
-        plain = [tap for tap in taps if tap.is_outer]
-        others = [tap for tap in taps if not tap.is_outer]
+        sums = _Sums(problem.output.new_zeros, size)
+        shared = pass_.shared
+        plain = [tap for tap in taps if tap.is_outer and shared.isdisjoint(tap.paths.values())]
+        others = [tap for tap in taps if tap not in plain]
         slopes = pass_.slopes(plain + others, factor)
-        for tap, found in zip(others, slopes[len(plain) :], strict=True):
-            values = {name: pass_.values[name].detach() for name in tap.node.inputs}
-            for slot, rows in pieces(tap.node, values, found.transpose(0, 1).contiguous(), frozenset(tap.paths)):
-                sums[problem.weight(tap.paths[slot])].addmm_(rows, rows.T)
+        for path, rows in pass_.pieces(others, slopes[len(plain) :], shared):
+            sums.add(problem.weight(path), rows)
         if rest:
             for path, rows in pass_.rows(rest, factor).items():
-                sums[problem.weight(path)].addmm_(rows, rows.T)
+                sums.add(problem.weight(path), rows)
         outers = None
         if plain:
             layers = tuple(tap.outer(pass_.values) for tap in plain)
             outers = Outers(layers, torch.cat([found.transpose(0, 1) for found in slopes[: len(plain)]], dim=2))
-    return Gram(outers, dict(sums))
+    return Gram(outers, sums.finished())
 
 
-def _taps(graph: Graph, samples: int) -> list[_Tap]:
-    """The layers whose parameters are used nowhere else."""
-    once = {
-        leaf.name: leaf.path
-        for leaf in graph.parameters
-        if len(graph.consumers[leaf.name]) == 1 and leaf.name not in graph.outputs
-    }
-    taps = []
+class _Sums:
+    """Products of rows with themselves, by the weight of the regulariser; narrow pieces wait for one another."""
+
+    def __init__(self, zeros: Callable[[int, int], Tensor], size: int) -> None:
+        self._waiting: dict[float, list[Tensor]] = defaultdict(list)
+        self._totals: dict[float, Tensor] = defaultdict(lambda: zeros(size, size))
+
+    def add(self, weight: float, rows: Tensor) -> None:
+        """Further columns of the rows."""
+        self._waiting[weight].append(rows)
+        if sum(part.shape[1] for part in self._waiting[weight]) >= _WIDE:
+            self._flush(weight)
+
+    def _flush(self, weight: float) -> None:
+        add_product(self._totals[weight], torch.cat(self._waiting.pop(weight), dim=1).T)
+
+    def finished(self) -> dict[float, Tensor]:
+        """The sums."""
+        for weight in list(self._waiting):
+            self._flush(weight)
+        return {weight: total.tril() + total.tril(-1).T for weight, total in self._totals.items()}
+
+
+def jacobian(problem: Problem, factor: Factor) -> Tensor:
+    """RᵀJ in the precision of the model: samples · columns × the parameters side by side."""
+    size, paths = factor.samples * factor.columns, list(problem.parameters)
+    sizes = [value.numel() for value in problem.parameters.values()]
+    with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        whole = problem.output.new_zeros(size, sum(sizes))
+        parts = dict(zip(paths, whole.split(sizes, dim=1), strict=True))
+        pass_ = _pass(problem, factor)
+        everything = frozenset(paths)
+        for path, rows in pass_.pieces(pass_.taps, pass_.slopes(pass_.taps, factor), everything):
+            parts[path].copy_(rows)
+        if pass_.rest:
+            for path, rows in pass_.rows(pass_.rest, factor).items():
+                parts[path].copy_(rows)
+    return whole
+
+
+def add_product(total: Tensor, rows: Tensor) -> Tensor:
+    """Add the lower triangle of XᵀX to a matrix; what is above the diagonal of the sum has no meaning."""
+    edges = [k * rows.shape[1] // _BLOCKS for k in range(_BLOCKS + 1)]
+    for first, last in pairwise(edges):
+        total[first:last, :last].addmm_(rows[:, first:last].T, rows[:, :last])
+    return total
+
+
+def taps(graph: Graph, samples: int) -> list[Tap]:
+    """The layers whose parameters are used by such layers only."""
+    found: list[Tap] = []
+    names = {leaf.name: leaf.path for leaf in graph.parameters if leaf.name not in graph.outputs}
     for node in graph.nodes:
         slots = slots_of(graph, node) if node.specs[0].shape[:1] == (samples,) else frozenset()
         arguments = node.arguments if slots else {}
         refs = {slot: arguments[slot] for slot in slots if isinstance(arguments[slot], Ref)}
         counts = [value.name for value in arguments.values() if isinstance(value, Ref)]
-        paths = {s: once[r.name] for s, r in refs.items() if r.name in once and counts.count(r.name) == 1}
+        paths = {s: names[r.name] for s, r in refs.items() if r.name in names and counts.count(r.name) == 1}
         if paths:
-            taps.append(_Tap(node, paths))
-    return taps
+            found.append(Tap(node, paths))
+    uses = {path: len(graph.consumers[name]) for name, path in names.items()}
+    return _complete(found, uses)
+
+
+def _complete(found: list[Tap], uses: Mapping[str, int]) -> list[Tap]:
+    """The layers, with those parameters of which every use is among them."""
+    counts = Counter(path for tap in found for path in tap.paths.values())
+    whole = {path for path, count in counts.items() if count == uses[path]}
+    kept = [Tap(tap.node, {s: path for s, path in tap.paths.items() if path in whole}) for tap in found]
+    return [tap for tap in kept if tap.paths]
+
+
+def _pass(problem: Problem, factor: Factor) -> _Pass:
+    """A pass with the layers whose rows are those of single samples."""
+    graph = problem.chain.graph
+    found = taps(graph, factor.samples)
+    first = _Pass(problem, found)
+    kept = first.apart(found, factor)
+    if len(kept) == len(found):
+        return first
+    return _Pass(problem, _complete(kept, Counter(path for tap in found for path in tap.paths.values())))
 
 
 class _Pass:
     """One forward pass, and pull-backs to the results of layers and to the parameters of no layer."""
 
-    def __init__(self, problem: Problem, taps: list[_Tap]) -> None:
+    def __init__(self, problem: Problem, taps: list[Tap]) -> None:
         graph = problem.chain.graph
-        self.problem = problem
+        self.problem, self.taps = problem, taps
+        uses = Counter(path for tap in taps for path in tap.paths.values())
+        self.shared = frozenset(path for path, count in uses.items() if count > 1)
         covered = {path for tap in taps for path in tap.paths.values()}
         leaves = {path: value.detach() for path, value in problem.point.items()}
         self.parameters = {
@@ -130,6 +192,7 @@ class _Pass:
             for leaf in graph.parameters
             if leaf.path not in covered
         }
+        self.rest = [leaf for leaf in graph.parameters if leaf.path not in covered]
         names = {tap.node.name for tap in taps}
         self.values = graph.bind({**leaves, **self.parameters}, [value.detach() for value in problem.chain.inputs])
         for node in graph.nodes:
@@ -147,23 +210,46 @@ class _Pass:
         found = torch.autograd.grad(self.output, targets, slope, retain_graph=True, allow_unused=True)
         return [torch.zeros_like(t) if f is None else f for t, f in zip(targets, found, strict=True)]
 
-    def slopes(self, taps: list[_Tap], factor: Factor) -> list[Tensor]:
+    def slopes(self, taps: list[Tap], factor: Factor) -> list[Tensor]:
         """For each layer the slopes of all columns: columns × the shape of its result."""
         targets = [self.values[tap.node.name] for tap in taps]
-        columns = factor.slopes(self.output.dtype, self.output.device)
-        if not targets or not columns or not self.output.requires_grad:
-            return [target.detach().new_zeros(len(columns), *target.shape) for target in targets]
+        if not targets or not factor.columns or not self.output.requires_grad:
+            return [target.detach().new_zeros(factor.columns, *target.shape) for target in targets]
+        columns = self._columns(factor)
         if sum(target.numel() for target in targets) <= _FEW:
-            self.problem.autodiff.calls += len(columns)
-            return gradients(self.output, targets, torch.stack(columns))
+            self.problem.autodiff.calls += factor.columns
+            return gradients(self.output, targets, torch.stack(list(columns)))
         single = [self.pull(targets, column) for column in columns]
         return [torch.stack(column) for column in zip(*single, strict=True)]
+
+    def _columns(self, factor: Factor) -> Iterator[Tensor]:
+        for j in range(factor.columns):
+            yield factor.column(j, self.output.dtype, self.output.device)
+
+    def pieces(self, taps: list[Tap], slopes: list[Tensor], whole: frozenset[str]) -> Iterator[tuple[str, Tensor]]:
+        """The rows of the parameters of layers by path: those of ``whole`` in one piece, added up over layers."""
+        kept: dict[str, list[Tensor]] = {}
+        left = Counter(path for tap in taps for path in tap.paths.values())
+        for tap, found in zip(taps, slopes, strict=True):
+            values = {name: self.values[name].detach() for name in tap.node.inputs}
+            parts: dict[str, list[Tensor]] = defaultdict(list)
+            for slot, rows in pieces(tap.node, values, found.transpose(0, 1).contiguous(), frozenset(tap.paths)):
+                if tap.paths[slot] in whole:
+                    parts[tap.paths[slot]].append(rows)
+                else:
+                    yield tap.paths[slot], rows
+            for path, several in parts.items():
+                kept.setdefault(path, []).append(whole_rows(tap.node, values, several))
+                left[path] -= 1
+                if not left[path]:
+                    uses = kept.pop(path)
+                    yield path, uses[0] if len(uses) == 1 else torch.stack(uses).sum(0)
 
     def rows(self, leaves: list[Leaf], factor: Factor) -> dict[str, Tensor]:
         """The rows of parameters, one pull-back each."""
         targets = [self.parameters[leaf.path] for leaf in leaves]
         rows: list[list[Tensor]] = [[] for _ in targets]
-        columns = factor.slopes(self.output.dtype, self.output.device)
+        columns = list(self._columns(factor))
         for i in range(factor.samples):
             for column in columns:
                 slope = torch.zeros_like(column)
@@ -175,7 +261,7 @@ class _Pass:
             for leaf, found, target in zip(leaves, rows, targets, strict=True)
         }
 
-    def apart(self, taps: list[_Tap], factor: Factor) -> list[_Tap]:
+    def apart(self, taps: list[Tap], factor: Factor) -> list[Tap]:
         """The layers whose row i moves row i of the output only."""
         n, graph = factor.samples, self.problem.chain.graph
         if n == 1 or not taps or separate(graph, graph.nodes, [tap.node.name for tap in taps], n):
@@ -194,4 +280,4 @@ class _Pass:
         return [tap for tap, met in zip(taps, meets, strict=True) if not met]
 
 
-__all__ = ["Gram", "assemble"]
+__all__ = ["MOST_DUAL", "MOST_ROWS", "Gram", "Tap", "add_product", "assemble", "jacobian", "taps"]

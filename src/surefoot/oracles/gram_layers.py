@@ -18,7 +18,7 @@ from torch import Tensor
 from surefoot.graph import Graph, Node
 from surefoot.graph.nodes import Ref
 from surefoot.operations.call import Use
-from surefoot.operations.gram import Piece, Slots
+from surefoot.operations.gram import Piece, Slots, whole_table
 from surefoot.operations.record import record_of
 
 _BLOCK = 32  # samples in a block of rows of a Gram matrix
@@ -89,6 +89,16 @@ class Outers:
         return total
 
 
+def whole_rows(node: Node, values: Mapping[str, Any], several: Sequence[Tensor]) -> Tensor:
+    """All pieces of a parameter as one, in the order of its entries."""
+    rows = several[0] if len(several) == 1 else torch.cat(list(several), dim=1)
+    return whole_table(_arguments(node, values), rows) if node.op == "aten.embedding" else rows
+
+
+def _arguments(node: Node, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: values[a.name] if isinstance(a, Ref) else a for key, a in node.arguments.items()}
+
+
 def pieces(node: Node, values: Mapping[str, Any], slopes: Tensor, slots: Slots) -> Iterator[Piece]:
     """The rows of a layer's parameters, piece by piece.
 
@@ -100,8 +110,7 @@ def pieces(node: Node, values: Mapping[str, Any], slopes: Tensor, slots: Slots) 
     """
     gram = record_of(node).gram
     assert gram is not None
-    arguments = {key: values[a.name] if isinstance(a, Ref) else a for key, a in node.arguments.items()}
-    yield from gram.pieces(arguments, slopes, slots)
+    yield from gram.pieces(_arguments(node, values), slopes, slots)
 
 
 def slots_of(graph: Graph, node: Node) -> Slots:
@@ -110,4 +119,4 @@ def slots_of(graph: Graph, node: Node) -> Slots:
     return frozenset(gram.slots) if gram is not None and gram.covers(Use(node, graph.spec)) else frozenset()
 
 
-__all__ = ["Outer", "Outers", "Piece", "pieces", "slots_of"]
+__all__ = ["Outer", "Outers", "Piece", "pieces", "slots_of", "whole_rows"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surefoot.linear_solve import Parts, conjugate_gradients
+from surefoot.linear_solve import Parts, conjugate_gradients, lowest_ritz
 from surefoot.oracles.problem import (
     OracleError,
     Problem,
@@ -22,23 +22,35 @@ from surefoot.oracles.problem import (
 
 _MOST_DOUBLINGS = 200
 _MOST_ITERATIONS = 2000
+_LOOKS, _DOUBT = 24, 0.01  # steps of the method of Lanczos, and the probability with which they may mislead
 _WHERE = "along a direction that was met"
 Vector = list[Tensor]
 
 
-def solve_conjugate(problem: Problem, kappa: float, double: bool = True, tolerance: float | None = None) -> Step:
+def solve_conjugate(
+    problem: Problem,
+    kappa: float,
+    double: bool = True,
+    tolerance: float | None = None,
+    most: int | None = None,
+    checked: bool = True,
+) -> Step:
     r"""The Newton step by the conjugate-gradient method, in the precision of the parameters.
 
     A direction :math:`d` with :math:`d^\top(\nabla^2F + \kappa I)d \le 0` shows that the model is unbounded below;
-    then kappa is doubled and the method starts again. It may miss negative curvature along directions that the
-    gradient does not reach; ``dynamic`` misses none. A Hessian-vector product counts as two calls of the oracle, a
-    push-forward and a pull-back.
+    then kappa is doubled and the method starts again. Conjugate gradients may miss negative curvature along
+    directions that the gradient does not reach, as at a saddle. So the method of Lanczos looks for it from a
+    random start (:func:`surefoot.linear_solve.lowest_ritz`), and the status says what is excluded with which
+    confidence; ``dynamic`` misses none. A Hessian-vector product counts as two calls of the oracle, a push-forward
+    and a pull-back.
 
     Args:
         problem: the objective around a point.
         kappa: the weight of the proximal term, positive.
         double: whether kappa is doubled until no such direction is met.
         tolerance: on the relative residual; by default 1e-10 in double precision, 1e-5 in single.
+        most: how many iterations are made at most for one kappa.
+        checked: whether negative curvature is looked for.
     """
     kappa = check_kappa(kappa)
     single = any(value.dtype != torch.float64 for value in problem.parameters.values())
@@ -49,8 +61,8 @@ def solve_conjugate(problem: Problem, kappa: float, double: bool = True, toleran
         scale = math.sqrt(space.dot(gradient, gradient))
         if not math.isfinite(scale):
             raise OracleError("the gradient is not finite at this point")
-        most = min(_MOST_ITERATIONS, 10 * sum(g.numel() for g in gradient))
-        doubled, iterations = 0, 0
+        most = min(most or _MOST_ITERATIONS, 10 * sum(g.numel() for g in gradient))
+        doubled, iterations, looks = 0, 0, 0
         while True:
 
             def curve(v: Vector, kappa: float = kappa) -> Vector:
@@ -61,7 +73,10 @@ def solve_conjugate(problem: Problem, kappa: float, double: bool = True, toleran
             if not found.finite:
                 raise OracleError("second derivatives are not finite at this point")
             if found.direction is None:
-                break
+                low, high, count = _extremes(curve, gradient) if checked and gradient else (1.0, 1.0, 0)
+                looks += count
+                if low > 0:
+                    break
             if not double or doubled == _MOST_DOUBLINGS:
                 return refused(problem, "newton", kappa, doubled, _WHERE, None, iterations)
             kappa, doubled = 2 * kappa, doubled + 1
@@ -71,6 +86,9 @@ def solve_conjugate(problem: Problem, kappa: float, double: bool = True, toleran
     solved = residual <= 10 * tolerance
     how = f"{iterations} iterations of conjugate gradients" if iterations != 1 else "one conjugate gradient"
     status = solved_status("newton", kappa, doubled, _WHERE, how)
+    if looks:
+        least = _excluded(high - low, sum(g.numel() for g in gradient))
+        status += f"; no curvature below {-least:.1e} with a confidence of {1 - _DOUBT:.0%}"
     return Step(
         direction=dict(zip(problem.parameters, found.x, strict=True)),
         kappa=kappa,
@@ -80,10 +98,26 @@ def solve_conjugate(problem: Problem, kappa: float, double: bool = True, toleran
         else f"stopped after {iterations} iterations with a relative residual of {residual:.1e}",
         solved=solved,
         calls=problem.autodiff.calls,
-        iterations=iterations,
+        iterations=iterations + looks,
         residual=residual,
         doubled=doubled,
     )
+
+
+def _extremes(curve: Callable[[Vector], Vector], like: Vector) -> tuple[float, float, int]:
+    """The extreme Ritz values from a random start."""
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(part.shape, generator=generator).to(part) for part in like]
+    return lowest_ritz(curve, start, space=Parts(), most=min(_LOOKS, sum(part.numel() for part in like)))
+
+
+def _excluded(width: float, size: int) -> float:
+    """How far below zero an eigenvalue may be, at most with the doubt allowed: ε times the width of the spectrum.
+
+    The width is that of the Ritz values over 1 − 2ε, as both ends may be missed by ε of it.
+    """
+    epsilon = (math.log(2 * 1.648 * math.sqrt(size) / _DOUBT) / (2 * _LOOKS - 1)) ** 2
+    return 0.0 if size <= _LOOKS else epsilon * width / max(1 - 2 * epsilon, 1e-3)
 
 
 def _second_order(problem: Problem) -> tuple[Vector, Callable[[Vector], Vector]]:

@@ -79,19 +79,24 @@ class Problem:
 
     @cached_property
     def _loss(self) -> tuple[float, Tensor]:
-        with torch.enable_grad():
-            output = self.output.detach().requires_grad_()
-            loss = self.objective(output)
-            (slope,) = torch.autograd.grad(loss, output)
-        value = float(loss.detach())
+        with torch.enable_grad():  # in double precision: a soft-max that is saturated cancels in single
+            output = self.output.detach().double().requires_grad_()
+            (slope,) = torch.autograd.grad(self.objective(output), output)
+        with torch.no_grad():
+            value = float(self.objective(self.output))
         if not math.isfinite(value):
             raise OracleError(f"the objective is {value} at this point")
         return value, slope
 
     @property
-    def slope(self) -> Tensor:
-        """∇h(ψ(u)), of the shape of the output."""
+    def fine_slope(self) -> Tensor:
+        """∇h(ψ(u)) in double precision, of the shape of the output."""
         return self._loss[1]
+
+    @cached_property
+    def slope(self) -> Tensor:
+        """The same in the precision of the output."""
+        return self.fine_slope.to(self.output.dtype)
 
     @property
     def value(self) -> float:
@@ -263,12 +268,12 @@ def refused(
 
 
 def curved_along(objective: Objective, output: Tensor, direction: Tensor) -> Tensor:
-    """∇²h at an output, applied to a change of it."""
+    """∇²h at an output, applied to a change of it; computed in double precision."""
     with torch.enable_grad():
-        point = output.detach().requires_grad_()
+        point = output.detach().double().requires_grad_()
         (slope,) = torch.autograd.grad(objective(point), point, create_graph=True)
-        (curved,) = torch.autograd.grad(slope, point, direction)
-    return curved
+        (curved,) = torch.autograd.grad(slope, point, direction.double())
+    return curved.to(direction.dtype)
 
 
 def all_finite(value: Tensor) -> bool:

@@ -8,7 +8,8 @@ half precision, or does not fit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -16,15 +17,20 @@ from torch import Tensor
 
 from surefoot.chain import Chain
 from surefoot.objectives import Objective, Ridge
+from surefoot.oracles.choice import Choice, Sizes, choose_gauss_newton, choose_newton
 from surefoot.oracles.dual import solve_dual
 from surefoot.oracles.dual_gram import DualGram
 from surefoot.oracles.dynamic import solve_dynamic
-from surefoot.oracles.factor import require_convex
+from surefoot.oracles.factor import has_factor, require_convex
 from surefoot.oracles.newton_conjugate import solve_conjugate
+from surefoot.oracles.primal import Primal
+from surefoot.oracles.primal_gram import PrimalGram
 from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step, check_kappa, check_tolerance
 
-Method = Literal["dual", "dual_gram", "dynamic"]
-METHODS = ("dual", "dual_gram", "dynamic")
+Method = Literal["auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic"]
+METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")
+NEWTON_METHODS = ("auto", "cg", "dynamic")
+Solver = Callable[[float, float, int | None], Step]  # of κ, the tolerance, and the most iterations
 
 
 def gradient(
@@ -58,7 +64,7 @@ def gauss_newton(
     chain: Chain,
     objective: Objective,
     kappa: float = 0.1,
-    method: Method = "dual",
+    method: Method = "auto",
     params: Mapping[str, Tensor] | None = None,
     regularizer: Ridge | None = None,
     tolerance: float | None = None,
@@ -75,9 +81,12 @@ def gauss_newton(
     Args:
         chain: see above, as for all that is not named here.
         objective: a convex loss.
-        method: ``"dual"``: conjugate gradients within 2d + 1 calls of the automatic-differentiation oracle, d the
-            size of the output (:mod:`surefoot.oracles.dual`); ``"dual_gram"``: the same system from its Gram
-            matrix, assembled layer by layer (:mod:`surefoot.oracles.dual_gram`); ``"dynamic"``: dynamic
+        method: ``"auto"``: the one that is predicted to cost least (:mod:`surefoot.oracles.choice`), the status
+            says why; ``"dual"``: conjugate gradients within 2d + 1 calls of the automatic-differentiation oracle,
+            d the size of the output (:mod:`surefoot.oracles.dual`); ``"dual_gram"``: the same system from its
+            Gram matrix, assembled layer by layer (:mod:`surefoot.oracles.dual_gram`); ``"primal"``: conjugate
+            gradients on the parameters (:mod:`surefoot.oracles.primal`); ``"primal_gram"``: a Cholesky factor of
+            the Gram matrix of the parameters (:mod:`surefoot.oracles.primal_gram`); ``"dynamic"``: dynamic
             programming over the chain.
         tolerance: of the gradient of the model at the result, relative to that at 0; by default 1e-6 in single and
             1e-12 in double precision.
@@ -103,27 +112,74 @@ def gauss_newton(
 def solve_gauss_newton(
     problem: Problem,
     kappa: float,
-    method: Method = "dual",
+    method: Method = "auto",
     tolerance: float | None = None,
     accumulate: torch.dtype | None = torch.float64,
     warm_start: Tensor | None = None,
 ) -> Step:
     """The same for a problem that is set up."""
     tolerance = check_tolerance(tolerance, problem.output.dtype)
-    if method == "dynamic":
-        require_convex(problem.objective)
+    require_convex(problem.objective)
+    solver, choice = gauss_newton_solver(problem, method, tolerance, None, accumulate, warm_start)
+    return _explained(solver(kappa, tolerance, None), choice)
+
+
+def gauss_newton_solver(
+    problem: Problem,
+    method: Method,
+    tolerance: float,
+    most: int | None = None,
+    accumulate: torch.dtype | None = torch.float64,
+    warm_start: Tensor | None = None,
+    choice: Choice | None = None,
+) -> tuple[Solver, Choice | None]:
+    """A solver that keeps what does not depend on κ; and, where it was chosen here, why.
+
+    Args:
+        problem: the objective around a point.
+        method: as for :func:`gauss_newton`.
+        tolerance: for which the method is chosen.
+        most: the iterations for which it is chosen.
+        accumulate: as for :func:`gauss_newton`.
+        warm_start: likewise.
+        choice: made before for a problem of these shapes.
+    """
+    if method == "auto":
+        if choice is None:
+            choice = choose_gauss_newton(sizes_of(problem), tolerance, most, factored=has_factor(problem))
+        chosen: str = choice.method
+    else:
+        chosen, choice = method, None
+    if chosen == "dynamic":
         ParameterSpace(problem)  # refuses a model in which nothing varies
-        return solve_dynamic(problem, kappa, model="gauss_newton")
-    if method == "dual_gram":
-        return DualGram(problem, accumulate).solve(kappa, tolerance, warm_start)
-    return solve_dual(problem, kappa, tolerance, accumulate, warm_start)
+        return lambda kappa, _, __: solve_dynamic(problem, kappa, model="gauss_newton"), choice
+    if chosen == "primal":
+        primal = Primal(problem, accumulate)
+        return primal.solve, choice
+    if chosen == "primal_gram":
+        direct = PrimalGram(problem, accumulate)
+        return lambda kappa, tolerance, _: direct.solve(kappa, tolerance), choice
+    if chosen == "dual_gram":
+        gram = DualGram(problem, accumulate)
+        return lambda kappa, tolerance, _: gram.solve(kappa, tolerance, warm_start), choice
+    return lambda kappa, tolerance, _: solve_dual(problem, kappa, tolerance, accumulate, warm_start), choice
+
+
+def sizes_of(problem: Problem) -> Sizes:
+    """What the costs of methods are made of."""
+    rows = problem.output.shape[0] if problem.output.dim() else 1
+    return Sizes(problem.chain, rows, problem.output.numel() // max(rows, 1))
+
+
+def _explained(step: Step, choice: Choice | None) -> Step:
+    return step if choice is None else replace(step, status=f"{step.status} ({choice})")
 
 
 def newton(
     chain: Chain,
     objective: Objective,
     kappa: float,
-    method: Literal["dynamic", "cg"] = "dynamic",
+    method: Literal["auto", "dynamic", "cg"] = "auto",
     params: Mapping[str, Tensor] | None = None,
     regularizer: Ridge | None = None,
     double: bool = True,
@@ -137,25 +193,41 @@ def newton(
 
     Args:
         chain: see above, as for all that is not named here.
-        method: "dynamic", exact and linear in the depth (Algorithm "Newton oracle"); or "cg", conjugate gradients
-            on Hessian-vector products, which needs no matrices.
+        method: "auto", the one that is predicted to cost least; "dynamic", exact and linear in the depth
+            (Algorithm "Newton oracle"); or "cg", conjugate gradients on Hessian-vector products, which needs no
+            matrices.
         double: whether kappa is doubled until the model is bounded below; if not, the step is zero and not solved.
         tolerance: of "cg", on the relative residual; by default near what the precision allows.
 
     >>> import surefoot as sf
     >>> model = torch.nn.Linear(1, 1, bias=False)
-    >>> step = newton(Chain(model, torch.tensor([[2.0]])), sf.Square(torch.tensor([[6.0]])), kappa=1e-6)
+    >>> x, y = torch.tensor([[2.0]]), torch.tensor([[6.0]])
+    >>> step = newton(Chain(model, x), sf.Square(y), kappa=1e-6, method="dynamic")
     >>> round(float(model.weight.detach() + step.direction["weight"]), 4)
     3.0
     >>> print(step.status)
     the minimiser of the Newton model with κ = 1e-06, by dynamic programming
     """
     problem = Problem(chain, objective, params, regularizer)
-    if method == "dynamic":
-        return solve_dynamic(problem, kappa, "newton", double)
-    if method == "cg":
-        return solve_conjugate(problem, kappa, double, tolerance)
-    raise OracleError(f"the method of a Newton step is 'dynamic' or 'cg', got {method!r}")
+    if method not in NEWTON_METHODS:
+        raise OracleError(f"the method of a Newton step is 'auto', 'dynamic' or 'cg', got {method!r}")
+    choice = None
+    if method == "auto":
+        choice = choose_newton(sizes_of(problem), check_tolerance(tolerance, problem.output.dtype, 1e-5, 1e-10))
+    if method == "dynamic" or (choice is not None and choice.method == "dynamic"):
+        return _explained(solve_dynamic(problem, kappa, "newton", double), choice)
+    return _explained(solve_conjugate(problem, kappa, double, tolerance), choice)
 
 
-__all__ = ["METHODS", "Method", "gauss_newton", "gradient", "newton", "solve_gauss_newton"]
+__all__ = [
+    "METHODS",
+    "NEWTON_METHODS",
+    "Method",
+    "Solver",
+    "gauss_newton",
+    "gauss_newton_solver",
+    "gradient",
+    "newton",
+    "sizes_of",
+    "solve_gauss_newton",
+]

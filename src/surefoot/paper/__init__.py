@@ -65,3 +65,7 @@ __all__ = [
     "smooth_vgg", "softmax", "softplus", "square_loss", "stack_separate", "stack_shared", "sum_separate",
     "sum_shared", "supervised", "vgg",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -26,6 +26,10 @@ OVERLAPPING_MAX_POOL = (
     "ERRATA 15: a max-pooling whose patches overlap has ℓ = √(number of patches over one entry), ⌈k/s⌉ for "
     "k×k patches with stride s, not 1."
 )
+UNCOUNTED_POSITIONS = (
+    "ERRATA 3: for images m counts batch × positions; with the batch alone δm is below the bound that holds, "
+    "√(δ · batch · positions)."
+)
 RESIDUAL_BOUND = (
     "ERRATA 14: the augmented function (a(ω₁), ω₂) is bounded by √(m_a² + sup‖ω₂‖²), not by 1 + m_a: "
     "ω₂ is the previous state."
@@ -134,6 +138,7 @@ def batch_norm(
     batch: int,
     epsilon: float,
     smoothness: Literal["main text", "appendix"] = "main text",
+    positions: int = 1,
 ) -> Smooth:
     r"""Batch-normalisation: bound δm, :math:`\ell = 2\epsilon^{-1/2}`, :math:`L = 2m^{-1/2}\epsilon^{-1}`.
 
@@ -148,12 +153,16 @@ def batch_norm(
             constants stay valid when positions are counted in ``features`` instead.
         epsilon: ε.
         smoothness: which of the two printed constants to take for L.
+        positions: those of an image that are counted neither in δ nor in m. The tensor then has δm · positions
+            entries, whose squares add up to as much, and δm is flagged where it is below the root of that.
     """
+    flags = (UNCOUNTED_POSITIONS,) if positions > features * batch else ()
     root = (ONE / epsilon).sqrt()
     curvature = Magnitude.of(2.0) / epsilon * (ONE / batch).sqrt()
     if smoothness == "appendix":
         curvature = curvature * features
-    return Smooth(Magnitude.of(features) * batch, 2.0 * root, curvature, ZERO, root if batch > 1 else ZERO)
+    bound = Magnitude.of(features) * batch
+    return Smooth(bound, 2.0 * root, curvature, ZERO, root if batch > 1 else ZERO, flags)
 
 
 def residual(biaffine: Biaffine, nonlinear: tuple[Smooth, ...]) -> tuple[Biaffine, tuple[Smooth, ...]]:

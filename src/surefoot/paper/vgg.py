@@ -83,7 +83,8 @@ def _convolution(side: int, batch: int, reading: Reading) -> Biaffine:
 def _normalisation(side: int, channels: int, batch: int, epsilon: float, reading: Reading) -> Smooth:
     features = channels * side**2 if reading.normalised_over == "every entry" else channels
     samples = batch * side**2 if reading.normalised_over == "images" else batch
-    return printed.batch_norm(features, samples, epsilon, reading.normalisation_smoothness)
+    left_out = side**2 if reading.normalised_over == "channels" else 1
+    return printed.batch_norm(features, samples, epsilon, reading.normalisation_smoothness, left_out)
 
 
 def _network(batch: int, reading: Reading, smooth: bool, epsilon: float | None) -> tuple[Computation, ...]:

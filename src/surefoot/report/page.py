@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from surefoot import __version__
 from surefoot.attained import Estimate
@@ -63,7 +63,11 @@ def write_report(
         Contradiction: if a value was attained that a certificate excludes.
         OSError: if the file cannot be written.
     """
-    page = render_report(certificates, title=title, estimates=estimates)
+    return written(path, render_report(certificates, title=title, estimates=estimates))
+
+
+def written(path: str | os.PathLike[str], page: str) -> Path:
+    """A page in its file, whole or not at all."""
     with written_whole(Path(path)) as temporary:
         temporary.write_text(page, encoding="utf-8", newline="\n")
     return Path(path)
@@ -90,8 +94,8 @@ def render_report(certificates: Named, *, title: str | None = None, estimates: E
         raise ReportError("a report shows one certificate or more, and none was given")
     lower = _estimates(certificates, estimates)
     names, only = zip(*certificates, strict=True)
-    style, script = _asset("report.css"), _asset("report.js")
-    return _template().render(
+    return rendered(
+        "report.html.j2",
         title=title or f"{'Certificate' if len(names) == 1 else 'Certificates'} of {_listed(names)}",
         models=[_model(*each) for each in zip(range(1, len(only) + 1), names, only, lower, strict=True)],
         comparison=comparison(certificates),
@@ -100,10 +104,16 @@ def render_report(certificates: Named, *, title: str | None = None, estimates: E
         as_printed=any(c.constants != "certified" for c in only),
         has_scalar=any(c.scalar for c in only),
         has_segment=any(summary.is_along_a_segment(c) for c in only),
-        version=__version__,
-        style=style,
-        script=script,
-        policy=_policy(style, script),
+    )
+
+
+def rendered(template: str, **shown: Any) -> str:
+    """A page with the style and the script of all reports."""
+    style, script = _asset("report.css"), _asset("report.js")
+    return (
+        _environment()
+        .get_template(template)
+        .render(version=__version__, style=style, script=script, policy=_policy(style, script), **shown)
     )
 
 
@@ -177,12 +187,11 @@ def _asset(name: str) -> str:
 
 
 @cache
-def _template() -> Template:
-    environment = Environment(
+def _environment() -> Environment:
+    return Environment(
         loader=PackageLoader("surefoot.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.j2")

@@ -78,7 +78,12 @@ def limits(certificate: Certificate) -> list[str]:
             certificate.iterations(_ACCURACIES[0][0])
         except GuaranteeError as error:
             said.append(_sentence(str(error)))
-    return [f"{_NUMBER.sub(lambda match: readable(match[0]), text).rstrip('.')}." for text in said]
+    return [f"{in_digits(text).rstrip('.')}." for text in said]
+
+
+def in_digits(text: str) -> str:
+    """A text with its numbers as a page shows them."""
+    return _NUMBER.sub(lambda match: readable(match[0]), text)
 
 
 def _sentence(text: str) -> str:

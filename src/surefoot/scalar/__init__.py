@@ -17,10 +17,10 @@ from surefoot.scalar import activations as _activations  # noqa: F401 - fills th
 from surefoot.scalar.bounds import supremum, value_range
 from surefoot.scalar.function import ScalarFunction
 from surefoot.scalar.rounded import Rounded
-from surefoot.scalar.series import derivatives, rounded_derivatives, taylor
+from surefoot.scalar.series import derivatives, rounded_derivatives, rounded_slope, taylor
 from surefoot.scalar.table import range_on, sup_on, sups_on
 
 __all__ = [
-    "Rounded", "ScalarFunction", "derivatives", "range_on", "rounded_derivatives", "sup_on", "supremum",
-    "sups_on", "taylor", "value_range",
+    "Rounded", "ScalarFunction", "derivatives", "range_on", "rounded_derivatives", "rounded_slope", "sup_on",
+    "supremum", "sups_on", "taylor", "value_range",
 ]  # fmt: skip

@@ -73,6 +73,16 @@ def rounded_derivatives(function: ScalarFunction, x: Rounded, order: int) -> lis
     return [c.expand(x.value.shape) if isinstance(c, Rounded) else zero.expand(x.value.shape) for c in found]
 
 
+def rounded_slope(function: ScalarFunction, x: Rounded) -> Rounded:
+    """The first derivative with its error, which at a break covers those on both sides: torch's is one of them.
+
+    Arguments count as off by the smallest number, so that it is not sure on which side of a break they are.
+    """
+    if any(step.op == "piecewise" for step in function.steps):
+        x = Rounded(x.value, x.error + 2.0**-1074)
+    return rounded_derivatives(function, x, 1)[1]
+
+
 def _evaluate(function: ScalarFunction, p: Coefficients) -> Coefficients:
     """The coefficients of a function of a series; those of a constant are a number and None."""
     lift = Rounded.exact if isinstance(p[0], Rounded) else float

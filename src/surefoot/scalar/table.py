@@ -33,8 +33,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,12 @@ PER_OCTAVE = 8  # cells in [2^n, 2^(n+1)] beyond them
 FARTHEST = 60  # the half lines begin at 2^60
 _UNIT = 2.0**-53
 _FAR = 1e100  # beyond every cell but the half lines; its square is finite
+CELLS = Path(__file__).with_name("cells.npz")  # written by docs/cells.py
+SHIPPED = (
+    "tanh", "sigmoid", "relu", "gelu", "silu", "softplus", "mish", "elu", "selu", "celu", "hardswish",
+    "hardsigmoid", "log_sigmoid", "tanhshrink", "leaky_relu", "rrelu", "relu6", "hardtanh", "softshrink",
+    "hardshrink",
+)  # fmt: skip
 FOLDS = {"absolute": torch.abs, "most": torch.positive, "least": torch.neg}
 _TINY = 1e-300
 
@@ -64,8 +71,8 @@ class Grid:
     largest number of the others, and ``right`` are the right ends of the cells.
     """
 
-    def __init__(self, function: ScalarFunction) -> None:
-        self.step = _step(function)
+    def __init__(self, function: ScalarFunction, stored: tuple[float, np.ndarray] | None = None) -> None:
+        self.step = _step(function) if stored is None else stored[0]
         self.exponent = math.frexp(HALF * self.step)[1] - 1
         self.outer = (FARTHEST - self.exponent) * PER_OCTAVE
         growing = [
@@ -80,17 +87,16 @@ class Grid:
         self.first = np.searchsorted(edges, buckets[:-1])
         self.extra = int(np.diff([*self.first, len(edges) - 1]).max()) - 1
         self.right = np.array(edges[1:])
-        self._enclose([Cell(function, *ends) for ends in pairwise(edges)])
+        self.rows = _rows(function, edges) if stored is None else stored[1]
+        self._enclose()
 
-    def _enclose(self, cells: list[Cell]) -> None:
+    def _enclose(self) -> None:
         """Tabulate midpoints, half widths and smoothness, values at the midpoints and ranges over the cells.
 
         The values are rounded to the nearest doubles, the ranges outwards.
         """
-        self.smoothness = np.array([cell.smoothness for cell in cells])
-        self.centre = np.array([0.0 if cell.is_tail else cell.middle for cell in cells])
-        self.half = np.array([math.inf if cell.is_tail else cell.radius for cell in cells])
-        numbers = np.array([_numbers(cell) for cell in cells]).reshape(len(cells), 4, LENGTH)
+        self.smoothness, self.centre, self.half = np.ascontiguousarray(self.rows[:, :3].T)
+        numbers = self.rows[:, 3:].reshape(len(self.rows), 4, LENGTH)
         value, radius, self.low, self.high = np.ascontiguousarray(numbers.transpose(1, 2, 0))
         error = radius + 2 * _UNIT * np.abs(value)
         self.known = np.isfinite(value) & np.isfinite(error) & np.isfinite(self.half)
@@ -147,6 +153,15 @@ class Grid:
 def _fold(low: np.ndarray | float, high: np.ndarray | float, fold: str) -> np.ndarray:
     """The largest of what the fold makes of the numbers between low and high."""
     return {"absolute": np.maximum(-low, high), "most": np.asarray(high), "least": np.asarray(-low)}[fold]
+
+
+def _rows(function: ScalarFunction, edges: Sequence[float]) -> np.ndarray:
+    """For every cell its smoothness, midpoint and half width, and the numbers of the function there."""
+    cells = [Cell(function, *ends) for ends in pairwise(edges)]
+    places = [(0.0, math.inf) if cell.is_tail else (cell.middle, cell.radius) for cell in cells]
+    return np.array(
+        [[float(cell.smoothness), *place, *_numbers(cell)] for cell, place in zip(cells, places, strict=True)]
+    )
 
 
 def _numbers(cell: Cell) -> list[float]:
@@ -239,7 +254,23 @@ def _table(function: ScalarFunction, order: int, fold: str, device: torch.device
 
 @lru_cache(maxsize=128)
 def _grid(function: ScalarFunction) -> Grid:
-    return Grid(function)
+    return Grid(function, _stored(function))
+
+
+@cache
+def shipped() -> dict[ScalarFunction, str]:
+    """The functions of torch.nn whose cells come with the package, with their names in the file."""
+    plain = {ScalarFunction.named(name): name for name in SHIPPED}
+    return {**plain, ScalarFunction.named("gelu", approximate="tanh"): "gelu_tanh"}
+
+
+def _stored(function: ScalarFunction) -> tuple[float, np.ndarray] | None:
+    """The width of the cells around 0 and the rows of a function that comes with the package."""
+    name = shipped().get(function)
+    if name is None:
+        return None
+    with np.load(CELLS) as file:
+        return float(file[f"{name}.step"]), file[name]
 
 
 class Place(NamedTuple):

@@ -1,10 +1,11 @@
 """Theorems of convergence whose hypotheses are verified, round-off included.
 
-* ``statements``: the theorems, proved, as functions of verified numbers.
-* ``deciding``: :func:`convergence`, which theorem applies from the present weights, on which ball.
+* ``statements``: the theorems, proved, as functions of verified numbers; ``momentum`` and ``stochastic``: those
+  about gradient steps with momentum and on random batches.
+* ``deciding``: :func:`convergence`, which theorem applies from the present weights, on which ball; ``descent`` for
+  gradient steps, ``convex`` for strict minima, ``problem`` for what all of them compute.
 * ``waiting``: :func:`until_proved`, steps until a theorem applies.
 * ``record``: :class:`Convergence`, the verdict with its numbers, or what is missing.
-* ``verified``: linear algebra with a proof: products, extreme eigenvalues, least solutions.
 * ``layered``: networks of linear layers and element-wise functions, sample by sample.
 * ``samples``: other networks on each sample by itself.
 * ``linear``: a network linearised at its weights.
@@ -14,17 +15,22 @@
 """
 
 from surefoot.theorems.deciding import convergence
+from surefoot.theorems.momentum import FastHeavyBall, HeavyBall
 from surefoot.theorems.record import Convergence, Hypothesis
 from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, Profile, StronglyConvex
+from surefoot.theorems.stochastic import StochasticDescent
 from surefoot.theorems.waiting import until_proved
 
 __all__ = [
     "Convergence",
+    "FastHeavyBall",
     "GradientDescent",
+    "HeavyBall",
     "Hypothesis",
     "Interpolation",
     "NothingHere",
     "Profile",
+    "StochasticDescent",
     "StronglyConvex",
     "convergence",
     "until_proved",

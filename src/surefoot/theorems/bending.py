@@ -46,10 +46,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,24 +114,37 @@ class _Moving:
 
 
 def bending(
-    analysis: Analysis, layered: Layered | None, radius: float, samples: Sequence[Analysis] = ()
+    analysis: Analysis,
+    layered: Layered | None,
+    radius: float,
+    samples: Sequence[Analysis] = (),
+    weights: Mapping[str, float] | None = None,
 ) -> Bending:
     """K on the ball of this radius around the weights; of other networks than layered ones by samples, if
     given.
+
+    With weights :math:`L_b \\ge 1` of parameters by path norms are :math:`\\sum_bL_b\\|v_b\\|^2`. The ball is then
+    inside of the ordinary one, block b moves by :math:`\\rho/\\sqrt{L_b}` at most, and :math:`H_{jk}` is divided
+    by :math:`\\sqrt{L_jL_k}`.
     """
     if layered is not None:
-        return _by_layers(layered, radius)
-    whole = _by_calculus(analysis, radius)
+        return _by_layers(layered, radius, None if weights is None else layered.weights(weights))
+    whole = _by_calculus(analysis, radius, weights)
     if not samples or not math.isfinite(whole.constant):
         return whole
-    parts = up(math.hypot(*(_by_calculus(one, radius).constant for one in samples)), len(samples))
+    parts = up(math.hypot(*(_by_calculus(one, radius, weights).constant for one in samples)), len(samples))
     return replace(whole, constant=min(whole.constant, parts))
 
 
-def _by_calculus(analysis: Analysis, radius: float) -> Bending:
+def _by_calculus(analysis: Analysis, radius: float, weights: Mapping[str, float] | None) -> Bending:
     result = analysis.over(Ball(radius))
     summands = terms(result, weighted_curvature(result))
-    constant = float(smoothness(assemble(summands, len(result.region.variables))))
+    matrix = assemble(summands, len(result.region.variables))
+    if weights is not None:
+        paths = {leaf.name: leaf.path for leaf in analysis.reading.graph.parameters}
+        roots = np.array([weights[paths[name]] ** -0.5 for name in result.region.variables])
+        matrix = matrix * Magnitude.of(roots[:, None] * roots[None, :])
+    constant = float(smoothness(matrix))
     return Bending(radius, constant, obstacles=() if math.isfinite(constant) else tuple(reasons(summands)))
 
 
@@ -237,7 +251,12 @@ class _Reach:
         return (spectral_norm(self.layer.weight) + self.rho) * _UP
 
 
-def _by_layers(layered: Layered, radius: float) -> Bending:
+def _by_layers(layered: Layered, radius: float, weights: Sequence[float] | None) -> Bending:
+    roots = (
+        torch.ones(len(layered.layers), dtype=torch.float64)
+        if weights is None
+        else torch.tensor(weights, dtype=torch.float64).sqrt()
+    )
     result = layered.over(radius)
     count = layered.count
     met = [
@@ -245,10 +264,10 @@ def _by_layers(layered: Layered, radius: float) -> Bending:
             layer,
             result.enclosures[layer.reads],
             result.enclosures[layer.result],
-            radius if layer.trains_weight else 0.0,
+            radius * root if layer.trains_weight else 0.0,
             count,
         )
-        for layer in layered.layers
+        for layer, root in zip(layered.layers, roots.tolist(), strict=True)
     ]
     if not all(torch.isfinite(_numbers(m.before.row_spread(count))).all() for m in met):
         return Bending(radius, math.inf, obstacles=("values over the ball are beyond double precision",))
@@ -279,6 +298,7 @@ def _by_layers(layered: Layered, radius: float) -> Bending:
                 if met[k].layer.trains:
                     local = outputs[z].norms.rows() * before.slopes if k == z - 1 else None
                     add(z, k, outputs[z].norms * before.slopes.most() * through[k], local)
+    matrix = matrix * roots[:, None] * roots
     constant, variation = (float(nonnegative_norm(Magnitude.of(part.numpy()))) * _UP + 1e-290 for part in matrix)
     return Bending(radius, constant, variation, () if math.isfinite(constant) else ("K is beyond doubles",))
 

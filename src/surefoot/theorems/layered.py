@@ -14,7 +14,7 @@ never formed. Everything at the weights is computed with a proved bound on its e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,9 +26,10 @@ from surefoot.calculus.forward import Pass, forward
 from surefoot.domains import Ball
 from surefoot.graph.nodes import Node, Ref
 from surefoot.graph.structure import Graph
+from surefoot.norms.verified import product
+from surefoot.objectives import Ridge
 from surefoot.operations.record import Form, record_of
 from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives
-from surefoot.theorems.verified import product
 
 _SAME_ORDER = ("aten.view", "aten.reshape", "aten.flatten", "aten.squeeze", "aten.unsqueeze", "aten._unsafe_view")
 
@@ -46,6 +47,7 @@ class Layer:
         bias: likewise; ``None`` if there is none.
         trains_weight: whether the weight varies.
         trains_bias: likewise.
+        paths: of the parameters that vary.
         function: ``None`` for the identity.
     """
 
@@ -57,12 +59,23 @@ class Layer:
     bias: Tensor | None
     trains_weight: bool
     trains_bias: bool
+    paths: tuple[str, ...]
     function: ScalarFunction | None
 
     @property
     def trains(self) -> bool:
         """Whether anything varies in it."""
         return self.trains_weight or self.trains_bias
+
+    def ridge(self, regularizer: Ridge | None) -> list[float]:
+        """The second derivatives of a regulariser in the parameters of one unit that vary, the bias last."""
+        sizes = [self.weight.shape[1]] * self.trains_weight + [1] * self.trains_bias
+        parts = zip(self.paths, sizes, strict=True)
+        return [
+            0.0 if regularizer is None else regularizer.weight_of(path)
+            for path, size in parts
+            for _ in range(size)
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,21 +132,38 @@ class Layered:
     @cached_property
     def gram(self) -> Rounded:
         """The Gram matrix of the Jacobian, outputs of one sample next to each other."""
+        return self.gram_rows(0, self.count * self.outputs.value.shape[1])
+
+    def weights(self, given: Mapping[str, float]) -> list[float]:
+        """What each layer counts where its parameters have these :math:`L_b` by path."""
+        return [1 / given[layer.paths[0]] if layer.trains else 1.0 for layer in self.layers]
+
+    def gram_rows(self, start: int, stop: int, weights: Sequence[float] = ()) -> Rounded:
+        """Rows of it, columns up to the last of them; each layer times its weight, if there are weights."""
+        times = self.outputs.value.shape[1]
+        first, last = start // times, -(-stop // times)  # samples
         total: Rounded | None = None
-        for layer, (state, _, _), (_, slopes) in zip(self.layers, self.states, self.sensitivities, strict=True):
+        for k, (layer, (state, _, _), (_, slopes)) in enumerate(
+            zip(self.layers, self.states, self.sensitivities, strict=True)
+        ):
             if not layer.trains:
                 continue
             wide = slopes.expand(slopes.value.shape)
             rows = Rounded(wide.value.flatten(0, 1), wide.error.flatten(0, 1))
-            outer = product(rows, Rounded(rows.value.mT, rows.error.mT))
-            inner = Rounded.exact(torch.zeros(self.count, self.count, dtype=torch.float64))
+            outer = product(_cut(rows, start, stop), _transposed(_cut(rows, 0, stop)))
+            inner = Rounded.exact(torch.zeros(last - first, last, dtype=torch.float64))
             if layer.trains_weight:
-                inner = product(state, Rounded(state.value.mT, state.error.expand(state.value.shape).mT))
+                read = state.expand(state.value.shape)
+                inner = product(_cut(read, first, last), _transposed(_cut(read, 0, last)))
             if layer.trains_bias:
                 inner = inner + 1.0
             inner = inner.expand(inner.value.shape)
-            size = len(rows.value)
-            part = outer * Rounded(spread_over(inner.value, size), spread_over(inner.error, size))
+            spread = [
+                spread_over(part, times)[start - first * times : stop - first * times, :stop]
+                for part in (inner.value, inner.error)
+            ]
+            part = outer * Rounded(*spread)
+            part = part if not weights else part * weights[k]
             total = part if total is None else total + part
         assert total is not None
         return total
@@ -144,9 +174,16 @@ class Layered:
         return forward(self.analysis.reading.prepared, leaves, region, keep=True)
 
 
-def spread_over(matrix: Tensor, size: int) -> Tensor:
-    """Each entry for all outputs of the two samples, so many rows in all."""
-    times = size // len(matrix)
+def _cut(matrix: Rounded, start: int, stop: int) -> Rounded:
+    return Rounded(matrix.value[start:stop], matrix.error[start:stop])
+
+
+def _transposed(matrix: Rounded) -> Rounded:
+    return Rounded(matrix.value.mT, matrix.error.mT)
+
+
+def spread_over(matrix: Tensor, times: int) -> Tensor:
+    """Each entry for all outputs of the two samples, so many of each."""
     return matrix.repeat_interleave(times, 0).repeat_interleave(times, 1)
 
 
@@ -170,7 +207,7 @@ def read_layers(analysis: Analysis) -> Layered | None:
             if any(name not in graph.leaves for name in parameters):
                 return None
             used |= set(parameters)
-            layers.append(_layer(node, names, moving, centre))
+            layers.append(_layer(node, names, moving, centre, {leaf.name: leaf.path for leaf in graph.parameters}))
         elif node.op == "surefoot.scalar" and layers and _reads(node, current):
             if layers[-1].function is not None:
                 return None
@@ -212,7 +249,9 @@ def _at_end(nodes: Sequence[Node]) -> bool:
     return all(node.op in _SAME_ORDER for node in nodes)
 
 
-def _layer(node: Node, names: list[str], moving: set[str], centre: dict[str, Tensor]) -> Layer:
+def _layer(
+    node: Node, names: list[str], moving: set[str], centre: dict[str, Tensor], paths: dict[str, str]
+) -> Layer:
     return Layer(
         result=node.name,
         reads=names[0],
@@ -222,6 +261,7 @@ def _layer(node: Node, names: list[str], moving: set[str], centre: dict[str, Ten
         bias=centre[names[2]].detach().double() if len(names) > 2 else None,
         trains_weight=names[1] in moving,
         trains_bias=len(names) > 2 and names[2] in moving,
+        paths=tuple(paths[name] for name in names[1:] if name in moving),
         function=None,
     )
 

@@ -11,6 +11,7 @@ r"""A network linearised at its weights: the Gram matrix of the Jacobian and the
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,10 +23,13 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.domains import Ball
 from surefoot.graph.nodes import Spec
 from surefoot.norms import frobenius_norm
+from surefoot.norms.blocked import Symmetric
 from surefoot.norms.hermitian import product_error, up
+from surefoot.norms.verified import down, largest_eigenvalue, least_solution, smallest_eigenvalue, vector_norm
 from surefoot.scalar import Rounded
 from surefoot.theorems.layered import Layered
-from surefoot.theorems.verified import down, largest_eigenvalue, least_solution, smallest_eigenvalue, vector_norm
+
+_SMALL = 1500  # rows up to which the Gram matrix is written out
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +37,13 @@ class Linearised:
     """What the theorems need to know at the weights.
 
     Attributes:
-        gram: :math:`JJ^\\top`.
+        gram: :math:`JJ^\\top`, by panels of rows.
         residual: :math:`\\psi(u_0) - y`, flat, as computed.
         error: a bound on the norm of its error.
         parameters: how many there are.
     """
 
-    gram: Rounded
+    gram: Symmetric
     residual: Tensor
     error: float
     parameters: int
@@ -60,6 +64,14 @@ class Linearised:
         """An upper bound of the norm of J."""
         return up(math.sqrt(largest_eigenvalue(self.gram)))
 
+    def steepest(self, samples: int) -> float:
+        """An upper bound of the norms of the rows of J that belong to one of so many samples: the root of the
+        largest trace of a block on the diagonal.
+        """
+        sizes = [found.value[:, start:].diagonal() + found.error[:, start:].diagonal()
+                 for start, _, found in self.gram.panels()]  # fmt: skip
+        return up(math.sqrt(float(torch.cat(sizes).reshape(samples, -1).sum(1).max()) * (1 + 1e-9)))
+
     @cached_property
     def length(self) -> float:
         """An upper bound of the norm of the residual."""
@@ -71,22 +83,81 @@ class Linearised:
         return least_solution(self.gram, self.residual, self.error, self.sigma) if self.sigma > 0 else math.inf
 
 
-def linearise(analysis: Analysis, layered: Layered | None, targets: Tensor) -> Linearised:
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The Jacobian written out.
+
+    Attributes:
+        slopes: by path of the parameter, outputs × entries.
+        errors: bounds on the norms of the errors of the rows.
+    """
+
+    slopes: Mapping[str, Tensor]
+    errors: Mapping[str, Tensor]
+
+    def gram(self, weights: Mapping[str, float] | None = None) -> Rounded:
+        """:math:`\\sum_bJ_bJ_b^\\top/L_b`; the weights are powers of four, so the roots are exact."""
+        parts = {path: 1.0 if weights is None else weights[path] ** -0.5 for path in self.slopes}
+        rows = torch.cat([self.slopes[path] * part for path, part in parts.items()], 1)
+        errors = torch.stack([self.errors[path] * part for path, part in parts.items()])
+        errors = torch.linalg.vector_norm(errors, dim=0) * (1 + 1e-12)
+        sizes = torch.linalg.vector_norm(rows, dim=1) * (1 + 1e-9)
+        cross = errors[:, None] * sizes[None, :]
+        apart = cross + cross.mT + errors[:, None] * errors[None, :]
+        apart = apart + product_error(rows.shape[1]) * sizes[:, None] * sizes[None, :]
+        return Rounded(rows @ rows.mT, apart * (1 + 1e-9))
+
+
+def gram_of(jacobian: Layered | Rows, weights: Mapping[str, float] | None = None) -> Symmetric:
+    """:math:`JJ^\\top` by panels of rows, written out where it is small.
+
+    Args:
+        jacobian: the network layer by layer, or its Jacobian.
+        weights: :math:`L_b` of parameters by path, powers of four: norms are those of
+            :class:`~surefoot.theorems.statements.SquareOnBall`.
+    """
+    if isinstance(jacobian, Rows):
+        return Symmetric.dense(jacobian.gram(weights))
+    parts, size = [] if weights is None else jacobian.weights(weights), jacobian.outputs.value.numel()
+    gram = Symmetric(size, lambda start, stop: jacobian.gram_rows(start, stop, parts))
+    return gram if size > _SMALL else Symmetric.dense(gram.rows(0, size))
+
+
+def linearise(analysis: Analysis, jacobian: Layered | Rows, gram: Symmetric, targets: Tensor) -> Linearised:
     """The network at its weights, compared with targets of the shape of its outputs."""
     graph = analysis.reading.graph
     parameters = sum(graph.numel(leaf.name) for leaf in graph.parameters if leaf.trainable)
     wanted = targets.detach().double().reshape(-1)
-    if layered is not None:
-        outputs = layered.outputs.expand(layered.outputs.value.shape)
-        flat = Rounded(outputs.value.reshape(-1), outputs.error.reshape(-1)) - wanted
-        return Linearised(layered.gram, flat.value, frobenius_norm(flat.error), parameters)
-    result = analysis.over(Ball(0.0))
-    wrong = result.enclosures[result.outputs[0]].error
-    value = analysis.centre[graph.outputs[0]].reshape(-1)
-    residual = value - wanted
-    error = up(float(wrong) + 2.0**-52 * frobenius_norm(residual))
-    rows, errors = _rows(analysis, len(value))
-    return Linearised(_gram(rows, errors), residual, error, parameters)
+    if isinstance(jacobian, Rows):
+        result = analysis.over(Ball(0.0))
+        wrong = result.enclosures[result.outputs[0]].error
+        residual = analysis.centre[graph.outputs[0]].reshape(-1) - wanted
+        return Linearised(gram, residual, up(float(wrong) + 2.0**-52 * frobenius_norm(residual)), parameters)
+    outputs = jacobian.outputs.expand(jacobian.outputs.value.shape)
+    flat = Rounded(outputs.value.reshape(-1), outputs.error.reshape(-1)) - wanted
+    return Linearised(gram, flat.value, frobenius_norm(flat.error), parameters)
+
+
+def block_weights(jacobian: Layered | Rows) -> dict[str, float]:
+    """:math:`L_b` by path, powers of four and at least one: about in proportion to :math:`\\|J_bJ_b^\\top\\|`,
+    so that no block turns the outputs much faster than another. Any weights are right.
+    """
+    if isinstance(jacobian, Rows):
+        sizes = {path: float((rows @ rows.mT).norm()) for path, rows in jacobian.slopes.items()}
+    else:
+        layers, sizes = jacobian.layers, {}
+        stop = min(jacobian.count * jacobian.outputs.value.shape[1], _SMALL)
+        for k, layer in enumerate(layers):
+            if layer.trains:
+                size = float(jacobian.gram_rows(0, stop, [float(k == j) for j in range(len(layers))]).value.norm())
+                sizes |= dict.fromkeys(layer.paths, size)
+    least = min((size for size in sizes.values() if size > 0), default=1.0)
+    return {path: 4.0 ** round(math.log(max(size / least, 1.0), 4)) for path, size in sizes.items()}
+
+
+def along(analysis: Analysis, costate: Tensor) -> Analysis:
+    """The inner product of the outputs with a vector of their shape."""
+    return Analysis.of(analysis.model, analysis.x, _Along(costate))
 
 
 class _Along(nn.Module):
@@ -103,31 +174,29 @@ class _Along(nn.Module):
         return (outputs * self.costate).sum()
 
 
-def _rows(analysis: Analysis, count: int) -> tuple[Tensor, Tensor]:
-    """The rows of the Jacobian, and bounds on the norms of their errors."""
+def jacobian_rows(analysis: Analysis) -> Rows:
+    """The rows of the Jacobian, one adjoint pass each."""
     spec = analysis.reading.graph.spec(analysis.reading.graph.outputs[0])
     assert isinstance(spec, Spec)
-    shape = spec.shape
+    shape, count = spec.shape, math.prod(spec.shape)
     like = next(iter(analysis.values.values()))
     costate = torch.zeros(shape, dtype=torch.float64, device=like.device)
-    along = Analysis.of(analysis.model, analysis.x, _Along(costate))
-    names = [name for name in along.values if name not in analysis.values and along.values[name].shape == shape]
+    weighted = along(analysis, costate)
+    names = [name for name in weighted.values
+             if name not in analysis.values and weighted.values[name].shape == shape]  # fmt: skip
     if len(names) != 1:
         raise RuntimeError("the graph of a linear function of the outputs is not what was expected")
-    rows, errors = [], []
+    slopes: dict[str, list[Tensor]] = {}
+    errors: dict[str, list[float]] = {}
     for k in range(count):
         unit = torch.zeros(count, dtype=torch.float64)
         unit[k] = 1.0
-        found = proved_gradient(replace(along, values={**along.values, names[0]: unit.reshape(shape)}))
-        own = [leaf.path for leaf in along.reading.graph.parameters if leaf.path in found.slopes]
-        rows.append(torch.cat([found.slopes[path].reshape(-1) for path in own]))
-        errors.append(up(math.hypot(*(found.errors[path] for path in own))))
-    return torch.stack(rows), torch.tensor(errors, dtype=torch.float64)
-
-
-def _gram(rows: Tensor, errors: Tensor) -> Rounded:
-    sizes = torch.linalg.vector_norm(rows, dim=1) * (1 + 1e-9)
-    cross = errors[:, None] * sizes[None, :]
-    apart = cross + cross.mT + errors[:, None] * errors[None, :]
-    apart = apart + product_error(rows.shape[1]) * sizes[:, None] * sizes[None, :]
-    return Rounded(rows @ rows.mT, apart * (1 + 1e-9))
+        found = proved_gradient(replace(weighted, values={**weighted.values, names[0]: unit.reshape(shape)}))
+        for leaf in weighted.reading.graph.parameters:
+            if leaf.path in found.slopes:
+                slopes.setdefault(leaf.path, []).append(found.slopes[leaf.path].reshape(-1))
+                errors.setdefault(leaf.path, []).append(found.errors[leaf.path])
+    return Rows(
+        {path: torch.stack(rows) for path, rows in slopes.items()},
+        {path: torch.tensor(each, dtype=torch.float64) for path, each in errors.items()},
+    )

@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import math
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from surefoot.certificate.numbers import down, short
 from surefoot.guarantees import GuaranteeError
 from surefoot.magnitude import Magnitude
-from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, StronglyConvex
+from surefoot.theorems.momentum import FastHeavyBall, HeavyBall
+from surefoot.theorems.statements import Interpolation, NothingHere, SquareOnBall, StronglyConvex
+from surefoot.theorems.stochastic import StochasticDescent
 
 SCHEMA = "surefoot/convergence/1"
-METHODS = {"gauss_newton": "Gauss-Newton", "gradient": "gradient descent", "newton": "Newton's method"}
+METHODS = {
+    "gauss_newton": "Gauss-Newton",
+    "gradient": "gradient descent",
+    "momentum": "gradient descent with momentum",
+    "stochastic": "stochastic gradient descent",
+    "newton": "Newton's method",
+}
 _WIDTH = 110
 
 
@@ -38,10 +48,14 @@ class Hypothesis:
     holds: bool | None = None
     lower: bool = False
 
+    @property
+    def bound(self) -> str:
+        """The relation and the number."""
+        return f"≥ {least(self.value)}" if self.lower else f"≤ {most(self.value)}"
+
     def __str__(self) -> str:
         asked = "" if self.holds is None else f"; needs {self.needs}: {'yes' if self.holds else 'no'}"
-        relation = "≥" if self.lower else "≤"
-        return f"{self.symbol} {relation} {(least if self.lower else most)(self.value)}, {self.meaning}{asked}"
+        return f"{self.symbol} {self.bound}, {self.meaning}{asked}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,7 @@ class Convergence:
     """A verdict about a method, from the present weights.
 
     Attributes:
-        method: ``"gauss_newton"``, ``"gradient"`` or ``"newton"``.
+        method: ``"gauss_newton"``, ``"gradient"``, ``"momentum"``, ``"stochastic"`` or ``"newton"``.
         theorem: its name.
         proved: whether all hypotheses are verified.
         hypotheses: with their verified numbers.
@@ -60,6 +74,8 @@ class Convergence:
         statement: the theorem with these numbers; ``None`` where they do not exist.
         nothing: the largest ball in which a stationary point was excluded, where that was asked.
         loss: a bound on the objective at the weights, its minimum taken as zero; ``None`` if it is not known.
+        weights: :math:`L_b` by path, where norms are :math:`\\sum_bL_b\\|v_b\\|^2`; they are at least one, so that
+            distances in the ordinary norm are not larger.
     """
 
     method: str
@@ -69,9 +85,10 @@ class Convergence:
     missing: float
     advice: tuple[str, ...] = ()
     obstacles: tuple[str, ...] = ()
-    statement: Interpolation | GradientDescent | StronglyConvex | None = None
+    statement: Interpolation | SquareOnBall | StronglyConvex | None = None
     nothing: NothingHere | None = None
     loss: float | None = field(default=None, compare=False)
+    weights: Mapping[str, float] | None = None
 
     @property
     def radius(self) -> float | None:
@@ -83,13 +100,13 @@ class Convergence:
         """How far the limit may be from the weights; ``None`` if it is not proved to exist."""
         if not self.proved or self.statement is None:
             return None
-        return self.statement.radius if isinstance(self.statement, GradientDescent) else self.statement.distance
+        return self.statement.radius if isinstance(self.statement, SquareOnBall) else self.statement.distance
 
     @property
     def rate(self) -> float | None:
-        """The factor of one step: of the objective for gradient descent by its gradient inequality, of the
-        distance near a strict minimum; for quadratic convergence that of the first bound on the distance to the
-        second. ``None`` if it is not proved.
+        """The factor of one step: of the objective for gradient steps by its gradient inequality, in expectation
+        for random ones; of the distance near a strict minimum; for quadratic convergence that of the first bound
+        on the distance to the second. ``None`` if it is not proved.
         """
         if not self.proved or self.statement is None:
             return None
@@ -100,9 +117,23 @@ class Convergence:
 
     @property
     def step_size(self) -> float | None:
-        """The step of gradient descent."""
-        gradual = self.method == "gradient" and self.proved
+        """The step of gradient descent; with ``per_block`` that of blocks with :math:`L_b = 1`."""
+        gradual = self.method in ("gradient", "momentum", "stochastic") and self.proved
         return getattr(self.statement, "step_size", None) if gradual else None
+
+    @property
+    def momentum(self) -> float | None:
+        """That of the heavy ball."""
+        return getattr(self.statement, "momentum", None) if self.proved else None
+
+    @property
+    def block_step_sizes(self) -> dict[str, float] | None:
+        """The steps of gradient descent by path of the parameter; exact quotients, as the weights are powers of
+        four.
+        """
+        if self.weights is None or self.step_size is None:
+            return None
+        return {path: self.step_size / weight for path, weight in self.weights.items()}
 
     def iterations(self, eps: float) -> int:
         """How many steps bring the objective within eps of its minimum, at most.
@@ -136,12 +167,8 @@ class Convergence:
                 f"{most(statement.distance)} of the weights, "
                 f"{'quadratically' if statement.h < 0.5 else 'at least linearly'} ({self.theorem})."
             )
-        if isinstance(statement, GradientDescent):
-            return (
-                f"Gradient descent with steps of {down(statement.step_size)} converges to the global minimum, "
-                f"zero loss, without leaving the ball of radius {most(statement.radius)}: each step takes at "
-                f"least {_part(1 - statement.rate)} of the loss that is left ({self.theorem})."
-            )
+        if isinstance(statement, SquareOnBall):
+            return f"{self._steps()}: {self._progress()} ({self.theorem})."
         assert isinstance(statement, StronglyConvex)
         how = f"with steps of {down(statement.step_size)} " if self.method == "gradient" else ""
         return (
@@ -152,18 +179,73 @@ class Convergence:
             f"{most(statement.rate)} ({self.theorem})."
         )
 
+    def _steps(self) -> str:
+        """What gradient steps do, without how fast."""
+        statement, name = self.statement, METHODS[self.method]
+        size = f"steps of {down(self.step_size or 0.0)}"
+        if self.weights is not None:
+            size = (
+                f"steps of {down((self.step_size or 0.0) / max(self.weights.values()))} to {size[9:]}, by block,"
+            )
+        if self.momentum is not None:
+            size = f"{size} and momentum {self.momentum:.6g}"
+        where = f"without leaving the ball of radius {most(self.radius or 0.0)}"
+        sure = ""
+        if isinstance(statement, StochasticDescent):
+            size = f"{size} on batches of {statement.batch_size} of {statement.samples} samples"
+            sure = f", with a probability of at least {math.floor(1e4 * (1 - statement.risk)) / 1e4:g}"
+        return f"{name.capitalize()} with {size} converges to the global minimum, zero loss, {where}{sure}"
+
+    def _progress(self) -> str:
+        """How fast."""
+        power = f"(1 - {down(1 - (self.rate or 1.0), 3)})^k"
+        if isinstance(self.statement, HeavyBall):
+            return f"k steps leave at most {power} of the loss"
+        if isinstance(self.statement, StochasticDescent):
+            return f"in expectation k steps leave at most {most(self.statement.excess)}·{power} of the loss"
+        if isinstance(self.statement, FastHeavyBall):
+            return f"k steps leave at most {most(self.statement.excess)}·{power} of the loss"
+        return f"each step takes at least {_part(1 - (self.rate or 1.0))} of the loss that is left"
+
     def __str__(self) -> str:
         lines = textwrap.wrap(self.verdict, _WIDTH)
         lines += [f"  {hypothesis}" for hypothesis in self.hypotheses]
+        for text in self.remarks:
+            lines += textwrap.wrap(text, _WIDTH)
+        return "\n".join(lines)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is in the way, what would help, and how far any method has to go, in sentences."""
         texts = [*self.obstacles, *self.advice]
+        if self.weights is not None:
+            most_weight = f"{max(self.weights.values()):g}"
+            texts.append(f"Norms of weights are weighted by blocks, with numbers between 1 and {most_weight}.")
         if self.nothing is not None and self.nothing.holds:
             texts.append(
                 f"No stationary point is within {down(self.nothing.radius)} of the weights: any method has to "
                 "travel farther."
             )
-        for text in texts:
-            lines += textwrap.wrap(text, _WIDTH)
-        return "\n".join(lines)
+        return texts
+
+    def to_html(self) -> str:
+        """The verdict, its hypotheses and remarks as a part of a page; a page of its own with the proof is
+        :func:`surefoot.report.write_convergence`.
+        """
+        rows = "".join(
+            f"<tr><td>{escape(h.symbol)}</td><td>{escape(h.bound)}</td><td>{escape(h.meaning)}</td>"
+            f"<td>{escape(h.needs)}</td><td>{'' if h.holds is None else 'yes' if h.holds else 'no'}</td></tr>"
+            for h in self.hypotheses
+        )
+        head = "".join(
+            f'<th scope="col">{name}</th>' for name in ("", "verified", "what it is", "needed", "holds")
+        )
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
+        remarks = "".join(f"<p>{escape(text)}</p>" for text in self.remarks)
+        return f'<div style="color:inherit"><p>{escape(self.verdict)}</p>{table}{remarks}</div>'
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; infinity is ``"∞"``."""
@@ -177,6 +259,8 @@ class Convergence:
             "distance": _plain(self.distance),
             "rate": _plain(self.rate),
             "step_size": _plain(self.step_size),
+            "momentum": _plain(self.momentum),
+            "block_step_sizes": self.block_step_sizes,
             "missing": _plain(self.missing),
             "loss": _plain(self.loss),
             "hypotheses": [

@@ -34,10 +34,10 @@ from torch import Tensor
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm, nonnegative_norm
 from surefoot.norms.hermitian import gamma, up
+from surefoot.norms.verified import norm_of, product
 from surefoot.scalar import Rounded
 from surefoot.theorems.hessian import contract, features_of, flows_of, second_slopes
 from surefoot.theorems.layered import Layered, spread_over
-from surefoot.theorems.verified import norm_of, product
 
 _MOST_PRODUCTS = 3e11  # of all factorisations together
 _MOST_ENTRIES = 3e7  # of a matrix R, and of a batch of matrices
@@ -47,7 +47,7 @@ _ATTEMPTS = 12
 
 def relative_bending(layered: Layered) -> float:
     """:math:`\\omega_0`; infinite if it would cost too much or is not proved."""
-    size, depth = len(layered.gram.value), len(layered.layers)
+    size, depth = layered.outputs.value.numel(), len(layered.layers)
     widths = [layer.weight.shape[0] for layer in layered.layers]
     if 2 * sum(widths) * size**3 / 3 > _MOST_PRODUCTS or _largest_rows(layered, size) > _MOST_ENTRIES:
         return math.inf
@@ -190,7 +190,8 @@ def _gram(rows: Rounded) -> Rounded:
 def _over(matrix: Rounded, size: int) -> Rounded:
     """A matrix over the samples, for all outputs of each."""
     wide = matrix.expand(matrix.value.shape)
-    return Rounded(spread_over(wide.value, size), spread_over(wide.error, size))
+    times = size // len(wide.value)
+    return Rounded(spread_over(wide.value, times), spread_over(wide.error, times))
 
 
 def _flat(tensor: Rounded) -> Rounded:

@@ -11,16 +11,17 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 from flint import arb, ctx
 
-_BITS = 256
+BITS = 256
 _MOST_STEPS = 200
 
 
 def above(ball: arb) -> float:
     """A double that is not below any number of a ball."""
-    with ctx.workprec(_BITS):
+    with ctx.workprec(BITS):
         number = float(ball.upper())
         return number if arb(number) >= ball else math.nextafter(number, math.inf)
 
@@ -85,7 +86,7 @@ class Profile:
     def bend(self, t: arb) -> arb:
         """The integral of :math:`(t - s)\\omega(s)` up to t."""
         squares = (
-            omega * (_square(_positive(t - low)) - _square(_positive(t - high))) / 2
+            omega * (square(_positive(t - low)) - square(_positive(t - high))) / 2
             for low, high, omega in self._pieces()
         )
         return sum(squares, arb(0))
@@ -94,7 +95,7 @@ class Profile:
         """The largest first step :math:`\\max_\\tau\\tau - \\int_0^\\tau(\\tau - s)\\omega(s)ds`, rounded down,
         and its :math:`\\tau`.
         """
-        with ctx.workprec(_BITS):
+        with ctx.workprec(BITS):
             places = [radius for radius, _ in self.steps]
             turned = arb(0)
             for low, high, omega in self._pieces():
@@ -113,7 +114,7 @@ def _positive(ball: arb) -> arb:
     return ball.max(arb(0))
 
 
-def _square(ball: arb) -> arb:
+def square(ball: arb) -> arb:
     """A power of a ball around zero would not be a number."""
     return ball * ball
 
@@ -193,11 +194,11 @@ class Interpolation:
 
     def _root(self) -> arb:
         """The smallest root, or a point behind it where f is not positive."""
-        with ctx.workprec(_BITS):
+        with ctx.workprec(BITS):
             end = arb(self.profile.room()[1])
             for low, high, omega in self.profile._pieces():
                 value, slope = self._majorant(low), self.profile.turn(low) - 1
-                inside = _square(slope) - 2 * omega * value
+                inside = square(slope) - 2 * omega * value
                 if proved(inside >= 0):
                     place = low + 2 * value / (-slope + inside.sqrt())
                     if proved(place <= high):
@@ -209,7 +210,7 @@ class Interpolation:
 
     def after(self, steps: int) -> tuple[float, float]:
         """Bounds on the distance to the solution and on the residual after so many steps."""
-        with ctx.workprec(_BITS):
+        with ctx.workprec(BITS):
             t, root = arb(0), self._root()
             for _ in range(steps):
                 if not proved(self._majorant(t) > 0):
@@ -223,13 +224,97 @@ class Interpolation:
         """How many steps make the objective at most eps."""
         for steps in range(_MOST_STEPS):
             residual = arb(self.after(steps)[1])
-            if proved(arb(self.weight) / 2 * _square(residual) <= arb(eps)):
+            if proved(arb(self.weight) / 2 * square(residual) <= arb(eps)):
                 return steps
         raise OverflowError(f"more than {_MOST_STEPS} steps for {eps:g}: h is {self.h:.6g}, too close to ½")
 
 
 @dataclass(frozen=True)
-class GradientDescent:
+class SquareOnBall:
+    r"""The square loss on a ball around the weights: :math:`F = \frac{\mu_h}2\|\psi - y\|^2`.
+
+    :math:`\sigma_\rho` and S, the bounds of :math:`D\psi` on the ball, are those of :class:`Profile`,
+    :math:`\|\psi - y\| \le \|r\| + S\rho`, and as :math:`\nabla^2F = \mu_h(D\psi^\top D\psi +
+    D^2\psi\cdot(\psi - y))`, F is L-smooth there with :math:`L = \mu_h(S^2 + K(\|r\| + S\rho))`.
+    :math:`\|\nabla F\|^2 \ge 2\mu F`, :math:`\mu = \mu_h\sigma_\rho^2`: the Polyak-Łojasiewicz inequality.
+
+    Norms of weights may be weighted by blocks, :math:`\|v\|^2 = \sum_bL_b\|v_b\|^2`: with :math:`\tilde u_b =
+    \sqrt{L_b}u_b` the theorems are about :math:`F` as a function of :math:`\tilde u`, whose gradient steps of
+    length s are steps of length :math:`s/L_b` in the blocks of u.
+
+    Attributes:
+        sigma: :math:`\sigma \le \sigma_{\min}(J)`.
+        norm: a bound on :math:`\|J\|`.
+        profile: :math:`\omega` up to :math:`\rho`.
+        bending: K on the ball.
+        radius: :math:`\rho`.
+        residual: a bound on :math:`\|r\|`.
+        weight: :math:`\mu_h`, rounded up.
+    """
+
+    theorem: ClassVar[str] = "Polyak-Łojasiewicz inequality on a ball"
+
+    sigma: float
+    norm: float
+    profile: Profile
+    bending: float
+    radius: float
+    residual: float
+    weight: float
+
+    @property
+    def numbers(self) -> tuple[float, float, Profile, float, float, float, float]:
+        """All of them, for a theorem on the same ball."""
+        return self.sigma, self.norm, self.profile, self.bending, self.radius, self.residual, self.weight
+
+    @property
+    def rate(self) -> float:
+        """The factor of one step, of a bound on the objective."""
+        return math.inf
+
+    def iterations(self, eps: float) -> int:
+        """How many steps make the objective at most eps."""
+        return steps_needed(self.loss, self.rate, eps)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether there are bounds on the ball, and the Jacobian is onto everywhere."""
+        return math.isfinite(self.bending) and self.radius <= self.profile.radius and proved(self.lowest > 0)
+
+    @property
+    def lowest(self) -> arb:
+        """:math:`\\sigma_\\rho`."""
+        return arb(self.sigma) * (1 - self.profile.turn(arb(self.radius)))
+
+    @property
+    def turned(self) -> arb:
+        """A bound on :math:`\\|D\\psi(u) - J\\|` on the ball."""
+        return (arb(self.norm) * self.profile.turn(arb(self.radius))).min(arb(self.bending) * arb(self.radius))
+
+    @property
+    def steep(self) -> arb:
+        """S."""
+        return arb(self.norm) + self.turned
+
+    @property
+    def smoothness(self) -> float:
+        """L on the ball."""
+        far = arb(self.residual) + self.steep * arb(self.radius)
+        return above(arb(self.weight) * (square(self.steep) + arb(self.bending) * far))
+
+    @property
+    def loss(self) -> float:
+        """A bound on F at the weights."""
+        return above(arb(self.weight) / 2 * square(arb(self.residual)))
+
+    @property
+    def pull(self) -> arb:
+        """:math:`\\mu`; the exact :math:`\\mu_h` may be a few roundings below the stored one."""
+        return arb(self.weight) * (1 - arb(2) ** -48) * square(self.lowest)
+
+
+@dataclass(frozen=True)
+class GradientDescent(SquareOnBall):
     r"""Gradient descent reaches the global minimum, at a linear rate (Polyak-Łojasiewicz on a ball).
 
     Let :math:`F = h\circ\psi`, h :math:`\mu_h`-strongly convex, :math:`\Delta = F - \inf h`, :math:`\sigma_\rho >
@@ -255,54 +340,25 @@ class GradientDescent:
     \theta)}{2L}g^2 \le (1 - \theta(2 - \theta)\mu/L)\Delta_k`. The path has finite length, so the steps converge.
     If g = 0, :math:`\Delta_k = 0` and nothing moves.
 
-    For :math:`h = \frac{\mu_h}2\|\cdot - y\|^2`: :math:`\Delta_0 = \frac{\mu_h}2\|r\|^2`, :math:`\sigma_\rho` and
-    S, the bounds of :math:`D\psi` on the ball, are those of :class:`Profile`, :math:`\|\psi - y\| \le \|r\| +
-    S\rho`, and as :math:`\nabla^2F = \mu_h(D\psi^\top D\psi + D^2\psi\cdot(\psi - y))`, :math:`L = \mu_h(S^2 +
-    K(\|r\| + S\rho))`.
+    For the square loss :math:`\sqrt{2\Delta_0/\mu} = \|r\|/\sigma_\rho`.
 
     Attributes:
-        sigma: :math:`\sigma \le \sigma_{\min}(J)`.
-        norm: a bound on :math:`\|J\|`.
-        profile: :math:`\omega` up to :math:`\rho`.
-        bending: K on the ball.
-        radius: :math:`\rho`.
-        residual: a bound on :math:`\|r\|`.
-        weight: :math:`\mu_h`.
         part: :math:`\theta`.
     """
 
-    sigma: float
-    norm: float
-    profile: Profile
-    bending: float
-    radius: float
-    residual: float
-    weight: float
     part: float = 1.0
 
     @property
     def factor(self) -> float:
         """The radius that is needed over that which is there, rounded up: it holds if this is less than one."""
-        if not math.isfinite(self.bending) or self.radius > self.profile.radius:
+        if not self.is_finite:
             return math.inf
-        sigma = self._sigma()
-        room = (1 - arb(self.part) / 2) * arb(self.radius) * sigma
-        return above(arb(self.residual) / room) if proved(sigma > 0) and proved(room > 0) else math.inf
+        return above(arb(self.residual) / ((1 - arb(self.part) / 2) * arb(self.radius) * self.lowest))
 
     @property
     def holds(self) -> bool:
         """Whether the hypotheses are verified."""
         return self.factor < 1
-
-    def _sigma(self) -> arb:
-        return arb(self.sigma) * (1 - self.profile.turn(arb(self.radius)))
-
-    @property
-    def smoothness(self) -> float:
-        """L on the ball."""
-        steep = arb(self.norm) * (1 + self.profile.turn(arb(self.radius)))
-        far = arb(self.residual) + steep * arb(self.radius)
-        return above(arb(self.weight) * (_square(steep) + arb(self.bending) * far))
 
     @property
     def step_size(self) -> float:
@@ -312,59 +368,52 @@ class GradientDescent:
     @property
     def rate(self) -> float:
         """The factor of one step, rounded up."""
-        mu = arb(self.weight) * _square(self._sigma())
-        part = arb(self.part)
-        return min(above(1 - part * (2 - part) * mu / arb(self.smoothness)), 1.0)
-
-    def iterations(self, eps: float) -> int:
-        """How many steps make the objective at most eps."""
-        return _steps(above(arb(self.weight) / 2 * _square(arb(self.residual))), self.rate, eps)
+        step = arb(self.step_size)
+        return min(above(1 - step * (2 - step * arb(self.smoothness)) * self.pull), 1.0)
 
 
 @dataclass(frozen=True)
 class StronglyConvex:
     r"""A strongly convex neighbourhood: one stationary point, a strict minimum.
 
-    Let :math:`m_0 \le \lambda_{\min}(\nabla^2F(u_0))`, :math:`\|\nabla^2F(u) - \nabla^2F(u_0)\| \le V` on the ball
-    :math:`B(u_0, \rho)`, :math:`m = m_0 - V > 0`, :math:`g \ge \|\nabla F(u_0)\|` and :math:`g < m\rho`.
+    Let :math:`0 < m \le \lambda_{\min}(\nabla^2F(u))`, :math:`L \ge \lambda_{\max}(\nabla^2F(u))` and
+    :math:`\|\nabla^2F(u) - \nabla^2F(u_0)\| \le V` for all u in the ball :math:`B(u_0, \rho)`, :math:`g \ge
+    \|\nabla F(u_0)\|` and :math:`g < m\rho`.
 
     *Then* the ball contains exactly one stationary point :math:`u^*`, a strict local minimiser, and :math:`\|u_0
     - u^*\| \le g/m`, :math:`F(u_0) - F(u^*) \le g^2/2m`. If :math:`\rho \ge 2g/m`, gradient descent with steps
-    1/L, :math:`L \ge \lambda_{\max}(\nabla^2F(u_0)) + V`, converges to it with :math:`\|u_{k+1} - u^*\| \le (1 -
+    1/L converges to it with :math:`\|u_{k+1} - u^*\| \le (1 -
     m/L)\|u_k - u^*\|`, and Newton's method, if 2V < m, with :math:`\|u_{k+1} - u^*\| \le \frac{2V}m\|u_k -
     u^*\|`: the factor 2V/m shrinks with the ball, so it converges faster than linearly, and quadratically where F
     has three derivatives.
 
-    *Proof.* Eigenvalues move by at most the norm of the change, so F is m-strongly convex on the ball and has one
-    minimiser there. At the edge :math:`\langle\nabla F(u), u - u_0\rangle \ge \langle\nabla F(u_0), u -
-    u_0\rangle + m\rho^2 \ge (m\rho - g)\rho > 0`, so it is inside, hence stationary; a second one would
-    contradict :math:`\langle\nabla F(u) - \nabla F(v), u - v\rangle \ge m\|u - v\|^2`, which with :math:`v =
-    u_0`, :math:`u = u^*` gives the distance. Strong convexity at :math:`u_0`, minimised over the other point,
-    gives the gap. :math:`B(u^*, \|u_0 - u^*\|)` is in the ball if :math:`\rho \ge 2g/m`. There :math:`\nabla
-    F(u_k) = \bar H(u_k - u^*)` with :math:`\bar H` the mean of the Hessian on the segment: :math:`\|I - \bar
-    H/L\| \le 1 - m/L`, and for Newton :math:`u_{k+1} - u^* = H_k^{-1}(H_k - \bar H)(u_k - u^*)` with :math:`\|H_k
-    - \bar H\| \le 2V`. Both factors are below one, so the steps stay in that ball.
+    *Proof.* F is m-strongly convex on the ball and has one minimiser there. At the edge :math:`\langle\nabla F(u),
+    u - u_0\rangle \ge \langle\nabla F(u_0), u - u_0\rangle + m\rho^2 \ge (m\rho - g)\rho > 0`, so it is inside,
+    hence stationary; a second one would contradict :math:`\langle\nabla F(u) - \nabla F(v), u - v\rangle \ge m\|u
+    - v\|^2`, which with :math:`v = u_0`, :math:`u = u^*` gives the distance. Strong convexity at :math:`u_0`,
+    minimised over the other point, gives the gap. :math:`B(u^*, \|u_0 - u^*\|)` is in the ball if :math:`\rho \ge
+    2g/m`. There :math:`\nabla F(u_k) = \bar H(u_k - u^*)` with :math:`\bar H` the mean of the Hessian on the
+    segment: :math:`\|I - \bar H/L\| \le 1 - m/L`, and for Newton :math:`u_{k+1} - u^* = H_k^{-1}(H_k - \bar
+    H)(u_k - u^*)` with :math:`\|H_k - \bar H\| \le 2V`. Both factors are below one, so the steps stay in that
+    ball.
+
+    As eigenvalues move by at most the norm of a change, m may be :math:`\lambda_{\min}(\nabla^2F(u_0)) - V`.
 
     Attributes:
-        lowest: :math:`m_0`.
-        highest: a bound on the largest eigenvalue.
+        convexity: m.
+        smoothness: L.
         variation: V.
         gradient: g.
         radius: :math:`\rho`.
         newton: whether the method is Newton's.
     """
 
-    lowest: float
-    highest: float
+    convexity: float
+    smoothness: float
     variation: float
     gradient: float
     radius: float
     newton: bool
-
-    @property
-    def convexity(self) -> float:
-        """m, rounded down."""
-        return below(arb(self.lowest) - arb(self.variation)) if math.isfinite(self.variation) else -math.inf
 
     @property
     def distance(self) -> float:
@@ -376,11 +425,6 @@ class StronglyConvex:
         """Whether the hypotheses of the method are verified."""
         inside = 2 * self.distance <= self.radius and self.distance < self.radius
         return self.convexity > 0 and inside and self.rate < 1
-
-    @property
-    def smoothness(self) -> float:
-        """L on the ball."""
-        return above(arb(self.highest) + arb(self.variation))
 
     @property
     def step_size(self) -> float:
@@ -398,7 +442,7 @@ class StronglyConvex:
     @property
     def gap(self) -> float:
         """A bound on F(u₀) - F(u*)."""
-        return above(_square(arb(self.gradient)) / (2 * arb(self.convexity)))
+        return above(square(arb(self.gradient)) / (2 * arb(self.convexity)))
 
     def iterations(self, eps: float) -> int:
         """How many steps bring the objective within eps of its minimum: :math:`F - F^* \\le \\frac L2\\|u -
@@ -406,8 +450,8 @@ class StronglyConvex:
         """
         if self.gap <= eps:
             return 0
-        start = above(arb(self.smoothness) / 2 * _square(arb(self.distance)))
-        return _steps(start, above(_square(arb(self.rate))), eps)
+        start = above(arb(self.smoothness) / 2 * square(arb(self.distance)))
+        return steps_needed(start, above(square(arb(self.rate))), eps)
 
 
 @dataclass(frozen=True)
@@ -434,7 +478,7 @@ class NothingHere:
         )
 
 
-def _steps(start: float, rate: float, eps: float) -> int:
+def steps_needed(start: float, rate: float, eps: float) -> int:
     """The smallest k found with rate^k start ≤ eps, verified."""
     if not 0 < eps < math.inf:
         raise ValueError(f"the accuracy eps is a positive number, got {eps!r}")
@@ -444,9 +488,14 @@ def _steps(start: float, rate: float, eps: float) -> int:
         raise OverflowError("the rate is one up to round-off: no number of steps can be given")
     if rate <= 0:
         return 1
-    with ctx.workprec(_BITS):
+    with ctx.workprec(BITS):
         needed = (arb(eps) / arb(start)).log() / arb(rate).log()
-        return math.ceil(Fraction(above(needed))) if needed.is_finite() else 0
+        if not needed.is_finite():
+            raise OverflowError(f"no number of steps can be given from {start!r} to {eps!r}")
+        return math.ceil(Fraction(above(needed)))
 
 
-__all__ = ["GradientDescent", "Interpolation", "NothingHere", "Profile", "StronglyConvex", "above", "below"]
+__all__ = [
+    "GradientDescent", "Interpolation", "NothingHere", "Profile", "SquareOnBall", "StronglyConvex", "above",
+    "below",
+]  # fmt: skip

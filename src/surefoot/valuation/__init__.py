@@ -1,4 +1,4 @@
-"""The value of an objective in exact arithmetic, as an interval.
+"""The value of an objective in exact arithmetic, as an interval: what :func:`surefoot.evaluate` is made of.
 
 * ``tape``: the operations of an objective, run in double precision, with the sizes of values and costates.
 * ``passes``: one pass over them, what it notes and what it keeps.
@@ -11,5 +11,4 @@
 * ``propagation``: from these to the error of the value, by reverse mode.
 * ``valuer``: one function at many weights, as value and error.
 * ``streamed``: the objective of a whole set of data, batch by batch.
-* ``interval``: :func:`surefoot.evaluate`.
 """

@@ -5,32 +5,60 @@ row is :math:`t_y + \log(1 + s)`, :math:`s = \sum_{k\ne a}e^{-t_k}`. Both terms 
 rounds t by a relative u, so that exponentials are off by a relative :math:`2ut_k` and, elementary functions being
 within 8 units in the last place, 16u; their sum by a relative Ku more. As :math:`\log(1 + s)` has the slope
 :math:`1/(1 + s)` and :math:`s/(1 + s) \le \log(1 + s)`, it is off by at most :math:`(K + 32)u\log(1 + s) +
-2u\sum_kt_ke^{-t_k}`, with one rounding of the sum :math:`(K + 34)u` of the row. Rows are added by ``math.fsum``,
-which rounds once, and divided and scaled. Together at most
+2u\sum_kt_ke^{-t_k}`, with one rounding of the sum :math:`(K + 34)u` of the row. Rows are added in stages, so that
+none goes through more than k additions, and divided and scaled. Together at most
 
-.. math:: (K + 48)\,u\,F + 3u\,\frac1n\sum_{ik}t_{ik}e^{-t_{ik}} .
+.. math:: (K + k + 48)\,u\,F + 3u\,\frac1n\sum_{ik}t_{ik}e^{-t_{ik}} .
 
-The gradient of a row is the soft-max :math:`e^{-t}/(1 + s)` less one at y.
+The gradient of a row is the soft-max :math:`p = e^{-t}/(1 + s)` less one at y.
+
+*Curvature.* The second derivative of a row is :math:`\mathrm{diag}(p) - pp^\top`, whose norm is at most its
+largest row sum of absolute values :math:`2p_k(1 - p_k)` (Gershgorin), hence at most 1/2 and, as :math:`1 - p_a`
+and all other :math:`p_k` are at most s, at most 2s. Where a row moves by r, differences of two entries move by at
+most :math:`\sqrt2\,r` and s grows by no more than the factor :math:`e^{\sqrt2\,r}`. So where the network is sure
+of the classes the loss is hardly curved.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefoot.graph import Node
+from surefoot.valuation.normalising import depth, staged
 
 ENTROPY = "surefoot.cross_entropy"
 _UNIT = 2.0**-53
 _PLAIN: dict[str, Any] = {"weight": None, "label_smoothing": 0.0, "ignore_index": None}
 
 
-def entropy(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, float] | None:
-    """The loss and its error; ``None`` for another operation, or for options that are not covered."""
+@dataclass(frozen=True)
+class Logistic:
+    """What is known of a logistic loss as computed.
+
+    Attributes:
+        error: how far the value is off.
+        doubt: a bound on s of all rows.
+        factor: of the sum over the rows.
+    """
+
+    error: float
+    doubt: float
+    factor: float
+
+    def curvature(self, moved: float) -> float:
+        """On the second derivative, where the argument may move by so much."""
+        growth = math.exp(1.5 * moved) if moved < 400 else math.inf
+        return abs(self.factor) * min(0.5, 2 * self.doubt * growth) * (1 + 1e-9)
+
+
+def entropy(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, Logistic] | None:
+    """The loss and what is known of it; ``None`` for another operation, or for options that are not covered."""
     if node.op != ENTROPY:
         return None
     outputs, targets = (values[name] for name in node.inputs)
@@ -40,34 +68,34 @@ def entropy(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, float] | Non
     scale, mean = float(options.get("scale", 1.0)), options.get("reduction", "mean") == "mean"
     count, classes = outputs.shape
     factor = scale / count if mean else scale
-    value, moved = _Entropy.apply(outputs, targets.long(), factor)
-    error = (classes + 48) * abs(float(value.detach())) + 3 * factor * float(moved)
-    return value, error * _UNIT * (1 + 1e-9) + outputs.numel() * max(1.0, factor) * 2.0**-1000
+    value, moved, rest = _Entropy.apply(outputs, targets.long(), factor)
+    error = (classes + depth(count) + 48) * abs(float(value.detach())) + 3 * factor * float(moved)
+    error = error * _UNIT * (1 + 1e-9) + outputs.numel() * max(1.0, factor) * 2.0**-1000
+    return value, Logistic(error, float(rest) * (1 + 2.0**-20) + 2.0**-1000, factor)
 
 
 class _Entropy(torch.autograd.Function):
-    """The loss times a factor, and the sum of the :math:`te^{-t}`."""
+    """The loss times a factor, the sum of the :math:`te^{-t}`, and the largest s."""
 
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, labels: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, outputs: Tensor, labels: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor]:
         top, place = outputs.max(dim=1, keepdim=True)
         away = top - outputs
         shares = torch.exp(-away).scatter_(1, place, 0.0)
         rest = shares.sum(dim=1, keepdim=True)
         rows = away.gather(1, labels[:, None]) + torch.log1p(rest)
-        total = math.fsum(rows[:, 0].tolist()) * factor
-        moved = torch.dot(away.view(-1), shares.view(-1))
+        moved, largest = torch.dot(away.view(-1), shares.view(-1)), rest.amax()
         ctx.save_for_backward(shares, rest, place, labels)
         ctx.factor = factor
-        ctx.mark_non_differentiable(moved)
-        return torch.tensor(total, dtype=outputs.dtype, device=outputs.device), moved
+        ctx.mark_non_differentiable(moved, largest)
+        return staged(rows, 0).reshape(()) * factor, moved, largest
 
     @staticmethod
-    def backward(ctx: Any, costate: Tensor, _: Any) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, costate: Tensor, *_: Any) -> tuple[Tensor, None, None]:
         shares, rest, place, labels = ctx.saved_tensors
         slope = shares.scatter(1, place, 1.0).div_(1 + rest)
         own = labels[:, None]
         return slope.scatter_add_(1, own, slope.new_full(own.shape, -1.0)).mul_(costate * ctx.factor), None, None
 
 
-__all__ = ["ENTROPY", "entropy"]
+__all__ = ["ENTROPY", "Logistic", "entropy"]

@@ -88,16 +88,17 @@ def normalised(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, Normalise
 
 def _facts(shape: tuple[int, int, int], mean: Tensor, rho: Tensor, eps: float) -> Normalised | None:
     """See the module; ``None`` out of range."""
-    size, depth = shape[0] * shape[2], _depth(shape[0]) + _depth(shape[2])
-    root, unit = math.sqrt(size), (depth + 12) * _UNIT
-    off = (2 * rho + mean.abs()) * (unit * _UP)  # e/√M, as ‖d‖ ≤ √M ρ
-    least = rho * (1 - unit * _UP)
-    largest, ratio, low = torch.stack([rho.amax(), (off / rho).amax(), (least - off).amin()]).tolist()
-    if not (largest < math.sqrt(_LARGEST / size) and ratio < _TRUSTED and low > 0):
+    size, deep = shape[0] * shape[2], depth(shape[0]) + depth(shape[2])
+    root, unit = math.sqrt(size), (deep + 12) * _UNIT * _UP
+    shift = mean / rho  # e/√M is at most unit (2 + |shift|) ρ, as ‖d‖ ≤ √M ρ
+    found = [*torch.aminmax(rho), torch.linalg.vector_norm(shift, math.inf), torch.linalg.vector_norm(shift)]
+    low, high, farthest, shifts = torch.stack(found).tolist()
+    ratio = unit * (2 + farthest * _UP)
+    if not (high < math.sqrt(_LARGEST / size) and ratio < _TRUSTED and low > 0):
         return None
-    relative = off / (least - off) + unit  # of √M
-    total = float(torch.linalg.vector_norm(relative)) * root * _UP + math.sqrt(shape[1] * size) * 2.0**-900
-    return Normalised(total, low / _UP, size)
+    groups = math.sqrt(shape[1])
+    relative = unit * ((2 * groups + shifts * _UP) / (1 - unit - ratio) + groups)  # of √M, all groups together
+    return Normalised(relative * root * _UP + groups * root * 2.0**-900, low * (1 - unit - ratio) / _UP, size)
 
 
 def _rows(shape: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -119,16 +120,18 @@ def _split(count: int) -> int:
     return math.isqrt(count) if count > 64 else 1
 
 
-def _depth(count: int) -> int:
+def depth(count: int) -> int:
     """Through how many additions a number goes at most."""
     pieces = _split(count)
     return count if pieces == 1 else 2 * pieces + count - pieces * pieces + 2
 
 
-def _staged(x: Tensor, dim: int) -> Tensor:
+def staged(x: Tensor, dim: int) -> Tensor:
     """The sum along a dimension, first of pieces, then of their sums; that dimension has size one after."""
     count = x.shape[dim]
     pieces = _split(count)
+    if count == 1:
+        return x
     if pieces == 1:
         return x.sum(dim=dim, keepdim=True)
     square = x.narrow(dim, 0, pieces * pieces).unflatten(dim, (pieces, pieces)).sum(dim=dim + 1)
@@ -143,13 +146,13 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float, centre: bool) -> tuple[Tensor, Tensor, Tensor]:
         size = x.shape[0] * x.shape[2]
-        mean = _staged(_staged(x, 2), 0) / size
+        mean = staged(staged(x, 2), 0) / size
         d = x - mean if centre else x
         mean = mean if centre else torch.zeros_like(mean)
         places = (
-            torch.linalg.vector_norm(d, dim=2, keepdim=True).square() if x.shape[2] <= 64 else _staged(d * d, 2)
+            torch.linalg.vector_norm(d, dim=2, keepdim=True).square() if x.shape[2] <= 64 else staged(d * d, 2)
         )
-        rho = (_staged(places, 0) / size + eps).sqrt()
+        rho = (staged(places, 0) / size + eps).sqrt()
         ctx.save_for_backward(d, 1 / rho)
         ctx.eps, ctx.centre = eps, centre
         ctx.mark_non_differentiable(mean, rho)
@@ -177,4 +180,4 @@ class _Normalise(torch.autograd.Function):
         return back.reshape(d.shape), None, None
 
 
-__all__ = ["Normalised", "normalised"]
+__all__ = ["Normalised", "depth", "normalised", "staged"]

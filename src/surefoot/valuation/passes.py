@@ -14,12 +14,13 @@ from torch import Tensor
 from surefoot.enclosure import measure
 from surefoot.graph import Node
 from surefoot.torch_private import differences_together, norms_together
-from surefoot.valuation.entropy import ENTROPY, entropy
+from surefoot.valuation.entropy import ENTROPY, Logistic, entropy
 from surefoot.valuation.normalising import Normalised, normalised
 
 Values = dict[str, Any]
 
 NEAR = 2.0**-20  # to a kink, so that costates are kept entry by entry
+_SMALL = 2**16  # entries of a tensor up to which norms of several are taken in one call
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Run:
         whole: whether all values were kept.
         near: how near a scalar function's argument comes to a kink, by name of the function.
         facts: of normalisations.
-        stated: the errors of losses.
+        losses: what is known of them.
         watching: the names of tensors whose costates are measured; none comes back where that is zero.
         aliases: where the norm of a tensor is at most a factor times that of another, its name and the factor.
     """
@@ -90,14 +91,16 @@ class Run:
     whole: bool
     near: dict[str, Near] = field(default_factory=dict)
     facts: dict[str, Normalised] = field(default_factory=dict)
-    stated: dict[str, float] = field(default_factory=dict)
+    losses: dict[str, Logistic] = field(default_factory=dict)
     watching: set[str] = field(default_factory=set)
     aliases: dict[str, tuple[str, float]] = field(default_factory=dict)
     _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _distances: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _known: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
     _matrices: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    _later: dict[str, Tensor] = field(default_factory=dict)  # to be measured
     _norms: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # held by hooks, which the run must not be
+    _costates: dict[str, Tensor] = field(default_factory=dict)  # to be measured, likewise
 
     @cached_property
     def value(self) -> float:
@@ -110,7 +113,7 @@ class Run:
             loss = entropy(node, self.values)
             if loss is None:
                 return None
-            self.stated[node.name] = loss[1]
+            self.losses[node.name] = loss[1]
             return loss[0]
         special = normalised(node, self.values)
         if special is None:
@@ -133,7 +136,9 @@ class Run:
     def measure(self, name: str, value: Any) -> None:
         """Note the norm of a tensor, or of several together."""
         real = _detached(value)
-        if real:
+        if len(real) == 1 and real[0].numel() <= _SMALL:
+            self._later[name] = real[0]
+        elif real:
             sizes = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in real]
             size = sizes[0] if len(sizes) == 1 else torch.linalg.vector_norm(torch.stack(sizes))
             self._sizes[name] = sum(part.numel() for part in real), size
@@ -152,10 +157,11 @@ class Run:
         if not x.numel():
             self.near[name] = Near(math.inf)
             return
-        distances = [x.abs() if point == 0 else (x - point).abs() for point in breaks]
-        away = distances[0] if len(distances) == 1 else torch.stack(distances).amin(dim=0)
-        nearest = float(away.amin())
+        shifted = [x if point == 0 else x - point for point in breaks]
+        squares = min(float((part * part).amin()) for part in shifted)  # faster than absolute values
+        nearest = max(math.sqrt(squares) * (1 - 2.0**-50) - 2.0**-500, 0.0) if squares >= 0 else 0.0
         if nearest < NEAR:
+            away = torch.stack([part.abs() for part in shifted]).amin(dim=0)
             places = (away < NEAR).nonzero().reshape(-1)
             self.near[name] = Near(nearest, places, away[places])
         else:
@@ -165,7 +171,7 @@ class Run:
         """The tensor itself; the norm of its costate is kept when that is computed."""
         if value.requires_grad:
             self.watching.add(name)
-            value.register_hook(partial(_seen, self._norms, self.near.get(name), name))
+            value.register_hook(partial(_seen, self._norms, self._costates, self.near.get(name), name))
         return value
 
     @cached_property
@@ -191,6 +197,7 @@ class Run:
     @cached_property
     def sizes(self) -> dict[str, float]:
         """Bounds on the norms of values, parameters and constants."""
+        self._sizes |= _measured(self._later)
         found = self.constants.sizes | dict(zip(self._sizes, _bounds(list(self._sizes.values())), strict=True))
         for name, distance in self.distances.items():
             found[name] = (self._known[name][1] + distance) * (1 + 2.0**-50)
@@ -210,13 +217,27 @@ class Run:
     def costate_sizes(self) -> dict[str, float]:
         """Bounds on the norms of the costates as computed, where they were measured and did come back."""
         _ = self.gradient
-        return dict(zip(self._norms, _bounds(list(self._norms.values())), strict=True))
+        found = self._norms | _measured(self._costates)
+        return dict(zip(found, _bounds(list(found.values())), strict=True))
 
 
-def _seen(sizes: dict[str, tuple[int, Tensor]], near: Near | None, name: str, costate: Tensor) -> None:
-    sizes[name] = costate.numel(), torch.linalg.vector_norm(costate)
+def _seen(
+    sizes: dict[str, tuple[int, Tensor]], later: dict[str, Tensor], near: Near | None, name: str, costate: Tensor
+) -> None:
+    if costate.numel() <= _SMALL:
+        later[name] = costate.detach()
+    else:
+        sizes[name] = costate.numel(), torch.linalg.vector_norm(costate)
     if near is not None and near.places is not None:
         near.costates.append(costate.reshape(-1)[near.places])
+
+
+def _measured(later: dict[str, Tensor]) -> dict[str, tuple[int, Tensor]]:
+    """The norms of tensors that were kept for that, in one call; they are freed."""
+    wide = [value if value.dtype is torch.float64 else value.double() for value in later.values()]
+    found = {n: (t.numel(), size) for n, t, size in zip(later, wide, norms_together(wide), strict=True)}
+    later.clear()
+    return found
 
 
 def norms(tensors: Iterable[Tensor]) -> list[float]:

@@ -80,6 +80,7 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Sl
     apart: dict[str, float] = {}
     own: dict[str, float] = {}
     known: dict[str, Slope] = {}
+    distances = slopes.distances(run)
     for node in tape.graph.nodes:
         real = any(spec.dtype.is_floating_point for spec in node.specs)
         slope = slopes.by_name.get(node.name) if real else None
@@ -87,13 +88,17 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Sl
             exact = node.name not in tape.rounding and not any(apart.get(name) for name in node.inputs)
             apart[node.name] = own[node.name] = 0.0 if exact or not real else math.inf
             continue
-        facts = run.facts.get(node.name)
-        if node.name in run.stated and not slope.pointwise:
-            own[node.name] = run.stated[node.name]
+        slope = slope.at(distances)
+        facts, loss = run.facts.get(node.name), run.losses.get(node.name)
+        if loss is not None and not slope.pointwise:
+            name = node.inputs[0]
+            slope = replace(slope, curvature={(name, name): loss.curvature(apart.get(name, 0.0))})
+            own[node.name] = loss.error
         elif facts is None:
-            slope, own[node.name] = _asked(tape, run, slope, apart)
-            if node.name in tape.matched and slope.product is not None:
-                slope = _by_matrices(run, slope, *tape.matched[node.name], apart)
+            matched = tape.matched.get(node.name) if slope.product is not None else None
+            slope, own[node.name] = _asked(tape, run, slope, apart, matched)
+            if matched is not None:
+                slope = _by_matrices(run, slope, *matched, apart)
         else:
             name = node.inputs[0]
             steepness, bend = facts.slopes(apart.get(name, 0.0))
@@ -117,15 +122,25 @@ def _by_matrices(run: Run, slope: Slope, first: str, second: str, apart: Mapping
     return replace(slope, jacobian=jacobian)
 
 
-def _asked(tape: Tape, run: Run, slope: Slope, apart: Mapping[str, float]) -> tuple[Slope, float]:
-    """The slope of an operation, at the values of its arguments if it has to be, and its own error."""
+def _asked(
+    tape: Tape, run: Run, slope: Slope, apart: Mapping[str, float], matched: tuple[str, str] | None
+) -> tuple[Slope, float]:
+    r"""The slope of an operation, at the values of its arguments if it has to be, and its own error.
+
+    Of factors that meet matrix by matrix, :math:`\sum_k\|A_k\|^2\|B_k\|^2 \le \max_k\|A_k\|^2\,\|B\|^2`.
+    """
     node, call = slope.node, None
     if slope.needs_values:
         call = Call(node, {name: _known(run, name, apart.get(name, 0.0)) for name in node.inputs})
     if slope.pointwise and call is not None:
         slope = slope_of(node, rule_for(node, tape.graph)(call))
     value = run.values.get(node.name)
-    return slope, rounding(slope, run.sizes, call, value.detach() if isinstance(value, Tensor) else value)
+    sizes, together = run.sizes, math.inf
+    if matched is not None:
+        pairs = (matched, matched[::-1])
+        together = min(run.matrices.get(a, math.inf) * sizes[b] for a, b in pairs)
+    value = value.detach() if isinstance(value, Tensor) else value
+    return slope, rounding(slope, sizes, call, value, together)
 
 
 def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:

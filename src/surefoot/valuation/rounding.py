@@ -12,7 +12,8 @@ With :math:`u = 2^{-53}`, norms of the computed result :math:`\hat z` and of the
 * a *sum* of k entries with fixed weights is a product with those: :math:`\gamma_{k+2}\sqrt k\,J\|x\|`
   (:mod:`surefoot.operations.evaluation`);
 * a *scalar function* of an entry is computed by one kernel with a few roundings of quantities that are at most
-  :math:`|\hat z| + J|x|`: 64 units cover them. The tests measure all kernels against ball arithmetic;
+  :math:`|\hat z| + J|x|`: 64 units cover them, which is part of the one assumption about floating point
+  (:mod:`surefoot.scalar.rounded`). The tests measure all kernels against ball arithmetic;
 * losses, normalisations and others state it themselves (``error`` of the record); for the rest
   :mod:`surefoot.operations.evaluation` proves a bound.
 
@@ -35,7 +36,9 @@ _KERNEL = 64 * _UNIT
 _UNDERFLOW = 2.0**-1000
 
 
-def rounding(slope: Slope, sizes: Mapping[str, float], call: Call | None, value: Any) -> float:
+def rounding(
+    slope: Slope, sizes: Mapping[str, float], call: Call | None, value: Any, together: float = math.inf
+) -> float:
     """The error of one operation.
 
     Args:
@@ -44,6 +47,8 @@ def rounding(slope: Slope, sizes: Mapping[str, float], call: Call | None, value:
         call: the operation with the values of its arguments, where its record states the error; otherwise
             ``None``.
         value: its result.
+        together: a bound on the norm of all products of norms of matrices, where two factors meet matrix by
+            matrix.
     """
     node, k = slope.node, slope.reduction
     record = record_of(node)
@@ -62,7 +67,8 @@ def rounding(slope: Slope, sizes: Mapping[str, float], call: Call | None, value:
     if slope.product is not None:
         first, second, bilinear = slope.product
         shift = sum(amount * sizes[n] for n, amount in slope.jacobian.items() if n not in (first, second))
-        return (k + 8) * (1 + 1e-6) * _UNIT * (bilinear * sizes[first] * sizes[second] + shift) + lost
+        products = bilinear * min(sizes[first] * sizes[second], together)
+        return (k + 8) * (1 + 1e-6) * _UNIT * (products + shift) + lost
     if record.form_of(node) is Form.LINEAR:
         return (k + 8) * math.sqrt(k) * 2 * _UNIT * (sizes[node.name] + moved) + lost
     return (k + 16.0) ** 2 * _UNIT * (sizes[node.name] + moved) + lost

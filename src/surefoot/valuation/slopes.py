@@ -3,7 +3,15 @@ r"""How steep and how curved operations are, from the sizes of their arguments a
 The rules of the calculus are asked over enclosures that hold no values: a tensor that varies is known by bounds on
 its norm and its largest entry, a parameter by its value and how far it may be from there. What they claim holds at
 all points whose tensors are within these bounds, so that a run of steps asks them now and then and not each time.
-The bounds are twice the sizes at the point where they are asked.
+The bounds are twice the sizes at the point where they are asked. Where a tensor leaves its bounds, new ones are
+drawn around it and its readers are asked again: what is claimed of the others does not rest on it.
+
+A product :math:`\beta(x, w)` of a tensor and a parameter needs no bounds. Its slope in x is linear in w, so with
+the bilinear norm C and any other value :math:`w_0` of the parameter
+
+.. math:: \|\beta(\cdot, w)\| \le \|\beta(\cdot, w_0)\| + C\|w - w_0\| :
+
+it is asked once at :math:`w_0`, its *anchor*, and grows with the distance.
 """
 
 from __future__ import annotations
@@ -29,6 +37,7 @@ from surefoot.valuation.passes import Plan, Run, norms
 from surefoot.valuation.tape import Tape
 
 _ANYWHERE = 1e3  # how far a parameter may move that no slope depends on
+_WORTH = 2.0**-6  # a move of a parameter, relative to its norm, after which its products are worth asking again
 _LEAST = 2.0**-460
 _GENTLE = 2.0  # slopes up to which costates are not measured on both sides
 _FAR = 32.0  # beyond, the suprema of scalar functions are those over the whole line
@@ -49,6 +58,7 @@ class Slope:
         breaks: where a scalar function has kinks, if it is otherwise as curved as the curvature says.
         pointwise: whether the rule says enough only where the values of the arguments are known.
         solved: how far the result is off besides round-off, of what is solved and not evaluated.
+        anchor: the parameter of a product, at whose value the slope in the other factor was asked; else empty.
     """
 
     node: Node
@@ -59,6 +69,19 @@ class Slope:
     breaks: tuple[float, ...] = ()
     pointwise: bool = False
     solved: float = 0.0
+    anchor: str = ""
+
+    def at(self, distances: Mapping[str, float]) -> Slope:
+        """The same where parameters are so far from where the rules were asked."""
+        if not self.anchor or not distances[self.anchor]:
+            return self
+        assert self.product is not None
+        first, second, bilinear = self.product
+        other = second if self.anchor == first else first
+        if other not in self.jacobian:
+            return self
+        slope = (self.jacobian[other] + bilinear * distances[self.anchor]) * (1 + 2.0**-50)
+        return replace(self, jacobian={**self.jacobian, other: slope})
 
     @property
     def needs_values(self) -> bool:
@@ -76,14 +99,16 @@ class Slopes:
         by_name: of each of them, by name.
         norms: of tensors that vary.
         peaks: likewise, of those whose largest entry matters.
-        weights: the parameters where the rules were asked, and how far they may be from there.
+        weights: the parameters where the rules were asked, how far they may be from there, and their norms.
+        enclosures: of all tensors: what the rules were told.
     """
 
     tape: Tape
     by_name: dict[str, Slope]
     norms: dict[str, float]
     peaks: dict[str, float] = field(default_factory=dict)
-    weights: dict[str, tuple[Tensor, float]] = field(default_factory=dict)
+    weights: dict[str, tuple[Tensor, float, float]] = field(default_factory=dict)
+    enclosures: dict[str, Enclosure] = field(default_factory=dict)
 
     @cached_property
     def plan(self) -> Plan:
@@ -104,29 +129,55 @@ class Slopes:
             for name, (first, *others) in readers.items()
             if not others and first.node.op == "surefoot.scalar" and first.jacobian.get(name, math.inf) <= _GENTLE
         }
-        sizes = norms(value for value, _ in self.weights.values())
-        known = {n: (value, size) for (n, (value, _)), size in zip(self.weights.items(), sizes, strict=True)}
-        return Plan(
-            frozenset(keep), self.tape.rounding - inner, known if min(sizes, default=1.0) < math.inf else {}
-        )
+        known = {name: (value, size) for name, (value, _, size) in self.weights.items()}
+        return Plan(frozenset(keep), self.tape.rounding - inner, known)
 
-    def hold(self, run: Run, errors: Mapping[str, float]) -> bool:
-        """Whether all tensors, and all within the errors of them, are inside."""
+    def outside(self, run: Run, errors: Mapping[str, float]) -> list[str]:
+        """The tensors that are not inside, or may not be, within their errors."""
         sizes = run.sizes
-        if any(not sizes[name] + errors.get(name, 0.0) <= bound for name, bound in self.norms.items()):
-            return False
-        distances = self._distances(run)
-        if any(not distances[name] <= radius for name, (_, radius) in self.weights.items()):
-            return False
+        names = [name for name, bound in self.norms.items() if not sizes[name] + errors.get(name, 0.0) <= bound]
+        distances = self.distances(run)
+        names += [name for name in self._bound if not distances[name] <= self.weights[name][1]]
         largest = {name: float(run.values[name].detach().abs().amax()) for name in self.peaks}
-        return all(size + errors.get(name, 0.0) <= self.peaks[name] for name, size in largest.items())
+        return names + [name for name, s in largest.items() if not s + errors.get(name, 0.0) <= self.peaks[name]]
 
-    def _distances(self, run: Run) -> Mapping[str, float]:
+    def renew(self, run: Run, names: frozenset[str], drift: float, errors: Mapping[str, float]) -> None:
+        """Draw new bounds around these tensors, as they are in a pass, and ask their readers again."""
+        for name in names:
+            self.peaks.pop(name, None)
+            if name in self.weights:
+                self.enclosures[name] = _parameter(self, name, run.parameters[name].detach(), drift)
+            else:
+                old, apart = self.enclosures[name], errors.get(name, 0.0)
+                self.enclosures[name] = _sized(self, run, name, old.spec, apart, fixed=old.is_constant)
+        for name in self.by_name:
+            asked, anchor = self.tape.asked[name], self.by_name[name].anchor
+            if anchor in names if anchor else not names.isdisjoint(asked.inputs):
+                self.by_name[name] = _asked(self, self.tape.graph, asked, self.enclosures)
+        self.__dict__.pop("plan", None)
+        self.__dict__.pop("_bound", None)
+
+    def moved(self, run: Run, *, narrow: bool) -> frozenset[str]:
+        """The parameters whose neighbourhood is worth drawing anew where errors are to be smaller: anchors that
+        are far away and, to make it narrower, those that are not only anchors.
+        """
+        distances = self.distances(run)
+        anchors = {slope.anchor for slope in self.by_name.values()} - {""}
+        others = self._bound - self.tape.added if narrow else frozenset()
+        return others | {n for n in anchors if distances[n] > _WORTH * self.weights[n][2]}
+
+    @cached_property
+    def _bound(self) -> frozenset[str]:
+        """The parameters that have to stay where they are: those that are not only anchors."""
+        read = ((slope.anchor, name) for slope in self.by_name.values() for name in slope.node.inputs)
+        return frozenset(name for anchor, name in read if name in self.weights and name != anchor)
+
+    def distances(self, run: Run) -> Mapping[str, float]:
         """How far the parameters of a pass are from where the rules were asked."""
         if run.is_from(self.plan):
             return run.distances
         here = [run.parameters[name].detach() for name in self.weights]
-        apart = norms(differences_together(here, [value for value, _ in self.weights.values()]))
+        apart = norms(differences_together(here, [value for value, _, _ in self.weights.values()]))
         return dict(zip(self.weights, apart, strict=True))
 
 
@@ -151,7 +202,7 @@ def slopes_of(
         UnsupportedOperation: naming an operation that has no rule.
     """
     found = Slopes(tape, {}, {})
-    enclosures: dict[str, Enclosure] = {}
+    enclosures = found.enclosures
     loose = tape.of_batch if several else frozenset()
     apart = errors or {}
     for name, leaf in tape.graph.leaves.items():
@@ -159,7 +210,7 @@ def slopes_of(
         if name in loose:
             enclosures[name] = _sized(found, run, name, leaf.spec, 0.0, fixed=True)
         elif name in run.parameters:
-            enclosures[name] = _parameter(found, name, value, _ANYWHERE if name in tape.added else drift)
+            enclosures[name] = _parameter(found, name, value, drift)
         else:
             enclosures[name] = constant(value, 0)
     varying = {node.name for node in tape.varying}
@@ -186,8 +237,9 @@ def _worth_asking(node: Node) -> bool:
 def _parameter(found: Slopes, name: str, value: Tensor, drift: float) -> Enclosure:
     size, peak = measure(value)
     least = 0.5 * value.numel() ** 0.5 if value.dim() < 2 or size.is_zero else _LEAST
-    radius = maximum(size, least) * drift
-    found.weights[name] = value.clone(), float(radius) * (1 - 2.0**-40)
+    radius = maximum(size, least) * (_ANYWHERE if name in found.tape.added else drift)
+    value = value.clone()
+    found.weights[name] = value, float(radius) * (1 - 2.0**-40), float(size) * (1 + 2.0**-40)
     spec = Spec(tuple(value.shape), value.dtype)
     return Enclosure(spec, value, size + radius, peak + radius, radius, None, _ZERO, _NONE)
 
@@ -203,11 +255,14 @@ def _valued(node: Node, value: Any) -> Enclosure:
 def _sized(
     found: Slopes, run: Run, name: str, spec: Spec | tuple[Spec, ...], apart: float, *, fixed: bool
 ) -> Enclosure:
-    """A tensor by its sizes alone."""
-    real = [part.detach() for part in _parts(run.values[name]) if part.is_floating_point()]
-    if not real:
+    """A tensor by its sizes alone; its largest entry is at most its norm where the values were not kept."""
+    specs = spec if isinstance(spec, tuple) else (spec,)
+    if not any(part.dtype.is_floating_point for part in specs):
         return unknown_constant(spec, 0) if fixed else replace(unknown_constant(spec, 0), is_constant=False)
-    peak = float(measure(real)[1])
+    peak = run.sizes[name]
+    if name in run.values:
+        real = [part.detach() for part in _parts(run.values[name]) if part.is_floating_point()]
+        peak = float(measure(real)[1])
     bound, reach = (Magnitude.of(_doubled(size + 2 * apart)) for size in (run.sizes[name], peak))
     found.norms[name] = float(bound) * (1 - 2.0**-40)
     return Enclosure(spec, None, bound, reach, _INFINITE, None, _INFINITE, _NONE, is_constant=fixed)
@@ -227,14 +282,26 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
     largest entries too, which then have to be checked.
     """
     rule, record = rule_for(node, graph), record_of(node)
-    reached = {name: replace(e, peak=maximum(e.bound, _FAR)) for name, e in enclosures.items() if e.value is None}
+    names = Use(node, lambda name: ()).names
+    if record.form_of(node) is Form.PRODUCT and len(record.factors) == 2:
+        anchors = [name for name in (names.get(slot, "") for slot in record.factors) if name in found.weights]
+        if len(anchors) == 1:
+            size, peak = measure(found.weights[anchors[0]][0])
+            told = {name: _without_value(enclosures[name]) for name in node.inputs}
+            told[anchors[0]] = replace(enclosures[anchors[0]], bound=size, peak=peak, spread=_ZERO)
+            slope = slope_of(node, rule(Call(node, told)))
+            if slope.product is not None and math.isfinite(slope.product[2]):
+                return replace(slope, anchor=anchors[0])
+    reached = {
+        name: replace(enclosures[name], peak=maximum(enclosures[name].bound, _FAR))
+        for name in node.inputs if enclosures[name].value is None
+    }  # fmt: skip
     blunt = rule(Call(node, {**enclosures, **reached}))
     if node.op == "surefoot.scalar" and (_is_finite(blunt) or pieces(node.args[1])[0]):
         return slope_of(node, blunt)
     sharp = rule(Call(node, enclosures))
     if record.epsilon is not None or not all(amount.is_finite for amount in sharp.jacobian.values()):
         return replace(slope_of(node, sharp), pointwise=True)
-    names = Use(node, lambda name: ()).names
     moves = {slot for slot in sharp.jacobian if names[slot] not in found.weights}  # parameters are exact
     if record.form_of(node) is Form.PRODUCT and _same(blunt, sharp, moves):
         return slope_of(node, blunt)
@@ -242,6 +309,14 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
         return slope_of(node, blunt)
     found.peaks |= {name: float(enclosures[name].peak) * (1 - 2.0**-40) for name in node.inputs if name in reached}
     return slope_of(node, sharp)
+
+
+def _without_value(enclosure: Enclosure) -> Enclosure:
+    """A constant by its sizes alone: slopes in the parameters it is multiplied with are not wanted."""
+    if not enclosure.is_constant or not isinstance(enclosure.value, Tensor):
+        return enclosure
+    real = enclosure.value.is_floating_point()
+    return replace(enclosure, value=None, spread=_INFINITE, error=_INFINITE) if real else enclosure
 
 
 def slope_of(node: Node, bounds: Bounds) -> Slope:

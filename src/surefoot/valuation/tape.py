@@ -28,7 +28,8 @@ PULL = 2.0**-30
 _SAME = frozenset(
     f"aten.{name}"
     for name in ("view", "reshape", "_unsafe_view", "transpose", "t", "permute", "unsqueeze", "squeeze", "flatten",
-                 "unflatten", "alias", "clone", "contiguous", "movedim", "detach")
+                 "unflatten", "alias", "clone", "contiguous", "movedim", "detach", "chunk", "split",
+                 "split_with_sizes")
 )  # fmt: skip
 
 _GENTLE = 1.3  # slopes up to which norms are not measured on both sides

@@ -115,13 +115,36 @@ class Valuer:
             raise EvaluationError(
                 f"the objective is {run.value} at these weights: check data and weights for NaN and huge entries"
             )
-        known = self._slopes
-        usable = known is not None and run.values.keys() >= known.plan.keep  # a pass may be older than the slopes
-        found = self._errors(run, known) if usable and known is not None else None
-        if found is not None and (found.total < math.inf or run.whole):
-            return Evaluation(run.value, found.total if found.total >= 0 else math.inf)
+        known = None if self._slopes is None else self._renewed(run, self._slopes, enough)
+        if known is not None:
+            return Evaluation(run.value, known)
         again = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
         return Evaluation(run.value, (self._anew(again, enough) + abs(run.value - again.value)) * (1 + 2.0**-50))
+
+    def _renewed(self, run: Run, slopes: Slopes, enough: float) -> float | None:
+        """The error, from the slopes that are there, renewed where they do not hold and, all of them, for smaller
+        neighbourhoods of the weights, where the error is too large; ``None`` if that takes all values.
+        """
+        for _ in range(_ATTEMPTS):
+            if not run.values.keys() >= slopes.plan.keep:  # a pass may be older than the slopes
+                return None
+            found = self._forward_or_reverse(run, slopes)
+            names = frozenset(slopes.outside(run, found.apart))
+            if not names:
+                if not self._is_settled(run, found, enough):
+                    names = slopes.moved(run, narrow=self._drift > _LEAST)
+                if not names:
+                    return found.total if 0 <= found.total < math.inf else math.inf if run.whole else None
+                self._drift = max(self._drift / 4, _LEAST)
+            elif not all(math.isfinite(found.apart.get(name, 0.0)) for name in names):
+                return None
+            slopes.renew(run, names, self._drift, found.apart)
+        return None
+
+    @staticmethod
+    def _is_settled(run: Run, found: Errors, enough: float) -> bool:
+        """Whether slopes for a smaller neighbourhood would not make the error much smaller, or need not."""
+        return not run.derivatives or found.total <= max(2 * found.leading, enough)
 
     def _anew(self, run: Run, enough: float) -> float:
         """The error, from slopes that are asked for again: with room for errors larger than sizes, and for
@@ -132,9 +155,8 @@ class Valuer:
         while attempts < _ATTEMPTS:
             self._slopes, fresh = self._asked(run, wide)
             found = self._forward_or_reverse(run, fresh)
-            holds = fresh.hold(run, found.apart)
-            settled = not run.derivatives or found.total <= max(2 * found.leading, enough)
-            if holds and (settled or self._drift <= _LEAST):
+            holds = not fresh.outside(run, found.apart)
+            if holds and (self._is_settled(run, found, enough) or self._drift <= _LEAST):
                 self._note(found)
                 return found.total if found.total >= 0 else math.inf
             if holds or (self._drift > _LEAST and not all(map(math.isfinite, found.apart.values()))):
@@ -164,11 +186,6 @@ class Valuer:
 
     def _forward_or_reverse(self, run: Run, slopes: Slopes) -> Errors:
         return (errors if run.derivatives else forward_errors)(self.tape, run, slopes)
-
-    def _errors(self, run: Run, slopes: Slopes) -> Errors | None:
-        """``None`` where the slopes do not hold."""
-        found = self._forward_or_reverse(run, slopes)
-        return found if slopes.hold(run, found.apart) else None
 
 
 __all__ = ["Evaluation", "EvaluationError", "Valuer"]

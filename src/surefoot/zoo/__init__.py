@@ -52,3 +52,7 @@ __all__ = [
     "example_input", "gpt", "highway", "image", "image_of_any_size", "mlp", "names", "register", "residual",
     "resnet18", "resnet50", "resnet152", "small_options", "tokens", "unregister", "vector", "vgg16", "vit",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

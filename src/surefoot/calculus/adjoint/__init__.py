@@ -18,4 +18,10 @@ samples at the centre, and bounds of how far those move over the domain:
 * ``centre``: the second derivative at the centre, bounded through them.
 * ``tangents``: the forward pass with derivatives sample by sample.
 * ``cotangents``: costates and the second derivative over the domain.
+
+Where the variables are few enough to follow every direction, nothing has to be assumed of layers and samples:
+
+* ``dense``: all derivatives at the centre. ``running``: their round-off.
+* ``gathered``: norms of them, by entries and samples. ``labels``: what belongs to which sample.
+* ``around``: how far the second derivative moves on a ball. ``parts``: the norms that this is made of.
 """

@@ -27,7 +27,7 @@ class Backward:
     """A backward pass at the centre.
 
     Attributes:
-        seed: the costate of the output, 1.
+        seed: the costate of the output, 1 if that is one number.
         pulled: for each operation, what it adds to the costates of its arguments, by name: the transposed
             Jacobian times its own costate. ``None`` where automatic differentiation sees no derivative: of
             ``detach``, whose value is the identity, or of an operation without a backward formula.
@@ -40,17 +40,18 @@ class Backward:
     errors: Mapping[str, Mapping[str, Tensor]]
 
 
-def backward(result: Pass) -> Backward | None:
+def backward(result: Pass, seed: Tensor | None = None) -> Backward | None:
     """The backward pass after a forward pass with centre values; ``None`` if the output is not one number, or a
-    value or a costate is not known or not finite.
+    value or a costate is not known or not finite. With a seed, a costate of norm at most 1, for any one output.
     """
-    if result.graph is None or len(result.outputs) != 1 or result.enclosures[result.outputs[0]].numel != 1:
+    numbers = result.enclosures[result.outputs[0]].numel
+    if result.graph is None or len(result.outputs) != 1 or (seed is None and numbers != 1):
         return None
     values = {name: e.value for name, e in result.enclosures.items()}
     needed = {name for step in result.steps for name in step.node.inputs} | set(result.outputs)
     if any(values[name] is None for name in needed):
         return None
-    seed = torch.ones_like(values[result.outputs[0]])
+    seed = torch.ones_like(values[result.outputs[0]]) if seed is None else seed
     costates: dict[str, Value] = {result.outputs[0]: seed}
     pulled: dict[str, dict[str, Value | None]] = {}
     errors: dict[str, dict[str, Tensor]] = {}

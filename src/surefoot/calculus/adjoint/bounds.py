@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from surefoot.calculus.adjoint.around import Around
 from surefoot.calculus.adjoint.backward import Backward, backward
+from surefoot.calculus.adjoint.centre import Centre as SampleCentre
 from surefoot.calculus.adjoint.centre import at_the_centre
 from surefoot.calculus.adjoint.costates import contracted, costates
 from surefoot.calculus.adjoint.cotangents import Cotangents, cotangents
-from surefoot.calculus.adjoint.samples import samples
+from surefoot.calculus.adjoint.dense import Dense, derivatives_at_centre
+from surefoot.calculus.adjoint.samples import Samples, samples
 from surefoot.calculus.adjoint.tangents import tangents
-from surefoot.calculus.assemble import Term, assemble, terms
+from surefoot.calculus.assemble import Term, assemble, smoothness, terms
+from surefoot.calculus.effort import NORMAL, Effort, in_gradients
 from surefoot.calculus.forward import Pass
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, minimum, stack
@@ -34,6 +38,7 @@ class ScalarBounds:
         summands: of the matrix, by operation.
         matrix: of bounds of the second derivative.
         variation: of bounds of how far it may be from that at the centre; ``None`` if they are not known.
+        norm: on that of the second derivative, where more is known than the matrix says.
     """
 
     gradient: Magnitude
@@ -41,18 +46,67 @@ class ScalarBounds:
     summands: list[Term]
     matrix: Magnitude
     variation: Magnitude | None = None
+    norm: Magnitude | None = None
 
     def by_block(self, blocks: Mapping[str, Sequence[int]]) -> dict[str, float]:
         """The norm of the gradient at the centre, per block of variables."""
         return {path: float(self.centre[list(members)].norm()) for path, members in blocks.items()}
 
 
-def scalar_bounds(result: Pass) -> ScalarBounds | None:
-    """The adjoint pass; ``None`` if the output is not one number or the centre is not known."""
+class Centre:
+    """What is found at the centre with some effort, once for all domains around it.
+
+    Args:
+        effort: what it may cost.
+        dense: derivatives along all directions (:func:`dense_centre`), if domains are balls of all variables.
+    """
+
+    def __init__(self, effort: Effort = NORMAL, dense: Dense | None = None) -> None:
+        self.effort, self.dense = effort, dense
+        self.cost = in_gradients((), 0, 0 if dense is None else dense.directions)
+        self._by_sample: tuple[Samples, SampleCentre] | None = None
+        self._asked = False
+
+    def by_sample(self, result: Pass) -> tuple[Samples, SampleCentre] | None:
+        """Derivatives sample by sample, from a forward pass; ``None`` if samples interact or it would cost too
+        much.
+        """
+        if not self._asked:
+            self._asked = True
+            try:
+                self._by_sample = self._separated(result)
+            except (RuntimeError, NotImplementedError, OverflowError, IndexError):  # none, or out of range
+                self._by_sample = None
+        return self._by_sample
+
+    def _separated(self, result: Pass) -> tuple[Samples, SampleCentre] | None:
+        found = samples(result, self.effort)
+        if found is None:
+            return None
+        centre = at_the_centre(found, len(result.region.variables), round_off(result))
+        widths, weights = zip(*((source.width, source.matrix.numel()) for source in found.sources), strict=True)
+        self.cost += in_gradients(widths, sum(weights), 0)
+        return found, centre
+
+
+def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | None:
+    """The adjoint pass; ``None`` if the output is not one number or the centre is not known.
+
+    Args:
+        result: the forward pass.
+        centre: what is found there; by default with normal effort.
+    """
     at = backward(result)
     if at is None:
         return None
-    result, found, back = _costates(result, at)
+    first, centre = result, Centre() if centre is None else centre
+    result, found, back = _costates(result, at, centre)
+    norm, dense = None, centre.dense
+    if dense is not None:
+        around = Around(first, dense, at)
+        norm = dense.norm + minimum(around.by_changes, around.by_speed + dense.offset)
+        if back is not None:
+            norm = minimum(norm, dense.norm + smoothness(back.variation))
     reached = [step for step in result.steps if step.node.name in found]
     summands = terms(result, {step.node.name: contracted(step, found[step.node.name]) for step in reached})
     variables = [found.get(name) for name in result.region.variables]
@@ -63,22 +117,36 @@ def scalar_bounds(result: Pass) -> ScalarBounds | None:
         summands=[replace(term, step=term.step.light) for term in summands],
         matrix=whole if back is None else minimum(whole, back.matrix),
         variation=None if back is None else back.variation,
+        norm=norm,
     )
 
 
-def _costates(result: Pass, at: Backward) -> tuple[Pass, Mapping[str, Enclosure], Cotangents | None]:
+def dense_centre(result: Pass, effort: Effort) -> Dense | None:
+    """Derivatives at the centre along all directions, from a forward pass over the centre alone; ``None`` if there
+    are too many, or an operation has no proved second derivative.
+    """
+    at = backward(result)
+    total = sum(result.enclosures[name].numel for name in result.region.variables)
+    if at is None or not 0 < total <= effort.directions:
+        return None
+    try:
+        found = derivatives_at_centre(result)
+    except (RuntimeError, NotImplementedError, OverflowError):  # no second derivative, or out of range
+        return None
+    return None if found is None else replace(found, offset=Around(result, found, at).by_changes)
+
+
+def _costates(
+    result: Pass, at: Backward, centre: Centre
+) -> tuple[Pass, Mapping[str, Enclosure], Cotangents | None]:
     """The forward pass and the costates; where samples are separate, sharper, and with bounds of the second
     derivative.
     """
-    try:
-        separate = samples(result)
-        if separate is None:
-            return result, costates(result, at), None
-        centre = at_the_centre(separate, len(result.region.variables), round_off(result))
-    except (RuntimeError, NotImplementedError, OverflowError, IndexError):  # no second derivative, or out of range
+    known = centre.by_sample(result)
+    if known is None:
         return result, costates(result, at), None
-    forward = tangents(result, separate, centre)
-    back = cotangents(forward, centre, at)
+    forward = tangents(result, *known)
+    back = cotangents(forward, known[1], at)
     return forward.result, back.costates, back
 
 

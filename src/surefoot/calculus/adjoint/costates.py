@@ -12,7 +12,10 @@ Hence, with the mean-value inequality on the segment from :math:`\hat x` to x, w
 .. math:: s(\lambda_{x_i}) \le \sum_z \Big( J_i\,s(\lambda_z) + \sum_j C_{ij}(\hat\lambda_z)\,s(x_j)
     + \epsilon \Big), \qquad C_{ij}(\lambda) \ge \sup\Big\|\sum_k\lambda_k\,\partial_{ij}f_k\Big\|,
 
-and the same row by row where rows do not interact.
+and the same row by row where rows do not interact. At a kink there is no derivative but several one-sided ones,
+even where nothing moves: the pull-back of a scalar function covers those of the pieces on both sides, entry by
+entry (:func:`surefoot.scalar.rounded_slope`), and where largest entries may be tied :math:`2J_i\|\hat\lambda_z\|`
+covers all choices of one.
 
 *Round-off* :math:`\epsilon` of computing :math:`\hat J_i^\top\hat\lambda_z`, with :math:`u = 2^{-53}` and
 :math:`\gamma_n = nu/(1 - nu)`, the bound on the product of n factors :math:`1 + \delta`, :math:`|\delta| \le u`,
@@ -25,11 +28,11 @@ summands per entry, c the number of entries of z, and 16 roundings in a product,
 most :math:`\gamma_{c+16}` times that of :math:`|\hat J_i|^\top|\hat\lambda_z|` in whatever order they are added,
 and :math:`\gamma_n \le 2nu` for :math:`nu \le 1/2`. Now :math:`\||J|^\top\lambda\| \le \sqrt
 r\,\|J\|_2\|\lambda\|` if a row of J has at most r entries: by Cauchy-Schwarz :math:`(|J|x)_k^2 \le
-r\sum_lJ_{kl}^2x_l^2`, and :math:`\sum_kJ_{kl}^2 \le \|J\|_2^2`. Of an operation that is solved, or that somebody
-else registered, nothing can be proved here: it is taken for one that adds up such products, with entries of J off
-by what relative perturbations of the :math:`\hat x_j` make, which count with the curvature; both factors get 16
-more for it.
-A product that underflows loses at most :math:`2^{-1074}`, and an entry c times that.
+r\sum_lJ_{kl}^2x_l^2`, and :math:`\sum_kJ_{kl}^2 \le \|J\|_2^2`. Of an operation that
+somebody else registered nothing can be proved here: it is *assumed*, and said
+(:mod:`surefoot.operations.evaluation`), to add up such products, with entries of J off by what relative
+perturbations of the :math:`\hat x_j` make, which count with the curvature; both factors get 16 more for it. A
+product that underflows loses at most :math:`2^{-1022}`, and an entry c times that.
 
 Also :math:`\|\lambda_z\| \le w_z`, the weight of the forward pass, whatever the spreads.
 """
@@ -49,9 +52,10 @@ from surefoot.enclosure import Enclosure, measure, norm, row_norms
 from surefoot.graph.structure import Spec
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.operations.call import Pair, Slot
+from surefoot.operations.record import record_of
 
 _UNIT = 2.0**-53
-_UNDERFLOW = 2.0**-1074
+_UNDERFLOW = 2.0**-1022
 _NONE = Magnitude.zero((0,))
 _ZERO = Magnitude.zero()
 
@@ -143,17 +147,27 @@ def contributions(result: Pass, step: Step, costate: Enclosure, centre: Backward
         for slot in slots:
             jacobian, (moved, wrong, rounded) = step.bounds.jacobian[slot], _of_slot(result, step, slot, along)
             relative = relative + jacobian * costate.centre_norm + rounded
-            spread = spread + jacobian * costate.spread + moved
-            error = error + jacobian * costate.error + wrong
+            aside = _aside(step, slot) * costate.centre_norm
+            spread = spread + jacobian * costate.spread + moved + aside
+            error = error + jacobian * costate.error + wrong + aside
         lost = costate.numel * max(1, result.enclosures[name].numel) ** 0.5 * _UNDERFLOW
         roundoff = norm(proved[name]) if name in proved else relative * factor + lost
         spread, error = spread + roundoff, error + roundoff
         if len(slots) == 1 and slots[0] in step.row_slots and isinstance(value, Tensor):
             own = row_norms(proved[name]) if name in proved else roundoff
-            rows = _rows(result, step, slots[0], costate, fixed, value.shape[0]) + own
+            rows = _rows(result, step, slots[0], costate, fixed, value.shape[0]) + own + aside
             spread = minimum(spread, rows.norm())
         found[name] = Share(value, spread, rows, error)
     return found
+
+
+def _aside(step: Step, slot: Slot) -> Magnitude:
+    """How far other derivatives than the one that was pulled back may be, for costates of norm 1, where a largest
+    entry may be one of several.
+    """
+    selects = not record_of(step.node).rounds_at(step.node)
+    kink = selects and any(slot in pair and not c.is_finite for pair, c in step.bounds.curvature.items())
+    return step.bounds.jacobian[slot] * 2.0 if kink else _ZERO
 
 
 def _of_slot(

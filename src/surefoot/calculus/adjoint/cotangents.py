@@ -22,10 +22,10 @@ at most twice, and one second derivative. Let :math:`\delta_z = 2(k + 16)^2u \ge
 of terms that the operation z adds up. A local derivative with norm J is computed as a matrix that is off by at
 most :math:`\delta_z(J + b_z)`, the additions of the products included (as in :mod:`surefoot.calculus.forward`,
 :math:`\||A||x|\| \le k\|A\|\|x\|`). The slack :math:`b_z` stands for what cancels: that of scalar functions,
-losses, normalisations and soft-max is the proved error of their derivatives over the smallest :math:`\delta`
-(:mod:`surefoot.calculus.adjoint.samples`), and that of layout, linear and bilinear operations and of quotients is
-zero. Of other operations (lengths, logarithms of soft-max, solved ones) it is assumed to be one. With
-:math:`y_z = J_z + b_z`, expanding the product,
+losses, normalisations, soft-max and lengths is the proved error of their derivatives over the smallest
+:math:`\delta` (:mod:`surefoot.calculus.adjoint.samples`), and that of layout, linear and bilinear operations, of
+quotients and of largest entries is zero; there are no other operations. With :math:`y_z = J_z + b_z`, expanding
+the product,
 
 .. math:: \Big\|\prod\tilde J_z - \prod J_z\Big\| \le \prod(J_z + \delta_zy_z) - \prod J_z
     = \sum_{S\ne\emptyset}\prod_{z\in S}\delta_zy_z\prod_{z\notin S}J_z

@@ -8,7 +8,8 @@ sample, found for all samples at once by differentiating sums over the samples.
 Operations whose derivatives are more than numbers of their arguments are replaced by what has the same first two
 derivatives at the centre, with proved errors: with :math:`d = x - \hat x`, which is zero, a scalar function by its
 Taylor polynomial :math:`a_0 + a_1d + a_2d^2` (:func:`surefoot.scalar.rounded_derivatives`), and losses,
-normalisations and soft-max by theirs (``near`` of the record).
+normalisations, soft-max, lengths and variances by theirs (``near`` of the record). With an operation of which no
+errors are proved, one that is solved or that somebody else registered, products of norms have to do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.calculus.effort import NORMAL, Effort
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Spec
@@ -29,13 +31,10 @@ from surefoot.operations.evaluation import run_in_double
 from surefoot.operations.record import Form, record_of
 from surefoot.scalar import Rounded, rounded_derivatives
 
-# Some hundreds of gradients for networks of this size, and less for smaller ones; beyond it norms have to do.
-_WIDEST = 128
-_MOST_PRODUCTS = 6e9
 _LARGEST = 1e75
 SLACK_UNIT = 2 * 16.0**2 * 2.0**-53
 # derivatives are entries of the arguments, or quotients of such without a subtraction
-_PLAIN = (Form.LAYOUT, Form.LINEAR, Form.PRODUCT, Form.QUOTIENT)
+PLAIN = (Form.LAYOUT, Form.LINEAR, Form.PRODUCT, Form.QUOTIENT)
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def require_moderate(*tensors: Tensor) -> None:
         raise OverflowError("derivatives at the centre are beyond the range of double precision")
 
 
-def samples(result: Pass) -> Samples | None:
+def samples(result: Pass, effort: Effort = NORMAL) -> Samples | None:
     """The function sample by sample; ``None`` if samples interact or it would cost too much.
 
     Raises:
@@ -154,7 +153,8 @@ def samples(result: Pass) -> Samples | None:
     if not all(_separate(result, step, source, count) for step, source in zip(result.steps, found, strict=True)):
         return None
     sources = [source for source in found if source is not None]
-    return _replayed(result, sources) if sources and _affordable(sources, count) else None
+    affordable = sources and effort.separates([source.width for source in sources], count)
+    return _replayed(result, sources) if affordable else None
 
 
 def _separate(result: Pass, step: Step, source: Source | None, count: int) -> bool:
@@ -182,12 +182,6 @@ def _source(result: Pass, step: Step) -> Source | None:
         return None
     matrix = result.enclosures[step.node.args[1].name].value
     return Source(step, inputs.value, matrix, place.get("weight"), place.get("bias"))
-
-
-def _affordable(sources: list[Source], count: int) -> bool:
-    total = sum(source.width for source in sources)
-    widest = max(source.width for source in sources)
-    return widest <= _WIDEST and 1.0 * count * total**2 * widest <= _MOST_PRODUCTS
 
 
 def _replayed(result: Pass, sources: list[Source]) -> Samples | None:
@@ -234,5 +228,6 @@ def _evaluated(result: Pass, step: Step, reads: Mapping[str, Any]) -> tuple[Any,
                 near.first / SLACK_UNIT,
                 near.second / SLACK_UNIT,
             )
-    value = run_in_double(step.node, reads)
-    return value, (0.0 if record.form_of(step.node) in _PLAIN else 1.0, 1.0)
+    if record.rounds_at(step.node) and record.form_of(step.node) not in (*PLAIN, Form.ELEMENTWISE):
+        raise OverflowError(f"no error of the derivatives of {step.node.op} at the centre is known")
+    return run_in_double(step.node, reads), (0.0, 1.0)

@@ -93,14 +93,15 @@ class Entrywise(Enclosure):
     """An enclosure with one more claim.
 
     Attributes:
-        entries: for each row, how far any of its entries may be from the centre. A row that moves by s in norm may
-            move by as much in one entry, but the result of a linear layer moves by less in each than in all.
+        entries: how far any entry of a row may be from the centre, for each row, or a tensor with one number for
+            each entry. A row that moves by s in norm may move by as much in one entry, but the result of a linear
+            layer moves by less in each than in all.
     """
 
-    entries: Magnitude | None = None
+    entries: Magnitude | Tensor | None = None
 
     @classmethod
-    def of(cls, enclosure: Enclosure, entries: Magnitude) -> Entrywise:
+    def of(cls, enclosure: Enclosure, entries: Magnitude | Tensor) -> Entrywise:
         """The same enclosure with that claim."""
         return cls(**{field.name: getattr(enclosure, field.name) for field in fields(Enclosure)}, entries=entries)
 
@@ -108,8 +109,14 @@ class Entrywise(Enclosure):
         """How far each entry may be from the centre: a tensor that broadcasts against the value."""
         if self.entries is None or not isinstance(self.value, Tensor):
             return super().radius()
+        if isinstance(self.entries, Tensor):
+            return super().radius()
         rows = minimum(self.entries, self.row_spread(len(self.entries))).tensor(self.value)
         return rows.reshape(-1, *[1] * (self.value.dim() - 1))
+
+    def entry_radius(self) -> Tensor | None:
+        """The same with one number for each entry where that is known."""
+        return self.entries if isinstance(self.entries, Tensor) else self.radius()
 
 
 @dataclass(frozen=True)

@@ -14,29 +14,28 @@ and what is computed is off by :math:`\sum_iJ_ie_{i,0}` in the value and by :mat
 \sum_{ij}C_{ij}e_{i,0}\|x_{j,1}\|` in the slope, with Jacobians and curvatures over all that the arguments reach,
 row by row if the operation is row-wise.
 
-*Round-off* of the value is that of :mod:`surefoot.operations.evaluation`. That of a derivative
-:math:`Df(x_0)[x_j]` is taken to be :math:`2(k + 16)^2u` times :math:`\|z_j\| + \sum_iJ_i\|x_{i,j}\| +
-\sum_{il}C_{il}\|x_{i,0}\|\|x_{l,j}\|`: it is a sum of products of the :math:`x_{i,j}` with entries of the
-Jacobian; where these are themselves sums of products, relative perturbations inside count with the curvature.
+*Round-off* of the value is that of :mod:`surefoot.operations.evaluation`, that of the derivatives
+:math:`Df(x_0)[x_j]` that of :mod:`surefoot.operations.pushing`. Of operations that somebody else registered
+nothing is proved there; it is *assumed*, and said, that it is at most :math:`2(k + 16)^2u`
+times :math:`\|z_j\| + \sum_iJ_i\|x_{i,j}\| + \sum_{il}C_{il}\|x_{i,0}\|\|x_{l,j}\|`: what a sum of products of
+the :math:`x_{i,j}` with entries of the Jacobian has, if these are sums of products of the arguments themselves.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.enclosure import Enclosure, constant, measure
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call
-from surefoot.operations.evaluation import roundoff, run_in_double
+from surefoot.operations.evaluation import roundoff, value_of
+from surefoot.operations.pushing import differentiated, pushed
 from surefoot.operations.record import rule_for
 from surefoot.operations.rows import rows_of
 from surefoot.taylor import FLOOR, UNIT, TaylorModel, reach, rounded_up
@@ -60,11 +59,11 @@ def by_rule(graph: Graph, node: Node, models: dict[str, TaylorModel], order: int
     rowwise = _keeps_rows(call, moving)
     moving = {slot: (m if rowwise else m.merged()).truncated(order) for slot, m in moving.items()}
     pieces = {name: models[name].truncated(order) for name in models}
-    coefficients = _coefficients(node, pieces, order)
+    coefficients, errors = _coefficients(call, bounds, pieces, order)
     value = coefficients[0]
     assert value is not None
     rounding = roundoff(call, bounds, value, measure(value)[0])
-    tail = _tail(bounds, moving, coefficients, float(rounding))
+    tail = _tail(bounds, moving, float(rounding), errors)
     return TaylorModel(coefficients, next(iter(moving.values())).length, tail, rowwise)
 
 
@@ -74,21 +73,14 @@ def constant_error(graph: Graph, node: Node, values: Mapping[str, Tensor], value
     return float(roundoff(call, rule_for(node, graph)(call), value, measure(value)[0]))
 
 
-def _tail(
-    bounds: Bounds, moving: dict[str, TaylorModel], coefficients: tuple[Tensor | None, ...], rounding: float
-) -> Tensor:
+def _tail(bounds: Bounds, moving: dict[str, TaylorModel], rounding: float, errors: Sequence[float]) -> Tensor:
     """Rest and errors; those of the derivatives are summed up for the third and further coefficients."""
     length = next(iter(moving.values())).length
-    jacobian = {slot: float(bounds.jacobian[slot]) for slot in moving}
-    sizes = [_size(coefficients, 1), sum(_size(coefficients, j) * reach(length, j - 2) for j in range(2, 6))]
     tail = torch.zeros((1, 4), dtype=torch.float64, device=next(iter(moving.values())).value.device)
     rest = slope = tail[:, :1]
     for slot, model in moving.items():
-        norms = [_size(model.coefficients, j) for j in range(6)]
-        sizes[0] += jacobian[slot] * norms[1]
-        sizes[1] += jacobian[slot] * sum(norms[j] * reach(length, j - 2) for j in range(2, 6))
         if model.tail is not None:
-            tail = tail + jacobian[slot] * model.tail
+            tail = tail + float(bounds.jacobian[slot]) * model.tail
     for (a, b), curvature in bounds.curvature.items():
         if a in moving and b in moving and not curvature.is_zero:
             bend = float(curvature)
@@ -96,19 +88,14 @@ def _tail(
             rest = rest + (first * second) * ((0.5 if a == b else 1.0) * bend)
             for one, other in {(a, b), (b, a)}:
                 slope = slope + (moving[one].errors[:, :1] * bend) * _speed(moving[other])
-                size, speed = _size(moving[one].coefficients, 0), _size(moving[other].coefficients, 1)
-                sizes[0] += size * speed * bend
-    relative = (bounds.reduction + 16.0) ** 2 * (2 * UNIT)
-    own = tail.new_tensor([[rounding, *(size * relative for size in sizes)]])
+    own = tail.new_tensor([[rounding, errors[0], sum(e * reach(length, j) for j, e in enumerate(errors[1:]))]])
     rest, slope = torch.broadcast_tensors(rest, slope)
     more = torch.cat([rest, own[:, :1].expand_as(rest), slope + own[:, 1:2], own[:, 2:].expand_as(rest)], dim=1)
     return rounded_up(tail + more)
 
 
-def _size(coefficients: Sequence[Tensor | None], degree: int) -> float:
-    """The norm of a coefficient, all rows together."""
-    c = coefficients[degree] if degree < len(coefficients) else None
-    return 0.0 if c is None else float(torch.linalg.vector_norm(c)) + FLOOR
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor)) + FLOOR
 
 
 def _speed(model: TaylorModel) -> Tensor:
@@ -123,34 +110,37 @@ def _keeps_rows(call: Call, moving: dict[str, TaylorModel]) -> bool:
     return bool(rowed and call.shape and rowed <= rows_of(call))
 
 
-def _coefficients(node: Node, models: dict[str, TaylorModel], order: int) -> tuple[Tensor | None, ...]:
-    """The value, and the derivative applied to each coefficient of the arguments."""
-    names = [name for name, model in models.items() if not model.is_constant]
-    fixed = {name: model.value for name, model in models.items()}
-
-    def function(*values: Tensor) -> Tensor:
-        return run_in_double(node, {**fixed, **dict(zip(names, values, strict=True))})
-
-    centre = tuple(models[name].value for name in names)
-    result: list[Tensor | None] = [function(*centre)]
+def _coefficients(
+    call: Call, bounds: Bounds, models: Mapping[str, TaylorModel], order: int
+) -> tuple[tuple[Tensor | None, ...], list[float]]:
+    """The value, the derivative applied to each coefficient of the arguments, and the errors of those."""
+    result: list[Tensor | None] = [value_of(call.node, {name: model.value for name, model in models.items()})]
+    errors: list[float] = []
     for j in range(1, order):
-        parts = [models[name].coefficients[j] if j < models[name].order else None for name in names]
-        if all(part is None for part in parts):
-            result.append(None)
-            continue
-        tangents = tuple(torch.zeros_like(c) if p is None else p for c, p in zip(centre, parts, strict=True))
-        result.append(push_forward(function, centre, tangents))
-    return tuple(result)
+        parts = {name: model.coefficients[j] if j < model.order else None for name, model in models.items()}
+        tangents = {slot: t for slot in call.varying if (t := parts[call.names[slot]]) is not None}
+        found = pushed(call, bounds, tangents) if tangents else None
+        if found is not None:
+            result.append(found.value)
+            errors.append(float(found.error))
+        else:
+            result.append(differentiated(call, tangents) if tangents else None)
+            errors.append(_assumed(call, bounds, tangents, result[-1]))
+    return tuple(result), errors
 
 
-def push_forward(function: Callable[..., Any], point: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> Tensor:
-    """The directional derivative, by forward differentiation or, where an operation has none, twice backward."""
-    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, at its first forward derivative
-        try:
-            return torch.func.jvp(function, point, tangents)[1]
-        except (RuntimeError, NotImplementedError):
-            return torch.autograd.functional.jvp(function, point, tangents)[1]
+def _assumed(call: Call, bounds: Bounds, tangents: Mapping[str, Tensor], value: Tensor | None) -> float:
+    """The round-off of a derivative that nobody proves; see the module."""
+    if value is None:
+        return 0.0
+    size = _norm(value)
+    for slot, tangent in tangents.items():
+        size += float(bounds.jacobian[slot]) * _norm(tangent)
+    for (a, b), curvature in bounds.curvature.items():
+        for one, other in {(a, b), (b, a)}:
+            if other in tangents and one in call.varying and not curvature.is_zero:
+                size += _norm(call.slots[one].value) * _norm(tangents[other]) * float(curvature)
+    return size * (bounds.reduction + 16.0) ** 2 * (2 * UNIT)
 
 
 def enclosure_of(model: TaylorModel) -> Enclosure:

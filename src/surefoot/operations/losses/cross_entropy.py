@@ -13,6 +13,7 @@ with p the soft-max of a row. So a row is :math:`m_i` times the logistic loss of
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -218,12 +219,11 @@ def root(outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Fac
     probability = torch.softmax(outputs.to(slope), dim=1).sqrt()
     u = probability.clone()
     u[:, 0] += 1
-    eye = torch.eye(outputs.shape[1], dtype=slope.dtype, device=slope.device)
-    basis = (eye - u.unsqueeze(2) * (u / u[:, :1]).unsqueeze(1))[:, :, 1:]
     scaled = probability * mass.sqrt()
+    factor = Factor(scaled, outputs.shape, normal=u)
     ratio = torch.where(mass > 0, slope / scaled, 0.0)
-    start = torch.bmm(ratio.unsqueeze(1), basis).squeeze(1) if modest(ratio) else None
-    return Factor((scaled.unsqueeze(2) * basis).contiguous(), outputs.shape, start)
+    reflected = replace(factor, scale=1.0).back(ratio)
+    return replace(factor, slope=reflected) if modest(ratio) else factor
 
 
 def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:

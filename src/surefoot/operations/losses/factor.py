@@ -17,17 +17,24 @@ LARGEST = 1e4  # entries of w̄: a target of probability 1e-8 among them
 
 @dataclass(frozen=True)
 class Factor:
-    """R, block by block.
+    r"""R, block by block: :math:`R_i = \mathrm{diag}(c_i)B_i`.
+
+    :math:`B_i` is the identity; or all but the first column of the reflection :math:`I - uu^\top/u_1` with
+    :math:`\|u\|^2 = 2u_1`, which is applied and never formed; or a matrix.
 
     Attributes:
-        blocks: samples × outputs × columns; or one number c, if every block is c times the identity.
+        scale: c, samples × outputs; or one number for all of them.
         shape: of the outputs.
         slope: a vector w̄ with Rw̄ = ∇h, samples × columns; ``None`` where there is none that is not huge.
+        normal: u, samples × outputs, where B is of the second kind.
+        blocks: B, samples × outputs × columns, where it is of the third.
     """
 
-    blocks: Tensor | float
+    scale: Tensor | float
     shape: torch.Size
     slope: Tensor | None = None
+    normal: Tensor | None = None
+    blocks: Tensor | None = None
 
     @property
     def samples(self) -> int:
@@ -42,7 +49,7 @@ class Factor:
     @property
     def columns(self) -> int:
         """How many columns a block has: at least the rank of the curvature of one row."""
-        return self.blocks.shape[2] if isinstance(self.blocks, Tensor) else self.outputs
+        return self.outputs - (self.normal is not None) if self.blocks is None else self.blocks.shape[2]
 
     def gathered(self, places: Tensor, shape: torch.Size) -> Factor:
         """The same for outputs of another shape, from the places that the entries of each row have in it.
@@ -63,24 +70,35 @@ class Factor:
 
     def forth(self, z: Tensor) -> Tensor:
         """Rz, of the shape of the outputs, for z of samples × columns."""
-        if not isinstance(self.blocks, Tensor):
-            return (self.blocks * z).reshape(self.shape)
-        return torch.bmm(self.blocks, z.unsqueeze(2)).reshape(self.shape)
+        if self.blocks is not None:
+            z = torch.bmm(self.blocks, z.unsqueeze(2)).squeeze(2)
+        elif self.normal is not None:
+            u = self.normal
+            along = (u[:, 1:] * z).sum(dim=1, keepdim=True) / u[:, :1]
+            z = torch.nn.functional.pad(z, (1, 0)).addcmul_(u, along, value=-1)
+        return (self.scale * z).reshape(self.shape)
 
     def back(self, output: Tensor) -> Tensor:
         """Rᵀ of something of the shape of the outputs: samples × columns."""
-        rows = output.reshape(self.samples, self.outputs)
-        if not isinstance(self.blocks, Tensor):
-            return self.blocks * rows
-        return torch.bmm(rows.unsqueeze(1), self.blocks).squeeze(1)
+        rows = self.scale * output.reshape(self.samples, self.outputs)
+        if self.blocks is not None:
+            return torch.bmm(rows.unsqueeze(1), self.blocks).squeeze(1)
+        if self.normal is None:
+            return rows
+        u = self.normal
+        along = (u * rows).sum(dim=1, keepdim=True) / u[:, :1]
+        return rows[:, 1:].addcmul(u[:, 1:], along, value=-1)
 
-    def slopes(self, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-        """Column j of every block, of the shape of the outputs, for all j."""
-        blocks = self.blocks
-        if not isinstance(blocks, Tensor):
-            eye = torch.eye(self.outputs, dtype=dtype, device=device) * blocks
-            blocks = eye.expand(self.samples, self.outputs, self.outputs)
-        return [blocks[:, :, j].to(dtype).reshape(self.shape) for j in range(self.columns)]
+    def curved(self, output: Tensor) -> Tensor:
+        """RRᵀ of something of the shape of the outputs."""
+        return self.forth(self.back(output))
+
+    def column(self, j: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Column j of every block, of the shape of the outputs."""
+        like = next((part for part in (self.blocks, self.normal, self.scale) if isinstance(part, Tensor)), None)
+        unit = torch.zeros(self.samples, self.columns, dtype=dtype if like is None else like.dtype, device=device)
+        unit[:, j] = 1
+        return self.forth(unit).to(dtype)
 
 
 def modest(slope: Tensor) -> bool:

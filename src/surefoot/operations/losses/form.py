@@ -20,7 +20,15 @@ from torch import Tensor
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude
 from surefoot.operations.losses.sums import UNIT, times
-from surefoot.scalar import Rounded, ScalarFunction, derivatives, range_on, rounded_derivatives, sup_on
+from surefoot.scalar import (
+    Rounded,
+    ScalarFunction,
+    derivatives,
+    range_on,
+    rounded_derivatives,
+    rounded_slope,
+    sup_on,
+)
 from surefoot.scalar.rounded import SMALL
 
 _SLACK = 2.0**-40  # more than the relative round-off of everything below
@@ -98,9 +106,9 @@ class Form:
         if self.function is None:
             return (-linear).scaled(self.factor).expand(x.shape)
         argument = sign * x - shift
-        slope = rounded_derivatives(self.function, argument, 1)[1]
+        slope = rounded_slope(self.function, argument)
         if self.rest is not None:
-            total = nearly(self.rest) * slope - linear * rounded_derivatives(self.function, -argument, 1)[1]
+            total = nearly(self.rest) * slope - linear * rounded_slope(self.function, -argument)
         else:
             total = weight * sign * slope - linear
         return total.scaled(self.factor).expand(x.shape)

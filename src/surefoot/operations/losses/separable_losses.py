@@ -208,7 +208,7 @@ class Separable:
         form = self.at(targets, outputs.shape, **options)
         roots = form.curvatures(outputs.double()).clamp(min=0.0).sqrt().to(slope).reshape(slope.shape)
         ratio = torch.where(slope == 0, 0.0, slope / roots)
-        return Factor(torch.diag_embed(roots), outputs.shape, ratio if modest(ratio) else None)
+        return Factor(roots, outputs.shape, ratio if modest(ratio) else None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from surefoot.norms import frobenius_norm
+from surefoot.norms.blocked import Symmetric
 from surefoot.norms.hermitian import eigenvalue_bounds, gamma, product_error, up
 from surefoot.scalar import Rounded
 
 _DENSE = 1500  # rows up to which all eigenvalues are computed for a guess
-_PANEL = 512
-_SWEEPS = 60
 
 
 def down(value: float, operations: int = 4) -> float:
@@ -61,7 +60,7 @@ def norm_of(error: Tensor) -> float:
     return min(whole, up(lines * (1 + gamma(max(error.shape) + 4)), 8))
 
 
-def smallest_eigenvalue(matrix: Rounded) -> float:
+def smallest_eigenvalue(matrix: Rounded | Symmetric) -> float:
     r"""A lower bound of :math:`\lambda_{\min}(A)` for a symmetric matrix; minus infinity if there is no proof.
 
     For any shift s and *any* matrix R
@@ -71,72 +70,56 @@ def smallest_eigenvalue(matrix: Rounded) -> float:
 
     where :math:`\hat A` is symmetric and made of the lower triangle of the stored matrix. R is a Cholesky factor
     in floating point (S. M. Rump, *Verification of positive definiteness*, BIT 46, 2006, whose bound of the
-    residual is a priori; here it is computed, which does not depend on how the factorisation is organised).
-
-    :math:`M = \mathrm{fl}(\hat A - sI)` is off by at most :math:`2u\max_i|M_{ii}|`, and
-    :math:`\mathrm{fl}(RR^\top)` by :math:`c|R||R|^\top`, of norm at most :math:`c\|R\|_F^2`. The residual is
-    symmetric, so its Frobenius norm is at most :math:`\sqrt2` times that of its lower triangle.
+    residual is a priori; here it is computed, which does not depend on how the factorisation is organised:
+    :meth:`~surefoot.norms.blocked.Symmetric.apart`).
 
     >>> a = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
     >>> round(smallest_eigenvalue(Rounded.exact(a)), 9)
     1.0
     """
-    stored = matrix.value.tril() + matrix.value.tril(-1).mT
-    size = len(stored)
-    apart = matrix.error.expand(stored.shape)
-    error = norm_of(torch.maximum(apart.tril(), apart.tril().mT))
-    if not size or not bool(torch.isfinite(stored).all()) or not error < math.inf:
-        return math.inf if not size else -math.inf
-    guess, trace = _lowest(stored), float(stored.diagonal().abs().sum())
-    best = -math.inf
-    margin = 4 * (size + 8) * 2.0**-53 * trace + (0.0 if size <= _DENSE else 0.02 * abs(guess))
-    for _ in range(5):
+    whole = matrix if isinstance(matrix, Symmetric) else Symmetric.dense(matrix)
+    if not whole.size:
+        return math.inf
+    if whole.size > _DENSE:
+        return (
+            -math.inf if whole.plain is None else _lowest(whole, whole.plain.ends[0], 0.02, whole.size_and_error)
+        )
+    stored = _written_out(whole)
+    if not bool(torch.isfinite(stored).all()):
+        return -math.inf
+    return _lowest(whole, float(torch.linalg.eigvalsh(stored)[0]), 0.0, whole.size_and_error)
+
+
+def largest_eigenvalue(matrix: Rounded | Symmetric) -> float:
+    """An upper bound of that of a symmetric, positive semidefinite matrix; see :mod:`surefoot.norms.hermitian`."""
+    whole = matrix if isinstance(matrix, Symmetric) else Symmetric.dense(matrix)
+    trace, error = whole.size_and_error
+    most = up(trace * (1 + 1e-9) + error)
+    if whole.size <= _DENSE:
+        return min(up(float(eigenvalue_bounds(_written_out(whole))) + error), most)
+    if whole.plain is None:
+        return most
+    return min(-_lowest(-whole, -whole.plain.ends[1], 0.01, whole.size_and_error), most)
+
+
+def _written_out(matrix: Symmetric) -> Tensor:
+    value = matrix.rows(0, matrix.size).value
+    return value.tril() + value.tril(-1).mT
+
+
+def _lowest(matrix: Symmetric, guess: float, doubt: float, sizes: tuple[float, float]) -> float:
+    """The bound by shifts below a guess that may be off by this part of it, further and further away."""
+    trace, error = sizes
+    margin = 4 * (matrix.size + 8) * 2.0**-53 * trace + doubt * abs(guess)
+    for _ in range(5 if error < math.inf else 0):
         shift = guess - margin
-        residual = _residual(stored, shift)
+        factor = matrix.factor(shift)
+        residual = math.inf if factor is None else matrix.apart(factor, shift)
         if residual < math.inf:
             best = shift - up(residual + error)
             return best - abs(best) * 2.0**-50
         margin = 16 * margin + 0.01 * abs(guess)
-    return best
-
-
-def largest_eigenvalue(matrix: Rounded) -> float:
-    """An upper bound of that of a symmetric, positive semidefinite matrix; see :mod:`surefoot.norms.hermitian`."""
-    stored = matrix.value.tril() + matrix.value.tril(-1).mT
-    error = norm_of(matrix.error.expand(stored.shape))
-    return min(
-        up(float(eigenvalue_bounds(stored)) + error), up(float(stored.diagonal().sum()) * (1 + 1e-9) + error)
-    )
-
-
-def _residual(stored: Tensor, shift: float) -> float:
-    """A bound on the norm of E; infinite where the factorisation fails."""
-    shifted = stored.clone()
-    shifted.diagonal().sub_(shift)
-    factor, failed = torch.linalg.cholesky_ex(shifted)
-    if int(failed) or not bool(torch.isfinite(factor).all()):
-        return math.inf
-    size, total = len(stored), 0.0
-    for start in range(0, size, _PANEL):
-        stop = min(start + _PANEL, size)
-        panel = factor[start:stop, :stop] @ factor[:stop, :stop].mT - shifted[start:stop, :stop]
-        total += float(panel.square().sum())  # a little more than the lower triangle
-    rounded = 4 * 2.0**-53 * float(shifted.diagonal().abs().max()) + math.sqrt(total) * 2.0**-50
-    of_product = product_error(size) * float(factor.square().sum())
-    return up((math.sqrt(2 * total) + of_product + rounded) * (1 + gamma(size * size + 16)), 8)
-
-
-def _lowest(stored: Tensor) -> float:
-    """The smallest eigenvalue, approximately and without proof."""
-    if len(stored) <= _DENSE:
-        return float(torch.linalg.eigvalsh(stored)[0])
-    factor, failed = torch.linalg.cholesky_ex(stored)
-    if int(failed):
-        return -float(stored.diagonal().abs().max())
-    vector = torch.ones(len(stored), 1, dtype=stored.dtype)
-    for _ in range(_SWEEPS):
-        vector = torch.cholesky_solve(vector / vector.norm(), factor)
-    return 1 / float(vector.norm())
+    return -math.inf
 
 
 def vector_norm(value: Tensor, error: float = 0.0) -> float:
@@ -144,7 +127,7 @@ def vector_norm(value: Tensor, error: float = 0.0) -> float:
     return up(frobenius_norm(value) + error)
 
 
-def least_solution(gram: Rounded, right: Tensor, error: float, sigma: float) -> float:
+def least_solution(gram: Symmetric, right: Tensor, error: float, sigma: float) -> float:
     r"""A bound on :math:`\|J^+r\|` from :math:`G = JJ^\top` and :math:`\sigma \le \sigma_{\min}(J)`.
 
     For any w, :math:`J^\top w + J^+(r - Gw)` solves :math:`Jv = r`, and :math:`J^+r` is the shortest solution, so
@@ -159,16 +142,14 @@ def least_solution(gram: Rounded, right: Tensor, error: float, sigma: float) -> 
         error: a bound on the norm of its error.
         sigma: positive.
     """
-    factor, failed = torch.linalg.cholesky_ex(gram.value)
-    if int(failed):
+    factor = gram.plain
+    if factor is None:
         return up(vector_norm(right, error) / sigma)
-    column = right[:, None]
-    w = torch.cholesky_solve(column, factor)
-    w = w + torch.cholesky_solve(column - gram.value @ w, factor)
-    exact = Rounded.exact(w)
-    image = product(gram, exact)
-    squared = product(Rounded.exact(w.mT), image)
-    left = image - column
+    w = factor.solve(right)
+    w = w + factor.solve(right - gram.times(w).value)
+    image = gram.times(w)
+    squared = product(Rounded.exact(w[None, :]), Rounded(image.value[:, None], image.error[:, None]))
+    left = image - right
     remaining = vector_norm(left.value, up(frobenius_norm(left.error.expand(left.value.shape)) + error))
     length = math.sqrt(max(float(squared.value) + float(squared.error), 0.0))
     return min(up(up(length) + up(remaining / sigma)), up(vector_norm(right, error) / sigma))

@@ -12,11 +12,13 @@ from torch import nn
 
 from judges.exact import stored, truth
 from surefoot.calculus.analysis import Analysis
+from surefoot.norms.blocked import Factor, Symmetric
+from surefoot.norms.verified import largest_eigenvalue, least_solution, product, smallest_eigenvalue
 from surefoot.scalar import Rounded
+from surefoot.theorems import verified
 from surefoot.theorems.layered import read_layers
-from surefoot.theorems.linear import linearise
+from surefoot.theorems.linear import gram_of, jacobian_rows, linearise
 from surefoot.theorems.relative import dominated
-from surefoot.theorems.verified import largest_eigenvalue, least_solution, product, smallest_eigenvalue
 from theorems.small_networks import data, linearised, perceptron
 
 
@@ -83,7 +85,7 @@ def test_the_least_solution_is_not_longer_than_its_bound(seed: int) -> None:
     right = torch.randn(6, dtype=torch.float64, generator=generator)
     gram = product(Rounded.exact(jacobian), Rounded.exact(jacobian.mT))
     sigma = math.sqrt(smallest_eigenvalue(gram))
-    bound = least_solution(gram, right, 0.0, sigma)
+    bound = least_solution(Symmetric.dense(gram), right, 0.0, sigma)
     exact = float((torch.linalg.pinv(jacobian) @ right).norm())
     assert exact <= bound * (1 + 1e-13)
     assert bound <= exact * (1 + 1e-9)
@@ -97,7 +99,9 @@ def test_the_gram_matrix_contains_the_exact_one(activation: type[nn.Module], lay
     analysis = Analysis.of(model, x)
     read = read_layers(analysis)
     assert read is not None
-    found = linearise(analysis, read if layered else None, y)
+    known = read if layered else jacobian_rows(analysis)
+    found = linearise(analysis, known, gram_of(known), y)
+    gram = found.gram.rows(0, 6)
     with flint.ctx.workprec(200):
         point = {p: stored(p) for p in model.parameters()}
         rows = [
@@ -107,8 +111,8 @@ def test_the_gram_matrix_contains_the_exact_one(activation: type[nn.Module], lay
         for i, a in enumerate(rows):
             for j, b in enumerate(rows):
                 exact = sum((s * t for s, t in zip(a, b, strict=True)), arb(0))
-                off = abs(exact - arb(float(found.gram.value[i, j])))
-                assert off <= arb(float(found.gram.error.expand(6, 6)[i, j]))
+                off = abs(exact - arb(float(gram.value[i, j])))
+                assert off <= arb(float(gram.error.expand(6, 6)[i, j]))
     jacobian, residual = linearised(model, x, y)
     smallest = float(torch.linalg.svdvals(jacobian)[-1])
     assert found.sigma <= smallest * (1 + 1e-12)
@@ -125,3 +129,54 @@ def test_domination_is_neither_too_small_nor_far_too_large() -> None:
     exact = max(float(torch.linalg.eigvalsh(inverse @ (q[:, None] * form * q) @ inverse.mT)[-1]) for q in units)
     assert exact <= level * (1 + 1e-10)
     assert level <= 1.05 * exact
+
+
+@pytest.mark.parametrize("panel", [1, 3, 5, 64])
+def test_by_panels_it_is_the_same_matrix(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eigenvalues, products and the least solution, against exact arithmetic and the dense matrix."""
+    a, wrong = matrix(8, 1e-4, 1), 1e-9
+    exact = Rounded(a, torch.full_like(a, wrong))
+    by_panels = Symmetric(8, lambda i, j: Rounded(a[i:j, :j], exact.error[i:j, :j]), panel)
+    whole = Symmetric.dense(exact)
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(8, dtype=torch.float64, generator=generator)
+    product_of = by_panels.times(w)
+    assert torch.allclose(product_of.value, a @ w, rtol=1e-12)
+    assert bool((product_of.error >= wrong * w.abs().sum()).all())
+    assert by_panels.size_and_error[1] >= 8 * wrong
+    least = [least_solution(one, w, 0.0, 1e-2) for one in (by_panels, whole)]
+    assert least[0] == pytest.approx(least[1], rel=1e-6)
+    monkeypatch.setattr(verified, "_DENSE", 0)  # as if it were too large to be written out
+    low, high = smallest_eigenvalue(by_panels), largest_eigenvalue(by_panels)
+    nudge = torch.eye(8, dtype=torch.float64) * 8 * wrong
+    assert is_positive(a - nudge, low)
+    assert low > 0.9e-4 - 1e-7
+    assert is_positive(-a - nudge, -high * (1 + 1e-14))
+    assert high < 1.1
+
+
+def test_a_factor_that_is_wrong_proves_nothing() -> None:
+    a = matrix(6, 0.1, 0)
+    whole = Symmetric(6, lambda i, j: Rounded.exact(a[i:j, :j]), 2)
+    factor = whole.factor(0.05)
+    assert factor is not None
+    assert whole.apart(factor, 0.05) < 1e-13
+    factor.rows[1][0, 1] += 1e-3
+    exact = torch.zeros(6, 6, dtype=torch.float64)
+    for k, row in enumerate(factor.rows):
+        exact[2 * k : 2 * k + 2, : row.shape[1]] = row
+    off = exact @ exact.mT - (a - 0.05 * torch.eye(6, dtype=torch.float64))
+    assert float(torch.linalg.matrix_norm(off, 2)) <= whole.apart(factor, 0.05) <= 3 * float(off.norm())
+    assert isinstance(factor, Factor)
+    assert whole.factor(0.2) is None
+
+
+def test_rows_of_the_gram_matrix_are_those_of_the_whole() -> None:
+    model = perceptron(2, 3, 3, 2)
+    x, _ = data(5, 2, 2)
+    layered = read_layers(Analysis.of(model, x))
+    assert layered is not None
+    for start, stop in ((0, 3), (3, 7), (7, 10), (9, 10)):
+        part = layered.gram_rows(start, stop)
+        off = (part.value - layered.gram.value[start:stop, :stop]).abs()
+        assert bool((off <= part.error + layered.gram.error[start:stop, :stop]).all())

@@ -1,0 +1,167 @@
+"""Sharpness: the longest gradient step that a ball proves, of networks of several kinds.
+
+64 of scikit-learn's digits, cross-entropy, PyTorch's default weights, double precision, high effort. The step is
+measured in units of one over the norm of the second derivative at the weights, which Lanczos iterations find.
+
+``python -m benchmarks.sharpness`` prints the table; with names of networks behind it, theirs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import surefoot as sf
+from benchmarks.tightness import digits, second_derivative_norm
+from surefoot.calculus.adjoint.bounds import Centre, dense_centre
+from surefoot.calculus.analysis import Analysis
+from surefoot.calculus.effort import HIGH
+from surefoot.certificate.proving import certificate_of, longest_proved
+
+SAMPLES = 64
+MOST_AT_CENTRE = 3.0
+
+
+class Residual(nn.Module):
+    """A convolution, a residual block of two, an average and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 10)
+        self.first, self.second = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From images to logits."""
+        x = nn.functional.gelu(self.stem(x))
+        x = x + self.second(nn.functional.gelu(self.first(x)))
+        out: Tensor = self.out(x.mean((2, 3)))
+        return out
+
+
+class Transformer(nn.Module):
+    """The rows of an image as tokens, one pre-norm layer, an average and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Linear(8, 16), nn.Linear(16, 10)
+        self.position = nn.Parameter(0.02 * torch.randn(8, 16))
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True, norm_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From images to logits."""
+        out: Tensor = self.out(self.layer(self.embed(x.flatten(1, 2)) + self.position).mean(1))
+        return out
+
+
+def perceptron(*widths: int, activation: Callable[[], nn.Module] = nn.Tanh, norm: bool = False) -> nn.Module:
+    """Linear layers with activations between them, and layer normalisation if asked for."""
+    parts: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(widths):
+        parts += [nn.Linear(inputs, outputs), *([nn.LayerNorm(outputs)] if norm else []), activation()]
+    return nn.Sequential(*parts, nn.Linear(widths[-1], 10))
+
+
+def convolutional(activation: Callable[[], nn.Module], norm: bool = False) -> nn.Module:
+    """Two convolutions with 8 and 16 channels, an average and a linear layer."""
+    parts: list[nn.Module] = []
+    for inputs, outputs in ((1, 8), (8, 16)):
+        parts += [
+            nn.Conv2d(inputs, outputs, 3, padding=1),
+            *([nn.BatchNorm2d(outputs)] if norm else []),
+            activation(),
+        ]
+    return nn.Sequential(*parts, nn.AvgPool2d(8), nn.Flatten(), nn.Linear(16, 10))
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], float]] = {
+    "MLP tanh 64-64-64-10": (lambda: perceptron(64, 64, 64), 0.3),
+    "MLP tanh 64-256-256-10": (lambda: perceptron(64, 256, 256), 0.3),
+    "8 layers tanh, width 64": (lambda: perceptron(*[64] * 8), 0.3),
+    "CNN soft-plus, 8 and 16 channels": (lambda: convolutional(nn.Softplus), 0.15),
+    "CNN tanh, 8 and 16 channels": (lambda: convolutional(nn.Tanh), 0.15),
+    "residual CNN GELU": (Residual, 0.1),
+    "MLP GELU, layer norm": (lambda: perceptron(64, 64, 64, activation=nn.GELU, norm=True), 0.1),
+    "CNN GELU, batch norm (train)": (lambda: convolutional(nn.GELU, norm=True), 0.02),
+    "pre-norm transformer layer, width 16": (Transformer, 0.02),
+}
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """One network.
+
+    Attributes:
+        network: its name.
+        numbers: how many numbers vary.
+        step: the longest proved step, times the norm of the second derivative at the weights.
+        target: for that.
+        centre: the smoothness proved at the weights over the norm there.
+        cost: in gradients, measured in processor time.
+        stated: the same as the certificate states it.
+    """
+
+    network: str
+    numbers: int
+    step: float
+    target: float
+    centre: float
+    cost: float
+    stated: int
+
+
+def measured(name: str, seed: int = 0) -> Sharpness:
+    """One row."""
+    x, y = digits()
+    x, y = x[:SAMPLES].reshape(-1, 1, 8, 8), y[:SAMPLES]
+    torch.manual_seed(seed)
+    make, target = NETWORKS[name]
+    model, objective = make().double(), sf.CrossEntropy(y)
+    with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
+        norm, gradient = second_derivative_norm(model, x, objective), gradient_time(model, x, objective)
+    start = time.process_time()
+    analysis = Analysis.of(model, x, objective)
+    centre = Centre(HIGH, dense_centre(analysis.over(sf.Ball(0.0)), HIGH))
+    tried = []
+
+    def on(ball: sf.Ball) -> sf.Certificate:
+        tried.append(certificate_of(analysis.over(ball), ball, "params", centre))
+        return tried[-1]
+
+    best = longest_proved(on, HIGH.balls)  # as surefoot.certify(…, effort="high") does
+    cost = (time.process_time() - start) / gradient
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    ratio, stated = float(tried[0].smoothness) / norm, best.gradients or 0
+    return Sharpness(name, numbers, best.step_size * norm, target, ratio, cost, stated)
+
+
+def gradient_time(model: nn.Module, x: Tensor, objective: nn.Module) -> float:
+    """The shortest processor time of several gradients."""
+    parameters, times = list(model.parameters()), []
+    for _ in range(20):
+        start = time.process_time()
+        torch.autograd.grad(objective(model(x)), parameters)
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def lines(names: list[str]) -> Iterator[str]:
+    """The lines of the table, as they come."""
+    for name in names:
+        row = measured(name)
+        step = f"**{row.step:.2g}** | ≥ {row.target:g}{'' if row.step >= row.target else ' (missed)'}"
+        centre = (
+            f"**{row.centre:.3g}** | ≤ {MOST_AT_CENTRE:g}{'' if row.centre <= MOST_AT_CENTRE else ' (missed)'}"
+        )
+        yield f"| {name} | {row.numbers:,} | {step} | {centre} | {row.cost:,.0f} | {row.stated:,} |"
+
+
+if __name__ == "__main__":
+    for line in lines(sys.argv[1:] or list(NETWORKS)):
+        print(line, flush=True)

@@ -1,0 +1,138 @@
+"""
+A physics-informed network by Levenberg-Marquardt
+=================================================
+
+**Problem.** Find u on the unit square with :math:`-\\Delta u = f` inside and u = 0 on the boundary, for
+:math:`f = 2\\pi^2\\sin(\\pi x)\\sin(\\pi y)`, so that :math:`u = \\sin(\\pi x)\\sin(\\pi y)`. A tanh network
+2-32-32-1 stands for u; the residuals of the equation at 900 points inside and of the boundary condition at 120
+points are made small in the sense of least squares.
+
+**Method.** The module propagates the value of the network, its first derivatives and its Laplacian together, layer
+by layer (forward Laplacian): a linear layer maps all of them alike, and for :math:`z = \\tanh(a)`
+
+.. math:: \\partial_iz = (1 - z^2)\\,\\partial_ia, \\qquad
+    \\Delta z = (1 - z^2)\\big(\\Delta a - 2z\\textstyle\\sum_i(\\partial_ia)^2\\big).
+
+So the module is an ordinary function of its weights, and :class:`surefoot.optim.GaussNewton` does the rest: it
+chooses how to solve for a step, and adapts the damping.
+
+**Statement.** Every step minimises the Gauss-Newton model with damping κ up to the stated residual. It is taken
+only if the objective falls by a part of what the model predicts (Levenberg and Marquardt).
+
+**Result.** The relative error falls below 1e-4 within 1,500 gradients of work.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+
+INSIDE, BOUNDARY, WEIGHT = 900, 120, 10.0
+
+
+class Laplacian(nn.Module):
+    """The network's value on the boundary and its negative Laplacian inside: one number per point.
+
+    Args:
+        width: of the two hidden layers.
+        inside: how many of the points, the first ones, are inside.
+        boundary: how many follow.
+    """
+
+    def __init__(self, width: int = 32, inside: int = INSIDE, boundary: int = BOUNDARY) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, width), nn.Linear(width, width), nn.Linear(width, 1)])
+        is_inside = (torch.arange(inside + boundary) < inside).double()
+        rows = torch.stack([WEIGHT * (1 - is_inside), 0 * is_inside, 0 * is_inside, -is_inside], dim=1)
+        self.register_buffer("residual", rows)  # which part of value, ∂₁, ∂₂ and Δ counts at a point
+
+    def value(self, x: Tensor) -> Tensor:
+        """The network itself."""
+        for layer in self.layers[:-1]:
+            x = torch.tanh(layer(x))
+        return self.layers[-1](x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The residuals without their right-hand side; the boundary condition has a weight."""
+        n = len(x)
+        units = torch.eye(2, dtype=x.dtype, device=x.device).unsqueeze(0).expand(n, 2, 2)
+        jet = torch.cat([x.unsqueeze(1), units, torch.zeros_like(x).unsqueeze(1)], dim=1)  # value, ∂₁, ∂₂, Δ
+        for layer in self.layers[:-1]:
+            jet = _through_tanh(self._affine(layer, jet))
+        last = self._affine(self.layers[-1], jet).squeeze(2)
+        return (self.residual * last).sum(1, keepdim=True)
+
+    @staticmethod
+    def _affine(layer: nn.Module, jet: Tensor) -> Tensor:
+        mapped = nn.functional.linear(jet, layer.weight)
+        return torch.cat([mapped[:, :1] + layer.bias, mapped[:, 1:]], dim=1)
+
+
+def _through_tanh(jet: Tensor) -> Tensor:
+    z = torch.tanh(jet[:, :1])
+    slope, gradient = 1 - z * z, jet[:, 1:3]
+    bent = jet[:, 3:] - 2 * z * (gradient * gradient).sum(1, keepdim=True)
+    return torch.cat([z, slope * gradient, slope * bent], dim=1)
+
+
+def problem() -> tuple[Laplacian, Tensor, Tensor]:
+    """The network as it starts, the points, and the right-hand side."""
+    torch.manual_seed(0)
+    inside = torch.rand(INSIDE, 2, dtype=torch.float64)
+    along = torch.rand(BOUNDARY, dtype=torch.float64)
+    side = torch.arange(BOUNDARY) % 4
+    boundary = torch.stack([torch.where(side < 2, along, side - 2.0), torch.where(side < 2, side, along)], dim=1)
+    right = 2 * math.pi**2 * exact(inside)
+    x = torch.cat([inside, boundary])
+    return Laplacian().double(), x, torch.cat([right, torch.zeros(BOUNDARY, 1, dtype=torch.float64)])
+
+
+def exact(x: Tensor) -> Tensor:
+    """The solution."""
+    return (torch.sin(math.pi * x[:, :1])) * torch.sin(math.pi * x[:, 1:])
+
+
+def relative_error(model: Laplacian) -> float:
+    """In the mean square on a grid."""
+    axis = torch.linspace(0, 1, 41, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis)
+    with torch.no_grad():
+        return float((model.value(grid) - exact(grid)).norm() / exact(grid).norm())
+
+
+def main(budget: float = 1500.0) -> float:
+    """Train for as long as so many gradients take; the relative error at the end."""
+    model, x, y = problem()
+    objective = sf.Square()
+    parameters = list(model.parameters())
+
+    def gradient() -> float:
+        start = time.process_time()
+        torch.autograd.grad(objective(model(x), y), parameters)
+        return time.process_time() - start
+
+    unit = sorted(gradient() for _ in range(20))[10]
+    optimizer = sf.optim.GaussNewton(model, objective)
+    spent, steps = 0.0, 0
+    while spent < budget:
+        start = time.process_time()
+        loss = optimizer.step(x, y)
+        spent += (time.process_time() - start) / unit
+        steps += 1
+        if steps & (steps - 1) == 0:
+            print(f"{steps:4} steps, {spent:5.0f} gradients: loss {loss:.2e}, error {relative_error(model):.2e}")
+        if not optimizer.history[-1].step_size:
+            break
+    error = relative_error(model)
+    print(f"{steps:4} steps, {spent:5.0f} gradients: error {error:.2e}")
+    return error
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 1500.0)

@@ -1,0 +1,67 @@
+"""How much a certificate of an objective may cost, in gradients of the objective.
+
+* ``"quick"``: products of norms, about ten gradients for each ball.
+* ``"normal"``: derivatives sample by sample where samples do not interact, up to some thousand gradients.
+* ``"high"``: the same for wider layers, and where the variables hold at most 12,000 numbers, exact derivatives at
+  the weights along every direction (:mod:`surefoot.calculus.adjoint.dense`), about ten gradients for each number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from surefoot.domains import DomainError
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What may be spent.
+
+    Attributes:
+        name: what it is called.
+        widest: linear layers up to this width are followed sample by sample.
+        products: as long as these are not more multiplications.
+        directions: all directions of the variables are followed if they are not more.
+        balls: how many are tried, after the weights alone, for the longest step.
+    """
+
+    name: str
+    widest: int
+    products: float
+    directions: int
+    balls: int = 6
+
+    def separates(self, widths: Sequence[int], count: int) -> bool:
+        """Whether layers of these widths are followed sample by sample."""
+        products = 1.0 * count * sum(widths) ** 2 * max(widths)
+        return max(widths) <= self.widest and products <= self.products
+
+
+QUICK = Effort("quick", 0, 0.0, 0)
+NORMAL = Effort("normal", 128, 6e9, 0)
+HIGH = Effort("high", 1024, 6e11, 12_000, 14)
+_ONE_BALL, _ONE_DIRECTION, _ONE_UNIT = 10, 10, 10  # gradients, measured
+
+
+def effort_named(name: str) -> Effort:
+    """The effort of this name.
+
+    Raises:
+        DomainError: if there is none.
+    """
+    for effort in (QUICK, NORMAL, HIGH):
+        if effort.name == name:
+            return effort
+    raise DomainError(f"effort is 'quick', 'normal' or 'high', got {name!r}")
+
+
+def in_gradients(widths: Sequence[int], weights: int, directions: int) -> int:
+    """The cost for one ball, in gradients: of norms, of linear layers of these widths with so many weights that
+    are followed sample by sample, and of directions, which are followed once for all balls.
+
+    A gradient multiplies every weight with every sample a few times; sample by sample the derivatives of
+    every layer in every other are products of matrices.
+    """
+    separate = _ONE_UNIT * sum(widths) ** 2 * max(widths) / max(1, weights) if widths else 0.0
+    return round(_ONE_BALL + separate + _ONE_DIRECTION * directions)

@@ -1,0 +1,180 @@
+r"""Derivatives of minimisers with proved errors.
+
+With :math:`g = \nabla_\beta\zeta` as a graph of operations (:mod:`surefoot.implicit.derived`), :math:`H =
+\partial_\beta g` and the declared :math:`\mu`, so :math:`H \succeq \mu I`:
+
+* the computed :math:`\hat\beta` is within :math:`\epsilon = \|g(\alpha, \hat\beta)\|/\mu` of the minimiser,
+  round-off of g included. All that follows is bounded over the ball of this radius, in which the minimiser lies;
+* *pulled back*, a costate :math:`\lambda` becomes :math:`-(\partial_\alpha g)^\top H^{-1}\lambda`. Whatever q is,
+  :math:`\|H^{-1}\lambda - q\| \le \|\lambda - Hq\|/\mu`. The costates of :math:`\langle q, g\rangle` in
+  :math:`\beta` and :math:`\alpha` are :math:`Hq` and :math:`(\partial_\alpha g)^\top q`, and one pass back finds
+  both with their errors (:mod:`surefoot.calculus.adjoint.costates`). The error of the result is that of the second
+  and :math:`\ell_\alpha\|\lambda - Hq\|/\mu`;
+* *pushed forward*, a tangent :math:`\tau` becomes :math:`-H^{-1}w`, :math:`w = \partial_\alpha g[\tau]`, and is
+  off by :math:`\|w - Hq\|/\mu` if q is taken for :math:`H^{-1}w`.
+
+Nobody needs to trust what solves for q. Where g is not made of operations with rules, nothing is proved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.calculus.adjoint.backward import backward
+from surefoot.calculus.adjoint.costates import costates
+from surefoot.calculus.adjoint.push import push
+from surefoot.calculus.forward import Pass, forward
+from surefoot.domains import Region
+from surefoot.enclosure import constant, norm
+from surefoot.errors import SurefootError
+from surefoot.graph.nodes import Spec
+from surefoot.implicit.constants import BETA
+from surefoot.implicit.derived import gradient_graph, unit_vector
+from surefoot.implicit.problem import Problem, Tensors
+from surefoot.implicit.solvers import inverse_product
+from surefoot.magnitude import Magnitude
+from surefoot.norms.hermitian import eigenvalue_bounds
+from surefoot.operations.groups import times_power
+from surefoot.operations.pushing import Pushed
+from surefoot.scalar import Rounded
+
+_UP = 1 + 2.0**-40
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """The gradient of an inner problem at computed minimisers, over a ball that contains the exact ones.
+
+    Attributes:
+        problem: the problem.
+        values: its tensors.
+        beta: the computed minimisers, rows × size.
+        mu: a bound on the strong convexity, from below.
+        result: the forward pass through the gradient, with centre values.
+        error: on the distance between the computed and the exact minimisers, all rows together.
+    """
+
+    problem: Problem
+    values: Tensors
+    beta: Tensor
+    mu: float
+    result: Pass
+    error: Magnitude
+
+    @classmethod
+    def of(cls, problem: Problem, values: Tensors, beta: Tensor, mu: float) -> Minimum | None:
+        """The same, or ``None`` if the gradient is not made of operations with rules."""
+        specs = [Spec(tuple(value.shape), value.dtype) for value in values]
+        try:
+            graph = gradient_graph(problem, specs, beta.device)
+            names = [leaf.name for leaf in graph.inputs][1:]
+            varies = {name: value.is_floating_point() for name, value in zip(names, values, strict=True)}
+            variables = (*(name for name in names if varies[name]), BETA)
+            count = len(variables)
+            leaves = {name: constant(value, count) for name, value in zip(names, values, strict=True)}
+            leaves = {
+                name: replace(e, lipschitz=unit_vector(variables, name), is_constant=False) if varies[name] else e
+                for name, e in leaves.items()
+            } | {name: constant(value, count) for name, value in graph.held.items()}
+            region = Region(variables, tuple(((k,), np.inf) for k in range(count)))
+            at = constant(beta, count)
+            slope = forward(graph, {**leaves, BETA: at}, region, keep=True).enclosures[graph.outputs[0]]
+            error = (norm(slope.value) + slope.error) / mu
+            moves = replace(
+                at,
+                bound=at.bound + error,
+                peak=at.peak + error,
+                spread=error,
+                error=error,
+                lipschitz=unit_vector(variables, BETA),
+                is_constant=False,
+            )
+            result = forward(graph, {**leaves, BETA: moves}, region, keep=True)
+        except SurefootError:
+            problem.kept[UNPROVED] = True
+            return None
+        return cls(problem, values, beta, mu, result, error)
+
+    def name_of(self, name: str) -> str:
+        """What the graph calls a tensor of the problem."""
+        return name.replace(".", "_")
+
+    def pulled(self, costate: Tensor) -> dict[str, Rounded] | None:
+        """A costate of the minimisers pulled back, by name of the tensor; ``None`` if nothing is proved."""
+        right = costate.reshape(self.beta.shape).double()
+        q = inverse_product(self.problem, self.beta, self.values, right)
+        size = float(torch.linalg.vector_norm(q))
+        power = math.frexp(size)[1] + 1 if 0 < size < math.inf else 0
+        down, up = (torch.full((), sign * power, device=q.device) for sign in (-1, 1))
+        found = self._slopes(times_power(q, down))
+        if found is None:
+            return None
+        left = norm(times_power(right, down) - found[BETA].value) * _UP + norm(found[BETA].error)
+        lengths = self.result.enclosures[self.result.outputs[0]].lipschitz
+        pulled = {}
+        for k, name in enumerate(self.result.region.variables[:-1]):
+            error = norm(found[name].error) + lengths[k] * left / self.mu
+            value = times_power(-found[name].value, up)
+            pulled[name] = Rounded(value, torch.full_like(value, float(error * 2.0**power)))
+        return pulled
+
+    def _slopes(self, q: Tensor) -> dict[str, Rounded] | None:
+        """The gradient of ⟨q, g⟩ in all variables, for q of norm at most 1; an error is a norm, of all entries."""
+        at = backward(self.result, q)
+        if at is None:
+            return None
+        found = costates(self.result, at)
+        slopes = {}
+        for name in self.result.region.variables:
+            value = self.result.enclosures[name].value
+            if name in found:
+                slopes[name] = Rounded(found[name].value, value.new_full((), float(found[name].spread)))
+            else:
+                slopes[name] = Rounded.exact(torch.zeros_like(value))
+        return slopes
+
+    def pushed(self, tangents: Mapping[str, Tensor]) -> Pushed | None:
+        """The derivative of the minimisers along tangents of the tensors of the problem, by name."""
+        output = self.result.outputs[0]
+        moves = {self.name_of(name): tangent.double() for name, tangent in tangents.items()}
+        slope = push(self.result, moves, output)
+        if slope is None:
+            return None
+        q = inverse_product(self.problem, self.beta, self.values, slope.value)
+        again = push(self.result, {BETA: q}, output)
+        if again is None:
+            return None
+        left = norm(slope.value - again.value) * _UP + slope.error + again.error
+        return Pushed(-q, left / self.mu)
+
+    def least_curvature(self) -> float:
+        """A lower bound of the smallest eigenvalue of all Hessians over the ball; minus infinity if there is none.
+
+        Column by column with errors, then by the largest eigenvalue of cI - H, c at least the norm.
+        """
+        columns, wrong = [], Magnitude.zero()
+        for k in range(self.problem.size):
+            seed = torch.zeros_like(self.beta)
+            seed[:, k] = 2.0 ** -math.ceil(math.log2(len(seed)) / 2)
+            found = self._slopes(seed)
+            if found is None:
+                return -math.inf
+            columns.append(found[BETA].value / seed[0, k])
+            wrong = wrong + (norm(found[BETA].error) / float(seed[0, k])) ** 2
+        hessian = torch.stack(columns, dim=-1)
+        hessian = 0.5 * (hessian + hessian.mT)
+        top = float(torch.linalg.matrix_norm(hessian).max()) * 2
+        if not 0 < top < math.inf:
+            return -math.inf
+        shifted = top * torch.eye(self.problem.size, dtype=hessian.dtype, device=hessian.device) - hessian
+        rounded = 4 * self.problem.size * top * 2.0**-53
+        return top - float(eigenvalue_bounds(shifted).max()) - rounded - float(wrong.sqrt())
+
+
+UNPROVED = "unproved"

@@ -1,0 +1,178 @@
+r"""Gauss-Newton by preconditioned conjugate gradients on the parameters.
+
+The minimiser v of the model of :mod:`surefoot.oracles.dual` solves :math:`(J^\top RR^\top J + M)v = -\nabla F`.
+The residual of this system is minus the gradient of the model, so the tolerance is judged by what is at hand, and
+:math:`m(v) = -\frac12\langle r - \nabla F, v\rangle`. Each iteration lowers the model in exact arithmetic: however
+early one stops, the last point is the best. One iteration is a push-forward and a pull-back; :math:`Jv` is a
+by-product. Another κ changes the residual by :math:`(\kappa - \kappa')v`, which costs no call: so the next solve
+at the same point starts where the last one ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from surefoot.linear_solve import Conjugate, Flat
+from surefoot.oracles.dual import DualSystem
+from surefoot.oracles.problem import OracleError, Problem, Step
+
+LOOSE = 1e-3  # from here on residuals are taken as conjugate gradients update them, in the model's precision
+_ROUNDS = 4  # of refinement
+_PATIENCE = 50  # iterations without a smaller residual before round-off is taken to be in the way
+
+Precondition = Callable[[Tensor], Tensor]
+
+
+class Primal:
+    """The Gauss-Newton oracle of a problem for as many κ as one likes.
+
+    Args:
+        problem: the objective around a point.
+        accumulate: the precision of vectors where the tolerance is tight; that of the model if ``None``.
+        preconditioner: for κ an approximate inverse of the matrix, or ``None``.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        accumulate: torch.dtype | None = torch.float64,
+        preconditioner: Callable[[float], Precondition] | None = None,
+    ) -> None:
+        self.problem, self.accumulate, self._preconditioner = problem, accumulate, preconditioner
+        self._system: DualSystem | None = None
+        self._at: tuple[float, Tensor, Tensor, Tensor] | None = None  # κ, v, minus the gradient of the model, Jv
+
+    def solve(
+        self, kappa: float, tolerance: float, most: int | None = None, warm_start: Tensor | None = None
+    ) -> Step:
+        """The Gauss-Newton oracle for one κ.
+
+        Args:
+            kappa: the weight of the proximal term.
+            tolerance: of the gradient of the model at the result, relative to that at 0.
+            most: how many iterations are made at most.
+            warm_start: a guess of v as one vector. It costs two calls; of its multiples the best one is taken.
+        """
+        before = self.problem.autodiff.calls
+        run = self._begin(kappa, tolerance, warm_start)
+        system, rounds = run.system, 0
+        if system.scale == 0:
+            return Step(system.space.split(-system.gradient), kappa, 0.0, "the gradient is zero", calls=1)
+        most = min(most or 10**9, 10 * len(system.gradient) + 100)
+        precondition = None if self._preconditioner is None else self._preconditioner(kappa)
+        while run.iterate(tolerance, most, precondition) and rounds < _ROUNDS:
+            rounds += 1
+        self._at = kappa, run.v, run.rest, run.change
+        reached = float(run.rest.norm()) / system.scale
+        return Step(
+            direction=system.space.split(run.v),
+            kappa=kappa,
+            model_decrease=max(0.5 * run.gain(run.v, run.rest), 0.0),
+            status=_status(reached, tolerance, run.iterations, most),
+            solved=reached <= tolerance,
+            calls=self.problem.autodiff.calls - before,
+            iterations=run.iterations,
+            residual=reached,
+            output_change=run.change,
+        )
+
+    def _begin(self, kappa: float, tolerance: float, warm_start: Tensor | None) -> _Run:
+        dtype = None if tolerance >= LOOSE else self.accumulate
+        if self._system is None or (dtype is not None and self._system.space.dtype != dtype):
+            self._system, self._at = DualSystem(self.problem, kappa, dtype), None
+        system = self._system
+        system.metric = system.space.metric(kappa)
+        if self._at is not None:
+            last, v, rest, change = self._at
+            return _Run(system, v, rest - (kappa - last) * v, change)
+        zero = torch.zeros_like(system.gradient)
+        run = _Run(system, zero, -system.gradient, torch.zeros_like(self.problem.output, dtype=system.space.dtype))
+        if warm_start is not None and system.scale > 0:
+            run.along(warm_start.to(zero))
+        return run
+
+
+class _Run:
+    """Conjugate gradients from a point; a system for :class:`~surefoot.linear_solve.Conjugate`.
+
+    Attributes:
+        v: the point.
+        rest: minus the gradient of the model there.
+        change: Jv.
+    """
+
+    def __init__(self, system: DualSystem, v: Tensor, rest: Tensor, change: Tensor) -> None:
+        self.system, self.v, self.rest, self.change = system, v, rest, change
+        self.iterations = 0
+
+    def gain(self, v: Tensor, rest: Tensor) -> float:
+        """Twice the decrease of the model at a point."""
+        return float(torch.dot(rest - self.system.gradient, v))
+
+    def along(self, direction: Tensor) -> None:
+        """Go to the lowest point on the line along a direction that is not a residual."""
+        curved = self.curvature(direction)
+        length = float(torch.dot(self.rest, direction)) / curved if curved > 0 else 0.0
+        self.rest = self.residual(self.rest, direction, length)
+        self.v, self.change = torch.add(self.v, direction, alpha=length), self.change + length * self._pushed
+
+    def curvature(self, direction: Tensor) -> float:
+        """⟨p, Ap⟩, by a push-forward."""
+        self._pushed = self.system.push(direction)
+        self._bent = self.system.factor.back(self._pushed)
+        curved = float(self._bent.square().sum()) + float(torch.dot(direction, self.system.metric * direction))
+        if not math.isfinite(curved):
+            raise OracleError("derivatives are not finite at this point")
+        return curved
+
+    def residual(self, before: Tensor, direction: Tensor, length: float) -> Tensor:
+        """The residual after a step, by a pull-back."""
+        image = self.system.pull(self._bent).addcmul_(self.system.metric, direction)
+        return torch.add(before, image, alpha=-length)
+
+    def iterate(self, tolerance: float, most: int, precondition: Precondition | None) -> bool:
+        """Until the tolerance is met or the iterations are spent; whether it is worth to refine what was reached.
+
+        Where residuals are updated, round-off adds up; so a tight tolerance is judged by the gradient of the model
+        as it is defined.
+        """
+        goal = tolerance * self.system.scale
+        first, slack = float(self.rest.norm()), 64 * torch.finfo(self.rest.dtype).eps
+        run = Conjugate(self, self.v, self.rest, Flat(), precondition)
+        best, smallest, waited = (self.gain(self.v, self.rest), self.v, self.rest, self.change), math.inf, 0
+        while float(run.residual.norm()) > goal and self.iterations < most and waited <= _PATIENCE:
+            curved, square = run.look(), run.square
+            self.change = self.change + (square / curved) * self._pushed
+            run.step()
+            self.iterations += 1
+            reached = self.gain(run.x, run.residual)
+            if reached >= best[0] * (1 - slack):
+                best = reached, run.x, run.residual, self.change
+            size = float(run.residual.norm())
+            waited, smallest = (0, size) if size < smallest else (waited + 1, smallest)
+        _, self.v, self.rest, self.change = best
+        if tolerance >= LOOSE:
+            return False
+        self.change = self.system.push(self.v)
+        self.rest = -self.system.slope_at(self.v, self.change)
+        size = float(self.rest.norm())
+        return goal < size < 0.5 * first and self.iterations < most
+
+
+def _status(residual: float, tolerance: float, iterations: int, most: int) -> str:
+    how = f"{iterations} iteration{'s' if iterations != 1 else ''} of conjugate gradients on the parameters"
+    if residual <= tolerance:
+        return f"solved by {how}"
+    if iterations >= most:
+        return f"stopped after {how}, as many as were allowed, with a relative residual of {residual:.2g}"
+    return (
+        f"not solved to the tolerance {tolerance:.2g}: after {how} round-off keeps the residual at "
+        f"{residual:.2g}; use double precision, or a larger kappa or tolerance"
+    )
+
+
+__all__ = ["LOOSE", "Primal"]

@@ -1,0 +1,101 @@
+r"""Gauss-Newton from the Gram matrix of the parameters: :math:`(J^\top RR^\top J + M)v = -\nabla F` by Cholesky.
+
+For few parameters. The rows of :math:`R^\top J` come layer by layer (:mod:`surefoot.oracles.gram`), once for all
+κ. What is returned is judged by the automatic-differentiation oracle and refined, as in
+:mod:`surefoot.oracles.dual_gram`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from surefoot.oracles.dual import DualSystem
+from surefoot.oracles.factor import factor_of
+from surefoot.oracles.gram import add_product, jacobian
+from surefoot.oracles.problem import Problem, Step
+
+_ROUNDS = 8  # of refinement
+
+
+class PrimalGram:
+    """The Gauss-Newton oracle of a problem for as many κ as one likes.
+
+    Args:
+        problem: the objective around a point.
+        accumulate: the precision of vectors; that of the model if ``None``.
+    """
+
+    def __init__(self, problem: Problem, accumulate: torch.dtype | None = torch.float64) -> None:
+        self.problem = problem
+        dtype = problem.output.dtype if accumulate is None else accumulate
+        self.system = DualSystem(problem, 1.0, accumulate, factor_of(problem, dtype))
+
+    @cached_property
+    def _matrix(self) -> Tensor:
+        """JᵀRRᵀJ: its lower triangle."""
+        rows = jacobian(self.problem, self.system.factor)
+        return add_product(rows.new_zeros(rows.shape[1], rows.shape[1]), rows)
+
+    def solve(self, kappa: float, tolerance: float) -> Step:
+        """The Gauss-Newton oracle for one κ.
+
+        Args:
+            kappa: the weight of the proximal term.
+            tolerance: of the gradient of the model at the result, relative to that at 0.
+        """
+        system, before = self.system, self.problem.autodiff.calls
+        system.metric = system.space.metric(kappa)
+        v = torch.zeros_like(system.gradient)
+        change = torch.zeros_like(self.problem.output, dtype=v.dtype)
+        if system.scale == 0:
+            return Step(system.space.split(v), kappa, 0.0, "the gradient is zero", residual=0.0)
+        factor = self._cholesky(system.metric)
+        best = (1.0, v, system.gradient, change)
+        rounds = 0
+        while best[0] > tolerance and rounds <= _ROUNDS:
+            _, v, slope, _ = best
+            correction = torch.cholesky_solve(slope[:, None].to(factor.dtype), factor)[:, 0]
+            v = v - correction.to(v.dtype)
+            change = system.push(v)
+            slope = system.slope_at(v, change)
+            rounds += 1
+            reached = float(slope.norm()) / system.scale
+            stalled = not reached < 0.5 * best[0]
+            best = min(best, (reached, v, slope, change), key=lambda one: one[0])
+            if stalled:
+                break
+        residual, v, slope, change = best
+        refined = f" and {rounds - 1} rounds of refinement" if rounds > 1 else ""
+        how = f"a Cholesky factor of the Gram matrix of the parameters{refined}"
+        status = f"solved by {how}"
+        if residual > tolerance:
+            status = f"not solved to the tolerance {tolerance:.2g}: after {how} the residual is {residual:.2g}; "
+            status += "use double precision, a larger kappa or a larger tolerance"
+        return Step(
+            direction=system.space.split(v),
+            kappa=kappa,
+            model_decrease=system.decrease(v, slope),
+            status=status,
+            solved=residual <= tolerance,
+            calls=self.problem.autodiff.calls - before,
+            iterations=rounds,
+            residual=residual,
+            output_change=change,
+        )
+
+    def _cholesky(self, metric: Tensor) -> Tensor:
+        """The factor, in double precision if single is not enough."""
+        matrix = self._matrix.clone()
+        matrix.diagonal().add_(metric.to(matrix.dtype))
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if int(failed):
+            matrix = self._matrix.double()
+            matrix.diagonal().add_(metric + torch.finfo(self._matrix.dtype).eps * float(matrix.diagonal().sum()))
+            factor = torch.linalg.cholesky(matrix)
+        return factor
+
+
+__all__ = ["PrimalGram"]

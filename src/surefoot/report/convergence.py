@@ -1,0 +1,92 @@
+"""A verdict about convergence as a page: what is proved, its verified hypotheses, the theorem and its proof."""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from surefoot.certificate.numbers import count, down, power_of_ten, readable
+from surefoot.guarantees import GuaranteeError
+from surefoot.report import rules
+from surefoot.report.page import rendered, written
+from surefoot.report.summary import Figure, in_digits
+from surefoot.theorems.record import METHODS, Convergence, most
+
+_DIGITS = (1, 3, 6, 9)  # that are gained on the objective at the weights
+
+
+def write_convergence(path: str | os.PathLike[str], verdict: Convergence, *, title: str | None = None) -> Path:
+    """Write the page of a verdict; the file appears complete or not at all.
+
+    Args:
+        path: of the HTML file; its folder exists.
+        verdict: what :func:`surefoot.convergence` says.
+        title: of the page; by default the name of the method.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    return written(path, render_convergence(verdict, title=title))
+
+
+def render_convergence(verdict: Convergence, *, title: str | None = None) -> str:
+    """The page itself; see :func:`write_convergence`."""
+    name = METHODS[verdict.method]
+    claim, proof = rules.summary(type(verdict.statement).__doc__ if verdict.statement is not None else None)
+    return rendered(
+        "convergence.html.j2",
+        title=title or f"Convergence of {name}",
+        method=name,
+        verdict=verdict,
+        sentence=in_digits(verdict.verdict),
+        figures=_figures(verdict),
+        iterations=_iterations(verdict),
+        hypotheses=[
+            {"symbol": h.symbol, "meaning": in_digits(h.meaning), "value": in_digits(h.bound),
+             "needs": in_digits(h.needs), "holds": h.holds}
+            for h in verdict.hypotheses
+        ],
+        blocks=[(path, readable(down(step))) for path, step in (verdict.block_step_sizes or {}).items()],
+        missing=[] if verdict.proved else [in_digits(text) for text in verdict.remarks],
+        claim=claim,
+        proof=proof,
+        json=base64.b64encode(verdict.to_json(indent=None).encode()).decode(),
+    )  # fmt: skip
+
+
+def _figures(verdict: Convergence) -> list[Figure]:
+    """What follows from the theorem, or the factor that is missing."""
+    if not verdict.proved:
+        return [Figure("f", "factor", readable(most(verdict.missing)), "by which a hypothesis fails")]
+    shown: list[tuple[str, str, float | None, Callable[[float], str], str]] = [
+        ("ρ", "radius", verdict.radius, most, "no step leaves this ball"),
+        ("t", "distance", verdict.distance, most, "of the limit from the weights"),
+        ("η", "step size", verdict.step_size, down, "smallest blocks" if verdict.weights else "of every step"),
+        ("β", "momentum", verdict.momentum, lambda value: f"{value:.6g}", "of every step"),
+        ("F", "objective", verdict.loss, most, "above its minimum at the weights"),
+    ]
+    return [
+        Figure(symbol, name, readable(written_as(value)), meaning)
+        for symbol, name, value, written_as, meaning in shown
+        if value is not None
+    ]
+
+
+def _iterations(verdict: Convergence) -> list[tuple[str, str]]:
+    """Accuracies and how many steps reach them."""
+    if not verdict.proved:
+        return []
+    first = math.floor(math.log10(verdict.loss)) if verdict.loss else -3
+    shown = []
+    for power in [first - digits for digits in _DIGITS if first - digits > -300]:
+        try:
+            shown.append((power_of_ten(power), count(verdict.iterations(10.0**power))))
+        except GuaranteeError:
+            break
+    return shown

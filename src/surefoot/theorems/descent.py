@@ -1,0 +1,125 @@
+"""Which theorem about gradient steps applies, on which ball: plain ones, with momentum, on random batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from surefoot.norms.hermitian import up
+from surefoot.theorems.momentum import FastHeavyBall, HeavyBall, with_momentum
+from surefoot.theorems.problem import Problem, not_onto, refused
+from surefoot.theorems.record import Convergence, Hypothesis
+from surefoot.theorems.statements import GradientDescent, Profile, SquareOnBall
+from surefoot.theorems.stochastic import StochasticDescent, in_batches
+
+_SMALL = 200  # rows from which relative constants are only computed if at most
+_GAIN = 100.0  # this factor is missing
+_PARTS = (1.0, 0.5, 0.25, 0.1)
+_SMALLER = tuple(4.0**-k for k in range(1, 9))
+_GRADIENT = SquareOnBall.theorem
+
+OnBall = GradientDescent | HeavyBall | FastHeavyBall | StochasticDescent
+Theorems = Callable[[SquareOnBall], Iterable[OnBall]]
+
+
+def plain(ball: SquareOnBall) -> Iterable[OnBall]:
+    """Gradient descent with some step sizes."""
+    return (GradientDescent(*ball.numbers, part) for part in _PARTS)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How random batches are drawn, and how sure the result has to be."""
+
+    batch_size: int
+    confidence: float
+
+
+def theorems_of(problem: Problem, method: str, momentum: float | None, batches: Batches) -> Theorems | None:
+    """Those about a method; ``None`` if samples cannot be drawn."""
+    if method == "momentum":
+        return lambda ball: with_momentum(ball, momentum)
+    if method == "gradient":
+        return plain
+    samples = problem.count
+    if samples is None:
+        return None
+    steepest = problem.linearised.steepest(samples)
+    return lambda ball: in_batches(ball, samples, batches.batch_size, steepest, batches.confidence)
+
+
+def descent(problem: Problem, method: str, momentum: float | None, batches: Batches) -> Convergence:
+    """The theorem with the best rate among those that hold, or what is missing."""
+    why = not_onto(problem)
+    if why:
+        return refused(problem, method, _GRADIENT, why)
+    theorems = theorems_of(problem, method, momentum, batches)
+    if theorems is None:
+        return refused(
+            problem, method, _GRADIENT,
+            "Samples are not the rows of one input that are treated separately, so no batch can be drawn of them.",
+        )  # fmt: skip
+    linear, weight = problem.linearised, problem.weight()
+    sigma, length = linear.sigma, linear.length
+
+    def at(profile: Profile) -> list[OnBall]:
+        radii = [(radius, radius) for radius, _ in profile.steps]
+        if radii:  # K on the smallest of them holds on smaller ones
+            radii += [(radii[0][0] * part, radii[0][0]) for part in _SMALLER]
+        balls = (
+            SquareOnBall(sigma, linear.norm, profile, problem.bending(met).constant, radius, length, weight)
+            for radius, met in radii
+        )
+        return [statement for ball in balls for statement in theorems(ball)]
+
+    profile = problem.profile(
+        math.inf,
+        lambda found: any(statement.holds for statement in at(found)),
+        lambda found: (
+            linear.outputs > _SMALL
+            and min((statement.factor for statement in at(found)), default=math.inf) > _GAIN
+        ),
+    )
+    tried = at(profile)
+    if not tried:
+        return refused(problem, method, _GRADIENT, " ".join(problem.obstacles(1e-9 * length / sigma)))
+    good = [statement for statement in tried if statement.holds]
+    best = min(good, key=lambda s: s.rate) if good else min(tried, key=lambda s: s.factor)
+    missing = 1.0 if good else best.factor
+    advice = []
+    if not good and math.isfinite(missing):
+        advice.append(
+            f"A residual {'about ' if isinstance(best, HeavyBall) else ''}{missing:.3g} times smaller at the same "
+            "Jacobian is enough, or a larger σ or a smaller K."
+        )
+    return Convergence(
+        method,
+        best.theorem,
+        bool(good),
+        (
+            Hypothesis("‖r‖", "the residual", length),
+            Hypothesis("σ", "the smallest singular value of the Jacobian", sigma, "> 0", True, True),
+            Hypothesis("‖J‖", "the norm of the Jacobian", linear.norm),
+            Hypothesis("K", f"the Lipschitz constant of the Jacobian within {best.radius:.4g}", best.bending),
+            *_asked(best),
+        ),
+        missing,
+        tuple(advice),
+        () if good else problem.obstacles(min(best.factor, 1e300) * best.radius),
+        best,
+        None if good else problem.nothing(),
+        up(weight / 2 * length**2),
+        problem.weights,
+    )  # fmt: skip
+
+
+def _asked(best: OnBall) -> Iterable[Hypothesis]:
+    """What the theorem asks of the numbers."""
+    if isinstance(best, StochasticDescent):
+        yield Hypothesis("v", "the variance of a gradient, over the loss", best.variance)
+        allowed = f"≤ {(1 - best.confidence) / 2:.4g}"
+        yield Hypothesis("δ", "the probability to leave the ball", best.risk, allowed, best.holds)
+        return
+    needed = best.factor * best.radius
+    yield Hypothesis("path", "the length of the path", needed, f"< {best.radius:.4g}", best.holds)

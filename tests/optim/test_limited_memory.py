@@ -1,0 +1,64 @@
+"""The direction of L-BFGS against the two loops, written out on vectors."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from surefoot.optim.directions import LimitedMemory
+
+
+def two_loops(gradient: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Nocedal's recursion, newest pair last."""
+    q, alphas = gradient.clone(), []
+    for move, change in reversed(pairs):
+        alphas.append(move @ q / (move @ change))
+        q -= alphas[-1] * change
+    move, change = pairs[-1]
+    q *= move @ change / (change @ change)
+    for (move, change), alpha in zip(pairs, reversed(alphas), strict=True):
+        q += move * (alpha - change @ q / (move @ change))
+    return -q
+
+
+def at(vector: Tensor, matrix: Tensor) -> Any:
+    """A point of a quadratic function."""
+    return SimpleNamespace(vector=vector, gradient=matrix @ vector)
+
+
+@pytest.mark.parametrize("kept", [3, 50])
+def test_the_direction_is_that_of_the_two_loops(kept: int) -> None:
+    torch.manual_seed(0)
+    factor = torch.randn(12, 12, dtype=torch.float64)
+    matrix = factor @ factor.T + torch.eye(12, dtype=torch.float64)
+    memory, pairs = LimitedMemory(kept), []
+    point = at(torch.randn(12, dtype=torch.float64), matrix)
+    for k in range(9):
+        direction, step = memory.propose(point)
+        if pairs:
+            assert torch.allclose(direction, two_loops(point.gradient, pairs[-kept:]), rtol=1e-8, atol=1e-11)
+        step *= (1.0, 0.3)[k % 2]  # a move need not be the whole direction
+        after = at(point.vector + step * direction, matrix)
+        if k == 4:  # nor along it
+            after = at(point.vector + torch.randn(12, dtype=torch.float64), matrix)
+        memory.learn(point, after, step)
+        pairs.append((after.vector - point.vector, after.gradient - point.gradient))
+        point = after
+
+
+def test_a_resumed_memory_goes_on() -> None:
+    torch.manual_seed(0)
+    matrix = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))
+    memory, resumed = LimitedMemory(), LimitedMemory()
+    point = at(torch.ones(6, dtype=torch.float64), matrix)
+    for _ in range(4):
+        direction, step = memory.propose(point)
+        after = at(point.vector + step * direction, matrix)
+        memory.learn(point, after, step)
+        point = after
+    resumed.load(memory.state())
+    assert torch.equal(resumed.propose(point)[0], memory.propose(point)[0])

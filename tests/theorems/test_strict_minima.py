@@ -1,0 +1,188 @@
+"""Strict minima of networks that are not one layer after the other, and of those too large for a dense Hessian."""
+
+from __future__ import annotations
+
+import flint
+import pytest
+import torch
+from flint import arb, arb_mat
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.calculus.analysis import Analysis
+from surefoot.domains import Ball
+from surefoot.theorems import Convergence, StronglyConvex, convex
+from surefoot.theorems.hessian import loss_derivatives, lowest_bend, separate_hessian
+from surefoot.theorems.layered import read_layers
+from theorems.small_networks import BITS, Exact, data, distance, middle, perceptron
+
+_HAIR = arb(1 + 2.0**-40)
+
+
+class Residual(nn.Module):
+    """Two layers around which the state goes as well, with the same weights if they are tied."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.second = self.first if tied else nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x + torch.tanh(self.first(x))
+        result: Tensor = self.last(h + torch.tanh(self.second(h)))
+        return result
+
+
+def small_convolution() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2))
+
+
+def flat(model: nn.Module, value: object, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient and the Hessian in all parameters, by automatic differentiation."""
+    names, shapes = zip(*((name, p.shape) for name, p in model.named_parameters()), strict=True)
+    u = nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    def function(v: Tensor) -> Tensor:
+        parts = v.split([shape.numel() for shape in shapes])
+        given = {name: part.reshape(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        return value(torch.func.functional_call(model, given, (x,)), v)  # type: ignore[operator,no-any-return]
+
+    v = u.clone().requires_grad_()
+    return torch.autograd.grad(function(v), v)[0], torch.autograd.functional.hessian(function, u)
+
+
+def minimised(model: nn.Module, x: Tensor, objective: nn.Module, ridge: float, steps: int = 30) -> None:
+    """Newton steps in double precision, with the absolute values of the eigenvalues."""
+    for _ in range(steps):
+        slope, hessian = flat(model, lambda out, v: objective(out) + ridge / 2 * v.square().sum(), x)
+        values, vectors = torch.linalg.eigh(hessian)
+        step = vectors @ ((vectors.mT @ slope) / values.abs().clamp(min=1e-3))
+        u = nn.utils.parameters_to_vector(model.parameters()).detach()
+        nn.utils.vector_to_parameters(u - step * min(1.0, 0.5 / (float(step.norm()) + 1e-300)), model.parameters())
+
+
+def check(verdict: Convergence, model: nn.Module, x: Tensor, objective: nn.Module, ridge: float) -> None:
+    """The limit is where it is said to be, and a step contracts as much as it is said to."""
+    assert verdict.proved, str(verdict)
+    statement = verdict.statement
+    assert isinstance(statement, StronglyConvex)
+
+    def whole() -> Tensor:
+        return objective(model(x)) + ridge / 2 * sum((p * p).sum() for p in model.parameters())
+
+    exact = Exact(model, whole)
+    with flint.ctx.workprec(BITS):
+        run = [exact.start()]
+        for _ in range(2):
+            step = exact.hessian(run[-1]).solve(arb_mat([[g] for g in exact.gradient(run[-1])]))
+            run.append(middle([a - step[k, 0] for k, a in enumerate(run[-1])]))
+        start, moved, limit = run
+        assert distance(start, limit) <= arb(statement.distance)
+        assert exact.values(start)[0] - exact.values(limit)[0] <= arb(statement.gap) * _HAIR + arb(2) ** -150
+        if verdict.method == "gradient":
+            slope = exact.gradient(start)
+            moved = middle([a - arb(statement.step_size) * g for a, g in zip(start, slope, strict=True)])
+        assert distance(moved, limit) <= distance(start, limit) * arb(statement.rate) * _HAIR + arb(2) ** -70
+
+
+@pytest.mark.parametrize("method", ["newton", "gradient"])
+def test_a_residual_network_has_its_minimum_where_it_is_said_to_be(method: str) -> None:
+    torch.manual_seed(0)
+    model = Residual().double()
+    x, y = data(3, 2, 2)
+    objective = sf.CrossEntropy(y.argmax(1))
+    minimised(model, x, objective, 0.2)
+    assert read_layers(Analysis.of(model, x)) is None
+    verdict = sf.convergence(model, x, objective, sf.Ridge(0.2), method=method)  # type: ignore[arg-type]
+    check(verdict, model, x, objective, 0.2)
+
+
+@pytest.mark.parametrize("loss", ["square", "cross-entropy"])
+def test_a_convolution_with_a_large_ridge(loss: str) -> None:
+    torch.manual_seed(0)
+    model = small_convolution().double()
+    x, y = torch.randn(3, 1, 3, 3, dtype=torch.float64), data(3, 2, 2)[1]
+    objective = sf.CrossEntropy(y.argmax(1)) if loss == "cross-entropy" else sf.Square(0.2 * y)
+    minimised(model, x, objective, 3.0)
+    check(sf.convergence(model, x, objective, sf.Ridge(3.0), method="gradient"), model, x, objective, 3.0)
+
+
+@pytest.mark.parametrize("method", ["newton", "gradient"])
+def test_without_a_dense_hessian_the_ridge_is_enough(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convex, "DENSE", 0)  # as if the network were too large
+    model = perceptron(2, 4, 2)
+    x, y = data(4, 2, 2)
+    objective = sf.Square(0.3 * y)
+    minimised(model, x, objective, 0.3)
+    verdict = sf.convergence(model, x, objective, sf.Ridge(0.3), method=method)  # type: ignore[arg-type]
+    assert "the weight of the ridge" in str(verdict)
+    check(verdict, model, x, objective, 0.3)
+    assert not sf.convergence(model, x, objective, method="newton").proved
+
+
+def test_a_large_network_with_a_ridge_is_proved() -> None:
+    model = perceptron(4, 1200, 2)
+    x, _ = data(5, 4, 2)
+    ridge = 0.5
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    zeros = torch.zeros(5, 2, dtype=torch.float64)
+    verdict = sf.convergence(model, x, sf.Square(zeros), sf.Ridge(ridge), method="newton")
+    assert sum(p.numel() for p in model.parameters()) > convex.DENSE
+    assert verdict.proved, str(verdict)
+    bare = sf.convergence(model, x, sf.Square(zeros + 1), sf.Ridge(1e-3), method="newton")
+    assert not bare.proved
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_hessian_of_other_networks_is_that_of_automatic_differentiation(tied: bool) -> None:
+    torch.manual_seed(1)
+    model = Residual(tied).double()
+    x, y = data(6, 2, 2)
+    objective = sf.CrossEntropy(y.argmax(1))
+    analysis = Analysis.of(model, x, objective)
+    result = analysis.over(Ball(0.0))
+    found = separate_hessian(result)
+    assert found is not None
+    paths = {leaf.name: leaf.path for leaf in analysis.reading.graph.parameters}
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    starts = {name: sum(list(sizes.values())[:k]) for k, name in enumerate(sizes)}
+    order = [starts[paths[name]] + k for name in result.region.variables for k in range(sizes[paths[name]])]
+    _, exact = flat(model, lambda out, v: objective(out), x)
+    assert torch.allclose(found.value, exact[order][:, order], rtol=1e-12, atol=1e-14)
+    assert float(found.error.max()) < 1e-13
+
+
+def test_the_bend_of_two_layers_is_not_below_its_bound() -> None:
+    model = perceptron(3, 7, 2)
+    x, y = data(5, 3, 2)
+    layered = read_layers(Analysis.of(model, x))
+    assert layered is not None
+    outer = loss_derivatives(sf.Square(y), layered.outputs)
+    assert outer is not None
+    _, exact = flat(model, lambda out, v: (out * outer.gradient.value).sum(), x)
+    lowest = float(torch.linalg.eigvalsh(exact)[0])
+    bound = lowest_bend(layered, outer)
+    assert bound <= lowest
+    assert bound == pytest.approx(lowest, rel=1e-6)
+
+
+def test_the_third_derivative_of_the_cross_entropy_is_within_its_bound() -> None:
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.tensor([0, 2, 1])
+    objective = sf.CrossEntropy(targets)
+    model = nn.Linear(3, 3).double()
+    layered = read_layers(Analysis.of(model, torch.zeros(3, 3, dtype=torch.float64)))
+    assert layered is not None
+    outer = loss_derivatives(objective, layered.outputs)
+    assert outer is not None
+    largest = 0.0
+    for _ in range(200):
+        near, far = torch.randn(2, 3, 3, dtype=torch.float64, generator=generator) * 2
+        far = near + 0.1 * far
+        both = [torch.autograd.functional.hessian(objective, z).reshape(9, 9) for z in (near, far)]
+        assert float(torch.linalg.matrix_norm(both[0], 2)) <= outer.smoothness
+        change = float(torch.linalg.matrix_norm(both[0] - both[1], 2)) / float((near - far).norm())
+        largest = max(largest, change)
+    assert 0.1 * outer.variation <= largest <= outer.variation
