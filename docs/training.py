@@ -48,8 +48,8 @@ All data at every step, double precision, PyTorch's initialisation; {seeds}.
 Work is processor time divided by that of one gradient, which is measured in the same run, again and again.
 Everything a method does in its steps is in it. Reading the model, once per network and shape, is not.
 
-* *certified*: `CertifiedDescent(model, objective)`, the default settings, until three steps in a row are not taken.
-  What those cost counts; as steps they do not.
+* *certified*: `CertifiedDescent(model, objective)`, the default settings, until three steps in a row are not
+  taken. What those cost counts; as steps they do not.
 * *torch LBFGS*: `torch.optim.LBFGS` with strong Wolfe conditions, never stopped by its tolerances; the lowest loss
   that its line searches saw counts.
 * *Adam*: the learning rate that ends lowest, of {adam} half a decade apart; *constant step*: gradient descent with

@@ -30,7 +30,7 @@ ROWS = (
 )
 ROW = {name: k for k, names in enumerate(ROWS) for name in names.split()}
 LEAVES = ("certifying", "clustering", "data", "paper", "report", "smoothing", "zoo", "cli")
-MOST_LINES, MOST_FILES_READ = 46_200, 59  # of src, and for a certificate: raised only for a new ability
+MOST_LINES, MOST_FILES_READ = 55_000, 63  # of src, and for a certificate: raised only for a new ability
 READ_LEAVES = ("report", "cli", "certifying", "__init__", "__main__")
 
 

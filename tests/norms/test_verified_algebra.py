@@ -12,10 +12,10 @@ from torch import nn
 
 from judges.exact import stored, truth
 from surefoot.calculus.analysis import Analysis
+from surefoot.norms import verified
 from surefoot.norms.blocked import Factor, Symmetric
 from surefoot.norms.verified import largest_eigenvalue, least_solution, product, smallest_eigenvalue
 from surefoot.scalar import Rounded
-from surefoot.theorems import verified
 from surefoot.theorems.layered import read_layers
 from surefoot.theorems.linear import gram_of, jacobian_rows, linearise
 from surefoot.theorems.relative import dominated

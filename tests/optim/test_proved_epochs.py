@@ -228,6 +228,15 @@ def test_the_same_bursts_again() -> None:
     assert losses[0] == losses[1]
 
 
+def test_a_loss_of_torch_is_the_objective() -> None:
+    losses = []
+    for objective in (sf.CrossEntropy(), nn.CrossEntropyLoss()):
+        model = _model()
+        training = ProvedEpochs(torch.optim.Adam, objective, _loader(), model=model, burst=1)
+        losses.append(training.step())
+    assert losses[0] == losses[1]
+
+
 class TestData:
     def test_the_samples_come_in_a_fixed_order_and_one_size(self) -> None:
         x, y = _data()
@@ -260,7 +269,7 @@ class TestRefusals:
         [
             ({"model": None}, "model=model"),
             ({"optimizer": "Adam"}, "first argument is a torch optimizer"),
-            ({"objective": nn.CrossEntropyLoss()}, "such as surefoot.CrossEntropy"),
+            ({"objective": nn.functional.cross_entropy}, "such as surefoot.CrossEntropy"),
             ({"objective": sf.CrossEntropy(torch.tensor([0]))}, "without targets"),
             ({"loader": iter([])}, "read many times"),
             ({"loader": torch.ones(3)}, "read many times"),

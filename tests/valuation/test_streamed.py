@@ -127,7 +127,7 @@ def test_refusals() -> None:
         (ObjectiveError, "batch 1 of the loader: class", lambda: sf.evaluate(model, [(x, y), (x, y - 1)], plain)),
         (ObjectiveError, "batch 0 of the loader: .*3 classes", lambda: sf.evaluate(model, [(x, y + 1)], plain)),
         (ObjectiveError, "bring their own", lambda: sf.evaluate(model, batches, sf.CrossEntropy(y))),
-        (ObjectiveError, "mean over samples", lambda: sf.evaluate(model, batches, nn.CrossEntropyLoss())),
+        (ObjectiveError, "mean over samples", lambda: sf.evaluate(model, batches, nn.Flatten())),
         (EvaluationError, "only once", lambda: sf.evaluate(model, iter(batches), plain)),
         (EvaluationError, "batch 1 is a Tensor", lambda: sf.evaluate(model, [(x, y), x], plain)),
         (EvaluationError, "batch 0 is 3 things", lambda: sf.evaluate(model, [(x, y, "z")], plain)),

@@ -23,7 +23,7 @@ from surefoot.valuation.streamed import StreamedValuer, is_loader
 from surefoot.valuation.valuer import Evaluation, EvaluationError
 
 _FEW = 4  # mini-batches of a trial while a rate is looked for, and of what judges trials and epochs
-_HIGHER = 3.0  # an epoch that ends above that many times the lowest is undone
+_HIGHER, _PATIENCE = 3.0, 2  # above that many times the lowest, or for so many epochs above it: go back to it
 _SHARE = 0.06  # of the work of training that evaluations take, about
 _FIRST, _LONGEST = 2.0, 8.0  # epochs of the first burst, the shortest, and of the longest
 _STALLED = 2
@@ -50,14 +50,16 @@ class ProvedEpochs:
     that mini-batches cause at this rate. A rate without noise wastes time, one whose noise dominates gets nowhere,
     so the rate is multiplied by 1.5/ratio, within 1/2 and 1.5. (The mere decrease of the loss would favour rates
     that are too small: it is largest where the noise has just been cooled down.) The epoch ends at the lower of
-    the two; one that ends at more than three times the lowest is undone, and the rate is halved, as it is after a
-    burst that is not kept. None of this is a proof, nor needs one: what is kept is decided by the evaluation
-    alone. Bursts are as long as it takes for evaluations to cost about a sixteenth of training.
+    the two. If that is above the lowest of the burst, the rate does not grow; if it is more than three times as
+    high, or above it twice in a row, training goes back to the lowest and the rate is halved, as it is after a
+    burst that is not kept. A burst ends at its lowest. None of this is a proof, nor needs one: what is kept is
+    decided by the evaluation alone. Bursts are as long as it takes for evaluations to cost about a sixteenth of
+    training.
 
     Args:
         optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
             as the class ``torch.optim.Adam``.
-        objective: a loss without targets, such as ``surefoot.CrossEntropy()``.
+        objective: a loss without targets, such as ``surefoot.CrossEntropy()`` or one of ``torch.nn``.
         loader: a ``DataLoader`` or another re-iterable of batches ``(x, y)``, which the optimizer is given.
         model: the network.
         data: what the objective is the mean over; by default all samples of the loader, in a fixed order.
@@ -83,7 +85,7 @@ class ProvedEpochs:
     def __init__(
         self,
         optimizer: Optimizer | Callable[..., Optimizer],
-        objective: Objective,
+        objective: Objective | nn.Module,
         loader: Iterable[Any],
         *,
         model: nn.Module | None = None,
@@ -94,8 +96,9 @@ class ProvedEpochs:
     ) -> None:
         self.model = _checked_model(optimizer, model)
         self.optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
-        _check(self.optimizer, self.model, objective, loader, burst, average)
-        self.objective, self.loader, self.burst, self.average = objective, loader, burst, average
+        self.objective = check_objective(objective, "the batches (x, y)")
+        _check(self.optimizer, self.model, loader, burst, average)
+        self.loader, self.burst, self.average = loader, burst, average
         self.progress = progress
         self.history: list[BurstRecord] = []
         self._pace = Pace(_rate(self.optimizer))
@@ -229,21 +232,26 @@ class ProvedEpochs:
         parts = max(1, round(count / self._batches.per_epoch))
         held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         lowest = self._lowest if math.isfinite(self._lowest) else self._level()
-        good, fine, finite = start, True, True
+        good, above, finite = start, 0, True
         for part in range(parts):
-            if not fine:
+            if above == _PATIENCE:
                 good.restore()
+                above = 0
             size = count * (part + 1) // parts - count * part // parts
             mean = Average(held)
             finite = self._train(self._batches.take(size), size, self.rate, mean)
             level, noise = self._settle(mean, lowest) if finite else (math.inf, 1.0)
-            fine = level <= _HIGHER * lowest
-            if fine:
-                self._pace.adapt(noise)
-                good, lowest = Snapshot(self.model, self.optimizer), min(level, lowest)
+            rate = self.rate
+            self._pace.adapt(noise)
+            if level < lowest:
+                good, lowest, above = Snapshot(self.model, self.optimizer), level, 0
+                continue
+            above = _PATIENCE if level > _HIGHER * lowest else above + 1
+            if above == _PATIENCE:
+                self._pace.fail(rate)
             else:
-                self._pace.fail(self.rate)
-        if not fine and good is not start:
+                self._pace.rate = min(self.rate, rate)
+        if good is not start:
             good.restore()
         return lowest if finite or good is not start else None
 
@@ -449,10 +457,7 @@ def _checked_model(optimizer: Any, model: Any) -> nn.Module:
     return model
 
 
-def _check(
-    optimizer: Optimizer, model: nn.Module, objective: Any, loader: Any, burst: float | None, average: float
-) -> None:
-    check_objective(objective, "the batches (x, y)")
+def _check(optimizer: Optimizer, model: nn.Module, loader: Any, burst: float | None, average: float) -> None:
     if not is_loader(loader) or isinstance(loader, Iterator):
         raise TypeError(
             "the loader is a DataLoader, a list of batches (x, y), or another iterable that can be read many "

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -189,15 +189,14 @@ def _less(value: float, loss: float) -> float:
 
 def _ways(problem: Problem, outer: LossDerivatives) -> Iterator[_Way]:
     parts = _Parts(problem, outer)
+    if problem.parameters <= DENSE:
+        dense = parts.dense()
+        if dense is not None:
+            yield dense
+        elif isinstance(problem.jacobian, Rows):
+            yield parts.gauss_newton(problem.jacobian)
     if parts.least > 0:
         yield parts.ridge()
-    if problem.parameters > DENSE:
-        return
-    dense = parts.dense()
-    if dense is not None:
-        yield dense
-    elif isinstance(problem.jacobian, Rows):
-        yield parts.gauss_newton(problem.jacobian)
 
 
 def strongly_convex(problem: Problem, method: str) -> Convergence:
@@ -212,7 +211,7 @@ def strongly_convex(problem: Problem, method: str) -> Convergence:
     slope = problem.gradient()[1]
     tried: list[Convergence] = []
     for way in _ways(problem, outer):
-        verdict = _tried(problem, method, way, slope, newton)
+        verdict = _tried(method, way, slope, newton)
         if verdict.proved:
             return verdict
         tried.append(verdict)
@@ -222,10 +221,11 @@ def strongly_convex(problem: Problem, method: str) -> Convergence:
             f"The Hessian has {problem.parameters} rows; up to {DENSE} are written out and verified, and beyond "
             "that a ridge on all parameters is needed.",
         )  # fmt: skip
-    return min(reversed(tried), key=lambda verdict: verdict.missing)
+    return replace(min(tried, key=lambda verdict: verdict.missing), nothing=problem.nothing())
 
 
-def _tried(problem: Problem, method: str, way: _Way, slope: float, newton: bool) -> Convergence:
+def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
+    """The theorem by one of the bounds."""
     lowest = way.on(0.0).low
 
     def at(radius: float) -> StronglyConvex:
@@ -240,10 +240,11 @@ def _tried(problem: Problem, method: str, way: _Way, slope: float, newton: bool)
             f"The Hessian is not positive definite, its eigenvalues are proved to be above {lowest:.3g} only: go "
             "on until the weights are near a strict minimum, or add a ridge."
         )
-        return refused(
-            problem, method, _CONVEX, why,
+        return Convergence(
+            method, _CONVEX, False,
             (Hypothesis("m₀", way.meaning, way.start, "> 0", way.start > 0, True),
              Hypothesis("‖∇F‖", "the gradient", slope)),
+            math.inf, (why,),
         )  # fmt: skip
     first = min(2 * slope / way.start, least) if way.start > 0 else least
     candidates = [at(radius * factor) for radius in dict.fromkeys((first, least)) for factor in _FACTORS if radius]
@@ -272,8 +273,6 @@ def _tried(problem: Problem, method: str, way: _Way, slope: float, newton: bool)
         tuple(advice),
         (),
         best,
-        None if good else problem.nothing(),
-        None,
     )  # fmt: skip
 
 

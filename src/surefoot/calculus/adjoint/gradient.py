@@ -23,7 +23,7 @@ class ProvedGradient:
     """A gradient as computed in double precision.
 
     Attributes:
-        value: of the function.
+        value: of the function; infinite where it is not known.
         slopes: the gradient, by path of the parameter.
         errors: how far it may be off, in norm, by path.
         result: the forward pass at the weights.
@@ -67,7 +67,7 @@ def proved_gradient(analysis: Analysis) -> ProvedGradient:
     """
     result = analysis.over(Ball(0.0))
     graph, at = analysis.reading.graph, backward(result)
-    value = float(result.enclosures[result.outputs[0]].value)
+    value = result.enclosures[result.outputs[0]].value
     by_name = {} if at is None else costates(result, at)
     slopes: dict[str, Tensor] = {}
     errors: dict[str, float] = {}
@@ -80,7 +80,7 @@ def proved_gradient(analysis: Analysis) -> ProvedGradient:
         errors[leaf.path] = (math.inf if at is None else 0.0) if costate is None else float(costate.error)
     further = {path: name for path, name in graph.aliases.items() if name in slopes}
     return ProvedGradient(
-        value,
+        math.inf if value is None else float(value),
         slopes | {path: slopes[name] for path, name in further.items()},
         errors | {path: errors[name] for path, name in further.items()},
         result,
