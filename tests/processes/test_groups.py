@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
@@ -83,9 +84,18 @@ def work(rank: int, folder: str) -> None:
     else:
         four["stranger"] = refused(lambda: Processes(pair))
     distributed.barrier()
-    if rank < 3:  # the last dies without a word
-        optimizer = CertifiedDescent(network(), sf.CrossEntropy(), group=short)
-        four["lost"] = refused(lambda: optimizer.step(*part_of(short))), not optimizer.history
+    if rank == 3:
+        time.sleep(6)  # hangs, then dies without a word
+    else:
+        model = network()
+        optimizer = CertifiedDescent(model, sf.CrossEntropy(), group=short)
+        four["hung"] = refused(lambda: optimizer.step(*part_of(short)))
+        four["unchanged"] = not optimizer.history and all(
+            map(torch.equal, model.parameters(), network().parameters())
+        )
+        x, y = part_of(None)
+        everyone = distributed.group.WORLD
+        four["died"] = refused(lambda: sf.evaluate(model, x, sf.CrossEntropy(), y, group=everyone))
     torch.save((two, four), f"{folder}/{rank}.pt")
     os._exit(0)  # the group cannot be left in order
 
@@ -295,12 +305,12 @@ def test_a_process_that_is_not_in_the_group_is_told_so(four: Outcome) -> None:
     assert "not in the group" in four[0]["stranger"]
 
 
-def test_a_process_that_dies_raises_on_the_others(four: Outcome) -> None:
+def test_a_process_that_hangs_or_dies_raises_on_the_others(four: Outcome) -> None:
     for part in four[:-1]:
-        message, unchanged = part["lost"]
-        assert message.startswith(ProcessLost.__name__)
-        assert "start all of them again" in message
-        assert unchanged
+        for how in ("hung", "died"):
+            assert part[how].startswith(ProcessLost.__name__)
+            assert "start all of them again" in part[how]
+        assert part["unchanged"]
 
 
 def test_refusals_without_a_group() -> None:
