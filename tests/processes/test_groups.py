@@ -103,8 +103,13 @@ def work(rank: int, folder: str) -> None:
 def part_of(group: Any) -> tuple[Tensor, Tensor]:
     """The samples of this process."""
     rank, starts = distributed.get_rank(group), SHARES[distributed.get_world_size(group)]
-    x, y = (part[starts[rank] : starts[rank + 1]] for part in data())
-    return x, y
+    return parts_of(starts)[rank]
+
+
+def parts_of(starts: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    """The samples of each process."""
+    x, y = data()
+    return [(x[first:last], y[first:last]) for first, last in pairwise(starts)]
 
 
 def asked(group: Any, runs: list[str]) -> dict[str, Any]:
@@ -119,6 +124,8 @@ def asked(group: Any, runs: list[str]) -> dict[str, Any]:
             "loader": sf.evaluate(network(), loader, build(), group=group),
         }
         found.update({f"{name} {way}": (value.value, value.error) for way, value in ways.items()})
+    parts = parts_of(SHARES[distributed.get_world_size(group)])
+    found["other"] = on_other_data(parts, distributed.get_rank(group), group)
     found["overflow"] = overflowing(x, y, group)
     for name in runs:
         model, Counted.passes = network(), 0
@@ -153,6 +160,24 @@ def overflowing(x: Tensor, y: Tensor, group: Any = None) -> tuple[list[float], b
     targets = nn.functional.one_hot(y, 3).double()
     losses = [optimizer.step(x, targets) for _ in range(3)]
     return losses, any(record.note == "" for record in optimizer.history)
+
+
+def on_other_data(parts: list[tuple[Tensor, Tensor]], rank: int | None, group: Any = None) -> list[float]:
+    """Losses of steps: the last process gets other data after one, the first after two, and then the model changes.
+    ``None`` is one process with all parts.
+    """
+    model = network()
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), group=group)
+    losses = []
+    for scales in ((1, 1), (1, 2), (3, 2), (3, 2)):
+        scaled = {0: scales[0], len(parts) - 1: scales[1]}
+        given = [(x * scaled.get(k, 1), y) for k, (x, y) in enumerate(parts)]
+        if rank is None:
+            given.append((torch.cat([x for x, _ in given]), torch.cat([y for _, y in given])))
+        losses.append(optimizer.step(*given[-1 if rank is None else rank]))
+        if len(losses) == 3:
+            model[1] = nn.Sigmoid()
+    return losses
 
 
 def counted(optimizer: CertifiedDescent) -> int:
@@ -251,6 +276,15 @@ def test_trials_without_a_finite_value_are_too_long(two: Outcome, four: Outcome)
     for part in (*two, *four):
         assert part["overflow"][0] == pytest.approx(losses, abs=1e-10)
         assert part["overflow"][1] == along
+
+
+def test_other_data_or_another_model_are_noticed(two: Outcome, four: Outcome) -> None:
+    for outcome in (two, four):
+        losses = on_other_data(parts_of(SHARES[len(outcome)]), None)
+        assert len(set(losses)) == 4
+        for part in outcome:
+            assert part["other"] == outcome[0]["other"]
+            assert part["other"] == pytest.approx(losses, abs=1e-8)
 
 
 def few_bytes(outcome: Outcome, name: str) -> None:
