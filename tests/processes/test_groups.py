@@ -163,7 +163,7 @@ def overflowing(x: Tensor, y: Tensor, group: Any = None) -> tuple[list[float], b
 
 
 def on_other_data(parts: list[tuple[Tensor, Tensor]], rank: int | None, group: Any = None) -> list[float]:
-    """Losses of steps: the last process gets other data after one, the first after two, and then the model changes.
+    """Losses of steps: the last process gets other data after one, the first after two, then the model changes.
     ``None`` is one process with all parts.
     """
     model = network()
