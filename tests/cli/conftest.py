@@ -38,7 +38,7 @@ def pair():
 
 class Inverse(Net):
     def forward(self, x):
-        return torch.linalg.inv(self.a(x)[:, :4])
+        return torch.linalg.matrix_exp(self.a(x)[:, :4])
 
 
 class Dropping(Net):

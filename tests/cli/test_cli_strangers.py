@@ -206,4 +206,10 @@ def test_a_step_that_is_interrupted_half_way_leaves_nothing_behind(surefoot, mon
     monkeypatch.setattr(CertifiedDescent, "_append", complete)
     resumed = surefoot(*arguments, "--checkpoint", "run.pt")
     assert resumed.exit_code == 0, resumed.stderr
-    assert json.loads(resumed.stdout) == json.loads(whole.stdout)
+    found, expected = json.loads(resumed.stdout), json.loads(whole.stdout)
+    for key in (
+        "promised_decrease",
+        "proved_gradient",
+    ):  # what is proved of round-off depends on what was asked before
+        assert found.pop(key) == pytest.approx(expected.pop(key), rel=1e-10)
+    assert found == expected

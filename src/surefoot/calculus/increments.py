@@ -55,7 +55,8 @@ def input_gain(result: Pass) -> float:
     if any(result.enclosures[name].value is None for step in result.steps for name in step.node.inputs):
         return math.inf
     try:
-        return _Reading(result, graph, names[0]).gain()
+        gain = _Reading(result, graph, names[0]).gain()
+        return math.inf if math.isnan(gain) else gain
     except (RuntimeError, OverflowError, IndexError):  # no batching rule, no factor, out of range
         return math.inf
 
@@ -150,7 +151,7 @@ class _Reading:
             cut = _Cut(cut.name, min(cut.gain, spectral_norm(cut.shape)), cut.shape)
         before, after = (self.result.enclosures[n].lipschitz.norm() for n in (cut.name, name))
         ratio = float(after / before) if before.is_finite and not before.is_zero else math.inf
-        gain = up(cut.gain * ratio)
+        gain = up(cut.gain * ratio) if cut.gain and ratio else 0.0  # 0·∞ = 0: a difference of zero stays zero
         if not linear:
             return _Cut(name, gain)
         system = self._system(cut, steps)
@@ -171,7 +172,8 @@ class _Reading:
             if name in self.slopes:
                 forms[name], group = _sloped(argument, self.slopes[name], size)
             else:
-                slope = up(float(next(iter(step.bounds.jacobian.values()))))
+                (slot,) = step.names
+                slope = up(float(step.bounds.jacobian[slot]))
                 group = Bounded(_times(argument, slope), self._width(name), together=True)
                 unit = torch.eye(group.count, dtype=torch.float64, device=device)
                 forms[name] = Linear(
@@ -245,7 +247,7 @@ class _Reading:
             return None
         if _is_affine(step):
             return 0
-        if len(step.names) != 1 or not all(slope.is_finite for slope in step.bounds.jacobian.values()):
+        if len(step.names) != 1 or not step.bounds.jacobian[next(iter(step.names))].is_finite:
             return None
         slopes = self._slopes(step)
         if slopes is None:

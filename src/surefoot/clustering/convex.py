@@ -227,7 +227,8 @@ def _given(weights: Any) -> Edges | None:
     )
 
 
-@operation("surefoot.convex_clustering", loss=LossFacts(envelope, convex=True, smooth=True, nonnegative=True))
+@operation("surefoot.convex_clustering", loss=LossFacts(envelope, convex=True, smooth=True, nonnegative=True),
+           assumed=lambda node: True)  # fmt: skip
 def convex_clustering_bounds(call: Call) -> Bounds:
     r"""Convex clustering: curvature s; slope :math:`s\|\hat y - z\|`, at most s times the constant of the weights.
 

@@ -174,7 +174,7 @@ def positive(number: Any, name: str) -> int:
     return number
 
 
-@operation("surefoot.kmeans", loss=LossFacts(envelope, nonnegative=True))
+@operation("surefoot.kmeans", loss=LossFacts(envelope, nonnegative=True), assumed=lambda node: True)
 def kmeans_bounds(call: Call) -> Bounds:
     r"""k-means: slope as above.
 

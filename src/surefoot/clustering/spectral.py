@@ -203,7 +203,7 @@ class Truncation(Proximity[Factors]):
         return Nearest(point, 0.0, parts.derivative, None, None, parts)
 
 
-@operation("surefoot.spectral", loss=LossFacts(envelope, nonnegative=True))
+@operation("surefoot.spectral", loss=LossFacts(envelope, nonnegative=True), assumed=lambda node: True)
 def spectral_bounds(call: Call) -> Bounds:
     r"""Spectral clustering: slope as above; curvature :math:`s\max(1, \sigma_{k+1}/(\sigma_k - \sigma_{k+1}))`.
 

@@ -199,8 +199,15 @@ def test_efforts() -> None:
         sf.certify(case.model, case.x, objective=case.objective, effort="low")  # type: ignore[arg-type]
 
 
+class Inverted(nn.Module):
+    """Inverses, of which no derivative is proved."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.inv(x.reshape(-1, 2, 2) + 9.0 * torch.eye(2, dtype=x.dtype)).flatten(1)
+
+
 def test_what_has_no_proved_derivative_falls_back() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.LogSoftmax(1), nn.Linear(4, 2)).double()
+    model = nn.Sequential(nn.Linear(3, 4), Inverted(), nn.Linear(4, 2)).double()
     x, objective = torch.randn(5, 3, dtype=D), LOSSES["square"]()
     high, normal = (
         sf.certify(model, x, objective=objective, domain=sf.Ball(0.01), effort=effort)
