@@ -26,7 +26,15 @@ PAGES = (
     *(
         f"docs/{page}.md"
         for page in (
-            "index", "quickstart", "reading", "loops", "huggingface", "pinn", "gpu", "faq", "chains",
+            "index",
+            "quickstart",
+            "reading",
+            "loops",
+            "huggingface",
+            "pinn",
+            "gpu",
+            "faq",
+            "chains",
         )  # fmt: skip
     ),
 )
