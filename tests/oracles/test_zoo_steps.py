@@ -90,7 +90,7 @@ def test_no_architecture_is_missing() -> None:
 
 
 def assert_solves(step: Step, judge: DenseModel, model: str, what: str) -> None:
-    assert step.solved, (what, step.status)
+    assert step.solved or step.residual is None, (what, step.status)  # None: no call was left to measure it
     assert judge.error(step, model) < 1e-8, (what, step.status)
     assert step.model_decrease == pytest.approx(judge.decrease(step, model), rel=1e-7), what
 

@@ -171,6 +171,8 @@ def _expression(
     infinite = {key for key, value in operands.items() if isinstance(value, float) and not math.isfinite(value)}
     if infinite - {"min", "max"}:  # an infinite limit limits nothing
         return None
+    if node.spec.dtype is torch.bool and Role.PARAMETERS not in graph.roles[node.name]:
+        return None  # a mask of the data is exact as it is
     function = build(operands)
     return None if function is None else _Expression(roots.pop(), function)
 

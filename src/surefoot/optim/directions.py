@@ -130,6 +130,9 @@ def polak_ribiere(gradient: Tensor, before: Tensor, last: Tensor) -> Tensor:
     return weight * last - gradient
 
 
+_ALTERNATING = "moves and changes in turn"  # how rows are saved
+
+
 class LimitedMemory(Gradient):
     r"""L-BFGS: the inverse Hessian from the last moves s and changes y of the gradient.
 
@@ -242,13 +245,15 @@ class LimitedMemory(Gradient):
         at = None if self._at is None else [self._at[0], torch.from_numpy(self._at[1].copy())]
         used = 2 * len(self._order)
         table = torch.from_numpy(self._table[:used, :used].copy())
-        own = {"order": list(self._order), "rows": self._rows, "table": table}
+        own = {"order": list(self._order), "rows": self._rows, "table": table, "rows_are": _ALTERNATING}
         return {**super().state(), **own, "at": at}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take them back."""
+        """Take them back; of a state with another order of rows, nothing: the memory fills up anew."""
         super().load(state)
         self._clear()
+        if state.get("rows_are") != _ALTERNATING:
+            return
         self._order, self._rows = deque(state["order"]), state["rows"]
         if self._rows is not None:
             used = 2 * len(self._order)

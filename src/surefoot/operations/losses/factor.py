@@ -57,8 +57,9 @@ class Factor:
         A sample of those outputs holds several of these rows, one behind the other, each with its own columns.
         """
         samples, size, each = shape[0], shape.numel() // max(shape[0], 1), self.samples // max(shape[0], 1)
-        rows = self.blocks
-        assert isinstance(rows, Tensor)
+        like = self.scale if isinstance(self.scale, Tensor) else places.double()
+        units = torch.eye(self.columns, dtype=like.dtype, device=like.device)
+        rows = torch.stack([self.forth(unit.expand(self.samples, -1)) for unit in units], 2)
         blocks = rows.new_zeros(samples, size, each, self.columns)
         sample = torch.arange(samples, device=rows.device)[:, None, None]
         row = torch.arange(each, device=rows.device)[None, :, None]
@@ -66,7 +67,7 @@ class Factor:
             samples, each, -1, self.columns
         )
         slope = None if self.slope is None else self.slope.reshape(samples, -1)
-        return Factor(blocks.flatten(2), shape, slope)
+        return Factor(1.0, shape, slope, blocks=blocks.flatten(2))
 
     def forth(self, z: Tensor) -> Tensor:
         """Rz, of the shape of the outputs, for z of samples × columns."""
