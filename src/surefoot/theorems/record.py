@@ -159,7 +159,7 @@ class Convergence:
         name = METHODS[self.method]
         if not self.proved:
             finite = math.isfinite(self.missing)
-            lacks = f"a factor of {most(self.missing)} is missing" if finite else "a hypothesis does not hold at all"
+            lacks = f"a factor of {most(self.missing)} is missing" if finite else "no factor tells how far it is"
             return f"Convergence of {name} from here is not proved ({self.theorem}): {lacks}."
         statement = self.statement
         if isinstance(statement, Interpolation):
