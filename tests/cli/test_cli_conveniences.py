@@ -78,7 +78,8 @@ def test_a_configuration_of_transformers_is_a_model(surefoot, here):
     transformers = importlib.import_module("transformers")
     model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(here))
     torch.save({name: value / 2 for name, value in model.state_dict().items()}, here / "halves.pt")
-    halves = json.loads(surefoot("certify", "hf:.", "--weights", "halves.pt", "--input", "3,5", *arguments[2:]).stdout)
+    given = ("--weights", "halves.pt", "--input", "3,5")
+    halves = json.loads(surefoot("certify", "hf:.", *given, *arguments[2:]).stdout)
     assert halves["input"] == "3×5"
     assert halves["certified"]
     missing = surefoot("certify", "hf:nowhere")

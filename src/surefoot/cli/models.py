@@ -119,7 +119,7 @@ def _from_configuration(spec: Spec, tokens: tuple[int, ...], seed: int) -> Built
     """A model of transformers from a local configuration, with random weights; its output is its first tensor.
 
     Options behind @ replace entries of the configuration. Nothing is downloaded, and no code of the directory is
-    run. Models with a vocabulary are given random tokens of that shape. ``--weights`` takes what the directory holds.
+    run. A model with a vocabulary gets random tokens of that shape. ``--weights`` takes the weights beside it.
     """
     path = Path(spec.target.removeprefix("hf:"))
     path = path / "config.json" if path.is_dir() else path
