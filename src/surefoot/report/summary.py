@@ -63,16 +63,18 @@ class Part:
 
 
 def verdict(certificate: Certificate) -> Verdict:
-    """One word and one sentence."""
+    """One word, and what to do and why."""
     word, _, sentence = advice.verdict(certificate).partition(": ")
     kind = "doubtful" if certificate.flags else _KINDS[word]
     has_step = kind in ("good", "idle") and certificate.scalar and certificate.step_size > 0
-    return Verdict(kind, _sentence(word), _sentence(sentence), lower(certificate.step_size) if has_step else "")
+    said = f"{advice.headline(certificate)} {_sentence(sentence)}" if has_step else _sentence(sentence)
+    return Verdict(kind, _sentence(word), said, lower(certificate.step_size) if has_step else "")
 
 
 def limits(certificate: Certificate) -> list[str]:
     """What limits a finite smoothness and what would help, or why it is infinite; why no steps are counted."""
-    said = [*certificate.flags, *map(_sentence, advice.limits(certificate)), *certificate.reasons]
+    said = [*certificate.flags, *map(_sentence, (*advice.limits(certificate), *certificate.remarks))]
+    said += certificate.reasons
     if certificate.scalar and certificate.segment_step is None and certificate.step_size and not certificate.flags:
         try:
             certificate.iterations(_ACCURACIES[0][0])
