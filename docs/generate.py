@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/quickstart.md", "docs/chains.md")
+_GUIDES = "index quickstart reading loops huggingface pinn gpu faq chains"
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in _GUIDES.split()))
 
 _BLOCK = re.compile(
     r"```python\n(?P<code>.*?)```"

@@ -80,7 +80,7 @@ def problem() -> tuple[Burgers, Tensor, Tensor]:
 
 
 def relative_error(model: Burgers) -> float:
-    """In the mean square on a grid."""
+    """The relative error in the mean square on a grid."""
     grid = torch.cartesian_prod(torch.linspace(-1, 1, 41).double(), torch.linspace(0, 1, 21).double())
     with torch.no_grad():
         return float((model.value(grid) - exact(grid)).norm() / exact(grid).norm())

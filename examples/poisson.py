@@ -99,7 +99,7 @@ def exact(x: Tensor) -> Tensor:
 
 
 def relative_error(model: Laplacian) -> float:
-    """In the mean square on a grid."""
+    """The relative error in the mean square on a grid."""
     axis = torch.linspace(0, 1, 41, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis)
     with torch.no_grad():

@@ -6,9 +6,11 @@ import ast
 import importlib
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import surefoot as sf
 from judges.pages import from_docs
 from surefoot.operations.record import rules
 
@@ -30,7 +32,7 @@ def _resolve(name: str) -> object:
     raise ModuleNotFoundError(name)
 
 
-@pytest.mark.parametrize("page", ["theory.md", "choosing.md", "api.md"])
+@pytest.mark.parametrize("page", ["theory.md", "choosing.md", "api.md", "faq.md"])
 def test_every_name_on_a_page_exists(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     names = set(re.findall(r"\bsurefoot(?:\.\w+)+", text))
@@ -87,3 +89,11 @@ def test_an_example_says_problem_method_statement_and_result(path: Path) -> None
     assert [word for word in ("Problem", "Method", "Statement", "Result") if f"**{word}.**" in text] == [
         "Problem", "Method", "Statement", "Result",
     ]  # fmt: skip
+
+
+def test_every_public_function_has_an_example() -> None:
+    names = {name: getattr(sf, name) for name in sf.__all__ if not isinstance(getattr(sf, name), ModuleType)}
+    assert len(names) > 20
+    # A rule would stay registered: its example is in the gallery.
+    assert {name for name, value in names.items() if ">>>" not in (value.__doc__ or "")} == {"register_rule"}
+    assert "sf.register_rule" in (ROOT / "examples" / "own_rule.py").read_text(encoding="utf-8")

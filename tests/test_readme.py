@@ -68,7 +68,16 @@ def test_what_a_page_names_exists(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert {target.strip() for target in re.findall(r"\bmake ([a-z-]+)", text)} <= targets
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
     folders = re.findall(r"^\| `([\w/.]+)`", text, re.MULTILINE)
-    missing = [path for path in (*links, *folders) if not (ROOT / path).exists()]
+    missing = [path for path in links if not (_source((ROOT / name).parent, path)).exists()]
+    missing += [path for path in folders if not (ROOT / path).exists()]
     assert not missing
+
+
+def _source(folder: Path, link: str) -> Path:
+    """What a link leads to, or what that is written from when the documentation is built."""
+    page = Path(link)
+    if page.parent.name == "gallery":
+        return ROOT / "examples" / page.with_suffix(".py").name
+    return folder / {"command-line.md": "commands.py", "operations.rst": "operations_page.py"}.get(link, link)

@@ -61,6 +61,11 @@ def certify(
         UnsupportedOperation: if an operation has no rule.
         DomainError: if the domain does not fit.
         ObjectiveError: if the objective does not fit the outputs.
+
+    >>> import torch, surefoot as sf
+    >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), torch.eye(2)
+    >>> certify(model, x, objective=sf.CrossEntropy(torch.tensor([0, 1]))).step_size > 0
+    True
     """
     if objective is not None:
         objective = as_objective(objective, y)

@@ -39,6 +39,9 @@ class ProductBall:
         radius: one for all blocks, or one per block, by module path.
         center: ``"origin"`` (the default: no weights needed), ``"present"`` for the model's weights, or
             a mapping from parameter paths to tensors.
+
+    >>> print(ProductBall(1.0))
+    each block within 1 of the origin
     """
 
     radius: float | Mapping[str, float]
@@ -77,6 +80,9 @@ class Ball:
     Args:
         radius: :math:`r`; zero is the point itself.
         center: ``"present"`` (the default), ``"origin"``, or a mapping from parameter paths to tensors.
+
+    >>> print(Ball(0.1))
+    all variables together within 0.1 of the centre
     """
 
     radius: float
@@ -178,6 +184,9 @@ class Segment:
             direction of steepest descent of the objective.
         length: :math:`\bar\eta`.
         order: how many Taylor coefficients are carried along, from 2 to 5: more cost more and prove longer steps.
+
+    >>> Segment(None, 0.1).order
+    4
     """
 
     direction: Mapping[str, Tensor] | None

@@ -76,6 +76,11 @@ def set_writes_of(value: Tensor, count: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((value,), (count,))
 
 
+def is_view(value: Tensor) -> bool:
+    """Whether it shares its numbers with the tensor it was made from."""
+    return value._is_view()
+
+
 def storage_of(value: Tensor) -> int:
     """A number that two tensors share if and only if they share their storage.
 
@@ -119,6 +124,6 @@ def constants_allowed() -> AbstractContextManager[None]:
 __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "children_of", "constants_allowed",
-    "global_forward_hooks", "global_hooks", "pre_hooks_of", "schema_of", "set_writes_of", "storage_of",
+    "global_forward_hooks", "global_hooks", "is_view", "pre_hooks_of", "schema_of", "set_writes_of", "storage_of",
     "with_buffer", "writes_of",
 ]  # fmt: skip

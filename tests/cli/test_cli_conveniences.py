@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import numpy as np
@@ -74,6 +75,13 @@ def test_a_configuration_of_transformers_is_a_model(surefoot, here):
     assert found["certified"]
     wider = json.loads(surefoot("certify", "hf:config.json@intermediate_size=16", *arguments).stdout)
     assert wider["certificate"]["lipschitz"] != found["certificate"]["lipschitz"]
+    transformers = importlib.import_module("transformers")
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(here))
+    torch.save({name: value / 2 for name, value in model.state_dict().items()}, here / "halves.pt")
+    given = ("--weights", "halves.pt", "--input", "3,5")
+    halves = json.loads(surefoot("certify", "hf:.", *given, *arguments[2:]).stdout)
+    assert halves["input"] == "3×5"
+    assert halves["certified"]
     missing = surefoot("certify", "hf:nowhere")
     assert missing.exit_code == 2
     assert "config.json" in missing.stderr

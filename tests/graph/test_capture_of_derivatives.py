@@ -94,6 +94,13 @@ def test_certificates_hold(kind: type[Curved]) -> None:
     assert_upper_bound(certificate, model, X, sf.Ball(1e-3), starts=1, steps=1)
 
 
+@pytest.mark.parametrize("points", [X[::2], X[2:5], X.expand(6, 3)[:, 1:2], X.clone().requires_grad_()[::2]])
+def test_points_may_be_a_part_of_others(points: Tensor) -> None:
+    model = ByForwardMode()
+    (value,) = capture(model, points).run(dict(model.named_parameters()), [points])
+    torch.testing.assert_close(value, ByAutograd()(points), rtol=1e-12, atol=1e-14)
+
+
 def test_a_detached_factor_is_noticed() -> None:
     with pytest.raises(CaptureError, match="the gradient is not seen to be that of the function"):
         capture(Detached(), X)

@@ -83,7 +83,7 @@ def _errors(graph: Graph, node: Node, value: Any, arguments: Mapping[str, Enclos
 
 
 def _scalar_errors(call: Call, value: Tensor) -> Tensor | None:
-    """Of a scalar function of one tensor that is not fused yet."""
+    """The errors of a scalar function of one tensor that is not fused yet."""
     record, arguments = record_of(call.node), call.node.arguments
     if record.bounds is not None or record.scalar is None or len(call.names) != 1:
         return None

@@ -27,7 +27,7 @@ class Penalty(Protocol):
     smooth: bool
 
     def curvature_of(self, parameter: str) -> float:
-        """Of the smooth part in a parameter, by path."""
+        """The curvature of the smooth part in a parameter, by path."""
 
 
 def regularised(

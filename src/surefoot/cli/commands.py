@@ -72,7 +72,7 @@ def surefoot(
         typer.Option(
             metavar="FILE.toml",
             callback=_configured,
-            help="Defaults of options, a table for each command: [train] with steps = 200, batch = 500.",
+            help="Defaults of options, a table for each command, such as train with steps = 200 and batch = 500.",
         ),
     ] = None,
     version: Annotated[

@@ -149,7 +149,7 @@ def _checked(path: Path, value: Any, key: str) -> Any:
 
 
 def _checked_metadata(path: Path, metadata: Any) -> Any:
-    """Of what is noted about an operation, its module; notes about tensors are like other entries."""
+    """The notes about an operation, reduced to its module; notes about tensors are like other entries."""
     if not isinstance(metadata, dict) or not all(isinstance(item, str) for item in metadata.values()):
         return _checked(path, metadata, "")
     stack = metadata.get("nn_module_stack", "")

@@ -102,12 +102,12 @@ def build(
         model, inputs = exported.load_exported(Path(spec.target))
         found = Built(model, inputs)
     elif spec.is_hugging_face:
-        found = _from_configuration(spec, batch, seed)
+        found = _from_configuration(spec, shapes[0] if shapes else (batch, _TOKENS), seed)
     elif spec.is_zoo:
         found = _from_zoo(spec, batch, shapes, classes, meta, seed)
     else:
         found = _imported(spec)
-    if shapes and not spec.is_zoo:
+    if shapes and not spec.is_zoo and not (spec.is_hugging_face and found.inputs is not None):
         return Built(found.model, _random(shapes, seed))
     return found
 
@@ -115,11 +115,11 @@ def build(
 _TOKENS = 16  # of a sample, where nothing is said
 
 
-def _from_configuration(spec: Spec, batch: int, seed: int) -> Built:
+def _from_configuration(spec: Spec, tokens: tuple[int, ...], seed: int) -> Built:
     """A model of transformers from a local configuration, with random weights; its output is its first tensor.
 
     Options behind @ replace entries of the configuration. Nothing is downloaded, and no code of the directory is
-    run. A directory with weights gives them to ``--weights``.
+    run. A model with a vocabulary gets random tokens of that shape. ``--weights`` takes the weights beside it.
     """
     path = Path(spec.target.removeprefix("hf:"))
     path = path / "config.json" if path.is_dir() else path
@@ -138,7 +138,7 @@ def _from_configuration(spec: Spec, batch: int, seed: int) -> Built:
     size = getattr(configuration, "vocab_size", None)
     if not isinstance(size, int):
         return Built(_FirstOutput(model))
-    return Built(_FirstOutput(model), torch.randint(size, (batch, _TOKENS), generator=generator))
+    return Built(_FirstOutput(model), torch.randint(size, tokens, generator=generator))
 
 
 class _FirstOutput(nn.Module):
@@ -257,6 +257,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         DataError: if the file cannot be read without running code.
         UsageError: if names, shapes or kinds of numbers do not fit; the model is then as it was.
     """
+    model = model.model if isinstance(model, _FirstOutput) else model  # files have the names of the model itself
     held = _without_prefix(read_tensors(path), set(model.state_dict()))
     wanted = model.state_dict()
     wrong = [

@@ -190,7 +190,7 @@ class Request:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Whose constants are asked for."""
+        """The kinds of constants that are asked for."""
         return ("certified", "paper") if self.constants == "both" else (self.constants,)
 
 

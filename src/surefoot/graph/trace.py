@@ -35,6 +35,7 @@ from surefoot.torch_private import (
     FakeTensor,
     constants_allowed,
     global_forward_hooks,
+    is_view,
     schema_of,
 )
 
@@ -149,7 +150,10 @@ class _Selected(nn.Module):
 
 
 def _usable(value: Tensor) -> Tensor:
-    return value.clone() if value.is_inference() else value
+    """An input that can be traced: forward-mode derivatives of a view, such as x[::2], cannot."""
+    if not (value.is_inference() or is_view(value)):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def _tables(model: nn.Module) -> dict[str, Tensor]:

@@ -189,6 +189,12 @@ def estimate(
     Raises:
         CaptureError: if the model cannot be read.
         DomainError: if the domain does not fit, or the model has no values.
+
+    >>> import torch, surefoot as sf
+    >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), torch.eye(2)
+    >>> lower, upper = (bound(model, x, domain=sf.Ball(0.1)) for bound in (estimate, sf.certify))
+    >>> float(lower.lipschitz) <= float(upper.lipschitz)
+    True
     """
     domain = ProductBall(1.0) if domain is None else domain
     if budget is None:
@@ -258,7 +264,7 @@ def _start(point: Tensor, outputs: int, generator: torch.Generator) -> Found:
 
 
 def _ends(space: Space, found: Found, generator: torch.Generator) -> list[Tensor]:
-    """Of three chords through the point: along the direction of the curvature, both ways, and at random."""
+    """The ends of three chords through the point: two along the direction of the curvature, one at random."""
     if space.radius == 0:
         return []
     ends = [space.ascend(found.point, direction, 1.0) for direction in (found.right, -found.right)]

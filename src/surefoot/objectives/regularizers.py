@@ -165,11 +165,11 @@ class PseudoHuber(Regularizer):
         self.delta = float(delta)
 
     def terms(self, values: Tensor) -> Tensor:
-        """As above, without cancellation."""
+        """The penalty of each number, in a form without cancellation."""
         return values.square() / (1 + (1 + (values / self.delta).square()).sqrt())
 
     def slopes(self, values: Tensor) -> Tensor:
-        """As above."""
+        """The derivative of the penalty of each number."""
         return values / (1 + (values / self.delta).square()).sqrt()
 
     def __repr__(self) -> str:

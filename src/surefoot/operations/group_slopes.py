@@ -115,7 +115,7 @@ def pull_length(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
 
 
 def pull_spread(freedom: Freedom) -> Callable[[Call, Tensor], dict[Slot, Rounded]]:
-    r"""Of a variance, :math:`2\lambda c/f`, or a deviation, :math:`\lambda c/(r\sqrt f)`."""
+    r"""The costate of a variance, :math:`2\lambda c/f`, or a deviation, :math:`\lambda c/(r\sqrt f)`."""
 
     def pull(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
         x = call["self"].value
@@ -146,7 +146,7 @@ def pull_unit(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
 
 
 def pull_weight_norm(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
-    r"""Of :math:`g\,v/\|v\|`: the direction's, times g, and the costate along the direction."""
+    r"""The costates of :math:`g\,v/\|v\|`: the direction's, times g, and the costate along the direction."""
     v, g, dim = call["v"].value, call["g"].value, call["dim"]
     data = Directions.of(v, [k for k in range(v.dim()) if dim == -1 or k != dim])
     slope, lengths = data.groups(costate), Rounded.exact(g.reshape(-1, 1))

@@ -239,7 +239,7 @@ def _pull_fixed(call: Call, costate: Tensor) -> Rounded:
 
 
 def _pull_batch(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
-    """Of batch and instance normalisation."""
+    """The costate of batch and instance normalisation."""
     x = call["input"].value
     if call["running_mean"] is not None:
         return {"input": _pull_fixed(call, costate)}
@@ -251,7 +251,7 @@ def _pull_batch(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
 
 
 def _pull_groups(x: Tensor, costate: Tensor, count: int, eps: float, *, centre: bool) -> Rounded:
-    """Of so many groups, one behind the other."""
+    """The costate of so many groups, one behind the other."""
     size = x.numel() // max(1, count)
     pulled = _pulled(x.reshape(count, size), costate.reshape(count, size), eps, centre=centre)
     return Rounded(pulled.value.reshape(x.shape), pulled.error.expand(pulled.value.shape).reshape(x.shape))
@@ -323,7 +323,7 @@ def _group_norm(
 
 
 def _error(call: Call, value: Any) -> Magnitude | None:
-    """Of batch and instance normalisation; with running statistics it is some units of the result."""
+    """The error of batch and instance normalisation; with running statistics it is some units of the result."""
     if call["running_mean"] is not None:
         return None
     arrange, _ = _batch_groups(call.op, call["input"].shape)

@@ -118,7 +118,7 @@ def _freedom(call: Call, dims: list[int]) -> float:
 
 
 def _error_of_spread(call: Call, value: Tensor) -> Magnitude:
-    """Of a variance or a deviation; see the module."""
+    """The error of a variance or a deviation; see the module."""
     x = call["self"].value
     dims = normalized_dims(call["dim"], x.dim())
     groups, freedom = groups_along(x, dims, centre=True), _freedom(call, dims)

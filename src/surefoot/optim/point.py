@@ -22,11 +22,11 @@ class Passed(Protocol):
 
     @property
     def value(self) -> float:
-        """Of the loss."""
+        """The value of the loss."""
 
     @property
     def gradient(self) -> Mapping[str, Tensor]:
-        """Of the loss, by path."""
+        """The gradient of the loss, by path."""
 
     def enclosed(self, enough: float) -> Evaluation:
         """The loss in exact arithmetic; an error below ``enough`` is not made smaller."""
@@ -37,7 +37,7 @@ class Data(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the data; that of a loader is known after the first pass."""
+        """The name of the data; that of a loader is known after the first pass."""
 
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """One pass."""
@@ -160,11 +160,16 @@ class Point:
 
     @cached_property
     def value(self) -> float:
+<<<<<<< HEAD
         """Of the objective, as computed; infinite where it is not a number."""
         try:
             total = self._pass.value + self._penalty[0]
         except InfiniteValue:  # a loader has no value then, and says so again if it is asked for the gradient
             return math.inf
+=======
+        """The value of the objective, as computed; infinite where it is not a number."""
+        total = self._pass.value + self._penalty[0]
+>>>>>>> pages
         return total if math.isfinite(total) else math.inf
 
     @cached_property

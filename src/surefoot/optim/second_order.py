@@ -131,6 +131,14 @@ class Newton(SecondOrder):
         options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
             ``progress``; see
             :class:`SecondOrder`.
+
+    >>> import torch, surefoot as sf
+    >>> _ = torch.manual_seed(0)
+    >>> model, x = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)), torch.eye(2)
+    >>> optimizer = Newton(model, sf.CrossEntropy(), regularizer=sf.Ridge(0.01))
+    >>> losses = [optimizer.step(x, torch.tensor([0, 1])) for _ in range(5)]
+    >>> losses[-1] < losses[0]
+    True
     """
 
     theorem = "newton"

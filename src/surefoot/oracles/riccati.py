@@ -110,7 +110,7 @@ class Woodbury:
         self._known: tuple[Spectrum, Tensor, Tensor] | None = None
 
     def eliminate(self, S: Tensor, D: Tensor) -> Elimination | None:
-        """As for :class:`Direct`."""
+        """The same as in :class:`Direct`."""
         outer, EΓ, ΓΓ = self._gram(D)
         root = outer.values.sqrt()
         M = outer.coordinates(outer.coordinates(S).T) * root * root[:, None]

@@ -89,7 +89,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _labels(cells: Sequence[str]) -> list[tuple[float, str]]:
-    """As many as there is room for."""
+    """As many labels as there is room for."""
     step = math.ceil(len(cells) / _MOST_LABELS)
     short = [name if len(name) <= _LONGEST_LABEL else f"{name[: _LONGEST_LABEL - 1]}…" for name in cells]
     return [(100 * (k + 0.5) / len(cells), short[k]) for k in range(0, len(cells), step)]

@@ -143,7 +143,7 @@ def power(value: Coefficient, p: Coefficients, exponent: float) -> Coefficients:
 
 
 def _natural_power(p: Coefficients, exponent: int) -> Coefficients:
-    """By squaring: p^(2 n) = (p^n)^2 and p^(2 n + 1) = p p^(2 n)."""
+    """A power by squaring: p^(2 n) = (p^n)^2 and p^(2 n + 1) = p p^(2 n)."""
     if exponent < 2:
         return p if exponent else [1.0, *[None] * (len(p) - 1)]
     half = _natural_power(p, exponent // 2)

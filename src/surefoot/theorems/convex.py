@@ -91,7 +91,7 @@ class _Parts:
 
     @cached_property
     def norm(self) -> float:
-        """Of J."""
+        """An upper bound on the norm of J."""
         return up(math.sqrt(largest_eigenvalue(self.problem.gram)))
 
     @cached_property

@@ -67,6 +67,12 @@ def convergence(
         GuaranteeError: if no theorem is about this method and objective.
         CaptureError: if the model cannot be read.
         UnsupportedOperation: if an operation has no rule.
+
+    >>> import torch, surefoot as sf
+    >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
+    >>> verdict = convergence(model, x, sf.Square(torch.zeros(2, 1)))
+    >>> verdict.proved, verdict.iterations(1e-20)
+    (True, 1)
     """
     if method not in METHODS:
         raise GuaranteeError(f"the method is one of {', '.join(map(repr, METHODS))}, got {method!r}")

@@ -70,7 +70,7 @@ def square_weight(objective: Square, outputs: Tensor) -> float:
 
 
 def loss_derivatives(objective: Objective, outputs: Rounded) -> LossDerivatives | None:
-    """Of the square loss and the cross-entropy; ``None`` for others."""
+    """The derivatives of the square loss and the cross-entropy; ``None`` for others."""
     value, error = outputs.value, outputs.error.expand(outputs.value.shape)
     if isinstance(objective, Square):
         weight = square_weight(objective, value)

@@ -76,6 +76,9 @@ class Convergence:
         loss: a bound on the objective at the weights, its minimum taken as zero; ``None`` if it is not known.
         weights: :math:`L_b` by path, where norms are :math:`\\sum_bL_b\\|v_b\\|^2`; they are at least one, so that
             distances in the ordinary norm are not larger.
+
+    >>> print(Convergence("newton", "Newton-Kantorovich theorem", False, (), 3.0).verdict)
+    Convergence of Newton's method from here is not proved (Newton-Kantorovich theorem): a factor of 3 is missing.
     """
 
     method: str
@@ -92,7 +95,7 @@ class Convergence:
 
     @property
     def radius(self) -> float | None:
-        """Of the ball around the weights that the theorem speaks of."""
+        """The radius of the ball around the weights that the theorem speaks of."""
         return None if self.statement is None else self.statement.radius
 
     @property
@@ -152,14 +155,12 @@ class Convergence:
 
     @property
     def verdict(self) -> str:
-        """In a sentence."""
+        """The result in one sentence."""
         name = METHODS[self.method]
         if not self.proved:
-            lacks = (
-                f"a factor {most(self.missing)} is missing" if math.isfinite(self.missing) else "no factor says"
-            )
-            why = "" if math.isfinite(self.missing) else " what is missing"
-            return f"Convergence of {name} from here is not proved ({self.theorem}): {lacks}{why}."
+            finite = math.isfinite(self.missing)
+            lacks = f"a factor of {most(self.missing)} is missing" if finite else "no factor tells how far it is"
+            return f"Convergence of {name} from here is not proved ({self.theorem}): {lacks}."
         statement = self.statement
         if isinstance(statement, Interpolation):
             return (

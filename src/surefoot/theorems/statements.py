@@ -68,7 +68,7 @@ class Profile:
 
     @property
     def radius(self) -> float:
-        """Of the largest ball."""
+        """The radius of the largest ball."""
         return self.steps[-1][0] if self.steps else 0.0
 
     def _pieces(self) -> Iterator[tuple[arb, arb, arb]]:

@@ -104,7 +104,7 @@ class Run:
 
     @cached_property
     def value(self) -> float:
-        """Of the output, which is one number."""
+        """The value of the output, which is one number."""
         return float(self.values[self.output].detach())
 
     def by_formula(self, node: Node) -> Tensor | None:
@@ -176,7 +176,7 @@ class Run:
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
-        """In each parameter, by name of the leaf."""
+        """The gradient in each parameter, by name of the leaf."""
         output, wanted = self.values[self.output], list(self.parameters.values())
         if not output.requires_grad:
             return {name: torch.zeros_like(value) for name, value in self.parameters.items()}

@@ -55,7 +55,7 @@ _NONE = Magnitude.zero((0,))
 
 @dataclass(frozen=True)
 class Errors:
-    """Of one run.
+    """The errors of one run.
 
     Attributes:
         total: of the output.

@@ -81,7 +81,7 @@ class Valuer:
 
     @classmethod
     def of(cls, model: nn.Module, x: Any, objective: nn.Module) -> Valuer:
-        """Of the objective of a model on a batch.
+        """The valuer for the objective of a model on a batch.
 
         Raises:
             CaptureError: if the model cannot be read.

@@ -33,7 +33,7 @@ class Part:
         return Part(self.whole * factor, None if self.samples is None else self.samples * factor)
 
     def each(self, count: int) -> Magnitude:
-        """Of every sample: at most that of the whole."""
+        """The size for every sample: at most that of the whole."""
         full = Magnitude(np.full(count, self.whole.log2))
         return full if self.samples is None else minimum(self.samples, full)
 

@@ -51,7 +51,7 @@ class Along:
 
     @property
     def analysis(self) -> Analysis:
-        """Of the function as it is now."""
+        """The analysis of the function as it is now."""
         self._last = Analysis.of(self._last.model, self._last.x, self._last.objective, self._last)
         return self._last
 

@@ -85,7 +85,7 @@ class Likelihood(Separable):
         reduction: str = "mean",
         scale: float = 1.0,
     ) -> Tensor:
-        """As torch computes it."""
+        """The loss as torch computes it."""
         ignored = -100 if ignore_index is None else ignore_index
         weights = None if weight is None else as_tensor(weight, outputs)
         return scale * F.nll_loss(outputs, targets.long(), weights, ignore_index=ignored, reduction=reduction)

@@ -33,7 +33,7 @@ def _absolute(self: Tensor, target: Tensor, reduction: int) -> Tensor:
 
 @written_out("aten.huber_loss")
 def _huber(self: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
-    """In units of δ, so that the pieces meet exactly."""
+    """The Huber loss in units of δ, so that the pieces meet exactly."""
     r = (self - target) / delta
     inside = torch.where(r < -1.0, -r - 0.5, 0.5 * r.square())
     return _reduced(torch.where(r > 1.0, r - 0.5, inside), reduction) * delta**2
