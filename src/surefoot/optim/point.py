@@ -160,16 +160,11 @@ class Point:
 
     @cached_property
     def value(self) -> float:
-<<<<<<< HEAD
-        """Of the objective, as computed; infinite where it is not a number."""
+        """The value of the objective, as computed; infinite where it is not a number."""
         try:
             total = self._pass.value + self._penalty[0]
         except InfiniteValue:  # a loader has no value then, and says so again if it is asked for the gradient
             return math.inf
-=======
-        """The value of the objective, as computed; infinite where it is not a number."""
-        total = self._pass.value + self._penalty[0]
->>>>>>> pages
         return total if math.isfinite(total) else math.inf
 
     @cached_property
