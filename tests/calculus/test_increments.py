@@ -193,3 +193,32 @@ def test_nothing_is_read_on_the_meta_device() -> None:
         model, x = mlp(nn.Tanh), torch.zeros(2, 4)
     certificate = sf.certify(model, x, wrt="input", domain=sf.ProductBall(1.0))
     assert not certificate.lipschitz.is_finite
+
+
+class Quotient(nn.Module):
+    """A fixed vector over what varies: the slope in the fixed one is another number."""
+
+    def __init__(self, offset: float) -> None:
+        super().__init__()
+        self.offset = offset
+        self.register_buffer("above", torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.above / (x + self.offset)
+
+
+@pytest.mark.parametrize("offset", [0.5, 3.0, 100.0])
+def test_quotients_have_the_slope_of_what_varies(offset: float) -> None:
+    model, x = Quotient(offset), torch.full((1, 3), -0.25, dtype=torch.float64)
+    for radius in (0.0, 0.1):
+        certified, product = in_input(model, x, radius)
+        assert steepest(model, x, radius) <= certified <= product * (1 + 1e-9)
+
+
+def test_a_difference_of_zero_stays_zero() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2)).double()
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.fill_(-1.0)
+    certified, _ = in_input(model, data(2, 3), 0.5)
+    assert certified == 0.0
