@@ -89,6 +89,12 @@ def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
     """What is wrong with a module, and what to do about it."""
     if isinstance(module, torch.jit.ScriptModule):
         yield "it was compiled by torch.jit, and its operations cannot be read", "Pass the original module."
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        yield (
+            f"{type(module).__name__} wraps the model to run it elsewhere as well",
+            "Pass the model inside, model.module; surefoot.evaluate and CertifiedDescent take group= for several "
+            "processes.",
+        )
     if module.training and isinstance(module, Dropout) and module.p > 0:
         yield random_dropout(module.p)
     if module.training and isinstance(module, nn.RReLU) and module.lower != module.upper:
