@@ -30,6 +30,15 @@ def infinite_buffer() -> nn.Module:
     return model
 
 
+def distributed() -> nn.Module:
+    """A model in the wrapper of torch.distributed, without a process group to make it in."""
+    kind = nn.parallel.DistributedDataParallel
+    wrapper = kind.__new__(kind)
+    nn.Module.__init__(wrapper)
+    wrapper.module = nn.Linear(3, 4)
+    return wrapper
+
+
 def shared_memory() -> nn.Module:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight.data = model[0].weight.data
@@ -60,7 +69,7 @@ CASES: dict[str, tuple[Callable[[], Any], Any, str, str | None]] = {
     "not a module": (lambda: torch.sin, X, "expected a torch.nn.Module", None),
     "a class": (lambda: nn.ReLU, X, "class ReLU.*instance", None),
     "script": (lambda: nn.Sequential(old_fashioned(torch.jit.trace, X)), X, "torch.jit", "0"),
-    "wrapped": (lambda: nn.DataParallel(nn.Linear(3, 4)), X, r"model\.module", ""),
+    "wrapped": (distributed, X, r"model\.module", ""),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), X, "not initialised.*Run the model once", "0"),
     "shared memory": (shared_memory, X, "shares its memory", "1"),
     "view of a parameter": (stale_view, X, "view of the parameter.*inside forward", "1.layer"),

@@ -89,9 +89,9 @@ def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
     """What is wrong with a module, and what to do about it."""
     if isinstance(module, torch.jit.ScriptModule):
         yield "it was compiled by torch.jit, and its operations cannot be read", "Pass the original module."
-    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+    if isinstance(module, nn.parallel.DistributedDataParallel):
         yield (
-            f"{type(module).__name__} wraps the model to run it elsewhere as well",
+            "DistributedDataParallel wraps the model to run it in other processes as well",
             "Pass the model inside, model.module; surefoot.evaluate and CertifiedDescent take group= for several "
             "processes.",
         )
