@@ -219,3 +219,16 @@ def test_samples_that_are_nearly_the_same(kind: Any, near: float) -> None:
     step = solve_dynamic(Problem(sf.Chain(model, x), objective), 1.0, kind, form="woodbury")
     assert step.iterations > 0
     assert DenseModel(model, x, objective).error(step, kind) < 1e-8
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("method", ["auto", "dual", "dual_gram", "primal", "primal_gram"])
+def test_a_layer_without_entries_is_no_obstacle(method: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 0), nn.Tanh(), nn.Linear(0, 2)).double()
+    x, objective = torch.randn(4, 3, dtype=F64), sf.CrossEntropy(torch.tensor([0, 0, 0, 1]))
+    step = gauss_newton(sf.Chain(model, x), objective, kappa=0.1, method=method)
+    slope, curvature = 0.25, 0.25  # of the difference of the two intercepts: mean of p − t, and p(1 − p)
+    expected = slope / (0.1 + 2 * curvature)
+    assert step.direction["2.bias"].tolist() == pytest.approx([expected, -expected], rel=1e-10)
+    assert step.direction["0.weight"].shape == (0, 3)

@@ -13,6 +13,7 @@ of column j of the output of sample i in that layer's result, the row (i, j) in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,8 +32,9 @@ Slots = frozenset[str]
 def linear_rows(arguments: dict[str, Any], slopes: Tensor, slots: Slots) -> Iterator[Piece]:
     """Rows of a linear layer on several vectors per sample: sums over them."""
     n, c, o = slopes.shape[0], slopes.shape[1], slopes.shape[-1]
-    x = arguments["input"].reshape(n, 1, -1, arguments["input"].shape[-1])
-    flat = slopes.reshape(n, c, -1, o)
+    places = math.prod(slopes.shape[2:-1])  # written out: a layer may have no entries at all
+    x = arguments["input"].reshape(n, 1, places, arguments["input"].shape[-1])
+    flat = slopes.reshape(n, c, places, o)
     if "weight" in slots:
         yield from patches(x.permute(0, 1, 3, 2), flat.permute(0, 1, 3, 2).unsqueeze(2))
     if "bias" in slots:
@@ -46,14 +48,14 @@ def patches(x: Tensor, slopes: Tensor) -> Iterator[Piece]:
         x: samples × groups × inputs × places.
         slopes: samples × columns × groups × outputs × places.
     """
-    n, c, groups, outputs, _ = slopes.shape
+    n, c, groups, outputs, places = slopes.shape
     size = max(1, _CHUNK // max(1, n * c * x.shape[2]))
     for group in range(groups):
         for start in range(0, outputs, size):
             some = slopes[:, :, group, start : start + size]
             o = some.shape[2]
-            rows = torch.bmm(some.reshape(n, c * o, -1), x[:, group].transpose(1, 2))
-            yield "weight", rows.reshape(n * c, -1)
+            rows = torch.bmm(some.reshape(n, c * o, places), x[:, group].transpose(1, 2))
+            yield "weight", rows.reshape(n * c, o * x.shape[2])
 
 
 def convolution_rows(arguments: dict[str, Any], slopes: Tensor, slots: Slots) -> Iterator[Piece]:
