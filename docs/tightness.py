@@ -45,7 +45,8 @@ would be the step of a quadratic function. Next to it the smoothness proved at t
 norm. 64 digits, PyTorch's default weights, double precision, seed 0. Where at most 12,000 numbers vary, the second
 derivative at the weights is computed along every direction, which is sharp for every network; how far it moves is
 bounded by products of the norms of exact derivatives at the weights. Costs are in gradients, as measured in
-processor time and as the certificate states them.
+processor time and as the certificate states them. The rows were measured one at a time, beside other work, and
+their costs vary with it.
 
 | network | numbers | step | target | at the weights | target | cost | stated |
 |---|---|---|---|---|---|---|---|
