@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import surefoot as sf
-from benchmarks.tightness import digits, second_derivative_norm
+from benchmarks.tightness import digits, gradient_seconds, second_derivative_norm
 from surefoot.calculus.adjoint.bounds import Centre, dense_centre
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import HIGH
@@ -124,7 +124,8 @@ def measured(name: str, seed: int = 0) -> Sharpness:
     make, target = NETWORKS[name]
     model, objective = make().double(), sf.CrossEntropy(y)
     with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
-        norm, gradient = second_derivative_norm(model, x, objective), gradient_time(model, x, objective)
+        norm = second_derivative_norm(model, x, objective)
+        gradient = gradient_seconds(model, x, objective, time.process_time)
     start = time.process_time()
     analysis = Analysis.of(model, x, objective)
     centre = Centre(HIGH, dense_centre(analysis.over(sf.Ball(0.0)), HIGH))
@@ -139,16 +140,6 @@ def measured(name: str, seed: int = 0) -> Sharpness:
     numbers = sum(parameter.numel() for parameter in model.parameters())
     ratio, stated = float(tried[0].smoothness) / norm, best.gradients or 0
     return Sharpness(name, numbers, best.step_size * norm, target, ratio, cost, stated)
-
-
-def gradient_time(model: nn.Module, x: Tensor, objective: nn.Module) -> float:
-    """The shortest processor time of several gradients."""
-    parameters, times = list(model.parameters()), []
-    for _ in range(20):
-        start = time.process_time()
-        torch.autograd.grad(objective(model(x)), parameters)
-        times.append(time.process_time() - start)
-    return min(times)
 
 
 def lines(names: list[str]) -> Iterator[str]:

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 SCHEMA = "surefoot/certificate/2"
 _CONSTANTS = ("bound", "lipschitz", "smoothness")
-_AS_THEY_ARE = ("version", "domain", "wrt", "constants", "scalar", "nonnegative", "weights_inside", "regularizer")
+_AS_THEY_ARE = (
+    "version", "domain", "wrt", "constants", "scalar", "nonnegative", "weights_inside", "regularizer", "effort",
+    "gradients",
+)  # fmt: skip
 
 
 class CertificateError(SurefootError, ValueError):
@@ -61,8 +64,6 @@ def write(certificate: Certificate) -> dict[str, Any]:
         "safe_step": certificate.segment_step,
         "radius": certificate.radius,
         "curvature": certificate.curvature,
-        "effort": certificate.effort,
-        "gradients": certificate.gradients,
         "damping": _if_guaranteed(lambda: certificate.damping),
         "composite": composite and {"log2": composite[0].log2, "is_quadratic": composite[1]},
         "blocks": {path: _size(value) for path, value in certificate.block_lipschitz.items()},
@@ -148,13 +149,11 @@ def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
         "block_smoothness": Magnitude(matrix.reshape(len(names), len(names))),
         "reasons": tuple(content["reasons"]),
         "flags": tuple(content["flags"]),
-        "remarks": tuple(content.get("remarks", ())),
+        "remarks": tuple(content["remarks"]),
         "block_gradients": _number(content["block_gradients"]),
         "segment_step": _number(content["safe_step"]),
         "radius": _number(content["radius"]),
         "curvature": _number(content["curvature"]),
-        "effort": content.get("effort", "normal"),
-        "gradients": content.get("gradients"),
         "estimate": estimate and _read_estimate(estimate),
         "make_rows": lambda: rows,
         "make_damping": None if damping is None else lambda: damping,

@@ -121,8 +121,7 @@ def certify_proved(
         certificate = replace(certificate_of(result, domain, wrt, centre), remarks=said)
         if regularizer is None:
             return certificate
-        leaves, _ = analysis.enclosed(domain, wrt, input_norm)
-        return regularised(certificate, regularizer, analysis.variables(wrt), leaves)
+        return regularised(certificate, regularizer, analysis.variables(wrt), result.enclosures)
 
     with ordinary_device():
         around = domain is None or (isinstance(domain, Ball) and domain.center == "present")

@@ -116,7 +116,7 @@ _TOKENS = 16  # of a sample, where nothing is said
 
 
 def _from_configuration(spec: Spec, tokens: tuple[int, ...], seed: int) -> Built:
-    """A model of transformers from a local configuration, with random weights; its output is its first tensor.
+    """A model of transformers from a local configuration, with random weights.
 
     Options behind @ replace entries of the configuration. Nothing is downloaded, and no code of the directory is
     run. A model with a vocabulary gets random tokens of that shape. ``--weights`` takes the weights beside it.
@@ -137,21 +137,8 @@ def _from_configuration(spec: Spec, tokens: tuple[int, ...], seed: int) -> Built
     generator = torch.Generator().manual_seed(seed)
     size = getattr(configuration, "vocab_size", None)
     if not isinstance(size, int):
-        return Built(_FirstOutput(model))
-    return Built(_FirstOutput(model), torch.randint(size, tokens, generator=generator))
-
-
-class _FirstOutput(nn.Module):
-    """A model that returns several things by name, of which the first is the output."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The last hidden state, or whatever comes first."""
-        found: Tensor = self.model(x, return_dict=False)[0]
-        return found
+        return Built(model)
+    return Built(model, torch.randint(size, tokens, generator=generator))
 
 
 def _from_zoo(
@@ -257,7 +244,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
         DataError: if the file cannot be read without running code.
         UsageError: if names, shapes or kinds of numbers do not fit; the model is then as it was.
     """
-    model = model.model if isinstance(model, _FirstOutput) else model  # files have the names of the model itself
     held = _without_prefix(read_tensors(path), set(model.state_dict()))
     wanted = model.state_dict()
     wrong = [

@@ -48,9 +48,14 @@ def result(text: str) -> None:
 
 
 def document(content: Any) -> None:
-    """The whole result as one JSON document; numbers that JSON does not have are ``null``."""
+    """The whole result as one JSON document."""
     ascii_only = not str(getattr(_results(), "encoding", "") or "utf-8").lower().startswith("utf")
-    result(json.dumps(_finite(content), indent=2, ensure_ascii=ascii_only, allow_nan=False))
+    result(encoded(content, indent=2, ascii_only=ascii_only))
+
+
+def encoded(content: Any, indent: int | None = None, ascii_only: bool = False) -> str:
+    """As JSON; numbers that JSON does not have are ``null``."""
+    return json.dumps(_finite(content), indent=indent, ensure_ascii=ascii_only, allow_nan=False)
 
 
 def _finite(content: Any) -> Any:

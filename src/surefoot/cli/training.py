@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from json import dumps as json_text
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from surefoot.cli.guard import Outcome, UsageError
 from surefoot.cli.models import in_evaluation, real_dtype, refusal
 from surefoot.cli.options import Run, Start
 from surefoot.data import Dataset, imported
+from surefoot.graph.checks import selected
 from surefoot.objectives import Objective
 from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton, StepRecord
 from surefoot.report.page import written_whole
@@ -143,7 +143,7 @@ def accuracy(model: nn.Module, data: Dataset) -> float | None:
     if data.y is None or data.y.is_floating_point() or not len(data):
         return None
     with in_evaluation(model):
-        outputs = model(data.x)
+        outputs = selected(model(data.x))
     return float((outputs.argmax(dim=1) == data.y).double().mean())
 
 
@@ -218,8 +218,7 @@ def _log(path: Path | None, done: int) -> Iterator[Callable[[StepRecord], None]]
     with path.open("a" if done else "w", encoding="utf-8") as stream:
 
         def write(record: StepRecord) -> None:
-            numbers = {n: v for n, v in asdict(record).items() if not isinstance(v, float) or math.isfinite(v)}
-            stream.write(json_text(numbers) + "\n")
+            stream.write(output.encoded(asdict(record)) + "\n")
             stream.flush()
 
         yield write
