@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
@@ -18,10 +18,11 @@ from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.moving_ball import INSIDE, MovingBall
 from surefoot.optim.record import StepRecord
 from surefoot.optim.stored import Proposal, Tensors, flat_product, norm_of, promised, resolution, square_of, stored
+from surefoot.optim.trust_region import next_radius, on_ball
 from surefoot.oracles.problem import OracleError, Problem, Step
 from surefoot.oracles.search_along import armijo
 
-Damping = Literal["adapted", "certified"] | float
+Damping = Literal["adapted", "trust_region", "certified"] | float
 Solver = Callable[[float], Step]
 
 _TRIALS = 40  # values of κ before giving up
@@ -36,7 +37,12 @@ class SecondOrder(GuaranteedOptimizer):
     * ``damping="adapted"`` (Levenberg and Marquardt): a step is taken if the objective falls by a part of what the
       model predicts, else κ grows and the step is computed anew. After a step κ is multiplied by
       :math:`\max(\frac13, 1 - (2\varrho - 1)^3)`, ϱ the ratio of the actual to the predicted decrease (Nielsen's
-      rule). So every step that is taken descends, as measured.
+      rule). So every step that is taken descends, as measured; for a proof of that, use
+      :class:`surefoot.CertifiedDescent` with ``direction="gauss_newton"``, where the ratio is one of enclosed
+      values.
+    * ``damping="trust_region"``: κ is such that the step has the length of a radius
+      (:mod:`surefoot.optim.trust_region`). It doubles after a step with ϱ > ¾, and becomes a quarter of the
+      length of a step with ϱ < ¼.
     * ``damping="certified"``: κ is such that the model majorises the objective on a ball around the parameters. So
       the decrease of the model is one of the objective, and the record holds it as promised before the
       step is taken: that of the model at the move between stored weights, in double precision
@@ -74,8 +80,11 @@ class SecondOrder(GuaranteedOptimizer):
         **options: Any,
     ) -> None:
         is_number = isinstance(damping, int | float) and not isinstance(damping, bool)
-        if damping not in ("adapted", "certified") and not (is_number and 0 < float(damping) < math.inf):
-            raise ValueError(f"damping is 'adapted', 'certified' or a positive number, got {damping!r}")
+        named = damping in ("adapted", "trust_region", "certified")
+        if not named and not (is_number and 0 < float(damping) < math.inf):
+            raise ValueError(
+                f"damping is 'adapted', 'trust_region', 'certified' or a positive number, got {damping!r}"
+            )
         if line_search not in (None, "armijo"):
             raise ValueError(f"line_search is 'armijo' or None, got {line_search!r}")
         if line_search and damping == "certified":
@@ -86,15 +95,21 @@ class SecondOrder(GuaranteedOptimizer):
         self.damping, self.line_search = damping, line_search
         self.kappa = float(damping) if is_number else float(kappa)
         self._ball = MovingBall(_START)
+        self._region: float | None = None  # the radius of a trust region
         self._forcing = Forcing()
 
+    @property
+    def adapts(self) -> bool:
+        """Whether κ follows the ratio of the actual to the predicted decrease."""
+        return self.damping in ("adapted", "trust_region")
+
     def forget(self) -> None:
-        """Drop what the next tolerance rests on."""
-        self._forcing = Forcing()
+        """Drop what the next tolerance and the next length rest on."""
+        self._forcing, self._region = Forcing(), None
 
     def forced(self, exact: float) -> tuple[float, int | None]:
         """The tolerance and the most iterations of the next solve: by the forcing sequence where κ is adapted."""
-        if self.damping != "adapted":
+        if not self.adapts:
             return exact, None
         return self._forcing.tolerance(exact), self._forcing.most
 
@@ -138,45 +153,56 @@ class SecondOrder(GuaranteedOptimizer):
 
     def _measured(self, problem: Problem, solver: Solver) -> Proposal:
         """A step with the given or the adapted κ, judged by the objective after it."""
-        growth, adapted = 2.0, self.damping == "adapted"
+        growth, adapted = 2.0, self.adapts
         for _ in range(_TRIALS):
-            step = solver(self.kappa)
+            if self._region is None:
+                step = solver(self.kappa)
+                length = norm_of(step.direction)
+            else:
+                step, length = on_ball(solver, self.kappa, self._region, _RANGE[0])
             self.kappa = step.kappa if adapted else self.kappa
-            move = {name: value.double() for name, value in step.direction.items()}
-            predicted = step.model_decrease + 0.5 * step.kappa * norm_of(move) ** 2
+            straight = {name: value.double() for name, value in step.direction.items()}
+            predicted = step.model_decrease + 0.5 * step.kappa * length**2
             resolution = 4 * torch.finfo(problem.output.dtype).eps * max(abs(problem.value), 1e-30)
             if predicted <= resolution:
                 return Proposal({}, 0.0, note="no step: descent cannot be told from round-off here")
-            after = problem.value_at(move)
-            ratio = (problem.value - after) / predicted if math.isfinite(after) else -math.inf
+            for move in (straight,) if step.bend is None else (_bent(straight, step.bend), straight):
+                after = problem.value_at(move)
+                ratio = (problem.value - after) / predicted if math.isfinite(after) else -math.inf
+                if ratio >= _ACCEPTED:
+                    break
             self._forcing.learn(step.iterations, ratio)
             plain = not adapted and self.line_search is None and math.isfinite(after)
             if ratio >= _ACCEPTED or plain:
-                self._relax(ratio)
+                self._relax(ratio, length)
                 rose = f"the loss rose by {after - problem.value:.3g}: take a larger damping" if ratio < 0 else ""
                 return Proposal(stored(problem.parameters, move)[0], 1 / step.kappa, note=rose)
             slope = flat_product(problem.gradient, move)
             if self.line_search and slope < 0:
                 found = armijo(lambda t: problem.value_at(move, t), problem.value, slope, first=0.5)  # noqa: B023
                 if found is not None:
-                    self._tighten(growth)
+                    self._tighten(growth, length)
                     shortened, _ = stored(problem.parameters, {name: found[0] * m for name, m in move.items()})
                     return Proposal(shortened, found[0] / step.kappa, note="shortened")
             if not adapted:
                 break
-            self._tighten(growth)
+            self._tighten(growth, length)
             growth *= 2
         return Proposal({}, 0.0, note="no step: none was found that descends")
 
-    def _relax(self, ratio: float) -> None:
-        """κ after a step that was taken."""
+    def _relax(self, ratio: float, length: float) -> None:
+        """κ, or the radius, after a step that was taken."""
         if self.damping == "adapted":
             self.kappa = min(max(relaxed(self.kappa, ratio), _RANGE[0]), _RANGE[1])
+        elif self.damping == "trust_region":
+            self._region = next_radius(length if self._region is None else self._region, length, ratio)
 
-    def _tighten(self, growth: float) -> None:
-        """κ after a step that was too long."""
+    def _tighten(self, growth: float, length: float) -> None:
+        """κ, or the radius, after a step that was too long."""
         if self.damping == "adapted":
             self.kappa = min(self.kappa * growth, _RANGE[1])
+        elif self.damping == "trust_region":
+            self._region = length / 4
 
     def _certified(self, problem: Problem, solver: Solver, x: Any, proved: ProvedGradient) -> Proposal:
         """A step on a ball whose radius follows the length of the steps."""
@@ -212,12 +238,14 @@ class SecondOrder(GuaranteedOptimizer):
 
     def extra_state(self) -> dict[str, Any]:
         """The damping, the radius and the tolerance of the next step."""
-        return {"kappa": self.kappa, "radius": self._ball.radius, "forcing": self._forcing.state()}
+        state = {"kappa": self.kappa, "radius": self._ball.radius, "forcing": self._forcing.state()}
+        return state if self._region is None else {**state, "region": self._region}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take them back."""
         self.kappa, self._ball.radius = float(state["kappa"]), state["radius"]
         self._forcing.load(state["forcing"])
+        self._region = state.get("region")
 
     @property
     def guarantee(self) -> str:
@@ -225,6 +253,10 @@ class SecondOrder(GuaranteedOptimizer):
         if self.damping != "certified":
             return "nothing is proved: steps are judged by the objective after them. Use damping='certified'"
         return self.promises_kept() if self.history else "nothing yet: the first step brings its own proof"
+
+
+def _bent(move: Tensors, bend: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value + bend[name] for name, value in move.items()}
 
 
 __all__ = ["Damping", "SecondOrder", "Solver"]

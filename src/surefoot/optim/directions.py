@@ -18,6 +18,7 @@ from torch import Tensor
 from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.point import Point
 from surefoot.optim.vectors import Tensors
+from surefoot.oracles.geodesic import accelerated
 from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, check_tolerance
 from surefoot.oracles.steps import gauss_newton_solver
@@ -352,12 +353,14 @@ class Linearised(Gradient):
         self._forcing.at(point.function.data.name, float(point.gradient.norm()))
         problem = self.problem()
         tolerance = self._forcing.tolerance(check_tolerance(None, problem.output.dtype))
-        solve, _ = gauss_newton_solver(problem, "auto", min(tolerance, LOOSE))
-        step = solve(self._kappa, tolerance, self._forcing.most)
+        solver = gauss_newton_solver(problem, "auto", min(tolerance, LOOSE))
+        step = solver.solve(self._kappa, tolerance, self._forcing.most)
+        step = step if solver.correct is None else accelerated(problem, step, solver.correct)
         square = float(sum(part.double().square().sum() for part in step.direction.values()))
         self._predicted = step.model_decrease + 0.5 * step.kappa * square
         self._iterations = step.iterations
-        return point.function.layout.pack(step.direction), 1.0
+        packed = point.function.layout.pack(step.direction)
+        return packed if step.bend is None else packed + point.function.layout.pack(step.bend), 1.0
 
     def learn(self, before: Point, after: Point, step: float) -> None:
         """The damping of the next step."""

@@ -17,6 +17,7 @@ from surefoot.optim.damped import SecondOrder, Solver
 from surefoot.optim.stored import Tensors, square_of
 from surefoot.oracles.choice import Choice, choose_newton
 from surefoot.oracles.dynamic import solve_dynamic
+from surefoot.oracles.geodesic import accelerated
 from surefoot.oracles.newton_conjugate import solve_conjugate
 from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, Step, check_tolerance
@@ -35,6 +36,9 @@ class GaussNewton(SecondOrder):
         tolerance: of the inner solver. By default, ``"auto"`` with a damping that is adapted solves inexactly, by
             the forcing sequence of :mod:`surefoot.optim.forcing`; everything else solves exactly.
         accumulate: the precision of its vectors.
+        acceleration: whether steps are bent by their geodesic acceleration (:mod:`surefoot.oracles.geodesic`), for
+            methods with a Gram matrix; by default where ``"auto"`` with a damping that is adapted chose such a
+            method.
         options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
             ``progress``; see
             :class:`SecondOrder`.
@@ -59,11 +63,17 @@ class GaussNewton(SecondOrder):
         method: Method = "auto",
         tolerance: float | None = None,
         accumulate: torch.dtype | None = torch.float64,
+        acceleration: bool | None = None,
         **options: Any,
     ) -> None:
         if method not in METHODS:
             raise ValueError(f"method is one of {', '.join(map(repr, METHODS))}, got {method!r}")
+        if acceleration and method not in ("auto", "primal_gram", "dual_gram"):
+            raise ValueError(f"an acceleration needs method='primal_gram' or 'dual_gram', got {method!r}")
         super().__init__(model, objective, **options)
+        if acceleration and self.damping == "certified":
+            raise ValueError("a certified step is not bent: its decrease is proved as it is")
+        self.accelerates = method == "auto" and self.adapts if acceleration is None else acceleration
         self.method, self.tolerance, self.accumulate = method, tolerance, accumulate
         self.forget()
 
@@ -83,15 +93,17 @@ class GaussNewton(SecondOrder):
         fine, choice = min(tolerance, LOOSE), None  # methods are compared at an accuracy that is that of the step
         if self._chosen is not None and self._chosen[0] is problem.chain.graph and self._chosen[1] == fine:
             choice = self._chosen[2]
-        solve, choice = gauss_newton_solver(problem, self.method, fine, None, self.accumulate, warm, choice)
-        if choice is not None:
-            self._chosen = problem.chain.graph, fine, choice
-            tolerance = tolerance if choice.method == "primal" else fine
+        solver = gauss_newton_solver(problem, self.method, fine, None, self.accumulate, warm, choice)
+        if solver.choice is not None:
+            self._chosen = problem.chain.graph, fine, solver.choice
+            tolerance = tolerance if solver.choice.method == "primal" else fine
 
         def found(kappa: float) -> Step:
-            step = solve(kappa, tolerance, most)
+            step = solver.solve(kappa, tolerance, most)
             if self.method == "dual":
                 self._change, self._data = step.output_change, data
+            if self.accelerates and solver.correct is not None:
+                return accelerated(problem, step, solver.correct)
             return step
 
         return found

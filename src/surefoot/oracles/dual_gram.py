@@ -42,6 +42,7 @@ class DualGram:
 
     def __init__(self, problem: Problem, accumulate: torch.dtype | None = torch.float64) -> None:
         self.problem, self.accumulate = problem, accumulate
+        self._last: tuple[DualSystem, _Matrix, float, Tensor] | None = None  # with RᵀJv
 
     @cached_property
     def factor(self) -> Factor:
@@ -73,7 +74,7 @@ class DualGram:
         change = system.push(v) if known is None else known
         best = (residual, v, slope, change)
         if tolerance >= LOOSE and system.scale > 0:
-            return self._at_once(system, matrix, tolerance, aim, v, self.factor.back(change) - w)
+            return self._at_once(system, matrix, tolerance, aim, v, w, self.factor.back(change) - w)
         while system.scale > 0:
             r = self.factor.back(change) - w
             if rounds:
@@ -88,6 +89,7 @@ class DualGram:
             change = system.push(v)
             rounds += 1
         residual, v, slope, change = best
+        self._last = system, matrix, aim, self.factor.back(change)
         solved = system.scale == 0 or residual <= tolerance
         return Step(
             direction=system.space.split(v),
@@ -101,14 +103,27 @@ class DualGram:
             output_change=change,
         )
 
+    def correct(self, secant: Tensor) -> dict[str, Tensor]:
+        """The minimiser of ½‖Rᵀ(Ja + c)‖² + ½aᵀMa for c = secant − Jv, with the step v and κ of the last solve.
+
+        It is −M⁻¹JᵀRz with Sz = Rᵀc, as for the step itself.
+        """
+        if self._last is None:  # the matrix is too large
+            return {path: torch.zeros_like(value) for path, value in self.problem.parameters.items()}
+        system, matrix, aim, rows = self._last
+        bent = self.factor.back(secant.to(rows)) - rows
+        z = matrix.solve(bent.to(self.problem.output.dtype), aim)[0].to(rows)
+        return system.space.split(system.pull(z).div_(system.metric).neg_())
+
     def _at_once(
-        self, system: DualSystem, matrix: _Matrix, tolerance: float, aim: float, v: Tensor, r: Tensor
+        self, system: DualSystem, matrix: _Matrix, tolerance: float, aim: float, v: Tensor, w: Tensor, r: Tensor
     ) -> Step:
         """A loose tolerance is judged by the residual of the dual system, in the precision of the model."""
         before = system.calls
         correction, rest = matrix.solve(r.to(self.problem.output.dtype), aim)
         v = system.pull(correction.to(r.dtype)).div_(system.metric).neg_().add_(v)
         residual = rest * float(system.metric.max()) ** 0.5 / system.scale
+        self._last = system, matrix, aim, w + correction.to(w)
         return Step(
             direction=system.space.split(v),
             kappa=system.kappa,

@@ -52,7 +52,7 @@ class PrimalGram:
         change = torch.zeros_like(self.problem.output, dtype=v.dtype)
         if system.scale == 0:
             return Step(system.space.split(v), kappa, 0.0, "the gradient is zero", residual=0.0)
-        factor = self._cholesky(system.metric)
+        factor = self._factor = self._cholesky(system.metric)
         best = (1.0, v, system.gradient, change)
         rounds = 0
         while best[0] > tolerance and rounds <= _ROUNDS:
@@ -68,6 +68,7 @@ class PrimalGram:
             if stalled:
                 break
         residual, v, slope, change = best
+        self._change = change
         refined = f" and {rounds - 1} rounds of refinement" if rounds > 1 else ""
         how = f"a Cholesky factor of the Gram matrix of the parameters{refined}"
         status = f"solved by {how}"
@@ -85,6 +86,12 @@ class PrimalGram:
             residual=residual,
             output_change=change,
         )
+
+    def correct(self, secant: Tensor) -> dict[str, Tensor]:
+        """The minimiser of ½‖Rᵀ(Ja + c)‖² + ½aᵀMa for c = secant − Jv, with the step v and κ of the last solve."""
+        slope = self.system.pull(self.system.factor.back(secant.to(self._change) - self._change))
+        found = torch.cholesky_solve(slope[:, None].to(self._factor.dtype), self._factor)[:, 0]
+        return self.system.space.split(found.neg_())
 
     def _cholesky(self, metric: Tensor) -> Tensor:
         """The factor, in double precision if single is not enough."""

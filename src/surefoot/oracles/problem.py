@@ -215,6 +215,7 @@ class Step:
         doubled: how often kappa was doubled until the model was bounded below.
         unbounded_at: the computation at which the last infeasible kappa failed, counted from 1.
         output_change: Jv, the change of the output that the linear model predicts, where the solver knows it.
+        bend: half the acceleration, to be added to the direction (:mod:`surefoot.oracles.geodesic`).
     """
 
     direction: Mapping[str, Tensor]
@@ -229,6 +230,7 @@ class Step:
     doubled: int = 0
     unbounded_at: int | None = field(default=None)
     output_change: Tensor | None = field(default=None, repr=False)
+    bend: Mapping[str, Tensor] | None = field(default=None, repr=False)
 
 
 _NAMES = {"gradient": "linear", "gauss_newton": "Gauss-Newton", "newton": "Newton"}

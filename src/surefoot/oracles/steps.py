@@ -9,7 +9,7 @@ half precision, or does not fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -22,6 +22,7 @@ from surefoot.oracles.dual import solve_dual
 from surefoot.oracles.dual_gram import DualGram
 from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.factor import has_factor, require_convex
+from surefoot.oracles.geodesic import Correct
 from surefoot.oracles.newton_conjugate import solve_conjugate
 from surefoot.oracles.primal import Primal
 from surefoot.oracles.primal_gram import PrimalGram
@@ -30,7 +31,22 @@ from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step,
 Method = Literal["auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic"]
 METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")
 NEWTON_METHODS = ("auto", "cg", "dynamic")
-Solver = Callable[[float, float, int | None], Step]  # of κ, the tolerance, and the most iterations
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A solver of one problem for as many κ as one likes.
+
+    Attributes:
+        solve: the step for κ, a tolerance and the most iterations; what does not depend on κ is kept.
+        choice: why it was chosen, where it was.
+        correct: solves for an acceleration with the κ of the last step (:mod:`surefoot.oracles.geodesic`), where a
+            factor is at hand.
+    """
+
+    solve: Callable[[float, float, int | None], Step]
+    choice: Choice | None = None
+    correct: Correct | None = None
 
 
 def gradient(
@@ -120,8 +136,8 @@ def solve_gauss_newton(
     """The same for a problem that is set up."""
     tolerance = check_tolerance(tolerance, problem.output.dtype)
     require_convex(problem.objective)
-    solver, choice = gauss_newton_solver(problem, method, tolerance, None, accumulate, warm_start)
-    return _explained(solver(kappa, tolerance, None), choice)
+    solver = gauss_newton_solver(problem, method, tolerance, None, accumulate, warm_start)
+    return _explained(solver.solve(kappa, tolerance, None), solver.choice)
 
 
 def gauss_newton_solver(
@@ -132,8 +148,8 @@ def gauss_newton_solver(
     accumulate: torch.dtype | None = torch.float64,
     warm_start: Tensor | None = None,
     choice: Choice | None = None,
-) -> tuple[Solver, Choice | None]:
-    """A solver that keeps what does not depend on κ; and, where it was chosen here, why.
+) -> Solver:
+    """The solver of a method, or of the one that is predicted to cost least.
 
     Args:
         problem: the objective around a point.
@@ -152,17 +168,16 @@ def gauss_newton_solver(
         chosen, choice = method, None
     if chosen == "dynamic":
         ParameterSpace(problem)  # refuses a model in which nothing varies
-        return lambda kappa, _, __: solve_dynamic(problem, kappa, model="gauss_newton"), choice
+        return Solver(lambda kappa, _, __: solve_dynamic(problem, kappa, model="gauss_newton"), choice)
     if chosen == "primal":
-        primal = Primal(problem, accumulate)
-        return primal.solve, choice
+        return Solver(Primal(problem, accumulate).solve, choice)
     if chosen == "primal_gram":
         direct = PrimalGram(problem, accumulate)
-        return lambda kappa, tolerance, _: direct.solve(kappa, tolerance), choice
+        return Solver(lambda kappa, tolerance, _: direct.solve(kappa, tolerance), choice, direct.correct)
     if chosen == "dual_gram":
         gram = DualGram(problem, accumulate)
-        return lambda kappa, tolerance, _: gram.solve(kappa, tolerance, warm_start), choice
-    return lambda kappa, tolerance, _: solve_dual(problem, kappa, tolerance, accumulate, warm_start), choice
+        return Solver(lambda kappa, tolerance, _: gram.solve(kappa, tolerance, warm_start), choice, gram.correct)
+    return Solver(lambda kappa, tol, _: solve_dual(problem, kappa, tol, accumulate, warm_start), choice)
 
 
 def sizes_of(problem: Problem) -> Sizes:
