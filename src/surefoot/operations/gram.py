@@ -60,17 +60,23 @@ def patches(x: Tensor, slopes: Tensor) -> Iterator[Piece]:
 
 def convolution_rows(arguments: dict[str, Any], slopes: Tensor, slots: Slots) -> Iterator[Piece]:
     """A convolution is a linear layer on patches."""
-    x, weight, groups = arguments["input"], arguments["weight"], arguments["groups"]
     n, c, o = slopes.shape[:3]
+    groups = arguments["groups"]
     flat = slopes.reshape(n, c, groups, o // groups, -1)
     if "weight" in slots:
-        options = [_pair(arguments[key], fill) for key, fill in (("dilation", 1), ("padding", 0), ("stride", 1))]
-        image = x if x.dim() == 4 else x.unsqueeze(2)
-        kernel = tuple(weight.shape[2:]) if x.dim() == 4 else (1, weight.shape[2])
-        found = F.unfold(image, kernel, dilation=options[0], padding=options[1], stride=options[2])
-        yield from patches(found.reshape(n, groups, found.shape[1] // groups, -1), flat)
+        yield from patches(unfolded(arguments), flat)
     if "bias" in slots:
         yield "bias", flat.sum(-1).reshape(n * c, o)
+
+
+def unfolded(arguments: dict[str, Any]) -> Tensor:
+    """The patches that a convolution reads: samples × groups × inputs × places."""
+    x, weight, groups = arguments["input"], arguments["weight"], arguments["groups"]
+    options = [_pair(arguments[key], fill) for key, fill in (("dilation", 1), ("padding", 0), ("stride", 1))]
+    image = x if x.dim() == 4 else x.unsqueeze(2)
+    kernel = tuple(weight.shape[2:]) if x.dim() == 4 else (1, weight.shape[2])
+    found = F.unfold(image, kernel, dilation=options[0], padding=options[1], stride=options[2])
+    return found.reshape(len(x), groups, found.shape[1] // groups, -1)
 
 
 def _pair(given: Any, fill: int) -> tuple[int, int]:

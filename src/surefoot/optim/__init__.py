@@ -16,7 +16,8 @@
 * ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states; ``pace``: its
   learning rate.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share; ``forcing``: how
-  exactly they solve; ``trust_region``: damping by the length of steps.
+  exactly they solve; ``trust_region``: damping by the length of steps;
+  ``preconditioning``: whether their conjugate gradients are preconditioned.
 """
 
 from surefoot.optim.base import GuaranteedOptimizer, OptimizerError

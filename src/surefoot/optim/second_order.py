@@ -14,6 +14,7 @@ from surefoot.graph import Graph
 from surefoot.guarantees import require_smooth
 from surefoot.objectives import Objective
 from surefoot.optim.damped import SecondOrder, Solver
+from surefoot.optim.preconditioning import Preconditioning
 from surefoot.optim.stored import Tensors, square_of
 from surefoot.oracles.choice import Choice, choose_newton
 from surefoot.oracles.dynamic import solve_dynamic
@@ -39,6 +40,9 @@ class GaussNewton(SecondOrder):
         acceleration: whether steps are bent by their geodesic acceleration (:mod:`surefoot.oracles.geodesic`), for
             methods with a Gram matrix; by default where ``"auto"`` with a damping that is adapted chose such a
             method.
+        preconditioner: whether conjugate gradients on the parameters are preconditioned by Kronecker factors
+            (:mod:`surefoot.oracles.kronecker`); by default where that is predicted to pay and does
+            (:mod:`surefoot.optim.preconditioning`).
         options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
             ``progress``; see
             :class:`SecondOrder`.
@@ -64,6 +68,7 @@ class GaussNewton(SecondOrder):
         tolerance: float | None = None,
         accumulate: torch.dtype | None = torch.float64,
         acceleration: bool | None = None,
+        preconditioner: bool | None = None,
         **options: Any,
     ) -> None:
         if method not in METHODS:
@@ -75,11 +80,13 @@ class GaussNewton(SecondOrder):
             raise ValueError("a certified step is not bent: its decrease is proved as it is")
         self.accelerates = method == "auto" and self.adapts if acceleration is None else acceleration
         self.method, self.tolerance, self.accumulate = method, tolerance, accumulate
+        self._preconditioning = Preconditioning(preconditioner)
         self.forget()
 
     def forget(self) -> None:
         """Drop where the next solve starts, and which method was chosen."""
         super().forget()
+        self._preconditioning = Preconditioning(self._preconditioning.always)
         self._change: Tensor | None = None  # of the output, predicted at the last solve; and of which data
         self._data = ""
         self._chosen: tuple[Graph, float, Choice] | None = None
@@ -93,13 +100,17 @@ class GaussNewton(SecondOrder):
         fine, choice = min(tolerance, LOOSE), None  # methods are compared at an accuracy that is that of the step
         if self._chosen is not None and self._chosen[0] is problem.chain.graph and self._chosen[1] == fine:
             choice = self._chosen[2]
-        solver = gauss_newton_solver(problem, self.method, fine, None, self.accumulate, warm, choice)
+        factors = self._preconditioning.factors
+        solver = gauss_newton_solver(
+            problem, self.method, fine, None, self.accumulate, warm, choice, lambda: factors(problem)
+        )
         if solver.choice is not None:
             self._chosen = problem.chain.graph, fine, solver.choice
             tolerance = tolerance if solver.choice.method == "primal" else fine
 
         def found(kappa: float) -> Step:
             step = solver.solve(kappa, tolerance, most)
+            self._preconditioning.learn(step, most)
             if self.method == "dual":
                 self._change, self._data = step.output_change, data
             if self.accelerates and solver.correct is not None:

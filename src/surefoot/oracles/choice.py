@@ -23,16 +23,19 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from surefoot.chain import Chain
 from surefoot.complexity.layers import computation_cost, newton_layer
 from surefoot.operations.rows import separate
 from surefoot.oracles.gram import MOST_DUAL, MOST_ROWS, taps
+from surefoot.oracles.kronecker import layers_of
 
 _OVERHEAD = 2e5  # of launching one operation
 _ENTRY = 10.0  # an entry of an element-wise operation or of a vector that is passed over
 _VECTOR = 8.0  # a product of a matrix and a vector waits for memory
 _PER_DIGIT = 6.0  # iterations for the first factor of ten, and more for later ones
+_EIGEN = 20.0  # eigenvectors of a matrix of size n: so many times n³
 _FACTOR = 3.0  # a Cholesky factor runs at a part of the speed of a product
 
 
@@ -93,6 +96,19 @@ class Sizes:
     def conjugate(self, k: float, calls: float = 2.0) -> float:
         """Conjugate gradients: the gradient, the graph for push-forwards, iterations, a measurement."""
         return self.gradient + self.call + k * (calls * self.call + 6 * _ENTRY * self.p)
+
+    @cached_property
+    def kronecker(self) -> tuple[float, float]:
+        """A preconditioner by Kronecker factors: to make it, and to apply it."""
+        make, apply = self.gradient, 6 * _ENTRY * self.p
+        for tap in layers_of(self.chain.graph):
+            outputs, weight = tap.node.specs[0], tap.paths.get("weight")
+            o = outputs.shape[-1] if tap.node.op == "aten.linear" else outputs.shape[1]
+            inputs = 1 + sum(leaf.spec.numel // o for leaf in self.chain.graph.parameters if leaf.path == weight)
+            rows = outputs.numel // max(o, 1)
+            make += rows * (inputs**2 + o**2) + _EIGEN * (min(inputs, rows) ** 3 + min(o, rows) ** 3)
+            apply += 2 * o * inputs * (min(inputs, rows) + min(o, rows)) + 20 * _OVERHEAD
+        return make, apply
 
     @property
     def primal_gram(self) -> float:

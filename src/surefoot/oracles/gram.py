@@ -166,18 +166,18 @@ def _complete(found: list[Tap], uses: Mapping[str, int]) -> list[Tap]:
     return [tap for tap in kept if tap.paths]
 
 
-def _pass(problem: Problem, factor: Factor) -> _Pass:
+def _pass(problem: Problem, factor: Factor) -> Pass:
     """A pass with the layers whose rows are those of single samples."""
     graph = problem.chain.graph
     found = taps(graph, factor.samples)
-    first = _Pass(problem, found)
+    first = Pass(problem, found)
     kept = first.apart(found, factor)
     if len(kept) == len(found):
         return first
-    return _Pass(problem, _complete(kept, Counter(path for tap in found for path in tap.paths.values())))
+    return Pass(problem, _complete(kept, Counter(path for tap in found for path in tap.paths.values())))
 
 
-class _Pass:
+class Pass:
     """One forward pass, and pull-backs to the results of layers and to the parameters of no layer."""
 
     def __init__(self, problem: Problem, taps: list[Tap]) -> None:
@@ -280,4 +280,4 @@ class _Pass:
         return [tap for tap, met in zip(taps, meets, strict=True) if not met]
 
 
-__all__ = ["MOST_DUAL", "MOST_ROWS", "Gram", "Tap", "add_product", "assemble", "jacobian", "taps"]
+__all__ = ["MOST_DUAL", "MOST_ROWS", "Gram", "Pass", "Tap", "add_product", "assemble", "jacobian", "taps"]

@@ -92,10 +92,11 @@ class Outers:
 def whole_rows(node: Node, values: Mapping[str, Any], several: Sequence[Tensor]) -> Tensor:
     """All pieces of a parameter as one, in the order of its entries."""
     rows = several[0] if len(several) == 1 else torch.cat(list(several), dim=1)
-    return whole_table(_arguments(node, values), rows) if node.op == "aten.embedding" else rows
+    return whole_table(arguments_of(node, values), rows) if node.op == "aten.embedding" else rows
 
 
-def _arguments(node: Node, values: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(node: Node, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a node, by slot."""
     return {key: values[a.name] if isinstance(a, Ref) else a for key, a in node.arguments.items()}
 
 
@@ -110,7 +111,7 @@ def pieces(node: Node, values: Mapping[str, Any], slopes: Tensor, slots: Slots) 
     """
     gram = record_of(node).gram
     assert gram is not None
-    yield from gram.pieces(_arguments(node, values), slopes, slots)
+    yield from gram.pieces(arguments_of(node, values), slopes, slots)
 
 
 def slots_of(graph: Graph, node: Node) -> Slots:
@@ -119,4 +120,4 @@ def slots_of(graph: Graph, node: Node) -> Slots:
     return frozenset(gram.slots) if gram is not None and gram.covers(Use(node, graph.spec)) else frozenset()
 
 
-__all__ = ["Outer", "Outers", "Piece", "pieces", "slots_of", "whole_rows"]
+__all__ = ["Outer", "Outers", "Piece", "arguments_of", "pieces", "slots_of", "whole_rows"]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from surefoot.linear_solve import Conjugate, Flat
 from surefoot.oracles.dual import DualSystem
+from surefoot.oracles.kronecker import Kronecker
 from surefoot.oracles.problem import OracleError, Problem, Step
 
 LOOSE = 1e-3  # from here on residuals are taken as conjugate gradients update them, in the model's precision
@@ -33,14 +34,14 @@ class Primal:
     Args:
         problem: the objective around a point.
         accumulate: the precision of vectors where the tolerance is tight; that of the model if ``None``.
-        preconditioner: for κ an approximate inverse of the matrix, or ``None``.
+        preconditioner: approximate inverses of the matrix, or ``None``.
     """
 
     def __init__(
         self,
         problem: Problem,
         accumulate: torch.dtype | None = torch.float64,
-        preconditioner: Callable[[float], Precondition] | None = None,
+        preconditioner: Kronecker | None = None,
     ) -> None:
         self.problem, self.accumulate, self._preconditioner = problem, accumulate, preconditioner
         self._system: DualSystem | None = None
@@ -63,7 +64,10 @@ class Primal:
         if system.scale == 0:
             return Step(system.space.split(-system.gradient), kappa, 0.0, "the gradient is zero", calls=1)
         most = min(most or 10**9, 10 * len(system.gradient) + 100)
-        precondition = None if self._preconditioner is None else self._preconditioner(kappa)
+        inverse, space = self._preconditioner, system.space
+        precondition = None
+        if inverse is not None:
+            precondition = lambda r: space.join(inverse.inverse(kappa, space.split(r)))  # noqa: E731
         while run.iterate(tolerance, most, precondition) and rounds < _ROUNDS:
             rounds += 1
         self._at = kappa, run.v, run.rest, run.change
@@ -72,7 +76,7 @@ class Primal:
             direction=system.space.split(run.v),
             kappa=kappa,
             model_decrease=max(0.5 * run.gain(run.v, run.rest), 0.0),
-            status=_status(reached, tolerance, run.iterations, most),
+            status=_status(reached, tolerance, run.iterations, most, inverse is not None),
             solved=reached <= tolerance,
             calls=self.problem.autodiff.calls - before,
             iterations=run.iterations,
@@ -163,8 +167,9 @@ class _Run:
         return goal < size < 0.5 * first and self.iterations < most
 
 
-def _status(residual: float, tolerance: float, iterations: int, most: int) -> str:
+def _status(residual: float, tolerance: float, iterations: int, most: int, preconditioned: bool) -> str:
     how = f"{iterations} iteration{'s' if iterations != 1 else ''} of conjugate gradients on the parameters"
+    how += ", preconditioned by Kronecker factors" if preconditioned else ""
     if residual <= tolerance:
         return f"solved by {how}"
     if iterations >= most:

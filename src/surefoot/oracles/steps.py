@@ -23,6 +23,7 @@ from surefoot.oracles.dual_gram import DualGram
 from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.factor import has_factor, require_convex
 from surefoot.oracles.geodesic import Correct
+from surefoot.oracles.kronecker import Kronecker
 from surefoot.oracles.newton_conjugate import solve_conjugate
 from surefoot.oracles.primal import Primal
 from surefoot.oracles.primal_gram import PrimalGram
@@ -148,6 +149,7 @@ def gauss_newton_solver(
     accumulate: torch.dtype | None = torch.float64,
     warm_start: Tensor | None = None,
     choice: Choice | None = None,
+    preconditioner: Callable[[], Kronecker | None] | None = None,
 ) -> Solver:
     """The solver of a method, or of the one that is predicted to cost least.
 
@@ -159,6 +161,7 @@ def gauss_newton_solver(
         accumulate: as for :func:`gauss_newton`.
         warm_start: likewise.
         choice: made before for a problem of these shapes.
+        preconditioner: of conjugate gradients on the parameters; asked only where these were chosen.
     """
     if method == "auto":
         if choice is None:
@@ -170,7 +173,8 @@ def gauss_newton_solver(
         ParameterSpace(problem)  # refuses a model in which nothing varies
         return Solver(lambda kappa, _, __: solve_dynamic(problem, kappa, model="gauss_newton"), choice)
     if chosen == "primal":
-        return Solver(Primal(problem, accumulate).solve, choice)
+        inverse = None if preconditioner is None else preconditioner()
+        return Solver(Primal(problem, accumulate, inverse).solve, choice)
     if chosen == "primal_gram":
         direct = PrimalGram(problem, accumulate)
         return Solver(lambda kappa, tolerance, _: direct.solve(kappa, tolerance), choice, direct.correct)
