@@ -70,3 +70,19 @@ def test_an_operation_that_mixes_samples_is_not_taken_for_one_that_does_not(name
     jacobian = torch.autograd.functional.jacobian(OPERATIONS[name], x).reshape(4, 16, 4, 16)
     mixed = any(bool(jacobian[i, :, j].any()) for i in range(4) for j in range(4) if i != j)
     assert not (claimed and mixed)
+
+
+def test_a_language_model_with_tokens_in_a_dimension_of_their_own_needs_no_large_blocks() -> None:
+    """The step is that of the tokens as rows; blocks of a sample would have 16,000 × 15,984 numbers each."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(30, 6), nn.Tanh(), nn.Linear(6, 1000)).double()
+    ids, y = torch.randint(0, 30, (4, 16)), torch.randint(0, 1000, (4, 16))
+    whole = sf.oracles.gauss_newton(sf.Chain(model, ids), sf.CrossEntropy(y), 1e-2, "primal", tolerance=1e-8)
+    rows = nn.Sequential(model, nn.Flatten(0, 1))
+    flat = sf.oracles.gauss_newton(
+        sf.Chain(rows, ids), sf.CrossEntropy(y.flatten()), 1e-2, "primal", tolerance=1e-8
+    )
+    assert whole.solved
+    scale = max(float(part.abs().max()) for part in flat.direction.values())
+    for path, part in whole.direction.items():
+        assert float((part - flat.direction[f"0.{path}"]).abs().max()) <= 1e-6 * scale

@@ -17,7 +17,17 @@ from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.moving_ball import INSIDE, MovingBall
 from surefoot.optim.record import StepRecord
-from surefoot.optim.stored import Proposal, Tensors, flat_product, norm_of, promised, resolution, square_of, stored
+from surefoot.optim.stored import (
+    Proposal,
+    Tensors,
+    flat_product,
+    norm_of,
+    promised,
+    resolution,
+    rounded,
+    square_of,
+    stored,
+)
 from surefoot.optim.trust_region import next_radius, on_ball
 from surefoot.oracles.problem import OracleError, Problem, Step
 from surefoot.oracles.search_along import armijo
@@ -161,7 +171,7 @@ class SecondOrder(GuaranteedOptimizer):
             else:
                 step, length = on_ball(solver, self.kappa, self._region, _RANGE[0])
             self.kappa = step.kappa if adapted else self.kappa
-            straight = {name: value.double() for name, value in step.direction.items()}
+            straight = dict(step.direction)
             predicted = step.model_decrease + 0.5 * step.kappa * length**2
             resolution = 4 * torch.finfo(problem.output.dtype).eps * max(abs(problem.value), 1e-30)
             if predicted <= resolution:
@@ -176,13 +186,13 @@ class SecondOrder(GuaranteedOptimizer):
             if ratio >= _ACCEPTED or plain:
                 self._relax(ratio, length)
                 rose = f"the loss rose by {after - problem.value:.3g}: take a larger damping" if ratio < 0 else ""
-                return Proposal(stored(problem.parameters, move)[0], 1 / step.kappa, note=rose)
+                return Proposal(rounded(problem.parameters, move), 1 / step.kappa, note=rose)
             slope = flat_product(problem.gradient, move)
             if self.line_search and slope < 0:
                 found = armijo(lambda t: problem.value_at(move, t), problem.value, slope, first=0.5)  # noqa: B023
                 if found is not None:
                     self._tighten(growth, length)
-                    shortened, _ = stored(problem.parameters, {name: found[0] * m for name, m in move.items()})
+                    shortened = rounded(problem.parameters, {name: found[0] * m for name, m in move.items()})
                     return Proposal(shortened, found[0] / step.kappa, note="shortened")
             if not adapted:
                 break
@@ -256,7 +266,7 @@ class SecondOrder(GuaranteedOptimizer):
 
 
 def _bent(move: Tensors, bend: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value + bend[name] for name, value in move.items()}
+    return {name: value.double() + bend[name] for name, value in move.items()}
 
 
 __all__ = ["Damping", "SecondOrder", "Solver"]

@@ -57,9 +57,15 @@ class Proposal:
 
 def stored(weights: Mapping[str, Tensor], move: Mapping[str, Tensor]) -> tuple[Tensors, Tensors]:
     """The weights after a move, rounded to their types, and the move that was made of it, in double precision."""
-    wide = {name: weights[name].detach().double() for name in move}
-    after = {name: (wide[name] + move[name].double()).to(weights[name].dtype) for name in move}
-    return after, {name: after[name].double() - wide[name] for name in move}
+    after = rounded(weights, move)
+    return after, {name: after[name].double() - weights[name].detach().double() for name in move}
+
+
+def rounded(weights: Mapping[str, Tensor], move: Mapping[str, Tensor]) -> Tensors:
+    """The weights after a move, added in double precision and rounded to their types, one after the other."""
+    return {
+        name: (weights[name].detach().double() + m.double()).to(weights[name].dtype) for name, m in move.items()
+    }
 
 
 def norm_of(tensors: Mapping[str, Tensor]) -> float:

@@ -89,16 +89,15 @@ class _Block:
 
     Attributes:
         paths: of its weight and its bias, by slot.
-        x: rows × inputs, with a column of ones where the bias varies, over √N.
-        slopes: rows × outputs.
+        x: rows × inputs, with a column of ones where the bias varies, over √N; or fewer rows with the same A.
+        left: the eigenvalues of G and its eigenvectors.
     """
 
     paths: dict[str, str]
     x: Tensor
-    slopes: Tensor
+    left: tuple[Tensor, Tensor]
 
     def __post_init__(self) -> None:
-        self._left = _spectrum(self.slopes)
         self._right: tuple[tuple[float, ...], Tensor, Tensor] | None = None
 
     def inverse(self, metric: Mapping[str, float], parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -111,7 +110,7 @@ class _Block:
         ratios = tuple(w / weights[0] for w in weights)  # the basis depends on them alone
         if self._right is None or self._right[0] != ratios:
             self._right = ratios, *_spectrum(self.x * (root / root[0]))
-        (nu, V), (lam, U) = self._left, self._right[1:]
+        (nu, V), (lam, U) = self.left, self._right[1:]
         dtype = next(iter(columns.values())).dtype
         joined = torch.cat(list(columns.values()), dim=1).to(self.x.dtype) * root
         product = torch.outer(nu, lam * root[0] ** 2)
@@ -132,7 +131,8 @@ def _block(tap: Tap, arguments: dict[str, Any], slopes: Tensor) -> _Block:
     x = x.reshape(len(rows), -1) if "weight" in tap.paths else rows[:, :0]
     x = torch.cat([x, torch.ones_like(rows[:, :1])], dim=1) if "bias" in tap.paths else x
     paths = {slot: tap.paths[slot] for slot in ("weight", "bias") if slot in tap.paths}
-    return _Block(paths, x / max(len(rows), 1) ** 0.5, rows)
+    values, vectors = _spectrum(x / max(len(rows), 1) ** 0.5)
+    return _Block(paths, (vectors * values.sqrt()).T, _spectrum(rows))
 
 
 def _spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ outputs, in whose precision the result is; ``None`` if it does not apply.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -56,18 +56,8 @@ class Factor:
 
         A sample of those outputs holds several of these rows, one behind the other, each with its own columns.
         """
-        samples, size, each = shape[0], shape.numel() // max(shape[0], 1), self.samples // max(shape[0], 1)
-        like = self.scale if isinstance(self.scale, Tensor) else places.double()
-        units = torch.eye(self.columns, dtype=like.dtype, device=like.device)
-        rows = torch.stack([self.forth(unit.expand(self.samples, -1)) for unit in units], 2)
-        blocks = rows.new_zeros(samples, size, each, self.columns)
-        sample = torch.arange(samples, device=rows.device)[:, None, None]
-        row = torch.arange(each, device=rows.device)[None, :, None]
-        blocks[sample, places.reshape(samples, each, -1) % size, row] = rows.reshape(
-            samples, each, -1, self.columns
-        )
-        slope = None if self.slope is None else self.slope.reshape(samples, -1)
-        return Factor(1.0, shape, slope, blocks=blocks.flatten(2))
+        slope = None if self.slope is None else self.slope.reshape(shape[0], -1)
+        return _Gathered(self.scale, shape, slope, self.normal, self.blocks, rows=self, places=places.flatten())
 
     def forth(self, z: Tensor) -> Tensor:
         """Rz, of the shape of the outputs, for z of samples × columns."""
@@ -100,6 +90,34 @@ class Factor:
         unit = torch.zeros(self.samples, self.columns, dtype=dtype if like is None else like.dtype, device=device)
         unit[:, j] = 1
         return self.forth(unit).to(dtype)
+
+
+@dataclass(frozen=True)
+class _Gathered(Factor):
+    """R for outputs whose samples hold several rows of another R: their numbers are moved, and nothing is formed.
+
+    Attributes:
+        rows: the other R.
+        places: where the entries of its outputs stand among these, one row after the other.
+    """
+
+    rows: Factor = field(kw_only=True)
+    places: Tensor = field(kw_only=True)
+
+    @property
+    def columns(self) -> int:
+        """Those of all rows of a sample."""
+        return self.rows.samples * self.rows.columns // max(self.shape[0], 1)
+
+    def forth(self, z: Tensor) -> Tensor:
+        """Rz, of the shape of the outputs, for z of samples × columns."""
+        moved = self.rows.forth(z.reshape(self.rows.samples, -1)).flatten()
+        return torch.empty_like(moved).index_copy_(0, self.places, moved).reshape(self.shape)
+
+    def back(self, output: Tensor) -> Tensor:
+        """Rᵀ of something of the shape of the outputs: samples × columns."""
+        rows = output.flatten()[self.places].reshape(self.rows.shape)
+        return self.rows.back(rows).reshape(self.shape[0], -1)
 
 
 def modest(slope: Tensor) -> bool:
