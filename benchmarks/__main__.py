@@ -1,20 +1,28 @@
-"""Run every benchmark, print the table and write it to ``docs/benchmarks.md``."""
+"""Run every benchmark, print the table and write it to ``docs/benchmarks.md``.
+
+What a module measured is kept in ``build/bench``, so that a run that was cut off goes on there. Remove the folder
+to begin anew, or name the modules that are to be measured again: ``python -m benchmarks second_order peers``.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 import pkgutil
 import platform
+import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import benchmarks
-from benchmarks import peers
+from benchmarks import equal_work, peers
 from benchmarks.timing import Duration, Measurement
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, KEPT = ROOT / "docs" / "benchmarks.md", ROOT / "build" / "bench"
 _OWN_PAGES = ("convergence", "safe_step", "tightness")  # written by the generators of the same name in docs/
 HEADER = """# Benchmarks
 
@@ -32,26 +40,47 @@ residual, which is another model where the loss is not a square.
 """
 
 
-def main() -> None:
-    """Run the function ``run`` of every module that has no page of its own, and report."""
-    found: list[Measurement | Duration] = []
+WORK = """## Loss at equal work
+
+The loss of all samples after as many gradients of work, from the same weights. Adam has the best of three learning
+rates.
+"""
+
+
+def main(again: list[str]) -> None:
+    """Run the function ``run`` of every module that has no page of its own, and report.
+
+    Args:
+        again: the modules that are run even where their results are kept.
+    """
+    found: list[Any] = []
     for module in pkgutil.iter_modules(benchmarks.__path__):
         if module.name in ("__main__", "timing", "baselines", "cells", "minibatches", "networks", *_OWN_PAGES):
             continue
+        kept = KEPT / f"{module.name}.pickle"
+        if kept.exists() and module.name not in again:
+            found += pickle.loads(kept.read_bytes())
+            continue
+        rows = []
         for measurement in import_module(f"benchmarks.{module.name}").run():
             print(_line(measurement), flush=True)
-            found.append(measurement)
+            rows.append(measurement)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(pickle.dumps(rows))
+        found += rows
     PAGE.write_text(HEADER + _table(found) + "\n" + _machine(), encoding="utf-8")
 
 
-def _line(m: Measurement | Duration) -> str:
+def _line(m: Any) -> str:
+    if isinstance(m, equal_work.Reached):
+        return equal_work.table([m])
     if isinstance(m, Duration):
         return f"{m.subject}: {m.seconds:.2f} s, target {m.target:g} s; {m.note}"
     spread = f"[{m.low:.2f}, {m.high:.2f}]"
     return f"{m.subject} / {m.baseline}: {m.ratio:.3f} {spread}, target {m.target}, baseline {m.seconds:.3g} s"
 
 
-def _table(found: list[Measurement | Duration]) -> str:
+def _table(found: list[Any]) -> str:
     rows = ["| what | compared with | ratio | quartiles | target |", "|---|---|---|---|---|"]
     for m in found:
         if type(m) is Measurement:
@@ -63,8 +92,9 @@ def _table(found: list[Measurement | Duration]) -> str:
         for m in found
         if isinstance(m, Duration)
     ]
-    compared = peers.table(found)
-    return "\n".join(rows) + "\n" + (f"\n{PEERS}\n{compared}" if compared else "")
+    compared, reached = peers.table(found), equal_work.table(found)
+    page = "\n".join(rows) + "\n" + (f"\n{PEERS}\n{compared}" if compared else "")
+    return page + (f"\n{WORK}\n{reached}" if reached else "")
 
 
 def _machine() -> str:
@@ -76,4 +106,4 @@ def _machine() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

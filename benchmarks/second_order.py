@@ -1,8 +1,8 @@
 """Second-order steps in gradients of the same model: steps of the optimizer, and the choice among methods.
 
 ``run`` measures steps of :class:`surefoot.optim.GaussNewton` with its defaults: the mean of several steps from the
-start, on one thread, in processor time, after a first step that captures the graph. ``table`` compares the
-method that is chosen with all others on many small and middle-sized cases, for exact steps.
+start, on one thread, in processor time, after a first step that captures the graph; and their memory. ``table``
+compares the method that is chosen with all others on many small and middle-sized cases, for exact steps.
 
 ``python -m benchmarks.second_order`` prints the steps, ``python -m benchmarks.second_order choice`` the table.
 """
@@ -10,14 +10,15 @@ method that is chosen with all others on many small and middle-sized cases, for 
 from __future__ import annotations
 
 import math
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import surefoot as sf
 from benchmarks.timing import Measurement
@@ -97,6 +98,8 @@ def cases() -> Iterator[Case]:
     yield Case("GRU cell, batch 256", _Recurrent(), torch.randn(256, 8, 16), torch.randint(0, 10, (256,)), entropy)
     ids = torch.randint(0, 256, (8, 128))
     yield Case("GPT, 8 × 128 tokens of 256", _Tokens(256, 128), ids, torch.randint(0, 256, (1024,)), entropy)
+    ids = torch.randint(0, 1000, (8, 64))
+    yield Case("GPT, 8 × 64 tokens of 1,000", _Tokens(1000, 64), ids, torch.randint(0, 1000, (512,)), entropy)
     images = torch.randn(64, 3, 32, 32)
     yield Case("ResNet-18, batch 64", zoo.resnet18(), images, torch.randint(0, 10, (64,)), entropy)
 
@@ -109,9 +112,32 @@ def _convolutional(normalised: bool) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 10))
 
 
-def run() -> list[Measurement]:
-    """The mean cost of a step of the optimizer with its defaults."""
-    return [_steps(case) for case in cases()]
+def run() -> Iterator[Measurement]:
+    """The mean cost of a step of the optimizer with its defaults, and its memory."""
+    for case in cases():
+        yield _steps(case)
+        yield _memory(case)
+
+
+def _memory(case: Case) -> Measurement:
+    """Bytes at the peak of a step beside those of a gradient, above what is held between steps.
+
+    The profiler of PyTorch reports every allocation of its allocator, and every release.
+    """
+    parameters = list(case.model.parameters())
+    optimizer = sf.optim.GaussNewton(case.model, case.objective)
+    optimizer.step(case.x, case.y)
+    gradient = _peak(lambda: torch.autograd.grad(case.objective(case.model(case.x), case.y), parameters))
+    ratios = sorted(_peak(lambda: optimizer.step(case.x, case.y)) / gradient for _ in range(3))
+    name = f"{case.name}: memory of a step of GaussNewton"
+    return Measurement(name, "memory of a gradient", ratios[1], ratios[0], ratios[2], 0.0, 3.0)
+
+
+def _peak(function: Callable[[], object]) -> int:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as watched:
+        function()
+    events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
 def _steps(case: Case) -> Measurement:
@@ -233,6 +259,6 @@ if __name__ == "__main__":
         for case in cases():
             if wanted in case.name:
                 m = _steps(case)
-                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-                print(f"{m.subject}: {m.ratio:.1f} gradients [{m.low:.1f}, {m.high:.1f}], target {m.target:g}, "
-                      f"{m.seconds * 1e3:.1f} ms each; {peak:.2f} GiB at the peak", flush=True)  # fmt: skip
+                cost = f"{m.ratio:.1f} gradients [{m.low:.1f}, {m.high:.1f}] of {m.seconds * 1e3:.1f} ms"
+                memory = f"{_memory(case).ratio:.1f} times its memory"
+                print(f"{m.subject}: {cost}, target {m.target:g}; {memory}", flush=True)

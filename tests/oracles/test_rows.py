@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import surefoot as sf
 from surefoot.chain import Chain
 from surefoot.oracles.stages import stages
 
