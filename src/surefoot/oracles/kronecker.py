@@ -130,7 +130,7 @@ def _block(tap: Tap, arguments: dict[str, Any], slopes: Tensor) -> _Block:
     rows = slopes.reshape(-1, slopes.shape[-1])
     x = x.reshape(len(rows), -1) if "weight" in tap.paths else rows[:, :0]
     x = torch.cat([x, torch.ones_like(rows[:, :1])], dim=1) if "bias" in tap.paths else x
-    paths = {slot: tap.paths[slot] for slot in ("weight", "bias") if slot in tap.paths}
+    paths: dict[str, str] = {slot: tap.paths[slot] for slot in ("weight", "bias") if slot in tap.paths}
     values, vectors = _spectrum(x / max(len(rows), 1) ** 0.5)
     return _Block(paths, (vectors * values.sqrt()).T, _spectrum(rows))
 
