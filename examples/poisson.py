@@ -19,9 +19,9 @@ chooses how to solve for a step, adapts the damping, and bends steps by their ge
 **Statement.** Every step minimises the Gauss-Newton model with damping κ up to the stated residual. It is taken
 only if the objective falls by a part of what the model predicts (Levenberg and Marquardt).
 
-**Result.** The relative error falls below 1e-4 within 1,500 gradients of work, and below 1e-5 within 5,000. No theorem
-says that it converges to residuals that are all zero: that takes rows of the Jacobian which are independent, and
-here its least singular value cannot be told from zero.
+**Result.** The relative error falls below 1e-4 within 1,500 gradients of work, and below 1e-5 within 5,000. No
+theorem says that it converges to residuals that are all zero: that takes rows of the Jacobian which are
+independent, and here its least singular value cannot be told from zero.
 """
 
 from __future__ import annotations
