@@ -15,7 +15,7 @@ Families:
 * ``layout``: operations that move numbers around. ``choices``: what fixed indices, masks and conditions choose.
   ``conditions``: comparisons, and what jumps.
 * ``complex_pairs``: complex tensors as pairs of real ones, and Fourier transforms.
-* ``inverses``: inverses and determinants of matrices. ``cholesky_factors``, ``matrix_exponentials``: these too, with
+* ``inverses``: inverses and determinants of matrices. ``cholesky_factors``, ``matrix_exponentials``: with their
   round-off by ``rounded_matrices``.
 * ``writing``: tensors written into others.
 * ``formulas``: operations that are made of others.
