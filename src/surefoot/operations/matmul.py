@@ -27,6 +27,7 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import batched_spectral_norm
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, root
+from surefoot.operations.composed_series import matrices_along
 from surefoot.operations.products import added, costate_norm
 from surefoot.operations.record import Form, Rule, declare, operation, record_of
 from surefoot.operations.rows import aligned, rows_of
@@ -68,8 +69,8 @@ def _matrices_product(*names: str, factors: tuple[Slot, Slot], **readings: Any) 
     return operation(*names, factors=factors, **(common | readings))
 
 
-@_matrices_product("aten.matmul", "aten.vdot", factors=("self", "other"))
-@_matrices_product("aten.mm", "aten.bmm", factors=("self", "mat2"))
+@_matrices_product("aten.matmul", "aten.vdot", factors=("self", "other"), taylor=matrices_along("self", "other"))
+@_matrices_product("aten.mm", "aten.bmm", factors=("self", "mat2"), taylor=matrices_along("self", "mat2"))
 @_matrices_product("aten.mv", factors=("self", "vec"))
 @_matrices_product("aten.dot", factors=("self", "tensor"))
 @_matrices_product("aten.outer", factors=("self", "vec2"), rows=lambda use: ("self",),
