@@ -5,7 +5,8 @@
 * ``captured``: from a model to a graph in these operations.
 * ``forms``: degrees of polynomials. ``rows``: how rows of a result relate to rows of the arguments.
 * ``pushing``: derivatives along moves of the arguments, with their errors.
-* ``sparsity``: the cost of one operation. ``moving``: one operation along a segment. ``gram``: rows of Jacobians.
+* ``sparsity``: the cost of one operation. ``gram``: rows of Jacobians.
+* ``moving``: one operation along a segment. ``composed_series``: products, soft-max and normalisations along it.
 * ``evaluation``: values in double precision, and their round-off.
 * ``written_out``: formulas and compositions in place of records.
 * ``common``, ``dimensions``: what several families share. ``groups``: groups of numbers, scaled and centred.

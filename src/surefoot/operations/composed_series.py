@@ -107,7 +107,7 @@ def multiplied(
     """The product of two tensors: entry by entry, or of batches of matrices with that inner dimension."""
     order, length, rowwise = a.order, a.length, a.rowwise or b.rowwise
     coefficients: list[Tensor | None] = [None] * order
-    beyond = a.norms[0].new_zeros((1, 1)) if a.norms[0] is not None else a.value.new_zeros((1, 1))
+    beyond = a.value.new_zeros((1, 1))
     for i, first in enumerate(a.coefficients):
         for k, second in enumerate(b.coefficients):
             if first is None or second is None:
@@ -120,8 +120,8 @@ def multiplied(
                 beyond = beyond + row_norms(term, rowwise) * reach(length, i + k - order)
     shape = coefficients[0].shape if coefficients[0] is not None else run(a.value, b.value).shape
     own = torch.cat(product(sizes_of(a), sizes_of(b)), dim=1) * ((inner + order + 8) * UNIT)
-    tail = torch.cat([beyond.expand(len(own), 1) if len(beyond) == 1 else beyond, own.expand(
-        max(len(own), len(beyond)), 3)], dim=1)  # fmt: skip
+    rows = max(len(own), len(beyond))
+    tail = torch.cat([beyond.expand(rows, 1), own.expand(rows, 3)], dim=1)
     for model, other in ((a, b), (b, a)):
         if model.tail is not None:
             gain = other.sizes
@@ -197,7 +197,7 @@ def softmax_along(slot: str) -> Taylor:
             if "mask" in moving.slots and not moving.slots["mask"].is_constant:
                 return None
             mask = moving.slots["mask"].value if "mask" in moving.slots else arguments["mask"]
-            allowed = moving.node.target(torch.zeros_like(x.value), mask, arguments["causal"]) > 0  # type: ignore[operator]
+            allowed = moving.node.target(torch.zeros_like(x.value), mask, arguments["causal"]) > 0
         dim = arguments.get("dim", -1)
         raised, _ = _exponentials(x, dim, allowed)
         return multiplied(raised, composed(_INVERSE, summed(raised, dim)))

@@ -98,7 +98,7 @@ def between_two(call: Call) -> Bounds:
     """
     first, second = call["first"], call["second"]
     size = Magnitude(np.array([first.bound.log2, second.bound.log2])).norm()
-    nothing = {slot: ZERO for slot in ("first", "second") if slot in call.slots}
+    nothing: dict[str, Magnitude] = {slot: ZERO for slot in ("first", "second") if slot in call.slots}
     return Bounds({"self": ONE, **nothing}, bound=size, peak=maximum(first.peak, second.peak))
 
 

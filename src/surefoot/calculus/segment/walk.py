@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +85,7 @@ def _picks(node: Node, cut: Mapping[str, Node]) -> bool:
 
 def _part(whole: Node, getitem: Node) -> Node:
     """One of the parts: a slice, or one entry along the dimension."""
+    args: tuple[Any, ...]
     index, dim, tensor = getitem.args[1], whole.arguments["dim"], whole.arguments["self"]
     if whole.op == "aten.unbind":
         args, op, target = (tensor, dim, index), "aten.select", torch.ops.aten.select.int
