@@ -104,8 +104,11 @@ def test_a_loose_tolerance_with_little_damping_takes_fewer_iterations() -> None:
 
 
 def test_the_optimizer_tries_it_where_the_cap_was_met_and_keeps_what_is_faster() -> None:
-    model, x = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 4)), torch.randn(4000, 30)
-    problem = Problem(sf.Chain(model, x), sf.CrossEntropy(torch.zeros(4000, dtype=torch.long)))
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.Tanh(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(32, 4)
+    )
+    x, y = torch.randn(1000, 4, 8, 8), torch.zeros(1000, dtype=torch.long)
+    problem = Problem(sf.Chain(model, x), sf.CrossEntropy(y))
     choice = Preconditioning()
 
     def step(residual: float, solved: bool) -> Step:

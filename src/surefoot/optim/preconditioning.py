@@ -2,10 +2,10 @@ r"""Whether the conjugate gradients of an optimizer are preconditioned, from wha
 
 Kronecker factors save iterations where the damping is small and a loose tolerance is not reached within the cap,
 as for convolutions; elsewhere they cost more than they save. So they are tried where two things hold: the cap was
-met without them, and they would pay if they halved the iterations (:class:`surefoot.oracles.choice.Sizes`). From
-then on the way is taken by which the residual fell faster for the predicted cost, −log(residual)/cost, and the
-other one is tried again from time to time. The factors are kept for some steps: whatever they are, conjugate
-gradients solve the same system.
+met without them, and they would pay clearly if they halved the iterations
+(:class:`surefoot.oracles.choice.Sizes`). From then on the way is taken by which the residual fell faster for the
+predicted cost, −log(residual)/cost, and the other one is tried again from time to time. The factors are kept for
+some steps: whatever they are, conjugate gradients solve the same system.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from surefoot.oracles.problem import Problem, Step
 from surefoot.oracles.steps import sizes_of
 
 _KEPT = 5  # steps for which factors are kept
+_MARGIN = 0.6  # what six iterations may cost, halved and preconditioned, beside six plain ones
 _AGAIN = 16  # steps after which the other way is tried again
 
 
@@ -61,7 +62,7 @@ class Preconditioning:
     def _wanted(self, sizes: Sizes) -> bool:
         make, apply = sizes.kronecker
         iteration = 2 * sizes.call
-        if not self._capped or make / _KEPT + 3 * (iteration + apply) > 6 * iteration:
+        if not self._capped or make / _KEPT + 3 * (iteration + apply) > _MARGIN * 6 * iteration:
             return False
         faster = self._rates.get(True, math.inf) > self._rates[False]
         self._since += 1
