@@ -19,7 +19,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # Each row imports from rows above it, and from its own without going round in a circle.
 ROWS = (
     "errors magnitude domains enclosure linear_solve norms processes scalar taylor torch_private",
-    "graph",
+    "batches graph",
     "operations",
     "calculus chain complexity",
     "attained blockwise certificate guarantees lower valuation",

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from surefoot.batches import is_loader
 from surefoot.calculus.leaves import ordinary_device
 from surefoot.certificate import Certificate
 from surefoot.certificate.proving import certify_proved
@@ -14,7 +15,7 @@ from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segmen
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
 from surefoot.processes import Processes
-from surefoot.valuation.streamed import StreamedValuer, is_loader
+from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.batches import is_loader
 from surefoot.chain import Chain
 from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs
@@ -26,7 +27,7 @@ from surefoot.optim.wolfe import Found, search
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
 from surefoot.torch_private import BatchNormalisation
-from surefoot.valuation.streamed import StreamedValuer, is_loader
+from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import EvaluationError, Valuer
 
 NAMED: Mapping[str, Callable[[], Direction]] = {

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from torch import nn
 
+from surefoot.batches import is_loader
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.ahead import AHEAD, Ahead
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters
 from surefoot.optim.by_evaluation import ByEvaluation
 from surefoot.optim.record import StepRecord
 from surefoot.processes import Processes
-from surefoot.valuation.streamed import is_loader
 
 
 class CertifiedDescent(GuaranteedOptimizer):

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.batches import is_loader
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import Average, Batches, BurstRecord, Snapshot, evaluating, fixed_data
 from surefoot.optim.by_evaluation import StalledWarning
 from surefoot.optim.evaluation import OptimizerError, check_objective, outputs_of
 from surefoot.optim.pace import Pace
-from surefoot.valuation.streamed import StreamedValuer, is_loader
+from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError
 
 _FEW = 4  # mini-batches of a trial while a rate is looked for, and of what judges trials and epochs
