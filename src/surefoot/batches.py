@@ -169,4 +169,33 @@ def digest(tensor: Tensor) -> int:
     return int(tensor.contiguous().view(_BITS[tensor.element_size()]).sum(dtype=torch.int64))
 
 
-__all__ = ["Batches", "digest", "is_loader", "kind_of", "numbered", "refuse_statistics", "tensors_of"]
+def digest_of(tensors: Iterable[Tensor]) -> int:
+    """The same where several tensors are, in their order."""
+    return sum((2 * k + 1) * digest(tensor) for k, tensor in enumerate(tensors))
+
+
+def refuse_other_models(digests: Sequence[int]) -> None:
+    """Refuse processes that do not have the same parameters and buffers.
+
+    Raises:
+        EvaluationError: naming the first that has others than process 0.
+    """
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is not None:
+        raise EvaluationError(
+            f"process {other} has other parameters or buffers than process 0, so that they speak of different "
+            "functions: load the same checkpoint on all, or send those of one by torch.distributed.broadcast"
+        )
+
+
+__all__ = [
+    "Batches",
+    "digest",
+    "digest_of",
+    "is_loader",
+    "kind_of",
+    "numbered",
+    "refuse_other_models",
+    "refuse_statistics",
+    "tensors_of",
+]

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import group_oracles
 import pytest
 import torch
 from torch import Tensor, distributed, nn
@@ -78,9 +79,12 @@ def work(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=4, timeout=timedelta(seconds=60))
     pair, short = distributed.new_group([2, 3]), distributed.new_group(timeout=timedelta(seconds=2))
     by_evaluation.StreamedValuer = Counted  # type: ignore[misc]
-    four, two = asked(distributed.group.WORLD, ["lbfgs"]), {}
+    everyone = distributed.group.WORLD
+    four, two = asked(everyone, ["lbfgs"]), {}
+    four["answers"] = group_oracles.answers(network(), part_of(everyone), everyone)
     if rank >= 2:
         two = asked(pair, list(RUNS)) | refusals(pair)
+        two["answers"] = group_oracles.answers(network(), part_of(pair), pair)
     else:
         four["stranger"] = refused(lambda: Processes(pair))
     distributed.barrier()
@@ -94,7 +98,6 @@ def work(rank: int, folder: str) -> None:
             map(torch.equal, model.parameters(), network().parameters())
         )
         x, y = part_of(None)
-        everyone = distributed.group.WORLD
         four["died"] = refused(lambda: sf.evaluate(model, x, sf.CrossEntropy(), y, group=everyone))
     torch.save((two, four), f"{folder}/{rank}.pt")
     os._exit(0)  # the group cannot be left in order
@@ -355,6 +358,62 @@ def test_refusals_without_a_group() -> None:
     for option in options:
         with pytest.raises(ValueError, match="with a group"):
             CertifiedDescent(network(), sf.CrossEntropy(), group=object(), **option)
+
+
+def close(value: Any, expected: Any) -> None:
+    """Numbers, tensors and what they are in agree up to 1e-8; everything else is equal."""
+    if isinstance(value, Tensor):
+        assert torch.allclose(value, expected, rtol=0, atol=1e-8)
+    elif isinstance(value, float):
+        assert value == pytest.approx(expected, rel=1e-8, abs=1e-12)
+    elif isinstance(value, dict):
+        assert value.keys() == expected.keys()
+        for key, inner in value.items():
+            close(inner, expected[key])
+    elif isinstance(value, list | tuple):
+        assert len(value) == len(expected)
+        for one, other in zip(value, expected, strict=True):
+            close(one, other)
+    else:
+        assert value == expected
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_oracles_of_several_processes_are_those_of_the_joined_batch(two: Outcome, four: Outcome, size: int) -> None:
+    found = [part["answers"]["directions"] for part in (two if size == 2 else four)]
+    expected = group_oracles.directions(network(), data())
+    for part in found:
+        close(part, expected)
+        for name, (direction, *numbers) in part.items():
+            assert numbers == list(found[0][name][1:])
+            assert all(torch.equal(value, found[0][name][0][path]) for path, value in direction.items())
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_second_order_steps_of_several_processes(two: Outcome, four: Outcome, size: int) -> None:
+    expected = group_oracles.trained(network(), data())
+    outcome = two if size == 2 else four
+    bytes_of_weights = 8 * sum(value.numel() for value in network().parameters())
+    for part in outcome:
+        for name, (weights, losses, kappa, sent, history) in part["answers"]["trained"].items():
+            close((weights, losses, kappa), expected[name][:3])
+            first = outcome[0]["answers"]["trained"][name]
+            assert all(torch.equal(value, first[0][path]) for path, value in weights.items())
+            assert (losses, kappa, history) == (first[1], first[2], first[4])
+            assert bytes_of_weights < sent < 300 * bytes_of_weights
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_certificates_and_verdicts_of_several_processes(two: Outcome, four: Outcome, size: int) -> None:
+    outcome, parts = two if size == 2 else four, parts_of(SHARES[size])
+    expected = group_oracles.certificates(network(), parts)
+    few = [(x[:2], y[:2]) for x, y in parts]
+    proved = group_oracles.verdict((torch.cat([x for x, _ in few]), torch.cat([y for _, y in few])))
+    assert "proved=True" in proved
+    for part in outcome:
+        close(part["answers"]["certificates"], expected)
+        assert part["answers"]["certificates"] == outcome[0]["answers"]["certificates"]
+        assert part["answers"]["verdict"] == proved
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.batches import is_loader
 from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph import Graph
@@ -21,6 +22,7 @@ from surefoot.optim.evaluation import Closure, OptimizerError, check_objective, 
 from surefoot.optim.record import Stationarity, StepRecord, best_stationarity, from_columns, to_columns
 from surefoot.optim.stored import InDouble, Proposal
 from surefoot.optim.watch import Fingerprint, Watch
+from surefoot.processes import Processes
 from surefoot.theorems.deciding import Method
 from surefoot.theorems.record import Convergence
 from surefoot.theorems.waiting import proved_from_here
@@ -68,6 +70,8 @@ class GuaranteedOptimizer(Optimizer):
 
     theorem: Method = "gradient"  # the method whose convergence ``until="proved"`` looks for
     takes: tuple[type[Regularizer], ...] = (Regularizer,)
+    takes_loaders = False  # whether step(loader) is one on the objective of all its batches
+    processes: Processes | None = None  # those that have a part of the data each
 
     def __init__(
         self,
@@ -156,11 +160,24 @@ class GuaranteedOptimizer(Optimizer):
         return self.history[-1].data == self.fingerprint(x, y)
 
     def check_data(self, x: Any, y: Any) -> None:
-        """Targets are given exactly where the objective takes them.
+        """Targets are given exactly where the objective takes them; a loader, where it is taken, brings them.
 
         Raises:
-            OptimizerError: if they are not.
+            OptimizerError: if they are not; on all processes, if there are several.
         """
+        if self.processes is not None:
+            self.processes.together(lambda: self.check_part(x, y))
+        else:
+            self.check_part(x, y)
+
+    def check_part(self, x: Any, y: Any) -> None:
+        """The same for what this process has."""
+        if self.takes_loaders and is_loader(x):
+            if y is not None:
+                raise OptimizerError("a loader brings its targets: step(loader)")
+            if self.until is not None:
+                raise OptimizerError("until='proved' is about one batch: join the data, or leave it out")
+            return
         if (y is None) == self.objective.takes_targets:
             name = type(self.objective).__name__
             how = "step(x, y)" if self.objective.takes_targets else "step(x)"

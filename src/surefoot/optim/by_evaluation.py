@@ -204,11 +204,8 @@ class ByEvaluation:
     def _problem(self) -> Problem:
         """The linearised problem at the present weights."""
         (x, y), owner = self._batch, self.owner
-        if is_loader(x):
-            raise OptimizerError(
-                "Gauss-Newton directions are those of one batch: take another direction for loaders"
-            )
-        return Problem(Chain(owner.model, x), owner.objective.bound_to(y), None, owner.ridge)
+        objective = owner.objective if is_loader(x) else owner.objective.bound_to(y)
+        return Problem(Chain(owner.model, x), objective, None, owner.ridge)
 
     def _compare(self, function: Function, x: Any, y: Any, closure: Closure | None) -> None:
         """What is proved is about the function that the live model computes."""

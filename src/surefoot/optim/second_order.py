@@ -15,12 +15,12 @@ from surefoot.guarantees import require_smooth
 from surefoot.objectives import Objective
 from surefoot.optim.damped import SecondOrder, Solver
 from surefoot.optim.stored import Tensors, square_of
-from surefoot.oracles.choice import Choice, choose_newton
+from surefoot.oracles.choice import Choice
 from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.newton_conjugate import solve_conjugate
 from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, Step, check_tolerance
-from surefoot.oracles.steps import METHODS, NEWTON_METHODS, Method, gauss_newton_solver, sizes_of
+from surefoot.oracles.steps import METHODS, NEWTON_METHODS, Method, gauss_newton_solver, newton_method
 
 
 class GaussNewton(SecondOrder):
@@ -160,10 +160,7 @@ class Newton(SecondOrder):
         """κ is doubled until the model is bounded below."""
         exact = check_tolerance(None, problem.output.dtype, 1e-5, 1e-10)
         tolerance, most = self.forced(exact)
-        method: str = self.method
-        if method == "auto":
-            method = choose_newton(sizes_of(problem), tolerance, most).method
-        if method == "dynamic":
+        if newton_method(problem, self.method, tolerance, most)[0] == "dynamic":
             return lambda kappa: solve_dynamic(problem, kappa, "newton", double=True)
         return lambda kappa: solve_conjugate(problem, kappa, True, tolerance, most, checked=False)
 

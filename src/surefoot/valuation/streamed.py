@@ -12,18 +12,27 @@ added exactly, so that all processes have the same value and error.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
 from torch import Tensor, nn
 
-from surefoot.batches import Batches, digest, kind_of, numbered, refuse_statistics, tensors_of
+from surefoot.batches import (
+    Batches,
+    digest,
+    digest_of,
+    kind_of,
+    numbered,
+    refuse_other_models,
+    refuse_statistics,
+    tensors_of,
+)
 from surefoot.calculus.leaves import captured
 from surefoot.enclosure import Spec
 from surefoot.errors import EvaluationError, ObjectiveError
-from surefoot.graph import Source
+from surefoot.graph import Graph, Source
 from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
 from surefoot.valuation.passes import Constants
@@ -128,7 +137,7 @@ class StreamedValuer:
             sums = self._summed(point, derivatives, gradient)
         else:
             parts = self.processes.gathered(lambda: self._told(point, derivatives, gradient))
-            _refuse_other_models([digest for _, digest in parts])
+            refuse_other_models([digest for _, digest in parts])
             sums = _Sums()
             for rank, (part, _) in enumerate(parts):
                 if isinstance(part, str):
@@ -178,8 +187,7 @@ class StreamedValuer:
 
     def _digest_of_model(self, point: Mapping[str, Tensor]) -> int:
         """The same where parameters, buffers and the point of a pass are."""
-        held = *self.model.parameters(), *self.model.buffers(), *point.values()
-        return sum((2 * k + 1) * digest(tensor) for k, tensor in enumerate(held))
+        return digest_of([*self.model.parameters(), *self.model.buffers(), *point.values()])
 
     @property
     def obstacle(self) -> str:
@@ -195,7 +203,7 @@ class StreamedValuer:
         """Inputs, targets, and what the mean of a loss of class numbers divides by."""
         for number, x, targets in self._parts:
             with numbered(number):
-                weight = class_weight(self._options, targets)
+                weight = _class_weight(self._options, targets)
                 if weight != 0:
                     self.objective.check_values(targets)
             yield x, targets, weight
@@ -217,8 +225,6 @@ class StreamedValuer:
             self._outputs[key] = alone.specs(alone.outputs[0])[0]
         valuer = self._valuers[key]
         graph = valuer.tape.graph
-        rows = graph.spec(graph.nodes[-1].inputs[0])
-        assert isinstance(rows, Spec)
         with numbered(number):
             self.objective.fit(self._outputs[key], y)
             inputs = dict(zip((leaf.name for leaf in graph.inputs), tensors, strict=True))
@@ -226,8 +232,7 @@ class StreamedValuer:
             constants = valuer.tape.constants({**inputs, **targets, **graph.held})
             run = valuer.run(weights, derivatives=derivatives, constants=constants)
             found = valuer.enclosed(run)
-        count = divisor(rows.shape, str(self._options["reduction"])) if self._is_mean else 1
-        return count, found, valuer.gradient(run) if derivatives else {}
+        return _count(graph, self._options), found, valuer.gradient(run) if derivatives else {}
 
     def _check(self, batches: int, seen: int, total: Fraction) -> None:
         if not batches:
@@ -242,7 +247,20 @@ class StreamedValuer:
             raise ObjectiveError("no sample of the loader has a weight: their mean is not defined")
 
 
-def class_weight(options: Mapping[str, Any], targets: Tensor) -> Fraction | None:
+def weight_of(graph: Graph, options: Mapping[str, Any], targets: Tensor) -> Fraction:
+    """:math:`W_b`, for the graph of the loss of a batch: what its mean divides by, 1 for a sum."""
+    weight = _class_weight(options, targets)
+    return Fraction(_count(graph, options)) if weight is None else weight
+
+
+def _count(graph: Graph, options: Mapping[str, Any]) -> int:
+    """What a mean over samples or entries divides by; 1 for another loss."""
+    rows = graph.spec(graph.nodes[-1].inputs[0])
+    assert isinstance(rows, Spec)
+    return divisor(rows.shape, options["reduction"]) if options["reduction"] in ("mean", "entries") else 1
+
+
+def _class_weight(options: Mapping[str, Any], targets: Tensor) -> Fraction | None:
     """What the mean of a loss of class numbers divides by: the weights of the classes, those ignored left out."""
     if "ignore_index" not in options or options["reduction"] != "mean" or targets.is_floating_point():
         return None
@@ -259,7 +277,11 @@ def class_weight(options: Mapping[str, Any], targets: Tensor) -> Fraction | None
 
 
 def refuse_objective(objective: Any) -> None:
-    """Refuse what is not a sum or a mean over the samples."""
+    """Refuse what is not a sum or a mean over the samples.
+
+    Raises:
+        ObjectiveError: in that case.
+    """
     name = type(objective).__name__
     options = getattr(objective, "options", {})
     if not hasattr(objective, "bound_to") or "reduction" not in options:
@@ -278,13 +300,4 @@ def refuse_objective(objective: Any) -> None:
             )
 
 
-def _refuse_other_models(digests: Sequence[int]) -> None:
-    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
-    if other is not None:
-        raise EvaluationError(
-            f"process {other} has other parameters or buffers than process 0, so that they speak of different "
-            "functions: load the same checkpoint on all, or send those of one by torch.distributed.broadcast"
-        )
-
-
-__all__ = ["Streamed", "StreamedValuer", "class_weight", "refuse_objective"]
+__all__ = ["Streamed", "StreamedValuer", "refuse_objective", "weight_of"]

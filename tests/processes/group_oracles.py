@@ -1,0 +1,81 @@
+"""What oracles, second-order optimizers, certificates and verdicts say of data in parts, and of all data at once."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.optim import GaussNewton, Newton
+
+Part = tuple[Tensor, Tensor]
+ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gradient": (sf.oracles.gradient, {"kappa": 2.0}),
+    "primal": (sf.oracles.gauss_newton, {"method": "primal", "regularizer": sf.Ridge(0.1)}),
+    "dual": (sf.oracles.gauss_newton, {"method": "dual"}),
+    "conjugate": (sf.oracles.newton, {"method": "cg", "kappa": 0.5}),
+}
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gauss_newton": (GaussNewton, {"method": "dual"}),
+    "newton": (Newton, {"method": "cg", "regularizer": sf.Ridge(0.01)}),
+}
+DOMAINS: dict[str, dict[str, Any]] = {
+    "longest": {"objective": sf.CrossEntropy()},
+    "ridge": {"objective": sf.CrossEntropy(), "regularizer": sf.Ridge(0.1), "domain": sf.Ball(0.02)},
+    "outputs": {"domain": sf.Ball(0.1)},
+}
+STEPS = 3
+
+
+def directions(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
+    """Of all oracles, with the decrease of the model, κ and the calls."""
+    x, y = part
+    chain, loss = sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y)
+    found = {}
+    for name, (oracle, options) in ORACLES.items():
+        step = oracle(chain, loss, **options, **group)
+        found[name] = dict(step.direction), step.model_decrease, step.kappa, step.calls
+    return found
+
+
+def trained(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
+    """Weights, losses, κ, the state and the bytes sent after some steps."""
+    x, y = part
+    found = {}
+    for name, (optimizer, options) in OPTIMIZERS.items():
+        model = copy.deepcopy(network)
+        training = optimizer(model, sf.CrossEntropy(), **options, **group)
+        losses = [training.step(x, y) for _ in range(STEPS)] + [training.value(x, y)]
+        weights = {path: value.detach() for path, value in model.named_parameters()}
+        sent = 0 if training.processes is None else training.processes.sent
+        found[name] = weights, losses, training.kappa, sent, repr(training.history)
+    return found
+
+
+def certificates(network: nn.Module, parts: list[Part], **group: Any) -> dict[str, Any]:
+    """On batches of four samples of each part."""
+    batches = [batch for x, y in parts if len(y) for batch in zip(x.split(4), y.split(4), strict=True)]
+    return {name: sf.certify(network, batches, **how, **group).to_dict() for name, how in DOMAINS.items()}
+
+
+def verdict(part: Part, **group: Any) -> str:
+    """Whether Gauss-Newton steps of a small network are proved to fit the data."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 1)).double()
+    with torch.no_grad():
+        targets = model(part[0]) + 1e-3
+    return repr(sf.convergence(model, part[0], sf.Square(targets), **group))
+
+
+def answers(network: nn.Module, part: Part, group: Any) -> dict[str, Any]:
+    """All of these, on one process of a group."""
+    x, y = part
+    return {
+        "directions": directions(network, part, group=group),
+        "trained": trained(network, part, group=group),
+        "certificates": certificates(network, [part], group=group),
+        "verdict": verdict((x[:2], y[:2]), group=group),
+    }
