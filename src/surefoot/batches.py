@@ -45,7 +45,8 @@ class Batches:
                 f"a {type(loader).__name__} can be read only once: pass a DataLoader or a list of batches"
             )
         _refuse_random_samples(loader)
-        self.loader, self._seen = _in_order(loader) if ordered else loader, [] if ordered else None
+        self.loader = _in_order(loader) if ordered else loader
+        self._seen: list[int] | None = [] if ordered else None
 
     def __iter__(self) -> Iterator[tuple[int, Any, Tensor]]:
         """The number of each batch, its inputs and its targets.
@@ -106,8 +107,9 @@ def _stacked(parts: Sequence[Any]) -> Any:
 
 
 def _in_order(loader: Iterable[Any]) -> Iterable[Any]:
-    plain = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
-    if not plain or loader.batch_size is None or not isinstance(loader.sampler, RandomSampler):
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader
+    if loader.batch_size is None or not isinstance(loader.sampler, RandomSampler):
         return loader
     return DataLoader(
         loader.dataset, loader.batch_size, num_workers=loader.num_workers, collate_fn=loader.collate_fn

@@ -96,12 +96,12 @@ class Processes:
             self._torch.broadcast_object_list(box, src=self._first, group=self._group)
         return box[0]
 
-    def ask(self, word: str) -> None:
+    def ask(self, word: Any) -> None:
         """On process 0 inside :meth:`led`: let all others serve this."""
         self.tell(("ask", word))
 
     def led(
-        self, lead: Callable[[], Any], serve: Callable[[str], object], failed: type[Exception] = ProcessError
+        self, lead: Callable[[], Any], serve: Callable[[Any], object], failed: type[Exception] = ProcessError
     ) -> Any:
         """Process 0 leads; the others serve what it asks for, until it is done. So decisions are made once.
 

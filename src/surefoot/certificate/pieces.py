@@ -22,7 +22,7 @@ each pair of them, and process 0 decides on which balls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -42,7 +42,7 @@ from surefoot.domains import Box, Domain, DomainError, ProductBall, Segment
 from surefoot.errors import EvaluationError
 from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.processes import Processes
-from surefoot.valuation.streamed import refuse_objective, weight_of
+from surefoot.valuation.streamed import is_weightless, refuse_objective, weight_of
 
 
 @dataclass
@@ -162,21 +162,29 @@ class InPieces:
     def _here(self, domain: Domain | Box) -> _Part:
         """The certificates of the batches that are here, added up."""
         part = _Part()
-        for number, x, y in self.batches:
+        for number, analysis, weight in self._analyses():
+            loss = analysis.objective
             with numbered(number):
-                bound = None if self.objective is None else self.objective.bound_to(y)
-                analysis = Analysis.of(self.model, x, bound)
-                refuse_statistics(analysis.reading.graph)
-                weight = Fraction(1) if bound is None else weight_of(analysis.reading.graph, bound.options, y)
-                if not weight:
-                    continue
-                found = certify_proved(self.model, x, objective=bound, domain=domain, effort=self.effort)
+                found = certify_proved(self.model, analysis.x, objective=loss, domain=domain, effort=self.effort)
             before = [] if part.certificate is None else [(Magnitude.of(1.0), part.certificate)]
-            part.certificate = _added([*before, (_up(weight), found)], stacked=bound is None)
+            part.certificate = _added([*before, (_up(weight), found)], stacked=loss is None)
             part.total += weight
             if self.regularizer is not None and part.penalty is None:
                 part.penalty = self._penalty(analysis, found, domain)
         return part
+
+    def _analyses(self) -> Iterator[tuple[int, Analysis, Fraction]]:
+        """Of each batch that is here and has a weight: its number, the analysis and the weight."""
+        for number, x, y in self.batches:
+            with numbered(number):
+                options = {} if self.objective is None else self.objective.options
+                if self.objective is not None and is_weightless(options, y):
+                    continue
+                bound = None if self.objective is None else self.objective.bound_to(y)
+                analysis = Analysis.of(self.model, x, bound)
+                refuse_statistics(analysis.reading.graph)
+                weight = Fraction(1) if bound is None else weight_of(analysis.reading.graph, options, y)
+            yield number, analysis, weight
 
     def _penalty(self, analysis: Analysis, like: Certificate, domain: Domain | Box) -> Certificate:
         """That of the regulariser alone."""
@@ -215,12 +223,7 @@ class InPieces:
 
     def _slopes_here(self) -> _Slopes:
         found = _Slopes()
-        for number, x, y in self.batches:
-            with numbered(number):
-                analysis = Analysis.of(self.model, x, self.objective.bound_to(y))
-                weight = weight_of(analysis.reading.graph, self.objective.options, y)
-            if not weight:
-                continue
+        for _, analysis, weight in self._analyses():
             proved, factor = proved_gradient(analysis), float(weight)
             found.blocks = {
                 block: [leaf.path for leaf in leaves] for block, leaves in analysis.variables().items()

@@ -136,16 +136,18 @@ class SecondOrder(GuaranteedOptimizer):
         if closure is not None:
             raise OptimizerError("a closure knows the loss of one batch: leave it out for loaders and groups")
         problem = self._problem(x, y)
-        names, processes = [self._name_of_part(problem, x, y)], self.processes
+        batches, processes = problem.chain.batches, self.processes
+        name = self.fingerprint(x, y) if batches is None else batches.name
         if processes is None:
-            return self._advanced(problem, problem.value, names[0], x, y)
-        names, changed = zip(*processes.gathered(lambda: (names[0], self.changed)), strict=True)
-        if any(changed):
+            return self._advanced(problem, problem.value, name, x, y)
+        told = processes.gathered(lambda: (name, self.changed))
+        if any(changed for _, changed in told):
             self.changed = True
             self.forget()
+        name = "".join(part for part, _ in told)[:64]
         assert isinstance(problem.autodiff, Batched)
         record, state = processes.led(
-            lambda: (self._advanced(problem, problem.value, "".join(names)[:64], x, y), self.extra_state()),
+            lambda: (self._advanced(problem, problem.value, name, x, y), self.extra_state()),
             problem.autodiff.serve,
             OptimizerError,
         )
@@ -174,10 +176,6 @@ class SecondOrder(GuaranteedOptimizer):
             return Problem(chain, objective, None, self.ridge, self.processes)
         except (OracleError, EvaluationError) as error:
             raise OptimizerError(str(error)) from error
-
-    def _name_of_part(self, problem: Problem, x: Any, y: Any) -> str:
-        batches = problem.chain.batches
-        return self.fingerprint(x, y) if batches is None else batches.name
 
     def _advanced(self, problem: Problem, loss: float, data: str, x: Any, y: Any) -> StepRecord:
         try:

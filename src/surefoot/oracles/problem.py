@@ -147,8 +147,8 @@ class Problem:
         moved = {path: (u + part * direction[path]).to(u) for path, u in self.parameters.items()}
         with torch.no_grad():
             moved_to = {**self.point, **moved}
-            batched = isinstance(self.autodiff, Batched)
-            outputs = self.autodiff.at(moved_to) if batched else self.chain.value(moved_to)
+            oracle = self.autodiff
+            outputs = oracle.at(moved_to) if isinstance(oracle, Batched) else self.chain.value(moved_to)
             loss = float(self.objective(outputs))
         return loss if self.regularizer is None else loss + float(self.regularizer(moved))
 

@@ -253,6 +253,11 @@ def weight_of(graph: Graph, options: Mapping[str, Any], targets: Tensor) -> Frac
     return Fraction(_count(graph, options)) if weight is None else weight
 
 
+def is_weightless(options: Mapping[str, Any], targets: Tensor) -> bool:
+    """Whether all classes of a batch are ignored or have the weight zero, so that it has no mean."""
+    return _class_weight(options, targets) == 0
+
+
 def _count(graph: Graph, options: Mapping[str, Any]) -> int:
     """What a mean over samples or entries divides by; 1 for another loss."""
     rows = graph.spec(graph.nodes[-1].inputs[0])
@@ -300,4 +305,4 @@ def refuse_objective(objective: Any) -> None:
             )
 
 
-__all__ = ["Streamed", "StreamedValuer", "refuse_objective", "weight_of"]
+__all__ = ["Streamed", "StreamedValuer", "is_weightless", "refuse_objective", "weight_of"]
