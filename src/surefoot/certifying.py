@@ -13,6 +13,7 @@ from surefoot.certificate import Certificate
 from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
+from surefoot.graph.checks import unwrapped
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
 from surefoot.processes import Processes
@@ -75,6 +76,7 @@ def certify(
     >>> certify(model, x, objective=sf.CrossEntropy(torch.tensor([0, 1]))).step_size > 0
     True
     """
+    model = unwrapped(model)
     if objective is not None:
         objective = as_objective(objective, y)
     elif y is not None and group is None:
@@ -145,6 +147,7 @@ def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None, grou
     True
     """
     valuer: StreamedValuer | Valuer
+    model = unwrapped(model)
     processes = None if group is None else Processes(group)
     if processes is not None:
         parts: StreamedValuer = processes.together(lambda: _of_part(model, x, objective, y, processes))

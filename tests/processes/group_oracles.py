@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.optim import GaussNewton, Newton
+from surefoot.optim import GaussNewton, Newton, ProvedEpochs
 
 Part = tuple[Tensor, Tensor]
 ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -70,6 +70,28 @@ def verdict(part: Part, **group: Any) -> str:
     return repr(sf.convergence(model, part[0], sf.Square(targets), **group))
 
 
+def mini_batches(part: Part, size: int) -> list[Part]:
+    """The loader of a process."""
+    return list(zip(part[0].split(size), part[1].split(size), strict=True)) if len(part[1]) else []
+
+
+def joint_batches(parts: list[Part], size: int) -> list[Part]:
+    """The mini-batches of all processes together."""
+    each = [mini_batches(part, size) for part in parts]
+    together = [[one[k] for one in each if k < len(one)] for k in range(max(map(len, each)))]
+    return [(torch.cat([x for x, _ in some]), torch.cat([y for _, y in some])) for some in together]
+
+
+def bursts(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, ...]:
+    """Weights, losses and what was kept, of mini-batches with momentum."""
+    model = copy.deepcopy(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    training = ProvedEpochs(optimizer, sf.CrossEntropy(), batches, model=model, burst=2.0, **group)
+    losses = [training.step() for _ in range(3)]
+    weights = {path: value.detach() for path, value in model.named_parameters()}
+    return weights, losses, [record.kept for record in training.history], training.rate
+
+
 def asked_of(size: int) -> list[str]:
     """Which domains are asked for: processor time is short."""
     return list(DOMAINS) if size == 2 else ["ridge"]
@@ -82,5 +104,6 @@ def answers(network: nn.Module, part: Part, group: Any, size: int) -> dict[str, 
         "directions": directions(network, part, group=group),
         "trained": trained(network, part, group=group) if size == 2 else {},
         "certificates": certificates(network, [part], asked_of(size), group=group),
+        "bursts": bursts(network, mini_batches(part, 5), group=group),
         "verdict": verdict((x[:2], y[:2]), group=group),
     }

@@ -402,6 +402,20 @@ def test_second_order_steps_of_several_processes(two: Outcome) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
+def test_bursts_of_several_processes_are_those_of_joint_mini_batches(
+    two: Outcome, four: Outcome, size: int
+) -> None:
+    found = [part["answers"]["bursts"] for part in (two if size == 2 else four)]
+    batches = group_oracles.joint_batches(parts_of(SHARES[size]), 5)
+    expected = group_oracles.bursts(network(), batches)
+    assert any(expected[2])
+    for part in found:
+        close(part, expected)
+        assert part[1:] == found[0][1:]
+        assert all(torch.equal(value, found[0][0][path]) for path, value in part[0].items())
+
+
+@pytest.mark.parametrize("size", [2, 4])
 def test_certificates_and_verdicts_of_several_processes(two: Outcome, four: Outcome, size: int) -> None:
     outcome, parts = two if size == 2 else four, parts_of(SHARES[size])
     expected = group_oracles.certificates(network(), parts, group_oracles.asked_of(size))

@@ -21,6 +21,7 @@ from surefoot.chain.batched import Batched, Piece
 from surefoot.chain.cut import Computation, State, cut
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
+from surefoot.graph.checks import unwrapped
 from surefoot.graph.compose import Naming, compose, restrict
 from surefoot.operations.captured import capture
 from surefoot.processes import Processes
@@ -56,6 +57,7 @@ class Chain:
     """
 
     def __init__(self, model: nn.Module, x: Any) -> None:
+        model = unwrapped(model)
         batches, graph = (Batches(x, ordered=True), _NOTHING) if is_loader(x) else (None, capture(model, x))
         self._model, self._graphs = model, dict[Any, Graph]()
         inputs = () if batches is not None else tensors_of(x)

@@ -85,6 +85,12 @@ def check_model(model: Any) -> None:
     _refuse_shared_memory(model)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without the wrapper that averages gradients of several processes."""
+    wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+    return model.module if wrapped else model  # type: ignore[return-value]
+
+
 def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
     """What is wrong with a module, and what to do about it."""
     if isinstance(module, torch.jit.ScriptModule):
@@ -92,8 +98,7 @@ def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
     if isinstance(module, nn.parallel.DistributedDataParallel):
         yield (
             "DistributedDataParallel wraps the model to run it in other processes as well",
-            "Pass the model inside, model.module; surefoot.evaluate and CertifiedDescent take group= for several "
-            "processes.",
+            "Pass the model inside, model.module, and group= for the data of several processes.",
         )
     if module.training and isinstance(module, Dropout) and module.p > 0:
         yield random_dropout(module.p)
@@ -103,6 +108,14 @@ def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
     """What is wrong with a parameter or buffer, and what to do about it."""
+    if hasattr(value, "device_mesh"):
+        yield (
+            "is a DTensor, whose entries lie with several processes",
+            "Bounds and proved steps need whole weights: load them into a plain copy of the model, "
+            "copy.load_state_dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))) "
+            "with torch.distributed.checkpoint.state_dict.",
+        )
+        return
     if is_lazy(value):
         yield (
             "is not initialised yet (a lazy module)",

@@ -16,6 +16,7 @@ from surefoot.batches import is_loader
 from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph import Graph
+from surefoot.graph.checks import unwrapped
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.operations.captured import capture
 from surefoot.optim.evaluation import Closure, OptimizerError, check_objective, gradient_of, loss_of, number
@@ -91,7 +92,7 @@ class GuaranteedOptimizer(Optimizer):
                 f"{type(self).__name__}(model, surefoot.CrossEntropy()), and params=... for a part of its "
                 f"parameters. Got {type(model).__name__}"
             )
-        objective = check_objective(objective, "the data, step(x, y)")
+        model, objective = unwrapped(model), check_objective(objective, "the data, step(x, y)")
         if lower is None:
             lower = 0.0 if objective.nonnegative else -math.inf
         elif not math.isfinite(lower):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from surefoot.batches import Batches, is_loader
 from surefoot.calculus.leaves import ordinary_device
+from surefoot.graph.checks import unwrapped
 from surefoot.guarantees import GuaranteeError
 from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square
@@ -92,6 +93,7 @@ def convergence(
     if regularizer is not None and not isinstance(regularizer, Ridge):
         raise GuaranteeError(f"the theorems know a surefoot.Ridge or no regulariser, got {regularizer!r}")
     _check(method, momentum, batch_size, confidence, per_block)
+    model = unwrapped(model)
     if group is not None:
         processes, loss = Processes(group), objective
         parts = processes.gathered(lambda: _joined(x, loss))

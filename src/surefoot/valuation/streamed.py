@@ -253,6 +253,14 @@ def weight_of(graph: Graph, options: Mapping[str, Any], targets: Tensor) -> Frac
     return Fraction(_count(graph, options)) if weight is None else weight
 
 
+def batch_weight(objective: Any, outputs: Tensor, targets: Tensor) -> Fraction:
+    """The same from the outputs of a batch."""
+    weight, reduction = _class_weight(objective.options, targets), objective.options["reduction"]
+    if weight is not None or reduction not in ("mean", "entries"):
+        return Fraction(1) if weight is None else weight
+    return Fraction(divisor(objective.arranged(outputs, targets)[0].shape, reduction))
+
+
 def is_weightless(options: Mapping[str, Any], targets: Tensor) -> bool:
     """Whether all classes of a batch are ignored or have the weight zero, so that it has no mean."""
     return _class_weight(options, targets) == 0
@@ -305,4 +313,4 @@ def refuse_objective(objective: Any) -> None:
             )
 
 
-__all__ = ["Streamed", "StreamedValuer", "is_weightless", "refuse_objective", "weight_of"]
+__all__ = ["Streamed", "StreamedValuer", "batch_weight", "is_weightless", "refuse_objective", "weight_of"]
