@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -47,11 +47,14 @@ from surefoot.valuation.streamed import is_weightless, refuse_objective, weight_
 
 @dataclass
 class _Part:
-    """What one process knows: the sum over its batches, by weight, and the penalty, where it has any."""
+    """What one process knows: the sum over its batches, by weight, and the penalty, where it has any.
 
-    certificate: Certificate | None = None
+    They are sent as fields: what is copied as a :class:`Certificate` is complete, and keeps no functions.
+    """
+
+    fields: dict[str, Any] | None = None
     total: Fraction = Fraction(0)
-    penalty: Certificate | None = None
+    penalty: dict[str, Any] | None = None
 
 
 @dataclass
@@ -116,8 +119,7 @@ class InPieces:
             return lead()
         held = [*self.model.parameters(), *self.model.buffers()]
         refuse_other_models(self.processes.gathered(lambda: digest_of(held)))
-        found: Certificate = self.processes.led(lead, self._shared, EvaluationError)
-        return found
+        return Certificate(**self.processes.led(lambda: _fields(lead()), self._shared, EvaluationError))
 
     def _on(self, domain: Domain | Box) -> Certificate:
         if self.processes is not None:
@@ -128,7 +130,7 @@ class InPieces:
         """What all processes say together about a domain."""
         several = self.processes
         parts = [self._here(domain)] if several is None else several.gathered(lambda: self._here(domain))
-        found = [part.certificate for part in parts if part.certificate is not None]
+        found = [Certificate(**part.fields) for part in parts if part.fields is not None]
         total = sum((part.total for part in parts), Fraction(0))
         if not found or not total:
             raise EvaluationError("no batch has a sample with a weight: there is nothing to certify")
@@ -140,9 +142,10 @@ class InPieces:
             if isinstance(whole.radius, float):
                 reached = whole.smoothness * whole.radius + math.hypot(*self._gradients().values()) * (1 + 1e-12)
                 whole = replace(whole, lipschitz=minimum(whole.lipschitz, reached))
-        penalty = next((part.penalty for part in parts if part.penalty is not None), None)
-        if penalty is None:
+        added = next((part.penalty for part in parts if part.penalty is not None), None)
+        if added is None:
             return whole
+        penalty = Certificate(**added)
         gradients = (
             whole.block_gradients
             and penalty.block_gradients
@@ -153,7 +156,8 @@ class InPieces:
         )
         one = Magnitude.of(1.0)
         summed = _added([(one, whole), (one, penalty)])
-        return replace(summed, block_gradients=gradients, make_damping=None, regularizer=repr(self.regularizer))
+        damping, name = whole.make_damping, repr(self.regularizer)
+        return replace(summed, block_gradients=gradients, make_damping=damping, regularizer=name)
 
     @property
     def _is_mean(self) -> bool:
@@ -166,11 +170,11 @@ class InPieces:
             loss = analysis.objective
             with numbered(number):
                 found = certify_proved(self.model, analysis.x, objective=loss, domain=domain, effort=self.effort)
-            before = [] if part.certificate is None else [(Magnitude.of(1.0), part.certificate)]
-            part.certificate = _added([*before, (_up(weight), found)], stacked=loss is None)
+            before = [] if part.fields is None else [(Magnitude.of(1.0), Certificate(**part.fields))]
+            part.fields = _fields(_added([*before, (_up(weight), found)], stacked=loss is None))
             part.total += weight
             if self.regularizer is not None and part.penalty is None:
-                part.penalty = self._penalty(analysis, found, domain)
+                part.penalty = _fields(self._penalty(analysis, found, domain))
         return part
 
     def _analyses(self) -> Iterator[tuple[int, Analysis, Fraction]]:
@@ -269,6 +273,10 @@ def _added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = Fa
         make_rows=tuple,
         make_damping=damping,
     )
+
+
+def _fields(certificate: Certificate) -> dict[str, Any]:
+    return {one.name: getattr(certificate, one.name) for one in fields(certificate)}
 
 
 def _same(value: tuple[Magnitude, bool]) -> tuple[Magnitude, bool]:
