@@ -109,8 +109,16 @@ def certify(model: o.Model, request: o.Request, json: o.Json = False, report: o.
 
 @app.command()
 @guarded
-def compare(models: o.Models, request: o.Request, json: o.Json = False, report: o.Report = None) -> Outcome:
-    """Certify several models, or variants of one, and put the constants side by side.
+def compare(
+    models: o.Models,
+    request: o.Request,
+    workers: o.Workers = 1,
+    log: o.Rows = None,
+    resume: o.Resume = False,
+    json: o.Json = False,
+    report: o.Report = None,
+) -> Outcome:
+    """Certify several models, variants or checkpoints of one, and put the constants side by side.
 
     Ratios are to the first model whose constant is finite. Exit code 0 if at least one model is certified.
 
@@ -121,9 +129,14 @@ def compare(models: o.Models, request: o.Request, json: o.Json = False, report: 
       surefoot compare vgg16-smooth vgg16-batchnorm@batch_norm=100 --constants both
 
       surefoot compare mlp@activation=tanh mlp --data digits --objective cross-entropy
+
+      surefoot compare mlp runs/*.safetensors --data digits --workers 4 --log rows.jsonl --resume
     """
+    if workers < 1:
+        raise UsageError(f"--workers is at least 1, got {workers}")
     check_destination(report, "--report", (".html",))
-    return _module("certifying").certify_all(models, request, json, report)
+    check_destination(log, "--log", (".jsonl",))
+    return _module("certifying").certify_all(models, request, json, report, workers, log, resume)
 
 
 @app.command()
