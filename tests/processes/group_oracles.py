@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import checkpoint
 
 import surefoot as sf
 from surefoot.optim import GaussNewton, Newton, ProvedEpochs
+from surefoot.oracles.problem import Problem
+from surefoot.processes import Processes
 
 Part = tuple[Tensor, Tensor]
 ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -94,6 +98,51 @@ def bursts(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, 
     return weights, losses, [record.kept for record in training.history], training.rate
 
 
+def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
+    """Bytes that this process hands over: a pull-back, a push-forward, a Gauss-Newton step of some iterations."""
+    x, y = part
+    processes = Processes(group)
+    problem = Problem(sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y), None, None, processes)
+    asked: list[Any] = [
+        lambda: problem.autodiff.pullback(problem.slope),
+        lambda: problem.autodiff.pushforward(problem.parameters),
+    ]
+    found = []
+    for ask in asked:
+        before = processes.sent
+        processes.led(lambda ask=ask: ask() is None, problem.autodiff.serve)  # type: ignore[union-attr,misc]
+        found.append(processes.sent - before)
+    return found
+
+
+def stored(optimizer: Any) -> bytes:
+    """The state of an optimizer, as torch.distributed.checkpoint keeps it."""
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    return file.getvalue()
+
+
+def checkpointed(network: nn.Module, part: Part, folder: str, group: Any = None) -> None:
+    """Some steps, then a checkpoint."""
+    model = copy.deepcopy(network)
+    optimizer = sf.CertifiedDescent(model, sf.CrossEntropy(), group=group)
+    for _ in range(STEPS):
+        optimizer.step(*part)
+    state = {"model": model.state_dict(), "optimizer": stored(optimizer)}
+    checkpoint.save(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
+
+
+def resumed(network: nn.Module, part: Part, folder: str, group: Any = None) -> tuple[list[float], int]:
+    """Losses of the next steps, and how many there were in all."""
+    model = copy.deepcopy(network)
+    optimizer = sf.CertifiedDescent(model, sf.CrossEntropy(), group=group)
+    state: dict[str, Any] = {"model": model.state_dict(), "optimizer": b""}
+    checkpoint.load(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(torch.load(io.BytesIO(state["optimizer"])))
+    return [optimizer.step(*part) for _ in range(2)], len(optimizer.history)
+
+
 def asked_of(size: int) -> list[str]:
     """Which domains are asked for: processor time is short."""
     return list(DOMAINS) if size == 2 else ["ridge"]
@@ -107,5 +156,6 @@ def answers(network: nn.Module, part: Part, group: Any, size: int) -> dict[str, 
         "trained": trained(network, part, group=group) if size == 2 else {},
         "certificates": certificates(network, [part], asked_of(size), group=group),
         "bursts": bursts(network, mini_batches(part, 5), group=group),
+        "sent": sent(network, part, group),
         "verdict": verdict((x[:2], y[:2]), group=group),
     }

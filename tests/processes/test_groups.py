@@ -17,6 +17,9 @@ import group_oracles
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
@@ -84,6 +87,12 @@ def work(rank: int, folder: str) -> None:
     four["answers"] = group_oracles.answers(network(), part_of(everyone), everyone, 4)
     if rank >= 2:
         two = asked(pair, list(RUNS)) | refusals(pair)
+        group_oracles.checkpointed(network(), part_of(pair), f"{folder}/two", pair)
+        two["resumed"] = group_oracles.resumed(network(), part_of(pair), f"{folder}/one", pair)
+        wrapped = nn.parallel.DistributedDataParallel(network(), process_group=pair)
+        value = sf.evaluate(wrapped, *part_of(pair)[:1], sf.CrossEntropy(), part_of(pair)[1], group=pair)
+        two["wrapped"] = value.value, value.error
+        two["sharded"] = sharded(pair)
         two["answers"] = group_oracles.answers(network(), part_of(pair), pair, 2)
     else:
         four["stranger"] = refused(lambda: Processes(pair))
@@ -101,6 +110,19 @@ def work(rank: int, folder: str) -> None:
         four["died"] = refused(lambda: sf.evaluate(model, x, sf.CrossEntropy(), y, group=everyone))
     torch.save((two, four), f"{folder}/{rank}.pt")
     os._exit(0)  # the group cannot be left in order
+
+
+def sharded(group: Any) -> tuple[str, float]:
+    """What is said of weights that lie with several processes, and the value with a plain copy of them."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    model, plain = fully_shard(network(), mesh=mesh), network()
+    said = refused(lambda: sf.evaluate(model, *data()[:1], sf.CrossEntropy(), data()[1]))
+    with torch.no_grad():
+        for value in plain.parameters():
+            value.zero_()
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    plain.load_state_dict(whole)
+    return said, sf.evaluate(plain, *data()[:1], sf.CrossEntropy(), data()[1]).value
 
 
 def part_of(group: Any) -> tuple[Tensor, Tensor]:
@@ -221,8 +243,11 @@ def refusals(group: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("processes")
+    group_oracles.checkpointed(network(), data(), f"{folder}/one")
     torch.multiprocessing.start_processes(work, (str(folder),), 4, start_method="spawn")
-    return [torch.load(folder / f"{rank}.pt") for rank in range(4)]
+    found = [torch.load(folder / f"{rank}.pt") for rank in range(4)]
+    found[3][0]["two to one"] = group_oracles.resumed(network(), data(), f"{folder}/two")
+    return found
 
 
 @pytest.fixture
@@ -413,6 +438,32 @@ def test_bursts_of_several_processes_are_those_of_joint_mini_batches(
         close(part, expected)
         assert part[1:] == found[0][1:]
         assert all(torch.equal(value, found[0][0][path]) for path, value in part[0].items())
+
+
+def test_a_checkpoint_is_resumed_on_another_number_of_processes(two: Outcome) -> None:
+    optimizer = CertifiedDescent(network(), sf.CrossEntropy())
+    losses = [optimizer.step(*data()) for _ in range(group_oracles.STEPS + 2)][group_oracles.STEPS :]
+    close(two[1]["two to one"], (losses, len(optimizer.history)))
+    for part in two:
+        close(part["resumed"], (losses, len(optimizer.history)))
+
+
+def test_wrapped_and_sharded_models(two: Outcome) -> None:
+    x, y = data()
+    whole = sf.evaluate(network(), x, sf.CrossEntropy(y))
+    for part in two:
+        assert abs(part["wrapped"][0] - whole.value) <= part["wrapped"][1] + whole.error
+        assert "is a DTensor, whose entries lie with several processes" in part["sharded"][0]
+        assert part["sharded"][1] == whole.value
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_crosses_is_what_is_predicted(two: Outcome, four: Outcome, size: int) -> None:
+    traffic = sf.cost(network(), data()[0], processes=size).traffic
+    assert traffic is not None
+    for rank, part in enumerate(two if size == 2 else four):
+        for found, predicted in zip(part["answers"]["sent"], (traffic.pull, traffic.push), strict=True):
+            assert 0 < found - predicted[min(rank, 1)] < 300  # words, and that all went well
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -125,9 +125,9 @@ class Batched:
 
     def _push(self, direction: Mapping[str, Tensor]) -> Tensor:
         self._shared(direction)
-        return self._whole(
-            self._together(lambda: [oracle.pushforward(direction).detach() for oracle, _ in self._oracles()])
-        )
+        found: list[Tensor] = []
+        self._visit(lambda oracle, _: found.append(oracle.pushforward(direction).detach()))
+        return self._whole(found)
 
     def _bend(self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor) -> dict[str, Tensor]:
         self._shared(direction, slope, curved)
@@ -144,29 +144,32 @@ class Batched:
             raise ChainError("data in pieces need a model that returns one tensor, with a row for each sample")
         return [outputs[0] for outputs in found]
 
-    def _oracles(self) -> Iterator[tuple[Autodiff, slice]]:
-        """That of each batch, with its rows of the value."""
-        place = self._first
-        if self._only is not None:
-            yield self._only, slice(place, place + self._rows[0])
-            return
-        for rows, (graph, inputs) in zip(self._rows, self._pieces(), strict=True):
-            oracle = Autodiff(graph, inputs, self._parameters)
+    def _visit(self, visit: Callable[[Autodiff, slice], object]) -> None:
+        """Call it with the oracle of each batch and its rows; one is dropped before the next is made."""
+
+        def all_of_them() -> None:
+            place = self._first
             if len(self._rows) == 1:
-                self._only = oracle
-            yield oracle, slice(place, place + rows)
-            place += rows
+                if self._only is None:
+                    ((graph, inputs),) = self._pieces()
+                    self._only = Autodiff(graph, inputs, self._parameters)
+                visit(self._only, slice(place, place + self._rows[0]))
+                return
+            for rows, (graph, inputs) in zip(self._rows, self._pieces(), strict=True):
+                visit(Autodiff(graph, inputs, self._parameters), slice(place, place + rows))
+                place += rows
+
+        self._together(all_of_them)
 
     def _summed(self, part: Callable[[Autodiff, slice], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The sum over the batches of all processes; in double precision, then as the parameters are."""
         sums = {path: torch.zeros_like(value, dtype=torch.float64) for path, value in self._varying.items()}
 
-        def add_up() -> None:
-            for oracle, rows in self._oracles():
-                for path, slope in part(oracle, rows).items():
-                    sums[path] += slope
+        def add_up(oracle: Autodiff, rows: slice) -> None:
+            for path, slope in part(oracle, rows).items():
+                sums[path] += slope
 
-        self._together(add_up)
+        self._visit(add_up)
         if self.processes is not None:
             self.processes.add(sums.values())
         return {path: value.to(self._varying[path].dtype) for path, value in sums.items()}

@@ -87,8 +87,10 @@ class JointBatches:
         if what == "evaluate":
             self.spread()
             self._evaluate()
+        elif what == "draw":
+            self._draw()
         else:
-            {"draw": self._draw, "lose": self._lose}[what](*given)
+            self._lose(*given)
 
     def _draw(self) -> int:
         self._drawn += 1
