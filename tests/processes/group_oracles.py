@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from typing import Any
 
 import torch
@@ -116,10 +117,10 @@ def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
 
 
 def stored(optimizer: Any) -> bytes:
-    """The state of an optimizer, as torch.distributed.checkpoint keeps it."""
+    """The state of an optimizer, that of process 0 on all, as torch.distributed.checkpoint keeps it."""
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
-    return file.getvalue()
+    return file.getvalue() if optimizer.processes is None else optimizer.processes.tell(file.getvalue())
 
 
 def checkpointed(network: nn.Module, part: Part, folder: str, group: Any = None) -> None:
@@ -129,7 +130,9 @@ def checkpointed(network: nn.Module, part: Part, folder: str, group: Any = None)
     for _ in range(STEPS):
         optimizer.step(*part)
     state = {"model": model.state_dict(), "optimizer": stored(optimizer)}
-    checkpoint.save(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which it is, where there is no group
+        checkpoint.save(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
 
 
 def resumed(network: nn.Module, part: Part, folder: str, group: Any = None) -> tuple[list[float], int]:
@@ -137,7 +140,9 @@ def resumed(network: nn.Module, part: Part, folder: str, group: Any = None) -> t
     model = copy.deepcopy(network)
     optimizer = sf.CertifiedDescent(model, sf.CrossEntropy(), group=group)
     state: dict[str, Any] = {"model": model.state_dict(), "optimizer": b""}
-    checkpoint.load(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        checkpoint.load(state, checkpoint_id=folder, process_group=group, no_dist=group is None)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(torch.load(io.BytesIO(state["optimizer"])))
     return [optimizer.step(*part) for _ in range(2)], len(optimizer.history)

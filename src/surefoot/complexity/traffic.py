@@ -56,12 +56,27 @@ class Traffic:
         return tuple(pulls * a + pushes * b for a, b in zip(self.pull, self.push, strict=True))  # type: ignore[return-value]
 
     def seconds(self, rate: float, bandwidth: float, latency: float) -> float:
-        """Of one gradient, at so many multiplications and bytes per second and seconds per message."""
+        """Of one gradient of proved descent: weights are sent, gradients added up.
+
+        Args:
+            rate: multiplications per second of one process.
+            bandwidth: bytes per second.
+            latency: seconds for each message.
+        """
+        crossing = self._crossing(self.width * self.parameters, _DOUBLE * self.parameters, bandwidth, latency)
+        return self.multiplications / (self.processes * rate) + crossing
+
+    def iteration_seconds(self, rate: float, bandwidth: float, latency: float) -> float:
+        """Of one iteration of conjugate gradients for a Gauss-Newton step, which costs about two gradients."""
+        sent = self.width * (self.parameters + self.outputs)
+        crossing = self._crossing(sent, _DOUBLE * self.parameters + self.width * self.outputs, bandwidth, latency)
+        return 2 * self.multiplications / (self.processes * rate) + crossing
+
+    def _crossing(self, sent: int, added: int, bandwidth: float, latency: float) -> float:
         size = self.processes
-        added = 2 * (size - 1) / size * _DOUBLE * self.parameters / bandwidth + 2 * (size - 1) * latency
         turns = math.ceil(math.log2(size))
-        sent = turns * (latency + self.width * self.outputs / bandwidth)
-        return self.multiplications / (size * rate) + (added + sent if size > 1 else 0.0)
+        ring = 2 * (size - 1) * (added / size / bandwidth + latency)
+        return turns * (latency + sent / bandwidth) + ring
 
 
 __all__ = ["Traffic"]
