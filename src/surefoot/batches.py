@@ -20,13 +20,6 @@ from surefoot.graph.checks import as_inputs, check_inputs
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def is_loader(x: Any) -> bool:
-    """Whether something is many batches, and not one: a tensor, tensors in a row, or tensors by name are one."""
-    if isinstance(x, Tensor | Mapping | str) or not isinstance(x, Iterable):
-        return False
-    return not (isinstance(x, Sequence) and all(isinstance(item, Tensor) for item in x) and len(x))
-
-
 class Batches:
     """The batches of a loader, looked at one by one.
 
@@ -194,7 +187,6 @@ __all__ = [
     "Batches",
     "digest",
     "digest_of",
-    "is_loader",
     "kind_of",
     "numbered",
     "refuse_other_models",

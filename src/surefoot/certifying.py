@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from torch import nn
 
-from surefoot.batches import Batches, is_loader
+from surefoot.batches import Batches
 from surefoot.calculus.leaves import ordinary_device
 from surefoot.certificate import Certificate
 from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
-from surefoot.graph.checks import unwrapped
+from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
 from surefoot.processes import Processes

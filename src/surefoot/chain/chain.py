@@ -15,13 +15,13 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from surefoot.batches import Batches, is_loader, kind_of, numbered, refuse_statistics, tensors_of
+from surefoot.batches import Batches, kind_of, numbered, refuse_statistics, tensors_of
 from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.batched import Batched, Piece
 from surefoot.chain.cut import Computation, State, cut
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
-from surefoot.graph.checks import unwrapped
+from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.graph.compose import Naming, compose, restrict
 from surefoot.operations.captured import capture
 from surefoot.processes import Processes

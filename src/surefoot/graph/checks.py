@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,6 +38,13 @@ def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
             remedy = "Pass tensors only; fix other arguments in a small module that wraps yours."
             raise CaptureError(f"{name} is of type {type(value).__name__}, not a tensor", remedy=remedy)
     return args, kwargs
+
+
+def is_loader(x: Any) -> bool:
+    """Whether something is many batches, and not one: a tensor, tensors in a row, or tensors by name are one."""
+    if isinstance(x, Tensor | Mapping | str) or not isinstance(x, Iterable):
+        return False
+    return not (isinstance(x, Sequence) and all(isinstance(item, Tensor) for item in x) and len(x))
 
 
 def check_inputs(args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> None:

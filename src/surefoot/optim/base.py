@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.batches import is_loader
 from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph import Graph
-from surefoot.graph.checks import unwrapped
+from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.operations.captured import capture
 from surefoot.optim.evaluation import Closure, OptimizerError, check_objective, gradient_of, loss_of, number

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.batches import is_loader
 from surefoot.chain import Chain
 from surefoot.graph import Graph
-from surefoot.graph.checks import as_inputs
+from surefoot.graph.checks import as_inputs, is_loader
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, LimitedMemory, Linearised, Proposed
 from surefoot.optim.evaluation import check_slope, loss_of, number

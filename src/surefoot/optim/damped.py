@@ -9,12 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from surefoot.batches import is_loader
 from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
 from surefoot.chain import Chain
 from surefoot.chain.batched import Batched
 from surefoot.errors import EvaluationError
+from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective, Ridge
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.forcing import Forcing, relaxed

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from surefoot.batches import is_loader
+from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.ahead import AHEAD, Ahead
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters

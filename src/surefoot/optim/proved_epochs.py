@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.batches import is_loader
-from surefoot.graph.checks import unwrapped
+from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import Average, Batches, BurstRecord, Snapshot, evaluating, fixed_data
 from surefoot.optim.by_evaluation import StalledWarning

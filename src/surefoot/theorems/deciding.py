@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from surefoot.batches import Batches, is_loader
+from surefoot.batches import Batches
 from surefoot.calculus.leaves import ordinary_device
-from surefoot.graph.checks import unwrapped
+from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.guarantees import GuaranteeError
 from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square
