@@ -35,12 +35,14 @@ DOMAINS: dict[str, dict[str, Any]] = {
 STEPS = 3
 
 
-def directions(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
-    """Of all oracles, with the decrease of the model, κ and the calls."""
+def directions(network: nn.Module, part: Part, size: int = 2, **group: Any) -> dict[str, Any]:
+    """Of all oracles, or of some for more processes, with the decrease of the model, κ and the calls."""
     x, y = part
     chain, loss = sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y)
     found = {}
     for name, (oracle, options) in ORACLES.items():
+        if size > 2 and name not in ("gradient", "dual"):
+            continue
         step = oracle(chain, loss, **options, **group)
         found[name] = dict(step.direction), step.model_decrease, step.kappa, step.calls
     return found
@@ -157,7 +159,7 @@ def answers(network: nn.Module, part: Part, group: Any, size: int) -> dict[str, 
     """All of these, on one process of a group."""
     x, y = part
     return {
-        "directions": directions(network, part, group=group),
+        "directions": directions(network, part, size, group=group),
         "trained": trained(network, part, group=group) if size == 2 else {},
         "certificates": certificates(network, [part], asked_of(size), group=group),
         "bursts": bursts(network, mini_batches(part, 5), group=group),

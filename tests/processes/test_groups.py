@@ -406,7 +406,7 @@ def close(value: Any, expected: Any) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_oracles_of_several_processes_are_those_of_one(two: Outcome, four: Outcome, size: int) -> None:
     found = [part["answers"]["directions"] for part in (two if size == 2 else four)]
-    expected = group_oracles.directions(network(), data())
+    expected = group_oracles.directions(network(), data(), size)
     for part in found:
         close(part, expected)
         for name, (direction, *numbers) in part.items():
