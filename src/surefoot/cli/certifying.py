@@ -15,15 +15,16 @@ from surefoot.cli.guard import Outcome
 from surefoot.cli.options import Request
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
-from surefoot.report import write_report
+from surefoot.report import WhatIf, what_if, write_report
 
 
-def certify_one(model: str, request: Request, json: bool, report: Path | None) -> Outcome:
+def certify_one(model: str, request: Request, json: bool, report: Path | None, compared: bool) -> Outcome:
     """Certify a model and show it."""
     with output.working(f"certifying {model}"):
         subject = case(model, request)
         found = certificates(subject, request)
-    write_page(report, [(subject, found)])  # before anything is printed: a closed pipe does not lose it
+        others = _others(subject, found, request) if compared else {}
+    write_page(report, [(subject, found)], others)  # before anything is printed: a closed pipe does not lose it
     if json:
         documents = [document(subject, kind, certificate) for kind, certificate in found.items()]
         output.document(documents[0] if len(documents) == 1 else {"certificates": documents})
@@ -55,6 +56,15 @@ def certificates(subject: Case, request: Request) -> dict[str, Certificate]:
     return found
 
 
+def _others(subject: Case, found: dict[str, Certificate], request: Request) -> dict[str, WhatIf]:
+    """The proved certificate with other radii and other layers, by the name on the page."""
+    if "certified" not in found:
+        return {}
+    options: Any = {"objective": subject.objective, "wrt": request.wrt, "input_norm": subject.input_norm}
+    name = subject.name if len(found) == 1 else f"{subject.name}, certified"
+    return {name: what_if(subject.model, subject.x, found["certified"], domain=domain_of(request), **options)}
+
+
 def outcome(certificate: Certificate) -> Outcome:
     """Whether something is proved."""
     proved = certificate.smoothness.is_finite and not certificate.flags
@@ -73,7 +83,9 @@ def document(subject: Case, constants: str, certificate: Certificate) -> dict[st
     }
 
 
-def write_page(path: Path | None, found: list[tuple[Case, dict[str, Certificate]]]) -> None:
+def write_page(
+    path: Path | None, found: list[tuple[Case, dict[str, Certificate]]], others: dict[str, WhatIf] | None = None
+) -> None:
     """The report, whole or not at all, if one is asked for."""
     if path is None:
         return
@@ -82,7 +94,7 @@ def write_page(path: Path | None, found: list[tuple[Case, dict[str, Certificate]
         for subject, kinds in found
         for kind, certificate in kinds.items()
     ]
-    write_report(path, shown)
+    write_report(path, shown, what_if=others)
     output.note(f"the report is in {path}")
 
 

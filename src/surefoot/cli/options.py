@@ -127,6 +127,10 @@ Kappa = Annotated[
 Search = Annotated[str | None, _option(None, "TEXT", "Only those that mention this text.", "--search", "-s")]
 Json = Annotated[bool, _output("", "Print one JSON document.", "--json")]
 Report = Annotated[Path | None, _output("FILE.html", "Also write a page to look at.")]
+WhatIf = Annotated[
+    bool,
+    _output("", "With --report: also other radii, soft-plus and layer normalisation, side by side.", "--what-if"),
+]
 
 
 @dataclass(frozen=True)
