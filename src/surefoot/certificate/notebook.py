@@ -49,9 +49,9 @@ def _figures(certificate: Certificate) -> str:
     shown.append(("smoothness L", upper(certificate.smoothness)))
     if certificate.scalar and certificate.step_size and not certificate.flags:
         shown.append(("step size", lower(certificate.step_size)))
+    large, small = "font-size:1.25em;white-space:nowrap", "opacity:.7"
     return "".join(
-        f'<div><div style="font-size:1.25em;white-space:nowrap">{value}</div><div style="opacity:.7">{name}</div></div>'
-        for name, value in shown
+        f'<div><div style="{large}">{value}</div><div style="{small}">{name}</div></div>' for name, value in shown
     )
 
 

@@ -18,36 +18,40 @@ WIDTH = 110
 MOST_LINES = 60
 _MOST_REASONS = 4
 _MOST_BLOCKS = 8
-_LONGEST_NAME = 40
+_LONGEST_NAME, _SHORTEST_NAME = 40, 12
 _LONGEST_OPERATION = 20
 HEAD = ("module", "operation", "output", "bound m", "Lipschitz ℓ", "smoothness L", "slope", "curvature", "share")
 _BRIEF = (0, 1, 2, 5, 8)  # the columns that are printed unasked
 _SHORT_HEAD = ("module", "operation", "output", "m", "ℓ", "L", "slope", "curv.", "share")
 
 
-def render(certificate: Certificate) -> str:
+def render(certificate: Certificate, width: int = WIDTH) -> str:
     """Header, table and footer."""
-    body = table(certificate, None, MOST_LINES, brief=True).splitlines()
-    return "\n".join([*header(certificate), *body, *footer(certificate)])
+    body = table(certificate, None, MOST_LINES, brief=True, width=width).splitlines()
+    return "\n".join([*header(certificate, width), *body, *footer(certificate, width)])
 
 
 OUTSIDE = "the present weights lie outside this domain: it says nothing about steps from them"
 
 
-def header(certificate: Certificate) -> list[str]:
+def header(certificate: Certificate, width: int = WIDTH) -> list[str]:
     """What is certified, where, the three constants, the verdict, and the steps that are guaranteed."""
     what = "parameters" if certificate.wrt == "params" else "the input"
     title = "Certificate" if certificate.constants == "certified" else "Constants as the paper prints them"
+    constants = [
+        f"bound m = {certificate.bound}",
+        f"Lipschitz ℓ = {certificate.lipschitz}",
+        f"smoothness L = {certificate.smoothness}",
+    ]
     added = f", the objective plus {certificate.regularizer}" if certificate.regularizer else ""
     return [
-        *_wrapped(headline(certificate)),
+        *_wrapped(headline(certificate), width),
         f"{title} with respect to {what}: {certificate.domain}" + added,
-        f"bound m = {certificate.bound}   Lipschitz ℓ = {certificate.lipschitz}   "
-        f"smoothness L = {certificate.smoothness}",
+        *(["   ".join(constants)] if sum(map(len, constants)) + 6 <= width else constants),
         *_effort(certificate),
         *([OUTSIDE] if certificate.weights_inside is False else []),
-        *_wrapped(verdict(certificate)),
-        *_steps(certificate),
+        *_wrapped(verdict(certificate), width),
+        *_steps(certificate, width),
     ]
 
 
@@ -58,7 +62,7 @@ def _effort(certificate: Certificate) -> list[str]:
     return [f"effort {certificate.effort}: about {certificate.gradients:,} gradients"]
 
 
-def _steps(certificate: Certificate) -> list[str]:
+def _steps(certificate: Certificate, width: int) -> list[str]:
     """The steps that are guaranteed."""
     step, inverse = certificate.step_size, certificate.inverse_smoothness
     if certificate.flags or not certificate.scalar or not step:
@@ -71,10 +75,10 @@ def _steps(certificate: Certificate) -> list[str]:
         said = f" 1/L = {down(step)}" + (
             "" if certificate.radius is not None else ", while steps stay in the domain"
         )
-    return [f"guaranteed step size{said}", *_by_block(certificate)]
+    return [f"guaranteed step size{said}", *_by_block(certificate, width)]
 
 
-def _by_block(certificate: Certificate) -> list[str]:
+def _by_block(certificate: Certificate, width: int) -> list[str]:
     """The step size of each block, where that is longer for some blocks and shorter for none."""
     steps = certificate.block_step_sizes if certificate.block_lipschitz else {}
     joint = certificate.step_size
@@ -82,10 +86,16 @@ def _by_block(certificate: Certificate) -> list[str]:
         return []
     shown = [f"{path or MODEL} {down(step)}" for path, step in list(steps.items())[:_MOST_BLOCKS]]
     more = len(steps) - len(shown)
-    return _wrapped("or per block: " + ", ".join(shown) + (f" and {more} more" if more > 0 else ""))
+    return _wrapped("or per block: " + ", ".join(shown) + (f" and {more} more" if more > 0 else ""), width)
 
 
-def table(certificate: Certificate, depth: int | None = None, rows: int | None = None, brief: bool = False) -> str:
+def table(
+    certificate: Certificate,
+    depth: int | None = None,
+    rows: int | None = None,
+    brief: bool = False,
+    width: int = WIDTH,
+) -> str:
     """One line per operation, as a tree; folded to a depth or a number of lines.
 
     Where it is brief, it says how smooth the operations are and what share of L each has, and no more.
@@ -101,8 +111,12 @@ def table(certificate: Certificate, depth: int | None = None, rows: int | None =
     used = [k for k in wanted if k < 6 or any(row[k] for row in cells)]
     cells = [[row[k] for k in used] for row in cells]
     head = [HEAD[k] for k in used]
-    if sum(_widths([head, *cells])) + 2 * (len(used) - 1) > WIDTH:
+    if sum(_widths([head, *cells])) + 2 * (len(used) - 1) > width:
         head = [_SHORT_HEAD[k] for k in used]
+    over = sum(_widths([head, *cells])) + 2 * (len(used) - 1) - width
+    if brief and over > 0:  # module names give way
+        room = max(_widths(cells)[0] - over, _SHORTEST_NAME)
+        cells = [[clipped(row[0], room), *row[1:]] for row in cells]
     widths = _widths([head, *cells])
     rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
     title, *body = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [head, *cells]]
@@ -147,21 +161,21 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
-def footer(certificate: Certificate) -> list[str]:
+def footer(certificate: Certificate, width: int = WIDTH) -> list[str]:
     """What limits the certificate, what would help, and the bracket."""
     lines = [f"not a bound: {flag}" for flag in certificate.flags]
     for sentence in certificate.remarks:
-        lines += _wrapped(sentence)
+        lines += _wrapped(sentence, width)
     if not certificate.smoothness.is_finite:
         more = len(certificate.reasons) - _MOST_REASONS
         lines += ["L is infinite:", *(f"  {reason}" for reason in certificate.reasons[:_MOST_REASONS])]
         lines += [f"  and {more} more"] if more > 0 else []
     for sentence in limits(certificate):
-        lines += _wrapped(sentence)
+        lines += _wrapped(sentence, width)
     if certificate.estimate is not None:
         lines += certificate.bracket(certificate.estimate).splitlines()
     return lines
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

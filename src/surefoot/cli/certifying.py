@@ -9,6 +9,7 @@ from typing import Any
 import surefoot as sf
 from surefoot.certificate import Certificate
 from surefoot.certificate.numbers import down, log10, quotient
+from surefoot.certificate.text import WIDTH, render
 from surefoot.cli import output
 from surefoot.cli.cases import Case, case, dataset_of, domain_of, refusals_are_usage
 from surefoot.cli.guard import Outcome
@@ -30,7 +31,7 @@ def certify_one(model: str, request: Request, json: bool, report: Path | None, c
         output.document(documents[0] if len(documents) == 1 else {"certificates": documents})
     else:
         output.result(f"{subject.described}\n")
-        output.result("\n\n".join(map(str, found.values())))
+        output.result("\n\n".join(render(each, output.width() or WIDTH) for each in found.values()))
     return outcome(found.get("certified", next(iter(found.values()))))
 
 

@@ -189,6 +189,7 @@ def converge(
     method: o.Converging = "gauss-newton",
     ridge: o.RidgeWeight = 0.0,
     seed: o.Seed = 0,
+    device: o.Device = None,
     json: o.Json = False,
     report: o.Report = None,
 ) -> Outcome:
@@ -205,7 +206,7 @@ def converge(
     if batch < 1 or steps < 0 or not ridge >= 0:
         raise UsageError("--batch is at least 1, --steps and --ridge are not negative")
     check_destination(report, "--report", (".html",))
-    start = o.Start(model=model, data=data, objective=objective, seed=seed)
+    start = o.Start(model=model, data=data, objective=objective, seed=seed, device=device)
     return _module("converge").prove(start, batch, steps, method, ridge, json, report)
 
 

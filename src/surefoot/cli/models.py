@@ -349,3 +349,29 @@ def with_batch(inputs: Any, batch: int) -> Any:
     if isinstance(inputs, Mapping):
         return {name: with_batch(value, batch) for name, value in inputs.items()}
     return tuple(with_batch(value, batch) for value in inputs)
+
+
+def device_named(name: str) -> torch.device:
+    """The device of this name, if numbers can be put there.
+
+    Raises:
+        UsageError: if PyTorch has no such device here.
+    """
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # on the meta device there are no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UsageError(
+            f"--device {name}: PyTorch cannot compute there on this machine. Use --device cpu, or leave it out; "
+            "surefoot doctor lists the devices"
+        ) from error
+    return device
+
+
+def moved(x: Any, device: torch.device) -> Any:
+    """Inputs on a device: tensors, tuples and dicts of them."""
+    if isinstance(x, Tensor):
+        return x.to(device)
+    if isinstance(x, Mapping):
+        return {name: moved(value, device) for name, value in x.items()}
+    return x if x is None else tuple(moved(value, device) for value in x)

@@ -159,20 +159,27 @@ class Cost:
             "counted": asdict(self.counted),
         }
 
+    @property
+    def title(self) -> str:
+        """What the tables are about."""
+        return f"Cost of a chain of {len(self.computations)} computations, in multiplications"
+
+    @property
+    def tables(self) -> list[tuple[int, list[tuple[str, ...]]]]:
+        """What is printed: for each table how many columns are text, and its rows, titles first."""
+        steps = [("step", "oracle calls", "multiplications", "gradients"), *map(_step, self.oracles)]
+        layers = [_HEADER, *self._layer_rows()]
+        return [
+            (2, layers),
+            (1, self._pass_rows()),
+            (1, steps),
+            (1, self._counted_rows()),
+            (1, self._memory_rows()),
+        ]
+
     def __str__(self) -> str:
         return "\n".join(
-            [
-                f"Cost of a chain of {len(self.computations)} computations, in multiplications",
-                *table([_HEADER, *self._layer_rows()], left=2),
-                "",
-                *table(self._pass_rows()),
-                "",
-                *table([("step", "oracle calls", "multiplications", "gradients"), *map(_step, self.oracles)]),
-                "",
-                *table(self._counted_rows()),
-                "",
-                *table(self._memory_rows()),
-            ]
+            [self.title, "\n\n".join("\n".join(table(rows, left=left)) for left, rows in self.tables)]
         )
 
     def _layer_rows(self) -> list[tuple[str, ...]]:
