@@ -352,18 +352,18 @@ def with_batch(inputs: Any, batch: int) -> Any:
 
 
 def device_named(name: str) -> torch.device:
-    """The device of this name, if numbers can be put there.
+    """The device of this name, if doubles can be put there.
 
     Raises:
         UsageError: if PyTorch has no such device here.
     """
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device).item()  # on the meta device there are no numbers
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        torch.zeros(1, dtype=torch.float64, device=device).item()  # on the meta device there are no numbers
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise UsageError(
-            f"--device {name}: PyTorch cannot compute there on this machine. Use --device cpu, or leave it out; "
-            "surefoot doctor lists the devices"
+            f"--device {name}: PyTorch cannot compute with doubles there on this machine. Use --device cpu, or leave "
+            "it out; surefoot doctor lists the devices"
         ) from error
     return device
 

@@ -63,7 +63,7 @@ Eval = Annotated[
     bool, _batch("", "In evaluation mode: no dropout, running statistics in batch normalisation.", "--eval")
 ]
 Seed = Annotated[int, _batch("N", "Seed of random weights, random inputs and searches.")]
-Device = Annotated[str | None, _batch("NAME", "Where to compute: cpu, cuda, cuda:1, mps. Default: cpu.")]
+Device = Annotated[str | None, _batch("NAME", "Where to compute: cpu, cuda, cuda:1. Default: cpu.")]
 Loss = Annotated[str, _batch("NAME", "The loss: cross-entropy, square, …")]
 Single = Annotated[bool, _batch("", "Single precision; double by default.", "--single")]
 Samples = Annotated[int, _batch("N", "Number of samples, a random part of the data.")]
