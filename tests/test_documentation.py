@@ -91,6 +91,20 @@ def test_an_example_says_problem_method_statement_and_result(path: Path) -> None
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_an_example_ends_in_a_picture(path: Path) -> None:
+    """The gallery shows what an example calls ``figure``; it is made in the last part, after all that is printed."""
+    if path.stem == "demo":
+        return
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    last = body[-1].body if isinstance(body[-1], ast.If) else body
+    names = [target.id for node in last if isinstance(node, ast.Assign) for target in node.targets
+             if isinstance(target, ast.Name)] + [
+        each.id for node in last if isinstance(node, ast.Assign) for target in node.targets
+        if isinstance(target, ast.Tuple) for each in target.elts if isinstance(each, ast.Name)]  # fmt: skip
+    assert "figure" in names
+
+
 def test_every_public_function_has_an_example() -> None:
     names = {name: getattr(sf, name) for name in sf.__all__ if not isinstance(getattr(sf, name), ModuleType)}
     assert len(names) > 20
