@@ -362,8 +362,8 @@ def device_named(name: str) -> torch.device:
         torch.zeros(1, dtype=torch.float64, device=device).item()  # on the meta device there are no numbers
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise UsageError(
-            f"--device {name}: PyTorch cannot compute with doubles there on this machine. Use --device cpu, or leave "
-            "it out; surefoot doctor lists the devices"
+            f"--device {name}: PyTorch cannot compute with doubles there on this machine. Use --device cpu, or "
+            "leave it out; surefoot doctor lists the devices"
         ) from error
     return device
 

@@ -247,6 +247,11 @@ def cost(model: nn.Module, x: Any) -> Cost:
 
 
 def chain_cost(chain: Chain) -> Cost:
-    """The cost of the oracles on a chain."""
+    """The cost of the oracles on a chain.
+
+    >>> import torch, surefoot as sf
+    >>> chain_cost(sf.Chain(nn.Linear(4, 3), torch.ones(5, 4))).products
+    60
+    """
     outputs = sum(chain.graph.numel(name) for name in chain.graph.outputs)
     return Cost(tuple(map(computation_cost, chain)), outputs, counted(chain))

@@ -66,6 +66,12 @@ def write_report(
         ReportError: if there is no certificate, or the estimates do not fit.
         Contradiction: if a value was attained that a certificate excludes.
         OSError: if the file cannot be written.
+
+    >>> import tempfile, torch, surefoot as sf
+    >>> certificate = sf.certify(torch.nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_report(f"{folder}/page.html", [("linear", certificate)]).name
+    'page.html'
     """
     return written(path, render_report(certificates, title=title, estimates=estimates, what_if=what_if))
 
@@ -99,7 +105,13 @@ def render_report(
     estimates: Estimates | None = None,
     what_if: Mapping[str, WhatIf] | None = None,
 ) -> str:
-    """The page itself; see :func:`write_report`."""
+    """The page itself; see :func:`write_report`.
+
+    >>> import torch, surefoot as sf
+    >>> certificate = sf.certify(torch.nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))
+    >>> "Certificate of linear" in render_report([("linear", certificate)])
+    True
+    """
     if not certificates:
         raise ReportError("a report shows one certificate or more, and none was given")
     lower = _estimates(certificates, estimates)

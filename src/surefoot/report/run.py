@@ -61,7 +61,14 @@ def write_run(
 def render_run(
     optimizer: GuaranteedOptimizer, *, title: str | None = None, work: Sequence[float] | None = None
 ) -> str:
-    """The page itself; see :func:`write_run`."""
+    """The page itself; see :func:`write_run`.
+
+    >>> import torch, surefoot as sf
+    >>> optimizer = sf.CertifiedDescent(torch.nn.Linear(2, 1), sf.Square())
+    >>> loss = optimizer.step(torch.eye(2), torch.ones(2, 1))
+    >>> "A run of CertifiedDescent" in render_run(optimizer)
+    True
+    """
     history = optimizer.history
     if not history or not isinstance(history[0], StepRecord):
         raise ReportError("a report of a run shows its steps, and none is in the history: take steps first")
