@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 import surefoot as sf
-from surefoot import report
 from judges.pages import from_docs
+from surefoot import report
 from surefoot.operations.record import rules
 
 ROOT = Path(__file__).resolve().parent.parent

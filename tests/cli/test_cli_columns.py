@@ -60,6 +60,12 @@ def test_a_device_that_is_there(surefoot):
     assert surefoot(*options).stdout == surefoot(*options, "--device", "cpu").stdout
 
 
+def test_an_option_of_the_wrong_kind_is_answered_with_its_default(surefoot):
+    found = surefoot("certify", "mlp@sizes=64,a")
+    assert found.exit_code == 2
+    assert "Options are written like their defaults: mlp@sizes=16,32,32,10" in found.stderr
+
+
 def test_a_run_writes_its_report(surefoot, here: Path):
     found = surefoot("train", "--steps", "4", "--report", "run.html")
     assert "the report is in run.html" in found.stderr

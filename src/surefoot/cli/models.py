@@ -141,6 +141,16 @@ def _from_configuration(spec: Spec, tokens: tuple[int, ...], seed: int) -> Built
     return Built(model, torch.randint(size, tokens, generator=generator))
 
 
+def _usual(entry: zoo.Entry, given: Mapping[str, Any]) -> str:
+    """How the options that were given are written: their usual values."""
+    usual = {name: value for name, value in entry.defaults.items() if name in given}
+    texts = [
+        f"{name}={','.join(map(str, value)) if isinstance(value, tuple | list) else value}"
+        for name, value in usual.items()
+    ]
+    return f" Options are written like their defaults: {entry.name}@{'@'.join(texts)}" if texts else ""
+
+
 def _from_zoo(
     spec: Spec, batch: int, shapes: Sequence[tuple[int, ...]], classes: int | None, meta: bool, seed: int
 ) -> Built:
@@ -155,7 +165,7 @@ def _from_zoo(
         except (TypeError, ValueError) as error:
             if isinstance(error, SurefootError):
                 raise
-            raise UsageError(f"'{spec.text}' cannot be built: {error}") from error
+            raise UsageError(f"'{spec.text}' cannot be built: {error}.{_usual(entry, spec.options)}") from error
         if sample is None:
             return Built(model, zoo.example_input(spec.target, batch, seed=seed, **options))
         made = zoo.Sample(sample, entry.sample(options).vocabulary)

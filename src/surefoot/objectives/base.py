@@ -136,7 +136,9 @@ class Objective(nn.Module):
             return self.admitted(targets)
         if self.targets is None:
             name = type(self).__name__
-            raise ObjectiveError(f"{name} has no targets: pass them, or bind them once with {name}(targets)")
+            raise ObjectiveError(
+                f"{name} has no targets: pass them, as y=…, or bind them once with {name}(targets)"
+            )
         return self.targets
 
     def gradient(self, outputs: Tensor, targets: Any = None) -> Tensor:

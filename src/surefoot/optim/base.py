@@ -118,7 +118,7 @@ class GuaranteedOptimizer(Optimizer):
     def forget(self) -> None:
         """Drop what was kept between steps and rests on the function: it is not the same any more."""
 
-    def step(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
+    def step(self, x: Any = None, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
         """One step on the batch; returns the loss before it.
 
         Args:
@@ -161,6 +161,11 @@ class GuaranteedOptimizer(Optimizer):
         Raises:
             OptimizerError: if they are not.
         """
+        if x is None:
+            raise OptimizerError(
+                "a step takes the batch: write step(x, y). It computes the loss and its gradient, so there is no "
+                "backward() before it"
+            )
         if (y is None) == self.objective.takes_targets:
             name = type(self.objective).__name__
             how = "step(x, y)" if self.objective.takes_targets else "step(x)"
