@@ -15,8 +15,8 @@ def keep_if_lower(
     """What to ask after an epoch: ``keeper.check()`` keeps the weights or goes back to those before.
 
     With several processes each has a part of the data, as ``accelerator.prepare(loader)`` deals them out, and all
-    of them call ``check()``: they get the value for all samples together and decide alike. Pass
-    ``even_batches=False`` to the accelerator, or some samples count twice.
+    of them call ``check()``: they get the value for all samples together and decide alike. Set
+    ``even_batches=False`` in its ``DataLoaderConfiguration``, or some samples count twice.
 
     Args:
         accelerator: the ``accelerate.Accelerator``.
