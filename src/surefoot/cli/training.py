@@ -168,6 +168,14 @@ def train_model(start: Start, run: Run, json: bool, report: Path | None = None) 
     done = keep.resumed()
     batches = Batches(parts.train, run.batch, start.seed)
     spent = [0.0]  # processor time, with that of all steps so far
+
+    def page() -> None:
+        if report is not None and optimizer.history:
+            unit = _of_gradient(parts, *batches(0))
+            work = None if done else [each / unit for each in spent[: len(optimizer.history)]]
+            write_run(report, optimizer, title=f"{start.model} on {start.data or 'digits'}", work=work)
+            output.note(f"the report is in {report}")
+
     try:
         with output.progress("training", run.steps, min(done, run.steps)) as advance, _log(run.log, done) as log:
             for number in range(done, run.steps):
@@ -180,14 +188,11 @@ def train_model(start: Start, run: Run, json: bool, report: Path | None = None) 
     except KeyboardInterrupt:
         keep.interrupted()
         _save(parts.model, run.save)
+        page()
         return Outcome.INTERRUPTED
     summary = _summary(optimizer, parts)
     _save(parts.model, run.save)
-    if report is not None and optimizer.history:
-        unit = _of_gradient(parts, *batches(0))
-        work = None if done else [each / unit for each in spent[:-1]]
-        write_run(report, optimizer, title=f"{start.model} on {start.data or 'digits'}", work=work)
-        output.note(f"the report is in {report}")
+    page()
     if json:
         output.document({"run": same, **summary})
     else:
