@@ -96,7 +96,7 @@ def certify(
         return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
 
 
-_PRODUCTS = {"quick": 3, "normal": 8, "high": 8}  # with the Hessian, about two gradients each
+_PRODUCTS = {"quick": 3, "normal": 5, "high": 8}  # with the Hessian, about two gradients each
 
 
 def _with_curvature(
