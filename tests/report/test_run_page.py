@@ -79,6 +79,17 @@ def test_a_broken_promise_is_said(trained: sf.CertifiedDescent) -> None:
         trained.history[:] = before
 
 
+def test_on_other_data_no_bound_is_shown(trained: sf.CertifiedDescent) -> None:
+    before = list(trained.history)
+    try:
+        trained.history[5:] = [replace(record, data="other") for record in before[5:]]
+        page = render_run(trained)
+    finally:
+        trained.history[:] = before
+    assert list(embedded(page)) == ["loss", "promises"]
+    assert "No bound on the gradient follows: the steps were taken on different data." in page
+
+
 def test_without_steps_there_is_no_page(trained: sf.CertifiedDescent) -> None:
     with pytest.raises(ReportError, match="take steps first"):
         render_run(sf.CertifiedDescent(trained.model, trained.objective))

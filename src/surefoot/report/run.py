@@ -70,8 +70,10 @@ def render_run(
     True
     """
     history = optimizer.history
-    if not history or not isinstance(history[0], StepRecord):
+    if not history:
         raise ReportError("a report of a run shows its steps, and none is in the history: take steps first")
+    if not isinstance(history[0], StepRecord):
+        raise ReportError(f"a report of a run shows steps, and {type(optimizer).__name__} keeps other records")
     if work is not None and len(work) != len(history):
         raise ReportError(f"work is what was spent before each of {len(history)} steps, got {len(work)} numbers")
     made, kept = promises(optimizer)
@@ -92,6 +94,7 @@ def render_run(
         kind="good" if made and made == kept else "idle" if not made else "open",
         guarantee=in_digits(str(getattr(optimizer, "guarantee", ""))),
         figures=_figures(history, made, kept, stated.smallest, stated.bound),
+        bounded=stated.bound is not None,
         why=stated.why,
         charts=list(_charts(history, chosen, work, optimizer.lower)),
         head=_HEAD,
@@ -159,18 +162,19 @@ def _charts(
         ]
         lead = "How much each step promised to lower the objective before it was taken, and how much it did."
         yield _chart("promises", "Promised and actual decrease", lead, sizes, records, spent, unit)
+    if best_stationarity(history, lower).bound is None:
+        return
     run = last_run(history)
     since = len(history) - len(run)
     bounds = {history[k].step: best_stationarity(run[: k + 1 - since], lower).bound for k in chosen if k >= since}
-    if any(bounds.values()):
-        lowest = itertools.accumulate((r.stationarity for r in run), min)
-        best = {r.step: size for r, size in zip(run, lowest, strict=True)}
-        sizes = [
-            ("g", "smallest seen", [_size(best.get(r.step)) for r in records]),
-            ("b", "proved bound", [_size(bounds.get(r.step)) for r in records]),
-        ]
-        lead = "The smallest gradient so far, and what the promises prove about it without looking."
-        yield _chart("gradient", "Gradient", lead, sizes, records, spent, unit)
+    lowest = itertools.accumulate((r.stationarity for r in run), min)
+    best = {r.step: size for r, size in zip(run, lowest, strict=True)}
+    sizes = [
+        ("g", "smallest seen", [_size(best.get(r.step)) for r in records]),
+        ("b", "proved bound", [_size(bounds.get(r.step)) for r in records]),
+    ]
+    lead = "The smallest gradient so far, and what the promises prove about it without looking."
+    yield _chart("gradient", "Gradient", lead, sizes, records, spent, unit)
 
 
 def _chart(
