@@ -120,7 +120,7 @@ def gram_of(jacobian: Layered | Rows, weights: Mapping[str, float] | None = None
         return Symmetric.dense(jacobian.gram(weights))
     parts, size = [] if weights is None else jacobian.weights(weights), jacobian.outputs.value.numel()
     gram = Symmetric(size, lambda start, stop: jacobian.gram_rows(start, stop, parts))
-    return gram if size > _SMALL else Symmetric.dense(gram.rows(0, size))
+    return gram.kept() if size > _SMALL else Symmetric.dense(gram.rows(0, size))
 
 
 def linearise(analysis: Analysis, jacobian: Layered | Rows, gram: Symmetric, targets: Tensor) -> Linearised:
