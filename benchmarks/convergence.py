@@ -6,6 +6,7 @@ descend; before each the theorems are asked. Newton steps for objectives with a 
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -278,3 +279,18 @@ def at_the_start(method: str, samples: int, most: int) -> tuple[int, float] | No
             statement = verdict.statement
             return width, statement.h if isinstance(statement, Interpolation) else (verdict.rate or 1.0)
     return None
+
+
+def large(samples: int) -> tuple[float, float, float]:
+    """A verified singular value of ten rows per sample and nearly a million parameters, with the processor time of
+    a look at Gauss-Newton and the memory of the process in gigabytes.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = perceptron(64, 1000, 900, 10, activation=nn.Tanh).double()
+    x, y = digits(samples, classes=True)
+    began = time.process_time()
+    verdict = sf.convergence(model, x, sf.Square(y), effort="low")
+    seconds = time.process_time() - began
+    (sigma,) = (hypothesis.value for hypothesis in verdict.hypotheses if hypothesis.symbol == "σ")
+    return sigma, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

@@ -1,8 +1,8 @@
 r"""A symmetric matrix by panels of rows, its Cholesky factor, and how far the product of the factor is from it.
 
-Rows of the matrix are computed with bounds on the errors of their entries, panel by panel, and only lower triangles
-are stored, each of :math:`4n^2` bytes (400 MB for 10,000 rows): of the matrix and its errors where it is kept, and
-of two factors at a time.
+Rows of the matrix are computed with bounds on the errors of their entries, panel by panel. Only lower triangles of
+:math:`4n^2` bytes are stored (400 MB for 10,000 rows): the matrix and its errors where it is kept, and two factors
+at a time.
 """
 
 from __future__ import annotations

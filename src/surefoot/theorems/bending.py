@@ -39,7 +39,8 @@ a row, so a relative 1e-9 is more than they lose.
 
 *Other networks*: the smoothness of the outputs by the calculus (:mod:`surefoot.calculus.assemble`), of the batch
 or, as :math:`\|D^2\psi[v, v]\|^2 = \sum_n\|D^2\psi_n[v, v]\|^2`, the root of the sum of squares over single
-samples.
+samples. Between two parameters s and t of one sample, :math:`\|\sum_oc_oD^2_{st}\psi_{n,o}\| \le
+(\sum_o\|D^2_{st}\psi_{n,o}\|^2)^{1/2}` as well, with the adjoint pass of each output, which knows the costates.
 """
 
 from __future__ import annotations
@@ -54,16 +55,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.calculus.adjoint.bounds import scalar_bounds
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.breakdown import reasons
 from surefoot.domains import Ball
 from surefoot.enclosure import Enclosure
-from surefoot.magnitude import Magnitude
+from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.norms import batched_spectral_norm, nonnegative_norm, spectral_norm
 from surefoot.norms.hermitian import up
 from surefoot.scalar import Rounded, sups_on
 from surefoot.theorems.layered import Layer, Layered
+from surefoot.theorems.samples import Single
 
 _UP = 1 + 1e-9
 _FEW = 3  # kinks that are named
@@ -117,7 +120,7 @@ def bending(
     analysis: Analysis,
     layered: Layered | None,
     radius: float,
-    samples: Sequence[Analysis] = (),
+    samples: Sequence[Single] = (),
     weights: Mapping[str, float] | None = None,
 ) -> Bending:
     """K on the ball of this radius around the weights; of other networks than layered ones by samples, if
@@ -132,20 +135,32 @@ def bending(
     whole = _by_calculus(analysis, radius, weights)
     if not samples or not math.isfinite(whole.constant):
         return whole
-    parts = up(math.hypot(*(_by_calculus(one, radius, weights).constant for one in samples)), len(samples))
+    each = (_by_calculus(one.network, radius, weights, one.outputs).constant for one in samples)
+    parts = up(math.hypot(*each), len(samples))
     return replace(whole, constant=min(whole.constant, parts))
 
 
-def _by_calculus(analysis: Analysis, radius: float, weights: Mapping[str, float] | None) -> Bending:
+def _by_calculus(
+    analysis: Analysis, radius: float, weights: Mapping[str, float] | None, outputs: Sequence[Analysis] = ()
+) -> Bending:
     result = analysis.over(Ball(radius))
     summands = terms(result, weighted_curvature(result))
     matrix = assemble(summands, len(result.region.variables))
+    if outputs and _paths(outputs[0]) == _paths(analysis):
+        each = [scalar_bounds(output.over(Ball(radius))) for output in outputs]
+        found = [bounds.matrix for bounds in each if bounds is not None]
+        if len(found) == len(each):
+            matrix = minimum(matrix, stack(found).norm(axis=0))
     if weights is not None:
         paths = {leaf.name: leaf.path for leaf in analysis.reading.graph.parameters}
         roots = np.array([weights[paths[name]] ** -0.5 for name in result.region.variables])
         matrix = matrix * Magnitude.of(roots[:, None] * roots[None, :])
     constant = float(smoothness(matrix))
     return Bending(radius, constant, obstacles=() if math.isfinite(constant) else tuple(reasons(summands)))
+
+
+def _paths(analysis: Analysis) -> list[str]:
+    return [leaf.path for leaf in analysis.reading.graph.parameters]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
 r"""Second derivatives at the weights with proved errors: of a loss, of an objective, of a layered network.
 
 :class:`Written` is the Hessian of an objective along every direction (:mod:`surefoot.calculus.adjoint.dense`), and
-how far it moves on a ball (:mod:`surefoot.calculus.adjoint.around`). With two layers and nothing behind the second,
-:math:`\langle g, D^2\psi\rangle`, :math:`g = \nabla h`, couples the weights into and out of one unit only:
-:func:`lowest_bend` has its smallest eigenvalue at any width.
+how far it moves on a ball (:mod:`surefoot.calculus.adjoint.around`). With two layers and nothing behind the
+second, :math:`\langle g, D^2\psi\rangle`, :math:`g = \nabla h`, couples the weights into and out of one unit
+only: :func:`lowest_bend` has its smallest eigenvalue at any width.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from surefoot.calculus.adjoint.dense import Dense
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import HIGH
 from surefoot.domains import Ball
+from surefoot.magnitude import Magnitude
 from surefoot.norms.hermitian import eigenvalue_bounds, gamma, up
 from surefoot.norms.verified import product
 from surefoot.objectives import CrossEntropy, Objective, Square
@@ -143,30 +144,41 @@ def lowest_bend(layered: Layered, outer: LossDerivatives) -> float:
     return -max(above + float(wrong) * (1 + 1e-9) + 8 * 2.0**-52 * most, 0.0)
 
 
+@dataclass(frozen=True, eq=False)
 class Written:
     """The Hessian of an objective at the weights, written out.
 
     Attributes:
-        value: in the order of the variables, symmetric, as computed.
-        order: the paths of the parameters, each as often as it has entries.
+        analysis: of the objective.
+        dense: its derivatives along every direction.
+        value: the Hessian in the order of the variables, symmetric, as computed.
+        error: a bound on the norm of its error.
     """
 
-    def __init__(self, analysis: Analysis, dense: Dense, value: Tensor) -> None:
-        self._analysis, self._dense, self.value = analysis, dense, value
-        centre = analysis.over(Ball(0.0))
-        paths = {leaf.name: leaf.path for leaf in analysis.reading.graph.parameters}
-        sizes = {paths[name]: math.prod(centre.enclosures[name].shape) for name in centre.region.variables}
-        self.order = [path for path, size in sizes.items() for _ in range(size)]
+    analysis: Analysis
+    dense: Dense
+    value: Tensor
+    error: Magnitude
 
     @staticmethod
     def of(analysis: Analysis) -> Written | None:
-        """That of a real-valued function; ``None`` if an operation has no second derivative with a proved error."""
-        dense = dense_centre(analysis.over(Ball(0.0)), HIGH, keep=True)
-        return None if dense is None or dense.hessian is None else Written(analysis, dense, dense.hessian)
+        """That of a real-valued function; ``None`` if an operation has no proved second derivative."""
+        found = dense_centre(analysis.over(Ball(0.0)), HIGH, keep=True)
+        if found is None or found.hessian is None or found.error is None:
+            return None
+        return Written(analysis, found, found.hessian, found.error)
+
+    @property
+    def order(self) -> list[str]:
+        """The path of the parameter to which each row belongs."""
+        centre = self.analysis.over(Ball(0.0))
+        paths = {leaf.name: leaf.path for leaf in self.analysis.reading.graph.parameters}
+        sizes = {paths[name]: math.prod(centre.enclosures[name].shape) for name in centre.region.variables}
+        return [path for path, size in sizes.items() for _ in range(size)]
 
     def apart(self, radius: float) -> float:
         """How far the Hessian anywhere on a ball may be from what is written."""
-        return float(moved_from(self._dense, self._analysis.over(Ball(radius))) + self._dense.error)
+        return float(moved_from(self.dense, self.analysis.over(Ball(radius))) + self.error)
 
 
 def second_slopes(layered: Layered, k: int) -> Rounded:

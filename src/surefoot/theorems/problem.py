@@ -27,7 +27,7 @@ from surefoot.theorems.layered import Layered, read_layers
 from surefoot.theorems.linear import Linearised, Rows, block_weights, gram_of, jacobian_rows, linearise
 from surefoot.theorems.record import Convergence, Hypothesis
 from surefoot.theorems.relative import relative_bending
-from surefoot.theorems.samples import single_samples
+from surefoot.theorems.samples import Single, single_samples
 from surefoot.theorems.statements import NothingHere, Profile
 
 _ROWS = 3000  # outputs of networks that are not layered, one adjoint pass each
@@ -113,9 +113,9 @@ class Problem:
         return len(x) if separate(graph, graph.nodes, [graph.inputs[0].name], len(x)) else None
 
     @cached_property
-    def samples(self) -> tuple[Analysis, ...]:
+    def samples(self) -> tuple[Single, ...]:
         """The network on single samples, where its layers are not read."""
-        return single_samples(self.network) if self.layered is None else ()
+        return single_samples(self.network, self.thorough) if self.layered is None else ()
 
     def bending(self, radius: float) -> Bending:
         """K on a ball."""

@@ -83,7 +83,7 @@ class Around:
 
     @property
     def moved(self) -> Magnitude:
-        """How far the second derivative on the ball may be from that of local derivatives at the computed centre."""
+        """How far the second derivative may be from that of local derivatives at the computed centre."""
         return minimum(self.by_changes, self.by_speed + self.dense.offset)
 
     # which entries belong together

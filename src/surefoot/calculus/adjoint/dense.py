@@ -66,7 +66,7 @@ class Dense:
     directions: int
     offset: Magnitude
     hessian: Tensor | None = None
-    error: Magnitude = Magnitude.infinity()
+    error: Magnitude | None = None
 
 
 def _plain(result: Pass, step: Step) -> bool:
