@@ -77,10 +77,10 @@ def _layers(activation: type[nn.Module], *sizes: int) -> Callable[[], nn.Module]
     return partial(perceptron, *sizes, activation=activation)
 
 
-def small_convolution() -> nn.Sequential:
+def small_convolution(outputs: int = 1) -> nn.Sequential:
     """Four filters and a linear layer."""
     return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 1)
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, outputs)
     )
 
 
@@ -158,6 +158,9 @@ PROBLEMS = (
     ),
     Problem(
         "digits 0 and 1, tanh 64-4-2, cross-entropy, ridge 0.03", _layers(nn.Tanh, 64, 4, 2), two_digits, 0.03
+    ),
+    Problem(
+        "digits 0 and 1, small CNN, cross-entropy, ridge 0.01", partial(small_convolution, 2), two_digits, 0.01
     ),
     Problem("digits, tanh 64-256-10, 100 × 10", _layers(nn.Tanh, 64, 256, 10), partial(digits, 100, classes=True)),
 )

@@ -82,9 +82,9 @@ finds at its centre. The first is proved, the second is attained, and the truth 
 SIZES = """
 ## Sizes
 
-Gauss-Newton on digits, tanh 64-1000-900-10 with 10 outputs per sample, at PyTorch's initial weights: the Gram matrix
-of the Jacobian is computed and factored by panels, and its smallest eigenvalue verified, on one core. The Jacobian
-itself is never formed.
+Gauss-Newton on digits, tanh 64-1000-900-10 with 10 outputs per sample, at PyTorch's initial weights: the Gram
+matrix of the Jacobian is computed and factored by panels, and its smallest eigenvalue verified, on one core. The
+Jacobian itself is never formed.
 
 | rows | parameters | σ | processor seconds | memory, GB |
 |---|---|---|---|---|

@@ -147,7 +147,7 @@ def least_solution(gram: Symmetric, right: Tensor, error: float, sigma: float) -
     w = factor.solve(right)
     w = w + factor.solve(right - gram.times(w).value)
     image = gram.times(w)
-    squared = product(Rounded.exact(w[None, :]), Rounded(image.value[:, None], image.error[:, None]))
+    squared = product(Rounded.exact(w[None, :]), image.rearranged(lambda t: t[:, None]))
     left = image - right
     remaining = vector_norm(left.value, up(frobenius_norm(left.error.expand(left.value.shape)) + error))
     length = math.sqrt(max(float(squared.value) + float(squared.error), 0.0))

@@ -313,8 +313,7 @@ def _gauss_newton(problem: Problem, rows: Rows, outer: LossDerivatives) -> Round
     apart = math.sqrt(sum(float(error.square().sum()) for error in rows.errors.values())) * (1 + 1e-9)
     exact = Rounded.exact(jacobian.reshape(count, width, -1))
     inner = product(outer.hessian.expand(outer.hessian.value.shape), exact)
-    flat = Rounded(inner.value.flatten(0, 1), inner.error.flatten(0, 1))
-    whole = product(Rounded.exact(jacobian.mT.contiguous()), flat)
+    whole = product(Rounded.exact(jacobian.mT.contiguous()), inner.rearranged(lambda t: t.flatten(0, 1)))
     ridge = problem.regularizer
     parts = [
         torch.full((slopes.shape[1],), 0.0 if ridge is None else ridge.weight_of(path), dtype=torch.float64)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.calculus.adjoint.bounds import dense_centre, moved_from
 from surefoot.calculus.adjoint.dense import Dense
@@ -82,12 +82,9 @@ def loss_derivatives(objective: Objective, outputs: Rounded) -> LossDerivatives 
     shifted: Rounded = exponential(Rounded(value, error) - value.amax(1, keepdim=True))
     probability = shifted / product(shifted, Rounded.exact(ones))
     slopes = probability * total - known
-    wide = probability.expand(value.shape)
-    column = Rounded(wide.value[:, :, None], wide.error[:, :, None])
-    row = Rounded(wide.value[:, None, :], wide.error[:, None, :])
+    column, row = (probability.rearranged(lambda t, d=d: t.unsqueeze(d)) for d in (2, 1))  # type: ignore[misc]
     unit = torch.eye(value.shape[1], dtype=torch.float64)
-    each = total.expand((len(value), 1))
-    factor = Rounded(each.value[:, :, None], each.error[:, :, None])
+    factor = total.rearranged(lambda t: t[:, :, None])
     most = float(total.bound.max())
     return LossDerivatives(slopes, (column * unit - column * row) * factor, up(most / 2), up(0.7072 * most))
 
@@ -199,17 +196,15 @@ def flows_of(layered: Layered, slopes: list[Rounded]) -> dict[tuple[int, int], R
         unit = torch.eye(layer.weight.shape[0], dtype=torch.float64).expand(layered.count, -1, -1)
         found[k, k] = Rounded.exact(unit).expand(unit.shape)
         for z in range(k + 1, len(layered.layers)):
-            slope = Rounded(slopes[z - 1].value[:, :, None], slopes[z - 1].error[:, :, None])
-            found[z, k] = product(Rounded.exact(layered.layers[z].weight), slope * found[z - 1, k])
+            moved = slopes[z - 1].rearranged(lambda t: t[:, :, None]) * found[z - 1, k]
+            found[z, k] = product(Rounded.exact(layered.layers[z].weight), moved)
     return found
 
 
 def features_of(layered: Layered, k: int) -> Rounded:
     """What the parameters of a layer are multiplied by: its input, and one for the bias."""
     state, layer = layered.states[k][0], layered.layers[k]
-    wide = state.expand(state.value.shape)
-    parts = [(wide.value, wide.error)] if layer.trains_weight else []
-    if layer.trains_bias:
-        one = torch.ones(layered.count, 1, dtype=torch.float64)
-        parts.append((one, torch.zeros_like(one)))
-    return Rounded(*(torch.cat(list(tensors), 1) for tensors in zip(*parts, strict=True)))
+    first, last = 0 if layer.trains_weight else state.value.shape[1], int(layer.trains_bias)
+    found = state.rearranged(lambda t: nn.functional.pad(t[:, first:], (0, last)))
+    found.value[:, found.value.shape[1] - last :] = 1.0
+    return found

@@ -133,8 +133,7 @@ def linearise(analysis: Analysis, jacobian: Layered | Rows, gram: Symmetric, tar
         wrong = result.enclosures[result.outputs[0]].error
         residual = analysis.centre[graph.outputs[0]].reshape(-1) - wanted
         return Linearised(gram, residual, up(float(wrong) + 2.0**-52 * frobenius_norm(residual)), parameters)
-    outputs = jacobian.outputs.expand(jacobian.outputs.value.shape)
-    flat = Rounded(outputs.value.reshape(-1), outputs.error.reshape(-1)) - wanted
+    flat = jacobian.outputs.rearranged(lambda t: t.reshape(-1)) - wanted
     return Linearised(gram, flat.value, frobenius_norm(flat.error), parameters)
 
 

@@ -151,7 +151,7 @@ def _local(result: Pass, step: Step) -> tuple[Local, tuple[float, float]] | None
             return centre + model.change  # type: ignore[union-attr]
 
         return quadratic, (near.first, near.second)
-    if record.form_of(node) not in PLAIN:
+    if record.form_of(node) not in PLAIN and record.rounds_at(node):
         return None
     return (lambda reads: run_in_double(node, reads)), (0.0, 0.0)
 
