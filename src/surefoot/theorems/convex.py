@@ -227,9 +227,10 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
     if not 0 < least < math.inf:
         least = 1e-300 if lowest > 0 and slope == 0 else math.inf
     if not math.isfinite(least):
+        level = f", its eigenvalues are proved to be above {lowest:.3g} only" if lowest > -math.inf else ""
         why = (
-            f"The Hessian is not positive definite, its eigenvalues are proved to be above {lowest:.3g} only: go "
-            "on until the weights are near a strict minimum, or add a ridge."
+            f"The Hessian is not proved to be positive definite{level}: go on until the weights are near a strict "
+            "minimum, or add a ridge."
         )
         return Convergence(
             method, _CONVEX, False,
