@@ -147,6 +147,8 @@ def _check_penalty(penalty: Penalty | None, analysis: Analysis, wrt: Wrt) -> Non
     """
     if penalty is None:
         return
+    if not hasattr(penalty, "curvature_of"):
+        raise DomainError(f"regularizer is a surefoot.objectives.Regularizer such as Ridge(1e-3), got {penalty!r}")
     if wrt != "params" or not analysis.reading.is_scalar:
         raise DomainError("a regulariser is added to an objective of the parameters: give objective=…")
     if not penalty.smooth:

@@ -129,26 +129,24 @@ class _Parts:
 
     def ridge(self) -> _Way:
         """:math:`\\lambda - P`."""
-
-        def on(radius: float) -> _Curvature:
-            steep, bent, first, second = self.on(radius)
-            high = up(self.outer.smoothness * steep**2 + bent + self.most, 8)
-            return _Curvature(_less(self.least, min(bent, up(self._bent + second))), high, up(first + second))
-
-        return _Way(self.least, "the weight of the ridge", "how negative the rest of the Hessian may be", on)
+        meaning, lost = "the weight of the ridge", "how negative the rest of the Hessian may be"
+        return self._way(self.least, meaning, lost, lambda bent, _, second: min(bent, up(self._bent + second)))
 
     def gauss_newton(self, rows: Rows) -> _Way:
         """:math:`J^\\top\\nabla^2h_0J + \\nabla^2R`, written out."""
         lowest = smallest_eigenvalue(_gauss_newton(self.problem, rows, self.outer))
+        meaning, lost = "the smallest eigenvalue of the Gauss-Newton matrix", "how far the Hessian is from it"
+        return self._way(lowest, meaning, lost, lambda bent, first, _: up(first + bent))
+
+    def _way(self, start: float, meaning: str, lost: str, loss: Callable[[float, float, float], float]) -> _Way:
+        """With what is lost by P and how far the first and the second part move."""
 
         def on(radius: float) -> _Curvature:
             steep, bent, first, second = self.on(radius)
             high = up(self.outer.smoothness * steep**2 + bent + self.most, 8)
-            return _Curvature(_less(lowest, up(first + bent)), high, up(first + second))
+            return _Curvature(_less(start, loss(bent, first, second)), high, up(first + second))
 
-        return _Way(
-            lowest, "the smallest eigenvalue of the Gauss-Newton matrix", "how far the Hessian is from it", on
-        )
+        return _Way(start, meaning, lost, on)
 
     def dense(self) -> _Way | None:
         """The Hessian, written out; ``None`` if an operation has no second derivative with a proved error."""
