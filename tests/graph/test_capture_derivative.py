@@ -150,11 +150,29 @@ class Sparse(nn.Module):
         return self.layer(torch.sparse.mm(self.adjacency, x))
 
 
-@pytest.mark.parametrize("parameter", [False, True])
-def test_sparse_buffers_and_parameters_are_refused(parameter: bool) -> None:
+def test_sparse_parameters_are_refused() -> None:
     assert_refused(
-        lambda: nn.Sequential(Sparse(parameter)), torch.ones(4, 3), "'adjacency' is a sparse.*dense", "0"
+        lambda: nn.Sequential(Sparse(parameter=True)), torch.ones(4, 3), "'adjacency' is a sparse.*dense", "0"
     )
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_buffers_count_as_dense_ones(layout: torch.layout) -> None:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    model = Sparse()
+    model.adjacency = torch.tensor([[0.0, 2, 0, 0], [1, 0, 0, 3], [0, 0, 0, 0], [0, 1, 0, 0]]).to_sparse(
+        layout=layout
+    )
+    graph = capture(model, x)
+    (read,) = graph.run(dict(model.named_parameters()), [x])
+    torch.testing.assert_close(read, model(x))
+    assert capture(model, x) is graph
+    model.adjacency.values().mul_(2)
+    changed = capture(model, x)
+    (read,) = changed.run(dict(model.named_parameters()), [x])
+    assert changed is not graph
+    torch.testing.assert_close(read, model(x))
 
 
 def test_a_sparse_buffer_that_nothing_reads_is_no_matter() -> None:

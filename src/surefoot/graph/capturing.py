@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from surefoot.graph.checks import as_inputs, check_inputs, check_model, refuse_masked_rows, refuse_wrong_ids
 from surefoot.graph.nodes import Source
 from surefoot.graph.preserve import preserved
-from surefoot.graph.read import Rewrite, read
+from surefoot.graph.read import Rewrite, dense, read
 from surefoot.graph.refusals import (
     refuse_effects,
     refuse_other,
@@ -85,7 +85,7 @@ class _Entry:
         held = {
             name: value
             if self.graph.leaves[name].source is Source.CONSTANT
-            else present[self.graph.leaves[name].path]
+            else dense(present[self.graph.leaves[name].path], value)
             for name, value in self.graph.held.items()
         }
         if all(held[name] is value for name, value in self.graph.held.items()) and not self._copies.outdated(held):
