@@ -27,6 +27,8 @@ from benchmarks.convergence import (  # noqa: E402
     run,
 )
 
+from surefoot.theorems.record import least, most  # noqa: E402
+
 PAGE = ROOT / "docs" / "convergence.md"
 STEPPED = (0, 5, 8)  # the problems of the third table
 LARGE, PARAMETERS = (200, 1000), 974_910  # samples of the last one
@@ -124,7 +126,7 @@ def page(words: list[str]) -> str:
 
 def _constant(case: Case) -> str:
     reached, constant = measured(case)
-    return f"| {case.name} | K ≤ {constant:.3g} | {reached:.3g} | {constant / reached:.2f} |"
+    return f"| {case.name} | K ≤ {most(constant)} | {reached:.3g} | {math.ceil(100 * constant / reached) / 100} |"
 
 
 def _size(samples: int) -> str:
@@ -132,7 +134,7 @@ def _size(samples: int) -> str:
     code = f"from benchmarks.convergence import large; print(*large({samples}))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     sigma, seconds, memory = map(float, out.split())
-    return f"| {10 * samples:,} | {PARAMETERS:,} | {sigma:.1e} | {seconds:.0f} | {memory:.1f} |"
+    return f"| {10 * samples:,} | {PARAMETERS:,} | {least(sigma)} | {seconds:.0f} | {memory:.1f} |"
 
 
 def _first(samples: int) -> str:
