@@ -36,7 +36,7 @@ def prove(
         )
     regularizer = sf.Ridge(ridge) if ridge else None
     interpolates = isinstance(parts.objective, sf.Square) and regularizer is None
-    kind = sf.optim.GaussNewton if interpolates else sf.optim.Newton
+    kind, called = (sf.optim.GaussNewton, "Gauss-Newton") if interpolates else (sf.optim.Newton, "Newton")
     optimizer = kind(parts.model, parts.objective, regularizer=regularizer)
     objective = parts.objective.bound_to(y[:batch])
     with output.working("taking steps until convergence is proved"):
@@ -51,6 +51,6 @@ def prove(
         output.document({"model": start.model, "data": start.data, "samples": len(x), "steps": taken,
                          "convergence": verdict.to_dict()})  # fmt: skip
     else:
-        output.result(f"{start.model} on {len(x)} samples of {start.data}, after {taken} {kind.__name__} steps\n")
+        output.result(f"{start.model} on {len(x)} samples of {start.data}, after {taken} {called} steps\n")
         output.result(str(verdict))
     return Outcome.CERTIFIED if verdict.proved else Outcome.NOT_CERTIFIED
