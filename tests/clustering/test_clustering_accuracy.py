@@ -124,7 +124,7 @@ class Stretched(nn.Module):
 
 
 def test_a_better_assignment_than_the_one_that_was_found_is_covered() -> None:
-    """Lloyd's method stops where rows are cut apart and the parameter does not matter; the minimum cuts columns."""
+    """Lloyd's method stops where rows are cut apart and the parameter is of no use; the minimum cuts columns."""
     y = torch.tensor([[0.0, 0.0], [0.0, 1.0], [4.0, 0.0], [4.0, 1.0]], dtype=D)
     objective = KMeans(2, reduction="sum", warm_start=True)
     objective.proximity._centres = torch.tensor([[2.0, 0.0], [2.0, 1.0]], dtype=D)
