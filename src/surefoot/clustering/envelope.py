@@ -199,6 +199,11 @@ def envelope(outputs: Tensor, proximity: Proximity[Any], reduction: str) -> Tens
     return value
 
 
+def _valued(outputs: Tensor, nearest: Nearest[Any], scale: float) -> Tensor:
+    """The value of a solution, in double precision."""
+    return scale * (0.5 * (outputs.detach().to(torch.float64) - nearest.point).square().sum() + nearest.penalty)
+
+
 class _Held:
     """The solution, found where plain tensors are at hand, for the derivatives."""
 
@@ -224,15 +229,21 @@ class Over:
         at_hand = isinstance(value, Tensor) and value.device.type != "meta"
         self.nearest: Nearest[Any] | None = call["proximity"].solved(value) if at_hand else None
 
+    @property
+    def distance(self) -> Magnitude:
+        """From the set, at the centre: z is off it by the round-off of a mean or of a product with singular
+        vectors.
+        """
+        assert self.nearest is not None
+        shape = self.outputs.shape
+        off = self.outputs.centre_norm * (16.0 * (sum(shape) + 16) * min(shape) ** 0.5 * UNIT)
+        return norm(self.outputs.value - self.nearest.point) + off
+
     def half_square(self, curvature: Magnitude, reason: str) -> Bounds:
         """Half the squared distance from the set, scaled."""
         distance = self.outputs.bound
         if self.nearest is not None:
-            # z is off the set by the round-off of a mean or of a product with singular vectors
-            rank = min(self.outputs.shape) ** 0.5
-            off = self.outputs.centre_norm * (16.0 * (sum(self.outputs.shape) + 16) * rank * UNIT)
-            here = norm(self.outputs.value - self.nearest.point) + off
-            distance = minimum(distance, here + self.outputs.spread)
+            distance = minimum(distance, self.distance + self.outputs.spread)
         return Bounds(
             jacobian={"outputs": distance * self.scale},
             curvature={("outputs", "outputs"): curvature * self.scale},
@@ -243,12 +254,16 @@ class Over:
 
 
 def value_error(call: Call, value: Any) -> Magnitude | None:
-    """How far the value is from that of the exact solution: a sum of squares of differences, times s."""
+    """How far the value is from that of the exact solution: a sum of squares of differences, times s.
+
+    A solver that starts where it ended may have come to another solution since.
+    """
     over = Over(call)
     assert over.nearest is not None
-    size = over.outputs.numel
-    rounded = Magnitude.of(float(value)) * ((size + 16) * 2 * UNIT) + Magnitude.of(size * 2.0**-1022)
-    return over.scale * over.nearest.accuracy().value + rounded
+    again = float(_valued(over.outputs.value, over.nearest, float(over.scale)))
+    size, apart = over.outputs.numel, abs(float(value) - again)
+    rounded = Magnitude.of(again + apart) * ((size + 16) * 2 * UNIT) + Magnitude.of(size * 2.0**-1022)
+    return over.scale * over.nearest.accuracy().value + rounded + Magnitude.of(apart)
 
 
 def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
@@ -259,7 +274,7 @@ def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     difference = Rounded.exact(over.outputs.value.double()) - Rounded.exact(over.nearest.point)
     off = over.nearest.accuracy().point
     if off is None:
-        off = 2 * float(norm(difference.value)) * (1 + 2.0**-40)
+        off = 2 * float(over.distance) * (1 + 2.0**-40)
     wide = Rounded(difference.value, (difference.error + off) * (1 + 2.0**-50))
     scale = 1.0 / over.outputs.shape[0] if call["reduction"] == "mean" else 1.0
     return {"outputs": wide.scaled(scale) * costate}
@@ -299,9 +314,7 @@ class _Differentiated(torch.autograd.Function):
 class _Value(_Differentiated):
     @staticmethod
     def forward(outputs: Tensor, held: _Held, scale: float) -> Tensor:
-        nearest = held(outputs)
-        distance = 0.5 * (outputs.detach().to(torch.float64) - nearest.point).square().sum()
-        return (scale * (distance + nearest.penalty)).to(outputs.dtype)
+        return _valued(outputs, held(outputs), scale).to(outputs.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -18,7 +18,8 @@ than outputs do, z and the gradient are off by at most :math:`\|r\|`.
 *Round-off* (:meth:`_Ascent._weighed`). A dual variable is outside of its ball by a relative (d + 4)u at most, and
 is meant to be shrunk by that; a term of the gap is off by (2d + 8)u of :math:`c_e\|(Bz)_e\|`, the sum of E of them
 by :math:`\log_2E + 1` more; r by (b + d + 16)u of the norms of what it is made of, b the most edges at a node,
-with sums of norms in place of norms of sums; and moving the outputs to their mean and back by 4u of their norm.
+with sums of norms in place of norms of sums; and moving the outputs to their mean and back by 8u of their norm and
+2u of that of z.
 
 *Ascent.* :math:`\|B^\top\zeta\|^2 = \sum_i\|\sum_{e\ni i}\pm\zeta_e\|^2 \le \sum_id_i\sum_{e\ni i}\|\zeta_e\|^2 =
 \sum_e(d_i + d_j)\|\zeta_e\|^2` with the degrees d, so steps of :math:`1/(d_i + d_j)` on edge (i, j) ascend, and
@@ -260,7 +261,8 @@ class _Ascent:
         share = 8 * (centroids.shape[1] + math.log2(len(self.incidence) + 2) + 8)
         outward = float(torch.linalg.vector_norm(sums)) * float(torch.linalg.vector_norm(self.outputs))
         round_off = _UNIT * (share * (penalty + value) + 4 * ends + 4 * outward)
-        round_off += self.moved * (float(torch.linalg.vector_norm(self.outputs - centroids)) + self.moved)
+        moved = self.moved + _UNIT * float(torch.linalg.vector_norm(centroids))
+        round_off += moved * (float(torch.linalg.vector_norm(self.outputs - centroids)) + moved)
         weights = self.incidence.degrees(torch.linalg.vector_norm(dual, dim=1))
         sizes = sum(float(torch.linalg.vector_norm(part)) for part in (weights, self.outputs, centroids))
         slack = (self.busiest + centroids.shape[1] + 16) * _UNIT * sizes
@@ -268,7 +270,7 @@ class _Ascent:
         gap = _total(terms) + 0.5 * left * left + round_off
         labels = torch.arange(len(centroids), device=centroids.device) if labels is None else labels
         off = math.sqrt(2 * gap)
-        off = (min(off, left) if polished else off) + self.moved
+        off = (min(off, left) if polished else off) + moved
         return ConvexClusteringResult(
             centroids, labels, dual, value, gap, off, iteration, penalty, round_off, self.tolerance, polished
         )
