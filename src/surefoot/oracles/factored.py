@@ -136,7 +136,10 @@ def _loss(problem: Problem, at: Tensor, model: Model, varies: bool) -> tuple[Ten
     """Slope and curvature of the loss in the output; block-diagonal where it is a sum over rows for certain."""
     with torch.enable_grad():
         output = at.detach().requires_grad_()
-        (first,) = torch.autograd.grad(problem.objective(output), output, create_graph=True)
+        value = problem.objective(output)
+        if not bool(value.isfinite()):
+            raise OracleError(f"the objective is {value.item()} at this point")
+        (first,) = torch.autograd.grad(value, output, create_graph=True)
     slope = first.detach().flatten()
     if not varies:
         return slope[:0], slope.new_zeros(0, 0)
