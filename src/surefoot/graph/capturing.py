@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from surefoot.graph.checks import as_inputs, check_inputs, check_model, refuse_masked_rows, refuse_wrong_ids
+from surefoot.graph.masks import masks_of
 from surefoot.graph.nodes import Source
 from surefoot.graph.preserve import preserved
 from surefoot.graph.read import Rewrite, dense, read
@@ -54,7 +55,7 @@ def capture_with(model: nn.Module, x: Any, rewrite: Rewrite) -> Graph:
     check_inputs(args, kwargs)
     survey = Survey(model, record=False)
     shapes = tuple(map(_describe, args)), tuple((key, _describe(value)) for key, value in kwargs.items())
-    key = None if survey.description is None else (survey.description, shapes, rewrite)
+    key = None if survey.description is None else (survey.description, shapes, masks_of(model), rewrite)
     entries = _entries_of(model)
     entry = entries.get(key)
     if entry is None:
