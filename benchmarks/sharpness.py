@@ -135,7 +135,7 @@ def measured(name: str, seed: int = 0) -> Sharpness:
         tried.append(certificate_of(analysis.over(ball), ball, "params", centre))
         return tried[-1]
 
-    best = longest_proved(on, HIGH.balls)  # as surefoot.certify(…, effort="high") does
+    best = longest_proved(on, HIGH)  # as surefoot.certify(…, effort="high") does
     cost = (time.process_time() - start) / gradient
     numbers = sum(parameter.numel() for parameter in model.parameters())
     ratio, stated = float(tried[0].smoothness) / norm, best.gradients or 0

@@ -24,6 +24,7 @@ class Effort:
         products: as long as these are not more multiplications.
         directions: all directions of the variables are followed if they are not more.
         balls: how many are tried, after the weights alone, for the longest step.
+        shells: in how many at most a ball is then taken apart, to sum up what each adds to the curvature.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Effort:
     products: float
     directions: int
     balls: int = 6
+    shells: int = 0
 
     def separates(self, widths: Sequence[int], count: int) -> bool:
         """Whether layers of these widths are followed sample by sample."""
@@ -40,7 +42,7 @@ class Effort:
 
 QUICK = Effort("quick", 0, 0.0, 0)
 NORMAL = Effort("normal", 128, 6e9, 0)
-HIGH = Effort("high", 1024, 6e11, 12_000, 14)
+HIGH = Effort("high", 1024, 6e11, 12_000, 6, 64)
 _ONE_BALL, _ONE_DIRECTION, _ONE_UNIT = 10, 10, 10  # gradients, measured
 
 
