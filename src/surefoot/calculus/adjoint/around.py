@@ -215,8 +215,9 @@ class Around:
     def _spread(self, key: tuple[str, str], e: Enclosure, moving: Moving) -> Part:
         """How far a tensor or costate may be from its centre: what each shell adds, and the error there."""
         if key not in self.reaches:
-            reach = moving.domain.times(self.gap)
-            self.reaches[key] = reach if self.inside is None else self.inside.reaches[key] + reach
+            known = None if self.inside is None else self.inside.reaches.get(key)
+            reach = moving.domain.times(self.radius if known is None else self.gap)
+            self.reaches[key] = reach if known is None else known + reach
         reach = self.reaches[key]
         off = Part(e.error, None if reach.samples is None else Magnitude(np.full(self.count, e.error.log2)))
         return (reach + off).least(Part(e.spread))
