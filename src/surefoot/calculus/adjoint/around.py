@@ -80,7 +80,8 @@ class Around:
     def __init__(self, result: Pass, dense: Dense, at: Backward, inside: Around | None = None) -> None:
         ((_, radius),) = result.region.groups
         self.radius, self.dense, self.at = radius, dense, at
-        self.inside, self.gap = inside, Magnitude.of(radius if inside is None else radius - inside.radius)
+        thickness = radius if inside is None else (radius - inside.radius) * (1 + 2.0**-50)
+        self.inside, self.gap = inside, Magnitude.of(thickness)
         self.first, self.count = result, dense.count
         self.variables = set(result.region.variables)
         self.tensors: dict[str, Moving] = {}
