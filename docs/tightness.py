@@ -64,8 +64,8 @@ in gradients, as measured and as the certificate states them.
 |---|---|---|---|---|---|---|---|
 """
 THIRD = """
-There is no row of ResNet-18: beyond 12,000 numbers convolutions are bounded by norms, 111,000 times the norm of the
-second derivative at the weights (target ≤ 10).
+There is no row of ResNet-18: beyond 12,000 numbers convolutions are bounded by norms, 111,000 times the norm of
+the second derivative at the weights (target ≤ 10).
 
 ## Width
 

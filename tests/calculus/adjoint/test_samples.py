@@ -215,10 +215,11 @@ def test_a_layer_without_effect() -> None:
     assert float(certificate.smoothness) < float("inf")
 
 
-def test_wide_layers_are_left_to_norms() -> None:
-    model = nn.Sequential(nn.Linear(3, 200), nn.Tanh(), nn.Linear(200, 3)).double()
+@pytest.mark.parametrize(("width", "followed"), [(200, True), (1100, False)])
+def test_layers_beyond_the_budget_are_left_to_norms(width: int, followed: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 3)).double()
     _, x, objective = setting(perceptron)
-    assert samples(run(model, x, objective, sf.Ball(0.1))) is None
+    assert (samples(run(model, x, objective, sf.Ball(0.1))) is not None) == followed
 
 
 def test_layers_of_any_width_are_followed_while_the_budget_lasts() -> None:
