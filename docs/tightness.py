@@ -1,31 +1,44 @@
 """Write ``tightness.md``: how far certificates of objectives are from the truth.
 
-``python docs/tightness.py`` measures and rewrites the page; it takes some minutes. With ``networks`` behind it,
-only the second table is measured.
+``python docs/tightness.py`` measures everything, on as many processes as there are processors or as are given
+behind it, and rewrites the page, which says how much processor time that took. If it is interrupted, it goes on
+from ``tightness.partial`` the next time.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import pickle
 import statistics
 import sys
+import time
 from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
+
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.sharpness import NETWORKS, lines  # noqa: E402
-from benchmarks.tightness import SAMPLES, WIDTH, Tightness, rows  # noqa: E402
+from benchmarks.sharpness import NETWORKS, Sharpness, Width, line, measured, of_width  # noqa: E402
+from benchmarks.tightness import ACTIVATIONS, LAYERS, SAMPLES, WIDTH, Tightness, rows_of  # noqa: E402
 
 PAGE = ROOT / "docs" / "tightness.md"
+PARTIAL = PAGE.with_suffix(".partial")
 SEEDS = (0, 1, 2)
+WIDTHS = (64, 128, 136, 168, 256)
 HEAD = f"""# How tight certificates are
 
 The smoothness that `sf.certify(model, x, objective=sf.CrossEntropy(y), domain=sf.Ball(r))` proves, divided by the
 norm of the second derivative at the weights, which Lanczos iterations find. For r = 0 a ratio of 1 is exact; for
 r > 0 the largest norm over the ball is unknown and at least that at the weights, so the certificate is tighter
 than its ratio. Perceptrons of width {WIDTH} with PyTorch's default weights, {SAMPLES} of scikit-learn's digits,
-cross-entropy, double precision, seeds {", ".join(map(str, SEEDS))}. Written by `python docs/tightness.py`.
+cross-entropy, double precision, seeds {", ".join(map(str, SEEDS))}. The whole page is written by
+`python docs/tightness.py`, in {{minutes:.0f}} minutes of processor time; costs on it are in processor time.
 
 | activation | radius | linear layers | ratio, median | worst | target | cost in gradients, median |
 |---|---|---|---|---|---|---|
@@ -33,54 +46,100 @@ cross-entropy, double precision, seeds {", ".join(map(str, SEEDS))}. Written by 
 TAIL = """
 Where the ratio grows with radius and depth, it is the spreads: third derivatives are bounded by products of norms
 of the layers in between. The certificates of this table are computed sample by sample
-(`surefoot.calculus.adjoint`), which is what they cost; networks with layers wider than 128 are bounded by norms,
-at some ten gradients, unless `effort="high"` is given.
+(`surefoot.calculus.adjoint`), which is what they cost.
 """
 SECOND = """
 ## Networks of several kinds
 
-The longest gradient step that a ball around the weights proves, `sf.certify(model, x,
+The longest gradient step that balls around the weights prove, `sf.certify(model, x,
 objective=sf.CrossEntropy(y), effort="high").step_size`, times the norm of the second derivative at the weights: 1
-would be the step of a quadratic function. Next to it the smoothness proved at the weights (radius 0) over that
-norm. 64 digits, PyTorch's default weights, double precision, seed 0. Where at most 12,000 numbers vary, the second
-derivative at the weights is computed along every direction, which is sharp for every network; how far it moves is
-bounded by products of the norms of exact derivatives at the weights. Costs are in gradients, as measured in
-processor time and as the certificate states them. The rows were measured one at a time, beside other work, and
-their costs vary with it.
+would be the step of a quadratic function. The step is at most one over the mean curvature on the way from the
+weights, which balls inside the last one bound (`Certificate.one_step`). Next to it the smoothness proved at the
+weights (radius 0) over that norm. 64 digits, PyTorch's default weights, double precision, seed 0. Where at most
+12,000 numbers vary, the second derivative at the weights is computed along every direction, which is sharp for
+every network; how far it moves is bounded by products of the norms of exact derivatives at the weights. Costs are
+in gradients, as measured and as the certificate states them.
 
 | network | numbers | step | target | at the weights | target | cost | stated |
 |---|---|---|---|---|---|---|---|
 """
+THIRD = """
+There is no row of ResNet-18: beyond 12,000 numbers convolutions are bounded by norms, 111,000 times the norm of
+the second derivative at the weights (target ≤ 10).
+
+## Width
+
+The smoothness proved at the weights with normal effort, over the norm of the second derivative: five linear layers
+with tanh between them, 64 digits. Layers are followed sample by sample as long as that takes at most
+6·10⁹ multiplications; beyond, there are norms only, unless `effort="high"` is given.
+
+| width | at the weights | cost | stated |
+|---|---|---|---|
+"""
+Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-def first_table() -> str:
-    """Perceptrons, as measured now."""
-    found: dict[tuple[str, float, int], list[Tightness]] = defaultdict(list)
-    for seed in SEEDS:
-        for row in rows(seed):
-            found[row.activation, row.radius, row.layers].append(row)
-            print(f"seed {seed}: {row.activation}, {row.layers} layers, radius {row.radius:g}: {row.ratio:.2f}")
+def done(task: Task) -> tuple[Any, float]:
+    """What a task finds, and its processor time in seconds."""
+    torch.set_num_threads(1)
+    start = time.process_time()
+    function, arguments = task
+    found = function(*arguments)
+    spent = time.process_time() - start
+    print(function.__name__, *arguments, f"{spent:.0f} s", flush=True)
+    return found, spent
+
+
+def first_table(found: list[Tightness]) -> list[str]:
+    """Perceptrons."""
+    grouped: dict[tuple[str, float, int], list[Tightness]] = defaultdict(list)
+    for row in found:
+        grouped[row.activation, row.radius, row.layers].append(row)
     written = []
-    for (activation, radius, layers), measured in sorted(found.items()):
-        ratios = [row.ratio for row in measured]
-        cost = statistics.median(row.seconds / row.gradient for row in measured)
-        worst, target = max(ratios), measured[0].target
+    for (activation, radius, layers), rows in sorted(grouped.items()):
+        ratios = [row.ratio for row in rows]
+        cost = statistics.median(row.seconds / row.gradient for row in rows)
+        worst, target = max(ratios), rows[0].target
         mark = "" if worst <= target else " (missed)"
         written.append(
             f"| {activation} | {radius:g} | {layers} | **{statistics.median(ratios):.2f}** | {worst:.2f} | "
             f"≤ {target:g}{mark} | {cost:.0f} |"
         )
-    return HEAD + "\n".join(written) + "\n" + TAIL
+    return written
 
 
-def page(networks_only: bool) -> str:
-    """The page as it is measured now, the first table perhaps as it was."""
-    first = PAGE.read_text(encoding="utf-8").partition(SECOND[:30])[0] if networks_only else first_table()
-    return first + SECOND + "\n".join(lines(list(NETWORKS))) + "\n"
+def results_of(tasks: list[Task], processes: int | None) -> list[tuple[Any, float]]:
+    """What all tasks find; what was interrupted is not done again."""
+    kept: dict[Task, tuple[Any, float]] = pickle.loads(PARTIAL.read_bytes()) if PARTIAL.exists() else {}
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(done, task): task for task in tasks if task not in kept}
+        for future in as_completed(futures):
+            kept[futures[future]] = future.result()
+            PARTIAL.write_bytes(pickle.dumps(kept))
+    return [kept[task] for task in tasks]
+
+
+def page(processes: int | None) -> str:
+    """The page as it is measured now."""
+    tasks: list[Task] = [(measured, (name,)) for name in NETWORKS]
+    tasks += [(of_width, (width,)) for width in WIDTHS]
+    tasks += [(rows_of, (name, layers, seed)) for seed in SEEDS for name in ACTIVATIONS for layers in LAYERS]
+    results = results_of(tasks, processes)
+    minutes = sum(spent for _, spent in results) / 60
+    found = [result for result, _ in results]
+    networks: list[Sharpness] = found[: len(NETWORKS)]
+    widths: list[Width] = found[len(NETWORKS) : len(NETWORKS) + len(WIDTHS)]
+    perceptrons = [row for rows in found[len(NETWORKS) + len(WIDTHS) :] for row in rows]
+    by_width = [f"| {w.width} | **{w.centre:.3g}** | {w.cost:,.0f} | {w.stated:,} |" for w in widths]
+    return "\n".join(
+        [
+            HEAD.format(minutes=minutes) + "\n".join(first_table(perceptrons)),
+            TAIL + SECOND + "\n".join(map(line, networks)),
+            THIRD + "\n".join(by_width) + "\n",
+        ]
+    )
 
 
 if __name__ == "__main__":
-    text = page(networks_only=sys.argv[1:] == ["networks"])
-    partial = PAGE.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(PAGE)
+    PAGE.write_text(page(int(sys.argv[1]) if sys.argv[1:] else os.cpu_count()), encoding="utf-8")
+    PARTIAL.unlink()

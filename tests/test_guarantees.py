@@ -24,6 +24,7 @@ from surefoot.guarantees import (
     damped_rate,
     damping,
     iterations,
+    seen_from_weights,
     step_from,
 )
 from surefoot.magnitude import Magnitude
@@ -404,6 +405,22 @@ def test_the_printed_step_stays_in_the_domain_and_descends(domain) -> None:
     restored = sf.Certificate.from_dict(document)
     assert restored.radius == certificate.radius
     assert restored.step_size == certificate.step_size
+
+
+def test_one_step_meets_the_curvature_of_every_ball_on_its_way() -> None:
+    """Against the exact integral of a staircase, and a function whose curvature grows with the distance."""
+    generator = np.random.default_rng(0)
+    for count in (1, 2, 7):
+        radii = np.cumsum(generator.uniform(1e-9, 1.0, count)).tolist()
+        sizes = np.cumsum(generator.uniform(0.0, 1.0, count)).tolist()
+        parts = [Fraction(0), *(Fraction(radius) / Fraction(radii[-1]) for radius in radii)]
+        weights = [(1 - a) ** 2 - (1 - b) ** 2 for a, b in pairwise(parts)]
+        exact = sum(weight * Fraction(size) for weight, size in zip(weights, sizes, strict=True))
+        found = float(seen_from_weights(list(zip(radii, map(Magnitude.of, sizes), strict=True))))
+        assert exact <= Fraction(found) <= exact * (1 + Fraction(1, 10**9)) + Fraction(1, 10**12)
+    steps = np.linspace(0, 2.0, 101)[1:]
+    balls = [(float(r), Magnitude.of(1.0 + 3.0 * r)) for r in steps]  # of x²/2 + |x|³/2
+    assert (2.0**2 / 2 + 2.0**3 / 2) * 2 / 2.0**2 <= float(seen_from_weights(balls)) <= 1.0 + 2.0 + 0.1
 
 
 def test_where_the_gradient_is_not_known_its_bound_keeps_the_step_in_the_domain() -> None:

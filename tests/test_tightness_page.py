@@ -37,3 +37,9 @@ def test_networks_of_several_kinds():
         )
         assert most.endswith("(missed)") == (ratio > float(most.removeprefix("≤ ").removesuffix(" (missed)")))
         assert all(int(count.replace(",", "")) > 0 for count in (numbers, cost, stated))
+
+
+def test_there_is_no_cliff_at_a_width_before_the_budget_ends():
+    ratios = {int(width): float(ratio.strip("*")) for width, ratio, _, _ in rows(2)}
+    assert all(ratio >= 1.0 for ratio in ratios.values())
+    assert ratios[136] <= 1.2 * ratios[128]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from surefoot.guarantees import gradient_sizes, require_bounds, step_from, until
+from surefoot.guarantees import gradient_sizes, inverse_of_one_step, require_bounds, step_from, until
 from surefoot.magnitude import Magnitude, maximum
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def block_step_sizes(certificate: Certificate) -> dict[str, float]:
 
     Those of :func:`block_inverse_smoothness`, and on a ball or a product of balls around the weights not longer
     than it reaches: any :math:`\gamma_s \le 1/D_s` promise :math:`\frac12\sum_s\gamma_s\|\nabla_sF\|^2`. On a ball
-    all are shortened by the same factor, on a product each by its own. The same is done to 1/L, and what promises
-    more is chosen; it is 1/L wherever a ball shortens it, by Cauchy-Schwarz.
+    all are shortened by the same factor, on a product each by its own. The same is done to 1/L, or what is known
+    of one step, and what promises more is chosen; it is the latter wherever a ball shortens it, by Cauchy-Schwarz.
 
     Raises:
         GuaranteeError: if the function is not real-valued or the constants are not bounds.
@@ -39,7 +39,7 @@ def block_step_sizes(certificate: Certificate) -> dict[str, float]:
     if certificate.radius is None:
         return steps
     sizes = gradient_sizes(certificate)
-    same = dict.fromkeys(steps, certificate.inverse_smoothness)
+    same = dict.fromkeys(steps, inverse_of_one_step(certificate))
     choices = [_within(certificate.radius, each, sizes) for each in (steps, same)]
     return max(choices, key=lambda each: sum(each[s] * sizes[s] * sizes[s] for s in each if each[s] and sizes[s]))
 

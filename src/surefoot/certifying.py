@@ -55,9 +55,9 @@ def certify(
         input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``.
         effort: what a certificate of an objective may cost. ``"quick"``: products of norms, about ten gradients
             for each ball that is tried. ``"normal"``: sharper where samples do not interact and linear layers are
-            at most 128 wide, up to some thousand gradients. ``"high"``: the same up to width 1,024, and on balls
-            around the weights, if at most 12,000 numbers vary, exact derivatives at the weights along each of
-            them, about ten gradients for each (:mod:`surefoot.calculus.effort`). The certificate says the cost.
+            not too many and too wide, up to some thousand gradients. ``"high"``: the same for wider layers, and on
+            balls around the weights, if at most 12,000 numbers vary, exact derivatives at the weights along each
+            of them, about ten gradients for each (:mod:`surefoot.calculus.effort`). The certificate says the cost.
         regularizer: a smooth function of the parameters that is added to the objective, such as
             ``surefoot.Ridge(1e-4)``.
         constants: ``"certified"``, or ``"paper"`` for Algorithm 4 as printed, with the paper's constants.

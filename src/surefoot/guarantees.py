@@ -6,7 +6,7 @@ Throughout, :math:`F` is real-valued and :math:`L` bounds its second derivative 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -108,6 +108,41 @@ def step_from(curvature: Magnitude) -> float:
     if number == 0:
         return math.inf
     return 0.0 if math.isinf(number) else math.nextafter(1.0 / number, 0.0)
+
+
+def inverse_of_one_step(certificate: Certificate) -> float:
+    """The longest step from the weights that descends while it stays in the domain: 1/L, or more where known."""
+    seen = certificate.one_step
+    return step_from(certificate.smoothness if seen is None else seen)
+
+
+def seen_from_weights(balls: Sequence[tuple[float, Magnitude]]) -> Magnitude:
+    r"""The curvature that a single move from the weights meets, from that on balls around them.
+
+    With :math:`L_i \ge \|\nabla^2F\|` on the ball of radius :math:`r_i`, :math:`0 = r_0 < r_1 < … < r_k = r`,
+
+    .. math:: F(u + d) \le F(u) + \langle\nabla F(u), d\rangle + \tfrac12\bar L\|d\|^2 \quad (\|d\| \le r), \qquad
+        \bar L = \sum_iL_i\big((1 - t_{i-1})^2 - (1 - t_i)^2\big), \quad t_i = r_i/r .
+
+    *Proof.* The remainder of Taylor's theorem is :math:`\int_0^1(1 - t)\,\nabla^2F(u + td)[d, d]\,dt`, the point
+    :math:`u + td` lies in the ball of radius :math:`tr`, so :math:`\nabla^2F` there is at most :math:`L_i` for
+    :math:`t_{i-1} < t \le t_i`, and :math:`2\int_{t_{i-1}}^{t_i}(1 - t)\,dt` is the weight of :math:`L_i`. So a
+    step :math:`\gamma \le 1/\bar L` with :math:`\gamma\|\nabla F(u)\| \le r` makes F smaller by
+    :math:`\frac\gamma2\|\nabla F(u)\|^2` at least, as 1/L does. Where the curvature grows linearly, :math:`\bar L`
+    has a third of the growth.
+
+    Args:
+        balls: radii, in order, and the smoothness on each.
+
+    >>> round(float(seen_from_weights([(0.5, Magnitude.of(1.0)), (1.0, Magnitude.of(2.0))])), 9)
+    1.25
+    """
+    last, total, before = balls[-1][0], Magnitude.zero(), 0.0
+    for radius, smoothness in balls:
+        part = radius / last
+        weight = (part - before) * (2 - part - before)
+        total, before = total + smoothness * (max(weight, 0.0) * (1 + 2.0**-40) + 2.0**-48), part
+    return total
 
 
 def longest_step(certificate: Certificate) -> float:

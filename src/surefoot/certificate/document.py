@@ -64,6 +64,7 @@ def write(certificate: Certificate) -> dict[str, Any]:
         "safe_step": certificate.segment_step,
         "radius": certificate.radius,
         "curvature": None if certificate.curvature is None else float(certificate.curvature),
+        "one_step": None if certificate.one_step is None else _size(certificate.one_step),
         "damping": _if_guaranteed(lambda: certificate.damping),
         "composite": composite and {"log2": composite[0].log2, "is_quadratic": composite[1]},
         "blocks": {path: _size(value) for path, value in certificate.block_lipschitz.items()},
@@ -71,6 +72,7 @@ def write(certificate: Certificate) -> dict[str, Any]:
         "log2": {
             **{name: getattr(certificate, name).log2 for name in _CONSTANTS},
             "blocks": [value.log2 for value in certificate.block_lipschitz.values()],
+            "one_step": None if certificate.one_step is None else certificate.one_step.log2,
             "block_smoothness": np.asarray(certificate.block_smoothness.log2).tolist(),
         },
         "reasons": list(certificate.reasons),
@@ -154,6 +156,7 @@ def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
         "segment_step": _number(content["safe_step"]),
         "radius": _number(content["radius"]),
         "curvature": None if content["curvature"] is None else LowerBound(float(content["curvature"])),
+        "one_step": None if exact.get("one_step") is None else _magnitude(exact["one_step"]),
         "estimate": estimate and _read_estimate(estimate),
         "make_rows": lambda: rows,
         "make_damping": None if damping is None else lambda: damping,

@@ -113,7 +113,7 @@ class InPieces:
         def lead() -> Certificate:
             if domain is not None or self.objective is None:
                 return self._on(ProductBall(1.0) if domain is None else domain)
-            return longest_proved(self._on, effort_named(self.effort).balls)
+            return longest_proved(self._on, replace(effort_named(self.effort), shells=0))
 
         if self.processes is None:
             return lead()
@@ -258,6 +258,7 @@ def _added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = Fa
         damping = partial(_same, (composite, all(quadratic for _, (_, quadratic) in pairs)))
     return replace(
         first,
+        one_step=None,
         bound=total(lambda one: one.bound),
         lipschitz=total(lambda one: one.lipschitz),
         smoothness=total(lambda one: one.smoothness),

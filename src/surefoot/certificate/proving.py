@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import nn
 
+from surefoot import guarantees
 from surefoot.calculus.adjoint.bounds import Centre, dense_centre, scalar_bounds
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.assemble import Term, assemble, smoothness, terms, weighted_curvature
@@ -31,7 +32,7 @@ from surefoot.calculus.breakdown import (
     smoothness_by_tensor,
 )
 from surefoot.calculus.composite import damping_of, is_nonnegative
-from surefoot.calculus.effort import NORMAL, effort_named
+from surefoot.calculus.effort import NORMAL, Effort, effort_named
 from surefoot.calculus.forward import Pass
 from surefoot.calculus.increments import input_gain
 from surefoot.calculus.leaves import Wrt, ordinary_device
@@ -48,10 +49,11 @@ from surefoot.operations.evaluation import remarks
 from surefoot.taylor import TaylorModel, reach
 
 _CLOSE = 1.1  # the ratio of two radii that are as good as equal
+_SHELLS = 8  # of a ball
 _SHORTER = 1 / 16  # where the curvature is infinite within reach, as beyond a kink
 
 
-def longest_proved(certify: Callable[[Ball], Certificate], balls: int = NORMAL.balls) -> Certificate:
+def longest_proved(certify: Callable[[Ball], Certificate], effort: Effort = NORMAL) -> Certificate:
     r"""The certificate, among those of some balls around the weights, whose step is the longest.
 
     With L(r) a bound of the smoothness on the ball of radius r and :math:`g = \|\nabla F\|` at its centre, the
@@ -61,6 +63,7 @@ def longest_proved(certify: Callable[[Ball], Certificate], balls: int = NORMAL.b
     there. Any radius makes a valid certificate; the search only chooses one.
 
     Where the curvature is infinite on every ball that was tried, it is that of the last one, which says why.
+    An effort with shells goes further from there (:func:`_through_shells`).
     """
     at_weights = certify(Ball(0.0))
     gradient = math.hypot(*(at_weights.block_gradients or {}).values())
@@ -71,7 +74,7 @@ def longest_proved(certify: Callable[[Ball], Certificate], balls: int = NORMAL.b
         return at_weights
     high = gradient * slowest
     best, radius, low = None, high, 0.0
-    for _ in range(balls):
+    for _ in range(effort.balls):
         certificate = certify(Ball(radius))
         if best is None or certificate.step_size > best.step_size:
             best = certificate
@@ -84,7 +87,39 @@ def longest_proved(certify: Callable[[Ball], Certificate], balls: int = NORMAL.b
             break
         radius = math.sqrt(low * high)
     assert best is not None
+    return _through_shells(certify, best, gradient, effort.shells) if best.step_size and effort.shells else best
+
+
+def _through_shells(
+    certify: Callable[[Ball], Certificate], best: Certificate, gradient: float, shells: int
+) -> Certificate:
+    r"""A certificate with a longer step, if the curvature that one step meets on its way allows it.
+
+    Balls grow by the same amount, each certified with what is known of those inside, and :math:`\bar L`
+    (:func:`surefoot.guarantees.seen_from_weights`) grows with them, until :math:`1/\bar L` does not reach the
+    edge. The last ball lies between the last two, where a line says that it does.
+    """
+    width = best.step_size * gradient / _SHELLS
+    inner: list[tuple[float, Magnitude]] = []
+    ahead = 0.0  # how much further than the edge the step would go
+    for k in range(1, shells + 1):
+        radius = k * width
+        certificate = _from_weights(certify(Ball(radius)), radius, inner)
+        beyond = gradient * guarantees.inverse_of_one_step(certificate) - radius
+        if beyond < 0:
+            radius = max(radius - width * beyond / (beyond - ahead), width / 2)
+            certificate = _from_weights(certify(Ball(radius)), radius, inner)
+        best = max(best, certificate, key=lambda each: each.step_size)
+        if beyond < 0:
+            break
+        inner.append((radius, certificate.smoothness))
+        ahead = beyond
     return best
+
+
+def _from_weights(certificate: Certificate, radius: float, inner: list[tuple[float, Magnitude]]) -> Certificate:
+    """With the curvature that is seen from the weights, after some balls inside this one."""
+    return replace(certificate, one_step=guarantees.seen_from_weights([*inner, (radius, certificate.smoothness)]))
 
 
 _REFINEMENTS = 10  # of the length of a segment
@@ -135,8 +170,15 @@ def certify_proved(
             inside = analysis.is_in_box(domain, wrt)
             return replace(on(balls), domain=str(domain), weights_inside=inside)
         if domain is not None:
-            return replace(on(domain), weights_inside=analysis.is_inside(domain, wrt))
-        return longest_proved(on, spent.balls) if wrt == "params" and known else on(ProductBall(1.0))
+            inner: list[tuple[float, Magnitude]] = []
+            if isinstance(domain, Ball) and dense is not None and domain.radius > 0:
+                radii = (domain.radius * k / _SHELLS for k in range(1, _SHELLS))
+                inner = [(radius, on(Ball(radius)).smoothness) for radius in radii]
+            found = on(domain)
+            if isinstance(domain, Ball) and inner:
+                found = _from_weights(found, domain.radius, inner)
+            return replace(found, weights_inside=analysis.is_inside(domain, wrt))
+        return longest_proved(on, spent) if wrt == "params" and known else on(ProductBall(1.0))
 
 
 def refuse_penalty(penalty: Penalty | None, *, is_objective: bool) -> None:

@@ -50,6 +50,9 @@ class Certificate:
         weights_inside: whether the present weights, or inputs, lie in the domain; ``None`` if they are not known.
         curvature: a value below :math:`\|\nabla^2F\|` at the weights, by a few products with the Hessian: steps
             longer than its inverse are beyond what it allows. An estimate, and no part of a proof.
+        one_step: :math:`\bar L \le L` of single moves d from the weights, as long as the radius at most:
+            :math:`F(u + d) \le F(u) + \langle\nabla F(u), d\rangle + \frac{\bar L}2\|d\|^2`; ``None`` if it is
+            L. See :func:`surefoot.guarantees.seen_from_weights`.
         effort: what it was allowed to cost; see :func:`surefoot.certify`.
         gradients: what it costs, in gradients, as far as that is known before; ``None`` if it needs none.
         estimate: lower bounds found by a search, to be shown next to the upper ones; see :meth:`with_estimate`.
@@ -85,6 +88,7 @@ class Certificate:
     radius: float | Mapping[str, float] | None = None
     weights_inside: bool | None = None
     curvature: LowerBound | None = None
+    one_step: Magnitude | None = None
     effort: str = "normal"
     gradients: int | None = None
     estimate: Estimate | None = None
@@ -108,13 +112,14 @@ class Certificate:
     def step_size(self) -> float:
         r"""The step of gradient descent from the weights that is proved to descend: safe to take.
 
-        :math:`\min(1/L, r/\|\nabla F\|)` on a ball of radius r around the weights, and for a product of balls with
-        the smallest such quotient over the blocks; see :func:`surefoot.guarantees.longest_step`. Around another
-        point, and for a function that is not real-valued, it is 1/L. On a segment it is :attr:`safe_step`.
+        :math:`\min(1/L, r/\|\nabla F\|)` on a ball of radius r around the weights, with :attr:`one_step` in place
+        of L where that is known, and for a product of balls with the smallest such quotient over the blocks; see
+        :func:`surefoot.guarantees.longest_step`. Around another point, and for a function that is not real-valued,
+        it is 1/L. On a segment it is :attr:`safe_step`.
         """
         if self.segment_step is not None:
             return self.segment_step
-        return min(self.inverse_smoothness, guarantees.longest_step(self))
+        return min(guarantees.inverse_of_one_step(self), guarantees.longest_step(self))
 
     @cached_property
     def block_step_sizes(self) -> dict[str, float]:

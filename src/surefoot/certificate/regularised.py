@@ -62,6 +62,7 @@ def regularised(
         block_gradients=gradients
         and {p: g + _at_centre(bends[p], blocks[p], enclosures) for p, g in gradients.items()},
         curvature=None,
+        one_step=None,
         regularizer=repr(penalty),
     )
 

@@ -71,6 +71,8 @@ def _steps(certificate: Certificate, width: int) -> list[str]:
         return [f"guaranteed step along the segment = {down(step)}"]
     if step < inverse:
         said = f" = {down(step)}: the domain ends there (1/L = {down(inverse)})"
+    elif step > inverse:
+        said = f" = {down(step)}: one step from the weights (1/L = {down(inverse)}, for any within the domain)"
     else:
         said = f" 1/L = {down(step)}" + (
             "" if certificate.radius is not None else ", while steps stay in the domain"

@@ -126,6 +126,8 @@ def figures(certificate: Certificate) -> list[Figure]:
         shown.append(Figure("η", "safe step", step, "along the direction of the segment"))
     elif certificate.scalar and certificate.step_size < certificate.inverse_smoothness:
         shown.append(Figure("r/‖∇F‖", "step size", step, f"as far as the domain reaches; 1/L is {inverse}"))
+    elif certificate.scalar and certificate.step_size > certificate.inverse_smoothness:
+        shown.append(Figure("γ", "step size", step, f"one step from the weights; 1/L on the domain is {inverse}"))
     elif certificate.scalar and certificate.step_size:
         shown.append(Figure("1/L", "step size", step, f"proved to descend, {on}"))
     try:

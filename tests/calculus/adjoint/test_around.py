@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import surefoot as sf
 from surefoot.calculus.adjoint.around import Around
 from surefoot.calculus.adjoint.backward import backward
-from surefoot.calculus.adjoint.bounds import dense_centre
+from surefoot.calculus.adjoint.bounds import Centre, dense_centre
 from surefoot.calculus.adjoint.dense import Dense
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import HIGH, NORMAL, QUICK
@@ -135,6 +135,45 @@ def test_no_point_of_the_ball_is_outside(name: str, loss: str) -> None:
             assert moved * (1 - 1e-9) - 1e-12 <= float(around.by_speed + dense.offset)
         if radius == 1e-5:  # not vacuous: first order in the radius
             assert bound <= 0.2 * norm
+
+
+@pytest.mark.parametrize("name", ["layer", "batch", "shared", "attention"])
+def test_shells_add_up_to_less_and_to_enough(name: str) -> None:
+    case = Case(name, "entropy", seed=2)
+    here, centre = case.hessian(case.weights), Centre(HIGH, case.dense())
+    assert centre.dense is not None
+    edge = 0.04
+    for part in (0.25, 0.5, 0.75, 1.0):
+        result = case.analysis.over(sf.Ball(edge * part))
+        at = backward(result)
+        assert at is not None
+        around = centre.around(result, at)
+    alone = Around(result, centre.dense, at)
+    assert around.by_changes <= alone.by_changes * (1 + 1e-9)
+    assert float(around.by_speed) <= 0.95 * float(alone.by_speed)
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(2):
+        start = torch.randn(len(case.weights), dtype=D, generator=generator)
+        moved = float(torch.linalg.matrix_norm(case.hessian(case.adversary(edge, start, 1)) - here, 2))
+        assert moved * (1 - 1e-9) - 1e-12 <= float(around.by_changes)
+        assert moved * (1 - 1e-9) - 1e-12 <= float(around.by_speed + centre.dense.offset)
+
+
+def test_one_step_is_longer_and_descends_as_promised() -> None:
+    case = Case("layer", "entropy", seed=3)
+    certificate = sf.certify(case.model, case.x, objective=case.objective, effort="high")
+    assert certificate.one_step is not None
+    assert isinstance(certificate.radius, float)
+    assert certificate.step_size > 1.1 * certificate.inverse_smoothness
+    assert sf.Certificate.from_json(certificate.to_json()).step_size == certificate.step_size
+    value, slope = case.value(case.weights), torch.func.grad(case.value)(case.weights)
+    end = case.value(case.weights - certificate.step_size * slope)
+    assert value - end >= certificate.step_size / 2 * slope.square().sum()
+    generator = torch.Generator().manual_seed(6)
+    for start in (slope, -slope, *torch.randn(20, len(slope), dtype=D, generator=generator)):
+        move = certificate.radius * start / start.norm()
+        above = case.value(case.weights + move) - value - slope @ move
+        assert above.abs() <= float(certificate.one_step) / 2 * move.square().sum() * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["layer", "convolution"])

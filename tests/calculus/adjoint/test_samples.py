@@ -215,7 +215,31 @@ def test_a_layer_without_effect() -> None:
     assert float(certificate.smoothness) < float("inf")
 
 
-def test_wide_layers_are_left_to_norms() -> None:
-    model = nn.Sequential(nn.Linear(3, 200), nn.Tanh(), nn.Linear(200, 3)).double()
+@pytest.mark.parametrize(("width", "followed"), [(200, True), (1100, False)])
+def test_layers_beyond_the_budget_are_left_to_norms(width: int, followed: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 3)).double()
     _, x, objective = setting(perceptron)
-    assert samples(run(model, x, objective, sf.Ball(0.1))) is None
+    assert (samples(run(model, x, objective, sf.Ball(0.1))) is not None) == followed
+
+
+def test_layers_of_any_width_are_followed_while_the_budget_lasts() -> None:
+    """There is no cliff at a width: with few samples, wide layers are as sharp as narrow ones."""
+    x, objective = torch.linspace(-1, 1, 6).reshape(2, 3).double(), sf.CrossEntropy(torch.tensor([0, 1]))
+    ratios = []
+    for width in (120, 140):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2)
+        )
+        model = model.double()
+        parameters = list(model.parameters())
+        slopes = torch.autograd.grad(objective(model(x)), parameters, create_graph=True)
+        vector = [torch.ones_like(p) for p in parameters]
+        for _ in range(30):
+            size = torch.cat([v.flatten() for v in vector]).norm()
+            vector = list(torch.autograd.grad(slopes, parameters, [v / size for v in vector], retain_graph=True))
+        norm = float(torch.cat([v.flatten() for v in vector]).norm())
+        certificate = sf.certify(model, x, objective=objective, domain=sf.Ball(0.0))
+        ratios.append(float(certificate.smoothness) / norm)
+    assert min(ratios) >= 1 - 1e-9
+    assert ratios[1] <= 1.2 * ratios[0]

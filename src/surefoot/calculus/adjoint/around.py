@@ -14,10 +14,17 @@ f(x_1, …)` the chain rule and its transpose say, with :math:`\Phi_{ij} = \lamb
 .. math:: \Delta X_z \le \sum_i J_i\,\Delta X_{x_i} + \Big(\sum_jC_{ij}s_{x_j}\Big)a_{x_i}, \qquad
     a_z \le \min\Big(\sum_iJ_ia_{x_i},\ \|\hat X_z\| + \Delta X_z\Big), \qquad s_z \le r\,a_z + e_z,
 
-and in the same way backwards. These are sums over earlier (later) tensors only, so one pass is enough. The first
-bounds :math:`r\sup\|D^2z\|` too, as it is the recursion for second derivatives.
+and in the same way backwards. These are sums over earlier (later) tensors only, so one pass is enough.
 
-*The second derivative* moves along a direction h, :math:`\|h\| \le r`, with the speed
+*Shells.* With a ball of radius :math:`r' < r` inside, for which all this was done before, the way from the centre
+to a point of the larger ball goes straight through the smaller one and then through a shell of thickness
+:math:`r - r'`. So :math:`s_z(r) \le s_z(r') + (r - r')\,a_z(r)`, and in the same way for costates, single
+entries, and how far Jacobians turn, :math:`C_{ij}(r - r')\,a_{x_j}` more in each shell: integrals of what grows
+with the radius, in place of the radius times its end value. On the way through the shell X moves along a path of
+length at most :math:`(r - r')\sup\|D^2z\|`, for which the recursion is :math:`\delta_z \le \sum_iJ_i\delta_{x_i} +
+\sum_jC_{ij}(r - r')a_{x_j}a_{x_i}` (``stride``), and their sum is that of the whole way (``path``).
+
+*The second derivative* moves along a unit vector h with the speed
 
 .. math:: D^3F[v, w, h] = \sum_z \lambda_z\cdot f'''[X_xv, X_xw, X_xh] + \Lambda_zh\cdot f''[X_xv, X_xw]
     + \Lambda_zv\cdot f''[X_xw, X_xh] + \Lambda_zw\cdot f''[X_xv, X_xh] .
@@ -29,9 +36,9 @@ y\,\cdot, X_xw] = \Lambda_yw`, being the derivative of :math:`\lambda_y` along w
 from the centre by parts, is :math:`\lambda_z\cdot(f'' - \hat f'')[X, X]` at the end less the integrals of the
 same form with a factor :math:`\dot\lambda` or :math:`\dot X` in place of :math:`\lambda` or X; with the second
 summand the former make :math:`\Lambda_zh\cdot\hat f''`. So with :math:`\tau \ge \sup\|\lambda_z\cdot(f'' - \hat
-f'')\|`
+f'')\|` and p the length of the path of X
 
-.. math:: \|\nabla^2F(u) - \nabla^2F(u_0)\| \le \sum_z \tau\,a(a + 2\Delta X) + 3r\,b\,C\,a^2 ,
+.. math:: \|\nabla^2F(u) - \nabla^2F(u_0)\| \le \sum_z \tau\,a(a + 2p) + \sum_{\text{shells}}3(r - r')\,b\,C\,a^2 ,
 
 where each sum is over the samples if they are separate; a sum of products of three or two factors over samples
 is at most the largest of one factor times the norms of the others. Weights that are variables have X = 1 on their
@@ -68,18 +75,25 @@ _ZERO = Magnitude.zero()
 
 
 class Around:
-    """The passes over one ball of all variables."""
+    """The passes over one ball of all variables, with what is known of a smaller one inside."""
 
-    def __init__(self, result: Pass, dense: Dense, at: Backward) -> None:
+    def __init__(self, result: Pass, dense: Dense, at: Backward, inside: Around | None = None) -> None:
         ((_, radius),) = result.region.groups
-        self.radius, self.dense, self.at = Magnitude.of(radius), dense, at
+        self.radius, self.dense, self.at = radius, dense, at
+        thickness = radius if inside is None else (radius - inside.radius) * (1 + 2.0**-50)
+        self.inside, self.gap = inside, Magnitude.of(thickness)
         self.first, self.count = result, dense.count
         self.variables = set(result.region.variables)
         self.tensors: dict[str, Moving] = {}
         self.spreads: dict[str, Part] = {}
+        self.reaches: dict[tuple[str, str], Part] = {}
+        self.strides: dict[str, Part] = {}
+        self.entries: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
+        self.turns: dict[tuple[str, Slot], Part] = {}
         self.result = self._forward()
         self.costates: dict[str, Enclosure] = {}
-        self.by_changes, self.by_speed = self._backward()
+        self.by_changes, self.by_speed, self.drift = self._backward()
+        self.inside = None
 
     @property
     def moved(self) -> Magnitude:
@@ -130,28 +144,35 @@ class Around:
         for name in region.variables:
             self.tensors[name] = Moving(one, NOTHING, one)
             self.spreads[name] = Part(enclosures[name].spread)
+            self.strides[name] = one.times(self.gap)
         steps: list[Step] = []
         for node in (step.node for step in first.steps):
             step, enclosed = enclose(graph, node, first.enclosures[node.name].value, enclosures, region)
             steps.append(step)
             self.tensors[node.name] = moving = self._carried(step, enclosures)
-            enclosures[node.name] = self._moved(node.name, enclosed, moving, self.dense.first.get(node.name))
-            self.spreads[node.name] = self._spread(enclosures[node.name], moving)
+            self.strides[node.name] = moving.domain.times(self.gap)
+            held = self.dense.first.get(node.name)
+            enclosures[node.name] = self._moved((node.name, "tensor"), enclosed, moving, held)
+            self.spreads[node.name] = self._spread((node.name, "tensor"), enclosures[node.name], moving)
         return replace(first, enclosures=enclosures, steps=tuple(steps))
 
     def _carried(self, step: Step, enclosures: Mapping[str, Enclosure]) -> Moving:
         separate = self._separate(step)
-        centre = change = domain = NOTHING
+        centre = change = domain = stride = NOTHING
+        inside = None if self.inside is None else self.inside.tensors[step.node.name]
         for slot, name in step.names.items():
             slope, x = step.bounds.jacobian[slot], self.tensors[name]
-            turned = self._turned(step, slot, enclosures, separate)
-            carried = [self._through(slope, part, separate) for part in (x.centre, x.change, x.domain)]
+            turned, turning = self._turned(step, slot, enclosures, separate)
+            carried = [self._through(slope, part, separate) for part in (x.centre, x.change, x.domain, x.stride)]
             centre, domain = centre + carried[0], domain + carried[2]
             change = change + carried[1] + self._times(turned, x.domain, separate)
+            stride = stride + carried[3] + self._times(turning, x.domain, separate)
+        path = stride if inside is None else inside.path + stride
+        change = change if inside is None else change.least(inside.change + stride)
         held = self.dense.first.get(step.node.name)
         if held is not None:
             centre = centre.least(Part(held.whole, held.samples))
-        return Moving(centre, change, domain.least(centre + change))
+        return Moving(centre, change, domain.least(centre + change), stride, path)
 
     def _through(self, slope: Magnitude, part: Part, separate: bool) -> Part:
         return Part(part.whole * slope, part.samples * slope if separate and part.samples is not None else None)
@@ -164,35 +185,54 @@ class Around:
         samples = turned.samples * part.each(self.count)
         return Part(minimum(whole, samples.norm()), samples)
 
-    def _turned(self, step: Step, slot: Slot, enclosures: Mapping[str, Enclosure], separate: bool) -> Part:
-        """How far the Jacobian in a slot moves, as the second derivative says."""
-        total = NOTHING
-        bounds = step.bounds
+    def _turned(
+        self, step: Step, slot: Slot, enclosures: Mapping[str, Enclosure], separate: bool
+    ) -> tuple[Part, Part]:
+        """How far the Jacobian in a slot moves over the ball, and on a way through the outer shell."""
+        total = turning = NOTHING
         for pair, other in step.partners(slot):
+            argument, name = step.argument(other, enclosures), step.names.get(other)
             spread = self._spread_of(step, other, enclosures)
-            part = Part(spread.whole * bounds.curvature[pair])
-            if separate:
-                samples = spread.each(self.count) * bounds.curvature[pair]
-                samples = minimum(samples, *self._in_box(step, pair, step.argument(other, enclosures)))
-                whole = minimum(part.whole, samples.max() if pair[0] == pair[1] else samples.norm())
-                part = Part(whole, samples)
-            total = total + part
-        return total
+            total = total + self._bent(step, pair, spread, argument, argument.entry_radius(), separate)
+            if name is not None:
+                radii = self.entries.get((name, "tensor"), (None, None))[1]
+                turning = turning + self._bent(step, pair, self.strides[name], argument, radii, separate)
+        key = step.node.name, slot
+        if self.inside is not None:
+            total = total.least(self.inside.turns[key] + turning)
+        self.turns[key] = total
+        return total, turning
+
+    def _bent(
+        self, step: Step, pair: Pair, move: Part, argument: Enclosure, radii: Tensor | None, separate: bool
+    ) -> Part:
+        """The second derivative in a pair of slots along a move of one argument, its entries within radii."""
+        part = Part(move.whole * step.bounds.curvature[pair])
+        if not separate:
+            return part
+        samples = move.each(self.count) * step.bounds.curvature[pair]
+        samples = minimum(samples, *self._in_box(step, pair, argument, radii))
+        return Part(minimum(part.whole, samples.max() if pair[0] == pair[1] else samples.norm()), samples)
 
     def _spread_of(self, step: Step, slot: Slot, enclosures: Mapping[str, Enclosure]) -> Part:
         name = step.names.get(slot)
         return self.spreads[name] if name is not None else Part(step.argument(slot, enclosures).spread)
 
-    def _spread(self, e: Enclosure, moving: Moving) -> Part:
-        reach = moving.domain.times(self.radius)
+    def _spread(self, key: tuple[str, str], e: Enclosure, moving: Moving) -> Part:
+        """How far a tensor or costate may be from its centre: what each shell adds, and the error there."""
+        if key not in self.reaches:
+            known = None if self.inside is None else self.inside.reaches.get(key)
+            reach = moving.domain.times(self.radius if known is None else self.gap)
+            self.reaches[key] = reach if known is None else known + reach
+        reach = self.reaches[key]
         off = Part(e.error, None if reach.samples is None else Magnitude(np.full(self.count, e.error.log2)))
         return (reach + off).least(Part(e.spread))
 
-    def _moved(self, name: str, e: Enclosure, moving: Moving, held: Sizes | None) -> Enclosure:
+    def _moved(self, key: tuple[str, str], e: Enclosure, moving: Moving, held: Sizes | None) -> Enclosure:
         """An enclosure made sharper by what is known of its derivatives."""
         if not isinstance(e.value, Tensor):
             return e
-        reach = self._spread(e, moving)
+        name, reach = key[0], self._spread(key, e, moving)
         size, peak = measure(e.value)
         rows = e.rows
         if reach.samples is not None and self._lined(name):
@@ -204,10 +244,12 @@ class Around:
         )  # fmt: skip
         if held is None or held.entries is None or not e.value.dim():
             return e
-        entries = self._entries(name, held.entries, moving.change) * float(self.radius) + float(e.error)
+        stride = self._entries(name, held.entries, moving.change) * (float(self.gap) * (1 + 2.0**-40))
+        whole = stride if self.inside is None else self.inside.entries[key][0] + stride
+        self.entries[key] = whole, stride
         limit = e.entry_radius()
         assert limit is not None
-        return Entrywise.of(e, torch.minimum(entries * (1 + 2.0**-40), limit.expand(entries.shape)))
+        return Entrywise.of(e, torch.minimum((whole + float(e.error)) * (1 + 2.0**-40), limit.expand(whole.shape)))
 
     def _entries(self, name: str, entries: Tensor, change: Part) -> Tensor:
         """Norms of rows over the ball."""
@@ -225,12 +267,12 @@ class Around:
 
     # backwards
 
-    def _backward(self) -> tuple[Magnitude, Magnitude]:
+    def _backward(self) -> tuple[Magnitude, Magnitude, Magnitude]:
         result, output = self.result, self.result.outputs[0]
         weight = weights(result)
         shares = {output: Share(self.at.seed)}
         moved = {output: Moving(NOTHING, NOTHING, NOTHING)}
-        changes, speed = Bilinear(), Bilinear()
+        changes, bends, strides = Bilinear(), Bilinear(), Bilinear()
         for step in reversed(result.steps):
             name = step.node.name
             if name not in shares:
@@ -241,11 +283,12 @@ class Around:
                 centre = slopes.centre.least(Part(held.whole, held.samples))
                 slopes = Moving(centre, slopes.change, slopes.domain.least(centre + slopes.change))
             if name != output:
-                costate = self._moved(name, costate, slopes, held)
+                costate = self._moved((name, "costate"), costate, slopes, held)
             self.costates[name] = costate
-            self._pull(step, costate, slopes, moved, changes, speed)
+            self._pull(step, costate, slopes, moved, (changes, bends, strides))
             shares = joined(shares, contributions(result, step, costate, self.at))
-        return changes.norm, speed.norm
+        drift = strides.norm if self.inside is None else self.inside.drift + strides.norm
+        return changes.norm, bends.norm + drift, drift
 
     def _pull(
         self,
@@ -253,8 +296,7 @@ class Around:
         costate: Enclosure,
         slopes: Moving,
         moved: dict[str, Moving],
-        changes: Bilinear,
-        speed: Bilinear,
+        sums: tuple[Bilinear, Bilinear, Bilinear],
     ) -> None:
         separate, bounds = self._separate(step), step.bounds
         forms, shifts, bends = self._forms(step, costate, slopes, separate)
@@ -265,8 +307,7 @@ class Around:
             centre, change, domain = (
                 self._through(slope, part, separate) for part in (slopes.centre, slopes.change, slopes.domain)
             )
-            turned = self._turned(step, slot, self.result.enclosures, separate)
-            change = change + self._times(turned, slopes.domain, separate)
+            change = change + self._times(self.turns[step.node.name, slot], slopes.domain, separate)
             for pair, other in ((p, p[p[0] == slot]) for p in forms if slot in p):
                 partner = self.tensors[step.names[other]]
                 form, shift = forms[pair], shifts[pair]
@@ -278,7 +319,7 @@ class Around:
             centre, change, domain = before.centre + centre, before.change + change, before.domain + domain
             moved[name] = Moving(centre, change, domain.least(centre + change))
         for pair in forms:
-            self._add(step, pair, forms[pair], shifts[pair], bends[pair], slopes.domain, separate, changes, speed)
+            self._add(step, pair, forms[pair], shifts[pair], bends[pair], slopes.domain, separate, sums)
 
     def _forms(
         self, step: Step, costate: Enclosure, slopes: Moving, separate: bool
@@ -296,7 +337,7 @@ class Around:
         rows = row_forms(step, fixed, reads[0]) if isinstance(costate.value, Tensor) else {}
         moves = Part(costate.spread, None)
         if separate and costate.shape:
-            moves = self._spread(costate, slopes)
+            moves = self._spread((step.node.name, "costate"), costate, slopes)
         elif separate:
             moves = Part(costate.spread, Magnitude(np.full(self.count, costate.spread.log2)))
         flat = _has_no_third(step)
@@ -322,7 +363,7 @@ class Around:
                         bend = Part(minimum(far, found.max() if found.shape else found))
             by_costate = moves.times(amount)
             if separate and same and by_costate.samples is not None:
-                each = minimum(by_costate.samples, *self._in_box(step, pair, costate))
+                each = minimum(by_costate.samples, *self._in_box(step, pair, costate, costate.entry_radius()))
                 by_costate = Part(minimum(by_costate.whole, each.max()), each)
             shifts[pair], bends[pair] = by_costate + bend, bend
         return forms, shifts, bends
@@ -336,10 +377,10 @@ class Around:
         bend: Part,
         slopes: Part,
         separate: bool,
-        changes: Bilinear,
-        speed: Bilinear,
+        sums: tuple[Bilinear, Bilinear, Bilinear],
     ) -> None:
         """What one pair of slots adds to both bounds of the variation."""
+        changes, bends, strides = sums
         names = [step.names[slot] for slot in pair]
         weight = next((name for name in names if name in self.variables), None)
         x, y = (self.tensors[name] for name in names)
@@ -349,16 +390,17 @@ class Around:
             terms + self._sum(form, x.change, y.domain, separate) + self._sum(form, x.centre, y.change, separate)
         )
         late = self._sum(bend, x.domain, y.domain, separate)
-        late = late + self._sum(bend, x.change, y.domain, separate) + self._sum(bend, x.domain, y.change, separate)
-        amount = step.bounds.curvature[pair] * self.radius
-        three = self._three(step, pair, amount, slopes, x.domain, y.domain, separate)
+        late = late + self._sum(bend, x.path, y.domain, separate) + self._sum(bend, x.domain, y.path, separate)
+        three = self._three(step, pair, slopes, x.domain, y.domain, separate)
         if weight is not None and pair[0] != pair[1]:
             changes.add(terms, weight)
-            speed.add(late + three * 2.0, weight)
-            speed.add_along(three * 2.0, weight)
+            bends.add(late, weight)
+            strides.add(three * 2.0, weight)
+            strides.add_along(three * 2.0, weight)
         else:
             changes.add(terms * twice)
-            speed.add(late * twice + three * (3.0 * twice))
+            bends.add(late * twice)
+            strides.add(three * (3.0 * twice))
 
     def _sum(self, form: Part, x: Part, y: Part, separate: bool) -> Magnitude:
         whole = form.whole * x.whole * y.whole
@@ -366,9 +408,9 @@ class Around:
             return whole
         return minimum(whole, (form.samples * x.each(self.count) * y.each(self.count)).sum())
 
-    def _three(
-        self, step: Step, pair: Pair, amount: Magnitude, slopes: Part, x: Part, y: Part, separate: bool
-    ) -> Magnitude:
+    def _three(self, step: Step, pair: Pair, slopes: Part, x: Part, y: Part, separate: bool) -> Magnitude:
+        """The second derivative between the derivatives of a costate and of two arguments, times the stride."""
+        amount = step.bounds.curvature[pair] * self.gap
         whole = amount * slopes.whole * x.whole * y.whole
         if not separate:
             return whole
@@ -379,19 +421,23 @@ class Around:
             others = [part.whole for j, part in enumerate(parts) if j != k]
             found.append(amount * rows.max() * others[0] * others[1])
         e, costate = self.result.enclosures[step.names[pair[0]]], self.costates[step.node.name]
-        for enclosure, one, other in ((e, slopes, x), (costate, x, x)):
-            boxes = self._in_box(step, pair, enclosure)  # whose radii contain that of the ball
-            found += [self._sum(Part(box.max(), box), one, other, separate) for box in boxes]
+        boxes = ((e, (step.names[pair[0]], "tensor"), slopes), (costate, (step.node.name, "costate"), x))
+        for enclosure, key, one in boxes:
+            radii = self.entries.get(key, (None, None))[1]
+            found += [
+                self._sum(Part(box.max(), box), one, x, separate)
+                for box in self._in_box(step, pair, enclosure, radii)
+            ]
         return minimum(*found)
 
-    def _in_box(self, step: Step, pair: Pair, e: Enclosure) -> list[Magnitude]:
+    def _in_box(self, step: Step, pair: Pair, e: Enclosure, radius: Tensor | None) -> list[Magnitude]:
         """The norm, sample by sample, of a second derivative in one slot contracted with any vector whose entries
-        are at most as large as the radii of an enclosure, in place of the costate or of another argument.
+        are at most as large as these radii, in place of the costate or of another argument.
 
         Of operations with a symmetric Jacobian, whose second derivatives are symmetric in all three, and whose
         rules look at absolute values and norms of costates only. Nothing if that is not known.
         """
-        rows, radius = step.bounds.rows_along, e.entry_radius()
+        rows = step.bounds.rows_along
         if pair[0] != pair[1] or rows is None or radius is None or not record_of(step.node).symmetric:
             return []
         if radius.shape != e.value.shape or not radius.dim():

@@ -64,8 +64,18 @@ class Centre:
     def __init__(self, effort: Effort = NORMAL, dense: Dense | None = None) -> None:
         self.effort, self.dense = effort, dense
         self.cost = in_gradients((), 0, 0 if dense is None else dense.directions)
+        self._balls: list[Around] = []
         self._by_sample: tuple[Samples, SampleCentre] | None = None
         self._asked = False
+
+    def around(self, result: Pass, at: Backward) -> Around:
+        """How far the second derivative moves on a ball: sharper if smaller ones were asked for just before."""
+        assert self.dense is not None
+        ((_, radius),) = result.region.groups
+        smaller = [ball for ball in self._balls if 0 < ball.radius < radius]
+        self._balls.append(Around(result, self.dense, at, max(smaller, key=lambda b: b.radius, default=None)))
+        self._balls = self._balls[-2:]
+        return self._balls[-1]
 
     def by_sample(self, result: Pass) -> tuple[Samples, SampleCentre] | None:
         """Derivatives sample by sample, from a forward pass; ``None`` if samples interact or it would cost too
@@ -103,7 +113,7 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
     result, found, back = _costates(result, at, centre)
     norm, dense = None, centre.dense
     if dense is not None:
-        around = Around(first, dense, at)
+        around = centre.around(first, at)
         norm = dense.norm + around.moved
         if back is not None:
             norm = minimum(norm, dense.norm + smoothness(back.variation))
