@@ -197,6 +197,21 @@ def test_layers_that_are_unfrozen_take_part() -> None:
     assert "the function changed" in optimizer.history[4].note
 
 
+def test_a_change_before_a_step_that_failed_is_noticed_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y) = normalised(), data()
+    optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    for _ in range(4):
+        optimizer.step(x, y)
+    model.eval()
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer, "advance", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step(x, y)
+    loss = float(sf.CrossEntropy(y)(model(x)).detach())
+    assert optimizer.step(x, y) == pytest.approx(loss, rel=1e-9)
+    assert "the function changed" in optimizer.history[-1].note
+
+
 def test_groups_that_are_added_take_part_at_the_next_step() -> None:
     model, (x, y) = network(), data()
     optimizer = CertifiedDescent(model, sf.CrossEntropy(), params=model[-1].parameters())

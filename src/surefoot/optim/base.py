@@ -166,6 +166,9 @@ class GuaranteedOptimizer(Optimizer):
             if not quiet:
                 self.watch.guard(self.model)
             yield reset
+        except BaseException:
+            self.watch.unguard()  # which may be about another function than the last step was
+            raise
         finally:
             self.quiet = False
         self.watch.leave(self.model, self.changed, self._options, quiet=quiet and not self.changed)

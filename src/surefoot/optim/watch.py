@@ -91,6 +91,10 @@ class Watch:
         self._guard = Guard(model) if self._failures <= _REBUILT else None
         self.parameters, self.buffers = dict(model.named_parameters()), list(model.buffers())
 
+    def unguard(self) -> None:
+        """No quick look at the next step."""
+        self._guard = None
+
     @property
     def weights(self) -> Tensors:
         """All parameters as the last step left them."""
