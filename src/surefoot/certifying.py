@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import nn
@@ -14,6 +15,7 @@ from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
 from surefoot.graph.checks import is_loader, unwrapped
+from surefoot.lower import curvature_at_weights
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
 from surefoot.processes import Processes
@@ -98,7 +100,8 @@ def certify(
         return (read() if processes is None else processes.together(read)).certify(domain)
     if constants != "paper":
         options: dict[str, Any] = {"wrt": wrt, "input_norm": input_norm, "regularizer": regularizer}
-        return certify_proved(model, x, objective=objective, domain=domain, effort=effort, **options)
+        found = certify_proved(model, x, objective=objective, domain=domain, effort=effort, **options)
+        return _with_curvature(found, model, x, objective)
     domain = ProductBall(1.0) if domain is None else domain
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")
@@ -111,6 +114,20 @@ def certify(
         )
     with ordinary_device():
         return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
+
+
+_PRODUCTS = {"quick": 3, "normal": 5, "high": 8}  # with the Hessian, about two gradients each
+
+
+def _with_curvature(
+    certificate: Certificate, model: nn.Module, x: Any, objective: nn.Module | None
+) -> Certificate:
+    """With an estimate of the curvature at the weights, where the certificate speaks of steps from there."""
+    steps = certificate.block_gradients and certificate.radius is not None and certificate.inverse_smoothness
+    if not steps or objective is None or certificate.wrt != "params" or certificate.regularizer:
+        return certificate
+    curvature = curvature_at_weights(model, x, objective, _PRODUCTS[certificate.effort])
+    return certificate if curvature is None else replace(certificate, curvature=curvature)
 
 
 def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None, group: Any = None) -> Evaluation:

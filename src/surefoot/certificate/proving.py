@@ -147,6 +147,8 @@ def refuse_penalty(penalty: Penalty | None, *, is_objective: bool) -> None:
     """
     if penalty is None:
         return
+    if not hasattr(penalty, "curvature_of"):
+        raise DomainError(f"regularizer is a surefoot.objectives.Regularizer such as Ridge(1e-3), got {penalty!r}")
     if not is_objective:
         raise DomainError("a regulariser is added to an objective of the parameters: give objective=…")
     if not penalty.smooth:

@@ -10,6 +10,7 @@ from typing import Any
 import surefoot as sf
 from surefoot.certificate import Certificate
 from surefoot.certificate.numbers import down, log10, quotient
+from surefoot.certificate.text import WIDTH, render
 from surefoot.cli import output
 from surefoot.cli.cases import Case, case, dataset_of, domain_of, refusals_are_usage
 from surefoot.cli.guard import Outcome
@@ -18,22 +19,23 @@ from surefoot.cli.sweep import Certified, Job, Lines, certified, finished, jobs_
 from surefoot.data import Dataset
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
-from surefoot.report import write_report
+from surefoot.report import WhatIf, what_if, write_report
 
 
-def certify_one(model: str, request: Request, json: bool, report: Path | None) -> Outcome:
+def certify_one(model: str, request: Request, json: bool, report: Path | None, compared: bool) -> Outcome:
     """Certify a model and show it."""
     with output.working(f"certifying {model}"):
         subject = case(model, request)
         found = certificates(subject, request)
+        others = _others(subject, found, request) if compared else {}
     shown = certified(subject.name, subject, found)
-    write_page(report, [shown])  # before anything is printed: a closed pipe does not lose it
+    write_page(report, [shown], others)  # before anything is printed: a closed pipe does not lose it
     if json:
         documents = [document(shown, kind, certificate) for kind, certificate in found.items()]
         output.document(documents[0] if len(documents) == 1 else {"certificates": documents})
     else:
         output.result(f"{subject.described}\n")
-        output.result("\n\n".join(map(str, found.values())))
+        output.result("\n\n".join(render(each, output.width() or WIDTH) for each in found.values()))
     return outcome(found.get("certified", next(iter(found.values()))))
 
 
@@ -59,6 +61,15 @@ def certificates(subject: Case, request: Request) -> dict[str, Certificate]:
     return found
 
 
+def _others(subject: Case, found: dict[str, Certificate], request: Request) -> dict[str, WhatIf]:
+    """The proved certificate with other radii and other layers, by the name on the page."""
+    if "certified" not in found:
+        return {}
+    options: Any = {"objective": subject.objective, "wrt": request.wrt, "input_norm": subject.input_norm}
+    name = subject.name if len(found) == 1 else f"{subject.name}, certified"
+    return {name: what_if(subject.model, subject.x, found["certified"], domain=domain_of(request), **options)}
+
+
 def outcome(certificate: Certificate) -> Outcome:
     """Whether something is proved."""
     proved = certificate.smoothness.is_finite and not certificate.flags
@@ -77,7 +88,7 @@ def document(subject: Certified, constants: str, certificate: Certificate) -> di
     }
 
 
-def write_page(path: Path | None, found: Sequence[Certified]) -> None:
+def write_page(path: Path | None, found: Sequence[Certified], others: dict[str, WhatIf] | None = None) -> None:
     """The report, whole or not at all, if one is asked for."""
     if path is None:
         return
@@ -86,7 +97,7 @@ def write_page(path: Path | None, found: Sequence[Certified]) -> None:
         for subject in found
         for kind, certificate in subject.certificates.items()
     ]
-    write_report(path, shown)
+    write_report(path, shown, what_if=others)
     output.note(f"the report is in {path}")
 
 

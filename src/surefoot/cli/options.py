@@ -70,6 +70,7 @@ Eval = Annotated[
     bool, _batch("", "In evaluation mode: no dropout, running statistics in batch normalisation.", "--eval")
 ]
 Seed = Annotated[int, _batch("N", "Seed of random weights, random inputs and searches.")]
+Device = Annotated[str | None, _batch("NAME", "Where to compute: cpu, cuda, cuda:1. Default: cpu.")]
 Loss = Annotated[str, _batch("NAME", "The loss: cross-entropy, square, …")]
 Single = Annotated[bool, _batch("", "Single precision; double by default.", "--single")]
 Samples = Annotated[int, _batch("N", "Number of samples, a random part of the data.")]
@@ -137,6 +138,10 @@ Rows = Annotated[Path | None, _output("FILE.jsonl", "Write each as a line of JSO
 Resume = Annotated[bool, _output("", "Keep what stands in --log, and certify only the rest.", "--resume")]
 Json = Annotated[bool, _output("", "Print one JSON document.", "--json")]
 Report = Annotated[Path | None, _output("FILE.html", "Also write a page to look at.")]
+WhatIf = Annotated[
+    bool,
+    _output("", "With --report: also other radii, soft-plus and layer normalisation, side by side.", "--what-if"),
+]
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,7 @@ class Request:
     smooth: Smooth = False
     evaluation: Eval = False
     seed: Seed = 0
+    device: Device = None
     domain: Domain = None
     radius: Radius = None
     center: CenterOption = None
@@ -216,6 +222,7 @@ class Start:
     smooth: Smooth = False
     evaluation: Eval = False
     seed: Seed = 0
+    device: Device = None
 
 
 @dataclass(frozen=True)

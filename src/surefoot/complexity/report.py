@@ -164,21 +164,28 @@ class Cost:
             "traffic": None if self.traffic is None else asdict(self.traffic),
         }
 
+    @property
+    def title(self) -> str:
+        """What the tables are about."""
+        return f"Cost of a chain of {len(self.computations)} computations, in multiplications"
+
+    @property
+    def tables(self) -> list[tuple[int, list[tuple[str, ...]]]]:
+        """What is printed: for each table how many columns are text, and its rows, titles first."""
+        steps = [("step", "oracle calls", "multiplications", "gradients"), *map(_step, self.oracles)]
+        layers = [_HEADER, *self._layer_rows()]
+        return [
+            (2, layers),
+            (1, self._pass_rows()),
+            (1, steps),
+            (1, self._counted_rows()),
+            (1, self._memory_rows()),
+            *([] if self.traffic is None else [(1, self._traffic_rows(self.traffic))]),
+        ]
+
     def __str__(self) -> str:
         return "\n".join(
-            [
-                f"Cost of a chain of {len(self.computations)} computations, in multiplications",
-                *table([_HEADER, *self._layer_rows()], left=2),
-                "",
-                *table(self._pass_rows()),
-                "",
-                *table([("step", "oracle calls", "multiplications", "gradients"), *map(_step, self.oracles)]),
-                "",
-                *table(self._counted_rows()),
-                "",
-                *table(self._memory_rows()),
-                *([] if self.traffic is None else ["", *table(self._traffic_rows(self.traffic))]),
-            ]
+            [self.title, "\n\n".join("\n".join(table(rows, left=left)) for left, rows in self.tables)]
         )
 
     def _layer_rows(self) -> list[tuple[str, ...]]:
@@ -263,6 +270,11 @@ def cost(model: nn.Module, x: Any, processes: int = 1) -> Cost:
 
 
 def chain_cost(chain: Chain) -> Cost:
-    """The cost of the oracles on a chain."""
+    """The cost of the oracles on a chain.
+
+    >>> import torch, surefoot as sf
+    >>> chain_cost(sf.Chain(nn.Linear(4, 3), torch.ones(5, 4))).products
+    60
+    """
     outputs = sum(chain.graph.numel(name) for name in chain.graph.outputs)
     return Cost(tuple(map(computation_cost, chain)), outputs, counted(chain))

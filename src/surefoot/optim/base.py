@@ -126,7 +126,7 @@ class GuaranteedOptimizer(Optimizer):
     def forget(self) -> None:
         """Drop what was kept between steps and rests on the function: it is not the same any more."""
 
-    def step(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
+    def step(self, x: Any = None, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
         """One step on the batch; returns the loss before it.
 
         Args:
@@ -192,6 +192,11 @@ class GuaranteedOptimizer(Optimizer):
 
     def check_part(self, x: Any, y: Any) -> None:
         """The same for what this process has."""
+        if x is None:
+            raise OptimizerError(
+                "a step takes the batch: write step(x, y). It computes the loss and its gradient, so there is no "
+                "backward() before it"
+            )
         if self.takes_loaders and is_loader(x):
             if y is not None:
                 raise OptimizerError("a loader brings its targets: step(loader)")

@@ -74,7 +74,9 @@ def solve_conjugate(
             if not found.finite:
                 raise OracleError("second derivatives are not finite at this point")
             if found.direction is None:
-                low, high, count = _extremes(curve, gradient) if checked and gradient else (1.0, 1.0, 0)
+                low, high, count = (
+                    _extremes(curve, gradient) if checked and any(g.numel() for g in gradient) else (1.0, 1.0, 0)
+                )
                 looks += count
                 if low > 0:
                     break

@@ -251,8 +251,9 @@ class Step:
             Dynamic programming makes such passes itself, and they count; the matrices of single computations,
             which it differentiates one by one, do not.
         iterations: of the inner solver; where it is direct, how often its result was refined.
-        residual: norm of the gradient of the model at v relative to that at 0, as measured; ``None`` where the
-            calls that are allowed were spent before it could be measured.
+        residual: norm of the gradient of the model at v relative to that at 0, as measured: by dynamic programming
+            in double precision, at v as it is returned; by the other methods with passes in the precision of the
+            model, before v is rounded to it. ``None`` where the calls that are allowed were spent before.
         length: t, where a line search made tv of the minimiser v; then the direction is tv.
         doubled: how often kappa was doubled until the model was bounded below.
         unbounded_at: the computation at which the last infeasible kappa failed, counted from 1.

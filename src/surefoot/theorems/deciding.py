@@ -28,8 +28,6 @@ from surefoot.theorems.record import METHODS, Convergence, Hypothesis, most
 from surefoot.theorems.statements import Interpolation
 
 Method = Literal["gauss_newton", "gradient", "momentum", "stochastic", "newton"]
-_SMALL = 200  # rows from which relative constants are only computed if at most
-_GAIN = 100.0  # this factor is missing
 _KANTOROVICH = "Newton-Kantorovich theorem, underdetermined"
 
 
@@ -159,11 +157,7 @@ def _interpolation(problem: Problem) -> Convergence:
     if why:
         return refused(problem, "gauss_newton", _KANTOROVICH, why)
     linear, weight = problem.linearised, problem.weight()
-    profile = problem.profile(
-        2 * linear.least,
-        lambda found: found.room()[0] >= linear.least,
-        lambda found: linear.outputs > _SMALL and found.room()[0] * _GAIN < linear.least,
-    )
+    profile = problem.profile(2 * linear.least, lambda found: linear.least / max(found.room()[0], 1e-300))
     best = Interpolation(linear.least, profile, linear.norm, linear.length, weight)
     omega = profile.steps[-1][1] if profile.steps else math.inf
     missing = 1.0 if best.holds else 2 * best.h  # beyond ½ it is the first step over what is covered

@@ -63,14 +63,13 @@ def rounding(
         stated = record_of(node)
         found = None if stated.error is None else stated.error(call, value)
         if found is not None:
-            return float(found) + slope.solved
+            return float(found)
     lost = slope.underflow
     moved = 0.0
     for name, amount in jacobian.items():
         moved += amount * sizes[name]
         if sizes[name] > 1:  # one by one, as sizes alone may overflow
             lost *= sizes[name]
-    lost += slope.solved
     if kind == "squares":
         return (k + 16) * 2 * _UNIT * sizes[node.name] + lost
     if kind == "scalar":
