@@ -44,6 +44,12 @@ def differences_together(first: Sequence[Tensor], second: Sequence[Tensor]) -> l
     return list(torch._foreach_sub(list(first), list(second))) if first else []
 
 
+def copied_together(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write values into many small tensors in one call, likewise."""
+    if tensors:
+        torch._foreach_copy_(list(tensors), list(values))
+
+
 def moved_together(tensors: Sequence[Tensor], towards: Sequence[Tensor], part: float) -> None:
     """Move many small tensors a part of the way towards others in one call, in place, likewise."""
     torch._foreach_lerp_(list(tensors), list(towards), part)

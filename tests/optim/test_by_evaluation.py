@@ -154,6 +154,82 @@ def test_running_statistics_move_once_per_step_that_is_taken():
         twin.load_state_dict(model.state_dict())
 
 
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_running_statistics_are_those_of_a_pass_of_the_model(momentum: float | None) -> None:
+    torch.manual_seed(0)
+    inner = [nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=momentum), nn.ReLU()) for _ in range(2)]
+    for first in (nn.Identity(), nn.BatchNorm1d(4)):  # one that normalises the data is not a part of each pass
+        model = nn.Sequential(first, nn.Linear(4, 8), nn.Sequential(*inner), nn.Linear(8, 3)).double()
+        optimizer, (x, y) = CertifiedDescent(model, sf.CrossEntropy()), data()
+        for _ in range(3):
+            twin = copy.deepcopy(model)
+            twin(x)
+            optimizer.step(x, y)
+            for (name, value), expected in zip(model.named_buffers(), twin.buffers(), strict=True):
+                assert torch.allclose(value, expected, rtol=1e-12, atol=1e-15), name
+
+
+def test_errors_by_forward_mode_decide_first() -> None:
+    model, (x, y) = network(), data()
+    optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    for _ in range(4):
+        optimizer.step(x, y)
+    point = optimizer._method._point
+    assert not optimizer._method._function[1].at(point.weights)._pass.run.watching
+    record = optimizer.history[-1]
+    before, after = (sf.evaluate(model, x, sf.CrossEntropy(y)) for _ in range(2))
+    assert record.actual_decrease is not None
+    assert 0 < record.promised_decrease <= record.actual_decrease
+    assert before.lower <= point.enclosed().value <= after.upper
+
+
+def test_layers_that_are_unfrozen_take_part() -> None:
+    model, (x, y) = network(), data()
+    model[0].requires_grad_(False)
+    optimizer, frozen = CertifiedDescent(model, sf.CrossEntropy()), model[0].weight.clone()
+    losses = [optimizer.step(x, y) for _ in range(4)]
+    assert torch.equal(model[0].weight, frozen)
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": model[0].parameters()})
+    losses += [optimizer.step(x, y) for _ in range(3)]
+    assert not torch.equal(model[0].weight, frozen)
+    assert all(after < before for before, after in pairwise(losses))
+    assert "the function changed" in optimizer.history[4].note
+
+
+def test_a_change_before_a_step_that_failed_is_noticed_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y) = normalised(), data()
+    optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    for _ in range(4):
+        optimizer.step(x, y)
+    model.eval()
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer, "advance", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step(x, y)
+    loss = float(sf.CrossEntropy(y)(model(x)).detach())
+    assert optimizer.step(x, y) == pytest.approx(loss, rel=1e-9)
+    assert "the function changed" in optimizer.history[-1].note
+
+
+def test_groups_that_are_added_take_part_at_the_next_step() -> None:
+    model, (x, y) = network(), data()
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), params=model[-1].parameters())
+    for _ in range(4):
+        optimizer.step(x, y)
+    before = model[0].weight.clone()
+    optimizer.add_param_group({"params": model[0].parameters()})
+    optimizer.step(x, y)
+    assert not torch.equal(model[0].weight, before)
+
+
+def test_without_an_objective_an_error_says_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"write CertifiedDescent\(model, surefoot.CrossEntropy\(\)\)"):
+        CertifiedDescent(network().parameters())
+    with pytest.raises(TypeError, match=r"surefoot.CrossEntropy\(\)"):
+        CertifiedDescent(network())
+
+
 def test_a_ridge_is_part_of_what_is_proved():
     model, (x, y) = network(), data()
     optimizer = CertifiedDescent(model, sf.CrossEntropy(), weight_decay=0.1)

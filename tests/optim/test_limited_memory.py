@@ -50,6 +50,27 @@ def test_the_direction_is_that_of_the_two_loops(kept: int) -> None:
         point = after
 
 
+def test_many_rows_are_in_single_precision_and_the_direction_is_as_good() -> None:
+    torch.manual_seed(0)
+    scales = torch.logspace(-2, 2, 3000, dtype=torch.float64)
+    memory, pairs = LimitedMemory(), []
+    point = SimpleNamespace(vector=torch.randn(3000, dtype=torch.float64) * 1e-25)
+    point.gradient = scales * point.vector
+    for _ in range(25):
+        direction, step = memory.propose(point)
+        if pairs:
+            exact = two_loops(point.gradient, pairs)
+            assert float((direction - exact).norm()) <= 1e-5 * float(exact.norm())
+        after = SimpleNamespace(vector=point.vector + step * direction)
+        after.gradient = scales * after.vector
+        memory.learn(point, after, step)
+        pairs.append((after.vector - point.vector, after.gradient - point.gradient))
+        point = after
+    rows = memory.state()["rows"]
+    assert rows is not None
+    assert rows.dtype is torch.float32
+
+
 def test_a_resumed_memory_goes_on() -> None:
     torch.manual_seed(0)
     matrix = torch.diag(torch.arange(1.0, 7.0, dtype=torch.float64))

@@ -6,7 +6,7 @@
 * ``compose``: cutting a graph in parts and putting two graphs one behind the other.
 * ``checks``: what a model, its input and what it returns must be.
 * ``survey``, ``preserve``: all that a forward pass may read; the model stays as it was, and unless it changes it
-  is not captured again.
+  is not captured again; ``guard``: a quick look whether anything of that was touched.
 * ``flatten``: models that differentiate inside ``forward``, to one level of operations.
 * ``masks``: boolean masks as indices.
 * ``trace``, ``read``: ``torch.export``, with its errors in the user's terms; from an exported program to a graph.

@@ -47,7 +47,7 @@ _CONTAINERS = {dict, OrderedDict, list, set}
 _MAPPINGS = dict | types.MappingProxyType
 _BUILT_IN = (dict, list, tuple, set, frozenset, deque, functools.partial, random.Random, np.ndarray, bytearray)
 _FIXED = tuple | frozenset | types.MappingProxyType
-_OPAQUE = (
+OPAQUE = (
     types.ModuleType, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType,
     types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
     types.MemberDescriptorType, types.CodeType, OpOverload, OpOverloadPacket,
@@ -174,6 +174,7 @@ class Survey:
         generators: the generators of random numbers on the way, each with where it was found.
         tensors: the tensors on the way that are not only parameters or buffers, likewise.
         description: a hashable description of all that was found; ``None`` if something cannot be described.
+        met: the objects on the way, other than plain values and empty containers; they are kept alive.
     """
 
     def __init__(self, model: nn.Module, record: bool = True) -> None:
@@ -183,7 +184,7 @@ class Survey:
         self.description: Hashable | None = None
         self._registered = {id(value) for value in (*model.parameters(), *model.buffers())}
         self._numbers: dict[int, int] = {}
-        self._met: list[Any] = []  # keeps what was met alive, so that no identity is used twice
+        self.met: list[Any] = []  # alive, so that no identity is used twice
         self._later: list[tuple[types.FunctionType | type, str, bool]] = []
         self._of_model, self._recorded, self._comparable = True, record, True
         with suppress(RecursionError):
@@ -213,8 +214,8 @@ class Survey:
                 self.tensors.append((label, value))  # a parameter that is kept elsewhere may be written to there
             return "again", number
         self._numbers[id(value)] = len(self._numbers)
-        self._met.append(value)
-        return self._describe(value, label) if len(self._met) < _LIMIT else self._incomparable()
+        self.met.append(value)
+        return self._describe(value, label) if len(self.met) < _LIMIT else self._incomparable()
 
     def _describe(self, value: Any, label: str) -> Hashable:
         if type(value) in _CONTAINERS:
@@ -252,7 +253,7 @@ class Survey:
             case dict() | types.MappingProxyType() | list() | tuple() | set() | frozenset() | deque():
                 return self._container(value, label)
             case _:
-                return self._same(value) if isinstance(value, _OPAQUE) else self._object(value, label)
+                return self._same(value) if isinstance(value, OPAQUE) else self._object(value, label)
 
     def _container(self, value: Any, label: str) -> Hashable:
         if not isinstance(value, _FIXED):

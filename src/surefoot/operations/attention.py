@@ -34,16 +34,16 @@ def masked_softmax(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
     """
-    allowed = None
+    forbidden = None
     if mask is not None:
-        allowed = mask if mask.dtype == torch.bool else ~torch.isneginf(mask)
+        forbidden = ~mask if mask.dtype == torch.bool else torch.isneginf(mask)
     if causal:
-        rows, columns = scores.shape[-2:]
-        triangle = torch.ones(rows, columns, dtype=torch.bool, device=scores.device).tril()
-        allowed = triangle if allowed is None else allowed & triangle
-    if allowed is None:
+        triangle = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        forbidden = triangle if forbidden is None else forbidden | triangle
+    if forbidden is None:
         return torch.softmax(scores, dim=-1)
-    return torch.softmax(scores.masked_fill(~allowed, -torch.inf), dim=-1).masked_fill(~allowed, 0.0)
+    weights = torch.softmax(scores.masked_fill(forbidden, -torch.inf), dim=-1)
+    return weights if mask is None else weights.masked_fill(forbidden, 0.0)  # a mask may forbid whole rows
 
 
 def finite_part(mask: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from surefoot.processes import Processes
 from surefoot.theorems.deciding import Method
 from surefoot.theorems.record import Convergence
 from surefoot.theorems.waiting import proved_from_here
+from surefoot.torch_private import copied_together
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
@@ -65,6 +66,7 @@ class GuaranteedOptimizer(Optimizer):
     Attributes:
         history: one record per step.
         changed: whether the function was changed before the last step.
+        quiet: during a step, whether a quick look before it found weights and function as the last step left them.
         convergence: the last verdict, with ``until="proved"``; ``None`` before the first.
     """
 
@@ -76,7 +78,7 @@ class GuaranteedOptimizer(Optimizer):
     def __init__(
         self,
         model: nn.Module,
-        objective: Objective,
+        objective: Objective | None,
         *,
         regularizer: Regularizer | None = None,
         params: Parameters | None = None,
@@ -109,6 +111,8 @@ class GuaranteedOptimizer(Optimizer):
         self.regularizer = regularizer
         self.history: list[StepRecord] = []
         self.changed = False  # the function, since the last step
+        self.quiet = False
+        self._held: list[int] = []  # the parameters of the groups at the last step
         self.fingerprint, self.watch = Fingerprint(), Watch()
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("no parameter of the model asks for gradients: call model.requires_grad_(True)")
@@ -136,14 +140,11 @@ class GuaranteedOptimizer(Optimizer):
             OptimizerError: if the step cannot be taken. The parameters are as before.
         """
         self.check_data(x, y)
-        reset = self.watch.weights_changed(self.model)
-        self.changed = self.look_around()
-        with self.unchanged_on_error(), self._others_constant():
+        with self._looking() as reset, self.unchanged_on_error(), self._others_constant():
             if self._is_done(x, y, reset):
                 return self.history[-1].loss
             record = self.advance(x, y, closure)
             self._append(record, "the function" if self.changed else "the weights" if reset else "")
-        self.watch.leave(self.model, self.changed, self._options)
         if self.until is not None:
             with self._others_constant():
                 self.convergence = proved_from_here(
@@ -152,6 +153,25 @@ class GuaranteedOptimizer(Optimizer):
         if self.progress is not None:
             self.progress(self.history[-1])
         return record.loss
+
+    @contextmanager
+    def _looking(self) -> Iterator[bool]:
+        """Look at what was changed before the body, and remember what it leaves; gives whether weights were."""
+        held = [id(parameter) for group in self.param_groups for parameter in group["params"]]
+        self.quiet = held == self._held and self.watch.undisturbed(self._options)
+        self._held, quiet = held, self.quiet
+        try:
+            reset = not quiet and self.watch.weights_changed(self.model)
+            self.changed = not quiet and self.look_around()
+            if not quiet:
+                self.watch.guard(self.model)
+            yield reset
+        except BaseException:
+            self.watch.unguard()  # which may be about another function than the last step was
+            raise
+        finally:
+            self.quiet = False
+        self.watch.leave(self.model, self.changed, self._options, quiet=quiet and not self.changed)
 
     def _is_done(self, x: Any, y: Any, reset: bool) -> bool:
         """Whether convergence from the present weights, on these data, is proved."""
@@ -201,7 +221,9 @@ class GuaranteedOptimizer(Optimizer):
 
     def graph(self, x: Any, captured: Graph | None = None) -> Graph:
         """The graph of the model on such a batch; if the function changed, what rests on it is forgotten."""
-        graph = capture(self.model, x) if captured is None else captured
+        graph = self.watch.same_graph(x) if captured is None and self.quiet else captured
+        if graph is None:
+            graph = capture(self.model, x)
         if self.watch.other_graph(x, graph):
             self.changed = True
             self.forget()
@@ -244,7 +266,7 @@ class GuaranteedOptimizer(Optimizer):
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that are optimised, by name."""
         held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
-        named = self.model.named_parameters()
+        named = (self.watch.parameters if self.quiet else dict(self.model.named_parameters())).items()
         return {name: value for name, value in named if value.requires_grad and id(value) in held}
 
     @property
@@ -297,8 +319,7 @@ class GuaranteedOptimizer(Optimizer):
         """Set parameters, by name."""
         trainable = self.trainable
         with torch.no_grad():
-            for name, value in values.items():
-                trainable[name].copy_(value)
+            copied_together([trainable[name] for name in values], list(values.values()))
 
     def take(self, proposal: Proposal, loss: float, size: float, data: str, **more: Any) -> StepRecord:
         """Go to the weights that are proposed, unless a promise is made that is not positive; the record of it.
@@ -340,22 +361,28 @@ class GuaranteedOptimizer(Optimizer):
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
         """If the body raises, parameters, buffers and the optimizer are what they were, bit by bit."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        copies, own = [tensor.detach().clone() for tensor in tensors], self.extra_state()
+        watch = self.watch
+        buffers = watch.buffers if self.quiet else list(self.model.buffers())
+        parameters = watch.parameters if self.quiet else dict(self.model.named_parameters())
+        weights = None if self.quiet else {name: value.detach().clone() for name, value in parameters.items()}
+        copies, own = [buffer.detach().clone() for buffer in buffers], self.extra_state()
         try:
             yield
         except BaseException:
             self.load_extra_state(own)
+            kept = watch.weights if weights is None else weights
+            pairs = ((value, kept[name]) for name, value in parameters.items())
             with torch.no_grad():
-                for tensor, copy in zip(tensors, copies, strict=True):
-                    tensor.copy_(copy)
+                for tensor, before in (*pairs, *zip(buffers, copies, strict=True)):
+                    tensor.copy_(before)
             raise
 
     @contextmanager
     def _others_constant(self) -> Iterator[None]:
         """Trainable parameters that no group holds do not ask for gradients in the body."""
         held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
-        others = [value for value in self.model.parameters() if value.requires_grad and id(value) not in held]
+        present = self.watch.parameters.values() if self.quiet else self.model.parameters()
+        others = [value for value in present if value.requires_grad and id(value) not in held]
         try:
             for parameter in others:
                 parameter.requires_grad_(False)

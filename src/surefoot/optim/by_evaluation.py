@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.chain import Chain
 from surefoot.graph import Graph
@@ -26,6 +26,7 @@ from surefoot.optim.wolfe import Found, search
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
 from surefoot.torch_private import BatchNormalisation
+from surefoot.valuation.normalising import Statistics
 from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import EvaluationError, Valuer
 
@@ -107,7 +108,7 @@ class ByEvaluation:
             return self._stayed(record, why, stalled=True)
         self._stalls = 0
         if self.processes is None and not is_loader(x):  # whose objective takes running statistics as they are
-            self._move_buffers(x)
+            self._move_buffers(x, point.statistics)
         owner.write(found.point.weights)
         found.point.forget_pass()
         self._point = found.point
@@ -220,7 +221,8 @@ class ByEvaluation:
         """The point of the present weights."""
         weights = self.owner.trainable
         kept = self._point
-        if kept is None or kept.function is not function or not same_tensors(_detached(weights), kept.weights):
+        here = kept is not None and kept.function is function
+        if kept is None or not here or not (self.owner.quiet or same_tensors(_detached(weights), kept.weights)):
             if kept is not None and kept.function is function:  # somebody moved the weights
                 self.direction.forget()
             self._point = function.at({name: value.clone() for name, value in _detached(weights).items()})
@@ -257,7 +259,9 @@ class ByEvaluation:
     def _along(self, point: Point, direction: Tensor, first: float, kind: Direction, trials: int) -> Found | None:
         """A step along a direction that is proved to descend; none where all of its decrease is round-off."""
         hoped = -first * point.slope(direction)
-        least = point.enclosed(_PART * hoped).error
+        least = point.enclosed(math.inf).error
+        if least > hoped:
+            least = point.enclosed(_PART * hoped).error
         found = search(
             point,
             direction,
@@ -272,7 +276,8 @@ class ByEvaluation:
     def _is_proved(self, before: Point, after: Point) -> bool:
         """Whether the value is lower in exact arithmetic; errors are made as small as that takes, no smaller."""
         enough = _PART * (before.value - after.value)
-        return after.enclosed(enough).upper < before.enclosed(enough).lower
+        upper = after.enclosed(enough).upper
+        return upper < before.enclosed(math.inf).lower or upper < before.enclosed(enough).lower
 
     def _reason(self, point: Point) -> str:
         """Why no step was found."""
@@ -294,16 +299,26 @@ class ByEvaluation:
             )
         return replace(record, note=why)
 
-    def _move_buffers(self, x: Any) -> None:
-        """Running statistics move once per step that is taken, by a pass at the weights before it."""
-        tracked = [
-            m for m in self.owner.model.modules()
+    def _move_buffers(self, x: Any, statistics: Sequence[Statistics] | None) -> None:
+        """Running statistics move once per step that is taken, by those of the batch at the weights before it; by
+        a pass of the model where they are not known.
+        """
+        if statistics is not None and not statistics:
+            return
+        model = self.owner.model
+        tracked = {
+            path: m for path, m in model.named_modules()
             if isinstance(m, BatchNormalisation) and m.training and m.running_mean is not None
-        ]  # fmt: skip
-        if tracked:
+        }  # fmt: skip
+        plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        if statistics is None or any(type(m) not in plain for m in tracked.values()):
             args, kwargs = as_inputs(x)
             with torch.no_grad():
-                self.owner.model(*args, **kwargs)
+                model(*args, **kwargs) if tracked else None
+            return
+        for found in statistics:
+            if found.module in tracked:
+                _move_statistics(tracked[found.module], found)
 
     def state(self) -> dict[str, Any]:
         """What directions are made of."""
@@ -315,6 +330,18 @@ class ByEvaluation:
         self.direction.load(state["directions"])
         self._fallback.load(state["fallback"])
         self._stalls = state["stalls"]
+
+
+def _move_statistics(module: Any, found: Statistics) -> None:
+    """What a pass of batch-normalisation in training mode does to its buffers."""
+    with torch.no_grad():
+        part = module.momentum
+        if module.num_batches_tracked is not None:
+            module.num_batches_tracked.add_(1)
+            part = 1.0 / float(module.num_batches_tracked) if part is None else part
+        part = 0.0 if part is None else part
+        for buffer, value in ((module.running_mean, found.mean), (module.running_var, found.variance)):
+            buffer.copy_((1 - part) * buffer + part * value.to(buffer))
 
 
 def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

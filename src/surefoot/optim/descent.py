@@ -53,7 +53,8 @@ class CertifiedDescent(GuaranteedOptimizer):
         order: Taylor coefficients along a segment, 2 to 5: more cost more and allow longer steps.
         regularizer: added to the loss; with ``proof="evaluation"``.
         weight_decay: the same as ``regularizer=surefoot.Ridge(weight_decay)``.
-        params: the parameters that are optimised, or parameter groups; all that are trainable by default.
+        params: the parameters that are optimised, or parameter groups; all that are trainable by default. Layers
+            that are unfrozen later take part after ``add_param_group``.
         lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
         until: ``"proved"`` to go on until gradient descent from the weights is proved to converge, and stop there.
         progress: called with the record of each step.
@@ -75,7 +76,7 @@ class CertifiedDescent(GuaranteedOptimizer):
     def __init__(
         self,
         model: nn.Module,
-        objective: Objective,
+        objective: Objective | None = None,
         *,
         proof: str = "evaluation",
         direction: Any = None,

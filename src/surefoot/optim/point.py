@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from surefoot.objectives import Regularizer
 from surefoot.optim.vectors import Layout, Tensors
+from surefoot.valuation.normalising import Statistics
 from surefoot.valuation.passes import Run
 from surefoot.valuation.streamed import Streamed, StreamedValuer
 from surefoot.valuation.valuer import Evaluation, InfiniteValue, Valuer
@@ -27,6 +29,13 @@ class Passed(Protocol):
     @property
     def gradient(self) -> Mapping[str, Tensor]:
         """The gradient of the loss, by path."""
+
+    @property
+    def statistics(self) -> Sequence[Statistics] | None:
+        """Of the batch, by its normalisations; ``None`` if they are not known."""
+
+    def foresee(self, enough: float) -> None:
+        """Be ready to tell the loss up to an error of ``enough``, before the gradient is asked for."""
 
     def enclosed(self, enough: float) -> Evaluation:
         """The loss in exact arithmetic; an error below ``enough`` is not made smaller."""
@@ -56,6 +65,13 @@ class _BatchPass:
     def gradient(self) -> Tensors:
         return self.valuer.gradient(self.run)
 
+    @property
+    def statistics(self) -> Sequence[Statistics] | None:
+        return self.run.statistics
+
+    def foresee(self, enough: float) -> None:
+        self.run = self.valuer.foreseen(self.run, enough)
+
     def enclosed(self, enough: float) -> Evaluation:
         return self.valuer.enclosed(self.run, enough)
 
@@ -69,7 +85,7 @@ class Batch:
 
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """A pass forward; backward when the gradient is asked for."""
-        return _BatchPass(self.valuer, self.valuer.run(weights))
+        return _BatchPass(self.valuer, self.valuer.run(weights, light=True))
 
 
 @dataclass
@@ -88,6 +104,14 @@ class StreamedPass:
         """Of the loss, by path."""
         assert self.found.gradient is not None
         return self.found.gradient
+
+    @property
+    def statistics(self) -> Sequence[Statistics] | None:
+        """Not known: a loader takes running statistics as they are."""
+        return None
+
+    def foresee(self, enough: float) -> None:
+        """Nothing: it is known."""
 
     def enclosed(self, enough: float) -> Evaluation:
         """The loss in exact arithmetic, whatever is enough."""
@@ -123,6 +147,7 @@ class Function:
         self.data, self.regularizer = data, regularizer
         self.layout = Layout.of(weights)
         self._types = {name: value.dtype for name, value in weights.items()}
+        self._is_double = set(self._types.values()) == {torch.float64}
 
     def at(self, weights: Mapping[str, Tensor]) -> Point:
         """The point of these weights, which are of their types."""
@@ -130,7 +155,10 @@ class Function:
 
     def near(self, point: Point, move: Tensor) -> Point:
         """The point at a move from another, rounded to the types of the parameters."""
-        moved = self.layout.unpack(point.vector + move)
+        vector = point.vector + move
+        moved = self.layout.unpack(vector)
+        if self._is_double:
+            return Point(self, moved, vector)
         return Point(self, {name: value.to(self._types[name]) for name, value in moved.items()})
 
 
@@ -140,13 +168,15 @@ class Point:
 
     function: Function
     weights: Tensors
+    _vector: Tensor | None = None
     _enclosed: Evaluation | None = None
     _enough: float = math.inf  # what the error was asked to be
+    _along: tuple[Tensor | None, float] = (None, 0.0)  # a direction, and the slope along it
 
     @cached_property
     def vector(self) -> Tensor:
         """The weights, exactly."""
-        return self.function.layout.pack(self.weights)
+        return self.function.layout.pack(self.weights) if self._vector is None else self._vector
 
     @cached_property
     def _pass(self) -> Passed:
@@ -170,8 +200,9 @@ class Point:
     @cached_property
     def gradient(self) -> Tensor:
         """The gradient as a vector."""
-        unread = {name: value.new_zeros(value.shape) for name, value in self.weights.items()}
-        slopes = self.function.layout.pack({**unread, **self._pass.gradient})
+        found = self._pass.gradient
+        unread = {name: torch.zeros_like(value) for name, value in self.weights.items() if name not in found}
+        slopes = self.function.layout.pack({**unread, **found})
         regularizer = self.function.regularizer
         if regularizer is not None:
             added = regularizer.gradient({name: value.double() for name, value in self.weights.items()})
@@ -188,13 +219,24 @@ class Point:
             self._enclosed, self._enough = Evaluation(total, error), enough
         return self._enclosed
 
+    def foresee(self, enough: float) -> None:
+        """Be ready to tell the objective up to an error of ``enough``, before the gradient is asked for."""
+        self._pass.foresee(enough)
+
     def slope(self, direction: Tensor) -> float:
         """The derivative along a direction, as computed."""
-        return float(self.gradient @ direction)
+        if self._along[0] is not direction:
+            self._along = direction, float(self.gradient @ direction)
+        return self._along[1]
+
+    @cached_property
+    def statistics(self) -> Sequence[Statistics] | None:
+        """Those of the batch that its normalisations computed; ``None`` if they are not known."""
+        return self._pass.statistics
 
     def forget_pass(self) -> None:
         """Drop what the pass holds, once value, gradient and proof are known."""
-        _ = self.value, self.gradient, self.enclosed(math.inf)
+        _ = self.value, self.gradient, self.enclosed(math.inf), self.statistics
         self.__dict__.pop("_pass", None)
 
 

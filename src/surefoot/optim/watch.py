@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from surefoot.graph import Graph, Source
 from surefoot.graph.checks import as_inputs
+from surefoot.graph.guard import Guard
 from surefoot.torch_private import writes_of
 
 Tensors = dict[str, Tensor]
 State = tuple[Any, Tensors, Tensors]
+_REBUILT = 4  # guards in a row that were of no use; then no more are made
 
 
 class Fingerprint:
@@ -38,12 +40,11 @@ class Fingerprint:
         """The fingerprint: 16 hexadecimal digits."""
         args, kwargs = as_inputs(x)
         tensors = (*args, *kwargs.values(), *(() if y is None else (torch.as_tensor(y),)))
-        if any(tensor.is_inference() for tensor in tensors):  # these do not count their changes
+        versions = _writes(tensors)
+        if versions is None:
             self._seen = ()
             return _digest(tensors)
-        versions = tuple(writes_of(tensor) for tensor in tensors)
-        same = len(tensors) == len(self._seen) and all(a is b for a, b in zip(tensors, self._seen, strict=True))
-        if not same or versions != self._versions:
+        if not _identical(tensors, self._seen) or versions != self._versions:
             self._name = _digest(tensors)
             self._seen, self._versions = tensors, versions
         return self._name
@@ -59,63 +60,166 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self._left: State | None = None
+        self._left: tuple[Any, Kept, Kept] | None = None
         self._digest: str | None = None  # of the same, where a run is resumed
         self._seen: tuple[str, Graph, str] | None = None  # the kind of input, its graph, the name of the function
+        self._inputs: tuple[tuple[Tensor, ...], tuple[int, ...] | None] = ((), None)  # of that graph, and writes
         self._buffers: Tensors = {}  # that the graph reads, as they were
         self._functions: dict[str, str] = {}  # by kind of input
+        self._guard: Guard | None = None
+        self._failures = 0
+        self.parameters: dict[
+            str, nn.Parameter
+        ] = {}  # of the model, as objects, at the last look that was not quick
+        self.buffers: list[Tensor] = []  # likewise
+
+    def undisturbed(self, options: str) -> bool:
+        """Whether a quick look finds the model and the options as the last step left them."""
+        if self._guard is None or self._left is None or options != self._left[0][-1]:
+            return False
+        _, varying, fixed = self._left
+        return (
+            self._guard.holds()
+            and varying.equals(self.parameters)
+            and fixed.equals(self.parameters)
+            and same_tensors(self._held(), self._buffers)
+        )
+
+    def guard(self, model: nn.Module) -> None:
+        """Prepare for a quick look at the next step, which is about the model as it is now."""
+        self._failures += 1
+        self._guard = Guard(model) if self._failures <= _REBUILT else None
+        self.parameters, self.buffers = dict(model.named_parameters()), list(model.buffers())
+
+    def unguard(self) -> None:
+        """No quick look at the next step."""
+        self._guard = None
+
+    @property
+    def weights(self) -> Tensors:
+        """All parameters as the last step left them."""
+        assert self._left is not None
+        return {**self._left[1].tensors, **self._left[2].tensors}
 
     def function_changed(self, model: nn.Module, options: str = "") -> bool:
         """Whether flags, modes, options, frozen weights or buffers are not what the last step left."""
         present = _state(model, options)
         if self._left is None:
             return self._digest is not None and self._digest != _digest_of(present)
-        fixed = present[0] == self._left[0] and same_tensors(present[2], self._left[2])
+        fixed = present[0] == self._left[0] and same_tensors(present[2], self._left[2].tensors)
         return not fixed or not same_tensors(self._held(), self._buffers)
 
     def weights_changed(self, model: nn.Module) -> bool:
         """Whether the weights that vary are not what the last step left."""
-        return self._left is not None and not same_tensors(_state(model)[1], self._left[1])
+        return self._left is not None and not same_tensors(_state(model)[1], self._left[1].tensors)
+
+    def same_graph(self, x: Any) -> Graph | None:
+        """The graph of the last step, if its inputs were these very tensors, unchanged."""
+        args, kwargs = as_inputs(x)
+        tensors, (seen, versions) = (*args, *kwargs.values()), self._inputs
+        same = versions is not None and _identical(tensors, seen) and _writes(tensors) == versions
+        return self._seen[1] if same and self._seen is not None else None
 
     def other_graph(self, x: Any, graph: Graph) -> bool:
         """Whether the model computes another function of such inputs than at the last step that saw such ones."""
         args, kwargs = as_inputs(x)
         kind = str([(key, tuple(v.shape), v.dtype) for key, v in (*enumerate(args), *kwargs.items())])
+        tensors = (*args, *kwargs.values())
+        self._inputs = tensors, _writes(tensors)
         if self._seen is None or self._seen[1] is not graph:
             self._seen = kind, graph, _name_of(graph)
         return self._functions.get(kind, self._seen[2]) != self._seen[2]
 
-    def leave(self, model: nn.Module, anew: bool, options: str = "") -> None:
-        """Remember the model and the options of its objective; ``anew``: the function is not the one before."""
+    def leave(self, model: nn.Module, anew: bool, options: str = "", *, quiet: bool = False) -> None:
+        """Remember the model and the options of its objective.
+
+        Args:
+            model: the model.
+            anew: whether the function is not the one before.
+            options: of the objective.
+            quiet: whether a quick look found all undisturbed before the step.
+        """
         if anew:
             self._functions = {}
         if self._seen is not None:
             kind, graph, name = self._seen
             self._seen = kind, graph, _name_of(graph) if anew else name
             self._functions[kind] = self._seen[2]
-        settings, varying, fixed = _state(model, options)
-        self._left = settings, _copies(varying), _copies(fixed)
+        if quiet and self._left is not None:
+            self._left[1].renew(self.parameters)
+            self._failures = 0
+        else:
+            settings, moving, rest = _state(model, options)
+            self._left = settings, Kept(moving), Kept(rest)
         self._buffers = _copies(self._held())
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs."""
-        digest = self._digest if self._left is None else _digest_of(self._left)
+        digest = self._digest
+        if self._left is not None:
+            settings, varying, fixed = self._left
+            digest = _digest_of((settings, varying.tensors, fixed.tensors))
         return {"left": digest, "functions": dict(self._functions)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take it back."""
-        self._left, self._seen, self._buffers = None, None, {}
+        self._left, self._seen, self._buffers, self._guard = None, None, {}, None
         self._digest, self._functions = state["left"], dict(state["functions"])
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: without the graph."""
-        return {**self.__dict__, "_seen": None, "_buffers": {}}
+        rest: dict[str, Any] = {"_seen": None, "_buffers": {}, "_guard": None, "_inputs": ((), None)}
+        rest |= {"parameters": {}, "buffers": []}
+        return {**self.__dict__, **rest}
 
     def _held(self) -> Tensors:
         if self._seen is None:
             return {}
         graph = self._seen[1]
         return {name: v.detach() for name, v in graph.held.items() if graph.leaves[name].source is Source.BUFFER}
+
+
+class Kept:
+    """Copies of tensors by name, side by side in few vectors, to be compared with the tensors later."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._shapes = {name: value.shape for name, value in tensors.items()}
+        groups: dict[Any, list[str]] = {}
+        for name, value in tensors.items():
+            groups.setdefault((value.dtype, value.device), []).append(name)
+        self._groups = list(groups.values())
+        self._flat = [_joined(tensors, names) for names in self._groups]
+
+    @property
+    def tensors(self) -> Tensors:
+        """The copies."""
+        found: Tensors = {}
+        for names, flat in zip(self._groups, self._flat, strict=True):
+            parts = flat.split([self._shapes[name].numel() for name in names])
+            found |= {name: part.view(self._shapes[name]) for name, part in zip(names, parts, strict=True)}
+        return {name: found[name] for name in self._shapes}
+
+    def equals(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether tensors of the same names, types, places and shapes still hold the same numbers."""
+        pairs = zip(self._groups, self._flat, strict=True)
+        return all(torch.equal(_joined(tensors, names), flat) for names, flat in pairs)
+
+    def renew(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the tensors as they are now."""
+        self._flat = [_joined(tensors, names) for names in self._groups]
+
+
+def _joined(tensors: Mapping[str, Tensor], names: list[str]) -> Tensor:
+    return torch.cat([tensors[name].detach().reshape(-1) for name in names])
+
+
+def _writes(tensors: tuple[Tensor, ...]) -> tuple[int, ...] | None:
+    """How often each was written to; ``None`` if one does not count that."""
+    return None if any(tensor.is_inference() for tensor in tensors) else tuple(map(writes_of, tensors))
+
+
+def _identical(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> bool:
+    return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
 
 
 def _state(model: nn.Module, options: str = "") -> State:

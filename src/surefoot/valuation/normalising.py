@@ -45,6 +45,7 @@ _LARGEST, _LEAST_EPSILON, _TRUSTED = 2.0**900, 2.0**-100, 2.0**-30
 _CURVED = 2 / math.sqrt(3) * (1 + 1e-12)
 _UP = 1 + 1e-9
 _ops = torch.ops.aten
+BATCH = "aten.batch_norm"
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,25 @@ class Normalised:
         return _UP / rho, _CURVED * _UP / (math.sqrt(self.size) * rho * rho)
 
 
-def normalised(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, Normalised] | None:
-    """The result of a normalisation and what is known of it; ``None`` if it is not one, or out of range."""
+@dataclass(frozen=True)
+class Statistics:
+    """What one batch-normalisation computed from its batch.
+
+    Attributes:
+        module: the path of the module that called it.
+        mean: of each channel.
+        variance: likewise, without bias.
+    """
+
+    module: str
+    mean: Tensor
+    variance: Tensor
+
+
+def normalised(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, Normalised, Statistics | None] | None:
+    """The result of a normalisation, what is known of it, and the statistics of a batch; ``None`` if it is not
+    one, or out of range.
+    """
     if node.op not in _LAID_OUT:
         return None
     arguments = node.arguments
@@ -82,8 +100,15 @@ def normalised(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, Normalise
         return None
     shape = _LAID_OUT[node.op](x.shape, arguments)
     z, mean, rho = _Normalise.apply(x.reshape(shape), eps, node.op != "aten.rms_norm")
-    facts = _facts(shape, mean.reshape(-1), rho.reshape(-1), eps)
-    return None if facts is None else (z.reshape(x.shape), facts)
+    mean, rho = mean.reshape(-1), rho.reshape(-1)
+    facts = _facts(shape, mean, rho, eps)
+    if facts is None:
+        return None
+    statistics = None
+    if node.op == BATCH:
+        size = facts.size
+        statistics = Statistics(node.module, mean, (rho.square() - eps).clamp_(min=0) * (size / max(size - 1, 1)))
+    return z.reshape(x.shape), facts, statistics
 
 
 def _facts(shape: tuple[int, int, int], mean: Tensor, rho: Tensor, eps: float) -> Normalised | None:
@@ -107,7 +132,7 @@ def _rows(shape: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 _LAID_OUT = {  # as samples × groups × places; groups are along the middle
-    "aten.batch_norm": lambda shape, a: (shape[0], shape[1], math.prod(shape[2:])),
+    BATCH: lambda shape, a: (shape[0], shape[1], math.prod(shape[2:])),
     "aten.instance_norm": lambda shape, a: (1, shape[0] * shape[1], math.prod(shape[2:])),
     "aten.group_norm": lambda shape, a: (1, shape[0] * a["num_groups"], math.prod(shape[1:]) // a["num_groups"]),
     "aten.layer_norm": _rows,
@@ -180,4 +205,4 @@ class _Normalise(torch.autograd.Function):
         return back.reshape(d.shape), None, None
 
 
-__all__ = ["Normalised", "depth", "normalised", "staged"]
+__all__ = ["BATCH", "Normalised", "Statistics", "depth", "normalised", "staged"]

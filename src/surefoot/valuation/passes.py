@@ -15,7 +15,7 @@ from surefoot.enclosure import measure
 from surefoot.graph import Node
 from surefoot.torch_private import differences_together, norms_together
 from surefoot.valuation.entropy import ENTROPY, Logistic, entropy
-from surefoot.valuation.normalising import Normalised, normalised
+from surefoot.valuation.normalising import BATCH, Normalised, Statistics, normalised
 
 Values = dict[str, Any]
 
@@ -75,9 +75,13 @@ class Run:
         constants: what no parameter enters.
         derivatives: whether costates can be computed.
         whole: whether all values were kept.
+        light: whether nothing was noted for errors by reverse mode.
+        sparse: whether costates were measured only where several operations read a tensor.
+        error: of the value by forward mode, once it was asked for.
         near: how near a scalar function's argument comes to a kink, by name of the function.
         facts: of normalisations.
         losses: what is known of them.
+        statistics: what batch-normalisations computed from the batch; ``None`` if one of them is not known.
         watching: the names of tensors whose costates are measured; none comes back where that is zero.
         aliases: where the norm of a tensor is at most a factor times that of another, its name and the factor.
     """
@@ -89,15 +93,20 @@ class Run:
     constants: Constants
     derivatives: bool
     whole: bool
+    light: bool = False
+    sparse: bool = False
+    error: float | None = None
     near: dict[str, Near] = field(default_factory=dict)
     facts: dict[str, Normalised] = field(default_factory=dict)
     losses: dict[str, Logistic] = field(default_factory=dict)
+    statistics: list[Statistics] | None = field(default_factory=list)
     watching: set[str] = field(default_factory=set)
     aliases: dict[str, tuple[str, float]] = field(default_factory=dict)
     _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _distances: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _known: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
     _matrices: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    _squares: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _later: dict[str, Tensor] = field(default_factory=dict)  # to be measured
     _norms: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # held by hooks, which the run must not be
     _costates: dict[str, Tensor] = field(default_factory=dict)  # to be measured, likewise
@@ -117,9 +126,13 @@ class Run:
             return loss[0]
         special = normalised(node, self.values)
         if special is None:
+            if node.op == BATCH:
+                self.statistics = None
             return None
-        self.facts[node.name] = special[1]
-        return special[0]
+        value, self.facts[node.name], statistics = special
+        if statistics is not None and self.statistics is not None:
+            self.statistics.append(statistics)
+        return value
 
     def measure_parameters(self, known: Mapping[str, tuple[Tensor, float]]) -> None:
         """Note the norms of the parameters, or how far they are from tensors of which that is known."""
@@ -144,12 +157,19 @@ class Run:
             self._sizes[name] = sum(part.numel() for part in real), size
 
     def measure_matrices(self, names: tuple[str, str]) -> None:
-        """Note the largest norm of the matrices that the last two dimensions of a tensor make."""
+        r"""Note the largest norms of the matrices that the last two dimensions of a tensor make.
+
+        The operator norm of A is at most :math:`\|A^\top A\|_F^{1/2}`. Computed, :math:`A^\top A` is off by at
+        most :math:`\gamma_k\|A\|_F^2 \le \gamma_k\sqrt n\,\|A^\top A\|_F` with its size n and k numbers per sum.
+        """
         for name in names:
             value = self.values[name].detach()
             if name not in self._matrices and value.numel():
-                sizes = torch.linalg.vector_norm(value, dim=(-2, -1))
-                self._matrices[name] = value.shape[-2] * value.shape[-1], sizes.amax()
+                rows, columns = value.shape[-2:]
+                gram = value.mT @ value if columns <= rows else value @ value.mT
+                sizes, squares = (torch.linalg.vector_norm(part, dim=(-2, -1)).amax() for part in (value, gram))
+                self._matrices[name] = rows * columns, sizes
+                self._squares[name] = 4 * rows * columns, squares
 
     def note_kinks(self, name: str, argument: str, breaks: tuple[float, ...]) -> None:
         """How near the argument of a scalar function comes to its kinks."""
@@ -212,6 +232,12 @@ class Run:
     def matrices(self) -> dict[str, float]:
         """Bounds on the norms of all matrices of a tensor, of factors that meet matrix by matrix."""
         return dict(zip(self._matrices, _bounds(list(self._matrices.values())), strict=True))
+
+    @cached_property
+    def operators(self) -> dict[str, float]:
+        """Likewise on their operator norms."""
+        squares = zip(self._squares, _bounds(list(self._squares.values())), strict=True)
+        return {name: min(math.sqrt(square) * (1 + 2.0**-50), self.matrices[name]) for name, square in squares}
 
     @cached_property
     def costate_sizes(self) -> dict[str, float]:

@@ -35,7 +35,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,83 +71,94 @@ class Errors:
     own: Mapping[str, float]
 
 
+class _Local(NamedTuple):
+    """One operation at the point of a run: what is claimed of it, and its slopes there."""
+
+    slope: Slope
+    jacobian: Mapping[str, float]
+    curvature: Mapping[tuple[str, str], float]
+
+
 def forward_errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     """How far every tensor is off, from one forward pass; the total is that of the output."""
     return _forward(tape, run, slopes)[0]
 
 
-def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, Slope]]:
+def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _Local]]:
     """The same, with the slopes of all operations there."""
     apart: dict[str, float] = {}
     own: dict[str, float] = {}
-    known: dict[str, Slope] = {}
-    distances = slopes.distances(run)
+    local: dict[str, _Local] = {}
+    distances, by_name, sizes = slopes.distances(run), slopes.by_name, run.sizes
     for node in tape.graph.nodes:
-        real = any(spec.dtype.is_floating_point for spec in node.specs)
-        slope = slopes.by_name.get(node.name) if real else None
+        name = node.name
+        slope = by_name.get(name) if name in tape.real else None
         if slope is None:  # no parameter enters, and nothing is known: exact if nothing is computed
-            exact = node.name not in tape.rounding and not any(apart.get(name) for name in node.inputs)
-            apart[node.name] = own[node.name] = 0.0 if exact or not real else math.inf
+            exact = name not in tape.rounding and not any(apart.get(argument) for argument in node.inputs)
+            apart[name] = own[name] = 0.0 if exact or name not in tape.real else math.inf
             continue
-        slope = slope.at(distances)
-        facts, loss = run.facts.get(node.name), run.losses.get(node.name)
-        if loss is not None and not slope.pointwise:
-            name = node.inputs[0]
-            slope = replace(slope, curvature={(name, name): loss.curvature(apart.get(name, 0.0))})
-            own[node.name] = loss.error
-        elif facts is None:
-            matched = tape.matched.get(node.name) if slope.product is not None else None
-            slope, own[node.name] = _asked(tape, run, slope, apart, matched)
-            if matched is not None:
-                slope = _by_matrices(run, slope, *matched, apart)
+        jacobian, curvature = slope.at(distances), slope.curvature
+        if name in run.losses and not slope.pointwise:
+            first = node.inputs[0]
+            curvature = {(first, first): run.losses[name].curvature(apart.get(first, 0.0))}
+            own[name] = run.losses[name].error
+        elif name in run.facts:
+            first = node.inputs[0]
+            steepness, bend = run.facts[name].slopes(apart.get(first, 0.0))
+            jacobian, curvature = {first: steepness}, {(first, first): bend}
+            own[name] = run.facts[name].error
+        elif slope.needs_values:
+            inputs = slope.node.inputs
+            call = Call(
+                slope.node, {argument: _known(run, argument, apart.get(argument, 0.0)) for argument in inputs}
+            )
+            if slope.pointwise:
+                slope = slope_of(slope.node, rule_for(slope.node, tape.graph)(call))
+                jacobian, curvature = slope.jacobian, slope.curvature
+            value = run.values.get(name)
+            value = value.detach() if isinstance(value, Tensor) else value
+            own[name] = rounding(slope, jacobian, sizes, call=call, value=value)
+        elif name in tape.matched and slope.product is not None:
+            own[name] = rounding(slope, jacobian, sizes, _together(run, *tape.matched[name]))
+            jacobian = _by_matrices(run, slope, jacobian, *tape.matched[name], apart)
         else:
-            name = node.inputs[0]
-            steepness, bend = facts.slopes(apart.get(name, 0.0))
-            slope = replace(slope, jacobian={name: steepness}, curvature={(name, name): bend})
-            own[node.name] = facts.error
-        known[node.name] = slope
-        moved = sum(amount * apart[name] for name, amount in slope.jacobian.items() if apart.get(name))
-        apart[node.name] = (moved + own[node.name]) * _SLACK
-    return Errors(apart[tape.output], 0.0, apart, own), known
+            own[name] = rounding(slope, jacobian, sizes)
+        local[name] = _Local(slope, jacobian, curvature)
+        moved = own[name]
+        for argument, amount in jacobian.items():
+            if apart.get(argument):
+                moved += amount * apart[argument]
+        apart[name] = moved * _SLACK
+    return Errors(apart[tape.output], 0.0, apart, own), local
 
 
-def _by_matrices(run: Run, slope: Slope, first: str, second: str, apart: Mapping[str, float]) -> Slope:
-    r"""Where both factors vary and meet matrix by matrix, :math:`\|\delta A_kB_k\| \le \|\delta A_k\|\|B_k\|`: the
-    slope in one is at most the largest norm of a matrix of the other.
+def _by_matrices(
+    run: Run, slope: Slope, jacobian: Mapping[str, float], first: str, second: str, apart: Mapping[str, float]
+) -> Mapping[str, float]:
+    r"""Where both factors vary and meet matrix by matrix, the slope in one is at most the largest operator norm of
+    a matrix of the other: :math:`\|\delta A_kB_k\| \le \|\delta A_k\|\|B_k\|_2`.
     """
     assert slope.product is not None
-    jacobian = dict(slope.jacobian)
+    if first == second:
+        return jacobian
+    found = dict(jacobian)
     for name, other in ((first, second), (second, first)):
-        size = (run.matrices.get(other, 0.0) + apart.get(other, 0.0)) * slope.product[2] * _SLACK
-        jacobian[name] = min(jacobian[name], size) if first != second else jacobian[name]
-    return replace(slope, jacobian=jacobian)
+        size = (run.operators.get(other, 0.0) + apart.get(other, 0.0)) * slope.product[2] * _SLACK
+        found[name] = min(found[name], size)
+    return found
 
 
-def _asked(
-    tape: Tape, run: Run, slope: Slope, apart: Mapping[str, float], matched: tuple[str, str] | None
-) -> tuple[Slope, float]:
-    r"""The slope of an operation, at the values of its arguments if it has to be, and its own error.
-
-    Of factors that meet matrix by matrix, :math:`\sum_k\|A_k\|^2\|B_k\|^2 \le \max_k\|A_k\|^2\,\|B\|^2`.
+def _together(run: Run, first: str, second: str) -> float:
+    r"""Of factors that meet matrix by matrix,
+    :math:`\sum_k\|A_k\|^2\|B_k\|^2 \le \max_k\|A_k\|^2\,\|B\|^2`.
     """
-    node, call = slope.node, None
-    if slope.needs_values:
-        call = Call(node, {name: _known(run, name, apart.get(name, 0.0)) for name in node.inputs})
-    if slope.pointwise and call is not None:
-        slope = slope_of(node, rule_for(node, tape.graph)(call))
-    value = run.values.get(node.name)
-    sizes, together = run.sizes, math.inf
-    if matched is not None:
-        pairs = (matched, matched[::-1])
-        together = min(run.matrices.get(a, math.inf) * sizes[b] for a, b in pairs)
-    value = value.detach() if isinstance(value, Tensor) else value
-    return slope, rounding(slope, sizes, call, value, together)
+    return min(run.matrices.get(a, math.inf) * run.sizes[b] for a, b in ((first, second), (second, first)))
 
 
 def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     """The error of the value by reverse mode; never more than that of the forward mode."""
-    first, known = _forward(tape, run, slopes)
-    if tape.output not in known or not tape.varying:
+    first, local = _forward(tape, run, slopes)
+    if tape.output not in local or not tape.varying:
         return first
     size, apart = run.costate_sizes, first.apart
     varying = tape.reached
@@ -160,23 +172,25 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
             continue
         if name in run.watching:
             reach[name] = min(size.get(name, 0.0), reach[name])
-        costate = min(bound[name], reach[name] + off[name])
-        total += first.own[name] * costate if first.own[name] else 0.0
-        leading += first.own[name] * min(reach[name], costate) if first.own[name] else 0.0
-        slope, pull = known[name], tape.pulls[name]
-        for argument, steepness in slope.jacobian.items():
+        here, away = reach[name], off[name]
+        costate = min(bound[name], here + away)
+        if first.own[name]:
+            total += first.own[name] * costate
+            leading += first.own[name] * min(here, costate)
+        (slope, jacobian, curvature), pull = local[name], tape.pulls[name]
+        for argument, steepness in jacobian.items():
             if argument not in varying:
                 continue
             bend = 0.0
-            for pair, amount in slope.curvature.items():
+            for pair, amount in curvature.items():
                 if argument in pair and apart.get(pair[pair[0] == argument]):
                     bend += amount * apart[pair[pair[0] == argument]]
-            change = _near_kinks(run, slope, argument, apart, steepness, reach[name]) if slope.breaks else 0.0
-            if reach[name]:
-                change += (bend + pull * steepness) * reach[name]
-                reach[argument] = reach.get(argument, 0.0) + steepness * (1 + pull) * _SLACK * reach[name]
-            if off[name]:
-                change += steepness * off[name]
+            change = _near_kinks(run, slope, argument, apart, steepness, here) if slope.breaks else 0.0
+            if here:
+                change += (bend + pull * steepness) * here
+                reach[argument] = reach.get(argument, 0.0) + steepness * (1 + pull) * _SLACK * here
+            if away:
+                change += steepness * away
             off[argument] = (off.get(argument, 0.0) + change) * _SLACK
             if costate:
                 bound[argument] = (bound.get(argument, 0.0) + steepness * costate) * _SLACK

@@ -14,6 +14,8 @@ With :math:`u = 2^{-53}`, norms of the computed result :math:`\hat z` and of the
 * a *scalar function* of an entry is computed by one kernel with a few roundings of quantities that are at most
   :math:`|\hat z| + J|x|`: 64 units cover them, which is part of the one assumption about floating point
   (:mod:`surefoot.scalar.rounded`). The tests measure all kernels against ball arithmetic;
+* half the sum of k *squares* of differences adds non-negative terms, each of which is off by a relative 3u, and is
+  scaled three times: :math:`\gamma_{k+8}F`;
 * losses, normalisations and others state it themselves (``error`` of the record); for the rest
   :mod:`surefoot.operations.evaluation` proves a bound.
 
@@ -27,48 +29,57 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.operations.call import Call
-from surefoot.operations.record import Form, record_of
-from surefoot.valuation.kinks import only_chooses
+from surefoot.operations.record import record_of
 from surefoot.valuation.slopes import Slope
 
 _UNIT = 2.0**-53
 _KERNEL = 64 * _UNIT
-_UNDERFLOW = 2.0**-1000
 
 
 def rounding(
-    slope: Slope, sizes: Mapping[str, float], call: Call | None, value: Any, together: float = math.inf
+    slope: Slope,
+    jacobian: Mapping[str, float],
+    sizes: Mapping[str, float],
+    together: float = math.inf,
+    *,
+    call: Call | None = None,
+    value: Any = None,
 ) -> float:
     """The error of one operation.
 
     Args:
         slope: what is known of it.
+        jacobian: its slopes at the point, by name of the argument.
         sizes: norms of its arguments and its result, by name.
-        call: the operation with the values of its arguments, where its record states the error; otherwise
-            ``None``.
-        value: its result.
         together: a bound on the norm of all products of norms of matrices, where two factors meet matrix by
             matrix.
+        call: the operation with the values of its arguments, where its record states the error.
+        value: its result, likewise.
     """
-    node, k = slope.node, slope.reduction
-    record = record_of(node)
-    if not record.rounds_at(node) or (node.op == "surefoot.scalar" and only_chooses(node.args[1])):
+    kind, node, k = slope.kind, slope.node, slope.reduction
+    if kind == "exact":
         return 0.0
-    stated = None if call is None or record.error is None else record.error(call, value)
-    if stated is not None:
-        return float(stated)
-    moved = sum(amount * sizes[name] for name, amount in slope.jacobian.items())
-    lost = math.sqrt(node.numel) * (k + 16.0) ** 2 * _UNDERFLOW
-    for name in slope.jacobian:  # one by one, as sizes alone may overflow
-        lost *= max(1.0, sizes[name])
-    if node.op == "surefoot.scalar":
+    if call is not None:
+        stated = record_of(node)
+        found = None if stated.error is None else stated.error(call, value)
+        if found is not None:
+            return float(found)
+    lost = slope.underflow
+    moved = 0.0
+    for name, amount in jacobian.items():
+        moved += amount * sizes[name]
+        if sizes[name] > 1:  # one by one, as sizes alone may overflow
+            lost *= sizes[name]
+    if kind == "squares":
+        return (k + 16) * 2 * _UNIT * sizes[node.name] + lost
+    if kind == "scalar":
         return _KERNEL * (sizes[node.name] + moved) + lost
     if slope.product is not None:
         first, second, bilinear = slope.product
-        shift = sum(amount * sizes[n] for n, amount in slope.jacobian.items() if n not in (first, second))
+        shift = sum(amount * sizes[n] for n, amount in jacobian.items() if n not in (first, second))
         products = bilinear * min(sizes[first] * sizes[second], together)
         return (k + 8) * (1 + 1e-6) * _UNIT * (products + shift) + lost
-    if record.form_of(node) is Form.LINEAR:
+    if kind == "linear":
         return (k + 8) * math.sqrt(k) * 2 * _UNIT * (sizes[node.name] + moved) + lost
     return (k + 16.0) ** 2 * _UNIT * (sizes[node.name] + moved) + lost
 

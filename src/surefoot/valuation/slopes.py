@@ -32,7 +32,7 @@ from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.record import Form, record_of, rule_for
 from surefoot.torch_private import differences_together
-from surefoot.valuation.kinks import pieces
+from surefoot.valuation.kinks import only_chooses, pieces
 from surefoot.valuation.passes import Plan, Run, norms
 from surefoot.valuation.tape import Tape
 
@@ -69,23 +69,41 @@ class Slope:
     pointwise: bool = False
     anchor: str = ""
 
-    def at(self, distances: Mapping[str, float]) -> Slope:
-        """The same where parameters are so far from where the rules were asked."""
+    def at(self, distances: Mapping[str, float]) -> Mapping[str, float]:
+        """The Jacobian where parameters are so far from where the rules were asked."""
         if not self.anchor or not distances[self.anchor]:
-            return self
+            return self.jacobian
         assert self.product is not None
         first, second, bilinear = self.product
         other = second if self.anchor == first else first
         if other not in self.jacobian:
-            return self
+            return self.jacobian
         slope = (self.jacobian[other] + bilinear * distances[self.anchor]) * (1 + 2.0**-50)
-        return replace(self, jacobian={**self.jacobian, other: slope})
+        return {**self.jacobian, other: slope}
 
-    @property
+    @cached_property
     def needs_values(self) -> bool:
         """Whether slope or error are computed from the values of the arguments."""
         stated = self.node.op != "surefoot.scalar" and record_of(self.node).error is not None
         return self.pointwise or stated
+
+    @cached_property
+    def kind(self) -> str:
+        """How it rounds (:mod:`surefoot.valuation.rounding`)."""
+        record, node = record_of(self.node), self.node
+        scalar = node.op == "surefoot.scalar"
+        if not record.rounds_at(node) or (scalar and only_chooses(node.args[1])):
+            return "exact"
+        if scalar:
+            return "scalar"
+        if record.loss is not None and record.loss.quadratic:
+            return "squares"
+        return "linear" if record.form_of(node) is Form.LINEAR else "other"
+
+    @cached_property
+    def underflow(self) -> float:
+        """What underflows take away, where no argument is larger than 1."""
+        return math.sqrt(self.node.numel) * (self.reduction + 16.0) ** 2 * 2.0**-1000
 
 
 @dataclass

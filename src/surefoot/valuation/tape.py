@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,6 +23,7 @@ from surefoot.operations.record import Form, record_of
 from surefoot.valuation.entropy import ENTROPY
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import pieces, steepness
+from surefoot.valuation.normalising import BATCH
 from surefoot.valuation.passes import Constants, Plan, Run, Values, is_measured, norms
 
 PULL = 2.0**-30
@@ -68,6 +70,18 @@ class Tape:
         return frozenset(
             name for name, record, n in found if record.form_of(n) is not Form.LAYOUT or record.rounds_at(n)
         )
+
+    @cached_property
+    def joints(self) -> frozenset[str]:
+        """The tensors that several operations read, as on the stream of a residual network."""
+        readers = Counter(name for node in self.varying for name in set(node.inputs))
+        return frozenset(name for name, count in readers.items() if count > 1)
+
+    @cached_property
+    def real(self) -> frozenset[str]:
+        """The tensors of real numbers, or tuples with one, among what is computed."""
+        nodes = (node for node in self.graph.nodes if any(spec.dtype.is_floating_point for spec in node.specs))
+        return frozenset(node.name for node in nodes)
 
     @cached_property
     def added(self) -> frozenset[str]:
@@ -130,6 +144,8 @@ class Tape:
         *,
         derivatives: bool,
         plan: Plan | None = None,
+        light: bool = False,
+        sparse: bool = False,
     ) -> Run:
         """The operations at these parameters, by name of the leaf.
 
@@ -138,17 +154,22 @@ class Tape:
             constants: see :meth:`constants`.
             derivatives: whether the gradient is wanted too.
             plan: what to note and to keep; everything without one.
+            light: whether costates and kinks are not looked at, which errors by forward mode do not need.
+            sparse: whether costates are measured only where several operations read a tensor.
         """
         values = dict(constants.values)
-        watch = self.rounding if plan is None else plan.watch
-        run = Run(self.output, self.moving, values, {}, constants, derivatives, plan is None)
+        reverse = derivatives and not light
+        watch = self.rounding if plan is None else plan.watch & self.joints if sparse else plan.watch
+        run = Run(self.output, self.moving, values, {}, constants, derivatives, plan is None, light, sparse)
+        if any(node.op == BATCH for node in self.fixed):
+            run.statistics = None
         keep = set() if plan is None else set(plan.keep)
         default = nullcontext() if self._is_real else double_by_default()
         with torch.set_grad_enabled(derivatives), default:
             for name, given in parameters.items():
                 values[name] = run.parameters[name] = in_double(given.detach()).requires_grad_(derivatives)
             run.measure_parameters({} if plan is None else plan.weights)
-            for name in self.boundary if derivatives else ():
+            for name in self.boundary if reverse else ():
                 values[name] = run.watched(name, constants.values[name].detach().requires_grad_())
             for node in self.varying:
                 value: Any = run.by_formula(node) if node.name in self.special else None
@@ -163,9 +184,9 @@ class Tape:
                     run.measure(node.name, value)
                 if node.name in self.matched:
                     run.measure_matrices(self.matched[node.name])
-                if derivatives and node.name in self.kinks:
+                if reverse and node.name in self.kinks:
                     run.note_kinks(node.name, self.asked[node.name].inputs[0], self.kinks[node.name])
-                if derivatives and node.name in watch and isinstance(value, Tensor):
+                if reverse and node.name in watch and isinstance(value, Tensor):
                     value = run.watched(node.name, value)
                 values[node.name] = value
                 for name in self.graph.finished[node.name] if plan is not None else ():

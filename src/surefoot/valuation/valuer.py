@@ -19,6 +19,7 @@ from surefoot.valuation.tape import Tape, tape_of
 # How far parameters may move, relative to their norms, before slopes are asked for anew.
 _WIDEST, _LEAST = 1.0, 0.01
 _ATTEMPTS = 4
+_PLENTY = 2.0**-7  # of an error that is enough: what forward mode has to reach before passes are light again
 
 
 class InfiniteValue(EvaluationError):
@@ -73,6 +74,9 @@ class Valuer:
         self.tape, self.constants, self.several = tape, constants, several
         self._slopes: Slopes | None = None
         self._drift = _WIDEST
+        self._forward_decides = True  # at the last passes that might have been light
+        self._is_curved = False  # whether almost all of the error was of second order, likewise
+        self._may_be_sparse = True  # until that was not enough
         self.obstacle = ""  # the operation beyond which nothing was proved at the last pass, in words
 
     @classmethod
@@ -88,20 +92,53 @@ class Valuer:
         return cls(tape, tape.constants(values))
 
     def run(
-        self, weights: Mapping[str, Tensor], *, derivatives: bool = True, constants: Constants | None = None
+        self,
+        weights: Mapping[str, Tensor],
+        *,
+        derivatives: bool = True,
+        constants: Constants | None = None,
+        light: bool = False,
     ) -> Run:
-        """One pass at these weights, by path; with other inputs and targets if these are several."""
+        """One pass at these weights, by path; with other inputs and targets if these are several.
+
+        With ``light`` it notes less where that was enough of late: no costates where errors by forward mode were
+        small, few where almost all of the error by reverse mode was of second order.
+        """
         by_name = {leaf.name: weights[leaf.path] for leaf in self.tape.graph.parameters}
         plan = None if self._slopes is None else self._slopes.plan
         chosen = self.constants if constants is None else constants
-        return self.tape.run(by_name, chosen, derivatives=derivatives, plan=plan)
+        few = light and plan is not None
+        light, sparse = few and self._forward_decides, few and self._is_curved and self._may_be_sparse
+        return self.tape.run(by_name, chosen, derivatives=derivatives, plan=plan, light=light, sparse=sparse)
 
     def gradient(self, run: Run) -> dict[str, Tensor]:
         """The gradient of a pass, by path."""
         return {leaf.path: run.gradient[leaf.name] for leaf in self.tape.graph.parameters}
 
+    def foreseen(self, run: Run, enough: float) -> Run:
+        """The pass itself if an error below ``enough`` can be told from it; else, of a light one, a full one.
+
+        To be asked before its gradient, which costs as much as two passes.
+        """
+        if not run.light or not math.isfinite(run.value) or self._by_forward(run) <= enough:
+            return run
+        self._forward_decides = False
+        return self._full(run)
+
+    def _full(self, run: Run) -> Run:
+        plan = None if self._slopes is None else self._slopes.plan
+        return self.tape.run(run.parameters, run.constants, derivatives=run.derivatives, plan=plan)
+
+    def _by_forward(self, run: Run) -> float:
+        """The error of a light pass by forward mode, if it is known; else infinite."""
+        if run.error is None:
+            found = None if self._slopes is None else self._renewed(run, self._slopes, math.inf)
+            run.error = math.inf if found is None else found
+        return run.error
+
     def enclosed(self, run: Run, enough: float = 0.0) -> Evaluation:
-        """The interval of the exact value: by reverse mode, or by forward mode if no derivatives were asked for.
+        """The interval of the exact value: by reverse mode, or by forward mode if no derivatives were asked for
+        or that says enough.
 
         Args:
             run: the pass.
@@ -115,11 +152,22 @@ class Valuer:
             raise InfiniteValue(
                 f"the objective is {run.value} at these weights: check data and weights for NaN and huge entries"
             )
+        value = run.value
+        if run.light:
+            error = self._by_forward(run)
+            if error <= enough:
+                return Evaluation(value, error)
+            run = self._full(run)
         known = None if self._slopes is None else self._renewed(run, self._slopes, enough)
-        if known is not None:
-            return Evaluation(run.value, known)
-        again = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
-        return Evaluation(run.value, (self._anew(again, enough) + abs(run.value - again.value)) * (1 + 2.0**-50))
+        if run.sparse and (known is None or known > enough):
+            run, self._may_be_sparse = self._full(run), False
+            known = None if self._slopes is None else self._renewed(run, self._slopes, enough)
+        if known is None:
+            run = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
+            known = self._anew(run, enough)
+        return Evaluation(
+            value, known if run.value == value else (known + abs(run.value - value)) * (1 + 2.0**-50)
+        )
 
     def _renewed(self, run: Run, slopes: Slopes, enough: float) -> float | None:
         """The error, from the slopes that are there, renewed where they do not hold and, all of them, for smaller
@@ -129,6 +177,9 @@ class Valuer:
             if not run.values.keys() >= slopes.plan.keep:  # a pass may be older than the slopes
                 return None
             found = self._forward_or_reverse(run, slopes)
+            if run.derivatives and not run.light and 0 < enough < math.inf:
+                self._forward_decides = found.apart[self.tape.output] <= _PLENTY * enough
+                self._is_curved = found.leading < _PLENTY * found.total <= _PLENTY * enough
             names = frozenset(slopes.outside(run, found.apart))
             if not names:
                 if not self._is_settled(run, found, enough):
@@ -144,7 +195,7 @@ class Valuer:
     @staticmethod
     def _is_settled(run: Run, found: Errors, enough: float) -> bool:
         """Whether slopes for a smaller neighbourhood would not make the error much smaller, or need not."""
-        return not run.derivatives or found.total <= max(2 * found.leading, enough)
+        return run.light or not run.derivatives or found.total <= max(2 * found.leading, enough)
 
     def _anew(self, run: Run, enough: float) -> float:
         """The error, from slopes that are asked for again: with room for errors larger than sizes, and for
@@ -185,7 +236,9 @@ class Valuer:
         return fresh, fresh
 
     def _forward_or_reverse(self, run: Run, slopes: Slopes) -> Errors:
-        return (errors if run.derivatives else forward_errors)(self.tape, run, slopes)
+        if run.light or not run.derivatives:
+            return forward_errors(self.tape, run, slopes)
+        return errors(self.tape, run, slopes)
 
 
 __all__ = ["Evaluation", "EvaluationError", "InfiniteValue", "Valuer"]
