@@ -41,6 +41,9 @@ def square(matrix: Any) -> Any:
 def judged(outputs: Tensor, objective: nn.Module, value: Any, gradient: Any, sharp: float) -> None:
     """Value, gradient and a directional derivative are off by no more than is proved, and that is little."""
     model, one = Placed(outputs), torch.ones((), dtype=D)
+    nearest, count = objective.proximity.solved(outputs), len(outputs) if objective.reduction == "mean" else 1
+    apart = exactly(nearest.point) - exactly(outputs) + count * gradient
+    assert mp.sqrt(square(apart)) <= nearest.accuracy().point
     found = sf.evaluate(model, one, objective)
     assert abs(mp.mpf(found.value) - value) <= found.error <= sharp * float(value) + 1e-300
     analysis = Analysis.of(model, one, objective)
