@@ -98,13 +98,33 @@ class Average:
         else:
             self._means = [value.clone() for value in present]
 
-    def swap(self) -> None:
-        """Set the parameters to their means, and back when called again."""
+    @contextmanager
+    def instead(self, wanted: bool = True) -> Iterator[None]:
+        """Set the parameters to their means, and back afterwards."""
+        if not wanted:
+            yield
+            return
         present = [parameter.detach().clone() for parameter in self.parameters]
-        with torch.no_grad():
-            for parameter, mean in zip(self.parameters, self._means, strict=False):
-                parameter.copy_(mean)
-        self._means = present
+        _copy(self.parameters, self._means)
+        try:
+            yield
+        finally:
+            _copy(self.parameters, present)
+
+
+def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def built_up(optimizer: Optimizer, steps: int) -> float:
+    r"""How far the first steps of an optimizer with momentum go, on the average, as a part of what later ones do.
+
+    With momentum μ and a gradient that stays the same, step k goes :math:`1-\mu^k` times as far as later ones.
+    """
+    momentum = max(float(group.get("momentum", 0.0)) for group in optimizer.param_groups)
+    return sum(1 - momentum**k for k in range(1, steps + 1)) / steps if 0 < momentum < 1 else 1.0
 
 
 class Batches:
@@ -125,6 +145,16 @@ class Batches:
     def take(self, count: int) -> Iterator[Any]:
         """The next ones."""
         return islice(self._stream, count)
+
+
+def as_one(batches: Iterable[Any]) -> list[Any]:
+    """Batches put together to one, where they are pairs of tensors; as they are otherwise."""
+    several = list(batches)
+    if not all(isinstance(part, Tensor) for batch in several for part in batch):
+        return several
+    if len({tuple(part.shape[1:] for part in batch) for batch in several}) > 1:
+        return several
+    return [tuple(map(torch.cat, zip(*several, strict=True)))]
 
 
 def fixed_data(loader: Iterable[Any]) -> Iterable[Any]:
@@ -156,4 +186,4 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-__all__ = ["Average", "Batches", "BurstRecord", "Snapshot", "evaluating", "fixed_data"]
+__all__ = ["Average", "Batches", "BurstRecord", "Snapshot", "as_one", "built_up", "evaluating", "fixed_data"]

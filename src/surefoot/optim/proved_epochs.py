@@ -15,18 +15,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.objectives import Objective
-from surefoot.optim.bursts import Average, Batches, BurstRecord, Snapshot, evaluating, fixed_data
+from surefoot.optim.bursts import Average, Batches, BurstRecord, Snapshot, as_one, built_up, evaluating, fixed_data
 from surefoot.optim.by_evaluation import StalledWarning
 from surefoot.optim.evaluation import OptimizerError, check_objective, outputs_of
 from surefoot.optim.pace import Pace
 from surefoot.valuation.streamed import StreamedValuer, is_loader
 from surefoot.valuation.valuer import Evaluation, EvaluationError
 
-_FEW = 4  # mini-batches of a trial while a rate is looked for, and of what judges trials and epochs
-_HIGHER, _PATIENCE = 3.0, 2  # above that many times the lowest, or for so many epochs above it: go back to it
+_FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what judges epochs: least, most, part of all
+_HIGHER, _PATIENCE = 2.0, 3  # above that many times the lowest, or for so many epochs above it: go back to it
 _SHARE = 0.06  # of the work of training that evaluations take, about
 _FIRST, _LONGEST = 2.0, 8.0  # epochs of the first burst, the shortest, and of the longest
 _STALLED = 2
+_PROBES = 4
+
+
+def _clones(parameters):
+    return [p.detach().clone() for p in parameters]
 
 
 class ProvedEpochs:
@@ -104,17 +109,20 @@ class ProvedEpochs:
         self._pace = Pace(_rate(self.optimizer))
         self._ratios = [float(group["lr"]) / self.rate for group in self.optimizer.param_groups]
         self._batches = Batches(loader)
+        Snapshot(self.model, self.optimizer).restore()  # imports parts of PyTorch at its first call
         self._data = fixed_data(loader) if data is None else data
         self._valuer: StreamedValuer | None = None
         self._buffers: list[Tensor] = []
         self._judges: list[Any] = []
-        self._lowest = math.inf  # loss at what was kept last, on the batches that judge
+        self._lowest = math.inf  # the lowest mean of the losses of an epoch
         self._kept: Snapshot | None = None
+        self._ahead: Snapshot | None = None  # where training goes on, if that is not where it was kept
         self._value: Evaluation | None = None
         self._seconds, self._trained = 0.0, 0  # processor time of training so far, and for how many batches
         self._cost = 0.0  # of an evaluation, in seconds: the least that was seen
         self._reading = 0.0  # seconds that reading the model took, once
         self._searched = False
+        self._wanted = 2.0
         self._stalls = 0
 
     @property
@@ -154,6 +162,7 @@ class ProvedEpochs:
         end = self.work + epochs
         while True:
             left = end - self.work
+            self._wanted = 2.5 if left>.3*epochs else 1.2
             if self._value is not None and left < self._evaluation + 0.25:
                 return self._value.value
             self._round(left)
@@ -189,7 +198,8 @@ class ProvedEpochs:
                     f"no error of the objective {self._value.value:g} can be proved: nothing could be kept. Begin "
                     "with smaller weights, or use surefoot.evaluate to find the batch"
                 )
-            self._kept, self._lowest = Snapshot(self.model, self.optimizer), math.inf
+            self._kept, self._ahead = Snapshot(self.model, self.optimizer), None
+            self._lowest = self._value.value
             if known is not None and (known.upper < self._value.lower or self._value.upper < known.lower):
                 note = "weights or data were changed since the last burst"
         if not self._searched:
@@ -205,7 +215,7 @@ class ProvedEpochs:
             length = max(room, 0.25)
         count = max(1, round(length * self._batches.per_epoch))
         rate = self.rate
-        lowest = self._epochs(count, start)
+        lowest, ahead = self._epochs(count, start)
         after = None if lowest is None else self._evaluate_or_none()
         before, kept = self._value, after is not None and after.upper < self._value.lower
         if after is None:
@@ -217,54 +227,57 @@ class ProvedEpochs:
         epochs = count / self._batches.per_epoch
         number = len(self.history)
         if kept and lowest is not None:
-            self._kept, self._value, self._lowest = Snapshot(self.model, self.optimizer), after, lowest
+            self._kept, self._value = Snapshot(self.model, self.optimizer), after
+            self._lowest, self._ahead = lowest, ahead
         else:
+            self._ahead = None
             self._pace.fail(rate)
         return BurstRecord(number, before.value, before.error, *values, rate, kept, count, epochs, 0.0, note)
 
-    def _epochs(self, count: int, start: Snapshot) -> float | None:
+    def _epochs(self, count: int, start: Snapshot) -> tuple[float | None, Snapshot | None]:
         """Train for so many batches, adapt the rate at each epoch, and undo those that end too high.
 
+        Afterwards the model has the weights whose loss is the lowest, on the batches that judge.
+
         Returns:
-            the lowest loss at the end of an epoch, on the batches that judge; ``None`` if no epoch was good and
-            the last one met a loss that is not finite.
+            that loss, or ``None`` if no epoch was good and the last one met a loss that is not finite; and where
+            to go on, if that is not where the loss is lowest.
         """
         parts = max(1, round(count / self._batches.per_epoch))
         held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        lowest = self._lowest if math.isfinite(self._lowest) else self._level()
-        good, above, finite = start, 0, True
+        lowest, best, above, level = self._lowest, start, 0, math.inf
+        if self._ahead is not None:
+            self._ahead.restore()
         for part in range(parts):
             if above == _PATIENCE:
-                good.restore()
+                best.restore()
                 above = 0
             size = count * (part + 1) // parts - count * part // parts
             mean = Average(held)
-            finite = self._train(self._batches.take(size), size, self.rate, mean)
-            level, noise = self._settle(mean, lowest) if finite else (math.inf, 1.0)
-            rate = self.rate
-            self._pace.adapt(noise)
+            level, rate = self._train(self._batches.take(size), size, self.rate, mean), self.rate
+            last, middle = self._levels(mean) if level < math.inf else (math.inf, math.inf)
+            self._pace.adapt(last / middle if 0 < middle < math.inf else 1.0, lowest / level, self._wanted, self._bend)
+            if level < lowest or (best is start and part == parts - 1):
+                with mean.instead(middle < last):
+                    best = Snapshot(self.model, self.optimizer)
             if level < lowest:
-                good, lowest, above = Snapshot(self.model, self.optimizer), level, 0
+                lowest, above = level, 0
                 continue
-            above = _PATIENCE if level > _HIGHER * lowest else above + 1
+            above = _PATIENCE if level > _HIGHER * lowest else above + (level > 1.1 * lowest)
             if above == _PATIENCE:
                 self._pace.fail(rate)
-            else:
-                self._pace.rate = min(self.rate, rate)
-        if good is not start:
-            good.restore()
-        return lowest if finite or good is not start else None
+        ahead = Snapshot(self.model, self.optimizer) if above < _PATIENCE else None
+        if best is not start:
+            best.restore()
+        return (lowest if level < math.inf or best is not start else None), ahead
 
-    def _settle(self, mean: Average, lowest: float) -> tuple[float, float]:
-        """End an epoch at its last weights or at their mean, whichever is lower: the loss there, and the noise."""
+    def _levels(self, mean: Average) -> tuple[float, float]:
+        """The loss at the last weights of an epoch and at their mean, where there is one."""
         last = self._level()
         if not mean.count:
-            return last, last / lowest if lowest > 0 else 1.0
-        mean.swap()
-        middle = self._level()
-        if last < middle:
-            mean.swap()
-        return min(last, middle), last / middle if middle > 0 else 1.0
+            return last, last
+        with mean.instead():
+            return last, self._level()
 
     def _conclude(self, record: BurstRecord, start: float) -> None:
         work = self._in_epochs(time.process_time() - start - self._reading)
@@ -281,6 +294,11 @@ class ProvedEpochs:
         return min(max(_FIRST, self._evaluation / _SHARE), _LONGEST) if self.history else _FIRST
 
     @property
+    def _few(self) -> int:
+        """Batches of a trial, and of what judges trials and epochs."""
+        return min(max(round(_PART * self._batches.per_epoch), _FEW[0]), _FEW[1], self._batches.per_epoch)
+
+    @property
     def _evaluation(self) -> float:
         """What an evaluation costs, in training epochs."""
         return self._in_epochs(self._cost)
@@ -290,22 +308,35 @@ class ProvedEpochs:
             return 0.0
         return seconds / (self._seconds / self._trained * self._batches.per_epoch)
 
-    def _train(self, batches: Iterable[Any], count: int, rate: float, mean: Average | None = None) -> bool:
-        """Mini-batch steps at a rate; false as soon as a loss is not finite."""
+    def _train(self, batches: Iterable[Any], count: int, rate: float, mean: Average | None = None) -> float:
+        """Mini-batch steps at a rate; the mean of their losses, infinite as soon as one is not finite."""
         self._set_rate(rate)
         last = min(round(self.average * self._batches.per_epoch), count // 2)
-        start, steps = time.process_time(), 0
+        start, steps, total, bent, promised = time.process_time(), 0, 0.0, 0.0, 0.0
         try:
             for steps, (x, y) in enumerate(batches, start=1):
                 closure: Callable[[], Any] = partial(self._loss, x, y, backward=True)
+                probed = mean is not None and steps % max(2, count // _PROBES) == 1
+                before = _clones(mean.parameters) if mean is not None and probed else []
                 loss = self.optimizer.step(closure)
-                if loss is None or not math.isfinite(float(loss)):
-                    return False
+                if before:
+                    moved = sum(
+                        float(((new.detach() - old) * new.grad).sum())
+                        for new, old in zip(mean.parameters, before, strict=True)
+                        if new.grad is not None
+                    )
+                    with torch.no_grad():
+                        bent += float(self._loss(x, y)) - float(loss) - moved
+                    promised -= moved
+                total += math.inf if loss is None else float(loss)
+                if not math.isfinite(total):
+                    return math.inf
                 if mean is not None and steps > count - last:
                     mean.add()
         finally:
             self._seconds, self._trained = self._seconds + time.process_time() - start, self._trained + steps
-        return True
+        self._bend = bent / promised if promised > 0 and math.isfinite(bent) else 0.5
+        return total / steps
 
     def _loss(self, x: Any, y: Any, *, backward: bool = False) -> Tensor:
         loss: Tensor = self.objective(outputs_of(self.model, x), y)
@@ -317,7 +348,7 @@ class ProvedEpochs:
     def _level(self) -> float:
         """The loss on a few batches that stay the same."""
         if not self._judges:
-            self._judges = list(self._batches.take(min(_FEW, self._batches.per_epoch)))
+            self._judges = as_one(self._batches.take(self._few))
         with evaluating(self.model), torch.no_grad():
             value = sum(float(self._loss(x, y)) for x, y in self._judges)
         return value if math.isfinite(value) else math.inf
@@ -325,15 +356,15 @@ class ProvedEpochs:
     def _search(self, start: Snapshot) -> str:
         """A rate to begin with: trials from the same state, judged on a few other batches."""
         level = self._level()
-        trial = list(self._batches.take(min(_FEW, self._batches.per_epoch)))
+        trial = list(self._batches.take(self._few))
 
         def judged(rate: float) -> float:
-            finite = self._train(trial, len(trial), rate)
-            value = self._level() if finite else math.inf
+            value = self._level() if self._train(trial, len(trial), rate) < math.inf else math.inf
             start.restore()
             return value
 
         tried = self._pace.search(level, judged)
+        self._pace.rate *= built_up(self.optimizer, len(trial))
         return f"{tried} rates were tried for {len(trial)} mini-batches each"
 
     def _set_rate(self, rate: float) -> None:
