@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -112,6 +113,39 @@ class Average:
             _copy(self.parameters, present)
 
 
+class Bend:
+    r"""How much of the decrease that gradients promise is lost to curvature, on the batches of the steps.
+
+    A step d changes the loss f of its batch by :math:`\nabla f\cdot d+c`. The part is
+    :math:`\sum c/\sum(-\nabla f\cdot d)` over the steps that were measured: 0 for short steps, 1/2 for the best
+    step along the gradient of a quadratic function, 1 for one that gains nothing.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._before: list[Tensor] = []
+        self._lost, self._promised = 0.0, 0.0
+
+    def begin(self) -> None:
+        """Just before a step."""
+        self._before = [parameter.detach().clone() for parameter in self.parameters]
+
+    def end(self, before: float, after: float) -> None:
+        """Just after it, with the loss of its batch before and after; gradients are still those of the step."""
+        change = sum(
+            float(((new.detach() - old) * new.grad).sum())
+            for new, old in zip(self.parameters, self._before, strict=True)
+            if new.grad is not None
+        )
+        self._lost, self._promised = self._lost + after - before - change, self._promised - change
+
+    @property
+    def part(self) -> float:
+        """The part that is lost; 0 where nothing was promised."""
+        part = self._lost / self._promised if self._promised > 0 else 0.0
+        return part if math.isfinite(part) else math.inf
+
+
 def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
     with torch.no_grad():
         for parameter, value in zip(parameters, values, strict=True):
@@ -186,4 +220,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-__all__ = ["Average", "Batches", "BurstRecord", "Snapshot", "as_one", "built_up", "evaluating", "fixed_data"]
+__all__ = [
+    "Average",
+    "Batches",
+    "Bend",
+    "BurstRecord",
+    "Snapshot",
+    "as_one",
+    "built_up",
+    "evaluating",
+    "fixed_data",
+]

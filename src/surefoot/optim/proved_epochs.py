@@ -15,23 +15,31 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.objectives import Objective
-from surefoot.optim.bursts import Average, Batches, BurstRecord, Snapshot, as_one, built_up, evaluating, fixed_data
+from surefoot.optim.bursts import (
+    Average,
+    Batches,
+    Bend,
+    BurstRecord,
+    Snapshot,
+    as_one,
+    built_up,
+    evaluating,
+    fixed_data,
+)
 from surefoot.optim.by_evaluation import StalledWarning
 from surefoot.optim.evaluation import OptimizerError, check_objective, outputs_of
 from surefoot.optim.pace import Pace
 from surefoot.valuation.streamed import StreamedValuer, is_loader
 from surefoot.valuation.valuer import Evaluation, EvaluationError
 
-_FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what judges epochs: least, most, part of all
-_HIGHER, _PATIENCE = 2.0, 3  # above that many times the lowest, or for so many epochs above it: go back to it
+_FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what tells noise: least, most, part of all
+_PROBES = 4  # steps of an epoch whose curvature is measured, about
+_ABOVE, _HIGHER, _PATIENCE = 1.1, 2.0, 3  # too high: so many epochs more than 1.1 times the lowest, or one twice
+_FAR = 5.0  # an epoch counts as at least a fifth of the loss it ends at, on the few batches that tell noise
+_LATE, _COOL = 0.7, 1.2  # in the last part of a budget the noise is led to this
 _SHARE = 0.06  # of the work of training that evaluations take, about
 _FIRST, _LONGEST = 2.0, 8.0  # epochs of the first burst, the shortest, and of the longest
 _STALLED = 2
-_PROBES = 4
-
-
-def _clones(parameters):
-    return [p.detach().clone() for p in parameters]
 
 
 class ProvedEpochs:
@@ -50,16 +58,21 @@ class ProvedEpochs:
     the plain ones as ``data``.
 
     *The rate* finds itself. Trials of a few batches from the same state, a factor of eight apart, lead to one to
-    start from. From then on each epoch says how to go on. With the weights of its last steps averaged, the loss
-    on a few batches, always the same, is compared at the mean and at the last weights. Their ratio is the noise
-    that mini-batches cause at this rate. A rate without noise wastes time, one whose noise dominates gets nowhere,
-    so the rate is multiplied by 1.5/ratio, within 1/2 and 1.5. (The mere decrease of the loss would favour rates
-    that are too small: it is largest where the noise has just been cooled down.) The epoch ends at the lower of
-    the two. If that is above the lowest of the burst, the rate does not grow; if it is more than three times as
-    high, or above it twice in a row, training goes back to the lowest and the rate is halved, as it is after a
-    burst that is not kept. A burst ends at its lowest. None of this is a proof, nor needs one: what is kept is
-    decided by the evaluation alone. Bursts are as long as it takes for evaluations to cost about a sixteenth of
-    training.
+    start from. From then on each epoch says how to go on, by three numbers. Its *noise*: with the weights of its
+    last steps averaged, how many times higher the loss of a few batches, always the same, is at the last weights
+    than at the mean. A rate without noise wastes time, one whose noise dominates gets nowhere, so the rate is
+    multiplied by 2.5/noise, within 1/2 and 1.5. Its *bend*: for a few steps, how much of the decrease that the
+    gradient promises is lost to curvature, on the same batch. Above 0.3 the rate hardly grows, above 0.75 it
+    falls: rates that are too large at the beginning do damage that is not made good. Its *level*: the mean of the
+    losses of its batches, which costs nothing. If that is twice the lowest of the epochs before, or above 1.1
+    times that for three epochs, training goes back to the lowest and the rate is halved, as it is after a burst
+    that is not kept.
+
+    Training goes on from the last weights. What is evaluated and kept are those after the epoch with the lowest
+    level, or their mean if the loss of the few batches is lower there. (To go on from the mean would be slower,
+    as it lags behind. The loss at the last weights is no measure of a rate: it is lowest where a small rate has
+    just cooled the noise down.) None of this is a proof, nor needs one: what is kept is decided by the evaluation
+    alone. Bursts are as long as it takes for evaluations to cost about a sixteenth of training.
 
     Args:
         optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
@@ -109,7 +122,6 @@ class ProvedEpochs:
         self._pace = Pace(_rate(self.optimizer))
         self._ratios = [float(group["lr"]) / self.rate for group in self.optimizer.param_groups]
         self._batches = Batches(loader)
-        Snapshot(self.model, self.optimizer).restore()  # imports parts of PyTorch at its first call
         self._data = fixed_data(loader) if data is None else data
         self._valuer: StreamedValuer | None = None
         self._buffers: list[Tensor] = []
@@ -122,7 +134,7 @@ class ProvedEpochs:
         self._cost = 0.0  # of an evaluation, in seconds: the least that was seen
         self._reading = 0.0  # seconds that reading the model took, once
         self._searched = False
-        self._wanted = 2.0
+        self._began, self._budget = 0.0, math.inf  # work before, and for, the present call of run
         self._stalls = 0
 
     @property
@@ -157,15 +169,17 @@ class ProvedEpochs:
         """Bursts until the work of that many training epochs is spent; returns the objective of all data.
 
         Trials, bursts that were not kept and evaluations count; reading the model, once, does not. The last burst
-        is as long as fits.
+        is as long as fits, and for the last third of the work rates are lower if mini-batches are noisy.
         """
-        end = self.work + epochs
-        while True:
-            left = end - self.work
-            self._wanted = 2.5 if left>.3*epochs else 1.2
-            if self._value is not None and left < self._evaluation + 0.25:
-                return self._value.value
-            self._round(left)
+        self._began, self._budget = self.work, epochs
+        try:
+            while True:
+                left = self._began + epochs - self.work
+                if self._value is not None and left < self._evaluation + 0.25:
+                    return self._value.value
+                self._round(left)
+        finally:
+            self._budget = math.inf
 
     def _round(self, left: float) -> float:
         start = time.process_time()
@@ -253,17 +267,21 @@ class ProvedEpochs:
                 best.restore()
                 above = 0
             size = count * (part + 1) // parts - count * part // parts
-            mean = Average(held)
-            level, rate = self._train(self._batches.take(size), size, self.rate, mean), self.rate
+            mean, bend, rate = Average(held), Bend(held), self.rate
+            level = self._train(self._batches.take(size), size, rate, mean, bend)
             last, middle = self._levels(mean) if level < math.inf else (math.inf, math.inf)
-            self._pace.adapt(last / middle if 0 < middle < math.inf else 1.0, lowest / level, self._wanted, self._bend)
-            if level < lowest or (best is start and part == parts - 1):
+            level = max(level, min(last, middle) / _FAR)
+            noise = last / middle if 0 < middle < math.inf else 1.0
+            late = self.work + part - self._began > _LATE * self._budget
+            gain = lowest / level if level > 0 else math.inf
+            self._pace.adapt(noise, gain, bend.part, *([_COOL] if late else []))
+            if level < lowest or (best is start and part == parts - 1 and level < math.inf):
                 with mean.instead(middle < last):
                     best = Snapshot(self.model, self.optimizer)
             if level < lowest:
                 lowest, above = level, 0
                 continue
-            above = _PATIENCE if level > _HIGHER * lowest else above + (level > 1.1 * lowest)
+            above = _PATIENCE if level > _HIGHER * lowest else above + (level > _ABOVE * lowest)
             if above == _PATIENCE:
                 self._pace.fail(rate)
         ahead = Snapshot(self.model, self.optimizer) if above < _PATIENCE else None
@@ -308,26 +326,28 @@ class ProvedEpochs:
             return 0.0
         return seconds / (self._seconds / self._trained * self._batches.per_epoch)
 
-    def _train(self, batches: Iterable[Any], count: int, rate: float, mean: Average | None = None) -> float:
+    def _train(
+        self,
+        batches: Iterable[Any],
+        count: int,
+        rate: float,
+        mean: Average | None = None,
+        bend: Bend | None = None,
+    ) -> float:
         """Mini-batch steps at a rate; the mean of their losses, infinite as soon as one is not finite."""
         self._set_rate(rate)
         last = min(round(self.average * self._batches.per_epoch), count // 2)
-        start, steps, total, bent, promised = time.process_time(), 0, 0.0, 0.0, 0.0
+        start, steps, total = time.process_time(), 0, 0.0
         try:
             for steps, (x, y) in enumerate(batches, start=1):
                 closure: Callable[[], Any] = partial(self._loss, x, y, backward=True)
-                probed = mean is not None and steps % max(2, count // _PROBES) == 1
-                before = _clones(mean.parameters) if mean is not None and probed else []
+                probed = bend is not None and steps % max(2, count // _PROBES) == 1
+                if bend is not None and probed:
+                    bend.begin()
                 loss = self.optimizer.step(closure)
-                if before:
-                    moved = sum(
-                        float(((new.detach() - old) * new.grad).sum())
-                        for new, old in zip(mean.parameters, before, strict=True)
-                        if new.grad is not None
-                    )
+                if bend is not None and probed and loss is not None:
                     with torch.no_grad():
-                        bent += float(self._loss(x, y)) - float(loss) - moved
-                    promised -= moved
+                        bend.end(float(loss), float(self._loss(x, y)))
                 total += math.inf if loss is None else float(loss)
                 if not math.isfinite(total):
                     return math.inf
@@ -335,7 +355,6 @@ class ProvedEpochs:
                     mean.add()
         finally:
             self._seconds, self._trained = self._seconds + time.process_time() - start, self._trained + steps
-        self._bend = bent / promised if promised > 0 and math.isfinite(bent) else 0.5
         return total / steps
 
     def _loss(self, x: Any, y: Any, *, backward: bool = False) -> Tensor:
@@ -394,7 +413,10 @@ class ProvedEpochs:
         return found
 
     def _evaluate_or_none(self) -> Evaluation | None:
-        """``None`` where the objective is not finite."""
+        """``None`` where the objective, or a running statistic, is not finite."""
+        statistics = (buffer for buffer in self.model.buffers() if buffer.is_floating_point())
+        if not all(bool(torch.isfinite(buffer).all()) for buffer in statistics):
+            return None
         try:
             return self._evaluate()
         except EvaluationError:
@@ -432,7 +454,7 @@ class ProvedEpochs:
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs besides the model's own state; safe for ``weights_only`` loading.
 
-        The place in the loader is not in it: a resumed run begins a new pass.
+        The place in the loader is not in it: a resumed run begins a new pass, from the weights that were kept.
         """
         value = None if self._value is None else [self._value.value, self._value.error]
         spent = {"seconds": self._seconds, "trained": self._trained, "cost": self._cost, "stalls": self._stalls}
@@ -462,7 +484,7 @@ class ProvedEpochs:
         self._kept, self._searched = None, state_dict["searched"]
         self._seconds, self._trained = state_dict["seconds"], state_dict["trained"]
         self._cost, self._stalls = state_dict["cost"], state_dict["stalls"]
-        self._pace = Pace(state_dict["pace"]["rate"])
+        self._pace = Pace(**state_dict["pace"])
         self._set_rate(self.rate)
 
 
