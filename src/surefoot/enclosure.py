@@ -205,6 +205,8 @@ def measure(value: Any) -> tuple[Magnitude, Magnitude]:
         return sizes.norm(), peaks.max()
     if value.numel() == 0:
         return Magnitude.zero(), Magnitude.zero()
+    if value.is_complex():
+        value = torch.view_as_real(value.detach().resolve_conj())
     number = value.detach().to(torch.float64)
     peak = float(number.abs().max())
     if not math.isfinite(peak):

@@ -150,11 +150,63 @@ class Sparse(nn.Module):
         return self.layer(torch.sparse.mm(self.adjacency, x))
 
 
-@pytest.mark.parametrize("parameter", [False, True])
-def test_sparse_buffers_and_parameters_are_refused(parameter: bool) -> None:
+def test_sparse_parameters_are_refused() -> None:
     assert_refused(
-        lambda: nn.Sequential(Sparse(parameter)), torch.ones(4, 3), "'adjacency' is a sparse.*dense", "0"
+        lambda: nn.Sequential(Sparse(parameter=True)), torch.ones(4, 3), "'adjacency' is a sparse.*dense", "0"
     )
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_buffers_count_as_dense_ones(layout: torch.layout) -> None:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    model = Sparse()
+    model.adjacency = torch.tensor([[0.0, 2, 0, 0], [1, 0, 0, 3], [0, 0, 0, 0], [0, 1, 0, 0]]).to_sparse(
+        layout=layout
+    )
+    graph = capture(model, x)
+    (read,) = graph.run(dict(model.named_parameters()), [x])
+    torch.testing.assert_close(read, model(x))
+    assert capture(model, x) is graph
+    model.adjacency.values().mul_(2)
+    changed = capture(model, x)
+    (read,) = changed.run(dict(model.named_parameters()), [x])
+    assert changed is not graph
+    torch.testing.assert_close(read, model(x))
+
+
+class Picks(nn.Module):
+    """Some entries, by a mask in a buffer."""
+
+    def __init__(self, pick: Any) -> None:
+        super().__init__()
+        self.layer, self.pick = nn.Linear(3, 3), pick
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("triangle", torch.ones(2, 3).triu().bool())
+
+    def forward(self, x: Tensor) -> Any:
+        return self.pick(self, self.layer(x))
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda s, z: z[:, s.mask],
+        lambda s, z: z[s.triangle],
+        lambda s, z: z.masked_select(s.triangle),
+        lambda s, z: z[None, ..., s.mask, None],
+    ],
+)
+def test_masks_in_buffers_pick_entries(pick: Any) -> None:
+    model, x = Picks(pick), torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        (read,) = capture(model, x).run(dict(model.named_parameters()), [x])
+        torch.testing.assert_close(read, model(x))
+        model.mask[1], model.triangle[1, 0] = True, True  # the same graph would pick too few
+
+
+def test_masks_that_are_computed_are_refused() -> None:
+    assert_refused(lambda: Picks(lambda s, z: z[z > 0]), torch.ones(2, 3), "shape.*depends on the data", "")
 
 
 def test_a_sparse_buffer_that_nothing_reads_is_no_matter() -> None:

@@ -8,6 +8,7 @@ import torch
 
 from operations.case import Case, operation, pieces
 from operations.tensors import real
+from surefoot.operations.cholesky_factors import lower_factor
 
 aten = torch.ops.aten
 Thunk = Callable[[], Case]
@@ -53,6 +54,15 @@ CASES: dict[str, list[Thunk]] = {
     "aten.linalg_inv_ex": [
         lambda: pieces(aten.linalg_inv_ex.default, _diagonal(4.0, 5.0, -7.0)),
         lambda: pieces(aten.linalg_inv_ex.default, 9 * torch.eye(2).double() + real(3, 2, 2)),
+    ],
+    "surefoot.cholesky": [
+        lambda: operation(lower_factor, torch.eye(6).double(), op="surefoot.cholesky"),
+        lambda: operation(lower_factor, 9 * torch.eye(3).double() + real(3, 3), op="surefoot.cholesky"),
+        lambda: operation(lower_factor, 9 * torch.eye(2).double() + real(3, 2, 2), op="surefoot.cholesky"),
+    ],
+    "aten.linalg_matrix_exp": [
+        lambda: operation(aten.linalg_matrix_exp.default, _diagonal(0.5, 0.5)),
+        lambda: operation(aten.linalg_matrix_exp.default, real(2, 3, 3)),
     ],
     "aten.logdet": [
         lambda: operation(aten.logdet.default, _diagonal(5.0, 5.0)),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from operations.case import Case, Fixed, operation
+from operations.case import Case, Fixed, operation, traced
 from operations.tensors import real
 from surefoot.operations.scaled import scale_shift
 
@@ -37,6 +37,9 @@ def _rank_one(*shape: int) -> torch.Tensor:
 
 
 CASES: dict[str, list[Thunk]] = {
+    "surefoot.between": [
+        lambda: traced(torch.gru_cell, real(2, 3), real(2, 2, seed=1), real(6, 3, seed=2), real(6, 2, seed=3))
+    ],
     "aten.linear": [
         lambda: operation(aten.linear.default, real(3, 2), real(4, 2), real(4)),
         lambda: operation(aten.linear.default, real(2, 3, 2), real(2, 2), real(2)),

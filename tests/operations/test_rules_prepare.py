@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import surefoot as sf
 from operations.case import traced
 from operations.harness import claims, study
 from operations.tensors import away, real
@@ -218,3 +219,12 @@ def test_recurrent_layers_are_unrolled(name: str) -> None:
     expected = model(x) if isinstance(model(x), tuple) else (model(x),)
     torch.testing.assert_close(found, expected)
     assert not any("rnn" in node.op or "gru" in node.op or "lstm" in node.op for node in graph.nodes)
+
+
+def test_states_of_a_gated_network_stay_below_one() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.GRU(3, 4, batch_first=True), torch.randn(2, 20, 3)
+    model = _Layer(layer)
+    certificate = sf.certify(model, x, domain=sf.Ball(2.0))
+    states = sum(part.numel() for part in model(x))
+    assert certificate.bound <= states**0.5 * (1 + 1e-9)

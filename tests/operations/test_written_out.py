@@ -86,9 +86,32 @@ SMOOTH: dict[str, Function] = {
     ),
     "absolute values": lambda h, w: torch.fft.fft(h + torch.arange(6.0) ** 2, dim=1).abs(),
     "conjugate": lambda h, w: (torch.fft.fft(h).conj() - torch.fft.fft(h).reshape(5, 6)).imag,
+    "turned by numbers": lambda h, w: torch.view_as_real(
+        (torch.view_as_complex(h.reshape(5, 3, 2)) * (2 - 1j) + 3j) / (1 + 2j) - 1.0
+    ),
+    "turned by constants": lambda h, w: torch.view_as_real(
+        torch.view_as_complex(h.reshape(5, 3, 2)) * torch.tensor([1j, 2.0, 1 - 1j]).to(torch.complex128)
+    ),
+    "complex quotient": lambda h, w: (
+        (torch.fft.fft(h) / (9 + torch.view_as_complex(h.reshape(5, 3, 2)).square().sum() * 0.01)).real
+    ),
+    "complex matrices": lambda h, w: torch.view_as_real(
+        torch.cat([torch.complex(h, h.flip(0)), torch.complex(h, h)]) @ torch.complex(w, w + 1).mT
+    ),
+    "complex exponential": lambda h, w: torch.exp(torch.complex(0.1 * h, h)).imag,
+    "complex reciprocal": lambda h, w: (1 / torch.complex(3 + h.tanh(), h)).abs(),
     "inverse": lambda h, w: torch.linalg.inv(9 * torch.eye(3, dtype=w.dtype) + w[:, :3]) @ h[:3],
     "solve": lambda h, w: torch.linalg.solve(9 * torch.eye(3, dtype=w.dtype) + w[:, :3], h[:3]),
     "logdet": lambda h, w: h + torch.logdet(9 * torch.eye(3, dtype=w.dtype) + w[:, :3]),
+    "cholesky": lambda h, w: (
+        torch.linalg.cholesky(9 * torch.eye(3, dtype=w.dtype) + w[:, :3] @ w[:, :3].mT) @ h[:3]
+    ),
+    "cholesky, upper": lambda h, w: torch.linalg.cholesky(torch.eye(6, dtype=w.dtype) + h.mT @ h, upper=True),
+    "cholesky_solve": lambda h, w: torch.cholesky_solve(
+        h[:3], torch.linalg.cholesky(9 * torch.eye(3, dtype=w.dtype) + w[:, :3] @ w[:, :3].mT)
+    ),
+    "matrix_exp": lambda h, w: torch.linalg.matrix_exp(0.3 * w[:, :3]) @ h[:3],
+    "rotation": lambda h, w: torch.linalg.matrix_exp((w[:, :3] - w[:, :3].mT).expand(2, 3, 3)) @ h[:3],
     "nan_to_num": lambda h, w: torch.nan_to_num(h).tanh(),
     "where": lambda h, w: torch.where(h > 0, h.square(), -h.square()),
     "times a condition": lambda h, w: h.square() * (h >= 0) + (h**3).masked_fill(h < 0, 0.0),

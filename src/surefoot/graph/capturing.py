@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from surefoot.graph.checks import as_inputs, check_inputs, check_model, refuse_masked_rows, refuse_wrong_ids
+from surefoot.graph.masks import masks_of
 from surefoot.graph.nodes import Source
 from surefoot.graph.preserve import preserved
-from surefoot.graph.read import Rewrite, read
+from surefoot.graph.read import Rewrite, dense, read
 from surefoot.graph.refusals import (
     refuse_effects,
     refuse_other,
@@ -54,7 +55,7 @@ def capture_with(model: nn.Module, x: Any, rewrite: Rewrite) -> Graph:
     check_inputs(args, kwargs)
     survey = Survey(model, record=False)
     shapes = tuple(map(_describe, args)), tuple((key, _describe(value)) for key, value in kwargs.items())
-    key = None if survey.description is None else (survey.description, shapes, rewrite)
+    key = None if survey.description is None else (survey.description, shapes, masks_of(model), rewrite)
     entries = _entries_of(model)
     entry = entries.get(key)
     if entry is None:
@@ -85,7 +86,7 @@ class _Entry:
         held = {
             name: value
             if self.graph.leaves[name].source is Source.CONSTANT
-            else present[self.graph.leaves[name].path]
+            else dense(present[self.graph.leaves[name].path], value)
             for name, value in self.graph.held.items()
         }
         if all(held[name] is value for name, value in self.graph.held.items()) and not self._copies.outdated(held):

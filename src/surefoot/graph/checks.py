@@ -111,8 +111,8 @@ def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
     if value.is_inference():
         what = "was made under torch.inference_mode() and can have no gradient"
         yield what, "Build the model outside of inference mode."
-    if value.is_complex():
-        yield "is complex", "Hold its real and imaginary parts as real tensors."
+    if kind == "parameter" and value.is_complex():
+        yield "is complex", "Hold its real and imaginary parts as real tensors; buffers may be complex."
     if not _finite(value) and not (kind == "buffer" and _is_mask(value)):
         masks = "" if kind == "parameter" else " A mask is better boolean, with torch.where or masked_fill."
         yield (

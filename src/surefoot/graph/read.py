@@ -70,11 +70,20 @@ def _leaf(
         raise CaptureError(
             f"the model reads '{placeholder.name}', which is no tensor", remedy="Pass tensors only."
         )
-    if value.layout is not torch.strided and placeholder.users:
+    if value.layout is not torch.strided and placeholder.users and held is None:
         owner, _, name = path.rpartition(".")
-        remedy = "Hold it as a dense tensor: value.to_dense()."
+        remedy = "Hold it as a dense tensor: value.to_dense(). Buffers may be sparse."
         raise CaptureError(f"the {source.value} '{name}' is a sparse tensor", where=owner, remedy=remedy)
-    return Leaf(placeholder.name, path, source, _spec(value)), held
+    return Leaf(placeholder.name, path, source, _spec(value)), None if held is None else dense(held)
+
+
+def dense(value: Tensor, before: Tensor | None = None) -> Tensor:
+    """A tensor that a graph holds, as a dense one; that of before, if a sparse one has not changed."""
+    if value.layout is torch.strided:
+        return value
+    written_out = value.detach().to_dense()
+    unchanged = before is not None and before.dtype == value.dtype and torch.equal(before, written_out)
+    return before if before is not None and unchanged else written_out
 
 
 def operations(module: fx.GraphModule, values: dict[fx.Node, Any], taken: set[str]) -> Iterator[Node]:

@@ -27,6 +27,7 @@ import surefoot
 from surefoot.errors import CaptureError, SurefootError
 from surefoot.graph.checks import select_outputs
 from surefoot.graph.flatten import Flat, has_transforms
+from surefoot.graph.masks import MasksAsIndices, places_of
 from surefoot.graph.nodes import PREFIX, module_path
 from surefoot.graph.preserve import Change, Watch
 from surefoot.graph.survey import Survey
@@ -136,12 +137,14 @@ class _Selected(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self._places = places_of(model)
         self._survey, self._calls, self._changes, self._custom = survey, calls, changes, custom
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         tables, watch = _tables(self.model), Watch(self._survey)
-        for _ in range(self._calls):
-            result = self.model(*args, **kwargs)
+        with MasksAsIndices(self.model, self._places):
+            for _ in range(self._calls):
+                result = self.model(*args, **kwargs)
         _refuse_assigned(tables, _tables(self.model))
         self._changes.extend(watch.changes(own=tables.values()))
         outputs = select_outputs(result)

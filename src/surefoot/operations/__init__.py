@@ -5,7 +5,8 @@
 * ``captured``: from a model to a graph in these operations.
 * ``forms``: degrees of polynomials. ``rows``: how rows of a result relate to rows of the arguments.
 * ``pushing``: derivatives along moves of the arguments, with their errors.
-* ``sparsity``: the cost of one operation. ``moving``: one operation along a segment. ``gram``: rows of Jacobians.
+* ``sparsity``: the cost of one operation. ``gram``: rows of Jacobians.
+* ``moving``: one operation along a segment. ``composed_series``: products, soft-max and normalisations along it.
 * ``evaluation``: values in double precision, and their round-off.
 * ``written_out``: formulas and compositions in place of records.
 * ``common``, ``dimensions``: what several families share. ``groups``: groups of numbers, scaled and centred.
@@ -15,7 +16,8 @@ Families:
 * ``layout``: operations that move numbers around. ``choices``: what fixed indices, masks and conditions choose.
   ``conditions``: comparisons, and what jumps.
 * ``complex_pairs``: complex tensors as pairs of real ones, and Fourier transforms.
-* ``inverses``: inverses and determinants of matrices.
+* ``inverses``: inverses and determinants of matrices. ``cholesky_factors``, ``matrix_exponentials``: with their
+  round-off by ``rounded_matrices``.
 * ``writing``: tensors written into others.
 * ``formulas``: operations that are made of others.
 * ``arithmetic``: sums, means, products and quotients, entry by entry.

@@ -15,6 +15,7 @@ from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, ZERO, affine, root, size_of
+from surefoot.operations.composed_series import product_along, quotient_along
 from surefoot.operations.dimensions import broadcast_copies, broadcast_dims, normalized_dim, normalized_dims
 from surefoot.operations.gram import is_shift, shift_rows
 from surefoot.operations.record import Form, GramRows, declare, operation
@@ -120,7 +121,7 @@ declare("aten.rsub", scalar=partial(_fused_sum, sign=-1.0, reverse=True))
 
 
 @operation("aten.mul", "aten.multiply", form=Form.PRODUCT, factors=("self", "other"), rows=aligned,
-           cost=entrywise_product, entry_error=_product_errors)  # fmt: skip
+           cost=entrywise_product, entry_error=_product_errors, taylor=product_along)  # fmt: skip
 def product(call: Call) -> Bounds:
     r"""``self ∘ other``, entry by entry.
 
@@ -247,6 +248,7 @@ def _gathered(terms: Rounded, mine: tuple[int, ...], result: tuple[int, ...]) ->
     entry_error=_quotient_errors,
     pullback=_pull_quotient,
     push=_push_quotient,
+    taylor=quotient_along,
 )
 def quotient(call: Call) -> Bounds:
     r"""``self / other``, entry by entry, by a number or by a tensor that keeps away from zero.

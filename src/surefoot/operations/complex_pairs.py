@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.errors import UnsupportedOperation, describe
 from surefoot.graph.nodes import Node, Ref, Spec
 from surefoot.graph.structure import Graph
 from surefoot.operations.record import Form, record_of
@@ -30,28 +31,49 @@ _REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def in_pairs(graph: Graph) -> Graph:
-    """The same graph with pairs in place of complex tensors; operations that are not covered stay as they are."""
-    if not any(spec.dtype in _REAL_OF for node in graph.nodes for spec in node.specs):
+    """The same graph with pairs in place of complex tensors, those among its leaves too.
+
+    Raises:
+        UnsupportedOperation: if there is no formula for an operation on complex numbers.
+    """
+    leaves = {name: leaf.spec for name, leaf in graph.leaves.items() if leaf.spec.dtype in _REAL_OF}
+    if not leaves and not any(spec.dtype in _REAL_OF for node in graph.nodes for spec in node.specs):
         return graph
-    paired: set[str] = set()
-    nodes: list[Node] = []
+    names = {name: f"{name}_pair" for name in leaves}
+    nodes = [_split(name, names[name], spec) for name, spec in leaves.items()]
+    paired = set(names.values())
     specs: dict[str, Any] = {name: leaf.spec for name, leaf in graph.leaves.items()}
-    for node in graph.nodes:
-        is_complex = isinstance(node.spec, Spec) and node.spec.dtype in _REAL_OF
-        found = None
-        if is_complex or paired.intersection(node.inputs):
-            pairs = frozenset(key for key, a in node.arguments.items() if isinstance(a, Ref) and a.name in paired)
-            formula = _formula(node, pairs)
-            found = None if formula is None else traced(_Specs(specs), node, formula)  # type: ignore[arg-type]
-        if found is None:
+    specs |= {node.name: node.spec for node in nodes}
+    for original in graph.nodes:
+        node = original.renamed(names)
+        is_complex = any(spec.dtype in _REAL_OF for spec in node.specs)
+        if not is_complex and not paired.intersection(node.inputs):
             nodes.append(node)
             specs[node.name] = node.spec
             continue
+        formula = _formula(node, frozenset(key for key, a in node.arguments.items() if _is_pair(a, paired)))
+        found = None if formula is None else traced(_Specs(specs), node, formula)  # type: ignore[arg-type]
+        if found is None:
+            raise UnsupportedOperation(
+                f"'{node.op}' in {describe(node.module)} has no bounds for complex numbers: write it with real "
+                "and imaginary parts."
+            )
         nodes += found.nodes
         specs |= {part.name: part.spec for part in found.nodes}
         if is_complex:
             paired.add(node.name)
     return replace(graph, nodes=tuple(nodes))
+
+
+def _split(name: str, pair: str, spec: Spec) -> Node:
+    """The pairs of a complex leaf."""
+    numbers = Spec((*spec.shape, 2), _REAL_OF[spec.dtype])
+    return Node(pair, "aten.view_as_real", torch.ops.aten.view_as_real.default, (Ref(name),), {}, "", numbers)
+
+
+def _is_pair(argument: Any, paired: set[str]) -> bool:
+    parts = argument if isinstance(argument, list | tuple) else (argument,)
+    return any(isinstance(part, Ref) and part.name in paired for part in parts)
 
 
 class _Specs:
@@ -76,23 +98,72 @@ def _formula(node: Node, pairs: frozenset[str]) -> Callable[..., Any] | None:
     )
 
 
+def _pair(value: Any, is_pair: bool, like: Tensor) -> Tensor:
+    """A factor or a summand as pairs: such as it is, a tensor of real numbers, or one number."""
+    if is_pair:
+        return value
+    if isinstance(value, Tensor):
+        return torch.stack([value, torch.zeros_like(value)], -1)
+    return torch.stack([torch.full_like(like.flatten()[0], part) for part in (value.real, value.imag)])
+
+
 def _sum(pairs: frozenset[str], self: Any, other: Any, alpha: float = 1, sign: float = 1.0) -> Tensor:
-    if {"self", "other"} <= pairs:
-        return self + (sign * alpha) * other
-    first, second = (self.select(-1, 0) if "self" in pairs else self), sign * alpha * other
-    if "other" in pairs:
-        second = second.select(-1, 0)
-    real = first + second
-    imaginary = self.select(-1, 1) if "self" in pairs else sign * alpha * other.select(-1, 1)
-    return torch.stack([real, imaginary.expand(real.shape)], -1)
+    like = self if "self" in pairs or not isinstance(other, Tensor) else other
+    return _pair(self, "self" in pairs, like) + (sign * alpha) * _pair(other, "other" in pairs, like)
 
 
 def _product(pairs: frozenset[str], self: Any, other: Any) -> Tensor:
-    if not {"self", "other"} <= pairs:
-        pair, factor = (self, other) if "self" in pairs else (other, self)
-        return pair * (factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor)
-    (a, b), (c, d) = self.unbind(-1), other.unbind(-1)
+    like = self if "self" in pairs or not isinstance(other, Tensor) else other
+    for pair, factor, slot in ((self, other, "self"), (other, self, "other")):
+        if pairs == {slot} and not isinstance(factor, complex):
+            return pair * (factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor)
+    (a, b), (c, d) = (
+        _pair(value, slot in pairs, like).unbind(-1) for value, slot in ((self, "self"), (other, "other"))
+    )
     return torch.stack([a * c - b * d, a * d + b * c], -1)
+
+
+def _quotient(pairs: frozenset[str], self: Any, other: Any) -> Any:
+    """Times the conjugate, over the square of the length."""
+    if isinstance(other, complex):
+        return _product(pairs, self, 1 / other)
+    if "other" not in pairs:
+        return self / (other.unsqueeze(-1) if isinstance(other, Tensor) else other)
+    turned = _product(pairs, self, torch.stack([other.select(-1, 0), -other.select(-1, 1)], -1))
+    return turned / other.square().sum(-1, keepdim=True)
+
+
+def _matrices(pairs: frozenset[str], **factors: Tensor) -> Tensor:
+    """A product of matrices: four of the parts."""
+    first, second = (
+        value.unbind(-1) if slot in pairs else (value, torch.zeros_like(value)) for slot, value in factors.items()
+    )
+    (a, b), (c, d) = first, second
+    return torch.stack([a @ c - b @ d, a @ d + b @ c], -1)
+
+
+def _power(pairs: frozenset[str], self: Tensor, exponent: Any) -> Any:
+    if not isinstance(exponent, int) or not 1 <= exponent <= 8:
+        return NotImplemented
+    result = self
+    for _ in range(exponent - 1):
+        result = _product(frozenset({"self", "other"}), result, self)
+    return result
+
+
+def _exponential(pairs: frozenset[str], self: Tensor) -> Tensor:
+    real, angle = self.unbind(-1)
+    return torch.exp(real).unsqueeze(-1) * torch.stack([torch.cos(angle), torch.sin(angle)], -1)
+
+
+def _joined(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Tensors next to each other, all of them complex; the last dimension is that of the pairs."""
+
+    def formula(pairs: frozenset[str], tensors: list[Tensor], dim: int = 0) -> Tensor:
+        halves = [function([pair.select(-1, k) for pair in tensors], dim) for k in (0, 1)]
+        return torch.stack(halves, -1)
+
+    return formula
 
 
 def _cast(pairs: frozenset[str], self: Tensor, dtype: Any = None, **_: Any) -> Tensor:
@@ -206,6 +277,10 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
     "conj": lambda pairs, self: torch.stack([self.select(-1, 0), -self.select(-1, 1)], -1),
     "_conj": lambda pairs, self: torch.stack([self.select(-1, 0), -self.select(-1, 1)], -1),
     "_conj_physical": lambda pairs, self: torch.stack([self.select(-1, 0), -self.select(-1, 1)], -1),
-    "resolve_conj": lambda pairs, self: self, "add": _sum, "mul": _product,
+    "resolve_conj": lambda pairs, self: self, "add": _sum, "mul": _product, "div": _quotient, "pow": _power,
+    "mm": _matrices, "bmm": _matrices, "matmul": _matrices, "exp": _exponential,
+    "square": lambda pairs, self: _power(pairs, self, 2),
+    "reciprocal": lambda pairs, self: _quotient(frozenset({"other"}), torch.ones_like(self[..., 0]), self),
+    "cat": _joined(torch.cat), "stack": _joined(torch.stack),
     "sub": lambda pairs, **a: _sum(pairs, **a, sign=-1.0), "_to_copy": _cast, "to": _cast,
 }  # fmt: skip

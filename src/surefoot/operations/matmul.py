@@ -14,19 +14,22 @@ Over the domain a spectral norm moves by at most the spread. Contracted with cos
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, row_norms
+from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import batched_spectral_norm
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, root
+from surefoot.operations.composed_series import matrices_along
 from surefoot.operations.products import added, costate_norm
-from surefoot.operations.record import Form, Rule, operation, record_of
+from surefoot.operations.record import Form, Rule, declare, operation, record_of
 from surefoot.operations.rows import aligned, rows_of
 from surefoot.operations.sparsity import Contraction, Sparsity, linear_terms, product, tensors
 
@@ -66,8 +69,8 @@ def _matrices_product(*names: str, factors: tuple[Slot, Slot], **readings: Any) 
     return operation(*names, factors=factors, **(common | readings))
 
 
-@_matrices_product("aten.matmul", "aten.vdot", factors=("self", "other"))
-@_matrices_product("aten.mm", "aten.bmm", factors=("self", "mat2"))
+@_matrices_product("aten.matmul", "aten.vdot", factors=("self", "other"), taylor=matrices_along("self", "other"))
+@_matrices_product("aten.mm", "aten.bmm", factors=("self", "mat2"), taylor=matrices_along("self", "mat2"))
 @_matrices_product("aten.mv", factors=("self", "vec"))
 @_matrices_product("aten.dot", factors=("self", "tensor"))
 @_matrices_product("aten.outer", factors=("self", "vec2"), rows=lambda use: ("self",),
@@ -112,6 +115,15 @@ def matrix_product(call: Call) -> Bounds:
         reduction=left[-1],
         curvature_along=lambda costate: {(first, second): alpha * _costate_norm(costate, left, right)},
     )
+
+
+def _as_dense(node: Node) -> Iterator[Node]:
+    """A product with a sparse matrix, which a graph holds as a dense one; without bounds, if it does not sum."""
+    sums = len(node.args) == 2
+    yield replace(node, op="aten.mm", target=torch.ops.aten.mm.default) if sums else node
+
+
+declare("aten._sparse_mm", canonical=_as_dense)
 
 
 def _costate_norm(costate: Enclosure, left: tuple[int, ...], right: tuple[int, ...]) -> Magnitude:

@@ -64,7 +64,9 @@ from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, affine, root
+from surefoot.operations.composed_series import normalised_along
 from surefoot.operations.groups import Groups, centred, scaled, times_power
+from surefoot.operations.moving import Moving
 from surefoot.operations.record import Form, Near, declare, operation
 from surefoot.operations.rows import batch, rows_of
 from surefoot.operations.scaled import scale_shift
@@ -340,15 +342,31 @@ def _error_of_groups(call: Call, value: Any) -> Magnitude:
     return _evaluation_error(x.reshape(x.shape[0] * call["num_groups"], -1), float(call["eps"]), centre=True)
 
 
+def _laid_out(moving: Moving) -> tuple[int, int] | None:
+    """How many groups a row has, one row being all there is where samples are mixed, and the size of a group."""
+    arguments, shape = moving.node.arguments, moving.node.specs[0].shape
+    if arguments.get("running_mean") is not None or not math.prod(shape):
+        return None
+    size = math.prod(shape[2:])
+    if "normalized_shape" in arguments:
+        size = math.prod(arguments["normalized_shape"])
+    elif "num_groups" in arguments:
+        size = math.prod(shape[1:]) // arguments["num_groups"]
+    elif moving.node.op == "aten.batch_norm":
+        return shape[1], math.prod(shape) // shape[1]
+    per_row = math.prod(shape) // shape[0]
+    return (per_row // size, size) if per_row >= size else None
+
+
 _STATISTICS = ("running_mean", "running_var")
 
 
 @operation("aten.batch_norm", form=_form, fixed=_STATISTICS, rows=_batch_rows, cost=_cost, epsilon="eps",
            errata=(3,), evaluate=_batch_norm, error=_error, pullback=_pull_batch, symmetric=True,
-           near=_near_batch)  # fmt: skip
+           near=_near_batch, taylor=normalised_along(_laid_out))  # fmt: skip
 @operation("aten.instance_norm", form=_form, fixed=_STATISTICS, rows=batch("input", 3), cost=_cost, epsilon="eps",
            errata=(3,), evaluate=_instance_norm, error=_error, pullback=_pull_batch, symmetric=True,
-           near=_near_batch)  # fmt: skip
+           near=_near_batch, taylor=normalised_along(_laid_out))  # fmt: skip
 def batch_or_instance_norm(call: Call) -> Bounds:
     """With running statistics an affine map, x ↦ (x - μ)/√(σ² + ε) per channel, of norm the largest 1/√(σ² + ε);
     otherwise channels are groups, over the whole batch or over each sample.
@@ -385,12 +403,13 @@ def layer_norm(call: Call) -> Bounds:
     return normalise(call, x, lambda t: t.reshape(-1, size), size, centre=call.op == "aten.layer_norm")
 
 
-declare("aten.layer_norm", evaluate=_layer_norm)
-declare("aten.rms_norm", evaluate=_rms_norm)
+declare("aten.layer_norm", evaluate=_layer_norm, taylor=normalised_along(_laid_out))
+declare("aten.rms_norm", evaluate=_rms_norm, taylor=normalised_along(_laid_out, centre=False))
 
 
 @operation("aten.group_norm", rows=batch("input"), epsilon="eps", errata=(3,), evaluate=_group_norm,
            error=_error_of_groups, pullback=_pull_group, symmetric=True, near=_near_group,
+           taylor=normalised_along(_laid_out),
            cost=lambda use: grouped(use.numel, use.numel // (use.shape[0] * use["num_groups"])))  # fmt: skip
 def group_norm(call: Call) -> Bounds:
     """Groups are blocks of channels of each sample."""

@@ -52,7 +52,8 @@ def fully_connected(call: Call) -> Bounds:
 
     :math:`\|XW^\top\|_F \le \|X\|_F\|W\|_F`, reached at rank one; :math:`\|\delta X\,W^\top\|_F \le \|\delta
     X\|_F\|W\|_2` and :math:`\|X\,\delta W^\top\|_F \le \|X\|_2\|\delta W\|_F`; a bias entry is copied to N rows.
-    ``addmm`` is :math:`\beta b + \alpha XW` with a bias of any shape that broadcasts. Contracted with costates
+    An entry is at most the norm of a row of X times that of a row of W, plus an entry of b. ``addmm`` is
+    :math:`\beta b + \alpha XW` with a bias of any shape that broadcasts. Contracted with costates
     :math:`\Lambda`: :math:`\langle\dot W, \Lambda^\top\dot X\rangle \le \|\Lambda\|_2\|\dot W\|_F\|\dot X\|_F`.
     """
     if call.node.op == "aten.addmm":
@@ -73,9 +74,17 @@ def fully_connected(call: Call) -> Bounds:
     pair = slots[:2]
     return replace(
         bounds,
+        peak=_largest_result(x, w, bias) if call.node.op == "aten.linear" else None,
         curvature_along=lambda costate: {pair: alpha * costate_norm(costate)},
         change_along=lambda costate: {pair: alpha * costate.row_spread(call.shape[0])},
     )
+
+
+def _largest_result(x: Enclosure, w: Enclosure, bias: Any) -> Magnitude:
+    """On the entries of a fully-connected layer."""
+    width = root(max(1, w.shape[-1]))
+    data, weights = (minimum(_longest_row(e, e.numel // max(1, e.shape[-1])), e.peak * width) for e in (x, w))
+    return data * weights + (bias.peak if isinstance(bias, Enclosure) else ZERO)
 
 
 def costate_norm(costate: Enclosure, matrix: Tensor | None = None) -> Magnitude:

@@ -4,7 +4,7 @@ With :math:`a = W_{ih}x + b_{ih}` and :math:`b = W_{hh}h + b_{hh}`, cut into gat
 
 * plain: :math:`h' = \tanh(a + b)`, or the positive part;
 * GRU: :math:`r = \sigma(a_r + b_r)`, :math:`z = \sigma(a_z + b_z)`, :math:`n = \tanh(a_n + r \circ b_n)`,
-  :math:`h' = n + z \circ (h - n)`;
+  :math:`h' = n + z \circ (h - n)`, which is between n and h, so that states that begin at zero stay below 1;
 * LSTM: :math:`c' = \sigma(a_f + b_f) \circ c + \sigma(a_i + b_i) \circ \tanh(a_g + b_g)`,
   :math:`h' = \sigma(a_o + b_o) \circ \tanh(c')`, and :math:`W_{hr}h'` in its place where states are projected.
 
@@ -18,11 +18,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from surefoot.graph.structure import Graph, Node, Ref, Spec
-from surefoot.operations.call import Use
-from surefoot.operations.record import Expansion, declare, expansion
+from surefoot.magnitude import Magnitude, maximum
+from surefoot.operations.call import Bounds, Call, Use
+from surefoot.operations.common import ONE, ZERO
+from surefoot.operations.record import Expansion, Form, declare, expansion, operation
 from surefoot.operations.sparsity import Contraction, Sparsity, tensors
 
 _aten: Any = torch.ops.aten
@@ -39,11 +43,11 @@ class _Builder:
     nodes: list[Node] = field(default_factory=list)
     shapes: dict[str, Shape] = field(default_factory=dict)
 
-    def add(self, op: str, target: Any, *args: Any, shape: Shape) -> Ref:
-        """One more node; the element type is that of the whole."""
-        name = f"{self.node.name}_{op}_{len(self.nodes)}"
+    def add(self, name: str, target: Any, *args: Any, shape: Shape, op: str = "") -> Ref:
+        """One more node, of torch's operation of that name; the element type is that of the whole."""
+        op, name = op or f"aten.{name}", f"{self.node.name}_{name}_{len(self.nodes)}"
         spec = Spec(shape, self.node.specs[0].dtype)
-        self.nodes.append(Node(name, f"aten.{op}", target, args, {}, self.node.module, spec))
+        self.nodes.append(Node(name, op, target, args, {}, self.node.module, spec))
         self.shapes[name] = shape
         return Ref(name)
 
@@ -81,6 +85,23 @@ class _Builder:
         return self.add("stack", _aten.stack.default, parts, dim, shape=(*shape[:dim], len(parts), *shape[dim:]))
 
 
+def between(self: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """The first argument, of which it is known that its entries are between those of the other two."""
+    return self
+
+
+@operation("surefoot.between", form=Form.LAYOUT, lends=("first", "second"), rounds=False,
+           rows=lambda use: ("self",) if len(use.shape) > 1 else ())  # fmt: skip
+def between_two(call: Call) -> Bounds:
+    """The identity on the first argument. Its entries are between those of the other two, so at most the larger of
+    the two peaks, and their squares at most the sum of the two squares.
+    """
+    first, second = call["first"], call["second"]
+    size = Magnitude(np.array([first.bound.log2, second.bound.log2])).norm()
+    nothing: dict[str, Magnitude] = {slot: ZERO for slot in ("first", "second") if slot in call.slots}
+    return Bounds({"self": ONE, **nothing}, bound=size, peak=maximum(first.peak, second.peak))
+
+
 _Step = Callable[[_Builder, Ref, Ref, list[Ref]], list[Ref]]
 
 
@@ -92,7 +113,8 @@ def _gru(b: _Builder, a: Ref, g: Ref, state: list[Ref]) -> list[Ref]:
     (ar, az, an), (gr, gz, gn) = b.gates(a, 3), b.gates(g, 3)
     reset, update = (b.apply("sigmoid", b.both("add", *pair)) for pair in ((ar, gr), (az, gz)))
     new = b.apply("tanh", b.both("add", an, b.both("mul", reset, gn)))
-    return [b.both("add", new, b.both("mul", update, b.both("sub", state[0], new)))]
+    mixed = b.both("add", new, b.both("mul", update, b.both("sub", state[0], new)))
+    return [b.add("between", between, mixed, new, state[0], shape=b.shape(mixed), op="surefoot.between")]
 
 
 def _lstm(b: _Builder, a: Ref, g: Ref, state: list[Ref]) -> list[Ref]:

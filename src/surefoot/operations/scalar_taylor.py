@@ -37,16 +37,31 @@ from torch import Tensor
 from surefoot.operations.moving import Moving
 from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
-from surefoot.taylor import FLOOR, Coefficients, Series, TaylorModel, compose, passed_on, rounded_up, shifted
+from surefoot.taylor import (
+    FLOOR,
+    Coefficients,
+    Series,
+    TaylorModel,
+    compose,
+    is_finite,
+    passed_on,
+    rounded_up,
+    shifted,
+)
 
 _PART = 2**14  # entries at a time: all intermediate results fit into the cache
 _EVALUATION = 2.0**-48  # relative error of composing two polynomials
 
 
 def scalar_along(moving: Moving) -> TaylorModel:
-    """The model of a fused scalar function."""
-    x = moving.slots["x"]
-    return composed(moving.node.arguments["function"], x.padded(moving.order).truncated(moving.order))
+    """The model of a fused scalar function; of lower order where a derivative jumps and the next has no bound."""
+    x, function = moving.slots["x"], moving.node.arguments["function"]
+    found = composed(function, x.padded(moving.order).truncated(moving.order))
+    for order in range(moving.order - 1, 1, -1):
+        if found.tail is None or is_finite(found.tail):
+            break
+        found = composed(function, x.padded(order).truncated(order))
+    return found
 
 
 def composed(function: ScalarFunction, x: TaylorModel) -> TaylorModel:

@@ -41,6 +41,7 @@ from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Pair, Slot, Use
 from surefoot.operations.common import ONE, ZERO, root
+from surefoot.operations.composed_series import log_softmax_along, log_sum_along, softmax_along
 from surefoot.operations.dimensions import normalized_dim, normalized_dims
 from surefoot.operations.record import Near, declare, operation, record_of
 from surefoot.operations.rows import aligned, unless_along
@@ -210,9 +211,9 @@ def _masked_rows(use: Use) -> list[Slot]:
 
 
 @operation("aten.softmax", "aten._softmax", rows=unless_along(), cost=_cost, errata=(13,), pullback=_pull_softmax,
-           symmetric=True, near=_near_softmax)  # fmt: skip
+           symmetric=True, near=_near_softmax, taylor=softmax_along("self"))  # fmt: skip
 @operation("surefoot.masked_softmax", rows=_masked_rows, cost=_cost, errata=(13,), pullback=_pull_softmax,
-           symmetric=True, near=_near_softmax)  # fmt: skip
+           symmetric=True, near=_near_softmax, taylor=softmax_along("scores"))  # fmt: skip
 def softmax(call: Call) -> Bounds:
     """Slope ‖C‖ and curvature at most √2‖C‖; each fibre has norm at most 1, and no two are farther apart than √2.
 
@@ -306,7 +307,8 @@ declare("aten.softmin", rows=unless_along(), cost=_cost)
 
 
 @operation("aten.log_softmax", "aten._log_softmax", rows=unless_along(), cost=_cost, errata=(13,),
-           pullback=_pull_log_softmax, push=_push_log_softmax, near=_near_log_softmax)  # fmt: skip
+           pullback=_pull_log_softmax, push=_push_log_softmax, near=_near_log_softmax,
+           taylor=log_softmax_along)  # fmt: skip
 def log_softmax(call: Call) -> Bounds:
     """Slope √(k max p), curvature √k ‖C‖; at zero every entry is -log k."""
     x, dim = call["self"], normalized_dim(call["dim"], len(call.shape))
@@ -323,7 +325,7 @@ def log_softmax(call: Call) -> Bounds:
 
 
 @operation("aten.logsumexp", rows=unless_along(), errata=(13,), pullback=_pull_log_sum_exp,
-           push=push_by_gradient, near=_near_log_sum_exp,
+           push=push_by_gradient, near=_near_log_sum_exp, taylor=log_sum_along,
            cost=lambda use: every_entry(math.prod(use.shapes["self"])))  # fmt: skip
 def log_sum_exp(call: Call) -> Bounds:
     """Slope √(max p), curvature ‖C‖; at zero every entry is log k."""

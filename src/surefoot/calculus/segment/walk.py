@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +59,7 @@ def expand(graph: Graph, leaves: Mapping[str, TaylorModel], order: int, norms: N
     """
     models = dict(leaves)
     length = next(model.length for model in models.values())
+    graph = _picked(graph)
     with torch.no_grad():
         for node in graph.nodes:
             models[node.name] = _apply(graph, node, models, order, length, norms)
@@ -65,6 +68,34 @@ def expand(graph: Graph, leaves: Mapping[str, TaylorModel], order: int, norms: N
             for name in graph.finished[node.name]:
                 del models[name]
     return tuple(models[name] for name in graph.outputs)
+
+
+def _picked(graph: Graph) -> Graph:
+    """The same with each part of a tensor that is cut (``chunk``, ``split``, …) as an operation of its own."""
+    cut = {node.name: node for node in graph.nodes if node.op in _CUTS and isinstance(node.spec, tuple)}
+    if not cut:
+        return graph
+    nodes = [_part(cut[node.args[0].name], node) if _picks(node, cut) else node for node in graph.nodes]
+    return replace(graph, nodes=tuple(node for node in nodes if node.name not in cut))
+
+
+def _picks(node: Node, cut: Mapping[str, Node]) -> bool:
+    return node.op == "getitem" and isinstance(node.args[0], Ref) and node.args[0].name in cut
+
+
+def _part(whole: Node, getitem: Node) -> Node:
+    """One of the parts: a slice, or one entry along the dimension."""
+    args: tuple[Any, ...]
+    index, dim, tensor = getitem.args[1], whole.arguments["dim"], whole.arguments["self"]
+    if whole.op == "aten.unbind":
+        args, op, target = (tensor, dim, index), "aten.select", torch.ops.aten.select.int
+    else:
+        ends = list(accumulate((spec.shape[dim] for spec in whole.specs), initial=0))
+        args, op, target = (tensor, dim, ends[index], ends[index + 1]), "aten.slice", torch.ops.aten.slice.Tensor
+    return replace(getitem, op=op, target=target, args=args, kwargs={}, module=whole.module)
+
+
+_CUTS = ("aten.chunk", "aten.split", "aten.split_with_sizes", "aten.tensor_split", "aten.unbind")
 
 
 def _apply(
