@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all browser lint format readme docs bench training clean
+.PHONY: demo test test-all browser lint format readme docs bench soak training clean
 
 demo: .venv/.installed-all
 	$(BIN)/python examples/demo.py
@@ -38,6 +38,10 @@ docs: .venv/.installed-docs
 
 bench: .venv/.installed-test
 	$(BIN)/python -m benchmarks
+
+# Twenty minutes of random rounds with faults put in; the counts go to docs/reliability.md.
+soak: .venv/.installed-test
+	$(BIN)/python -m benchmarks.soak
 
 # Goes on where it was cut off; make training OPTIONS=--quick takes a quarter of an hour.
 PEERS := prodigyopt schedulefree dadaptation

@@ -6,6 +6,7 @@ descend; before each the theorems are asked. Newton steps for objectives with a 
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -76,10 +77,10 @@ def _layers(activation: type[nn.Module], *sizes: int) -> Callable[[], nn.Module]
     return partial(perceptron, *sizes, activation=activation)
 
 
-def small_convolution() -> nn.Sequential:
+def small_convolution(outputs: int = 1) -> nn.Sequential:
     """Four filters and a linear layer."""
     return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 1)
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, outputs)
     )
 
 
@@ -157,6 +158,9 @@ PROBLEMS = (
     ),
     Problem(
         "digits 0 and 1, tanh 64-4-2, cross-entropy, ridge 0.03", _layers(nn.Tanh, 64, 4, 2), two_digits, 0.03
+    ),
+    Problem(
+        "digits 0 and 1, small CNN, cross-entropy, ridge 0.01", partial(small_convolution, 2), two_digits, 0.01
     ),
     Problem("digits, tanh 64-256-10, 100 × 10", _layers(nn.Tanh, 64, 256, 10), partial(digits, 100, classes=True)),
 )
@@ -278,3 +282,18 @@ def at_the_start(method: str, samples: int, most: int) -> tuple[int, float] | No
             statement = verdict.statement
             return width, statement.h if isinstance(statement, Interpolation) else (verdict.rate or 1.0)
     return None
+
+
+def large(samples: int) -> tuple[float, float, float]:
+    """A verified singular value of ten rows per sample and nearly a million parameters, with the processor time of
+    a look at Gauss-Newton and the memory of the process in gigabytes.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = perceptron(64, 1000, 900, 10, activation=nn.Tanh).double()
+    x, y = digits(samples, classes=True)
+    began = time.process_time()
+    verdict = sf.convergence(model, x, sf.Square(y), effort="low")
+    seconds = time.process_time() - began
+    (sigma,) = (hypothesis.value for hypothesis in verdict.hypotheses if hypothesis.symbol == "σ")
+    return sigma, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

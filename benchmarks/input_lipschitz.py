@@ -57,8 +57,9 @@ TAIL = """
 With one hidden layer ECLipsE solves the same problem as surefoot, and the two agree; with more it chooses
 multipliers layer by layer, and surefoot all at once.
 
-For all neurons of up to 384 entries at once the multipliers are the best of their kind (LipSDP-Neuron), and longer
-networks are cut where one tensor alone is alive (`surefoot.norms.multipliers`, `surefoot.calculus.increments`).
+Up to 384 entries the multipliers of all neurons are sought at once (LipSDP-Neuron), until the square of the
+constant is within a thousandth of the smallest of its kind, or 40 steps are made; longer networks are cut where
+one tensor alone is alive (`surefoot.norms.multipliers`, `surefoot.calculus.increments`).
 Convolutional and residual networks, normalisation with fixed statistics and averages are read in the same way; on
 smaller balls the slopes that are reachable there count.
 """

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-_GUIDES = "index quickstart reading loops huggingface pinn gpu faq chains"
+_GUIDES = "index quickstart reading loops frameworks huggingface pinn gpu faq chains"
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in _GUIDES.split()))
 
 _BLOCK = re.compile(

@@ -20,6 +20,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from torch import Tensor
@@ -30,8 +31,8 @@ from surefoot.objectives.entrywise import Reconstruction, encode_decode
 CODE, SAMPLES, STEPS = 8, 500, 500
 
 
-def main() -> None:
-    """Train on some of the digits and compare."""
+def main() -> Figure:
+    """Train on some of the digits and compare; images and what is left of them."""
     torch.manual_seed(0)
     x = data()
     model = sf.zoo.autoencoder(sizes=(64, 24, CODE), activation="tanh").double()
@@ -53,9 +54,24 @@ def main() -> None:
     mean = float(objective(x.mean(dim=0).expand_as(x)))
     print(f"\nMean squared distance of an image to the mean image:      {mean:.4f}")
     print(f"to its reconstruction from {CODE} principal components:       {float(objective(linear)):.4f}")
-    print(
-        f"to its reconstruction by the auto-encoder, code of {CODE}:    {float(objective(model(x).detach())):.4f}"
-    )
+    coded = model(x).detach()
+    print(f"to its reconstruction by the auto-encoder, code of {CODE}:    {float(objective(coded)):.4f}")
+    return pictures({"images": x, f"{CODE} components": linear, "auto-encoder": coded}, losses)
+
+
+def pictures(rows: dict[str, Tensor], losses: list[float]) -> Figure:
+    """The loss by step, and ten images in each row."""
+    figure = Figure(figsize=(8.5, 3.0), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(2, 3))
+    axes = left.subplots()
+    axes.semilogy(losses)
+    axes.set_xlabel("step of certified descent")
+    axes.set_ylabel("loss")
+    for row, (name, images) in zip(right.subplots(len(rows), 1), rows.items(), strict=True):
+        row.imshow(images[:10].reshape(10, 8, 8).transpose(0, 1).reshape(8, 80), cmap="gray_r", vmin=0, vmax=1)
+        row.set_title(name, fontsize=9, loc="left")
+        row.set_axis_off()
+    return figure
 
 
 def data() -> Tensor:
@@ -65,4 +81,4 @@ def data() -> Tensor:
 
 
 if __name__ == "__main__":
-    main()
+    figure = main()

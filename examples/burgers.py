@@ -21,6 +21,7 @@ from __future__ import annotations
 import sys
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import surefoot as sf
@@ -86,16 +87,36 @@ def relative_error(model: Burgers) -> float:
         return float((model.value(grid) - exact(grid)).norm() / exact(grid).norm())
 
 
-def main(steps: int = 60) -> float:
-    """Train; the relative error at the end."""
+def trained(steps: int) -> Burgers:
+    """The network after so many steps."""
     model, x, y = problem()
     optimizer = sf.optim.GaussNewton(model, sf.Square())
     for step in range(1, steps + 1):
         loss = optimizer.step(x, y)
         if step % 10 == 0:
             print(f"{step:3} steps: loss {loss:.2e}, relative error {relative_error(model):.2e}")
-    return relative_error(model)
+    return model
+
+
+def main(steps: int = 60) -> float:
+    """Train; the relative error at the end."""
+    return relative_error(trained(steps))
+
+
+def picture(model: Burgers) -> Figure:
+    """The front at three times, and where the network says it is."""
+    figure = Figure(figsize=(6.5, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    place = torch.linspace(-1, 1, 101, dtype=torch.float64)
+    for k, time in enumerate((0.0, 0.5, 1.0)):
+        points = torch.stack([place, torch.full_like(place, time)], dim=1)
+        axes.plot(place, exact(points).squeeze(1), color="0.75", linewidth=5, label=None if k else "exact")
+        axes.plot(place, model.value(points).detach().squeeze(1), label=f"network, t = {time:g}")
+    axes.set_xlabel("x")
+    axes.set_ylabel("u(x, t)")
+    axes.legend(frameon=False)
+    return figure
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 60)
+    figure = picture(trained(int(sys.argv[1]) if len(sys.argv) > 1 else 60))

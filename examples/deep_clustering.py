@@ -32,6 +32,7 @@ import copy
 
 import sklearn.cluster
 import torch
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from torch import Tensor, nn
@@ -46,8 +47,9 @@ OBJECTIVES = {  # with its weight γ
 }
 
 
-def main() -> None:
-    """Train one encoder, refine it with each objective, and print the scores."""
+def main() -> Figure:
+    """Train one encoder, refine it with each objective; print and draw the scores."""
+    scores: dict[str, float] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -57,13 +59,13 @@ def main() -> None:
     decoder = torch.linalg.svd(averages, full_matrices=False).Vh[:DIMENSION]
 
     print(f"{'':<56} ARI    NMI")
-    show("k-means of raw pixels", by_kmeans(x), digits)
+    scores["raw pixels"] = show("k-means of raw pixels", by_kmeans(x), digits)
     encoder = nn.Sequential(
         nn.Linear(64, 128), nn.Softplus(), nn.Linear(128, 64), nn.Softplus(), nn.Linear(64, DIMENSION)
     )
     train(encoder, x, averages, decoder, steps=500, rate=1e-2)
     with torch.no_grad():
-        show("k-means of the outputs of the encoder", by_kmeans(encoder(x)), digits)
+        scores["encoder"] = show("k-means of the outputs of the encoder", by_kmeans(encoder(x)), digits)
     for name, (objective, weight) in OBJECTIVES.items():
         refined = copy.deepcopy(encoder)
         if isinstance(objective, ConvexClustering):
@@ -72,11 +74,16 @@ def main() -> None:
             refined, x, averages, decoder, steps=60, rate=1e-3, objective=objective, weight=weight
         )
         with torch.no_grad():
-            show(
-                f"encoder refined by {name}, h {before:.3f} → {after:.3f}", clusters(objective, refined(x)), digits
-            )
-    show("k-means of averages over neighbours", by_kmeans(averages), digits)
+            said = f"encoder refined by {name}, h {before:.3f} → {after:.3f}"
+            scores[f"refined: {name}"] = show(said, clusters(objective, refined(x)), digits)
+    scores["averages over neighbours"] = show("k-means of averages over neighbours", by_kmeans(averages), digits)
     torch.set_num_threads(threads)
+    figure = Figure(figsize=(6.5, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    axes.barh(list(scores), list(scores.values()))
+    axes.invert_yaxis()
+    axes.set_xlabel("adjusted Rand index")
+    return figure
 
 
 def averaged(x: Tensor, times: int = 8) -> Tensor:
@@ -130,14 +137,13 @@ def by_kmeans(points: Tensor) -> Tensor:
     return torch.as_tensor(sklearn.cluster.KMeans(DIGITS, n_init=10, random_state=0).fit_predict(points.numpy()))
 
 
-def show(name: str, labels: Tensor, digits: object) -> None:
-    """One row of the table."""
+def show(name: str, labels: Tensor, digits: object) -> float:
+    """One row of the table; the adjusted Rand index."""
     found = labels.tolist()
-    print(
-        f"{name:<56} {adjusted_rand_score(digits, found):.3f}  {normalized_mutual_info_score(digits, found):.3f}",
-        flush=True,
-    )
+    score = float(adjusted_rand_score(digits, found))
+    print(f"{name:<56} {score:.3f}  {normalized_mutual_info_score(digits, found):.3f}", flush=True)
+    return score
 
 
 if __name__ == "__main__":
-    main()
+    figure = main()

@@ -24,6 +24,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -32,8 +33,8 @@ import surefoot as sf
 SAMPLES, CERTIFIED_STEPS, GAUSS_NEWTON_STEPS = 150, 40, 15
 
 
-def main() -> None:
-    """Certify, descend, and take second-order steps."""
+def main() -> Figure:
+    """Certify, descend, and take second-order steps; the loss by step."""
     torch.manual_seed(0)
     x, y = data()
     inner = sf.implicit.Energy(inputs=12, size=8, potential="softplus", strong_convexity=1.0)
@@ -56,11 +57,20 @@ def main() -> None:
     print(f"Certified descent: loss {losses[0]:.5f} → {losses[-1]:.5f}, {ascents} of {CERTIFIED_STEPS} steps up.")
 
     second_order = sf.optim.GaussNewton(model, sf.CrossEntropy())
-    for _ in range(GAUSS_NEWTON_STEPS):
-        second_order.step(x, y)
-    print(f"Gauss-Newton: loss {float(second_order.value(x, y)):.5f} after {GAUSS_NEWTON_STEPS} more steps.")
+    faster = [float(second_order.step(x, y)) for _ in range(GAUSS_NEWTON_STEPS)]
+    faster.append(float(second_order.value(x, y)))
+    print(f"Gauss-Newton: loss {faster[-1]:.5f} after {GAUSS_NEWTON_STEPS} more steps.")
     step = sf.oracles.newton(sf.Chain(model, x), objective, kappa=0.1, method="cg")
     print(f"A Newton step there: {step.status}, decrease of its model {step.model_decrease:.2e}.")
+
+    figure = Figure(figsize=(6.5, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.semilogy(losses, label="certified descent")
+    axes.semilogy(range(len(losses) - 1, len(losses) + len(faster) - 1), faster, label="Gauss-Newton")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.legend(frameon=False)
+    return figure
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -82,4 +92,4 @@ def largest_eigenvalue(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    figure = main()

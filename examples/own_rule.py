@@ -14,6 +14,7 @@ derivatives and the result, with its proof in the docstring.
 """
 
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 import surefoot as sf
@@ -66,3 +67,16 @@ print(certificate)
 # Attack it: the best points a search finds stay below.
 
 print(certificate.bracket(sf.estimate(model, x, domain=sf.Ball(0.1))))
+
+# %%
+# What the rule claims of the second derivative, and the second derivative itself: the bound is reached at 0.
+
+place = torch.linspace(-4, 4, 800, dtype=torch.float64, requires_grad=True)
+(slope,) = torch.autograd.grad(torch.sinc(place).sum(), place, create_graph=True)
+(bend,) = torch.autograd.grad(slope.sum(), place)
+figure = Figure(figsize=(6.5, 3.2), layout="constrained")
+axes = figure.add_subplot()
+axes.plot(place.detach(), bend.detach().abs(), label="|sinc''|")
+axes.axhline(torch.pi**2 / 3, linestyle="--", color="0.4", label="π²/3, the rule")
+axes.set_xlabel("x")
+axes.legend(frameon=False)

@@ -29,6 +29,7 @@ import sys
 import time
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import surefoot as sf
@@ -106,8 +107,8 @@ def relative_error(model: Laplacian) -> float:
         return float((model.value(grid) - exact(grid)).norm() / exact(grid).norm())
 
 
-def main(budget: float = 1500.0) -> float:
-    """Train for as long as so many gradients take; the relative error at the end."""
+def trained(budget: float) -> Laplacian:
+    """The network after as long as so many gradients take."""
     model, x, y = problem()
     objective = sf.Square()
     parameters = list(model.parameters())
@@ -129,10 +130,32 @@ def main(budget: float = 1500.0) -> float:
             print(f"{steps:4} steps, {spent:5.0f} gradients: loss {loss:.2e}, error {relative_error(model):.2e}")
         if not optimizer.history[-1].step_size:
             break
-    error = relative_error(model)
-    print(f"{steps:4} steps, {spent:5.0f} gradients: error {error:.2e}")
-    return error
+    print(f"{steps:4} steps, {spent:5.0f} gradients: error {relative_error(model):.2e}")
+    return model
+
+
+def main(budget: float = 1500.0) -> float:
+    """Train; the relative error at the end."""
+    return relative_error(trained(budget))
+
+
+def picture(model: Laplacian) -> Figure:
+    """The network on the square, and how far it is from the solution."""
+    axis = torch.linspace(0, 1, 81, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis)
+    value = model.value(grid).detach()
+    figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+    for axes, field, title in zip(
+        figure.subplots(1, 2),
+        (value, (value - exact(grid)).abs()),
+        ("network", "distance to the solution"),
+        strict=True,
+    ):
+        shown = axes.imshow(field.reshape(81, 81).T, origin="lower", extent=(0, 1, 0, 1))
+        axes.set_title(title)
+        figure.colorbar(shown, ax=axes)
+    return figure
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 1500.0)
+    figure = picture(trained(float(sys.argv[1]) if len(sys.argv) > 1 else 1500.0))

@@ -18,6 +18,7 @@ ahead, from derivatives alone.
 from itertools import pairwise
 
 import torch
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -63,3 +64,13 @@ ahead.step(x[train], y[train])
 ahead.step(x[train], y[train])
 first = ahead.history[0]
 print(f"promised decrease {first.promised_decrease:.3e}, found {first.actual_decrease:.3e}")
+
+# %%
+# The loss before each step, and by how much the step was proved to lower it.
+
+figure = Figure(figsize=(6.5, 3.4), layout="constrained")
+axes = figure.add_subplot()
+axes.semilogy([record.loss for record in optimizer.history], label="training loss")
+axes.semilogy([record.promised_decrease for record in optimizer.history], "--", label="proved decrease")
+axes.set_xlabel("step")
+axes.legend(frameon=False)

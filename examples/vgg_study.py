@@ -16,6 +16,7 @@ soft-plus at zero is left out. A star marks printed numbers that rest on a const
 """
 
 import torch
+from matplotlib.figure import Figure
 
 import surefoot as sf
 
@@ -26,6 +27,7 @@ NAMES = {
     "vgg16-batchnorm, ε = 100": {"batch_norm": 100.0},
 }
 
+lengths: dict[str, list[float]] = {}
 print(f"{'':<26}{'as printed: ℓ':>16}{'L':>14}   {'certified: ℓ':>16}{'L':>14}")
 for title, options in NAMES.items():
     name = title.partition(",")[0]
@@ -40,3 +42,18 @@ for title, options in NAMES.items():
         f"{title:<26}{printed.lipschitz:>15}{star}{printed.smoothness:>14}"
         f"   {proved.lipschitz:>16}{proved.smoothness:>14}"
     )
+    lengths[title] = [float(each.smoothness) for each in (printed, proved)]
+
+# %%
+# The smoothness of each network on a logarithmic axis. Where there is no bar, it is infinite.
+
+figure = Figure(figsize=(6.5, 3.2), layout="constrained")
+axes = figure.add_subplot()
+for k, label in enumerate(("as the paper prints it", "certified")):
+    finite = [size[k] if size[k] < float("inf") else float("nan") for size in lengths.values()]
+    axes.barh([row + 0.38 * k for row in range(len(lengths))], finite, height=0.36, label=label)
+axes.set_yticks([row + 0.19 for row in range(len(lengths))], list(lengths))
+axes.set_xscale("log")
+axes.invert_yaxis()
+axes.set_xlabel("smoothness L")
+axes.legend(frameon=False)

@@ -476,3 +476,31 @@ def test_a_rate_needs_numbers():
     assert damped_rate(1.0, 0.0, 1.0) == 1.0
     with pytest.raises(GuaranteeError, match="finite and not negative"):
         damped_rate(math.inf, 1.0, 1.0)
+
+
+def test_gauss_newton_says_before_its_first_step_how_many_it_takes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+    x, y = torch.randn(3, 2).double(), 0.2 * torch.randn(3, 1).double()
+    objective = sf.Square(y)
+    gap, eps = float(objective(model(x)).detach()), 0.1
+    certificate = sf.certify(model, x, objective=objective, domain=sf.Ball(2.01 * gap / eps))
+    optimizer = sf.optim.GaussNewton(model, sf.Square(), damping=certificate.damping)
+    most = optimizer.iterations(eps, certificate, gap)
+    lengths, start = [], nn.utils.parameters_to_vector(model.parameters()).detach()
+    while not lengths or lengths[-1] * certificate.damping > eps:
+        before = nn.utils.parameters_to_vector(model.parameters()).detach()
+        optimizer.step(x, y)
+        after = nn.utils.parameters_to_vector(model.parameters()).detach()
+        lengths.append(float((after - before).norm()))
+        assert float((after - start).norm()) <= 2.01 * gap / eps
+    assert len(lengths) <= most
+    with pytest.raises(GuaranteeError, match="may leave the ball"):
+        optimizer.iterations(eps / 10, certificate, gap)
+    for damping_given in ("adapted", certificate.damping / 2):
+        other = sf.optim.GaussNewton(model, sf.Square(), damping=damping_given)
+        with pytest.raises(GuaranteeError, match=r"damping=certificate\.damping"):
+            other.iterations(eps, certificate, gap)
+    ridged = sf.optim.GaussNewton(model, sf.Square(), damping=certificate.damping, regularizer=sf.Ridge(0.1))
+    with pytest.raises(GuaranteeError, match="give the gap"):
+        ridged.iterations(eps, certificate)

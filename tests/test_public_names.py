@@ -96,3 +96,17 @@ def test_the_rest() -> None:
     assert {"vgg16", "vgg16-smooth", "vgg16-batchnorm", "resnet18"} <= set(sf.zoo.names())
     assert isinstance(sf.zoo.resnet18(), nn.Module)
     assert all(getattr(sf, name) is not None for name in sf.__all__)
+
+
+def test_mistakes_are_answered_with_what_to_write() -> None:
+    model, x, y = _model()
+    with pytest.raises(
+        sf.errors.SurefootError, match=r"got the class CrossEntropyLoss: write CrossEntropyLoss\(\)"
+    ):
+        sf.certify(model, x, objective=nn.CrossEntropyLoss, y=y)  # type: ignore[arg-type]
+    with pytest.raises(sf.errors.SurefootError, match="has no targets: pass them, as y=…"):
+        sf.certify(model, x, objective=nn.CrossEntropyLoss())
+    with pytest.raises(sf.errors.SurefootError, match=r"write step\(x, y\)"):
+        sf.CertifiedDescent(model, sf.CrossEntropy()).step()
+    with pytest.raises(sf.errors.SurefootError, match=r"such as surefoot.Ball\(0.1\)"):
+        sf.certify(model, x, domain=0.1)  # type: ignore[arg-type]

@@ -92,6 +92,10 @@ class Estimate:
             :math:`\|(Df(u) - Df(u'))^\top w\|_2 / \|u - u'\|_2`, so at most :math:`L`.
         domain: where it was found, in words.
         wrt: what varied.
+
+    >>> found = Estimate(LowerBound(1.0), LowerBound(2.0), LowerBound(0.5), "on a ball")
+    >>> float(found.lipschitz)
+    2.0
     """
 
     bound: LowerBound

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import nn
 
+from surefoot.batches import Batches
 from surefoot.calculus.leaves import ordinary_device
 from surefoot.certificate import Certificate
+from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
+from surefoot.graph.checks import is_loader, unwrapped
+from surefoot.lower import curvature_at_weights
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
 from surefoot.processes import Processes
-from surefoot.valuation.streamed import StreamedValuer, is_loader
+from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
 
@@ -30,12 +35,16 @@ def certify(
     regularizer: Regularizer | None = None,
     constants: Literal["certified", "paper"] = "certified",
     effort: Literal["quick", "normal", "high"] = "normal",
+    group: Any = None,
 ) -> Certificate:
     r"""Bound, Lipschitz constant and smoothness of a model's output over a domain, proved.
 
     Args:
         model: any module that can be captured; on the ``meta`` device nothing is allocated.
-        x: a batch; the certificate speaks of the stacked outputs of this batch.
+        x: a batch; the certificate speaks of the stacked outputs of this batch. Or any re-iterable of batches
+            ``(x, y)`` such as a ``DataLoader``: then it speaks of all of them together, in the memory of one. Its
+            constants are those of the batches added up (:mod:`surefoot.certificate.pieces`), so that they hold for
+            the joined batch; they may be larger or smaller than what is proved of that at once.
         objective: certify this function of the outputs instead: a loss bound to its targets, such as
             ``surefoot.CrossEntropy(y)``, a loss of torch.nn, or any module that maps the outputs to one number.
         y: the targets of the objective, if it has none yet.
@@ -52,6 +61,8 @@ def certify(
         regularizer: a smooth function of the parameters that is added to the objective, such as
             ``surefoot.Ridge(1e-4)``.
         constants: ``"certified"``, or ``"paper"`` for Algorithm 4 as printed, with the paper's constants.
+        group: a process group of ``torch.distributed`` whose processes have a part of the data each, none at all
+            allowed, and the same weights: all of them call this, and all get the certificate for all data.
 
     Returns:
         The certificate; its smoothness may be infinite, and then it says which operation is to blame.
@@ -67,18 +78,30 @@ def certify(
     >>> certify(model, x, objective=sf.CrossEntropy(torch.tensor([0, 1]))).step_size > 0
     True
     """
+    model = unwrapped(model)
     if objective is not None:
         objective = as_objective(objective, y)
-    elif y is not None:
+    elif y is not None and group is None:
         raise ObjectiveError("targets are those of an objective: pass objective=surefoot.CrossEntropy(y)")
     if not isinstance(domain, ProductBall | Ball | Box | Segment | None):
         raise DomainError(
             "the domain is a set, such as surefoot.Ball(0.1) around the weights or surefoot.ProductBall(1.0), not "
             f"{domain!r}"
         )
+    if is_loader(x) or group is not None:
+        if constants == "paper" or wrt != "params" or input_norm is not None:
+            raise DomainError("constants='paper', wrt='input' and input_norm are about one batch: pass a tensor")
+        processes = None if group is None else Processes(group)
+
+        def read() -> InPieces:
+            loader, loss = _part(x, objective, y)
+            return InPieces(model, Batches(loader, ordered=True), loss, regularizer, effort, processes)
+
+        return (read() if processes is None else processes.together(read)).certify(domain)
     if constants != "paper":
         options: dict[str, Any] = {"wrt": wrt, "input_norm": input_norm, "regularizer": regularizer}
-        return certify_proved(model, x, objective=objective, domain=domain, effort=effort, **options)
+        found = certify_proved(model, x, objective=objective, domain=domain, effort=effort, **options)
+        return _with_curvature(found, model, x, objective)
     domain = ProductBall(1.0) if domain is None else domain
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")
@@ -91,6 +114,20 @@ def certify(
         )
     with ordinary_device():
         return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
+
+
+_PRODUCTS = {"quick": 3, "normal": 5, "high": 8}  # with the Hessian, about two gradients each
+
+
+def _with_curvature(
+    certificate: Certificate, model: nn.Module, x: Any, objective: nn.Module | None
+) -> Certificate:
+    """With an estimate of the curvature at the weights, where the certificate speaks of steps from there."""
+    steps = certificate.block_gradients and certificate.radius is not None and certificate.inverse_smoothness
+    if not steps or objective is None or certificate.wrt != "params" or certificate.regularizer:
+        return certificate
+    curvature = curvature_at_weights(model, x, objective, _PRODUCTS[certificate.effort])
+    return certificate if curvature is None else replace(certificate, curvature=curvature)
 
 
 def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None, group: Any = None) -> Evaluation:
@@ -127,6 +164,7 @@ def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None, grou
     True
     """
     valuer: StreamedValuer | Valuer
+    model = unwrapped(model)
     processes = None if group is None else Processes(group)
     if processes is not None:
         parts: StreamedValuer = processes.together(lambda: _of_part(model, x, objective, y, processes))
@@ -147,10 +185,15 @@ def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None, grou
 
 def _of_part(model: nn.Module, x: Any, objective: nn.Module, y: Any, processes: Processes) -> StreamedValuer:
     """Of all data, a part of which is here: a loader, or one batch with its targets."""
-    given: Any = as_objective(objective, y)
+    loader, given = _part(x, as_objective(objective, y), y)
+    return StreamedValuer(model, loader, given, processes)
+
+
+def _part(x: Any, objective: Any, y: Any) -> tuple[Any, Any]:
+    """Batches with their targets and the objective without: a loader, or one batch, which may be empty."""
     if is_loader(x):
-        return StreamedValuer(model, x, given, processes)
-    targets = getattr(given, "targets", None)
+        return x, objective
+    targets = y if objective is None else getattr(objective, "targets", None)
     if targets is None:
         raise ObjectiveError("a part of the data has its targets: pass y, or a loader of batches (x, y)")
-    return StreamedValuer(model, [(x, targets)] if len(targets) else [], given.bound_to(None), processes)
+    return [(x, targets)] if len(targets) else [], objective if objective is None else objective.bound_to(None)

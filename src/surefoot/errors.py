@@ -29,6 +29,10 @@ class ChainError(SurefootError, ValueError):
     """The graph has no reading as a chain of computations, or a chain was asked for what it has not."""
 
 
+class EvaluationError(SurefootError, RuntimeError):
+    """An objective that has no value, or none that can be enclosed."""
+
+
 class ObjectiveError(SurefootError, ValueError):
     """The objective does not fit the outputs or the targets."""
 

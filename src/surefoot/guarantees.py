@@ -216,7 +216,7 @@ def _finite(certificate: Certificate, value: Magnitude) -> float:
 
 
 def composite_iterations(kappa: float, gap: float | Magnitude, eps: float) -> int:
-    r"""After so many Gauss-Newton or prox-linear steps some step was shorter than :math:`\varepsilon/\kappa`.
+    r"""After so many Gauss-Newton or prox-linear steps some step was no longer than :math:`\varepsilon/\kappa`.
 
     Let :math:`m_u(v) = h(\psi(u) + Jv) + \frac\kappa2\|v\|^2`, h convex, with a :math:`\kappa` for which it is at
     least :math:`F(u + v)` (:func:`damping`, item 1; for the square loss it is the quadratic model of item 2), and
@@ -229,6 +229,11 @@ def composite_iterations(kappa: float, gap: float | Magnitude, eps: float) -> in
     and adding up N steps gives :math:`\min_k(\kappa\|v_k\|)^2 \le 2\kappa(F_0 - F_{\mathrm{low}})/N`. A step that
     short is near stationarity: if :math:`\nabla h` is :math:`L_h`-Lipschitz, :math:`J^\top\nabla h(\psi + Jv) =
     -\kappa v` gives :math:`\|\nabla F(u_k)\| \le (1 + L_h\|J\|^2/\kappa)\,\kappa\|v_k\|`.
+
+    *Inside.* A ball around :math:`u_0` of radius :math:`2(F_0 - F_{\mathrm{low}})/\varepsilon`
+    (:func:`require_room`) is not left before: by strong convexity :math:`m_u(tv) \le m_u(0) - \frac\kappa2
+    t\|v\|^2` for :math:`t \le 1`, so while :math:`\kappa\|v\| > \varepsilon` the objective falls by more than
+    :math:`\frac12\varepsilon\|tv\|` on the way to :math:`u + tv`, and the path is shorter than the radius.
 
     Raises:
         GuaranteeError: as :func:`iterations`.

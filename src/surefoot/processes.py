@@ -96,6 +96,47 @@ class Processes:
             self._torch.broadcast_object_list(box, src=self._first, group=self._group)
         return box[0]
 
+    def ask(self, word: Any) -> None:
+        """On process 0 inside :meth:`led`: let all others serve this."""
+        self.tell(("ask", word))
+
+    def led(
+        self, lead: Callable[[], Any], serve: Callable[[Any], object], failed: type[Exception] = ProcessError
+    ) -> Any:
+        """Process 0 leads; the others serve what it asks for, until it is done. So decisions are made once.
+
+        Args:
+            lead: called on process 0. What it returns is returned on all.
+            serve: called on the others with each word that process 0 asks for.
+            failed: raised on the others where it raises on process 0.
+
+        Raises:
+            ProcessLost: if one of them does not answer.
+        """
+        if self.leads:
+            try:
+                result = lead()
+            except ProcessLost:
+                raise
+            except Exception as error:
+                self.tell(("failed", str(error)))
+                if type(error) is ProcessError:
+                    raise failed(str(error)) from error
+                raise
+            self.tell(("done", result))
+            return result
+        failure: Exception | None = None
+        while (word := self.tell())[0] == "ask":
+            try:
+                serve(word[1])
+            except ProcessLost:
+                raise
+            except Exception as error:  # which process 0 was told of, and decides what it means
+                failure = error
+        if word[0] == "failed":
+            raise failed(word[1]) from failure
+        return word[1]
+
     def spread(self, tensors: Iterable[Tensor]) -> None:
         """The tensors of the leader replace those of all others, bit by bit."""
         for kind in _by_type(tensors):

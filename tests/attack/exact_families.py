@@ -332,6 +332,41 @@ def edges(m: Material) -> Subject:
     return Subject(name, model, x, *_loss(m, *shape), radii=(0.0, m.power(-3, 0)))
 
 
+class Inverted(nn.Module):
+    """A matrix of parameters, inverted or in a logarithm of its determinant, far from a singular one or near."""
+
+    def __init__(self, kind: str, size: int, distance: float) -> None:
+        super().__init__()
+        self.kind, self.distance, self.of = kind, distance, nn.Parameter(torch.zeros(size, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        lifted = self.of + self.distance * torch.eye(len(self.of), dtype=x.dtype)
+        if self.kind == "inverse":
+            return x @ torch.linalg.inv(lifted)
+        if self.kind == "solve":
+            return torch.linalg.solve(lifted, x.mT).mT
+        return x * torch.logdet(lifted)
+
+
+@family
+def inverses(m: Material) -> Subject:
+    """Inverses, solutions of linear systems and logarithms of determinants."""
+    kind, size, distance = (
+        m.one_of("inverse", "solve", "logdet"),
+        m.whole(1, 3),
+        m.one_of(1.0, 1e-2, 30.0, 1e-6, 1e5),
+    )
+    model = m.weights(Inverted(kind, size, distance), scale=0.2 * distance)
+    rows = m.whole(1, 2)
+    x = m.normal(rows, size)
+    if m.chance(0.4):
+        model = nn.Sequential(model, m.weights(nn.Linear(size, 2)), nn.Tanh())
+    with torch.no_grad():
+        columns = model(x).shape[1]
+    radii = (0.0, distance * m.power(-6, -1))
+    return Subject(f"{kind} near {distance:g}", model, x, *_loss(m, rows, columns), radii=radii)
+
+
 def _linear(inputs: int, outputs: int) -> nn.Linear:
     """A layer that may have no inputs or no outputs, of which torch warns when it is made."""
     layer = nn.Linear(1, 1)

@@ -12,6 +12,7 @@ from certificates import LABELS, certificate, constructed, perceptron, row
 from torch import nn
 
 import surefoot as sf
+from surefoot.attained import LowerBound
 from surefoot.certificate.advice import headline, limits, remedies, verdict
 from surefoot.magnitude import Magnitude
 
@@ -118,7 +119,7 @@ def test_headlines():
     found = certificate("objective")
     assert headline(found).startswith("Steps up to ")
     assert float(headline(found).split()[3]) <= found.step_size
-    told = headline(replace(found, radius=1.0, curvature=0.5 / found.step_size))
+    told = headline(replace(found, radius=1.0, curvature=LowerBound(0.5 / found.step_size)))
     assert "are proved to descend; the curvature at these weights would allow " in told
     assert "too short to be of use" in headline(constructed(smoothness=1e12, scalar=True))
     assert headline(certificate("network")).endswith("times the change of the parameters, on the domain.")
@@ -142,17 +143,17 @@ def test_a_finite_constant_may_be_of_no_use():
     assert verdict(constructed(smoothness=1e12, scalar=True)).startswith("finite but of no use: ")
     steep = constructed(smoothness=1e12, scalar=True, block_gradients={"a": 3.0, "b": 4.0})
     assert verdict(steep).startswith("useful: ")  # as steep as it is curved: 1/L is a step of some length
-    assert verdict(replace(steep, curvature=1e5)).startswith("finite but of no use: ")
-    known = verdict(replace(steep, curvature=2.6e11))
+    assert verdict(replace(steep, curvature=LowerBound(1e5))).startswith("finite but of no use: ")
+    known = verdict(replace(steep, curvature=LowerBound(2.6e11)))
     assert known.startswith("useful: ")
-    assert known.endswith("; 1/L is 0.25 of what the curvature at the weights allows")
+    assert known.endswith("; 1/L is at least 0.25 of what the curvature at the weights allows")
     for flat in (0.0, 1.0):
-        assert verdict(constructed(smoothness=flat, scalar=True, curvature=0.0)).startswith("useful: ")
+        assert verdict(constructed(smoothness=flat, scalar=True, curvature=LowerBound(0.0))).startswith("useful: ")
     point = constructed(scalar=True, radius=0.0)
     assert verdict(point) == (
         "finite but of no use: the gradient is L-Lipschitz on the domain, but no step stays in it"
     )
-    assert sf.Certificate.from_json(replace(steep, curvature=2e11).to_json()).curvature == 2e11
+    assert float(sf.Certificate.from_json(replace(steep, curvature=LowerBound(2e11)).to_json()).curvature) == 2e11
 
 
 def test_many_kinks_are_one_reason():

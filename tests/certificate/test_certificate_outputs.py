@@ -14,6 +14,8 @@ import pytest
 from certificates import NAMES, certificate, constructed, row
 
 import surefoot as sf
+from surefoot.certificate.advice import headline
+from surefoot.certificate.numbers import upper
 from surefoot.certificate.text import MOST_LINES
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
@@ -169,9 +171,10 @@ def test_a_notebook_shows_what_is_printed(name):
     assert reader.tags.count("tr") <= MOST_LINES + 2
     assert bool(found.rows) == ("table" in reader.tags)
     shown = "".join(reader.text)
-    assert str(found.smoothness) in shown
+    assert upper(found.smoothness) in shown
+    assert headline(found) in shown
     for each in found.rows if len(found.rows) < MOST_LINES else ():
-        assert str(each.lipschitz) in shown
+        assert upper(each.lipschitz) in shown
 
 
 def test_the_citation_has_the_facts_of_the_citation_file():

@@ -11,6 +11,8 @@ from torch import nn
 import surefoot as sf
 from surefoot.clustering import ConvexClustering, KMeans, Spectral, nearest_neighbours
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, at its first jvp
+
 
 def network(width: int = 3) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)

@@ -211,8 +211,14 @@ def test_what_a_certificate_needs_to_know() -> None:
     with pytest.raises(UnsupportedOperation, match=r"module '1'.*Constants\(strong_convexity=mu\)"):
         sf.certify(plain, X)
     strange = ArgMin(lambda x, b: ((b - x) ** 2).sum() + torch.lgamma(b + 9).sum(), 2, constants=Constants(0.5))
-    with pytest.raises(UnsupportedOperation, match=r"cannot be derived.*Or declare them"):
+    with pytest.raises(UnsupportedOperation, match=r"cannot be proved.*'aten.digamma'.*operations with rules"):
         sf.certify(nn.Sequential(nn.Linear(3, 2), strange).double(), X)
+    with torch.device("meta"):
+        empty, nowhere = nn.Sequential(nn.Linear(3, 2), strange).double(), torch.empty(X.shape, dtype=X.dtype)
+    with pytest.raises(UnsupportedOperation, match=r"cannot be derived.*Or declare them"):
+        sf.certify(empty, nowhere, domain=sf.ProductBall(1.0), input_norm=1.0)
+    strange.constants = Constants(0.5, 3.0, 1.0)
+    assert sf.certify(empty, nowhere, domain=sf.ProductBall(1.0), input_norm=1.0).lipschitz.is_finite
     overstated = nn.Sequential(nn.Linear(3, 2), ArgMin(lambda x, b: F.softplus(b - x).sum() + (b**2).sum(), 2))
     overstated[1].constants = Constants(5.0)
     with pytest.raises(ImplicitError, match="strong convexity of 5 was declared"):

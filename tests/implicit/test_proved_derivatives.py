@@ -14,6 +14,7 @@ import surefoot as sf
 from surefoot.calculus.adjoint.gradient import proved_gradient
 from surefoot.calculus.adjoint.push import push
 from surefoot.calculus.analysis import Analysis
+from surefoot.errors import UnsupportedOperation
 from surefoot.implicit import ArgMin, Constants
 from surefoot.implicit.proved import Minimum
 
@@ -76,9 +77,21 @@ def test_the_least_curvature_is_a_lower_bound() -> None:
         assert least - mp.mpf(1e-12) <= minimum.least_curvature() <= least
 
 
-def test_what_is_not_made_of_operations_with_rules_is_said_to_be_assumed() -> None:
-    x, constants = torch.tensor([[0.3]], dtype=D), Constants(1.0, 3.0, 1.0)
-    for odd in (False, True):
-        layer = ArgMin(Shifted(1.0, odd), 1, constants=constants)
-        certificate = sf.certify(layer, x, objective=Total(), domain=sf.Ball(0.1))
-        assert any("'surefoot.argmin'" in remark for remark in certificate.remarks) == odd
+@pytest.mark.parametrize("constants", [Constants(1.0, 3.0, 1.0), Constants(1.0)], ids=["declared", "derived"])
+def test_what_is_not_made_of_operations_with_rules_is_refused(constants: Constants) -> None:
+    x = torch.tensor([[0.3]], dtype=D)
+    plain, odd = (ArgMin(Shifted(1.0, odd), 1, constants=constants) for odd in (False, True))
+    assert not sf.certify(plain, x, objective=Total(), domain=sf.Ball(0.1)).remarks
+    with pytest.raises(UnsupportedOperation, match=r"cannot be proved.*'aten.special_i1'.*write ζ in operations"):
+        sf.certify(odd, x, objective=Total(), domain=sf.Ball(0.1))
+    with pytest.raises(UnsupportedOperation, match="cannot be proved"):
+        sf.evaluate(odd, x, Total())
+
+
+def test_an_evaluation_knows_how_far_the_solver_is_off() -> None:
+    x = torch.tensor([[0.3], [-2.0], [5.0]], dtype=D)
+    layer = ArgMin(Shifted(1.0), 1, constants=Constants(1.0, 30.0, 1.0), tolerance=0.1)
+    found = sf.evaluate(layer, x, Total())
+    with mp.workdps(50):
+        truth = sum(exact(1.0, float(entry), 0.7)[0] for entry in x)
+        assert 1e-12 < abs(mp.mpf(found.value) - truth) <= found.error

@@ -151,6 +151,44 @@ def _product(a: Array, b: Array) -> Array:
     return result[0] if a.ndim == 1 else result
 
 
+def _eliminated(matrix: Array) -> tuple[Array, Any]:
+    """The inverse of a matrix and its determinant, by elimination without exchanges of rows."""
+    n, determinant = len(matrix), ONE
+    work = np.concatenate(
+        [matrix, filled((n, n), (ONE if i == j else ZERO for i in range(n) for j in range(n)))], 1
+    )
+    for k in range(n):
+        pivot = work[k, k]
+        if value_of(pivot).contains(0):
+            raise Undecided("a pivot that may be zero")
+        determinant = pivot * determinant
+        work[k] = mapped(lambda entry, by=pivot: entry / by, work[k])
+        for i in set(range(n)) - {k}:
+            work[i] = mapped(lambda entry, other, by=work[i, k]: entry - by * other, work[i], work[k])
+    return work[:, n:], determinant
+
+
+@rule("linalg_inv_ex")
+def _inverses(a: Array, check_errors: bool = False) -> tuple[Array, None]:
+    flat = a.reshape(-1, *a.shape[-2:])
+    return np.stack([_eliminated(matrix)[0] for matrix in flat]).reshape(a.shape), None
+
+
+@rule("_linalg_solve_ex")
+def _solutions(a: Array, b: Array, left: bool = True, check_errors: bool = False) -> tuple[Array | None, ...]:
+    inverse = _inverses(a)[0]
+    return _product(inverse, b) if left else _product(b, inverse), None, None, None
+
+
+@rule("_linalg_slogdet")
+def _log_determinants(a: Array) -> tuple[Array | None, ...]:
+    """Of matrices with positive determinants: sign and logarithm, and two factors that nobody reads."""
+    flat = a.reshape(-1, *a.shape[-2:])
+    determinants = filled(a.shape[:-2], (_eliminated(matrix)[1] for matrix in flat))
+    sign = mapped(lambda d: ONE, determinants)
+    return sign, mapped(lambda d: applied(functions.log, d), determinants), None, None
+
+
 @rule("addmm", "addmv", "baddbmm")
 def _added_product(bias: Array, a: Array, b: Array, beta: float = 1, alpha: float = 1) -> Array:
     return _mul(bias, beta) + _mul(_product(a, b), alpha)

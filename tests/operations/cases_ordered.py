@@ -9,6 +9,7 @@ import torch
 from operations.case import Case, operation, pieces
 from operations.tensors import real
 from surefoot.operations.cholesky_factors import lower_factor
+from surefoot.operations.inverses import inverted
 
 aten = torch.ops.aten
 Thunk = Callable[[], Case]
@@ -51,9 +52,9 @@ CASES: dict[str, list[Thunk]] = {
         lambda: pieces(aten.cummin.default, real(3, 4), 0),
         lambda: pieces(aten.cummin.default, torch.tensor([[-9.0, 1.0, 5.0]]).double(), 1),
     ],
-    "aten.linalg_inv_ex": [
-        lambda: pieces(aten.linalg_inv_ex.default, _diagonal(4.0, 5.0, -7.0)),
-        lambda: pieces(aten.linalg_inv_ex.default, 9 * torch.eye(2).double() + real(3, 2, 2)),
+    "aten.linalg_inv": [
+        lambda: operation(inverted, _diagonal(4.0, 5.0, -7.0), op="aten.linalg_inv"),
+        lambda: operation(inverted, 9 * torch.eye(2).double() + real(3, 2, 2), op="aten.linalg_inv"),
     ],
     "surefoot.cholesky": [
         lambda: operation(lower_factor, torch.eye(6).double(), op="surefoot.cholesky"),

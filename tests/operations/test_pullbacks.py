@@ -166,6 +166,33 @@ def test_a_group_of_zeros_does_not_spoil_the_others(name: str) -> None:
     assert all(bool(torch.isfinite(slope).all()) for slope in proved.slopes.values())
 
 
+def adjugate(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Of matrices of two rows, in operations that the judge has rules for: the inverse and the determinant."""
+    p, q, r, s = (a[..., i, j] for i in range(2) for j in range(2))
+    determinant = p * s - q * r
+    rows = torch.stack([torch.stack([s, -q], -1), torch.stack([-r, p], -1)], -2)
+    return rows / determinant[..., None, None], determinant
+
+
+SQUARE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "inverse": (torch.linalg.inv, lambda a: adjugate(a)[0]),
+    "flagged inverse": (lambda a: torch.linalg.inv_ex(a)[0], lambda a: adjugate(a)[0]),
+    "solution": (lambda a: torch.linalg.solve(a, 1 + a[..., :1]), lambda a: adjugate(a)[0] @ (1 + a[..., :1])),
+    "logarithm of the determinant": (torch.logdet, lambda a: adjugate(a)[1].log()),
+}
+
+
+@pytest.mark.parametrize("near", [1.0, 1e-3, 1e-6])
+@pytest.mark.parametrize("name", SQUARE)
+def test_inverses(name: str, near: float) -> None:
+    """Of matrices that are near to singular ones."""
+    torch.manual_seed(3)
+    function, written = SQUARE[name]
+    turned = torch.linalg.qr(torch.randn(3, 2, 2, dtype=D))[0]
+    a = turned @ torch.diag(torch.tensor([1.0, near], dtype=D)) @ turned.mT
+    within(function, a, sharp=1e-11 / near**2, written=written)
+
+
 def by_columns(a: Tensor) -> Tensor:
     """The Cholesky factor of a matrix with three rows, from its lower triangle, column by column."""
     nothing = 0 * a[:1, :1]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.optim import (
@@ -156,7 +157,30 @@ def test_weights_that_are_put_back_bit_by_bit_are_no_change() -> None:
     assert optimizer.stationarity().steps == 3
 
 
-@pytest.mark.parametrize("mode", ["segment", "ball", "blocks"])
+class Classifier(Network):
+    """Returns an object with several tensors, of which the logits are meant."""
+
+    def forward(self, x: Tensor) -> Any:
+        outputs = pytest.importorskip("transformers.modeling_outputs")
+        logits = super().forward(x)
+        return outputs.SequenceClassifierOutput(logits=logits, hidden_states=(x, 2 * logits))
+
+
+@pytest.mark.parametrize("mode", ["segment", "ball", "blocks", "evaluation"])
+def test_a_model_that_returns_an_object(mode: str) -> None:
+    plain, model = Network(), Classifier()
+    model.load_state_dict(plain.state_dict())
+    records = []
+    for network in (plain, model):
+        optimizer = CertifiedDescent(network, sf.CrossEntropy(), proof=mode)
+        for _ in range(2):
+            optimizer.step(X, Y)
+        records.append([(record.loss, record.promised_decrease) for record in optimizer.history])
+    assert records[0] == records[1]
+    assert all(promised > 0 for _, promised in records[1])
+
+
+@pytest.mark.parametrize("mode", ["segment", "ball", "blocks", "evaluation"])
 def test_freezing_and_unfreezing_a_layer(mode: str) -> None:
     model = Network()
     optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof=mode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -321,14 +322,39 @@ def test_normalised_weights_have_the_second_derivative_of_their_formula() -> Non
         assert float((found - expected).norm() / expected.norm()) < 1e-9
 
 
-def test_a_saturated_soft_max_in_single_precision() -> None:
+@pytest.mark.parametrize("model", ["gauss_newton", "newton"])
+@pytest.mark.parametrize("kappa", [0.1, 1e-3, 1e-6])
+@pytest.mark.parametrize("size", [1.0, 60.0, 300.0])
+def test_a_saturated_soft_max_in_single_precision(size: float, kappa: float, model: str) -> None:
+    """The residual is that of the rounded step, which is large where the model is ill-conditioned."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     with torch.no_grad():
-        for parameter in model[2].parameters():
-            parameter.mul_(60)
+        for parameter in network[2].parameters():
+            parameter.mul_(size)
     x, y = torch.randn(7, 4), torch.randint(0, 3, (7,))
-    step = gauss_newton(Chain(model, x), CrossEntropy(y), 1e-3, method="dynamic")
-    judge = DenseModel(copy.deepcopy(model).double(), x.double(), CrossEntropy(y))
-    assert judge.error(step, "gauss_newton") < 1e-5
-    assert step.residual > 1e-8
+    oracle = gauss_newton if model == "gauss_newton" else newton
+    step = oracle(Chain(network, x), CrossEntropy(y), kappa, method="dynamic")
+    judge = DenseModel(copy.deepcopy(network).double(), x.double(), CrossEntropy(y))
+    assert judge.error(step, model) < 1e-6
+    assert step.residual == pytest.approx(judge.residual(step, model), rel=1e-2, abs=1e-12)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("widths", [(4, 0, 3), (4, 2, 0, 3), (4, 0, 2, 3)])
+@pytest.mark.parametrize("ridge", [None, Ridge(0.3)])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_layers_without_entries(widths: tuple[int, ...], bias: bool, ridge: Ridge | None) -> None:
+    torch.manual_seed(0)
+    layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b, bias=bias), nn.Tanh())]
+    model = nn.Sequential(*layers).double()
+    x, y = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    judge = DenseModel(model, x, Square(y), ridge)
+    for method in ("dynamic", "cg"):
+        step = newton(Chain(model, x), Square(y), 5.0, method=method, regularizer=ridge)  # type: ignore[arg-type]
+        assert step.solved
+        assert {path: v.shape for path, v in step.direction.items()} == {
+            path: u.shape for path, u in model.named_parameters()
+        }
+        v = judge.direction(step)
+        assert float((judge.gradient + judge.hessian @ v + step.kappa * v).norm()) < 1e-9

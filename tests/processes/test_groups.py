@@ -13,9 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import group_oracles
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
@@ -78,9 +82,18 @@ def work(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=4, timeout=timedelta(seconds=60))
     pair, short = distributed.new_group([2, 3]), distributed.new_group(timeout=timedelta(seconds=2))
     by_evaluation.StreamedValuer = Counted  # type: ignore[misc]
-    four, two = asked(distributed.group.WORLD, ["lbfgs"]), {}
+    everyone = distributed.group.WORLD
+    four, two = asked(everyone, ["lbfgs"]), {}
+    four["answers"] = group_oracles.answers(network(), part_of(everyone), everyone, 4)
     if rank >= 2:
         two = asked(pair, list(RUNS)) | refusals(pair)
+        group_oracles.checkpointed(network(), part_of(pair), f"{folder}/two", pair)
+        two["resumed"] = group_oracles.resumed(network(), part_of(pair), f"{folder}/one", pair)
+        wrapped = nn.parallel.DistributedDataParallel(network(), process_group=pair)
+        value = sf.evaluate(wrapped, *part_of(pair)[:1], sf.CrossEntropy(), part_of(pair)[1], group=pair)
+        two["wrapped"] = value.value, value.error
+        two["sharded"] = sharded(pair)
+        two["answers"] = group_oracles.answers(network(), part_of(pair), pair, 2)
     else:
         four["stranger"] = refused(lambda: Processes(pair))
     distributed.barrier()
@@ -94,10 +107,22 @@ def work(rank: int, folder: str) -> None:
             map(torch.equal, model.parameters(), network().parameters())
         )
         x, y = part_of(None)
-        everyone = distributed.group.WORLD
         four["died"] = refused(lambda: sf.evaluate(model, x, sf.CrossEntropy(), y, group=everyone))
     torch.save((two, four), f"{folder}/{rank}.pt")
     os._exit(0)  # the group cannot be left in order
+
+
+def sharded(group: Any) -> tuple[str, float]:
+    """What is said of weights that lie with several processes, and the value with a plain copy of them."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    model, plain = fully_shard(network(), mesh=mesh), network()
+    said = refused(lambda: sf.evaluate(model, *data()[:1], sf.CrossEntropy(), data()[1]))
+    with torch.no_grad():
+        for value in plain.parameters():
+            value.zero_()
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    plain.load_state_dict(whole)
+    return said, sf.evaluate(plain, *data()[:1], sf.CrossEntropy(), data()[1]).value
 
 
 def part_of(group: Any) -> tuple[Tensor, Tensor]:
@@ -218,8 +243,11 @@ def refusals(group: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("processes")
+    group_oracles.checkpointed(network(), data(), f"{folder}/one")
     torch.multiprocessing.start_processes(work, (str(folder),), 4, start_method="spawn")
-    return [torch.load(folder / f"{rank}.pt") for rank in range(4)]
+    found = [torch.load(folder / f"{rank}.pt") for rank in range(4)]
+    found[3][0]["two to one"] = group_oracles.resumed(network(), data(), f"{folder}/two")
+    return found
 
 
 @pytest.fixture
@@ -355,6 +383,100 @@ def test_refusals_without_a_group() -> None:
     for option in options:
         with pytest.raises(ValueError, match="with a group"):
             CertifiedDescent(network(), sf.CrossEntropy(), group=object(), **option)
+
+
+def close(value: Any, expected: Any) -> None:
+    """Numbers, tensors and what they are in agree up to 1e-8; everything else is equal."""
+    if isinstance(value, Tensor):
+        assert torch.allclose(value, expected, rtol=0, atol=1e-8)
+    elif isinstance(value, float):
+        assert value == pytest.approx(expected, rel=1e-8, abs=1e-12)
+    elif isinstance(value, dict):
+        assert value.keys() == expected.keys()
+        for key, inner in value.items():
+            close(inner, expected[key])
+    elif isinstance(value, list | tuple):
+        assert len(value) == len(expected)
+        for one, other in zip(value, expected, strict=True):
+            close(one, other)
+    else:
+        assert value == expected
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_oracles_of_several_processes_are_those_of_one(two: Outcome, four: Outcome, size: int) -> None:
+    found = [part["answers"]["directions"] for part in (two if size == 2 else four)]
+    expected = group_oracles.directions(network(), data(), size)
+    for part in found:
+        close(part, expected)
+        for name, (direction, *numbers) in part.items():
+            assert numbers == list(found[0][name][1:])
+            assert all(torch.equal(value, found[0][name][0][path]) for path, value in direction.items())
+
+
+def test_second_order_steps_of_several_processes(two: Outcome) -> None:
+    expected, outcome = group_oracles.trained(network(), data()), two
+    bytes_of_weights = 8 * sum(value.numel() for value in network().parameters())
+    for part in outcome:
+        for name, (weights, losses, kappa, sent, history) in part["answers"]["trained"].items():
+            close((weights, losses, kappa), expected[name][:3])
+            first = outcome[0]["answers"]["trained"][name]
+            assert all(torch.equal(value, first[0][path]) for path, value in weights.items())
+            assert (losses, kappa, history) == (first[1], first[2], first[4])
+            assert bytes_of_weights < sent < 300 * bytes_of_weights
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_bursts_of_several_processes_are_those_of_joint_mini_batches(
+    two: Outcome, four: Outcome, size: int
+) -> None:
+    found = [part["answers"]["bursts"] for part in (two if size == 2 else four)]
+    batches = group_oracles.joint_batches(parts_of(SHARES[size]), 5)
+    expected = group_oracles.bursts(network(), batches)
+    assert any(expected[2])
+    for part in found:
+        close(part, expected)
+        assert part[1:] == found[0][1:]
+        assert all(torch.equal(value, found[0][0][path]) for path, value in part[0].items())
+
+
+def test_a_checkpoint_is_resumed_on_another_number_of_processes(two: Outcome) -> None:
+    optimizer = CertifiedDescent(network(), sf.CrossEntropy())
+    losses = [optimizer.step(*data()) for _ in range(group_oracles.STEPS + 2)][group_oracles.STEPS :]
+    close(two[1]["two to one"], (losses, len(optimizer.history)))
+    for part in two:
+        close(part["resumed"], (losses, len(optimizer.history)))
+
+
+def test_wrapped_and_sharded_models(two: Outcome) -> None:
+    x, y = data()
+    whole = sf.evaluate(network(), x, sf.CrossEntropy(y))
+    for part in two:
+        assert abs(part["wrapped"][0] - whole.value) <= part["wrapped"][1] + whole.error
+        assert "is a DTensor, whose entries lie with several processes" in part["sharded"][0]
+        assert part["sharded"][1] == whole.value
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_crosses_is_what_is_predicted(two: Outcome, four: Outcome, size: int) -> None:
+    traffic = sf.cost(network(), data()[0], processes=size).traffic
+    assert traffic is not None
+    for rank, part in enumerate(two if size == 2 else four):
+        for found, predicted in zip(part["answers"]["sent"], (traffic.pull, traffic.push), strict=True):
+            assert 0 < found - predicted[min(rank, 1)] < 300  # words, and that all went well
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_certificates_and_verdicts_of_several_processes(two: Outcome, four: Outcome, size: int) -> None:
+    outcome, parts = two if size == 2 else four, parts_of(SHARES[size])
+    expected = group_oracles.certificates(network(), parts, group_oracles.asked_of(size))
+    few = [(x[:2], y[:2]) for x, y in parts]
+    proved = group_oracles.verdict((torch.cat([x for x, _ in few]), torch.cat([y for _, y in few])))
+    assert proved[0]
+    for part in outcome:
+        close(part["answers"]["certificates"], expected)
+        assert part["answers"]["certificates"] == outcome[0]["answers"]["certificates"]
+        close(part["answers"]["verdict"], proved)
 
 
 @pytest.mark.slow

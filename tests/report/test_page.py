@@ -84,10 +84,12 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_names_in_the_embedded_data_come_back_as_they_were() -> None:
-    source = render_report([("one", hand_made([*HOSTILE, "last"]))])
+    certificate = hand_made([*HOSTILE, "last"])
+    source = render_report([("one", certificate)])
     (data,) = [json.loads(text) for attributes, text in Elements(source).scripts if attributes.get("type")]
     assert [row[0] for row in data["rows"]] == [*HOSTILE, "last"]
-    assert data["blocks"] == [*HOSTILE, "last"]
+    assert data["blocks"] == [f"{row.module} · {row.operation}" for row in certificate.rows]
+    assert [box[:2] for box in data["boxes"]] == [[row.module, row.operation] for row in certificate.rows]
 
 
 def test_nothing_is_loaded_from_anywhere() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hand_made import HOSTILE, hand_made
 
 from surefoot.certificate import Certificate, Row
-from surefoot.report import write_report
+from surefoot.report import WhatIf, write_report
 
 PLAIN = [f"stage.{k // 4}.{k}" for k in range(12)] + ["head"]
 MANY = [f"body.{k // 30}.{k // 6}.{k}" for k in range(180)]
@@ -250,7 +250,84 @@ def test_charts_show_values_under_the_pointer_and_the_keys(browser: Any, plain: 
     browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", matrix)
     ActionChains(browser).move_to_element_with_offset(matrix, *away).perform()
     shown = browser.find_element(By.CSS_SELECTOR, ".heat .tip").text.splitlines()
-    assert shown == [upper(certificate.block_smoothness[2, 4]), PLAIN[2], f"with {PLAIN[4]}"]
+    assert shown == [
+        upper(certificate.block_smoothness[2, 4]),
+        f"{PLAIN[2]} · {certificate.rows[2].operation}",
+        f"with {PLAIN[4]} · {certificate.rows[4].operation}",
+    ]
+
+
+def test_the_architecture_is_walked_with_the_keys(browser: Any, plain: tuple[str, Certificate]) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    from surefoot.certificate.numbers import upper
+
+    address, certificate = plain
+    open_page(browser, address)
+    facts = "return [...document.querySelectorAll('.walked dd')].map(each => each.textContent)"
+    tree = "[role=tree] [role=treeitem]"
+    browser.execute_script(f"document.querySelector('{tree}').focus()")
+
+    def walk(*keys: str) -> list[str]:
+        for key in keys:
+            browser.switch_to.active_element.send_keys(key)
+        return list(browser.execute_script(facts))
+
+    assert walk()[0] == "stage"
+    assert walk(Keys.ARROW_DOWN)[0] == "stage.0"
+    first = walk(Keys.ARROW_DOWN)
+    row = certificate.rows[0]
+    assert first[:2] == [row.module, row.operation]
+    assert first[3:6] == [upper(row.bound), upper(row.lipschitz), upper(row.smoothness)]
+    assert walk(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)[0] == "stage.0.2"
+    assert walk(Keys.ARROW_UP)[0] == "stage.0"
+    assert walk(Keys.ARROW_RIGHT)[0] == "stage.1"
+    assert walk(Keys.END)[0] == "head"
+    assert walk(Keys.ARROW_RIGHT, Keys.ARROW_DOWN)[0] == "head"
+    selected = (
+        f"return [...document.querySelectorAll('{tree}[aria-selected=true]')].map(e => [e.ariaLabel, e.tabIndex])"
+    )
+    ((label, index),) = browser.execute_script(selected)
+    assert label.startswith("head, ")
+    assert index == 0
+    assert browser.execute_script(f"return document.querySelectorAll('{tree}[tabindex=\"0\"]').length") == 1
+
+
+def test_the_slider_shows_the_certificate_of_its_radius(browser: Any, folder: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    from surefoot.certificate.numbers import upper
+
+    others = [(2.0**k, hand_made([f"a.{j}" for j in range(3 + k)], scalar=True)) for k in range(4)]
+    found = WhatIf(others, [("other", others[0][1])])
+    address = write_report(folder / "radii.html", [("r", others[2][1])], what_if={"r": found}).as_uri()
+    open_page(browser, address)
+    browser.execute_script("document.querySelector('input[type=range]').focus()")
+    shown = "return [...document.querySelectorAll('.radii output, .radii dd')].map(each => each.textContent)"
+    assert browser.execute_script(shown)[0] == "4"
+    browser.switch_to.active_element.send_keys(Keys.ARROW_LEFT)
+    radius, smoothness, lipschitz, _ = browser.execute_script(shown)
+    assert [radius, smoothness, lipschitz] == ["2", upper(others[1][1].smoothness), upper(others[1][1].lipschitz)]
+    spoken = "return document.querySelector('input[type=range]').getAttribute('aria-valuetext')"
+    assert browser.execute_script(spoken) == "2"
+    browser.switch_to.active_element.send_keys(Keys.HOME)
+    assert browser.execute_script(shown)[0] == "1"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_is_drawn_fits_at_any_width(browser: Any, plain: tuple[str, Certificate], theme: str) -> None:
+    for width in (1280, 390):
+        open_page(browser, plain[0], width=width, theme=theme)
+        outside = """return [...document.querySelectorAll('figure, .verdict, .figures > div')].filter(each => {
+            const box = each.getBoundingClientRect();
+            return box.left < 0 || box.right > window.innerWidth + 0.5; }).length"""
+        assert browser.execute_script(outside) == 0
+        wide, room = browser.execute_script(
+            "const e = document.documentElement; return [e.scrollWidth, e.clientWidth]"
+        )
+        assert wide <= room <= width
+        boxes = "return [...document.querySelectorAll('.walk text')].filter(e => e.getClientRects().length).length"
+        assert browser.execute_script(boxes) >= (8 if width > 1000 else 2)
 
 
 def test_on_a_phone_nothing_scrolls_sideways_but_tables(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import flint
 import pytest
 import torch
@@ -10,9 +12,8 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.calculus.analysis import Analysis
-from surefoot.domains import Ball
 from surefoot.theorems import Convergence, StronglyConvex, convex
-from surefoot.theorems.hessian import loss_derivatives, lowest_bend, separate_hessian
+from surefoot.theorems.hessian import Written, loss_derivatives, lowest_bend
 from surefoot.theorems.layered import read_layers
 from theorems.small_networks import BITS, Exact, data, distance, middle, perceptron
 
@@ -33,8 +34,15 @@ class Residual(nn.Module):
         return result
 
 
-def small_convolution() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2))
+def small_convolution(pools: bool = False) -> nn.Sequential:
+    layers = [
+        nn.Conv2d(1, 2, 2),
+        nn.Tanh(),
+        *[nn.MaxPool2d(2)] * pools,
+        nn.Flatten(),
+        nn.Linear(2 if pools else 8, 2),
+    ]
+    return nn.Sequential(*layers)
 
 
 def flat(model: nn.Module, value: object, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,13 +104,14 @@ def test_a_residual_network_has_its_minimum_where_it_is_said_to_be() -> None:
     check(verdict, model, x, objective, 0.2)
 
 
-def test_a_convolution_with_a_large_ridge() -> None:
+@pytest.mark.parametrize(("method", "ridge"), [("newton", 1e-2), ("gradient", 3.0)])
+def test_a_convolution_with_a_ridge(method: str, ridge: float) -> None:
     torch.manual_seed(0)
     model = small_convolution().double()
     x, y = torch.randn(3, 1, 3, 3, dtype=torch.float64), data(3, 2, 2)[1]
     objective = sf.CrossEntropy(y.argmax(1))
-    minimised(model, x, objective, 3.0)
-    check(sf.convergence(model, x, objective, sf.Ridge(3.0), method="gradient"), model, x, objective, 3.0)
+    minimised(model, x, objective, ridge, 40)
+    check(sf.convergence(model, x, objective, sf.Ridge(ridge), method=method), model, x, objective, ridge)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", ["newton", "gradient"])
@@ -133,23 +142,28 @@ def test_a_large_network_with_a_ridge_is_proved() -> None:
     assert not bare.proved
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_hessian_of_other_networks_is_that_of_automatic_differentiation(tied: bool) -> None:
+@pytest.mark.parametrize("name", ["residual", "tied", "convolution", "max-pooling"])
+def test_the_hessian_of_other_networks_is_that_of_automatic_differentiation(name: str) -> None:
     torch.manual_seed(1)
-    model = Residual(tied).double()
-    x, y = data(6, 2, 2)
-    objective = sf.CrossEntropy(y.argmax(1))
-    analysis = Analysis.of(model, x, objective)
-    result = analysis.over(Ball(0.0))
-    found = separate_hessian(result)
+    model = Residual(name == "tied") if name in ("residual", "tied") else small_convolution(name == "max-pooling")
+    model, shape = model.double(), (6, 2) if isinstance(model, Residual) else (6, 1, 3, 3)
+    x, objective = torch.randn(shape, dtype=torch.float64), sf.CrossEntropy(torch.arange(6) % 2)
+    found = Written.of(Analysis.of(model, x, objective))
     assert found is not None
-    paths = {leaf.name: leaf.path for leaf in analysis.reading.graph.parameters}
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     starts = {name: sum(list(sizes.values())[:k]) for k, name in enumerate(sizes)}
-    order = [starts[paths[name]] + k for name in result.region.variables for k in range(sizes[paths[name]])]
+    order = [starts[path] + found.order[:k].count(path) for k, path in enumerate(found.order)]
     _, exact = flat(model, lambda out, v: objective(out), x)
     assert torch.allclose(found.value, exact[order][:, order], rtol=1e-12, atol=1e-14)
-    assert float(found.error.max()) < 1e-13
+    assert found.apart(0.0) < 1e-9
+    u = nn.utils.parameters_to_vector(model.parameters()).detach()
+    for radius in (1e-4, 0.1):
+        direction = torch.randn(len(u), dtype=torch.float64)
+        nn.utils.vector_to_parameters(u + radius / direction.norm() * direction, model.parameters())
+        _, there = flat(model, lambda out, v: objective(out), x)
+        moved = float(torch.linalg.matrix_norm(there[order][:, order] - found.value, 2))
+        assert moved <= found.apart(radius)
+        assert found.apart(radius) < math.inf or (name, radius) == ("max-pooling", 0.1)
 
 
 def test_the_bend_of_two_layers_is_not_below_its_bound() -> None:

@@ -1,10 +1,11 @@
 """The certificate and how it is shown.
 
 * ``proving``: from the passes of the calculus to a certificate, and on which ball, if none is given.
+* ``pieces``: the certificate of data in pieces, from those of the batches.
 * ``regularised``: with a function of the parameters added.
 * ``record``: :class:`Certificate`. ``rows``: its table, and the table as a tree of modules.
 * ``advice``: the verdict, what limits it, what would help. ``numbers``: how numbers are written.
-* ``text``: printed, and in a notebook. ``plot``: as a data frame and as a figure.
+* ``text``: printed. ``notebook``: in a notebook. ``plot``: as a data frame and as a figure.
 * ``document``: as JSON, and back; how to cite it.
 """
 

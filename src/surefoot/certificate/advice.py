@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.certificate.numbers import down, readable, short, times
 from surefoot.certificate.rows import MODEL, Row
+from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
     from surefoot.certificate.record import Certificate
@@ -39,8 +40,8 @@ def worth(certificate: Certificate) -> str:
     if certificate.scalar and certificate.step_size == 0:
         return OF_NO_USE
     scale = max(1.0, math.hypot(*(certificate.block_gradients or {}).values()))
-    known = certificate.curvature
-    most = _HOPELESS * scale if known is None else _WASTEFUL * max(scale, known)
+    bent = certificate.curvature
+    most = _HOPELESS * scale if bent is None else _WASTEFUL * max(scale, float(bent))
     return OF_NO_USE if certificate.smoothness >= most else USEFUL
 
 
@@ -62,10 +63,11 @@ def headline(certificate: Certificate) -> str:
     if certificate.radius is None:
         return f"Steps up to {step} against the gradient descend while they stay in the domain."
     said = f"Steps up to {step} against the gradient are proved to descend"
-    if certificate.curvature:
-        allowed = readable(down(1 / certificate.curvature, 3))
-        return f"{said}; the curvature at these weights would allow {allowed}."
-    return f"{said}."
+    bent = 0.0 if certificate.curvature is None else float(certificate.curvature)
+    if not bent:
+        return f"{said}."
+    allowed = readable((Magnitude.of(1.0) / bent).format(2))
+    return f"{said}; the curvature at these weights would allow {allowed} at most."
 
 
 def verdict(certificate: Certificate) -> str:
@@ -91,8 +93,8 @@ def _because(certificate: Certificate) -> str:
     if certificate.step_size == 0:
         why = "no step stays in it" if certificate.inverse_smoothness else "1/L is less than any double"
         return f"the gradient is L-Lipschitz on the domain, but {why}"
-    part = certificate.curvature and certificate.curvature * certificate.inverse_smoothness
-    more = f"; 1/L is {times(part)} of what the curvature at the weights allows" if part else ""
+    part = certificate.inverse_smoothness * float(certificate.curvature or 0.0)
+    more = f"; 1/L is at least {times(part)} of what the curvature at the weights allows" if part else ""
     return f"the gradient is L-Lipschitz on the domain; gradient steps of at most 1/L descend within it{more}"
 
 

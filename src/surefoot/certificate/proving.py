@@ -113,7 +113,7 @@ def certify_proved(
             return _on_segment(Along(model, x, objective), domain)
     spent = effort_named(effort)
     analysis = Analysis.of(model, x, objective)
-    _check_penalty(regularizer, analysis, wrt)
+    refuse_penalty(regularizer, is_objective=wrt == "params" and analysis.reading.is_scalar)
 
     def on(domain: Domain) -> Certificate:
         result = analysis.over(domain, wrt, input_norm)
@@ -139,7 +139,7 @@ def certify_proved(
         return longest_proved(on, spent.balls) if wrt == "params" and known else on(ProductBall(1.0))
 
 
-def _check_penalty(penalty: Penalty | None, analysis: Analysis, wrt: Wrt) -> None:
+def refuse_penalty(penalty: Penalty | None, *, is_objective: bool) -> None:
     """A penalty is smooth, and of the parameters of a real-valued function.
 
     Raises:
@@ -147,7 +147,9 @@ def _check_penalty(penalty: Penalty | None, analysis: Analysis, wrt: Wrt) -> Non
     """
     if penalty is None:
         return
-    if wrt != "params" or not analysis.reading.is_scalar:
+    if not hasattr(penalty, "curvature_of"):
+        raise DomainError(f"regularizer is a surefoot.objectives.Regularizer such as Ridge(1e-3), got {penalty!r}")
+    if not is_objective:
         raise DomainError("a regulariser is added to an objective of the parameters: give objective=…")
     if not penalty.smooth:
         raise DomainError(

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from surefoot import __version__, blockwise, guarantees
-from surefoot.attained import Estimate, bracket
+from surefoot.attained import Estimate, LowerBound, bracket
 from surefoot.certificate.document import bibtex, dump, parse, read, require_same_problem, write
+from surefoot.certificate.notebook import html
 from surefoot.certificate.plot import data_frame, figure_of
 from surefoot.certificate.rows import Row
-from surefoot.certificate.text import html, render, table
+from surefoot.certificate.text import render, table
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Certificate:
         radius: how far the domain reaches from the weights, or from the input if that varies: one number for a
             ball, one per block for a product of balls; ``None`` where the domain is around another point.
         weights_inside: whether the present weights, or inputs, lie in the domain; ``None`` if they are not known.
-        curvature: :math:`\|\nabla^2F\|` at the weights, where it is known: steps could be that much longer.
+        curvature: a value below :math:`\|\nabla^2F\|` at the weights, by a few products with the Hessian: steps
+            longer than its inverse are beyond what it allows. An estimate, and no part of a proof.
         effort: what it was allowed to cost; see :func:`surefoot.certify`.
         gradients: what it costs, in gradients, as far as that is known before; ``None`` if it needs none.
         estimate: lower bounds found by a search, to be shown next to the upper ones; see :meth:`with_estimate`.
@@ -82,7 +84,7 @@ class Certificate:
     segment_step: float | None = None
     radius: float | Mapping[str, float] | None = None
     weights_inside: bool | None = None
-    curvature: float | None = None
+    curvature: LowerBound | None = None
     effort: str = "normal"
     gradients: int | None = None
     estimate: Estimate | None = None

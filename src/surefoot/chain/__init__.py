@@ -2,7 +2,8 @@
 
 * ``chain``: the chain, its states, its value, its parts and compositions.
 * ``cut``: one computation, with its biaffine and its non-affine parts, and where a graph is cut into them.
-* ``autodiff``: the value of a chain and its derivative as a linear operator.
+* ``autodiff``: the value of a chain and its derivative as a linear operator; ``batched``: the same where the data
+  come in pieces, or lie with several processes.
 """
 
 from surefoot.chain.chain import Chain

@@ -92,6 +92,23 @@ class Autodiff:
             _differentiated([gradients[path] for path in paths], slopes, [direction[path] for path in paths])
         )
 
+    def bent(self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor) -> dict[str, Tensor]:
+        r""":math:`\nabla^2\langle\mu, \psi(u)\rangle v + \nabla\psi(u)c`, by path, for one output: its curvature
+        along the slope μ times the direction v, and the pull-back of c. It counts as one call.
+        """
+        self.calls += 1
+        leaves = list(self._leaves.values())
+        with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
+            first = self._gradients((slope,), create_graph=True)
+            outputs, weights = [*self._outputs], [curved]
+            for path, along in direction.items():
+                if first[path].requires_grad:
+                    outputs.append(first[path])
+                    weights.append(along)
+            moving = [k for k, output in enumerate(outputs) if output.requires_grad]
+            found = _differentiated([outputs[k] for k in moving], leaves, [weights[k] for k in moving])
+        return dict(zip(self._leaves, found, strict=True))
+
     def _gradients(self, slopes: Sequence[Tensor], create_graph: bool) -> dict[str, Tensor]:
         varying = [k for k, output in enumerate(self._outputs) if output.requires_grad]
         outputs, weights = [self._outputs[k] for k in varying], [slopes[k] for k in varying]

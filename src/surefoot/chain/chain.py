@@ -15,15 +15,19 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from surefoot.batches import Batches, kind_of, numbered, refuse_statistics, tensors_of
 from surefoot.chain.autodiff import Autodiff
+from surefoot.chain.batched import Batched, Piece
 from surefoot.chain.cut import Computation, State, cut
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
-from surefoot.graph.checks import as_inputs
+from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.graph.compose import Naming, compose, restrict
 from surefoot.operations.captured import capture
+from surefoot.processes import Processes
 
 _Parameters = Mapping[str, Tensor]
+_NOTHING = Graph({}, (), (), {}, {})  # of a process without data
 
 
 class Chain:
@@ -31,10 +35,13 @@ class Chain:
 
     Args:
         model: any module that can be captured as a graph.
-        x: the batch, all of it one stacked initial state.
+        x: the batch, all of it one stacked initial state; or a loader of batches ``(x, y)``, all of which are
+            meant in the memory of one (:mod:`surefoot.chain.batched`). Then computations and graph are those of
+            the first batch, and there are no states. A process without data passes ``[]``.
 
     Attributes:
         graph: the graph the chain is read off.
+        batches: where the data are given in pieces; ``None`` for one batch.
         inputs: the tensors the graph reads, in order.
         computations: :math:`φ_1, …, φ_τ`.
 
@@ -50,11 +57,17 @@ class Chain:
     """
 
     def __init__(self, model: nn.Module, x: Any) -> None:
-        args, kwargs = as_inputs(x)
-        graph = capture(model, x)
-        used = {leaf.path for leaf in graph.parameters}
-        unused = [path for path, value in model.named_parameters() if value.requires_grad and path not in used]
-        self._set(graph, (*args, *kwargs.values()), lambda: dict(model.named_parameters()), unused)
+        model = unwrapped(model)
+        batches, graph = (Batches(x, ordered=True), _NOTHING) if is_loader(x) else (None, capture(model, x))
+        self._model, self._graphs = model, dict[Any, Graph]()
+        inputs = () if batches is not None else tensors_of(x)
+        self._set(graph, inputs, lambda: dict(model.named_parameters()), (), batches)
+        if batches is not None:
+            self.graph, self.inputs = next(self.pieces(), (graph, ()))
+            self.computations = cut(self.graph)
+        used = {leaf.path for leaf in self.graph.parameters}
+        named = model.named_parameters()
+        self._unused = tuple(path for path, value in named if value.requires_grad and path not in used)
 
     def _set(
         self,
@@ -62,13 +75,33 @@ class Chain:
         inputs: Sequence[Tensor],
         source: Callable[[], dict[str, Tensor]],
         unused: Sequence[str] = (),
+        batches: Batches | None = None,
     ) -> Chain:
-        self.graph = graph
+        self.graph, self.batches = graph, batches
         self.inputs = tuple(inputs)
         self.computations = cut(graph)
         self._source = source
         self._unused = tuple(unused)
         return self
+
+    def pieces(self) -> Iterator[Piece]:
+        """The graph and the inputs of every batch, one after the other.
+
+        Raises:
+            CaptureError: naming the batch, if it cannot be read.
+            EvaluationError: if batches change, or the model computes statistics from each of them.
+        """
+        if self.batches is None:
+            yield self.graph, self.inputs
+            return
+        for number, x, _ in self.batches:
+            tensors = tensors_of(x)
+            key = tuple(x) if isinstance(x, Mapping) else (), *kind_of(*tensors)
+            if key not in self._graphs:
+                with numbered(number):
+                    self._graphs[key] = capture(self._model, x)
+                refuse_statistics(self._graphs[key])
+            yield self._graphs[key], tensors
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -78,6 +111,8 @@ class Chain:
 
     def states(self, parameters: _Parameters | None = None) -> list[State]:
         r"""The states :math:`x_0, x_1, …, x_\tau`, each a dict of the tensors alive at that cut."""
+        if self.batches is not None:
+            raise ChainError("states are those of one batch: use surefoot.Chain(model, x) with one of them")
         given = self._checked(parameters)
         values = {leaf.name: value for leaf, value in zip(self.graph.inputs, self.inputs, strict=True)}
         states: list[State] = [{name: values[name] for name in self.graph.live[0]}]
@@ -87,12 +122,21 @@ class Chain:
 
     def value(self, parameters: _Parameters | None = None) -> Any:
         r"""The output :math:`\psi(u) = f_{x_0, \tau}(u)`: a tensor, or a tuple of them."""
+        if self.batches is not None:
+            return self.autodiff(parameters).value
         outputs = self.graph.run(self._checked(parameters), self.inputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def autodiff(self, parameters: _Parameters | None = None) -> Autodiff:
-        """The automatic-differentiation oracle at the given parameters (Algorithm "Autodiff")."""
-        return Autodiff(self.graph, self.inputs, self._checked(parameters))
+    def autodiff(
+        self, parameters: _Parameters | None = None, processes: Processes | None = None
+    ) -> Autodiff | Batched:
+        """The automatic-differentiation oracle at the given parameters (Algorithm "Autodiff"); with a loader, or
+        with processes that have a part of the data each, that of all data together.
+        """
+        given = self._checked(parameters)
+        if self.batches is None and processes is None:
+            return Autodiff(self.graph, self.inputs, given)
+        return Batched(self.pieces, dict(sorted(given.items())), processes)
 
     def split(self, start: int, stop: int) -> Chain:
         r"""The part that takes state ``start`` to state ``stop``.
@@ -121,6 +165,8 @@ class Chain:
         """
         if not isinstance(second, Chain):
             return NotImplemented
+        if self.batches is not None or second.batches is not None:
+            raise ChainError("chains of one batch each can be composed, not those of loaders")
         mine, theirs = self._source(), second._source()
         clash = any(mine[path] is not theirs[path] for path in mine.keys() & theirs.keys())
         before, behind = ("0.", "1.") if clash else ("", "")

@@ -3,6 +3,7 @@
 * ``commands``: the commands, what they take and what they are for; ``options``: their options; ``zoo_names``: the
   zoo's names. ``guard``: errors as sentences, exit codes, interrupts, where files may be written. ``output``:
   tables, JSON, notes, progress.
+* ``sweep``: many models or checkpoints, in several processes and in several runs.
 * ``certifying`` (one model or several), ``training``, ``stepping``, ``converge``, ``catalogue`` (rules, models,
   what is installed): what the commands do.
 * ``models``: a model by name, by import or from a file, its weights, data as it takes them; ``exported``: files of

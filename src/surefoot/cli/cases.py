@@ -19,7 +19,9 @@ from surefoot.cli.guard import UsageError
 from surefoot.cli.models import (
     Spec,
     build,
+    device_named,
     load_weights,
+    moved,
     real_dtype,
     refusal,
     sample_shape,
@@ -113,6 +115,10 @@ def case(name: str, request: Request, data: Dataset | None = None) -> Case:
     if request.weights is not None:
         load_weights(model, request.weights)
     x = built.inputs
+    device = None if request.device is None else device_named(request.device)
+    if device is not None and not meta:
+        model, x = model.to(device), moved(x, device)
+        data = None if data is None else replace(data, x=data.x.to(device), y=moved(data.y, device))
     if data is not None:
         data = suited(model, data.to(real_dtype(model)))
         x = data.x
@@ -246,6 +252,7 @@ def trainable(start: Start, test: float) -> Subject:
         smooth=start.smooth,
         evaluation=start.evaluation,
         seed=start.seed,
+        device=start.device,
         numbers=True,
     )
     given = dataset_of(request)

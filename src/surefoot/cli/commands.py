@@ -90,7 +90,13 @@ def surefoot(
 
 @app.command()
 @guarded
-def certify(model: o.Model, request: o.Request, json: o.Json = False, report: o.Report = None) -> Outcome:
+def certify(
+    model: o.Model,
+    request: o.Request,
+    json: o.Json = False,
+    report: o.Report = None,
+    what_if: o.WhatIf = False,
+) -> Outcome:
     """Bound a model, its slope and its curvature over a set of parameters, and say which step sizes are safe.
 
     Exit code 0 if the smoothness is finite and proved, 1 if it is infinite or not proved.
@@ -104,13 +110,23 @@ def certify(model: o.Model, request: o.Request, json: o.Json = False, report: o.
       surefoot certify mypackage.models:make_model --input 8,3,32,32 --json
     """
     check_destination(report, "--report", (".html",))
-    return _module("certifying").certify_one(model, request, json, report)
+    if what_if and report is None:
+        raise UsageError("--what-if fills a part of the report: say where to write it, with --report FILE.html")
+    return _module("certifying").certify_one(model, request, json, report, what_if)
 
 
 @app.command()
 @guarded
-def compare(models: o.Models, request: o.Request, json: o.Json = False, report: o.Report = None) -> Outcome:
-    """Certify several models, or variants of one, and put the constants side by side.
+def compare(
+    models: o.Models,
+    request: o.Request,
+    workers: o.Workers = 1,
+    log: o.Rows = None,
+    resume: o.Resume = False,
+    json: o.Json = False,
+    report: o.Report = None,
+) -> Outcome:
+    """Certify several models, variants or checkpoints of one, and put the constants side by side.
 
     Ratios are to the first model whose constant is finite. Exit code 0 if at least one model is certified.
 
@@ -121,14 +137,19 @@ def compare(models: o.Models, request: o.Request, json: o.Json = False, report: 
       surefoot compare vgg16-smooth vgg16-batchnorm@batch_norm=100 --constants both
 
       surefoot compare mlp@activation=tanh mlp --data digits --objective cross-entropy
+
+      surefoot compare mlp runs/*.safetensors --data digits --workers 4 --log rows.jsonl --resume
     """
+    if workers < 1:
+        raise UsageError(f"--workers is at least 1, got {workers}")
     check_destination(report, "--report", (".html",))
-    return _module("certifying").certify_all(models, request, json, report)
+    check_destination(log, "--log", (".jsonl",))
+    return _module("certifying").certify_all(models, request, json, report, workers, log, resume)
 
 
 @app.command()
 @guarded
-def train(start: o.Start, run: o.Run, json: o.Json = False) -> Outcome:
+def train(start: o.Start, run: o.Run, json: o.Json = False, report: o.Report = None) -> Outcome:
     """Train a model without a learning rate: every step is proved to descend before it is taken.
 
     Exit code 1 if nothing can be proved because the smoothness is infinite, or if a promise was not kept.
@@ -141,12 +162,13 @@ def train(start: o.Start, run: o.Run, json: o.Json = False) -> Outcome:
 
       surefoot train mymodels:net --data mine.npz --save net.safetensors
 
-      surefoot train --optimizer gauss-newton --steps 10 --checkpoint run.pt
+      surefoot train --optimizer gauss-newton --steps 10 --checkpoint run.pt --report run.html
     """
     check_destination(run.save, "--save", (".safetensors", ".pt", ".pth"))
     check_destination(run.checkpoint, "--checkpoint", (".pt", ".pth"))
     check_destination(run.log, "--log", (".jsonl",))
-    return _module("training").train_model(start, run, json)
+    check_destination(report, "--report", (".html",))
+    return _module("training").train_model(start, run, json, report)
 
 
 @app.command()
@@ -180,6 +202,7 @@ def converge(
     method: o.Converging = "gauss-newton",
     ridge: o.RidgeWeight = 0.0,
     seed: o.Seed = 0,
+    device: o.Device = None,
     json: o.Json = False,
     report: o.Report = None,
 ) -> Outcome:
@@ -196,7 +219,7 @@ def converge(
     if batch < 1 or steps < 0 or not ridge >= 0:
         raise UsageError("--batch is at least 1, --steps and --ridge are not negative")
     check_destination(report, "--report", (".html",))
-    start = o.Start(model=model, data=data, objective=objective, seed=seed)
+    start = o.Start(model=model, data=data, objective=objective, seed=seed, device=device)
     return _module("converge").prove(start, batch, steps, method, ridge, json, report)
 
 

@@ -36,21 +36,21 @@ def prove(
         )
     regularizer = sf.Ridge(ridge) if ridge else None
     interpolates = isinstance(parts.objective, sf.Square) and regularizer is None
-    kind = sf.optim.GaussNewton if interpolates else sf.optim.Newton
+    kind, called = (sf.optim.GaussNewton, "Gauss-Newton") if interpolates else (sf.optim.Newton, "Newton")
     optimizer = kind(parts.model, parts.objective, regularizer=regularizer)
     objective = parts.objective.bound_to(y[:batch])
     with output.working("taking steps until convergence is proved"):
         taken, verdict = until_proved(
             lambda: optimizer.step(x, y[:batch]), parts.model, x, objective, regularizer, METHODS[method], steps
         )
+    if report is not None:  # before anything is printed: a closed pipe does not lose it
+        name = f"Convergence of {start.model} on {len(x)} samples of {start.data}, after {taken} steps"
+        write_convergence(report, verdict, title=name)
+        output.note(f"the report is in {report}")
     if json:
         output.document({"model": start.model, "data": start.data, "samples": len(x), "steps": taken,
                          "convergence": verdict.to_dict()})  # fmt: skip
     else:
-        output.result(f"{start.model} on {len(x)} samples of {start.data}, after {taken} {kind.__name__} steps\n")
+        output.result(f"{start.model} on {len(x)} samples of {start.data}, after {taken} {called} steps\n")
         output.result(str(verdict))
-    if report is not None:
-        name = f"Convergence of {start.model} on {len(x)} samples of {start.data}, after {taken} steps"
-        write_convergence(report, verdict, title=name)
-        output.note(f"the report is in {report}")
     return Outcome.CERTIFIED if verdict.proved else Outcome.NOT_CERTIFIED

@@ -141,6 +141,16 @@ def _from_configuration(spec: Spec, tokens: tuple[int, ...], seed: int) -> Built
     return Built(model, torch.randint(size, tokens, generator=generator))
 
 
+def _usual(entry: zoo.Entry, given: Mapping[str, Any]) -> str:
+    """How the options that were given are written: their usual values."""
+    usual = {name: value for name, value in entry.defaults.items() if name in given}
+    texts = [
+        f"{name}={','.join(map(str, value)) if isinstance(value, tuple | list) else value}"
+        for name, value in usual.items()
+    ]
+    return f" Options are written like their defaults: {entry.name}@{'@'.join(texts)}" if texts else ""
+
+
 def _from_zoo(
     spec: Spec, batch: int, shapes: Sequence[tuple[int, ...]], classes: int | None, meta: bool, seed: int
 ) -> Built:
@@ -155,7 +165,7 @@ def _from_zoo(
         except (TypeError, ValueError) as error:
             if isinstance(error, SurefootError):
                 raise
-            raise UsageError(f"'{spec.text}' cannot be built: {error}") from error
+            raise UsageError(f"'{spec.text}' cannot be built: {error}.{_usual(entry, spec.options)}") from error
         if sample is None:
             return Built(model, zoo.example_input(spec.target, batch, seed=seed, **options))
         made = zoo.Sample(sample, entry.sample(options).vocabulary)
@@ -349,3 +359,29 @@ def with_batch(inputs: Any, batch: int) -> Any:
     if isinstance(inputs, Mapping):
         return {name: with_batch(value, batch) for name, value in inputs.items()}
     return tuple(with_batch(value, batch) for value in inputs)
+
+
+def device_named(name: str) -> torch.device:
+    """The device of this name, if doubles can be put there.
+
+    Raises:
+        UsageError: if PyTorch has no such device here.
+    """
+    try:
+        device = torch.device(name)
+        torch.zeros(1, dtype=torch.float64, device=device).item()  # on the meta device there are no numbers
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        raise UsageError(
+            f"--device {name}: PyTorch cannot compute with doubles there on this machine. Use --device cpu, or "
+            "leave it out; surefoot doctor lists the devices"
+        ) from error
+    return device
+
+
+def moved(x: Any, device: torch.device) -> Any:
+    """Inputs on a device: tensors, tuples and dicts of them."""
+    if isinstance(x, Tensor):
+        return x.to(device)
+    if isinstance(x, Mapping):
+        return {name: moved(value, device) for name, value in x.items()}
+    return x if x is None else tuple(moved(value, device) for value in x)

@@ -38,7 +38,14 @@ _run = partial(_option, "Training")
 _output = partial(_option, "Output")
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)]
-Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help=MODEL_HELP, autocompletion=complete_model)]
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL...",
+        help=f"{MODEL_HELP} Files of weights behind a model are checkpoints of it.",
+        autocompletion=complete_model,
+    ),
+]
 Batch = Annotated[
     int | None,
     _batch("N", "Number of samples. Default: all data, else 16 random ones, or 128 where only the shape matters."),
@@ -63,6 +70,7 @@ Eval = Annotated[
     bool, _batch("", "In evaluation mode: no dropout, running statistics in batch normalisation.", "--eval")
 ]
 Seed = Annotated[int, _batch("N", "Seed of random weights, random inputs and searches.")]
+Device = Annotated[str | None, _batch("NAME", "Where to compute: cpu, cuda, cuda:1. Default: cpu.")]
 Loss = Annotated[str, _batch("NAME", "The loss: cross-entropy, square, …")]
 Single = Annotated[bool, _batch("", "Single precision; double by default.", "--single")]
 Samples = Annotated[int, _batch("N", "Number of samples, a random part of the data.")]
@@ -125,8 +133,15 @@ Kappa = Annotated[
     float, _option(None, "κ", "Weight of ½‖v‖² in the quadratic models; halving it lengthens steps.")
 ]
 Search = Annotated[str | None, _option(None, "TEXT", "Only those that mention this text.", "--search", "-s")]
+Workers = Annotated[int, _output("N", "How many are certified at the same time, in processes of their own.")]
+Rows = Annotated[Path | None, _output("FILE.jsonl", "Write each as a line of JSON as it finishes.", "--log")]
+Resume = Annotated[bool, _output("", "Keep what stands in --log, and certify only the rest.", "--resume")]
 Json = Annotated[bool, _output("", "Print one JSON document.", "--json")]
 Report = Annotated[Path | None, _output("FILE.html", "Also write a page to look at.")]
+WhatIf = Annotated[
+    bool,
+    _output("", "With --report: also other radii, soft-plus and layer normalisation, side by side.", "--what-if"),
+]
 
 
 @dataclass(frozen=True)
@@ -143,6 +158,7 @@ class Request:
     smooth: Smooth = False
     evaluation: Eval = False
     seed: Seed = 0
+    device: Device = None
     domain: Domain = None
     radius: Radius = None
     center: CenterOption = None
@@ -206,6 +222,7 @@ class Start:
     smooth: Smooth = False
     evaluation: Eval = False
     seed: Seed = 0
+    device: Device = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What is printed: results on standard output, everything else on standard error.
 
-Tables are plain text; on a terminal they are fitted to its width. Colour is for terminals, and not with NO_COLOR.
+All of it is plain text; on a terminal it is fitted to its width. Colour is for terminals, and not with NO_COLOR.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _state: dict[str, Any] = {"quiet": False, "results": None}
+_NARROWEST, _SHORTEST_TEXT = 40, 16  # columns of a screen, and of a text that is wrapped behind others
 
 
 def quiet(wanted: bool) -> None:
@@ -42,15 +45,28 @@ def _results() -> Any:
     return sys.stdout if _state["results"] is None else _state["results"]
 
 
-def result(text: str) -> None:
-    """A part of the result, on standard output."""
+def _print(text: str) -> None:
     print(text, file=_results())
+
+
+def result(text: str) -> None:
+    """A part of the result, on standard output; lines that are too long for it are wrapped."""
+    room = width()
+    for line in text.split("\n"):
+        if room is None or len(line) <= room:
+            _print(line)
+            continue
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        wrapped = textwrap.wrap(
+            line, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        _print("\n".join(wrapped))
 
 
 def document(content: Any) -> None:
     """The whole result as one JSON document."""
     ascii_only = not str(getattr(_results(), "encoding", "") or "utf-8").lower().startswith("utf")
-    result(encoded(content, indent=2, ascii_only=ascii_only))
+    _print(encoded(content, indent=2, ascii_only=ascii_only))
 
 
 def encoded(content: Any, indent: int | None = None, ascii_only: bool = False) -> str:
@@ -100,22 +116,43 @@ def coloured(stream: Any) -> bool:
     return bool(stream.isatty() and not plain)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
-    """A table on standard output, fitted to a terminal; all but the first ``left`` columns hold numbers."""
-    if not _results().isatty():
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        align = [str.ljust] * left + [str.rjust] * (len(head) - left)
-        for row in (head, *rows):
-            result("  ".join(a(cell, width) for a, cell, width in zip(align, row, widths, strict=True)).rstrip())
-        return
-    from rich.table import Table
+def width() -> int | None:
+    """How many columns there are: COLUMNS if that is set, else those of a terminal; a pipe has no limit."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdigit() or _results().isatty():
+        return max(int(given) if given.isdigit() else shutil.get_terminal_size().columns, _NARROWEST)
+    return None
 
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for k, title in enumerate(head):
-        shown.add_column(title, justify="left" if k < left else "right", overflow="fold")
-    for row in rows:
-        shown.add_row(*row)
-    _console(_results()).print(shown)
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
+    """A table on standard output; all but the first ``left`` columns hold numbers.
+
+    Where there is no room for it, texts of the last column are wrapped, or each row becomes a few lines.
+    """
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    room = width() or math.inf
+    rest = room - sum(widths[:-1]) - 2 * (len(head) - 1)
+    if rest < min(widths[-1], len(head[-1]) + _SHORTEST_TEXT if left == len(head) else widths[-1]):
+        for row in rows:
+            _lines_of(head, row)
+        return
+    align = [str.ljust] * left + [str.rjust] * (len(head) - left)
+    for row in (head, *rows):
+        *cells, last = row
+        texts = textwrap.wrap(last, int(rest)) if len(last) > rest else [last]
+        before = "  ".join(a(cell, size) for a, cell, size in zip(align, cells, widths, strict=False))
+        for k, text in enumerate(texts):
+            end = text if left == len(head) else align[-1](text, widths[-1])
+            _print(f"{before if k == 0 else ' ' * len(before)}  {end}".rstrip() if cells else end)
+
+
+def _lines_of(head: Sequence[str], row: Sequence[str]) -> None:
+    """A row below its first cell, a line for each of the others that says something."""
+    result(row[0])
+    longest = max(map(len, head[1:]))
+    for title, cell in zip(head[1:], row[1:], strict=True):
+        if cell:
+            result(f"  {title:<{longest}}  {cell}")
 
 
 def _console(stream: Any) -> Console:

@@ -165,7 +165,11 @@ def count_cost(model: str, request: Request, json: bool) -> Outcome:
     if json:
         output.document({"model": model, "input": subject.shapes, "cost": found.to_dict()})
     else:
-        output.result(f"{model}, input {subject.shapes}\n\n{found}")
+        output.result(f"{model}, input {subject.shapes}\n\n{found.title}")
+        for number, (left, (head, *rows)) in enumerate(found.tables):
+            if number:
+                output.result("")
+            output.table(head, rows, left)
     return Outcome.CERTIFIED
 
 

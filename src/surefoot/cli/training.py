@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,13 +16,15 @@ from torch import Tensor, nn
 from surefoot.cli import output
 from surefoot.cli.cases import Subject, trainable
 from surefoot.cli.guard import Outcome, UsageError
-from surefoot.cli.models import in_evaluation, real_dtype, refusal
+from surefoot.cli.models import in_evaluation, refusal
 from surefoot.cli.options import Run, Start
 from surefoot.data import Dataset, imported
 from surefoot.graph.checks import selected
 from surefoot.objectives import Objective
 from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton, StepRecord
+from surefoot.report import write_run
 from surefoot.report.page import written_whole
+from surefoot.report.run import promises
 
 
 @dataclass(frozen=True)
@@ -147,25 +150,11 @@ def accuracy(model: nn.Module, data: Dataset) -> float | None:
     return float((outputs.argmax(dim=1) == data.y).double().mean())
 
 
-def promises(optimizer: GuaranteedOptimizer) -> tuple[int, int]:
-    """How many steps promised a decrease whose outcome is known, and how many of them kept it.
-
-    A promise holds in exact arithmetic; a loss is known up to round-off, which is allowed for.
-    """
-    slack = 64 * torch.finfo(real_dtype(optimizer.model)).eps  # what round-off may do, relative to the loss
-    excess = [
-        r.actual_decrease - r.promised_decrease + slack * max(abs(r.loss), 1.0)
-        for r in optimizer.history
-        if r.promised_decrease is not None and r.actual_decrease is not None
-    ]
-    return len(excess), sum(each >= 0 for each in excess)
-
-
 _HARDLY = 0.999  # of the first loss: a run that ends above this has hardly moved
 _SHOWN = 8  # steps in the table
 
 
-def train_model(start: Start, run: Run, json: bool) -> Outcome:
+def train_model(start: Start, run: Run, json: bool, report: Path | None = None) -> Outcome:
     """Train a model and show how it went."""
     parts = trainable(start, run.test)
     check_whole(start.model, parts.model, parts.train, parts.test)
@@ -178,19 +167,32 @@ def train_model(start: Start, run: Run, json: bool) -> Outcome:
     keep = Keeper(run.checkpoint, run.every, parts.model, optimizer, same)
     done = keep.resumed()
     batches = Batches(parts.train, run.batch, start.seed)
+    spent = [0.0]  # processor time, with that of all steps so far
+
+    def page() -> None:
+        if report is not None and optimizer.history:
+            unit = _of_gradient(parts, *batches(0))
+            work = None if done else [each / unit for each in spent[: len(optimizer.history)]]
+            write_run(report, optimizer, title=f"{start.model} on {start.data or 'digits'}", work=work)
+            output.note(f"the report is in {report}")
+
     try:
         with output.progress("training", run.steps, min(done, run.steps)) as advance, _log(run.log, done) as log:
             for number in range(done, run.steps):
+                began = time.process_time()
                 loss = optimizer.step(*batches(number))
+                spent.append(spent[-1] + time.process_time() - began)
                 log(optimizer.history[-1])
                 advance(f"loss {loss:.4g}")
                 keep.after(number + 1, last=number + 1 == run.steps)
     except KeyboardInterrupt:
         keep.interrupted()
         _save(parts.model, run.save)
+        page()
         return Outcome.INTERRUPTED
     summary = _summary(optimizer, parts)
     _save(parts.model, run.save)
+    page()
     if json:
         output.document({"run": same, **summary})
     else:
@@ -198,6 +200,18 @@ def train_model(start: Start, run: Run, json: bool) -> Outcome:
     if summary["promises"] > 1 and summary["last_loss"] > _HARDLY * summary["first_loss"]:
         output.note("the proved steps are very short. Kinks (ReLU, max-pooling) make them so: try --smooth")
     return Outcome.CERTIFIED if summary["promises_kept"] == summary["promises"] else Outcome.NOT_CERTIFIED
+
+
+def _of_gradient(parts: Subject, x: Tensor, y: Tensor | None) -> float:
+    """The processor time of one gradient: the shortest of three."""
+    objective, taken = parts.objective if y is None else parts.objective.bound_to(y), []
+    trainable = [value for value in parts.model.parameters() if value.requires_grad]
+    for _ in range(3):
+        began = time.process_time()
+        with in_evaluation(parts.model), torch.enable_grad():
+            torch.autograd.grad(objective(selected(parts.model(x))), trainable, allow_unused=True)
+        taken.append(time.process_time() - began)
+    return max(min(taken), 1e-9)
 
 
 def _save(model: nn.Module, path: Path | None) -> None:

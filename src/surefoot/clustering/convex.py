@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.clustering.envelope import UNIT, Envelope, Nearest, Over, Proximity, envelope
+from surefoot.clustering.envelope import UNIT, Accuracy, Envelope, Nearest, Over, Proximity, clustering
 from surefoot.clustering.fusion import ConvexClusteringResult, fuse
 from surefoot.clustering.kmeans import positive
 from surefoot.clustering.reduced import Reduced
@@ -43,8 +43,6 @@ from surefoot.graph.nodes import Spec
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.objectives.constants import Constants, ObjectiveError, convex_clustering
 from surefoot.operations.call import Bounds, Call
-from surefoot.operations.common import ONE, ZERO
-from surefoot.operations.record import LossFacts, operation
 
 
 class Fused(Proximity[ConvexClusteringResult]):
@@ -94,7 +92,7 @@ class Fused(Proximity[ConvexClusteringResult]):
             labels = torch.arange(len(outputs), device=outputs.device)
             none = outputs.new_zeros((0, outputs.shape[1]))
             alone = ConvexClusteringResult(outputs, labels, none, 0.0, 0.0, 0.0, 0, 0.0, 0.0, self.tolerance)
-            return Nearest(outputs, 0.0, lambda v: v, 0.0, 0.0, alone)
+            return Nearest(outputs, 0.0, lambda v: v, lambda: Accuracy(0.0, 0.0), alone)
         amounts = self.penalty * edges.weights
         result = fuse(outputs, edges.incidence, amounts, self.tolerance, self.max_iterations, self._dual)
         self._dual = result.dual
@@ -102,7 +100,8 @@ class Fused(Proximity[ConvexClusteringResult]):
             warnings.warn(f"convex clustering: {result.status}", stacklevel=2)
         reduced = Reduced(result.labels, edges.first, edges.second, amounts)
         derivative = reduced.solver(reduced.total(result.centroids) / reduced.sizes[:, None])
-        return Nearest(result.centroids, result.penalty, derivative, result.gap, result.gradient_error, result)
+        accuracy = Accuracy(result.gap, result.gradient_error)
+        return Nearest(result.centroids, result.penalty, derivative, lambda: accuracy, result)
 
     def steepest(self, count: int) -> Magnitude:
         """The Lipschitz constant of the sum for so many samples, from the weights."""
@@ -227,18 +226,14 @@ def _given(weights: Any) -> Edges | None:
     )
 
 
-@operation("surefoot.convex_clustering", loss=LossFacts(envelope, convex=True, smooth=True, nonnegative=True),
-           assumed=lambda node: True)  # fmt: skip
+@clustering("surefoot.convex_clustering", convex=True)
 def convex_clustering_bounds(call: Call) -> Bounds:
     r"""Convex clustering: curvature s; slope :math:`s\|\hat y - z\|`, at most s times the constant of the weights.
 
     (See the module.) :math:`\hat y - z` is 1-Lipschitz and zero at zero, so it is at
-    most :math:`\sup\|\hat y\|`, and at most its norm at the centre plus the spread. The solver is off by e there:
-    that is added to the slope. Where it is more than the round-off that the calculus adds to a gradient,
-    :math:`16(\sqrt r + 16)u\,s\|\hat y\|` for a reduction of r, the curvature becomes
-    :math:`s(1 + e/\text{spread})`, so that curvature times spread covers the gradients over the domain, seen from
-    the one that was computed. The value is at most :math:`\frac s2\|\hat y\|^2`, by z = 0, and at most the
-    constant of the weights times the norm.
+    most :math:`\sup\|\hat y\|`, and at most its norm at the centre, where the solver is off by what it proves,
+    plus the spread. The value is at most :math:`\frac s2\|\hat y\|^2`, by z = 0, and at most the constant of the
+    weights times the norm.
     """
     proximity: Fused = call["proximity"]
     over = Over(call)
@@ -246,22 +241,12 @@ def convex_clustering_bounds(call: Call) -> Bounds:
     steepest = proximity.steepest(outputs.shape[0])
     slope = minimum(outputs.bound, steepest)
     value = minimum(outputs.bound**2 / 2, steepest * outputs.bound)
-    reduction = max(outputs.numel, 4096)
-    curvature, error = scale, ZERO
-    if nearest is not None and nearest.gap is not None and nearest.error is not None:
-        here = norm(outputs.value - nearest.point) * (1 + 4 * UNIT) + nearest.error
+    if nearest is not None and (off := nearest.accuracy().point) is not None:
+        here = norm(outputs.value - nearest.point) * (1 + 4 * UNIT) + off
         slope = minimum(slope, here + outputs.spread)
-        error = scale * nearest.gap
-        covered = 8 * (reduction**0.5 + 16) * UNIT * float(torch.linalg.vector_norm(outputs.value)) * (1 - 1e-6)
-        if nearest.error > covered:
-            reach = float(outputs.spread)
-            extra = Magnitude.of(nearest.error) / reach * (1 + 8 * UNIT) if reach else Magnitude.infinity()
-            curvature = scale * (ONE + extra)
     return Bounds(
         jacobian={"outputs": slope * scale},
-        curvature={("outputs", "outputs"): curvature},
+        curvature={("outputs", "outputs"): scale},
         bound=value * scale,
-        reduction=reduction,
-        error=error,
-        reason="convex clustering is not solved exactly enough for a domain this small: lower its tolerance",
+        reduction=outputs.numel,
     )

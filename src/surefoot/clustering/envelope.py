@@ -26,13 +26,19 @@ distance is 1-Lipschitz and at most the norm, so over the domain
 
 for *any* z of the set: that the solver may have missed the nearest one makes the bound looser, not wrong. At kinks
 this is the Lipschitz constant of h, by continuity.
+
+**What the solver is trusted with:** nothing. Each objective proves how far its value is from that of the exact
+solution, and its point from it (:class:`Accuracy`). The computed gradient :math:`s(\hat y - z)` is off by s times
+that distance and its round-off. Where nothing is known about the point (k-means with 1 < k < n, whose assignment
+may be one of many; spectral clustering at a tie) both gradients have a norm of at most :math:`s\|\hat y - z\|`,
+and differ by at most twice that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,11 +49,27 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.objectives.base import Objective
 from surefoot.objectives.constants import ObjectiveError
 from surefoot.objectives.entrywise import Square
-from surefoot.operations.call import Bounds, Call
+from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.common import ONE, ZERO
+from surefoot.operations.record import LossFacts, Rule, operation
+from surefoot.operations.softmax import summed
+from surefoot.scalar import Rounded
 
 Result = TypeVar("Result")
 UNIT = 2.0**-52
+
+
+class Accuracy(NamedTuple):
+    r"""How good a solution is, without the factor s.
+
+    Attributes:
+        value: on how far :math:`\frac12\|\hat y - z\|^2 + \Omega(z)`, z as stored and :math:`\Omega` as computed,
+            is from its minimum; for k-means from that over the centres of the assignment that was found.
+        point: on the distance of z from the exact solution; ``None`` if that may be elsewhere.
+    """
+
+    value: float
+    point: float | None
 
 
 @dataclass(frozen=True)
@@ -58,16 +80,14 @@ class Nearest(Generic[Result]):
         point: :math:`z`, of the shape of the outputs.
         penalty: :math:`\Omega(z)`.
         derivative: applies :math:`Dz(\hat y)`, a symmetric operator.
-        gap: an upper bound of what the value exceeds the minimum by, if one is known; without the factor s.
-        error: a bound on the distance of the point from the exact solution, if one is known.
+        accuracy: proves how good it is.
         result: what the solver has to say, in the words of the objective.
     """
 
     point: Tensor
     penalty: float
     derivative: Callable[[Tensor], Tensor]
-    gap: float | None
-    error: float | None
+    accuracy: Callable[[], Accuracy]
     result: Result
 
 
@@ -155,9 +175,9 @@ class Envelope(Objective, Generic[Result]):
     def majoriser(self, outputs: Tensor) -> Square:
         r"""The square loss with the nearest point as targets, :math:`\frac s2\|\hat y - z\|^2`.
 
-        Up to the constant :math:`s\,\Omega(z)` it is above h everywhere and equal to it at these outputs. It is
-        smooth, so a step that is proved to decrease it by some amount decreases h by at least as much, whatever
-        the clustering does meanwhile.
+        Up to the constant :math:`s\,\Omega(z)` it is above h everywhere and equal to the value at these outputs.
+        It is smooth, and a step that is proved to decrease it by some amount ends where h is below the value here
+        by at least as much, whatever the clustering does meanwhile.
         """
         self.check(Spec(tuple(outputs.shape), outputs.dtype), None)
         return Square(self.proximity.solved(outputs).point.to(outputs.dtype), reduction=self.reduction)
@@ -177,6 +197,11 @@ def envelope(outputs: Tensor, proximity: Proximity[Any], reduction: str) -> Tens
     scale = 1.0 / outputs.shape[0] if reduction == "mean" else 1.0
     value: Tensor = _Value.apply(outputs, _Held(proximity), scale)
     return value
+
+
+def _valued(outputs: Tensor, nearest: Nearest[Any], scale: float) -> Tensor:
+    """The value of a solution, in double precision."""
+    return scale * (0.5 * (outputs.detach().to(torch.float64) - nearest.point).square().sum() + nearest.penalty)
 
 
 class _Held:
@@ -204,14 +229,21 @@ class Over:
         at_hand = isinstance(value, Tensor) and value.device.type != "meta"
         self.nearest: Nearest[Any] | None = call["proximity"].solved(value) if at_hand else None
 
+    @property
+    def distance(self) -> Magnitude:
+        """From the set, at the centre: z is off it by the round-off of a mean or of a product with singular
+        vectors.
+        """
+        assert self.nearest is not None
+        shape = self.outputs.shape
+        off = self.outputs.centre_norm * (16.0 * (sum(shape) + 16) * min(shape) ** 0.5 * UNIT)
+        return norm(self.outputs.value - self.nearest.point) + off
+
     def half_square(self, curvature: Magnitude, reason: str) -> Bounds:
         """Half the squared distance from the set, scaled."""
         distance = self.outputs.bound
         if self.nearest is not None:
-            # z is off the set by the round-off of a mean or of a product with singular vectors
-            off = self.outputs.centre_norm * (16.0 * (sum(self.outputs.shape) + 16) * UNIT)
-            here = norm(self.outputs.value - self.nearest.point) + off
-            distance = minimum(distance, here + self.outputs.spread)
+            distance = minimum(distance, self.distance + self.outputs.spread)
         return Bounds(
             jacobian={"outputs": distance * self.scale},
             curvature={("outputs", "outputs"): curvature * self.scale},
@@ -219,6 +251,48 @@ class Over:
             reduction=self.outputs.numel,
             reason=reason,
         )
+
+
+def value_error(call: Call, value: Any) -> Magnitude | None:
+    """How far the value is from that of the exact solution: a sum of squares of differences, times s.
+
+    A solver that starts where it ended may have come to another solution since.
+    """
+    over = Over(call)
+    assert over.nearest is not None
+    again = float(_valued(over.outputs.value, over.nearest, float(over.scale)))
+    size, apart = over.outputs.numel, abs(float(value) - again)
+    rounded = Magnitude.of(again + apart) * ((size + 16) * 2 * UNIT) + Magnitude.of(size * 2.0**-1022)
+    return over.scale * over.nearest.accuracy().value + rounded + Magnitude.of(apart)
+
+
+def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    """s(ŷ - z) with the error of z; see the module."""
+    over = Over(call)
+    if over.nearest is None:
+        return {}
+    difference = Rounded.exact(over.outputs.value.double()) - Rounded.exact(over.nearest.point)
+    off = over.nearest.accuracy().point
+    if off is None:
+        off = 2 * float(over.distance) * (1 + 2.0**-40)
+    wide = Rounded(difference.value, (difference.error + off) * (1 + 2.0**-50))
+    scale = 1.0 / over.outputs.shape[0] if call["reduction"] == "mean" else 1.0
+    return {"outputs": wide.scaled(scale) * costate}
+
+
+def push(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded | None:
+    """The product of the gradient and the tangent."""
+    gradient = pullback(call, torch.ones((), dtype=torch.float64, device=tangents["outputs"].device))
+    if not gradient:
+        return None
+    total = summed(gradient["outputs"] * tangents["outputs"], (0, 1))
+    return Rounded(total.value.reshape(()), total.error.reshape(()))
+
+
+def clustering(name: str, *, convex: bool = False) -> Callable[[Rule], Rule]:
+    """Register the bounds of a clustering objective, smooth if it is convex; its solution says the rest."""
+    loss = LossFacts(envelope, convex=convex, smooth=convex, nonnegative=True)
+    return operation(name, loss=loss, error=value_error, pullback=pullback, push=push)
 
 
 def zero(call: Call) -> Bounds:
@@ -240,9 +314,7 @@ class _Differentiated(torch.autograd.Function):
 class _Value(_Differentiated):
     @staticmethod
     def forward(outputs: Tensor, held: _Held, scale: float) -> Tensor:
-        nearest = held(outputs)
-        distance = 0.5 * (outputs.detach().to(torch.float64) - nearest.point).square().sum()
-        return (scale * (distance + nearest.penalty)).to(outputs.dtype)
+        return _valued(outputs, held(outputs), scale).to(outputs.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -15,6 +15,12 @@ convex, so :math:`\frac12\|z - z^*\|^2 \le P(z) - \min P` and the gradient :math
 then z is the exact solution for the outputs :math:`z + B^\top\zeta = \hat y + r`, and as solutions move no more
 than outputs do, z and the gradient are off by at most :math:`\|r\|`.
 
+*Round-off* (:meth:`_Ascent._weighed`). A dual variable is outside of its ball by a relative (d + 4)u at most, and
+is meant to be shrunk by that; a term of the gap is off by (2d + 8)u of :math:`c_e\|(Bz)_e\|`, the sum of E of them
+by :math:`\log_2E + 1` more; r by (b + d + 16)u of the norms of what it is made of, b the most edges at a node,
+with sums of norms in place of norms of sums; and moving the outputs to their mean and back by 8u of their norm and
+2u of that of z.
+
 *Ascent.* :math:`\|B^\top\zeta\|^2 = \sum_i\|\sum_{e\ni i}\pm\zeta_e\|^2 \le \sum_id_i\sum_{e\ni i}\|\zeta_e\|^2 =
 \sum_e(d_i + d_j)\|\zeta_e\|^2` with the degrees d, so steps of :math:`1/(d_i + d_j)` on edge (i, j) ascend, and
 the projection onto balls is edge by edge. Accelerated (Beck and Teboulle, SIAM J. Imaging Sci. 2, 2009) with
@@ -112,6 +118,15 @@ def fuse(
     start = start if bool(shifted.any()) else None  # where all outputs are equal zero is the exact solution
     result = _Ascent(shifted, incidence, amounts, start, far, tolerance).run(max_iterations)
     return replace(result, centroids=result.centroids + centre)
+
+
+def _total(numbers: Tensor) -> float:
+    """The sum of numbers that are not negative, by halves: of n it is off by a relative (log₂n + 1)u."""
+    flat = numbers.reshape(-1)
+    while len(flat) > 1:
+        half = len(flat) // 2
+        flat = torch.cat([flat[:half] + flat[half : 2 * half], flat[2 * half :]])
+    return float(flat.sum())
 
 
 class _Ascent:
@@ -238,24 +253,24 @@ class _Ascent:
         terms = (pulls - torch.mul(gaps, dual, out=self.next).sum(dim=1)).clamp_min(0.0)
         sums = self.incidence.sums(dual)
         rest = centroids - self.outputs + sums
-        penalty = float(pulls.sum())
-        value = 0.5 * float((centroids - self.outputs).square().sum()) + penalty
+        penalty = _total(pulls)
+        value = 0.5 * _total((centroids - self.outputs).square()) + penalty
         sizes = torch.linalg.vector_norm(centroids, dim=1)
         apart = self.amounts * (lengths > 0)  # equal numbers have a difference without round-off
         ends = float((apart * (sizes[self.incidence.first] + sizes[self.incidence.second])).sum())
         share = 8 * (centroids.shape[1] + math.log2(len(self.incidence) + 2) + 8)
         outward = float(torch.linalg.vector_norm(sums)) * float(torch.linalg.vector_norm(self.outputs))
         round_off = _UNIT * (share * (penalty + value) + 4 * ends + 4 * outward)
-        round_off += self.moved * float(torch.linalg.vector_norm(self.outputs - centroids))
-        gap = float(terms.sum()) + 0.5 * float(rest.square().sum()) + round_off
+        moved = self.moved + _UNIT * float(torch.linalg.vector_norm(centroids))
+        round_off += moved * (float(torch.linalg.vector_norm(self.outputs - centroids)) + moved)
+        weights = self.incidence.degrees(torch.linalg.vector_norm(dual, dim=1))
+        sizes = sum(float(torch.linalg.vector_norm(part)) for part in (weights, self.outputs, centroids))
+        slack = (self.busiest + centroids.shape[1] + 16) * _UNIT * sizes
+        left = float(torch.linalg.vector_norm(rest)) * (1 + 1e-9) + slack
+        gap = _total(terms) + 0.5 * left * left + round_off
         labels = torch.arange(len(centroids), device=centroids.device) if labels is None else labels
         off = math.sqrt(2 * gap)
-        if polished:  # round-off: sums over the edges of a node, directions, and balls
-            pulls = self.incidence.degrees(torch.linalg.vector_norm(dual, dim=1))
-            sizes = sum(torch.linalg.vector_norm(part) for part in (pulls, self.outputs, centroids))
-            slack = (self.busiest + centroids.shape[1] + 16) * _UNIT * float(sizes)
-            off = min(off, float(torch.linalg.vector_norm(rest)) * (1 + 1e-9) + slack)
-        off += self.moved
+        off = (min(off, left) if polished else off) + moved
         return ConvexClusteringResult(
             centroids, labels, dual, value, gap, off, iteration, penalty, round_off, self.tolerance, polished
         )

@@ -20,6 +20,20 @@ and 1, and
 .. math:: \|\nabla^2h\| = s\max\Big(1, \frac{\sigma_{k+1}}{\sigma_k - \sigma_{k+1}}\Big) :
 
 finite wherever the gap is positive, unbounded near ties.
+
+*Accuracy.* Let :math:`\tilde u, \tilde v` be the orthonormal polar factors of the computed singular vectors u, v.
+They are as far from them as :math:`\delta_u = \|u^\top u - I\|_F` and :math:`\delta_v` at most, because
+:math:`|\sigma - 1| \le |\sigma^2 - 1|` for their singular values. So :math:`Y = \tilde u\,\mathrm{diag}(\sigma)\,
+\tilde v^\top`, of which singular values and nearest matrix of rank k are known, is within
+
+.. math:: e = \|\hat y - u\,\mathrm{diag}(\sigma)\,v^\top\| + \sigma_1(\delta_u + (1 + \delta_u)\delta_v)
+
+of :math:`\hat y`, round-off of computing it aside. No singular value moves by more than e (Weyl), nor does the
+distance from matrices of rank k, which for Y is :math:`D = (\sum_{i>k}\sigma_i^2)^{1/2}`. Hence the value
+:math:`\frac12d^2`, :math:`d = \|\hat y - z\|`, is off by at most :math:`\frac12(|d - D| + e)(d + D + e)`. The
+nearest matrices of the two are at most :math:`\kappa e` apart, :math:`\kappa = (\sigma_k + e)/(\sigma_k -
+\sigma_{k+1} - \sqrt2e)`, as the eigenvalues of Dz above are at most :math:`\sigma_k/(\sigma_k - \sigma_{k+1})` on
+the way from Y to :math:`\hat y`; z is within e of that of Y, round-off included.
 """
 
 from __future__ import annotations
@@ -32,12 +46,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.clustering.envelope import UNIT, Envelope, Nearest, Over, Proximity, envelope, zero
+from surefoot.clustering.envelope import UNIT, Accuracy, Envelope, Nearest, Over, Proximity, clustering, zero
 from surefoot.clustering.kmeans import lloyd, positive
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE
-from surefoot.operations.record import LossFacts, operation
 
 _KINK = (
     "the domain may contain outputs with σ_k = σ_{k+1}, where spectral clustering has a kink: shrink it, choose k "
@@ -124,6 +137,12 @@ class Factors:
     v: Tensor
     k: int
 
+    @cached_property
+    def point(self) -> Tensor:
+        """The kept part."""
+        k = self.kept
+        return self.outputs if k == len(self.values) else (self.u[:, :k] * self.values[:k]) @ self.v[:, :k].mT
+
     @property
     def kept(self) -> int:
         """How many singular vectors are kept: k, or all."""
@@ -142,18 +161,35 @@ class Factors:
 
     @cached_property
     def error(self) -> float:
-        r"""A bound on how far any singular value is off, from the residual.
+        r"""The distance e from the outputs to a matrix whose singular values are exactly these; see the module.
 
-        :math:`\|\hat y - usv^\top\|` bounds the distance of the singular values of the two (Weyl), and those of
-        :math:`usv^\top` are s up to a factor between :math:`\sqrt{(1 - \delta_u)(1 - \delta_v)}` and
-        :math:`\sqrt{(1 + \delta_u)(1 + \delta_v)}`, with :math:`\delta_u = \|u^\top u - I\|` (Ostrowski). The last
-        term is the round-off of computing these.
+        The last term is the round-off of computing it: products of k numbers are off by :math:`\gamma_k\|A\|_F
+        \|B\|_F`, and the norms are at most :math:`\sqrt r` times 1.01 and :math:`\sigma_1`. Infinite if the
+        vectors are not nearly orthonormal.
         """
-        size = self.u.shape[0] + self.v.shape[0] + 16
+        size, rank = self.u.shape[0] + self.v.shape[0] + 16, len(self.values)
         defects = sum(float(torch.linalg.matrix_norm(_defect(part))) for part in (self.u, self.v))
         residual = float(torch.linalg.matrix_norm(self.outputs - (self.u * self.values) @ self.v.mT))
-        largest = float(self.values[0])
-        return 1.01 * residual + largest * (defects + 8 * size * math.sqrt(len(self.values)) * UNIT)
+        lost = 4 * size * rank * UNIT
+        if not defects + lost < 0.005:
+            return math.inf
+        return 1.01 * (residual + float(self.values[0]) * (defects + lost)) + size * rank * 2.0**-1022
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """How good the kept part is; see the module."""
+        if self.kept == len(self.values):
+            return Accuracy(0.0, 0.0)
+        off = self.error
+        left, rest = (
+            float(torch.linalg.vector_norm(t)) for t in (self.outputs - self.point, self.values[self.k :])
+        )
+        value = 0.5 * (abs(left - rest) + off) * (left + rest + off) * (1 + 2.0**-40)
+        gap = (self.gap - 1.5 * off) * (1 - 4 * UNIT)  # 1.5 > √2 covers the rounding of the difference
+        if not gap > 2 * UNIT * float(self.values[0]):
+            return Accuracy(value, None)
+        steep = (float(self.values[self.k - 1]) + off) / gap
+        return Accuracy(value, (steep + 1) * off * (1 + 2.0**-40))
 
     @property
     def tie(self) -> bool:
@@ -198,12 +234,10 @@ class Truncation(Proximity[Factors]):
         """Keep the k largest singular values."""
         u, values, vh = torch.linalg.svd(outputs, full_matrices=False)
         parts = Factors(outputs, u, values, vh.mT, self.k)
-        k = parts.kept
-        point = outputs if k == len(values) else (u[:, :k] * values[:k]) @ vh[:k]
-        return Nearest(point, 0.0, parts.derivative, None, None, parts)
+        return Nearest(parts.point, 0.0, parts.derivative, lambda: parts.accuracy, parts)
 
 
-@operation("surefoot.spectral", loss=LossFacts(envelope, nonnegative=True), assumed=lambda node: True)
+@clustering("surefoot.spectral")
 def spectral_bounds(call: Call) -> Bounds:
     r"""Spectral clustering: slope as above; curvature :math:`s\max(1, \sigma_{k+1}/(\sigma_k - \sigma_{k+1}))`.
 

@@ -42,7 +42,11 @@ class Edges:
 
 
 def all_pairs(count: int, device: torch.device | str = "cpu") -> Edges:
-    """Every pair of samples once, with weight 1, as in the paper, if there are not too many."""
+    """Every pair of samples once, with weight 1, as in the paper, if there are not too many.
+
+    >>> all_pairs(4).weights.numel()
+    6
+    """
     pairs = count * (count - 1) // 2
     if pairs > LARGEST:
         raise ObjectiveError(
@@ -65,6 +69,10 @@ def nearest_neighbours(points: Tensor, neighbours: int = 10, bandwidth: float | 
 
     Raises:
         ObjectiveError: if there are too few samples, they are not finite, or scikit-learn is not installed.
+
+    >>> edges = nearest_neighbours(torch.arange(6.0)[:, None], 1)
+    >>> list(zip(edges.first.tolist(), edges.second.tolist()))[:2]
+    [(0, 1), (1, 2)]
     """
     wanted = positive(neighbours, "neighbours")
     if bandwidth is not None and not 0 < bandwidth < math.inf:
@@ -101,6 +109,9 @@ def explicit(edges: Any, weights: Any = None, count: int | None = None) -> Edges
 
     Raises:
         ObjectiveError: if a number is out of range, an edge joins a sample to itself, or a weight is negative.
+
+    >>> explicit([(0, 1), (1, 2)]).weights.tolist()
+    [1.0, 1.0]
     """
     pairs = torch.as_tensor(edges)
     if pairs.dim() != 2 or pairs.shape[1] != 2 or pairs.is_floating_point() or pairs.dtype == torch.bool:
@@ -123,7 +134,11 @@ def explicit(edges: Any, weights: Any = None, count: int | None = None) -> Edges
 
 
 def matrix(weights: Tensor) -> Edges:
-    """Edges from a symmetric matrix of weights, zero where samples are not joined."""
+    """Edges from a symmetric matrix of weights, zero where samples are not joined.
+
+    >>> matrix(torch.tensor([[0.0, 2.0], [2.0, 0.0]])).weights.tolist()
+    [2.0]
+    """
     given = weights.detach().to(torch.float64)
     if given.dim() != 2 or given.shape[0] != given.shape[1] or not torch.equal(given, given.mT):
         raise ObjectiveError(f"a matrix of weights is square and symmetric, got one of shape {tuple(given.shape)}")

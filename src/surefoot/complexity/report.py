@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,8 @@ from torch import nn
 from surefoot.chain import Chain
 from surefoot.complexity.counted import Counted, counted
 from surefoot.complexity.layers import ComputationCost, OracleCost, computation_cost, oracle_costs
+from surefoot.complexity.traffic import Traffic
+from surefoot.errors import ChainError
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -81,11 +83,13 @@ class Cost:
         computations: the cost of each computation :math:`\phi_t`.
         outputs: dimension :math:`d_\tau` of the output.
         counted: multiplications counted by PyTorch, and memory held by autograd.
+        traffic: with several processes, what crosses between them and how long a gradient takes, as predicted.
     """
 
     computations: tuple[ComputationCost, ...]
     outputs: int
     counted: Counted
+    traffic: Traffic | None = None
 
     @property
     def space(self) -> int:
@@ -157,22 +161,31 @@ class Cost:
             "structured": asdict(self.structured),
             "oracles": [asdict(oracle) for oracle in self.oracles],
             "counted": asdict(self.counted),
+            "traffic": None if self.traffic is None else asdict(self.traffic),
         }
+
+    @property
+    def title(self) -> str:
+        """What the tables are about."""
+        return f"Cost of a chain of {len(self.computations)} computations, in multiplications"
+
+    @property
+    def tables(self) -> list[tuple[int, list[tuple[str, ...]]]]:
+        """What is printed: for each table how many columns are text, and its rows, titles first."""
+        steps = [("step", "oracle calls", "multiplications", "gradients"), *map(_step, self.oracles)]
+        layers = [_HEADER, *self._layer_rows()]
+        return [
+            (2, layers),
+            (1, self._pass_rows()),
+            (1, steps),
+            (1, self._counted_rows()),
+            (1, self._memory_rows()),
+            *([] if self.traffic is None else [(1, self._traffic_rows(self.traffic))]),
+        ]
 
     def __str__(self) -> str:
         return "\n".join(
-            [
-                f"Cost of a chain of {len(self.computations)} computations, in multiplications",
-                *table([_HEADER, *self._layer_rows()], left=2),
-                "",
-                *table(self._pass_rows()),
-                "",
-                *table([("step", "oracle calls", "multiplications", "gradients"), *map(_step, self.oracles)]),
-                "",
-                *table(self._counted_rows()),
-                "",
-                *table(self._memory_rows()),
-            ]
+            [self.title, "\n\n".join("\n".join(table(rows, left=left)) for left, rows in self.tables)]
         )
 
     def _layer_rows(self) -> list[tuple[str, ...]]:
@@ -208,6 +221,13 @@ class Cost:
             ("held by autograd after the forward pass", engineering(self.counted.held_bytes, "B")),
         ]
 
+    def _traffic_rows(self, traffic: Traffic) -> list[tuple[str, ...]]:
+        named = {"pull-back": traffic.pull, "push-forward": traffic.push, "Gauss-Newton, 10 iterations": None}
+        rows: list[tuple[str, ...]] = [(f"sent, {traffic.processes} processes", "by process 0", "by each other")]
+        for name, found in named.items():
+            rows.append((name, *(engineering(size, "B") for size in found or traffic.gauss_newton(10))))
+        return rows
+
 
 _HEADER = ("", "computation", "p_t", "d_t", "s_β", "s_βu + s_βx", "s_a", "T(φ_t)")
 _WIDTH = 44
@@ -222,11 +242,12 @@ def _step(oracle: OracleCost) -> tuple[str, ...]:
     return oracle.name, calls, engineering(oracle.multiplications), f"{oracle.relative:.4g}"
 
 
-def cost(model: nn.Module, x: Any) -> Cost:
+def cost(model: nn.Module, x: Any, processes: int = 1) -> Cost:
     r"""The cost of the oracles on a model: the paper's complexities, next to what PyTorch counts.
 
     Nothing is computed, only shapes are read: the model and the input may be on the ``meta`` device. The result is
-    printed as a table.
+    printed as a table. With several processes that share the samples of x it also predicts what crosses between
+    them (:mod:`surefoot.complexity.traffic`).
 
     >>> import torch
     >>> mlp = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -236,10 +257,24 @@ def cost(model: nn.Module, x: Any) -> Cost:
     >>> found.refined.backward == 5 * (2 * 4 * 3 + 3 + 3) + 5 * (2 * 3 * 2 + 2)  # 2 s_β + s_βu + s_a
     True
     """
-    return chain_cost(Chain(model, x))
+    if not (isinstance(processes, int) and processes >= 1):
+        raise ChainError(f"there is at least one process, got {processes!r}")
+    chain = Chain(model, x)
+    found = chain_cost(chain)
+    if processes == 1:
+        return found
+    leaves = chain.graph.parameters
+    size, width = sum(leaf.spec.numel for leaf in leaves), max(leaf.spec.dtype.itemsize for leaf in leaves)
+    both = found.structured.forward_backward
+    return replace(found, traffic=Traffic(processes, size, found.outputs, width, both))
 
 
 def chain_cost(chain: Chain) -> Cost:
-    """The cost of the oracles on a chain."""
+    """The cost of the oracles on a chain.
+
+    >>> import torch, surefoot as sf
+    >>> chain_cost(sf.Chain(nn.Linear(4, 3), torch.ones(5, 4))).products
+    60
+    """
     outputs = sum(chain.graph.numel(name) for name in chain.graph.outputs)
     return Cost(tuple(map(computation_cost, chain)), outputs, counted(chain))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,6 +38,13 @@ def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
             remedy = "Pass tensors only; fix other arguments in a small module that wraps yours."
             raise CaptureError(f"{name} is of type {type(value).__name__}, not a tensor", remedy=remedy)
     return args, kwargs
+
+
+def is_loader(x: Any) -> bool:
+    """Whether something is many batches, and not one: a tensor, tensors in a row, or tensors by name are one."""
+    if isinstance(x, Tensor | Mapping | str) or not isinstance(x, Iterable):
+        return False
+    return not (isinstance(x, Sequence) and all(isinstance(item, Tensor) for item in x) and len(x))
 
 
 def check_inputs(args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> None:
@@ -85,6 +92,12 @@ def check_model(model: Any) -> None:
     _refuse_shared_memory(model)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without the wrapper that averages gradients of several processes."""
+    wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+    return model.module if wrapped else model  # type: ignore[return-value]
+
+
 def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
     """What is wrong with a module, and what to do about it."""
     if isinstance(module, torch.jit.ScriptModule):
@@ -92,8 +105,7 @@ def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
     if isinstance(module, nn.parallel.DistributedDataParallel):
         yield (
             "DistributedDataParallel wraps the model to run it in other processes as well",
-            "Pass the model inside, model.module; surefoot.evaluate and CertifiedDescent take group= for several "
-            "processes.",
+            "Pass the model inside, model.module, and group= for the data of several processes.",
         )
     if module.training and isinstance(module, Dropout) and module.p > 0:
         yield random_dropout(module.p)
@@ -103,6 +115,14 @@ def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
     """What is wrong with a parameter or buffer, and what to do about it."""
+    if hasattr(value, "device_mesh"):
+        yield (
+            "is a DTensor, whose entries lie with several processes",
+            "Bounds and proved steps need whole weights: load them into a plain copy of the model, "
+            "copy.load_state_dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))) "
+            "with torch.distributed.checkpoint.state_dict.",
+        )
+        return
     if is_lazy(value):
         yield (
             "is not initialised yet (a lazy module)",

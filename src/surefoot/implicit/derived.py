@@ -38,7 +38,7 @@ from surefoot.calculus.assemble import terms, weighted_curvature
 from surefoot.calculus.forward import forward
 from surefoot.calculus.prepare import prepared
 from surefoot.domains import Region
-from surefoot.enclosure import Enclosure, constant, norm
+from surefoot.enclosure import Enclosure, constant
 from surefoot.errors import SurefootError
 from surefoot.graph.nodes import Leaf, Node, Ref, Source, Spec
 from surefoot.graph.read import operations
@@ -123,8 +123,6 @@ class Derived:
         reach: r.
         rows: the same for every minimiser.
         bound: on the norm of the stacked minimisers.
-        error: on how far the given centre is from the exact minimisers there.
-        reduction: how many numbers count as added up for an entry of a derivative of g.
     """
 
     strong_convexity: float
@@ -133,8 +131,6 @@ class Derived:
     reach: Magnitude
     rows: Magnitude
     bound: Magnitude
-    error: Magnitude
-    reduction: int
 
 
 def derived(
@@ -199,9 +195,6 @@ def derived(
         reach,
         rows,
         moves.bound,
-        (norm(slope.value) + slope.error) / mu if centre is not None else Magnitude.zero(),
-        # relative errors of the operations add up; a derivative goes through each of them and back
-        2 * math.ceil(math.sqrt(sum((step.bounds.reduction + 16.0) ** 2 for step in found.steps))),
     )
 
 

@@ -13,7 +13,7 @@ With :math:`g = \nabla_\beta\zeta` as a graph of operations (:mod:`surefoot.impl
 * *pushed forward*, a tangent :math:`\tau` becomes :math:`-H^{-1}w`, :math:`w = \partial_\alpha g[\tau]`, and is
   off by :math:`\|w - Hq\|/\mu` if q is taken for :math:`H^{-1}w`.
 
-Nobody needs to trust what solves for q. Where g is not made of operations with rules, nothing is proved.
+Nobody needs to trust what solves for q.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from surefoot.calculus.adjoint.push import push
 from surefoot.calculus.forward import Pass, forward
 from surefoot.domains import Region
 from surefoot.enclosure import constant, norm
-from surefoot.errors import SurefootError
 from surefoot.graph.nodes import Spec
 from surefoot.implicit.constants import BETA
 from surefoot.implicit.derived import gradient_graph, unit_vector
@@ -68,37 +67,37 @@ class Minimum:
     error: Magnitude
 
     @classmethod
-    def of(cls, problem: Problem, values: Tensors, beta: Tensor, mu: float) -> Minimum | None:
-        """The same, or ``None`` if the gradient is not made of operations with rules."""
+    def of(cls, problem: Problem, values: Tensors, beta: Tensor, mu: float) -> Minimum:
+        """The same.
+
+        Raises:
+            SurefootError: if the gradient is not made of operations with rules.
+        """
         specs = [Spec(tuple(value.shape), value.dtype) for value in values]
-        try:
-            graph = gradient_graph(problem, specs, beta.device)
-            names = [leaf.name for leaf in graph.inputs][1:]
-            varies = {name: value.is_floating_point() for name, value in zip(names, values, strict=True)}
-            variables = (*(name for name in names if varies[name]), BETA)
-            count = len(variables)
-            leaves = {name: constant(value, count) for name, value in zip(names, values, strict=True)}
-            leaves = {
-                name: replace(e, lipschitz=unit_vector(variables, name), is_constant=False) if varies[name] else e
-                for name, e in leaves.items()
-            } | {name: constant(value, count) for name, value in graph.held.items()}
-            region = Region(variables, tuple(((k,), np.inf) for k in range(count)))
-            at = constant(beta, count)
-            slope = forward(graph, {**leaves, BETA: at}, region, keep=True).enclosures[graph.outputs[0]]
-            error = (norm(slope.value) + slope.error) / mu
-            moves = replace(
-                at,
-                bound=at.bound + error,
-                peak=at.peak + error,
-                spread=error,
-                error=error,
-                lipschitz=unit_vector(variables, BETA),
-                is_constant=False,
-            )
-            result = forward(graph, {**leaves, BETA: moves}, region, keep=True)
-        except SurefootError:
-            problem.kept[UNPROVED] = True
-            return None
+        graph = gradient_graph(problem, specs, beta.device)
+        names = [leaf.name for leaf in graph.inputs][1:]
+        varies = {name: value.is_floating_point() for name, value in zip(names, values, strict=True)}
+        variables = (*(name for name in names if varies[name]), BETA)
+        count = len(variables)
+        leaves = {name: constant(value, count) for name, value in zip(names, values, strict=True)}
+        leaves = {
+            name: replace(e, lipschitz=unit_vector(variables, name), is_constant=False) if varies[name] else e
+            for name, e in leaves.items()
+        } | {name: constant(value, count) for name, value in graph.held.items()}
+        region = Region(variables, tuple(((k,), np.inf) for k in range(count)))
+        at = constant(beta, count)
+        slope = forward(graph, {**leaves, BETA: at}, region, keep=True).enclosures[graph.outputs[0]]
+        error = (norm(slope.value) + slope.error) / mu
+        moves = replace(
+            at,
+            bound=at.bound + error,
+            peak=at.peak + error,
+            spread=error,
+            error=error,
+            lipschitz=unit_vector(variables, BETA),
+            is_constant=False,
+        )
+        result = forward(graph, {**leaves, BETA: moves}, region, keep=True)
         return cls(problem, values, beta, mu, result, error)
 
     def name_of(self, name: str) -> str:
@@ -175,6 +174,3 @@ class Minimum:
         shifted = top * torch.eye(self.problem.size, dtype=hessian.dtype, device=hessian.device) - hessian
         rounded = 4 * self.problem.size * top * 2.0**-53
         return top - float(eigenvalue_bounds(shifted).max()) - rounded - float(wrong.sqrt())
-
-
-UNPROVED = "unproved"

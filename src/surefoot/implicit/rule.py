@@ -34,13 +34,13 @@ import torch
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, norm
-from surefoot.errors import UnsupportedOperation
-from surefoot.graph.nodes import Node, Spec
-from surefoot.implicit.constants import BETA, UNIT, Constants, gradient_error
+from surefoot.errors import SurefootError, UnsupportedOperation
+from surefoot.graph.nodes import Spec
+from surefoot.implicit.constants import BETA, Constants
 from surefoot.implicit.derived import Derived, derived
 from surefoot.implicit.operation import Minimiser, minimiser, rewrite
 from surefoot.implicit.problem import Tensors
-from surefoot.implicit.proved import UNPROVED, Minimum
+from surefoot.implicit.proved import Minimum
 from surefoot.implicit.solvers import solved
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Pair, Slot, Use
@@ -56,50 +56,53 @@ def _samples(use: Use) -> list[str]:
     return [slot for slot in use.names if slot.startswith("inputs.")] if batched else []
 
 
-def _minimum(call: Call) -> Minimum | None:
-    """The centre of a call with what is proved there, if anything is."""
+def _minimum(call: Call) -> Minimum:
+    """The centre of a call, which is known, with what is proved there."""
     layout = _Layout(call)
-    return None if layout.centre is None else layout.minimum(layout.constants)
+    minimum = layout.minimum(layout.constants)
+    assert minimum is not None
+    return minimum
 
 
 def _pull(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
-    found = None if (minimum := _minimum(call)) is None else minimum.pulled(costate)
-    slots = _Layout(call).slots.items()
-    return {} if minimum is None or found is None else {slot: found[minimum.name_of(name)] for name, slot in slots}
+    minimum = _minimum(call)
+    found = minimum.pulled(costate)
+    if found is None:  # beyond the range of doubles
+        return {slot: _nothing(call.slots[slot].value) for slot in call.varying}
+    return {slot: found[minimum.name_of(name)] for name, slot in _Layout(call).slots.items()}
 
 
-def _push(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded | None:
+def _push(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
     names = {slot: name for name, slot in _Layout(call).slots.items()}
     minimum = _minimum(call)
-    found = None if minimum is None else minimum.pushed({names[slot]: t for slot, t in tangents.items()})
+    found = minimum.pushed({names[slot]: t for slot, t in tangents.items()})
     if found is None:
-        return None
+        return _nothing(minimum.beta.reshape(call.shape))
     value = found.value.reshape(call.shape)
     return Rounded(value, torch.full_like(value, float(found.error)))
 
 
-def _unproved(node: Node) -> bool:
-    """Whether the gradient of ζ was found not to be made of operations with rules."""
-    return isinstance(node.target, Minimiser) and UNPROVED in node.target.problem.kept
+def _nothing(like: Tensor) -> Rounded:
+    """Numbers of which nothing is known."""
+    zero = torch.zeros_like(like, dtype=torch.float64)
+    return Rounded(zero, torch.full_like(zero, math.inf))
 
 
-def _no_more(call: Call, value: Tensor) -> Magnitude | None:
-    """The error of the value is among the bounds, if it is proved."""
-    return None if _unproved(call.node) else ZERO
+def _distance(call: Call, value: Tensor) -> Magnitude:
+    """How far the computed minimisers at the centre are from the exact ones."""
+    return _minimum(call).error
 
 
-@operation("surefoot.argmin", rows=_samples, canonical=rewrite, pullback=_pull, push=_push, error=_no_more,
-           assumed=_unproved)  # fmt: skip
+@operation("surefoot.argmin", rows=_samples, canonical=rewrite, pullback=_pull, push=_push, error=_distance)
 def argmin(call: Call) -> Bounds:
     """A layer that minimises, from the constants of its inner problem."""
     layout = _Layout(call)
     constants = layout.constants
     if constants.complete:
         return _declared(layout, constants)
+    minimum = layout.minimum(constants)
+    centre, least = (None, -math.inf) if minimum is None else (minimum.beta, minimum.least_curvature())
     try:
-        centre = None if layout.centre is None else layout.centre[1]
-        minimum = None if centre is None else layout.minimum(constants)
-        least = -math.inf if minimum is None else minimum.least_curvature()
         tensors = list(layout.tensors.values())
         found = derived(layout.problem, tensors, constants.strong_convexity, centre, least)
     except UnsupportedOperation as error:
@@ -130,13 +133,13 @@ class _Layout:
         return e.row_norms(self.count).max() if name in self.per_sample else e.bound
 
     @cached_property
-    def centre(self) -> tuple[Tensors, Tensor, Tensor] | None:
-        """The tensors at the centre if they are known, the minimisers there, and the residual of the solver."""
+    def centre(self) -> tuple[Tensors, Tensor] | None:
+        """The tensors at the centre if they are known, and the minimisers there."""
         values = tuple(e.value for e in self.tensors.values())
         if any(value is None for value in values):
             return None
         with torch.no_grad():
-            return values, minimiser(self.problem, values), solved(self.problem, values).residual
+            return values, minimiser(self.problem, values)
 
     @cached_property
     def constants(self) -> Constants:
@@ -154,31 +157,31 @@ class _Layout:
 
     def minimum(self, constants: Constants) -> Minimum | None:
         """The centre with what is proved there."""
-        if self.centre is None:
-            return None
-        values, beta, _ = self.centre
-        return Minimum.of(self.problem, values, beta, constants.strong_convexity)
+        return None if self.centre is None else self.proved(*self.centre, constants)
+
+    def proved(self, values: Tensors, beta: Tensor, constants: Constants) -> Minimum:
+        """Computed minimisers with what is proved of them."""
+        try:
+            return Minimum.of(self.problem, values, beta, constants.strong_convexity)
+        except SurefootError as error:
+            raise self.call.refuse(
+                f"how accurate its minimisers are cannot be proved: {error} Or write ζ in operations with rules"
+            ) from error
 
     def bounds(
         self,
-        constants: Constants,
         jacobian: Mapping[str, Magnitude],
         curvature: Mapping[Pair, Magnitude],
         rows: Magnitude | None,
         shared: Mapping[Pair, Magnitude],
-        error: Magnitude,
-        terms: int,
     ) -> Bounds:
         """Bounds from those of the stacked minimisers, by name.
 
         Args:
-            constants: with which the centre is judged.
             jacobian: of the stacked minimisers.
             curvature: likewise.
             rows: how far each minimiser may be from its centre.
             shared: curvatures of single minimisers between arguments that all samples share.
-            error: on how far the computed minimisers at the centre are from the exact ones.
-            terms: how many numbers are added up for one entry of a derivative.
         """
         slots, count = self.slots, self.count
         both = [pair for pair in curvature if self.per_sample.issuperset(pair)]
@@ -193,33 +196,8 @@ class _Layout:
             jacobian={slots[name]: amount for name, amount in jacobian.items()},
             curvature={(slots[a], slots[b]): amount for (a, b), amount in curvature.items()},
             rows=rows,
-            reduction=self._reduction(constants, jacobian, terms),
             curvature_along=along if self.problem.batched else None,
-            error=error,
         )
-
-    def _reduction(self, constants: Constants, jacobian: Mapping[str, Magnitude], terms: int) -> int:
-        r"""How many numbers count as added up for an entry of a derivative at the centre.
-
-        Derivatives at the centre are those of an inexact solution (:mod:`surefoot.implicit.constants`). That is
-        counted as round-off, whose share of a Jacobian J is at least :math:`272u` and grows with the root of the
-        count; and a solution that is off by :math:`\epsilon` is one of arguments with a relative perturbation of
-        :math:`\epsilon/\|\beta\|`, of which k numbers that are added up stand for :math:`(k + 16)^2u`.
-        """
-        if self.centre is None:
-            return terms
-        _, beta, residual = self.centre
-        order, names, mu = self.problem.settings.order, tuple(self.slots), constants.strong_convexity
-        wrong = math.hypot(*(gradient_error(constants, names, float(r) / mu, order) for r in residual))
-        size = float(norm(beta))
-        if size > 0:
-            relative = float(norm(residual)) / (mu * size)
-            terms = max(terms, math.ceil(math.sqrt(relative / UNIT)))
-        smallest = min((float(slope) for slope in jacobian.values() if not slope.is_zero), default=1.0)
-        share = wrong / (smallest * UNIT)
-        if not share > 256:  # nor where constants are infinite, and nothing is claimed
-            return terms
-        return max(terms, math.ceil(min(share, 1e150) ** 2 / 256))
 
 
 def _declared(layout: _Layout, constants: Constants) -> Bounds:
@@ -237,68 +215,43 @@ def _declared(layout: _Layout, constants: Constants) -> Bounds:
             e = layout.tensors[name]
             if not e.is_constant or e.is_inexact:
                 rows = rows + (e.row_spread(count) if name in layout.per_sample else e.spread) * slopes[name]
+    if layout.centre is not None:
+        values, beta = layout.centre
+        layout.problem.refuse_overstated(beta, values, mu)
+        layout.minimum(constants)  # refuses what cannot be proved
     bounds = layout.bounds(
-        constants,
         {name: slope if name in layout.per_sample else slope * many for name, slope in slopes.items()},
         {pair: amount * many if pair in shared else amount for pair, amount in single.items()},
         rows,
         shared if layout.problem.batched else {},
-        *_error(layout, constants),
     )
     return replace(bounds, offset=_at_zero(layout, constants) if layout.centre is None else None)
 
 
-def _error(layout: _Layout, constants: Constants) -> tuple[Magnitude, int]:
-    r"""How far the computed minimisers at the centre may be from the exact ones, and how many numbers add up.
-
-    Proved where the gradient of :math:`\zeta` is made of operations with rules (:mod:`surefoot.implicit.proved`).
-    If not, it is assumed, and said, that a gradient that adds up k numbers is computed with an error of at most
-    :math:`(k + 16)^2u` times :math:`\|g\| + \sum_sC_s\|\alpha_s\| + C_\beta\|\beta\|`; k is at most the number of
-    all entries that a sample reads.
-    """
-    problem, own = layout.problem, layout.per_sample
-    terms = problem.size + sum(e.numel // (layout.count if n in own else 1) for n, e in layout.tensors.items())
-    if layout.centre is None:
-        return ZERO, terms
-    values, beta, _ = layout.centre
-    problem.refuse_overstated(beta, values, constants.strong_convexity)
-    minimum = layout.minimum(constants)
-    if minimum is not None:
-        return minimum.error, terms
-    residual = norm(problem.gradient(beta, values))
-    size = residual + Magnitude.of(constants.slope(BETA)) * norm(beta)
-    for name in layout.slots:
-        many = root(1 if name in own else layout.count)
-        size = size + many * Magnitude.of(constants.slope(name)) * norm(layout.tensors[name].value)
-    return (residual + size * ((terms + 16.0) ** 2 * UNIT)) / constants.strong_convexity, terms
-
-
 def _at_zero(layout: _Layout, constants: Constants) -> Magnitude | None:
-    """On the norm of the minimisers where all arguments are zero; ``None`` if there are others than real ones."""
+    """On the norm of the minimisers where all arguments are zero; ``None`` if there are others than real ones, or
+    nothing is proved of them.
+    """
     problem, specs = layout.problem, [e.spec for e in layout.tensors.values()]
     if len(layout.slots) < len(specs) or problem.buffers:
         return None
     zeros = tuple(torch.zeros(spec.shape, dtype=torch.float64) for spec in specs if isinstance(spec, Spec))
     with torch.no_grad():
-        outcome = solved(problem, zeros)
-    off = norm(outcome.residual) + norm(outcome.beta) * constants.slope(BETA) * (problem.size + 16.0) ** 2 * UNIT
-    return norm(outcome.beta) + off / constants.strong_convexity
+        beta = solved(problem, zeros).beta
+    try:
+        return norm(beta) + layout.proved(zeros, beta, constants).error
+    except UnsupportedOperation:
+        return None
 
 
 def _from_derived(layout: _Layout, found: Derived) -> Bounds:
     """From constants of the stacked problem."""
     mu, names = found.strong_convexity, list(layout.slots)
-    known = {name: found.slopes.get(name, ZERO) for name in (*names, BETA)}
-    slopes = {name: known[name] / mu for name in names}
+    slopes = {name: found.slopes.get(name, ZERO) / mu for name in names}
     bends = {pair: found.bends.get(pair, ZERO) for pair in combinations_with_replacement([*names, BETA], 2)}
-    constants = Constants(
-        mu,
-        {name: float(slope) for name, slope in known.items()},
-        {pair: float(bend) for pair, bend in bends.items()},
-    )
     rows = found.rows if layout.problem.batched else None
     curvature = _curvature(names, slopes, bends, mu)
-    bounds = layout.bounds(constants, slopes, curvature, rows, {}, found.error, found.reduction)
+    bounds = layout.bounds(slopes, curvature, rows, {})
     return replace(bounds, spread=found.reach, bound=found.bound)
 
 

@@ -1,7 +1,8 @@
 r"""A symmetric matrix by panels of rows, its Cholesky factor, and how far the product of the factor is from it.
 
-Rows of the matrix are computed when they are asked for, with bounds on the errors of their entries, so that only
-factors are stored, two at a time: the lower triangle of each takes :math:`4n^2` bytes (400 MB for 10,000 rows).
+Rows of the matrix are computed with bounds on the errors of their entries, panel by panel. Only lower triangles of
+:math:`4n^2` bytes are stored (400 MB for 10,000 rows): the matrix and its errors where it is kept, and two factors
+at a time.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ class Symmetric:
             return Rounded(value[start:stop, :stop], error[start:stop, :stop])
 
         return Symmetric(len(value), rows)
+
+    def kept(self) -> Symmetric:
+        """The same with panels that are computed now, once; only whole panels can be asked for."""
+        panels = [found for _, _, found in self.panels()]
+        return Symmetric(self.size, lambda start, stop: panels[start // self.panel], self.panel)
 
     def __neg__(self) -> Symmetric:
         return Symmetric(self.size, lambda start, stop: -self.rows(start, stop), self.panel)

@@ -30,7 +30,7 @@ def down(value: float, operations: int = 4) -> float:
 def product(a: Rounded, b: Rounded) -> Rounded:
     r"""The matrix product, batched as in torch.
 
-    .. math:: |\mathrm{fl}(AB) - A'B'| \le \gamma_{k+4}|A||B| + (|A| + E_A)E_B + E_A|B|
+    .. math:: |\mathrm{fl}(AB) - A'B'| \le |A|(\gamma_{k+4}|B| + E_B) + E_A(|B| + E_B)
 
     for all :math:`|A' - A| \le E_A`, :math:`|B' - B| \le E_B`, k the inner dimension. The bounds are themselves
     computed by products of non-negative matrices, which :math:`1 + 2\gamma_{k+8}` makes up for, and underflow by
@@ -39,11 +39,10 @@ def product(a: Rounded, b: Rounded) -> Rounded:
     inner = a.value.shape[-1]
     value = a.value @ b.value
     left, right = a.value.abs(), b.value.abs()
-    error = product_error(inner) * (left @ right)
-    if bool(b.error.any()):
-        error = error + (left + a.error) @ b.error.expand(b.value.shape)
+    rounding = product_error(inner)
+    error = rounding * (left @ (right + b.error / rounding))  # a small |B| times γ might underflow
     if bool(a.error.any()):
-        error = error + a.error.expand(a.value.shape) @ right
+        error = error + a.error.expand(a.value.shape) @ (right + b.error)
     return Rounded(value, error * (1 + 2 * gamma(inner + 8)) + inner * 2.0**-1021)
 
 
@@ -148,7 +147,7 @@ def least_solution(gram: Symmetric, right: Tensor, error: float, sigma: float) -
     w = factor.solve(right)
     w = w + factor.solve(right - gram.times(w).value)
     image = gram.times(w)
-    squared = product(Rounded.exact(w[None, :]), Rounded(image.value[:, None], image.error[:, None]))
+    squared = product(Rounded.exact(w[None, :]), image.rearranged(lambda t: t[:, None]))
     left = image - right
     remaining = vector_norm(left.value, up(frobenius_norm(left.error.expand(left.value.shape)) + error))
     length = math.sqrt(max(float(squared.value) + float(squared.error), 0.0))

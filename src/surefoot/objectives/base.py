@@ -55,6 +55,11 @@ class Objective(nn.Module):
 
     Raises:
         ObjectiveError: by every method, if targets are missing or something does not fit.
+
+    >>> import torch, surefoot as sf
+    >>> outputs, y = torch.ones(2, 1), torch.zeros(2, 1)
+    >>> float(sf.Square()(outputs, y)), float(sf.Square(y)(outputs)), isinstance(sf.Square(), Objective)
+    (0.5, 0.5, True)
     """
 
     operation: str
@@ -131,7 +136,9 @@ class Objective(nn.Module):
             return self.admitted(targets)
         if self.targets is None:
             name = type(self).__name__
-            raise ObjectiveError(f"{name} has no targets: pass them, or bind them once with {name}(targets)")
+            raise ObjectiveError(
+                f"{name} has no targets: pass them, as y=…, or bind them once with {name}(targets)"
+            )
         return self.targets
 
     def gradient(self, outputs: Tensor, targets: Any = None) -> Tensor:
@@ -224,6 +231,11 @@ class Loss(Objective):
 
     Raises:
         ObjectiveError: if an option is not one of these.
+
+    >>> import torch, surefoot as sf
+    >>> y = torch.zeros(2, 3)
+    >>> [float(sf.Square(y, reduction=how)(torch.ones(2, 3))) for how in ("mean", "sum", "entries")]
+    [1.5, 3.0, 0.5]
     """
 
     reductions: tuple[str, ...] = ("mean", "sum", "entries", "row")

@@ -40,6 +40,11 @@ class Constants:
         convex: whether h is convex.
         smooth: whether L is finite.
         flags: why a constant is infinite or, in the paper's table, not an upper bound.
+
+    >>> import torch, surefoot as sf
+    >>> found = sf.Square(torch.zeros(2, 1)).constants((2, 1), radius=1.0)
+    >>> found.convex, float(found.smoothness)
+    (True, 0.5)
     """
 
     lipschitz: Magnitude

@@ -217,6 +217,10 @@ class NegativeLogLikelihood(ClassLoss):
         class_dim: the dimension of the classes, where the shape of the targets does not tell it.
         reduction: ``"mean"`` or ``"sum"``.
         scale: a positive factor.
+
+    >>> import torch
+    >>> float(NegativeLogLikelihood()(torch.tensor([[-1.0, -2.0]]), torch.tensor([1])))
+    2.0
     """
 
     operation = "surefoot.negative_log_likelihood"

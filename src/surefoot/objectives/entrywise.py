@@ -110,13 +110,22 @@ class Absolute(Loss):
 
     Its smoothness is infinite wherever an output may meet its target; that of
     :class:`~surefoot.objectives.Huber` is not.
+
+    >>> import torch
+    >>> float(Absolute()(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]])))
+    3.0
     """
 
     operation = "surefoot.absolute"
 
 
 class SoftMargin(Loss):
-    r""":math:`h(\hat y) = \frac1n\sum_{ij}\log(1 + e^{-y_{ij}\hat y_{ij}})` with targets -1 or 1, or between."""
+    r""":math:`h(\hat y) = \frac1n\sum_{ij}\log(1 + e^{-y_{ij}\hat y_{ij}})` with targets -1 or 1, or between.
+
+    >>> import torch
+    >>> round(float(SoftMargin()(torch.zeros(1, 1), torch.ones(1, 1))), 4)  # log 2
+    0.6931
+    """
 
     operation = "surefoot.soft_margin"
     low, high, allowed = -1.0, 1.0, "-1 or 1, or numbers between"
@@ -130,6 +139,10 @@ class Poisson(Loss):
     Args:
         targets: counts ≥ 0; bound to the loss, or ``None``.
         full: whether to add Stirling's approximation of :math:`\log y!` for counts above 1, a constant.
+
+    >>> import torch
+    >>> float(Poisson()(torch.zeros(2, 1), torch.tensor([[3.0], [0.0]])))  # e^0 each
+    1.0
     """
 
     operation = "surefoot.poisson"
@@ -148,6 +161,11 @@ class Divergence(Loss):
     Args:
         targets: numbers ≥ 0, or their logarithms; bound to the loss, or ``None``.
         log_target: whether targets are logarithms, too.
+
+    >>> import torch
+    >>> half = torch.full((1, 2), 0.5)
+    >>> float(Divergence()(half.log(), half))
+    0.0
     """
 
     operation = "surefoot.divergence"

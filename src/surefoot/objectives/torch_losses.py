@@ -68,7 +68,9 @@ def as_objective(given: object, targets: Any = None) -> nn.Module:
     5.0
     """
     if not isinstance(given, nn.Module):
-        name = getattr(given, "__name__", type(given).__name__)
+        name = getattr(given, "__name__", repr(given)[:40])
+        if isinstance(given, type) and issubclass(given, nn.Module):
+            name = f"the class {name}: write {name}()"
         raise ObjectiveError(
             f"an objective is a loss such as surefoot.CrossEntropy(y) or torch.nn.CrossEntropyLoss(), or a module "
             f"that maps the outputs to one number, got {name}"

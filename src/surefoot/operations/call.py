@@ -48,7 +48,6 @@ class Bounds:
         orthogonal: the arguments end up in orthogonal parts of the result (concatenation).
         reduction: how many numbers are added up for one entry of the result, for the round-off of the centre
             (:func:`surefoot.operations.evaluation.roundoff` says why that is all it takes).
-        error: on what the result at the centre is off besides, for an operation that is solved and not evaluated.
         curvature_along: the curvature contracted with a costate, by pair of slots.
         rows_along: the same for one row of the first slot, as an array over the rows: row n of the product of the
             contracted second derivative with a change of the second slot is at most entry n times the change of
@@ -69,7 +68,6 @@ class Bounds:
     rows: Magnitude | None = None
     orthogonal: bool = False
     reduction: int = 1
-    error: Magnitude | None = None
     curvature_along: Along | None = None
     rows_along: Along | None = None
     change_along: Along | None = None

@@ -32,13 +32,13 @@ Overflow gives infinity or NaN; the calculus then knows no centre, and every bou
 
 *What a certificate says besides* (:func:`remarks`). All this rests on one assumption about torch's elementary
 functions (:mod:`surefoot.scalar.rounded`). How an operation that somebody else registered is evaluated nobody
-knows here: its value and its derivatives are assumed to be as good as sums of products of as many numbers as its
-rule says (``reduction``). And torch evaluates soft-plus, :math:`\log(1 + e^{\beta x})/\beta`, as x itself where
-:math:`\beta x` exceeds a threshold t. From t = 20, the default, on that is taken for an error of evaluation:
-constants are those of the smooth function, without the jump. As :math:`\log(1 + e^{\beta x}) = \beta x + \log(1 +
-e^{-\beta x})`, torch's entries differ from the function's by at most :math:`\log(1 + e^{-t})/|\beta| \le
-e^{-t}/|\beta|` and are smaller in absolute value, so that m bounds both, and its slopes differ by at most :math:`1
-- \sigma(t) \le e^{-t}`.
+knows here: that its value and its derivatives are as good as sums of products of as many numbers as its rule says
+(``reduction``) is what that rule claims. And torch evaluates soft-plus, :math:`\log(1 + e^{\beta x})/\beta`, as x
+itself where :math:`\beta x` exceeds a threshold t. From t = 20, the default, on constants and values are those of
+the smooth function, without the jump, and a certificate says how far torch's is from it. That is proved: as
+:math:`\log(1 + e^{\beta x}) = \beta x + \log(1 + e^{-\beta x})`, torch's entries differ from the function's by at
+most :math:`\log(1 + e^{-t})/|\beta| \le e^{-t}/|\beta|` and are smaller in absolute value, so that m bounds both,
+and its slopes differ by at most :math:`1 - \sigma(t) \le e^{-t}`.
 """
 
 from __future__ import annotations
@@ -96,10 +96,8 @@ def roundoff(call: Call, bounds: Bounds, value: Any, size: Magnitude) -> Magnitu
     record = record_of(call.node)
     stated = None if record.error is None else record.error(call, value)
     if not record.rounds_at(call.node):
-        stated = ZERO
-    elif stated is None:
-        stated = usual_roundoff(call, bounds, size) + underflow(call, bounds.reduction)
-    return stated if bounds.error is None else stated + bounds.error
+        return ZERO
+    return usual_roundoff(call, bounds, size) + underflow(call, bounds.reduction) if stated is None else stated
 
 
 def usual_roundoff(call: Call, bounds: Bounds, size: Magnitude) -> Magnitude:
@@ -119,16 +117,16 @@ def underflow(call: Call, reduction: int) -> Magnitude:
 
 
 def remarks(nodes: Iterable[Node], enclosures: Callable[[], Mapping[str, Enclosure]]) -> tuple[str, ...]:
-    """One sentence for each operation of which the round-off is assumed, and one if soft-plus may get beyond its
-    threshold, by the enclosures of tensors, which are asked for if there is one.
+    """One sentence for each operation of other packages, whose round-off is what its author claims, and one if
+    soft-plus may get beyond its threshold, by the enclosures of tensors, which are asked for if there is one.
     """
     nodes = list(nodes)
-    records = {node.op: (node, record_of(node)) for node in nodes}
+    records = {node.op: record_of(node) for node in nodes}
     foreign = {
         name: record.family
-        for name, (node, record) in records.items()
+        for name, record in records.items()
         if record.bounds is not None and record.rounds is not False
-        if record.family.partition(".")[0] != _PACKAGE or record.assumed(node)
+        if record.family.partition(".")[0] != _PACKAGE
     }
     found = [
         f"assumed: '{name}', a rule of {module}, and its derivatives are as accurate as sums of products"

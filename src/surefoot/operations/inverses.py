@@ -14,26 +14,36 @@ A matrix at the centre has :math:`\|\hat A^{-1}\| \le \|X\|/(1 - \|I - \hat AX\|
 *Evaluation.* The computed inverse X is off by at most :math:`\hat s\|I - \hat AX\|_F`. Elimination computes the
 exact determinant of :math:`\hat A + E` with :math:`\|E\| \le g` (Higham, Accuracy and Stability of Numerical
 Algorithms, theorem 9.3: :math:`|E| \le \gamma_n|L||U|`), and n logarithms are added up; so the logarithm is off by
-:math:`n\,\hat sg/(1 - \hat sg)` and the round-off of the sum. Of the derivatives that automatic differentiation
-computes no such bound is proved: it is assumed, and a certificate says so (:mod:`surefoot.operations.evaluation`).
+:math:`n\,\hat sg/(1 - \hat sg)` and the round-off of the sum.
+
+*Derivatives.* With any X and :math:`d = \hat s\|I - \hat AX\|_F \ge \|\hat A^{-1} - X\|_F` the product
+:math:`X\dot AX` is within :math:`d(\hat s + \|X\|_2)\|\dot A\|_F` of :math:`\hat A^{-1}\dot A\hat A^{-1}`, and
+computing it rounds by :math:`2\gamma_{2n+2}\|X\|_F^2\|\dot A\|_F`; pulled back with X transposed, the same. The
+gradient of the logarithm, :math:`X^\top`, is off by d.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure
+from surefoot.graph.structure import Graph, Node, Ref
 from surefoot.magnitude import Magnitude
 from surefoot.norms import spectral_norm
-from surefoot.operations.call import Bounds, Call
+from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.common import root
-from surefoot.operations.record import operation
+from surefoot.operations.record import Expansion, expansion, operation
 from surefoot.operations.rows import batch
+from surefoot.operations.softmax import summed
 from surefoot.operations.written_out import written_out
+from surefoot.scalar import Rounded
 
 _REASON = "a matrix that is inverted may be singular on the domain: shrink the domain, or keep it away from that"
 _LARGEST = 2048  # rows of a matrix that is looked at
@@ -77,17 +87,70 @@ def _singular(slot: str) -> Bounds:
     return Bounds({slot: infinite}, {(slot, slot): infinite}, reason=_REASON)
 
 
+def inverted(A: Tensor) -> Tensor:
+    """The inverse of each matrix of a stack; of a singular one something that is not finite, and no error."""
+    return torch.linalg.inv_ex(A)[0]
+
+
+@expansion("aten.linalg_inv_ex")
+def _without_flags(graph: Graph, node: Node) -> Expansion | None:
+    """Only the inverse, where nobody reads the flags that say whether there is one."""
+    flags = {n.name for n in graph.nodes if n.target is operator.getitem and n.args == (Ref(node.name), 1)}
+    if any(flags.intersection(n.inputs) for n in graph.nodes) or flags.intersection(graph.outputs):
+        return None
+    name, args, target = f"{node.name}_inverse", (node.arguments["A"],), torch.ops.aten.linalg_inv.default
+    single = replace(
+        node, name=name, op="aten.linalg_inv", target=target, args=args, kwargs={}, spec=node.specs[0]
+    )
+    return Expansion((single,), (Ref(name), Ref(name)))
+
+
+class _Centre:
+    """Matrices at the centre: computed inverses X, a bound on s, and the distances d from the exact ones."""
+
+    def __init__(self, a: Enclosure) -> None:
+        self.norm = _centre_inverse_norm(a)
+        self.inverse = inverted(a.value.double())
+        self.off = _residual(a.value.double(), self.inverse) * (self.norm * (1 + 2.0**-40))
+
+    def between(self, left: Tensor, middle: Tensor, right: Tensor) -> Rounded:
+        """Minus the product, where left and right are X, or its transpose."""
+        sizes, n = torch.linalg.matrix_norm(self.inverse), middle.shape[-1]
+        rounded = (sizes * sizes) * (8 * (n + 1) * 2.0**-53)
+        wrong = (self.off * (self.norm + sizes) + rounded) * torch.linalg.matrix_norm(middle) * (1 + 2.0**-40)
+        return Rounded(-(left @ middle @ right), (wrong + n * n * _SMALL * (1 + sizes) ** 2)[..., None, None])
+
+
+_SMALL = 2.0**-1000
+
+
 def _inverse_error(call: Call, value: Any) -> Magnitude | None:
-    a = call["A"]
-    norm = _centre_inverse_norm(a)
-    inverse = value[0] if isinstance(value, tuple) else value
-    if not isinstance(inverse, Tensor) or math.isinf(norm):
-        return Magnitude.infinity()
-    rest = _residual(a.value.double(), inverse.double()).reshape(-1)
-    return Magnitude.of(float(torch.linalg.vector_norm(rest)) * norm) * (1 + 2.0**-40)
+    centre = _Centre(call["A"])
+    rest = _residual(call["A"].value.double(), value.double()).reshape(-1)
+    finite = math.isfinite(centre.norm)
+    return Magnitude.of(float(torch.linalg.vector_norm(rest)) * centre.norm if finite else math.inf) * (
+        1 + 2.0**-40
+    )
 
 
-@operation("aten.linalg_inv_ex", rows=batch("A", 3), error=_inverse_error, assumed=lambda node: True)
+def _pull_inverse(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    centre = _Centre(call["A"])
+    return {"A": centre.between(centre.inverse.mT, costate, centre.inverse.mT)}
+
+
+def _push_inverse(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
+    centre = _Centre(call["A"])
+    return centre.between(centre.inverse, tangents["A"], centre.inverse)
+
+
+@operation(
+    "aten.linalg_inv",
+    evaluate=inverted,
+    rows=batch("A", 3),
+    error=_inverse_error,
+    pullback=_pull_inverse,
+    push=_push_inverse,
+)
 def inverse(call: Call) -> Bounds:
     """The inverse of each matrix of a stack: slope s², curvature 2s³."""
     a = call["A"]
@@ -116,7 +179,22 @@ def _determinant_error(call: Call, value: Any) -> Magnitude | None:
     return Magnitude.of(each) * root(len(matrices))
 
 
-@operation("aten.logdet", rows=batch("self", 3), error=_determinant_error, assumed=lambda node: True)
+def _gradient_of_logarithm(call: Call) -> Rounded:
+    centre = _Centre(call["self"])
+    return Rounded(centre.inverse.mT, centre.off[..., None, None])
+
+
+def _pull_determinant(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
+    return {"self": _gradient_of_logarithm(call) * costate[..., None, None]}
+
+
+def _push_determinant(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
+    total = summed(_gradient_of_logarithm(call) * tangents["self"], (-2, -1))
+    return Rounded(total.value[..., 0, 0], total.error[..., 0, 0])
+
+
+@operation("aten.logdet", rows=batch("self", 3), error=_determinant_error, pullback=_pull_determinant,
+           push=_push_determinant)  # fmt: skip
 def log_determinant(call: Call) -> Bounds:
     """The logarithm of the determinant of each matrix of a stack: slope √n s, curvature s²."""
     a = call["self"]

@@ -154,7 +154,6 @@ class Operation:
             ``None`` where norms have to do.
         jumps: whether its result jumps as its arguments vary, so that nothing bounds its slope.
         rounds: whether computing it rounds; what only moves or selects numbers does not.
-        assumed: whether its round-off is assumed rather than proved; that of rules of other packages always is.
         factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.operations.losses.factor`.
     """
 
@@ -186,7 +185,6 @@ class Operation:
     entry_error: Callable[[Call, Tensor], Tensor] | None = None
     jumps: bool = False
     rounds: bool | Callable[[Node], bool] = True
-    assumed: Callable[[Node], bool] = field(default=lambda node: False)
 
     def form_of(self, node: Node) -> Form:
         """The form of one use."""

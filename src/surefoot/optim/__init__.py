@@ -13,7 +13,8 @@
   asked; ``shards``: the same where several processes hold the data; ``vectors``: parameters as one vector.
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`; ``variance_reduced``:
   :class:`ProjectedSVRG`.
-* ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states; ``pace``: its
+* ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states;
+  ``joint``: mini-batches of several processes; ``pace``: its
   learning rate.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share; ``forcing``: how
   exactly they solve.

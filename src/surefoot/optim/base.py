@@ -15,12 +15,14 @@ from torch.optim import Optimizer
 from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph import Graph
+from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.operations.captured import capture
 from surefoot.optim.evaluation import Closure, OptimizerError, check_objective, gradient_of, loss_of, number
 from surefoot.optim.record import Stationarity, StepRecord, best_stationarity, from_columns, to_columns
 from surefoot.optim.stored import InDouble, Proposal
 from surefoot.optim.watch import Fingerprint, Watch
+from surefoot.processes import Processes
 from surefoot.theorems.deciding import Method
 from surefoot.theorems.record import Convergence
 from surefoot.theorems.waiting import proved_from_here
@@ -68,6 +70,8 @@ class GuaranteedOptimizer(Optimizer):
 
     theorem: Method = "gradient"  # the method whose convergence ``until="proved"`` looks for
     takes: tuple[type[Regularizer], ...] = (Regularizer,)
+    takes_loaders = False  # whether step(loader) is one on the objective of all its batches
+    processes: Processes | None = None  # those that have a part of the data each
 
     def __init__(
         self,
@@ -87,7 +91,7 @@ class GuaranteedOptimizer(Optimizer):
                 f"{type(self).__name__}(model, surefoot.CrossEntropy()), and params=... for a part of its "
                 f"parameters. Got {type(model).__name__}"
             )
-        objective = check_objective(objective, "the data, step(x, y)")
+        model, objective = unwrapped(model), check_objective(objective, "the data, step(x, y)")
         if lower is None:
             lower = 0.0 if objective.nonnegative else -math.inf
         elif not math.isfinite(lower):
@@ -118,7 +122,7 @@ class GuaranteedOptimizer(Optimizer):
     def forget(self) -> None:
         """Drop what was kept between steps and rests on the function: it is not the same any more."""
 
-    def step(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
+    def step(self, x: Any = None, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
         """One step on the batch; returns the loss before it.
 
         Args:
@@ -156,11 +160,29 @@ class GuaranteedOptimizer(Optimizer):
         return self.history[-1].data == self.fingerprint(x, y)
 
     def check_data(self, x: Any, y: Any) -> None:
-        """Targets are given exactly where the objective takes them.
+        """Targets are given exactly where the objective takes them; a loader, where it is taken, brings them.
 
         Raises:
-            OptimizerError: if they are not.
+            OptimizerError: if they are not; on all processes, if there are several.
         """
+        if self.processes is not None:
+            self.processes.together(lambda: self.check_part(x, y))
+        else:
+            self.check_part(x, y)
+
+    def check_part(self, x: Any, y: Any) -> None:
+        """The same for what this process has."""
+        if x is None:
+            raise OptimizerError(
+                "a step takes the batch: write step(x, y). It computes the loss and its gradient, so there is no "
+                "backward() before it"
+            )
+        if self.takes_loaders and is_loader(x):
+            if y is not None:
+                raise OptimizerError("a loader brings its targets: step(loader)")
+            if self.until is not None:
+                raise OptimizerError("until='proved' is about one batch: join the data, or leave it out")
+            return
         if (y is None) == self.objective.takes_targets:
             name = type(self.objective).__name__
             how = "step(x, y)" if self.objective.takes_targets else "step(x)"

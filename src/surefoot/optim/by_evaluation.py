@@ -13,7 +13,7 @@ from torch import Tensor
 
 from surefoot.chain import Chain
 from surefoot.graph import Graph
-from surefoot.graph.checks import as_inputs
+from surefoot.graph.checks import as_inputs, is_loader
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, LimitedMemory, Linearised, Proposed
 from surefoot.optim.evaluation import check_slope, loss_of, number
@@ -26,7 +26,7 @@ from surefoot.optim.wolfe import Found, search
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
 from surefoot.torch_private import BatchNormalisation
-from surefoot.valuation.streamed import StreamedValuer, is_loader
+from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import EvaluationError, Valuer
 
 NAMED: Mapping[str, Callable[[], Direction]] = {
@@ -203,11 +203,8 @@ class ByEvaluation:
     def _problem(self) -> Problem:
         """The linearised problem at the present weights."""
         (x, y), owner = self._batch, self.owner
-        if is_loader(x):
-            raise OptimizerError(
-                "Gauss-Newton directions are those of one batch: take another direction for loaders"
-            )
-        return Problem(Chain(owner.model, x), owner.objective.bound_to(y), None, owner.ridge)
+        objective = owner.objective if is_loader(x) else owner.objective.bound_to(y)
+        return Problem(Chain(owner.model, x), objective, None, owner.ridge)
 
     def _compare(self, function: Function, x: Any, y: Any, closure: Closure | None) -> None:
         """What is proved is about the function that the live model computes."""

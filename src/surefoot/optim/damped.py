@@ -12,6 +12,9 @@ from torch import nn
 from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
 from surefoot.chain import Chain
+from surefoot.chain.batched import Batched
+from surefoot.errors import EvaluationError
+from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective, Ridge
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.forcing import Forcing, relaxed
@@ -20,6 +23,7 @@ from surefoot.optim.record import StepRecord
 from surefoot.optim.stored import Proposal, Tensors, flat_product, norm_of, promised, resolution, square_of, stored
 from surefoot.oracles.problem import OracleError, Problem, Step
 from surefoot.oracles.search_along import armijo
+from surefoot.processes import Processes
 
 Damping = Literal["adapted", "certified"] | float
 Solver = Callable[[float], Step]
@@ -58,10 +62,17 @@ class SecondOrder(GuaranteedOptimizer):
         line_search: ``"armijo"`` halves a step until it descends enough; not with certified damping, which needs
             none.
         kappa: the first κ where it is adapted.
+        group: a process group of ``torch.distributed`` whose processes have the same model and a part of the data
+            each, none at all allowed: ``step`` is then called by all of them, on the objective of all samples
+            together. Process 0 decides; weights, history and state are the same on all.
         options: ``regularizer``, ``params``, ``lower``, ``until``, ``progress``; see :class:`GuaranteedOptimizer`.
+
+    With a loader, ``step(loader)``, and with a group the objective is that of all data
+    (:mod:`surefoot.chain.batched`).
     """
 
     takes = (Ridge,)
+    takes_loaders = True
 
     def __init__(
         self,
@@ -71,6 +82,7 @@ class SecondOrder(GuaranteedOptimizer):
         damping: Damping = "adapted",
         line_search: Literal["armijo"] | None = None,
         kappa: float = 1.0,
+        group: Any = None,
         **options: Any,
     ) -> None:
         is_number = isinstance(damping, int | float) and not isinstance(damping, bool)
@@ -82,11 +94,17 @@ class SecondOrder(GuaranteedOptimizer):
             raise ValueError("a certified step needs no line search: its decrease is proved")
         if not 0 < kappa < math.inf:
             raise ValueError(f"kappa is a positive number, got {kappa!r}")
+        if group is not None and (damping == "certified" or options.get("until") is not None):
+            raise ValueError(
+                "with a group, the damping is adapted or a number, without until='proved': the others are about "
+                "the data of one process"
+            )
         super().__init__(model, objective, **options)
         self.damping, self.line_search = damping, line_search
         self.kappa = float(damping) if is_number else float(kappa)
         self._ball = MovingBall(_START)
         self._forcing = Forcing()
+        self.processes = None if group is None else Processes(group)
 
     def forget(self) -> None:
         """Drop what the next tolerance rests on."""
@@ -112,11 +130,55 @@ class SecondOrder(GuaranteedOptimizer):
 
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step."""
-        loss, data = self.value(x, y, closure), self.fingerprint(x, y)
-        chain = Chain(self.model, x)
-        self.graph(x, chain.graph)  # which notices another function
+        if self.processes is None and not is_loader(x):
+            loss, data = self.value(x, y, closure), self.fingerprint(x, y)
+            return self._advanced(self._problem(x, y), loss, data, x, y)
+        if closure is not None:
+            raise OptimizerError("a closure knows the loss of one batch: leave it out for loaders and groups")
+        problem = self._problem(x, y)
+        batches, processes = problem.chain.batches, self.processes
+        name = self.fingerprint(x, y) if batches is None else batches.name
+        if processes is None:
+            return self._advanced(problem, problem.value, name, x, y)
+        told = processes.gathered(lambda: (name, self.changed))
+        if any(changed for _, changed in told):
+            self.changed = True
+            self.forget()
+        name = "".join(part for part, _ in told)[:64]
+        assert isinstance(problem.autodiff, Batched)
+        record, state = processes.led(
+            lambda: (self._advanced(problem, problem.value, name, x, y), self.extra_state()),
+            problem.autodiff.serve,
+            OptimizerError,
+        )
+        self.load_extra_state(state)
+        processes.spread(self.trainable.values())
+        return record
+
+    def value(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:
+        """The objective at the present parameters, without derivatives; of all data, if they come in pieces."""
+        if self.processes is None and not is_loader(x):
+            return super().value(x, y, closure)
+        return self._problem(x, y).value
+
+    def _problem(self, x: Any, y: Any) -> Problem:
+        """The objective at the present weights, perhaps of all batches of a loader, or of all processes."""
+
+        def read() -> Chain:
+            chain = Chain(self.model, [] if self.processes is not None and y is not None and not len(y) else x)
+            if chain.graph.nodes:
+                self.graph(x if chain.batches is None else chain.inputs, chain.graph)  # notices another function
+            return chain
+
         try:
-            problem = Problem(chain, self.objective.bound_to(y), None, self.ridge)
+            chain = read() if self.processes is None else self.processes.together(read)
+            objective = self.objective if chain.batches is not None else self.objective.bound_to(y)
+            return Problem(chain, objective, None, self.ridge, self.processes)
+        except (OracleError, EvaluationError) as error:
+            raise OptimizerError(str(error)) from error
+
+    def _advanced(self, problem: Problem, loss: float, data: str, x: Any, y: Any) -> StepRecord:
+        try:
             gradient = problem.gradient
             size = norm_of(gradient)
             if not math.isfinite(size):
@@ -128,6 +190,8 @@ class SecondOrder(GuaranteedOptimizer):
                 promise = 0.0 if self.damping == "certified" else None
                 proposal = Proposal({}, 0.0, promised=promise, note="the gradient is zero")
             elif self.damping == "certified":
+                if problem.in_pieces:
+                    raise OptimizerError("damping='certified' is about one batch: adapt it for loaders")
                 proved = self.proved_gradient(x, y, loss)
                 proposal = self._certified(problem, self.solver(problem, data), x, proved)
             else:

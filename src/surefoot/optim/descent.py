@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from torch import nn
 
+from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.ahead import AHEAD, Ahead
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters
 from surefoot.optim.by_evaluation import ByEvaluation
 from surefoot.optim.record import StepRecord
 from surefoot.processes import Processes
-from surefoot.valuation.streamed import is_loader
 
 
 class CertifiedDescent(GuaranteedOptimizer):
@@ -129,26 +129,17 @@ class CertifiedDescent(GuaranteedOptimizer):
         """One step that is proved to descend."""
         return self._method.advance(x, y, closure)
 
-    def check_data(self, x: Any, y: Any) -> None:
-        """One batch with its targets, or a loader that brings them; on all processes, if there are several.
+    takes_loaders = True
+
+    def check_part(self, x: Any, y: Any) -> None:
+        """One batch with its targets, or a loader that brings them.
 
         Raises:
             OptimizerError: if it is neither.
         """
-        if self.processes is None:
-            self._check_part(x, y)
-        else:
-            self.processes.together(lambda: self._check_part(x, y))
-
-    def _check_part(self, x: Any, y: Any) -> None:
-        if not is_loader(x):
-            super().check_data(x, y)
-        elif y is not None:
-            raise OptimizerError("a loader brings its targets: step(loader)")
-        elif self.proof != "evaluation":
+        if is_loader(x) and y is None and self.proof != "evaluation":
             raise OptimizerError(f"proof={self.proof!r} is about one batch: proof='evaluation' takes a loader")
-        elif self.until is not None:
-            raise OptimizerError("until='proved' is about one batch: join the data, or leave it out")
+        super().check_part(x, y)
 
     def value(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:
         """The objective at the present parameters; where it is evaluated for proofs, in double precision too."""

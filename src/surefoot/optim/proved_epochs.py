@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import (
     Average,
@@ -28,9 +29,11 @@ from surefoot.optim.bursts import (
 )
 from surefoot.optim.by_evaluation import StalledWarning
 from surefoot.optim.evaluation import OptimizerError, check_objective, outputs_of
+from surefoot.optim.joint import JointBatches
 from surefoot.optim.pace import Pace
-from surefoot.valuation.streamed import StreamedValuer, is_loader
-from surefoot.valuation.valuer import Evaluation, EvaluationError
+from surefoot.processes import Processes
+from surefoot.valuation.streamed import StreamedValuer
+from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
 _FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what tells noise: least, most, part of all
 _PROBES = 4  # steps of an epoch whose curvature is measured, about
@@ -85,6 +88,11 @@ class ProvedEpochs:
             a run exactly.
         average: over which part of an epoch, at its end, weights are averaged, at most half; 0 for none.
         progress: called with the record of each burst.
+        group: a process group of ``torch.distributed`` whose processes have the same model and a loader each,
+            which may be empty: a mini-batch is made of the next batch of every loader, the objective is that of
+            all data. All of them call ``step`` or ``run``; process 0 trains and decides
+            (:mod:`surefoot.optim.joint`).
+            Weights and history are the same on all, the state to be saved is that of process 0.
 
     Attributes:
         history: one record per burst.
@@ -111,8 +119,9 @@ class ProvedEpochs:
         burst: float | None = None,
         average: float = 0.5,
         progress: Callable[[BurstRecord], object] | None = None,
+        group: Any = None,
     ) -> None:
-        self.model = _checked_model(optimizer, model)
+        self.model = unwrapped(_checked_model(optimizer, model))
         self.optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
         self.objective = check_objective(objective, "the batches (x, y)")
         _check(self.optimizer, self.model, loader, burst, average)
@@ -121,7 +130,12 @@ class ProvedEpochs:
         self.history: list[BurstRecord] = []
         self._pace = Pace(_rate(self.optimizer))
         self._ratios = [float(group["lr"]) / self.rate for group in self.optimizer.param_groups]
-        self._batches = Batches(loader)
+        self.processes = None if group is None else Processes(group)
+        self._batches: Batches | JointBatches = (
+            Batches(loader)
+            if self.processes is None
+            else JointBatches(loader, self.model, self.objective, self.processes, self._evaluated)
+        )
         self._data = fixed_data(loader) if data is None else data
         self._valuer: StreamedValuer | None = None
         self._buffers: list[Tensor] = []
@@ -163,7 +177,7 @@ class ProvedEpochs:
             EvaluationError: if the objective cannot be enclosed, or the data changed from pass to pass.
             UnsupportedOperation: naming an operation that has no rule.
         """
-        return self._round(math.inf)
+        return self._led(lambda: self._round(math.inf))
 
     def run(self, epochs: float) -> float:
         """Bursts until the work of that many training epochs is spent; returns the objective of all data.
@@ -171,15 +185,37 @@ class ProvedEpochs:
         Trials, bursts that were not kept and evaluations count; reading the model, once, does not. The last burst
         is as long as fits, and for the last third of the work rates are lower if mini-batches are noisy.
         """
-        self._began, self._budget = self.work, epochs
-        try:
-            while True:
-                left = self._began + epochs - self.work
-                if self._value is not None and left < self._evaluation + 0.25:
-                    return self._value.value
-                self._round(left)
-        finally:
-            self._budget = math.inf
+
+        def spend() -> float:
+            self._began, self._budget = self.work, epochs
+            try:
+                while True:
+                    left = self._began + epochs - self.work
+                    if self._value is not None and left < self._evaluation + 0.25:
+                        return self._value.value
+                    self._round(left)
+            finally:
+                self._budget = math.inf
+
+        return self._led(spend)
+
+    def _led(self, train: Callable[[], float]) -> float:
+        """Process 0 trains and decides; afterwards all have its weights and its history."""
+        joint = self._batches
+        if not isinstance(joint, JointBatches):
+            return train()
+
+        def lead() -> tuple[float, dict[str, Any]]:
+            value = train()
+            told = self.state_dict()
+            del told["optimizer"]
+            return value, told
+
+        value, told = joint.processes.led(lead, joint.serve, OptimizerError)
+        joint.spread()
+        if not joint.processes.leads:
+            self._resume(told)
+        return float(value)
 
     def _round(self, left: float) -> float:
         start = time.process_time()
@@ -358,6 +394,8 @@ class ProvedEpochs:
         return total / steps
 
     def _loss(self, x: Any, y: Any, *, backward: bool = False) -> Tensor:
+        if isinstance(self._batches, JointBatches):
+            return self._batches.loss(x, backward=backward)
         loss: Tensor = self.objective(outputs_of(self.model, x), y)
         if backward:
             self.optimizer.zero_grad()
@@ -369,7 +407,7 @@ class ProvedEpochs:
         if not self._judges:
             self._judges = as_one(self._batches.take(self._few))
         with evaluating(self.model), torch.no_grad():
-            value = sum(float(self._loss(x, y)) for x, y in self._judges)
+            value = sum(float(self._loss(x, y)) for x, y in self._judges) / len(self._judges)
         return value if math.isfinite(value) else math.inf
 
     def _search(self, start: Snapshot) -> str:
@@ -394,13 +432,18 @@ class ProvedEpochs:
                 group["lr"] = rate * ratio
 
     def _evaluate(self) -> Evaluation:
-        """The objective of all data, enclosed."""
+        """The objective of all data, enclosed; of all processes, if there are several."""
+        if isinstance(self._batches, JointBatches):
+            self._batches.evaluate()
+        return self._evaluated()
+
+    def _evaluated(self) -> Evaluation:
         start = time.process_time()
         buffers = list(self.model.buffers())
         same = len(buffers) == len(self._buffers) and all(map(torch.equal, buffers, self._buffers))
         with evaluating(self.model):
             if self._valuer is None:
-                self._valuer = StreamedValuer(self.model, self._data, self.objective)
+                self._valuer = StreamedValuer(self.model, self._data, self.objective, self.processes)
                 self._valuer.evaluate()
                 self._reading = time.process_time() - start
                 start = time.process_time()
@@ -419,7 +462,9 @@ class ProvedEpochs:
             return None
         try:
             return self._evaluate()
-        except EvaluationError:
+        except EvaluationError as error:
+            if self.processes is not None and isinstance(error, InfiniteValue):
+                return None
             with evaluating(self.model), torch.no_grad():
                 if all(math.isfinite(float(self._loss(x, y))) for x, y in self._data):
                     raise
@@ -479,6 +524,10 @@ class ProvedEpochs:
                 f"this is the state of {state_dict.get('kind') or 'an optimizer'}, not of ProvedEpochs"
             )
         self.optimizer.load_state_dict(state_dict["optimizer"])
+        self._resume(state_dict)
+
+    def _resume(self, state_dict: dict[str, Any]) -> None:
+        """All but the state of the optimizer."""
         self.history = [BurstRecord(**record) for record in state_dict["history"]]
         self._value = None if state_dict["value"] is None else Evaluation(*state_dict["value"])
         self._kept, self._searched = None, state_dict["searched"]

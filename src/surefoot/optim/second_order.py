@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
 from surefoot.graph import Graph
-from surefoot.guarantees import require_smooth
+from surefoot.guarantees import GuaranteeError, composite_iterations, gap_of, require_room, require_smooth
 from surefoot.objectives import Objective
 from surefoot.optim.damped import SecondOrder, Solver
 from surefoot.optim.stored import Tensors, square_of
-from surefoot.oracles.choice import Choice, choose_newton
+from surefoot.oracles.choice import Choice
 from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.newton_conjugate import solve_conjugate
 from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, Step, check_tolerance
-from surefoot.oracles.steps import METHODS, NEWTON_METHODS, Method, gauss_newton_solver, sizes_of
+from surefoot.oracles.steps import METHODS, NEWTON_METHODS, Method, gauss_newton_solver, newton_method
 
 
 class GaussNewton(SecondOrder):
@@ -100,6 +100,31 @@ class GaussNewton(SecondOrder):
         """See :func:`surefoot.guarantees.damping`."""
         return certificate.damping
 
+    def iterations(self, eps: float, certificate: Certificate, gap: float | None = None) -> int:
+        r"""After how many steps with a fixed damping :math:`\kappa` one was no longer than
+        :math:`\varepsilon/\kappa`, before the first is taken; see
+        :func:`surefoot.guarantees.composite_iterations`.
+
+        Args:
+            eps: the accuracy.
+            certificate: of the objective on a ball around the present weights.
+            gap: :math:`F(u_0) - F_{\mathrm{low}}`, by default what the bound of the certificate says.
+
+        Raises:
+            GuaranteeError: if the damping is not fixed or too small, or the ball may be left before.
+        """
+        fixed, needed = self.damping not in ("adapted", "certified"), self.certified_kappa(certificate)
+        if not fixed or self.kappa < needed:
+            raise GuaranteeError(
+                f"a number of steps is proved for a fixed damping of at least {needed:.6g}, that of the "
+                f"certificate, and this is {self.damping!r}: use GaussNewton(…, damping=certificate.damping)"
+            )
+        if gap is None and self.ridge is not None:
+            raise GuaranteeError("the certificate is that of the objective without its regulariser: give the gap")
+        most = gap_of(certificate) if gap is None else gap
+        require_room(certificate, most, eps)
+        return composite_iterations(self.kappa, most, eps)
+
     def curvature(self, proved: ProvedGradient, move: Tensors, certificate: Certificate) -> float:
         """That of the Gauss-Newton model with this κ, which majorises the objective; L‖v‖² where that is less."""
         square = square_of(move)
@@ -160,10 +185,7 @@ class Newton(SecondOrder):
         """κ is doubled until the model is bounded below."""
         exact = check_tolerance(None, problem.output.dtype, 1e-5, 1e-10)
         tolerance, most = self.forced(exact)
-        method: str = self.method
-        if method == "auto":
-            method = choose_newton(sizes_of(problem), tolerance, most).method
-        if method == "dynamic":
+        if newton_method(problem, self.method, tolerance, most)[0] == "dynamic":
             return lambda kappa: solve_dynamic(problem, kappa, "newton", double=True)
         return lambda kappa: solve_conjugate(problem, kappa, True, tolerance, most, checked=False)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from surefoot.optim.evaluation import OptimizerError
 from surefoot.optim.point import Passed, Stream, StreamedPass
 from surefoot.optim.record import StepRecord
-from surefoot.processes import ProcessError, Processes, ProcessLost
+from surefoot.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Shards(Stream):
 
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """One pass of all processes, with derivatives; process 0 calls it."""
-        self.processes.tell(("pass", None))
+        self.processes.ask("pass")
         return self._one(weights)
 
     def _one(self, weights: Mapping[str, Tensor]) -> Passed:
@@ -51,36 +51,9 @@ class Shards(Stream):
             OptimizerError: on all processes, if the step raises on one.
             ProcessLost: if one of them does not answer.
         """
-        record = self._lead(take) if self.processes.leads else self._follow(weights)
-        self.processes.spread(weights.values())
-        return record
-
-    def _lead(self, take: Callable[[], StepRecord]) -> StepRecord:
-        try:
-            record = take()
-        except ProcessLost:
-            raise
-        except Exception as error:
-            self.processes.tell(("failed", str(error)))
-            if isinstance(error, ProcessError):
-                raise OptimizerError(str(error)) from error
-            raise
-        self.processes.tell(("done", record))
-        return record
-
-    def _follow(self, weights: Mapping[str, Tensor]) -> StepRecord:
-        failure: Exception | None = None
         place = {name: value.detach().clone() for name, value in weights.items()}
-        while (word := self.processes.tell())[0] == "pass":
-            try:
-                self._one(place)
-            except ProcessLost:
-                raise
-            except Exception as error:  # which process 0 was told of, and decides what it means
-                failure = error
-        if word[0] == "failed":
-            raise OptimizerError(word[1]) from failure
-        record: StepRecord = word[1]
+        record: StepRecord = self.processes.led(take, lambda _: self._one(place), OptimizerError)
+        self.processes.spread(weights.values())
         return record
 
 

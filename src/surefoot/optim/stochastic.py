@@ -30,6 +30,9 @@ class VarianceBound:
     r""":math:`\sigma^2 \ge \sup_u\mathbb{E}\|\hat\nabla F(u) - \nabla F(u)\|^2` on the set.
 
     One that is given is not checked; :meth:`ProjectedSGD.certify_variance` proves one.
+
+    >>> VarianceBound(0.25).value
+    0.25
     """
 
     value: float
@@ -173,6 +176,13 @@ class ProjectedSGD(BatchCertificates):
 
     Attributes:
         smoothness: L.
+
+    >>> import torch, surefoot as sf
+    >>> model, x, y = torch.nn.Linear(2, 1), torch.eye(2), torch.ones(2, 1)
+    >>> optimizer = ProjectedSGD(model, sf.Square(), domain=sf.ProductBall(2.0))
+    >>> loss = optimizer.step(x[:1], y[:1])
+    >>> optimizer.smoothness.is_finite
+    True
     """
 
     def __init__(

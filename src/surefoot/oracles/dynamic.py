@@ -4,15 +4,20 @@ A forward pass stores what the derivatives need, a first backward pass gives the
 derivatives of each computation, a second one eliminates one computation after the other from the
 linear-quadratic problem, and a roll-out reads off the step. The cost is linear in the depth. If the problem is
 unbounded below, only the second backward pass is made again with :math:`2\kappa`.
+
+All of this is in double precision, whatever the model's. The residual that is returned is that of the step as it
+is returned, rounded to the type of the parameters: where the model is ill-conditioned that is most of it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from surefoot.oracles.factored import MODELS, Factored, Form, Model
+from surefoot.oracles.factored import MODELS, Factored, Form, Layer, Model
 from surefoot.oracles.problem import OracleError, Problem, Step, check_kappa, refused, solved_status
 from surefoot.oracles.riccati import Elimination, Policy
 
@@ -50,6 +55,9 @@ def solve_dynamic(problem: Problem, kappa: float, model: Model, double: bool = T
             kappa, doubled = 2 * kappa, doubled + 1
         found, residual, decrease, rounds = _minimise(factored, kappa, eliminations)
         direction, gained = _direction(factored, kappa, found)
+        rounded = [_joined(layer, direction) for layer in factored.layers]
+        if residual and any(not torch.equal(a, b) for a, b in zip(found, rounded, strict=True)):
+            residual = _norm(_gradient(factored, kappa, rounded)) / _norm(factored.gradient)
     return Step(
         direction=direction,
         kappa=kappa,
@@ -63,7 +71,7 @@ def solve_dynamic(problem: Problem, kappa: float, model: Model, double: bool = T
         ),
         calls=problem.autodiff.calls,
         iterations=rounds,
-        residual=residual and residual + torch.finfo(problem.output.dtype).eps,  # of what it was given
+        residual=residual,
         doubled=doubled,
         unbounded_at=unbounded,
     )
@@ -122,7 +130,7 @@ def _solution(factored: Factored, eliminations: list[Elimination], c: Tensor, q:
     for layer, elimination, slope in zip(factored.layers[::-1], eliminations[::-1], q[::-1], strict=True):
         c, policy = elimination.affine(layer.outer.pull(c), slope)
         policies.append(policy)
-    y, found = factored.c[:0], []
+    y, found = factored.start, []
     for layer, policy in zip(factored.layers, policies[::-1], strict=True):
         v = policy(y)
         y = layer.outer.push(layer.inner.push(y, v))
@@ -133,7 +141,7 @@ def _solution(factored: Factored, eliminations: list[Elimination], c: Tensor, q:
 
 def _gradient(factored: Factored, kappa: float, parameters: list[Tensor]) -> list[Tensor]:
     """The gradient of the model: a pass forward for the states, a pass backward for their slopes."""
-    y, states = factored.c[:0], []
+    y, states = factored.start, []
     for layer, v in zip(factored.layers, parameters, strict=True):
         w = layer.inner.push(y, v)
         states.append((y, w))
@@ -146,6 +154,11 @@ def _gradient(factored: Factored, kappa: float, parameters: list[Tensor]) -> lis
         there = layer.inner.pull(slope) + layer.inner.mixed(v)
     factored.problem.autodiff.calls += 2  # a push-forward and a pull-back
     return found[::-1]
+
+
+def _joined(layer: Layer, direction: Mapping[str, Tensor]) -> Tensor:
+    """The step of a computation as one vector, from the step as it is returned."""
+    return layer.inner.flat({name: direction[path] for name, path in layer.paths.items()})
 
 
 def _norm(parts: list[Tensor]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.graph import Graph
+from surefoot.graph.nodes import in_double
 from surefoot.objectives import CrossEntropy, Square
 from surefoot.oracles.factor import refuse_negative
 from surefoot.oracles.inner import Inner, first_stage
@@ -45,6 +46,7 @@ class Factored:
         layers: the computations in which something varies.
         C: the curvature of the loss in the last state.
         c: its slope there.
+        start: the change of what the first of these computations reads: zero.
         gradient: of the objective, by layer.
         loose: paths of the parameters that no computation reads.
     """
@@ -54,24 +56,31 @@ class Factored:
         chain = problem.chain
         batch = problem.output.shape[0] if problem.output.dim() else 1
         bound: dict[str, Any] = chain.graph.bind(problem.point, [x.detach() for x in chain.inputs])
+        bound = {name: in_double(value) if isinstance(value, Tensor) else value for name, value in bound.items()}
         state: dict[str, Any] = {}
         self.layers: list[Layer] = []
         last: tuple[str, ...] = ()
+        entering = 0
         for number, computation in enumerate(chain.computations, start=1):
             stage = stages(computation, batch)
             _check_size(chain.graph, stage)
             values = {name: state[name] if name in state else bound[name] for name in stage.needed}
             last = stage.after
-            if not stage.interface:  # nothing varies yet
+            read = (*stage.state, *stage.parameters)
+            if not _entries(chain.graph, stage.interface) or not _entries(chain.graph, read):
+                self.layers.clear()  # nothing varies yet, or a layer without entries passes nothing on
                 values = run((*stage.first, *stage.second), values)
                 state = {name: _detached(values[name]) for name in computation.after}
                 continue
             inner = first_stage(stage, values, batch)
             outer = second_stage(stage, inner.values, inner.layout, inner.interface, batch)
+            entering = _entries(chain.graph, stage.state) if not self.layers else entering
             self.layers.append(self._layer(number, stage, inner, outer, form))
             state = {name: _detached(outer.values[name]) for name in computation.after}
         self.loose = sorted(problem.parameters.keys() - {p for layer in self.layers for p in layer.paths.values()})
-        self.c, self.C = _loss(problem, model, varies=bool(last))
+        output = state.get(chain.graph.outputs[0], problem.output)
+        self.c, self.C = _loss(problem, output.double(), model, varies=bool(last))
+        self.start = self.c.new_zeros(entering)
         self.gradient = self._costates(bend=model == "newton")
 
     def _costates(self, bend: bool) -> list[Tensor]:
@@ -103,9 +112,13 @@ class Factored:
         return Layer(number, inner, outer, paths, ridge, ridge * u, solver)
 
 
+def _entries(graph: Graph, names: Iterable[str]) -> int:
+    return sum(graph.numel(name) for name in names)
+
+
 def _check_size(graph: Graph, stage: Stages) -> None:
     for names in (stage.interface, stage.after):
-        size = sum(graph.numel(name) for name in names)
+        size = _entries(graph, names)
         if size > _LARGEST:
             raise OracleError(
                 f"dynamic programming needs a matrix of {size} × {size} for {', '.join(names)}: take a smaller "
@@ -119,18 +132,21 @@ def _detached(value: Any) -> Any:
     return type(value)(_detached(item) for item in value)
 
 
-def _loss(problem: Problem, model: Model, varies: bool) -> tuple[Tensor, Tensor]:
+def _loss(problem: Problem, at: Tensor, model: Model, varies: bool) -> tuple[Tensor, Tensor]:
     """Slope and curvature of the loss in the output; block-diagonal where it is a sum over rows for certain."""
-    slope = problem.fine_slope.flatten()
+    with torch.enable_grad():
+        output = at.detach().requires_grad_()
+        value = problem.objective(output)
+        if not bool(value.isfinite()):
+            raise OracleError(f"the objective is {value.item()} at this point")
+        (first,) = torch.autograd.grad(value, output, create_graph=True)
+    slope = first.detach().flatten()
     if not varies:
         return slope[:0], slope.new_zeros(0, 0)
     if model == "gradient":
         return slope, slope.new_zeros(len(slope), len(slope))
     rows = type(problem.objective) in (Square, CrossEntropy)
-    samples = problem.output.shape[0] if rows and problem.output.dim() else 1
-    with torch.enable_grad():
-        output = problem.output.detach().double().requires_grad_()
-        (first,) = torch.autograd.grad(problem.objective(output), output, create_graph=True)
+    samples = output.shape[0] if rows and output.dim() else 1
     curvature = block_diagonal(jacobian(first.reshape(samples, -1), [output], samples))
     if model == "gauss_newton" and not rows:
         values = torch.linalg.eigvalsh((curvature + curvature.T) / 2)

@@ -2,6 +2,7 @@ r"""The biaffine stage of a computation at a point: :math:`N`, :math:`E` and :ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -214,7 +215,7 @@ class _FullyConnected:
         self.layout = layout(self.values, stage.interface, stage.samples)
         self.interface = self.layout.matrix(self.layout.tensors(self.values))
         x, self._W = self.values[arguments["input"].name], self.values[self._weight].double()
-        rows = x.reshape(-1, x.shape[-1]).double()
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).double()
         ones = rows.new_ones(len(rows), 1)
         parts = [part for part, used in ((rows, self._varies), (ones, self._bias is not None)) if used]
         self._X = torch.cat(parts, dim=1) if parts else rows[:, :0]

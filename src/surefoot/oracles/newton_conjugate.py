@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from surefoot.chain.batched import Batched
 from surefoot.linear_solve import Parts, conjugate_gradients, lowest_ritz
 from surefoot.oracles.problem import (
     OracleError,
@@ -73,7 +74,9 @@ def solve_conjugate(
             if not found.finite:
                 raise OracleError("second derivatives are not finite at this point")
             if found.direction is None:
-                low, high, count = _extremes(curve, gradient) if checked and gradient else (1.0, 1.0, 0)
+                low, high, count = (
+                    _extremes(curve, gradient) if checked and any(g.numel() for g in gradient) else (1.0, 1.0, 0)
+                )
                 looks += count
                 if low > 0:
                     break
@@ -122,8 +125,17 @@ def _excluded(width: float, size: int) -> float:
 
 def _second_order(problem: Problem) -> tuple[Vector, Callable[[Vector], Vector]]:
     """∇F(u), and v ↦ ∇²F(u)v."""
-    chain = problem.chain
+    chain, autodiff = problem.chain, problem.autodiff
     weights = [problem.weight(path) for path in problem.parameters]
+    if isinstance(autodiff, Batched):
+
+        def of_all(v: Vector) -> Vector:
+            along = dict(zip(problem.parameters, v, strict=True))
+            curved = problem.curve(autodiff.pushforward(along))
+            bent = autodiff.bent(along, problem.slope, curved)
+            return [bent[path] + w * a for path, a, w in zip(problem.parameters, v, weights, strict=True)]
+
+        return [problem.gradient[path] for path in problem.parameters], of_all
     with torch.enable_grad():
         leaves = {path: value.detach().requires_grad_() for path, value in problem.parameters.items()}
         (output,) = chain.graph.run({**problem.point, **leaves}, [x.detach() for x in chain.inputs])

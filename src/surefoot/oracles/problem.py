@@ -7,17 +7,18 @@ sum over the parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
-from surefoot.chain.autodiff import Autodiff
-from surefoot.errors import ChainError, SurefootError
+from surefoot.chain.batched import Batched
+from surefoot.errors import ChainError, EvaluationError, SurefootError
 from surefoot.objectives import Objective, ObjectiveError, Ridge
+from surefoot.processes import Processes
 
 
 class OracleError(SurefootError, ValueError):
@@ -32,6 +33,9 @@ class Problem:
         objective: a loss bound to its targets.
         params: the point, by path; the model's present parameters by default.
         regularizer: a function of the parameters, or ``None``.
+        processes: those that have a part of the data each; all of them make the problem at the same time, and
+            process 0 solves it, inside :meth:`led`. Then, and with a loader, the objective is that of all outputs
+            and targets, which are gathered.
 
     Attributes:
         parameters: the point, detached, by path; only what varies.
@@ -48,12 +52,14 @@ class Problem:
         objective: Objective,
         params: Mapping[str, Tensor] | None = None,
         regularizer: Ridge | None = None,
+        processes: Processes | None = None,
     ) -> None:
         if not isinstance(objective, Objective):
             raise OracleError(f"the objective is a loss such as surefoot.CrossEntropy(y), got {objective!r}")
         if regularizer is not None and not isinstance(regularizer, Ridge):
             raise OracleError(f"the regulariser is a surefoot.objectives.Ridge or None, got {regularizer!r}")
-        if len(chain.graph.outputs) != 1:
+        self.processes, self.in_pieces = processes, chain.batches is not None or processes is not None
+        if len(chain.graph.outputs) > 1 or not (chain.graph.outputs or self.in_pieces):
             raise OracleError(f"an objective reads one tensor, the model returns {len(chain.graph.outputs)}")
         self.chain, self.objective, self.regularizer = chain, objective, regularizer
         try:
@@ -62,20 +68,53 @@ class Problem:
             raise OracleError(str(error)) from error
         trainable = set(chain.parameters)
         self.parameters = {path: value for path, value in self.point.items() if path in trainable}
+        self._check() if processes is None else processes.together(self._check)
+        try:
+            self.autodiff = chain.autodiff(None if params is None else params, processes)
+            self.output: Tensor = self.autodiff.value
+            if self.in_pieces:
+                self.objective = objective = self._of_all(objective)
+            objective(self.output)
+        except (ObjectiveError, ChainError, EvaluationError) as error:
+            raise OracleError(str(error)) from error
+
+    def _check(self) -> None:
+        """Parameters and inputs are finite, and in a precision for linear solves."""
         for path, value in self.parameters.items():
             if value.dtype in (torch.float16, torch.bfloat16):
                 raise OracleError(f"'{path}' is {value.dtype}: a linear solve needs single or double precision")
             if not all_finite(value):
                 raise OracleError(f"'{path}' has entries that are not finite")
-        for value in chain.inputs:
+        for value in self.chain.inputs:
             if value.is_floating_point() and not all_finite(value):
                 raise OracleError("the input has entries that are not finite")
-        self.autodiff: Autodiff = chain.autodiff(None if params is None else params)
-        self.output: Tensor = self.autodiff.value
-        try:
-            objective(self.output)
-        except ObjectiveError as error:
-            raise OracleError(str(error)) from error
+
+    def _of_all(self, objective: Objective) -> Objective:
+        """The loss bound to the targets of all batches of all processes."""
+        batches, name = self.chain.batches, type(objective).__name__
+
+        def here() -> list[Tensor]:
+            if not objective.takes_targets:
+                raise ObjectiveError(f"{name} has no targets: data in pieces are pairs (x, y)")
+            if batches is None:
+                return [objective.chosen()]
+            if objective.targets is not None and len(objective.targets):
+                raise ObjectiveError(
+                    f"{name} is bound to targets, but the batches bring their own: use one without"
+                )
+            return [y for _, _, y in batches]
+
+        everyone = [here()] if self.processes is None else self.processes.gathered(here)
+        return objective.bound_to(torch.cat([y.to(self.output.device) for part in everyone for y in part]))
+
+    def led(self, solve: Callable[[], Step]) -> Step:
+        """The step that process 0 finds while the others help, on all of them."""
+        if self.processes is None:
+            return solve()
+        assert isinstance(self.autodiff, Batched)
+        step: Step = self.processes.led(solve, self.autodiff.serve, OracleError)
+        here = {path: value.to(self.parameters[path]) for path, value in step.direction.items()}
+        return replace(step, direction=here)
 
     @cached_property
     def _loss(self) -> tuple[float, Tensor]:
@@ -107,7 +146,10 @@ class Problem:
         """F(u + tv) for a direction v and t = part; a forward pass, without derivatives."""
         moved = {path: (u + part * direction[path]).to(u) for path, u in self.parameters.items()}
         with torch.no_grad():
-            loss = float(self.objective(self.chain.value({**self.point, **moved})))
+            moved_to = {**self.point, **moved}
+            oracle = self.autodiff
+            outputs = oracle.at(moved_to) if isinstance(oracle, Batched) else self.chain.value(moved_to)
+            loss = float(self.objective(outputs))
         return loss if self.regularizer is None else loss + float(self.regularizer(moved))
 
     def weight(self, path: str) -> float:
@@ -209,8 +251,9 @@ class Step:
             Dynamic programming makes such passes itself, and they count; the matrices of single computations,
             which it differentiates one by one, do not.
         iterations: of the inner solver; where it is direct, how often its result was refined.
-        residual: norm of the gradient of the model at v relative to that at 0, as measured; ``None`` where the
-            calls that are allowed were spent before it could be measured.
+        residual: norm of the gradient of the model at v relative to that at 0, as measured: by dynamic programming
+            in double precision, at v as it is returned; by the other methods with passes in the precision of the
+            model, before v is rounded to it. ``None`` where the calls that are allowed were spent before.
         length: t, where a line search made tv of the minimiser v; then the direction is tv.
         doubled: how often kappa was doubled until the model was bounded below.
         unbounded_at: the computation at which the last infeasible kappa failed, counted from 1.

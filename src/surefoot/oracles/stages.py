@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from surefoot.chain import Computation
 from surefoot.graph import Graph, Node, Role, Spec
-from surefoot.graph.nodes import Ref
+from surefoot.graph.nodes import Ref, run_widened
 from surefoot.operations.forms import Degree, Form, degree_of, form_of
 from surefoot.operations.rows import separate
 
@@ -164,10 +164,10 @@ def _is_entrywise(graph: Graph, interface: Sequence[str], second: Sequence[Node]
 
 
 def run(nodes: Sequence[Node], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values after some operations."""
+    """The values after some operations, in double precision."""
     result = dict(values)
     for node in nodes:
-        result[node.name] = node.run(result)
+        result[node.name] = run_widened(node, result)
     return result
 
 

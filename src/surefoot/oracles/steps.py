@@ -4,13 +4,20 @@ Each is asked for a ``chain`` (the network and its batch) and an ``objective`` (
 the point ``params`` by path (the model's present parameters by default), with a ``regularizer`` added to the loss
 and a proximal term of weight ``kappa`` > 0. Each refuses, by an :class:`OracleError`, what is not finite, is in
 half precision, or does not fit.
+
+**Data in pieces.** The chain may be that of a loader, ``surefoot.Chain(model, loader)`` with an objective without
+targets; and with ``group``, a process group of ``torch.distributed``, every process passes the chain of its part
+of the data, ``surefoot.Chain(model, [])`` where it has none. The step is that of the joined batch, the same on all
+processes: outputs and targets of all samples are gathered, activations are those of one batch at a time
+(:mod:`surefoot.chain.batched`). The price is a forward pass for each call where there are several batches.
+Methods that need matrices of all samples at once are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,9 +33,11 @@ from surefoot.oracles.newton_conjugate import solve_conjugate
 from surefoot.oracles.primal import Primal
 from surefoot.oracles.primal_gram import PrimalGram
 from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step, check_kappa, check_tolerance
+from surefoot.processes import Processes
 
 Method = Literal["auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic"]
 METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")
+IN_PIECES = ("primal", "dual")  # those that need products with the derivative of all data only
 NEWTON_METHODS = ("auto", "cg", "dynamic")
 Solver = Callable[[float, float, int | None], Step]  # of κ, the tolerance, and the most iterations
 
@@ -39,6 +48,7 @@ def gradient(
     kappa: float = 1.0,
     params: Mapping[str, Tensor] | None = None,
     regularizer: Ridge | None = None,
+    group: Any = None,
 ) -> Step:
     r"""The minimiser of :math:`\langle\nabla F(u), v\rangle + \frac\kappa2\|v\|^2`.
 
@@ -53,11 +63,25 @@ def gradient(
     (tensor([[-4.5000, -6.0000]]), 56.25)
     """
     kappa = check_kappa(kappa)
-    problem = Problem(chain, objective, params, regularizer)
-    vector = ParameterSpace(problem).gradient()
-    direction = {path: -slope / kappa for path, slope in problem.gradient.items()}
-    square = float(vector.double().square().sum())
-    return Step(direction, kappa, 0.5 * square / kappa, "solved in closed form", calls=problem.autodiff.calls)
+    problem = _problem(chain, objective, params, regularizer, group)
+
+    def solve() -> Step:
+        vector = ParameterSpace(problem).gradient()
+        direction = {path: -slope / kappa for path, slope in problem.gradient.items()}
+        square = float(vector.double().square().sum())
+        return Step(direction, kappa, 0.5 * square / kappa, "solved in closed form", calls=problem.autodiff.calls)
+
+    return problem.led(solve)
+
+
+def _problem(
+    chain: Chain,
+    objective: Objective,
+    params: Mapping[str, Tensor] | None,
+    regularizer: Ridge | None,
+    group: Any,
+) -> Problem:
+    return Problem(chain, objective, params, regularizer, None if group is None else Processes(group))
 
 
 def gauss_newton(
@@ -70,6 +94,7 @@ def gauss_newton(
     tolerance: float | None = None,
     accumulate: torch.dtype | None = torch.float64,
     warm_start: Tensor | None = None,
+    group: Any = None,
 ) -> Step:
     r"""The minimiser of the Gauss-Newton model.
 
@@ -105,8 +130,8 @@ def gauss_newton(
     kappa = check_kappa(kappa)
     if method not in METHODS:
         raise OracleError(f"method is one of {', '.join(map(repr, METHODS))}, got {method!r}")
-    problem = Problem(chain, objective, params, regularizer)
-    return solve_gauss_newton(problem, kappa, method, tolerance, accumulate, warm_start)
+    problem = _problem(chain, objective, params, regularizer, group)
+    return problem.led(lambda: solve_gauss_newton(problem, kappa, method, tolerance, accumulate, warm_start))
 
 
 def solve_gauss_newton(
@@ -144,6 +169,13 @@ def gauss_newton_solver(
         warm_start: likewise.
         choice: made before for a problem of these shapes.
     """
+    if problem.in_pieces:
+        if method not in ("auto", *IN_PIECES):
+            raise OracleError(
+                f"method={method!r} needs matrices of all samples at once: for data in pieces use "
+                f"{' or '.join(map(repr, IN_PIECES))}, or pass them as one batch"
+            )
+        method = "primal" if method == "auto" else method
     if method == "auto":
         if choice is None:
             choice = choose_gauss_newton(sizes_of(problem), tolerance, most, factored=has_factor(problem))
@@ -184,6 +216,7 @@ def newton(
     regularizer: Ridge | None = None,
     double: bool = True,
     tolerance: float | None = None,
+    group: Any = None,
 ) -> Step:
     r"""The minimiser of the quadratic model, :math:`\frac12v^\top\nabla^2Fv + \nabla F^\top v +
     \frac\kappa2\|v\|^2`.
@@ -208,15 +241,32 @@ def newton(
     >>> print(step.status)
     the minimiser of the Newton model with κ = 1e-06, by dynamic programming
     """
-    problem = Problem(chain, objective, params, regularizer)
     if method not in NEWTON_METHODS:
         raise OracleError(f"the method of a Newton step is 'auto', 'dynamic' or 'cg', got {method!r}")
-    choice = None
-    if method == "auto":
-        choice = choose_newton(sizes_of(problem), check_tolerance(tolerance, problem.output.dtype, 1e-5, 1e-10))
-    if method == "dynamic" or (choice is not None and choice.method == "dynamic"):
+    problem = _problem(chain, objective, params, regularizer, group)
+    exact = check_tolerance(tolerance, problem.output.dtype, 1e-5, 1e-10)
+    chosen, choice = newton_method(problem, method, exact)
+    if chosen == "dynamic":
         return _explained(solve_dynamic(problem, kappa, "newton", double), choice)
-    return _explained(solve_conjugate(problem, kappa, double, tolerance), choice)
+    return _explained(problem.led(lambda: solve_conjugate(problem, kappa, double, tolerance)), choice)
+
+
+def newton_method(
+    problem: Problem, method: str, tolerance: float, most: int | None = None
+) -> tuple[str, Choice | None]:
+    """The way to a Newton step; and, where it was chosen here, why.
+
+    Raises:
+        OracleError: if the method is not one for data in pieces.
+    """
+    if problem.in_pieces:
+        if method == "dynamic":
+            raise OracleError("dynamic programming is about one batch: use method='cg' for data in pieces")
+        return "cg", None
+    if method != "auto":
+        return method, None
+    choice = choose_newton(sizes_of(problem), tolerance, most)
+    return choice.method, choice
 
 
 __all__ = [
@@ -228,6 +278,7 @@ __all__ = [
     "gauss_newton_solver",
     "gradient",
     "newton",
+    "newton_method",
     "sizes_of",
     "solve_gauss_newton",
 ]

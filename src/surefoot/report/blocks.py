@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +48,8 @@ def heat(certificate: Certificate) -> Heat | None:
     log2 = np.maximum(matrix.log2, matrix.log2.T)  # the two halves agree up to rounding
     starts = np.arange(0, len(names), together)
     log2 = np.maximum.reduceat(np.maximum.reduceat(log2, starts, axis=0), starts, axis=1)
-    cells = [_joined(names[k : k + together]) for k in starts]
+    calls = operations_of(certificate)
+    cells = [_joined(names[k : k + together], calls) for k in starts]
     finite = log2[np.isfinite(log2)]
     low, high = np.quantile(finite, (_FAINTEST, 1.0), method="lower").tolist() if finite.size else (0.0, 0.0)
     level = np.full(log2.shape, -1)
@@ -83,9 +84,17 @@ def _outline(mask: np.ndarray) -> str:
     return "".join(parts)
 
 
-def _joined(names: Sequence[str]) -> str:
+def operations_of(certificate: Certificate) -> dict[str, str]:
+    """The operation that a module calls with its parameters, by path: the first it calls."""
+    return {row.module: row.operation for row in reversed(certificate.rows)}
+
+
+def _joined(names: Sequence[str], calls: Mapping[str, str]) -> str:
+    """A block with its operation, or the first and the last of several."""
     first, last = names[0] or MODEL, names[-1] or MODEL
-    return first if first == last else f"{first} … {last}"
+    if first != last:
+        return f"{first} … {last}"
+    return f"{first} · {calls[names[0]]}" if names[0] in calls else first
 
 
 def _labels(cells: Sequence[str]) -> list[tuple[float, str]]:
@@ -100,6 +109,7 @@ class BlockLine:
     """One block as text: its constants and, for an objective, its gradient at the centre and its step size."""
 
     name: str
+    operation: str
     lipschitz: str
     smoothness: str
     gradient: str
@@ -111,13 +121,14 @@ def block_lines(certificate: Certificate) -> list[BlockLine]:
     """The table of blocks."""
     has_steps = certificate.scalar and not certificate.flags and certificate.segment_step is None
     steps = certificate.block_step_sizes if has_steps else {}
-    gradients = certificate.block_gradients or {}
+    gradients, calls = certificate.block_gradients or {}, operations_of(certificate)
     lines = []
     for k, (name, lipschitz) in enumerate(certificate.block_lipschitz.items()):
         alone = certificate.block_smoothness[k, k] if certificate.block_smoothness.shape else Magnitude.zero()
         lines.append(
             BlockLine(
                 name=name or MODEL,
+                operation=calls.get(name, ""),
                 lipschitz=upper(lipschitz),
                 smoothness=upper(alone),
                 gradient=upper(Magnitude.of(gradients[name])) if name in gradients else "",

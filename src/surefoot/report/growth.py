@@ -96,39 +96,68 @@ class Band:
 
 @dataclass(frozen=True)
 class Curves:
-    """The drawing."""
+    """The drawing: values at places between 0 and ``width``."""
 
-    count: int
+    places: list[float]
+    width: float
     axis: Axis
     curves: tuple[Curve, ...]
     bands: tuple[Band, ...]
     height: int = HEIGHT
 
+    @property
+    def count(self) -> int:
+        """How many values each curve has."""
+        return len(self.places)
+
+
+Quantity = tuple[str, str, Sequence[Magnitude | None]]
+
 
 def curves(rows: Sequence[Row]) -> Curves | None:
     """The curves of a table, operation by operation; nothing where there are fewer than two."""
-    if len(rows) < 2:
-        return None
-    quantities = (
+    quantities: list[Quantity] = [
         ("m", "bound", [row.bound for row in rows]),
         ("ℓ", "Lipschitz", [row.lipschitz for row in rows]),
         ("L", "smoothness", [row.smoothness for row in rows]),
-    )
-    axis = Axis.of([value for _, _, values in quantities for value in values])
-    drawn = tuple(_curve(symbol, name, values, axis) for symbol, name, values in quantities)
-    return Curves(len(rows), axis, drawn, _bands(rows))
+    ]
+    places = [k + 0.5 for k in range(len(rows))]
+    return drawn(quantities, places, len(rows), _bands(rows)) if len(rows) > 1 else None
 
 
-def _curve(symbol: str, name: str, values: Sequence[Magnitude], axis: Axis) -> Curve:
+def drawn(
+    quantities: Sequence[Quantity], places: list[float], width: float, bands: tuple[Band, ...] = ()
+) -> Curves:
+    """Curves of any quantities; where a value is ``None``, a curve has a gap."""
+    axis = Axis.of([value for _, _, values in quantities for value in values if value is not None])
+    made = tuple(_curve(symbol, name, values, places, axis) for symbol, name, values in quantities)
+    return Curves(places, width, axis, made, bands)
+
+
+def _curve(
+    symbol: str, name: str, values: Sequence[Magnitude | None], places: Sequence[float], axis: Axis
+) -> Curve:
     """Values that are neighbours on the axis are joined; those in a lane only with others in the lane."""
-    places = [(k + 0.5, log10(value)) for k, value in enumerate(values)]
+    logs = [math.nan if value is None else log10(value) for value in values]
     line, dots = [], []
-    for _, members in groupby(places, key=lambda place: place[1] if math.isinf(place[1]) else 0.0):
+    for lane, members in groupby(
+        zip(places, logs, strict=True), key=lambda place: 0.0 if math.isfinite(place[1]) else repr(place[1])
+    ):
+        if lane == "nan":
+            continue
         run = [(x, axis.height(log)) for x, log in members]
         line.append("M" + "L".join(f"{x:g} {y:g}" for x, y in run))
         if len(values) <= _MOST_DOTS or len(run) == 1:
             dots += [f"M{x:g} {y:g}h0" for x, y in run]
     return Curve(symbol, name, "".join(line), "".join(dots))
+
+
+def ticks(width: float) -> tuple[Band, ...]:
+    """Round numbers along an axis from 0 to ``width``, as bands without width."""
+    decade = 10.0 ** math.floor(math.log10(width / 4))
+    step = next(decade * k for k in (1, 2, 5, 10) if decade * k >= width / 4)
+    marks = [k * step for k in range(int(width / step) + 1)]
+    return tuple(Band(f"{x:g}", 100 * x / width, 0.0, True, True, False) for x in marks)
 
 
 def _bands(rows: Sequence[Row]) -> tuple[Band, ...]:

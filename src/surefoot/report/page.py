@@ -25,10 +25,12 @@ from surefoot.attained import Estimate
 from surefoot.certificate import Certificate
 from surefoot.errors import SurefootError
 from surefoot.report import summary
+from surefoot.report.architecture import architecture
 from surefoot.report.blocks import block_lines, heat
 from surefoot.report.growth import curves, layer_table
 from surefoot.report.rules import errata, families
 from surefoot.report.summary import comparison
+from surefoot.report.variants import WhatIf
 
 Named = Sequence[tuple[str, Certificate]]
 Estimates = Mapping[str, Estimate] | Sequence[Estimate | None]
@@ -44,6 +46,7 @@ def write_report(
     *,
     title: str | None = None,
     estimates: Estimates | None = None,
+    what_if: Mapping[str, WhatIf] | None = None,
 ) -> Path:
     """Write the report of one certificate, or of several that are compared with the first.
 
@@ -54,6 +57,7 @@ def write_report(
         certificates: names and certificates.
         title: of the page; by default made of the names.
         estimates: lower bounds by name, or in the order of the certificates; by default those attached to them.
+        what_if: by name, what :func:`~surefoot.report.what_if` found for other radii and layers.
 
     Returns:
         The path.
@@ -62,8 +66,14 @@ def write_report(
         ReportError: if there is no certificate, or the estimates do not fit.
         Contradiction: if a value was attained that a certificate excludes.
         OSError: if the file cannot be written.
+
+    >>> import tempfile, torch, surefoot as sf
+    >>> certificate = sf.certify(torch.nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_report(f"{folder}/page.html", [("linear", certificate)]).name
+    'page.html'
     """
-    return written(path, render_report(certificates, title=title, estimates=estimates))
+    return written(path, render_report(certificates, title=title, estimates=estimates, what_if=what_if))
 
 
 def written(path: str | os.PathLike[str], page: str) -> Path:
@@ -88,16 +98,29 @@ def written_whole(path: Path) -> Iterator[Path]:
         Path(name).unlink(missing_ok=True)
 
 
-def render_report(certificates: Named, *, title: str | None = None, estimates: Estimates | None = None) -> str:
-    """The page itself; see :func:`write_report`."""
+def render_report(
+    certificates: Named,
+    *,
+    title: str | None = None,
+    estimates: Estimates | None = None,
+    what_if: Mapping[str, WhatIf] | None = None,
+) -> str:
+    """The page itself; see :func:`write_report`.
+
+    >>> import torch, surefoot as sf
+    >>> certificate = sf.certify(torch.nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))
+    >>> "Certificate of linear" in render_report([("linear", certificate)])
+    True
+    """
     if not certificates:
         raise ReportError("a report shows one certificate or more, and none was given")
     lower = _estimates(certificates, estimates)
     names, only = zip(*certificates, strict=True)
+    others = [(what_if or {}).get(name, WhatIf()) for name in names]
     return rendered(
         "report.html.j2",
         title=title or f"{'Certificate' if len(names) == 1 else 'Certificates'} of {_listed(names)}",
-        models=[_model(*each) for each in zip(range(1, len(only) + 1), names, only, lower, strict=True)],
+        models=[_model(*each) for each in zip(range(1, len(only) + 1), names, only, lower, others, strict=True)],
         comparison=comparison(certificates),
         families=families(only),
         errata=errata(only),
@@ -117,14 +140,19 @@ def rendered(template: str, **shown: Any) -> str:
     )
 
 
-def _model(number: int, name: str, certificate: Certificate, estimate: Estimate | None) -> dict[str, Any]:
+def _model(
+    number: int, name: str, certificate: Certificate, estimate: Estimate | None, other: WhatIf
+) -> dict[str, Any]:
     """What the template shows of one certificate."""
     shown = layer_table(certificate.rows)
     drawn = heat(certificate)
+    boxes = architecture(certificate)
+    radii = summary.by_radius(certificate, other.radii)
     return {
         "id": f"model-{number}",
         "name": name,
         "certificate": certificate,
+        "where": summary.where(certificate),
         "verdict": summary.verdict(certificate),
         "figures": summary.figures(certificate),
         "iterations": summary.iterations(certificate),
@@ -134,12 +162,18 @@ def _model(number: int, name: str, certificate: Certificate, estimate: Estimate 
         "lines": shown,
         "operations": len(certificate.rows),
         "has_constants": any(line.sizes["slope"] or line.sizes["curvature"] for line in shown),
+        "architecture": boxes,
+        "radii": radii,
+        "variants": summary.variants(certificate, other.variants),
         "curves": curves(certificate.rows),
         "heat": drawn,
         "blocks": block_lines(certificate),
         "data": {
-            "rows": [[line.path, line.operation, line.shape, *list(line.sizes.values())[2:]]
+            "rows": [[line.path, f"{line.operation}, {line.shape}", *list(line.sizes.values())[2:]]
                      for line in shown if not line.size],
+            "names": ["m", "ℓ", "L"],
+            "boxes": [] if boxes is None else [box.facts for box in boxes.boxes],
+            "radii": radii,
             "blocks": [] if drawn is None else drawn.names,
             "cells": [] if drawn is None else drawn.values,
         },

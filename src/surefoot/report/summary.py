@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from surefoot.attained import Estimate
 from surefoot.certificate import Certificate, advice
@@ -92,11 +93,22 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def where(certificate: Certificate) -> str:
+    """Where the numbers hold, as the end of a sentence."""
+    point = "weights" if certificate.wrt == "params" else "input"
+    radius = certificate.radius
+    if isinstance(radius, Mapping) and len(set(radius.values())) == 1:
+        return f"with each block within {next(iter(radius.values())):g} of the {point}"
+    if radius is None or isinstance(radius, Mapping):
+        return f"on the domain ({certificate.domain})" if certificate.domain else "on the domain"
+    return f"within {radius:g} of the {point}"
+
+
 def figures(certificate: Certificate) -> list[Figure]:
     """The constants and what follows from them."""
-    name = "F" if certificate.scalar else "f"
+    name, on = "F" if certificate.scalar else "f", where(certificate)
     meanings = tuple(
-        ("as printed, of {}" if certificate.flags else "{} is at most this").format(what)
+        ("as printed, of {}" if certificate.flags else "{} is at most this, {}").format(what, on)
         for what in (f"‖{name}‖", f"‖D{name}‖", f"‖D²{name}‖")
     )
     if is_along_a_segment(certificate):
@@ -115,10 +127,10 @@ def figures(certificate: Certificate) -> list[Figure]:
     elif certificate.scalar and certificate.step_size < certificate.inverse_smoothness:
         shown.append(Figure("r/‖∇F‖", "step size", step, f"as far as the domain reaches; 1/L is {inverse}"))
     elif certificate.scalar and certificate.step_size:
-        shown.append(Figure("1/L", "step size", step, "proved to descend in the domain"))
+        shown.append(Figure("1/L", "step size", step, f"proved to descend, {on}"))
     try:
         damping = upper(Magnitude.of(certificate.damping))
-        shown.append(Figure("κ", "Gauss-Newton damping", damping, "makes the model an upper bound"))
+        shown.append(Figure("κ", "Gauss-Newton damping", damping, f"makes the model an upper bound, {on}"))
     except GuaranteeError:
         pass
     return shown
@@ -156,6 +168,35 @@ def brackets(certificate: Certificate, estimate: Estimate | None) -> list[Bracke
             ("ℓ", "Lipschitz constant", estimate.lipschitz, certificate.lipschitz),
             ("L", "smoothness", estimate.smoothness, certificate.smoothness),
         )
+    ]
+
+
+def by_radius(certificate: Certificate, radii: Sequence[tuple[float, Certificate]]) -> dict[str, Any] | None:
+    """What the slider shows: rows of texts, the radius first and a sentence last; and the place of this one."""
+    if not radii:
+        return None
+    names = ["smoothness L", "Lipschitz ℓ", *(["step size"] if certificate.scalar else [])]
+    rows = []
+    for radius, each in radii:
+        step = [verdict(each).step or "none"] if certificate.scalar else []
+        said = advice.headline(each) if each.scalar else _sentence(f"{advice.verdict(each)}.")
+        rows.append([readable(f"{radius:.3e}"), upper(each.smoothness), upper(each.lipschitz), *step, said])
+    at = next((k for k, (_, each) in enumerate(radii) if each is certificate), len(rows) // 2)
+    return {"names": names, "rows": rows, "at": at}
+
+
+def variants(certificate: Certificate, others: Sequence[tuple[str, Certificate]]) -> list[dict[str, Any]]:
+    """The certificate and its variants side by side, with ratios to the first."""
+    return [
+        {
+            "name": name,
+            "verdict": verdict(each),
+            "lipschitz": upper(each.lipschitz),
+            "lipschitz_ratio": "" if each is certificate else ratio(each.lipschitz, certificate.lipschitz),
+            "smoothness": upper(each.smoothness),
+            "ratio": "" if each is certificate else ratio(each.smoothness, certificate.smoothness),
+        }
+        for name, each in ([("as it is", certificate), *others] if others else [])
     ]
 
 

@@ -80,6 +80,11 @@ class Rounded:
         error = self.error.nan_to_num(nan=torch.inf, posinf=torch.inf)
         return Rounded(self.value.expand(shape), error.expand(shape))
 
+    def rearranged(self, function: Callable[[Tensor], Tensor]) -> Rounded:
+        """The same numbers elsewhere, by a function that moves entries or puts zeros between them."""
+        wide = self.expand(self.value.shape)
+        return Rounded(function(wide.value), function(wide.error))
+
     def choose(self, other: Rounded, here: Tensor, unsure: Tensor) -> Rounded:
         """This one where ``here``, else the other; where it is not sure which, the error covers both."""
         value = torch.where(here, self.value, other.value)

@@ -39,7 +39,8 @@ a row, so a relative 1e-9 is more than they lose.
 
 *Other networks*: the smoothness of the outputs by the calculus (:mod:`surefoot.calculus.assemble`), of the batch
 or, as :math:`\|D^2\psi[v, v]\|^2 = \sum_n\|D^2\psi_n[v, v]\|^2`, the root of the sum of squares over single
-samples.
+samples. Between two parameters s and t of one sample, :math:`\|\sum_oc_oD^2_{st}\psi_{n,o}\| \le
+(\sum_o\|D^2_{st}\psi_{n,o}\|^2)^{1/2}` as well, with the adjoint pass of each output, which knows the costates.
 """
 
 from __future__ import annotations
@@ -54,16 +55,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.calculus.adjoint.bounds import scalar_bounds
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.breakdown import reasons
 from surefoot.domains import Ball
 from surefoot.enclosure import Enclosure
-from surefoot.magnitude import Magnitude
+from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.norms import batched_spectral_norm, nonnegative_norm, spectral_norm
 from surefoot.norms.hermitian import up
 from surefoot.scalar import Rounded, sups_on
 from surefoot.theorems.layered import Layer, Layered
+from surefoot.theorems.samples import Single
 
 _UP = 1 + 1e-9
 _FEW = 3  # kinks that are named
@@ -117,7 +120,7 @@ def bending(
     analysis: Analysis,
     layered: Layered | None,
     radius: float,
-    samples: Sequence[Analysis] = (),
+    samples: Sequence[Single] = (),
     weights: Mapping[str, float] | None = None,
 ) -> Bending:
     """K on the ball of this radius around the weights; of other networks than layered ones by samples, if
@@ -132,20 +135,32 @@ def bending(
     whole = _by_calculus(analysis, radius, weights)
     if not samples or not math.isfinite(whole.constant):
         return whole
-    parts = up(math.hypot(*(_by_calculus(one, radius, weights).constant for one in samples)), len(samples))
+    each = (_by_calculus(one.network, radius, weights, one.outputs).constant for one in samples)
+    parts = up(math.hypot(*each), len(samples))
     return replace(whole, constant=min(whole.constant, parts))
 
 
-def _by_calculus(analysis: Analysis, radius: float, weights: Mapping[str, float] | None) -> Bending:
+def _by_calculus(
+    analysis: Analysis, radius: float, weights: Mapping[str, float] | None, outputs: Sequence[Analysis] = ()
+) -> Bending:
     result = analysis.over(Ball(radius))
     summands = terms(result, weighted_curvature(result))
     matrix = assemble(summands, len(result.region.variables))
+    if outputs and _paths(outputs[0]) == _paths(analysis):
+        each = [scalar_bounds(output.over(Ball(radius))) for output in outputs]
+        found = [bounds.matrix for bounds in each if bounds is not None]
+        if len(found) == len(each):
+            matrix = minimum(matrix, stack(found).norm(axis=0))
     if weights is not None:
         paths = {leaf.name: leaf.path for leaf in analysis.reading.graph.parameters}
         roots = np.array([weights[paths[name]] ** -0.5 for name in result.region.variables])
         matrix = matrix * Magnitude.of(roots[:, None] * roots[None, :])
     constant = float(smoothness(matrix))
     return Bending(radius, constant, obstacles=() if math.isfinite(constant) else tuple(reasons(summands)))
+
+
+def _paths(analysis: Analysis) -> list[str]:
+    return [leaf.path for leaf in analysis.reading.graph.parameters]
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,20 +180,6 @@ class _Reach:
     before: Enclosure
     rho: float
     count: int
-
-    @cached_property
-    def sups(self) -> tuple[Tensor, Tensor]:
-        """Suprema of the first two derivatives of its function, samples × width."""
-        shape = self.before.value.shape
-        if self.layer.function is None:
-            return torch.ones(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
-        slopes, bends = sups_on(self.layer.function, (1, 2), *self.before.interval())
-        return slopes, bends
-
-    @cached_property
-    def steepest(self) -> Tensor:
-        """The largest slope in each sample."""
-        return self.sups[0].amax(1)
 
     @cached_property
     def slopes(self) -> _Moving:
@@ -204,11 +205,6 @@ class _Reach:
         return _Moving(torch.minimum(here, largest), moved, largest)
 
     @cached_property
-    def turned(self) -> Tensor:
-        """How far any slope of a sample may be from that at the weights."""
-        return self.slopes.move.amax(1)
-
-    @cached_property
     def features(self) -> tuple[Tensor, Tensor]:
         """What the parameters are multiplied by at the weights, and by how much each row moves."""
         value = self.reads.value if self.layer.trains_weight else self.reads.value[:, :0]
@@ -219,31 +215,30 @@ class _Reach:
         return torch.cat([value, *ones], 1), moved.double()
 
     @cached_property
-    def lengths(self) -> Tensor:
-        """Bounds on the norms of the rows over the ball."""
-        value, moved = self.features
-        return (torch.linalg.vector_norm(value, dim=1) + moved) * _UP
-
-    @cached_property
     def sizes(self) -> _Moving:
         """The norms of the rows."""
         value, moved = self.features
         return _Moving.of(torch.linalg.vector_norm(value, dim=1) * _UP, moved)
 
-    def change(self, weights: _Moving) -> float:
-        """How far the rows times these weights may move."""
+    def weighted(self, weights: _Moving) -> tuple[float, float]:
+        """Bounds on the norm of the rows times these weights over the ball, and on how far they move."""
         value, moved = self.features
-        return (spectral_norm(weights.move[:, None] * value) + float((weights.bound * moved).norm())) * _UP
+        rest = float((weights.bound * moved).norm())
+        amount, change = (spectral_norm(part[:, None] * value) + rest for part in (weights.bound, weights.move))
+        return amount * _UP, change * _UP
 
-    def weighted(self, weights: Tensor) -> float:
-        """A bound on the norm of the rows times these weights, not negative, over the ball."""
-        value, moved = self.features
-        return (spectral_norm(weights[:, None] * value) + float((weights * moved).norm())) * _UP
+    def unitwise(self, weights: _Moving) -> tuple[float, float]:
+        """The same, the largest over the units, each with its weights."""
+        sizes = self.sizes.rows() * weights
+        whole = torch.linalg.vector_norm(sizes.bound, dim=0)
+        most = torch.minimum(whole, weights.bound.amax(0) * self.whole).amax()
+        return float(most) * _UP, float(torch.linalg.vector_norm(sizes.move, dim=0).amax()) * _UP
 
     @cached_property
     def whole(self) -> float:
-        """The same with weights one."""
-        return self.weighted(torch.ones(self.count, dtype=torch.float64))
+        """A bound on the norm of the rows."""
+        one = torch.ones(self.count, dtype=torch.float64)
+        return self.weighted(_Moving.of(one, torch.zeros_like(one)))[0]
 
     @cached_property
     def norm(self) -> float:
@@ -279,11 +274,11 @@ def _by_layers(layered: Layered, radius: float, weights: Sequence[float] | None)
 
     def add(j: int, k: int, weights: _Moving, units: _Moving | None) -> None:
         """A term with weights per sample, and if it is local per sample and unit."""
-        amount, change = met[k].weighted(weights.bound), met[k].change(weights)
+        found = torch.tensor(met[k].weighted(weights), dtype=torch.float64)
         if units is not None:
-            amount, change = min(amount, _unitwise(units.bound, met[k])), min(change, _unit_change(units, met[k]))
+            found = torch.minimum(found, torch.tensor(met[k].unitwise(units), dtype=torch.float64))
         for row, column in {(j, k), (k, j)}:
-            matrix[:, row, column] += torch.tensor([amount, change], dtype=torch.float64)
+            matrix[:, row, column] += found
 
     for z, m in enumerate(met):
         through = _through(met, z)
@@ -301,19 +296,6 @@ def _by_layers(layered: Layered, radius: float, weights: Sequence[float] | None)
     matrix = matrix * roots[:, None] * roots
     constant, variation = (float(nonnegative_norm(Magnitude.of(part.numpy()))) * _UP + 1e-290 for part in matrix)
     return Bending(radius, constant, variation, () if math.isfinite(constant) else ("K is beyond doubles",))
-
-
-def _unitwise(weights: Tensor, reach: _Reach) -> float:
-    """The largest over the units of a bound on the norm of diag(weights of the unit) X̃."""
-    whole = torch.linalg.vector_norm(weights * reach.lengths[:, None], dim=0)
-    return float(torch.minimum(whole, weights.amax(0) * reach.whole).amax()) * _UP
-
-
-def _unit_change(weights: _Moving, reach: _Reach) -> float:
-    """The largest over the units of how far diag(weights of the unit) X̃ may move."""
-    sizes = reach.sizes
-    moved = weights.move * sizes.here[:, None] + weights.bound * sizes.move[:, None]
-    return float(torch.linalg.vector_norm(moved, dim=0).amax()) * _UP
 
 
 def _through(met: list[_Reach], last: int) -> list[_Moving]:
@@ -343,15 +325,16 @@ def _outputs(layered: Layered, met: list[_Reach]) -> list[_Outputs]:
         m, (through, slopes) = met[k], layered.sensitivities[k]
         columns: _Moving
         if through is None:
-            one = torch.ones_like(m.sups[0])
-            columns, varied = _Moving.of(one, torch.zeros_like(one)), m.turned
+            one = torch.ones_like(m.before.value)
+            columns, varied = _Moving.of(one, torch.zeros_like(one)), m.slopes.most().move
         else:
             after = met[k + 1]
             lengths = torch.linalg.vector_norm(after.layer.weight, dim=0) + after.rho
             here = torch.linalg.vector_norm(through.bound, dim=1) * _UP
             columns = _Moving.of(here, (varied[:, None] * lengths + size[:, None] * after.rho) * _UP)
             varied = varied * after.norm + size * after.rho
-            varied = (varied * m.steepest + _sample_norms(through) * m.turned) * _UP
+            slope = m.slopes.most()
+            varied = (varied * slope.bound + _sample_norms(through) * slope.move) * _UP
         size = _sample_norms(slopes)
         found.insert(0, _Outputs(_Moving.of(size, varied), columns))
     return found
@@ -365,7 +348,7 @@ def _sample_norms(matrices: Rounded) -> Tensor:
 
 def _kinks(m: _Reach) -> list[str]:
     """The units that may meet a kink, nearest first."""
-    bends = m.sups[1]
+    bends = m.bends.bound
     if bool(torch.isfinite(bends).all()):
         return []
     spread = _numbers(m.before.row_spread(m.count))[:, None].expand(bends.shape)

@@ -16,8 +16,8 @@ On :math:`B(u_0, \rho)` let :math:`D^2\psi` be at most K, so that :math:`\|D\psi
 
 So on the ball :math:`\lambda_{\min}(\nabla^2F)` is at least
 
-1. :math:`\lambda_{\min}(\nabla^2F(u_0)) - V`, for networks of linear layers whose Hessian is written out (V may be
-   the variation of the adjoint pass instead, and is for those that are not one layer after the other);
+1. :math:`\lambda_{\min}(\nabla^2F(u_0)) - V`, where the Hessian is written out; V may be how far it moves by
+   :class:`~surefoot.theorems.hessian.Written` instead, and is for networks that are not one layer after the other;
 2. :math:`\lambda_{\min}(J^\top\nabla^2h_0J + \nabla^2R)`, minus how far the first part moves, minus P, for other
    networks whose Jacobian is written out;
 3. :math:`\lambda - P`, at any size; for two layers P may be what the second part is at the weights
@@ -40,7 +40,7 @@ from surefoot.norms import frobenius_norm, nonnegative_norm
 from surefoot.norms.hermitian import up
 from surefoot.norms.verified import largest_eigenvalue, product, smallest_eigenvalue
 from surefoot.scalar import Rounded
-from surefoot.theorems.hessian import LossDerivatives, hessian, loss_derivatives, lowest_bend, separate_hessian
+from surefoot.theorems.hessian import LossDerivatives, Written, loss_derivatives, lowest_bend
 from surefoot.theorems.linear import Rows, along
 from surefoot.theorems.problem import Problem, refused
 from surefoot.theorems.record import Convergence, Hypothesis
@@ -129,56 +129,45 @@ class _Parts:
 
     def ridge(self) -> _Way:
         """:math:`\\lambda - P`."""
-
-        def on(radius: float) -> _Curvature:
-            steep, bent, first, second = self.on(radius)
-            high = up(self.outer.smoothness * steep**2 + bent + self.most, 8)
-            return _Curvature(_less(self.least, min(bent, up(self._bent + second))), high, up(first + second))
-
-        return _Way(self.least, "the weight of the ridge", "how negative the rest of the Hessian may be", on)
+        meaning, lost = "the weight of the ridge", "how negative the rest of the Hessian may be"
+        return self._way(self.least, meaning, lost, lambda bent, _, second: min(bent, up(self._bent + second)))
 
     def gauss_newton(self, rows: Rows) -> _Way:
         """:math:`J^\\top\\nabla^2h_0J + \\nabla^2R`, written out."""
         lowest = smallest_eigenvalue(_gauss_newton(self.problem, rows, self.outer))
+        meaning, lost = "the smallest eigenvalue of the Gauss-Newton matrix", "how far the Hessian is from it"
+        return self._way(lowest, meaning, lost, lambda bent, first, _: up(first + bent))
+
+    def _way(self, start: float, meaning: str, lost: str, loss: Callable[[float, float, float], float]) -> _Way:
+        """With what is lost by P and how far the first and the second part move."""
 
         def on(radius: float) -> _Curvature:
             steep, bent, first, second = self.on(radius)
             high = up(self.outer.smoothness * steep**2 + bent + self.most, 8)
-            return _Curvature(_less(lowest, up(first + bent)), high, up(first + second))
+            return _Curvature(_less(start, loss(bent, first, second)), high, up(first + second))
 
-        return _Way(
-            lowest, "the smallest eigenvalue of the Gauss-Newton matrix", "how far the Hessian is from it", on
-        )
+        return _Way(start, meaning, lost, on)
 
     def dense(self) -> _Way | None:
-        """The Hessian, written out; ``None`` if samples interact or other layers than linear ones have weights."""
+        """The Hessian, written out; ``None`` if an operation has no second derivative with a proved error."""
         problem, ridge = self.problem, self.problem.regularizer
-        if problem.layered is None:
-            whole = problem.whole.over(Ball(0.0))
-            written = separate_hessian(whole)
-            paths = {leaf.name: leaf.path for leaf in problem.whole.reading.graph.parameters}
-            diagonal = [
-                0.0 if ridge is None else ridge.weight_of(paths[name])
-                for name in whole.region.variables
-                for _ in range(math.prod(whole.enclosures[name].shape))
-            ]
-        else:
-            written = hessian(problem.layered, self.outer)
-            layers = problem.layered.layers
-            diagonal = [part for layer in layers for part in layer.ridge(ridge) * len(layer.weight)]
+        written = Written.of(problem.whole)
         if written is None:
             return None
-        matrix = written + torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+        diagonal = [0.0 if ridge is None else ridge.weight_of(path) for path in written.order]
+        matrix = Rounded.exact(written.value) + torch.diag(torch.tensor(diagonal, dtype=torch.float64))
         lowest = smallest_eigenvalue(matrix)
         highest = largest_eigenvalue(matrix) if lowest > 0 else math.inf
+        wrong = written.apart(0.0)
 
         def on(radius: float) -> _Curvature:
-            _, _, first, second = self.on(radius)
-            moved = _variation(problem.whole, radius)  # from the Hessian as it is computed
-            moved = min(moved, up(first + second)) if problem.layered is not None else moved
-            return _Curvature(_less(lowest, moved), up(highest + moved), moved)
+            moved = written.apart(radius)
+            if problem.layered is not None:
+                moved = min(moved, up(sum(self.on(radius)[2:]) + wrong))
+            return _Curvature(_less(lowest, moved), up(highest + moved), up(moved + wrong))
 
-        return _Way(lowest, "the smallest eigenvalue of the Hessian", "how far the Hessian moves", on)
+        start = _less(lowest, wrong)
+        return _Way(start, "the smallest eigenvalue of the Hessian", "how far the Hessian moves", on)
 
 
 def _less(value: float, loss: float) -> float:
@@ -236,9 +225,10 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
     if not 0 < least < math.inf:
         least = 1e-300 if lowest > 0 and slope == 0 else math.inf
     if not math.isfinite(least):
+        level = f", its eigenvalues are proved to be above {lowest:.3g} only" if lowest > -math.inf else ""
         why = (
-            f"The Hessian is not positive definite, its eigenvalues are proved to be above {lowest:.3g} only: go "
-            "on until the weights are near a strict minimum, or add a ridge."
+            f"The Hessian is not proved to be positive definite{level}: go on until the weights are near a strict "
+            "minimum, or add a ridge."
         )
         return Convergence(
             method, _CONVEX, False,
@@ -322,8 +312,7 @@ def _gauss_newton(problem: Problem, rows: Rows, outer: LossDerivatives) -> Round
     apart = math.sqrt(sum(float(error.square().sum()) for error in rows.errors.values())) * (1 + 1e-9)
     exact = Rounded.exact(jacobian.reshape(count, width, -1))
     inner = product(outer.hessian.expand(outer.hessian.value.shape), exact)
-    flat = Rounded(inner.value.flatten(0, 1), inner.error.flatten(0, 1))
-    whole = product(Rounded.exact(jacobian.mT.contiguous()), flat)
+    whole = product(Rounded.exact(jacobian.mT.contiguous()), inner.rearranged(lambda t: t.flatten(0, 1)))
     ridge = problem.regularizer
     parts = [
         torch.full((slopes.shape[1],), 0.0 if ridge is None else ridge.weight_of(path), dtype=torch.float64)

@@ -11,21 +11,23 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
+from surefoot.batches import Batches
 from surefoot.calculus.leaves import ordinary_device
+from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.guarantees import GuaranteeError
 from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square
+from surefoot.processes import Processes
 from surefoot.theorems.convex import DENSE, strongly_convex
-from surefoot.theorems.descent import Batches, descent
+from surefoot.theorems.descent import Batches as Drawn
+from surefoot.theorems.descent import descent
 from surefoot.theorems.problem import Problem, not_onto, refused
 from surefoot.theorems.record import METHODS, Convergence, Hypothesis, most
 from surefoot.theorems.statements import Interpolation
 
 Method = Literal["gauss_newton", "gradient", "momentum", "stochastic", "newton"]
-_SMALL = 200  # rows from which relative constants are only computed if at most
-_GAIN = 100.0  # this factor is missing
 _KANTOROVICH = "Newton-Kantorovich theorem, underdetermined"
 
 
@@ -41,13 +43,15 @@ def convergence(
     batch_size: int = 1,
     confidence: float = 0.95,
     per_block: bool = False,
+    group: Any = None,
 ) -> Convergence:
     """Whether a method is proved to converge from the present weights, to what and how fast.
 
     Args:
         model: the network; it is not changed.
-        x: a batch, all the data of the objective.
-        objective: a loss bound to its targets.
+        x: a batch, all the data of the objective; or any re-iterable of batches ``(x, y)``, which are joined: the
+            theorems are about the Jacobian of all samples at once.
+        objective: a loss bound to its targets; without targets where the batches bring them.
         regularizer: added to it.
         method: ``"gauss_newton"`` (square loss: to an exact solution), ``"gradient"`` (to zero loss, or to a
             strict local minimum), ``"momentum"`` (to zero loss, the steps of ``torch.optim.SGD`` with momentum),
@@ -59,6 +63,9 @@ def convergence(
         confidence: the probability that is asked of stochastic steps.
         per_block: whether gradient steps have a size for each layer, or parameter of other networks; they are
             ``block_step_sizes`` of the result, and norms are weighted accordingly.
+        group: a process group of ``torch.distributed`` whose processes have a part of the data each, none at all
+            allowed, and the same weights: all of them call this. The data are sent to process 0, which decides;
+            all get its verdict.
 
     Returns:
         The verdict with its theorem, the verified numbers, and what is missing where it is not proved.
@@ -84,6 +91,22 @@ def convergence(
     if regularizer is not None and not isinstance(regularizer, Ridge):
         raise GuaranteeError(f"the theorems know a surefoot.Ridge or no regulariser, got {regularizer!r}")
     _check(method, momentum, batch_size, confidence, per_block)
+    model = unwrapped(model)
+    if group is not None:
+        processes, loss = Processes(group), objective
+        parts = processes.gathered(lambda: _joined(x, loss))
+        options: dict[str, Any] = {"momentum": momentum, "batch_size": batch_size, "confidence": confidence}
+        whole = [part for part in parts if part is not None]
+
+        def decide() -> Convergence:
+            free = loss.bound_to(None)
+            return convergence(model, whole, free, regularizer, method, effort, per_block=per_block, **options)
+
+        verdict: Convergence = processes.led(decide, str, GuaranteeError)
+        return verdict
+    if is_loader(x):
+        x, targets = Batches(x).joined()
+        objective = objective.bound_to(targets)
     objective.chosen()  # refuses a loss without targets
     with ordinary_device():
         problem = Problem(model, x, objective, regularizer, effort, per_block)
@@ -99,11 +122,20 @@ def convergence(
                 return _interpolation(problem)
         if not interpolates or method == "newton":
             return strongly_convex(problem, method)
-        first = descent(problem, method, momentum, Batches(batch_size, confidence))
+        first = descent(problem, method, momentum, Drawn(batch_size, confidence))
         if first.proved or method != "gradient" or per_block or problem.parameters > DENSE:
             return first
         second = strongly_convex(problem, method)
         return second if second.proved or second.missing < first.missing else first
+
+
+def _joined(x: Any, objective: Objective) -> tuple[Any, Tensor] | None:
+    """The data of this process as one batch; ``None`` where it has none."""
+    if not is_loader(x):
+        targets = objective.chosen()
+        return (x, targets) if len(targets) else None
+    batches = Batches(x)
+    return batches.joined() if any(True for _ in batches) else None
 
 
 def _check(method: str, momentum: float | None, batch_size: int, confidence: float, per_block: bool) -> None:
@@ -125,11 +157,7 @@ def _interpolation(problem: Problem) -> Convergence:
     if why:
         return refused(problem, "gauss_newton", _KANTOROVICH, why)
     linear, weight = problem.linearised, problem.weight()
-    profile = problem.profile(
-        2 * linear.least,
-        lambda found: found.room()[0] >= linear.least,
-        lambda found: linear.outputs > _SMALL and found.room()[0] * _GAIN < linear.least,
-    )
+    profile = problem.profile(2 * linear.least, lambda found: linear.least / max(found.room()[0], 1e-300))
     best = Interpolation(linear.least, profile, linear.norm, linear.length, weight)
     omega = profile.steps[-1][1] if profile.steps else math.inf
     missing = 1.0 if best.holds else 2 * best.h  # beyond ½ it is the first step over what is covered

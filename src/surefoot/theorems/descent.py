@@ -13,8 +13,6 @@ from surefoot.theorems.record import Convergence, Hypothesis
 from surefoot.theorems.statements import GradientDescent, Profile, SquareOnBall
 from surefoot.theorems.stochastic import StochasticDescent, in_batches
 
-_SMALL = 200  # rows from which relative constants are only computed if at most
-_GAIN = 100.0  # this factor is missing
 _PARTS = (1.0, 0.5, 0.25, 0.1)
 _SMALLER = tuple(4.0**-k for k in range(1, 9))
 _GRADIENT = SquareOnBall.theorem
@@ -74,12 +72,7 @@ def descent(problem: Problem, method: str, momentum: float | None, batches: Batc
         return [statement for ball in balls for statement in theorems(ball)]
 
     profile = problem.profile(
-        math.inf,
-        lambda found: any(statement.holds for statement in at(found)),
-        lambda found: (
-            linear.outputs > _SMALL
-            and min((statement.factor for statement in at(found)), default=math.inf) > _GAIN
-        ),
+        math.inf, lambda found: min((1.0 if s.holds else max(s.factor, 1.1) for s in at(found)), default=math.inf)
     )
     tried = at(profile)
     if not tried:

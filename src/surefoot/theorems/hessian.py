@@ -1,18 +1,9 @@
-r"""The dense Hessian of an objective of a layered network at its weights, every entry with a proved error.
+r"""Second derivatives at the weights with proved errors: of a loss, of an objective, of a layered network.
 
-With :math:`g = \nabla h`, :math:`\Lambda_n = \nabla^2h` of one sample, :math:`\lambda^\omega_t = B_t^\top g`,
-:math:`\lambda^x_z = Q_z^\top g` and the notation of :mod:`surefoot.theorems.bending`,
-
-.. math:: D^2F[v, v] = \sum_n\sum_{jk} e_j^\top\Big(B_j^\top\Lambda_nB_k + \sum_{z\ge j,k}
-    P_{zj}^\top\mathrm{diag}(\lambda^x_z\circ a_z'')P_{zk}\Big)e_k
-    + 2\sum_n\sum_{t>k}(\lambda^\omega_t)^\top\dot W_t\,\mathrm{diag}(a_{t-1}')P_{t-1,k}e_k .
-
-With two layers and nothing behind the second, all but the first term, :math:`\langle g, D^2\psi\rangle`, couples
-the weights into and out of one unit only: :func:`lowest_bend` has its smallest eigenvalue at any width.
-
-Other networks of linear layers whose samples do not interact: :func:`separate_hessian` is the second derivative of
-:mod:`surefoot.calculus.adjoint.centre`, as computed. How far the exact one may be from it, at the weights and over
-a ball, is the variation of the adjoint pass.
+:class:`Written` is the Hessian of an objective along every direction (:mod:`surefoot.calculus.adjoint.dense`), and
+how far it moves on a ball (:mod:`surefoot.calculus.adjoint.around`). With two layers and nothing behind the
+second, :math:`\langle g, D^2\psi\rangle`, :math:`g = \nabla h`, couples the weights into and out of one unit
+only: :func:`lowest_bend` has its smallest eigenvalue at any width.
 """
 
 from __future__ import annotations
@@ -23,18 +14,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from surefoot.calculus.adjoint.samples import Source, samples
-from surefoot.calculus.forward import Pass
+from surefoot.calculus.adjoint.bounds import dense_centre, moved_from
+from surefoot.calculus.adjoint.dense import Dense
+from surefoot.calculus.analysis import Analysis
+from surefoot.calculus.effort import HIGH
+from surefoot.domains import Ball
+from surefoot.magnitude import Magnitude
 from surefoot.norms.hermitian import eigenvalue_bounds, gamma, up
 from surefoot.norms.verified import product
 from surefoot.objectives import CrossEntropy, Objective, Square
 from surefoot.operations.losses.cross_entropy import masses
 from surefoot.scalar import Rounded, rounded_derivatives
 from surefoot.theorems.layered import Layered
-
-_SUMMED = 64 * 2.0**-53  # of blocks of one pair of parameters that are added up
 
 
 @dataclass(frozen=True)
@@ -89,12 +82,9 @@ def loss_derivatives(objective: Objective, outputs: Rounded) -> LossDerivatives 
     shifted: Rounded = exponential(Rounded(value, error) - value.amax(1, keepdim=True))
     probability = shifted / product(shifted, Rounded.exact(ones))
     slopes = probability * total - known
-    wide = probability.expand(value.shape)
-    column = Rounded(wide.value[:, :, None], wide.error[:, :, None])
-    row = Rounded(wide.value[:, None, :], wide.error[:, None, :])
+    column, row = (probability.rearranged(lambda t, d=d: t.unsqueeze(d)) for d in (2, 1))  # type: ignore[misc]
     unit = torch.eye(value.shape[1], dtype=torch.float64)
-    each = total.expand((len(value), 1))
-    factor = Rounded(each.value[:, :, None], each.error[:, :, None])
+    factor = total.rearranged(lambda t: t[:, :, None])
     most = float(total.bound.max())
     return LossDerivatives(slopes, (column * unit - column * row) * factor, up(most / 2), up(0.7072 * most))
 
@@ -118,41 +108,6 @@ def contract(formula: str, *factors: Rounded) -> Rounded:
     bound = torch.einsum(formula, *(factor.bound.expand(factor.value.shape) for factor in factors))
     error = (bound - absolute).clamp(min=0.0) + 4 * gamma(2 * summed + sum(sizes.values()) + 32) * bound
     return Rounded(torch.einsum(formula, *values), error + 2.0**-1000)
-
-
-def hessian(layered: Layered, outer: LossDerivatives) -> Rounded:
-    """The Hessian, with parameters ordered by layer, unit and input, the bias last."""
-    layers, depth = layered.layers, len(layered.layers)
-    bends = [second_slopes(layered, k) for k in range(depth)]
-    slopes = [state[2].expand(state[2].value.shape) for state in layered.states]
-    flows = flows_of(layered, slopes)
-    reached = [contract("no,now->nw", outer.gradient, b) for _, b in layered.sensitivities]
-    before = [outer.gradient if q is None else contract("no,now->nw", outer.gradient, q)
-              for q, _ in layered.sensitivities]  # fmt: skip
-    weights = [costate * bend for costate, bend in zip(before, bends, strict=True)]
-    parts = [k for k in range(depth) if layers[k].trains]
-    features = {k: features_of(layered, k) for k in parts}
-    widths = {k: layers[k].weight.shape[0] for k in parts}
-    rows = []
-    for j in parts:
-        row = []
-        for k in parts:
-            b_j, b_k = layered.sensitivities[j][1], layered.sensitivities[k][1]
-            form = contract("noi,nop,npl->nil", b_j, outer.hessian, b_k)
-            for z in range(max(j, k), depth):
-                form = form + contract("nzi,nz,nzl->nil", flows[z, j], weights[z], flows[z, k])
-            block = contract("nil,na,nb->ialb", form, features[j], features[k])
-            for first, second, swapped in ((j, k, False), (k, j, True)):
-                if first > second and layers[first].trains_weight:
-                    moved = _expanded(slopes[first - 1], 2) * flows[first - 1, second]
-                    if layers[first].trains_bias:
-                        moved = _padded(moved)
-                    formula = "ni,nal,nb->lbia" if swapped else "ni,nal,nb->ialb"
-                    block = block + contract(formula, reached[first], moved, features[second])
-            shape = widths[j] * features[j].value.shape[1], widths[k] * features[k].value.shape[1]
-            row.append(Rounded(block.value.reshape(shape), block.error.reshape(shape)))
-        rows.append(Rounded(torch.cat([b.value for b in row], 1), torch.cat([b.error for b in row], 1)))
-    return Rounded(torch.cat([r.value for r in rows]), torch.cat([r.error for r in rows]))
 
 
 def lowest_bend(layered: Layered, outer: LossDerivatives) -> float:
@@ -186,62 +141,41 @@ def lowest_bend(layered: Layered, outer: LossDerivatives) -> float:
     return -max(above + float(wrong) * (1 + 1e-9) + 8 * 2.0**-52 * most, 0.0)
 
 
-def separate_hessian(result: Pass) -> Rounded | None:
-    """The Hessian of a scalar function in the order of its variables, as computed, with the round-off of putting
-    it together; ``None`` if samples interact.
+@dataclass(frozen=True, eq=False)
+class Written:
+    """The Hessian of an objective at the weights, written out.
+
+    Attributes:
+        analysis: of the objective.
+        dense: its derivatives along every direction.
+        value: the Hessian in the order of the variables, symmetric, as computed.
+        error: a bound on the norm of its error.
     """
-    try:
-        found = samples(result)
-    except (RuntimeError, NotImplementedError, OverflowError, IndexError):  # no second derivative, or out of range
-        return None
-    if found is None:
-        return None
-    sizes = [math.prod(result.enclosures[name].shape) for name in result.region.variables]
-    total = sum(sizes)
-    value = torch.zeros(total, total, dtype=torch.float64)
-    error = torch.zeros_like(value)
-    held = [_held(source, sizes) for source in found.sources]
 
-    def add(first: Tensor, second: Tensor, block: Rounded) -> None:
-        rows, columns = first.reshape(-1)[:, None], second.reshape(-1)[None, :]
-        part = block.value.reshape(rows.numel(), columns.numel())
-        value.index_put_((rows, columns), part, accumulate=True)
-        extra = block.error.reshape(part.shape) + _SUMMED * part.abs()
-        error.index_put_((rows, columns), extra, accumulate=True)
+    analysis: Analysis
+    dense: Dense
+    value: Tensor
+    error: Magnitude
 
-    for last, (places, inputs) in enumerate(held):
-        for other, form in enumerate(found.curvatures(last)):
-            there, read = held[other]
-            block = contract("nil,na,nb->ialb", *map(Rounded.exact, (form, inputs, read)))
-            add(places, there, block)
-            if last != other:
-                swapped = Rounded(*(part.permute(2, 3, 0, 1) for part in (block.value, block.error)))
-                add(there, places, swapped)
-    for k, source in enumerate(found.sources):
-        if source.reads is None or source.weight is None:
-            continue
-        places = held[k][0][:, : source.matrix.shape[1]]
-        costate = found.slopes[k].detach()
-        for other, jacobian in enumerate(found.jacobians(source.reads)):
-            there, read = held[other]
-            block = contract("ni,nal,nb->ialb", *map(Rounded.exact, (costate, jacobian, read)))
-            add(places, there, block)
-            add(there, places, Rounded(*(part.permute(2, 3, 0, 1) for part in (block.value, block.error))))
-    return Rounded(value, error)
+    @staticmethod
+    def of(analysis: Analysis) -> Written | None:
+        """That of a real-valued function; ``None`` if an operation has no proved second derivative."""
+        found = dense_centre(analysis.over(Ball(0.0)), HIGH, keep=True)
+        if found is None or found.hessian is None or found.error is None:
+            return None
+        return Written(analysis, found, found.hessian, found.error)
 
+    @property
+    def order(self) -> list[str]:
+        """The path of the parameter to which each row belongs."""
+        centre = self.analysis.over(Ball(0.0))
+        paths = {leaf.name: leaf.path for leaf in self.analysis.reading.graph.parameters}
+        sizes = {paths[name]: math.prod(centre.enclosures[name].shape) for name in centre.region.variables}
+        return [path for path, size in sizes.items() for _ in range(size)]
 
-def _held(source: Source, sizes: list[int]) -> tuple[Tensor, Tensor]:
-    """The places of the parameters of a linear layer among all, units × (inputs, bias), and what they multiply."""
-    places, inputs = [], []
-    if source.weight is not None:
-        start = sum(sizes[: source.weight])
-        places.append(torch.arange(start, start + source.matrix.numel()).reshape(source.matrix.shape))
-        inputs.append(source.inputs)
-    if source.bias is not None:
-        start = sum(sizes[: source.bias])
-        places.append(torch.arange(start, start + source.width)[:, None])
-        inputs.append(torch.ones_like(source.inputs[:, :1]))
-    return torch.cat(places, 1), torch.cat(inputs, 1)
+    def apart(self, radius: float) -> float:
+        """How far the Hessian anywhere on a ball may be from what is written."""
+        return float(moved_from(self.dense, self.analysis.over(Ball(radius))) + self.error)
 
 
 def second_slopes(layered: Layered, k: int) -> Rounded:
@@ -262,27 +196,15 @@ def flows_of(layered: Layered, slopes: list[Rounded]) -> dict[tuple[int, int], R
         unit = torch.eye(layer.weight.shape[0], dtype=torch.float64).expand(layered.count, -1, -1)
         found[k, k] = Rounded.exact(unit).expand(unit.shape)
         for z in range(k + 1, len(layered.layers)):
-            moved = _expanded(slopes[z - 1], 2) * found[z - 1, k]
+            moved = slopes[z - 1].rearranged(lambda t: t[:, :, None]) * found[z - 1, k]
             found[z, k] = product(Rounded.exact(layered.layers[z].weight), moved)
     return found
-
-
-def _expanded(tensor: Rounded, dim: int) -> Rounded:
-    return Rounded(tensor.value.unsqueeze(dim), tensor.error.unsqueeze(dim))
-
-
-def _padded(tensor: Rounded) -> Rounded:
-    """A row of zeros for the bias, which multiplies nothing that moves."""
-    wide = tensor.expand(tensor.value.shape)
-    return Rounded(*(torch.cat([part, torch.zeros_like(part[:, :1])], 1) for part in (wide.value, wide.error)))
 
 
 def features_of(layered: Layered, k: int) -> Rounded:
     """What the parameters of a layer are multiplied by: its input, and one for the bias."""
     state, layer = layered.states[k][0], layered.layers[k]
-    wide = state.expand(state.value.shape)
-    parts = [(wide.value, wide.error)] if layer.trains_weight else []
-    if layer.trains_bias:
-        one = torch.ones(layered.count, 1, dtype=torch.float64)
-        parts.append((one, torch.zeros_like(one)))
-    return Rounded(*(torch.cat(list(tensors), 1) for tensors in zip(*parts, strict=True)))
+    first, last = 0 if layer.trains_weight else state.value.shape[1], int(layer.trains_bias)
+    found = state.rearranged(lambda t: nn.functional.pad(t[:, first:], (0, last)))
+    found.value[:, found.value.shape[1] - last :] = 1.0
+    return found

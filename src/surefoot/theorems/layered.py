@@ -121,12 +121,11 @@ class Layered:
         """For each layer :math:`Q_k` and :math:`B_k`, samples × outputs × width; no Q of the last."""
         slope = self.states[-1][2]
         unit = torch.eye(slope.value.shape[1], dtype=torch.float64)
-        last = Rounded(slope.value[:, None, :] * unit, slope.error.expand(slope.value.shape)[:, None, :] * unit)
+        last = slope.rearranged(lambda t: t[:, None, :] * unit)
         found: list[tuple[Rounded | None, Rounded]] = [(None, last)]
         for k in range(len(self.layers) - 2, -1, -1):
             through = product(found[0][1], Rounded.exact(self.layers[k + 1].weight))
-            slope = self.states[k][2].expand(self.states[k][2].value.shape)
-            found.insert(0, (through, through * Rounded(slope.value[:, None, :], slope.error[:, None, :])))
+            found.insert(0, (through, through * self.states[k][2].rearranged(lambda t: t[:, None, :])))
         return found
 
     @cached_property
@@ -148,21 +147,16 @@ class Layered:
         ):
             if not layer.trains:
                 continue
-            wide = slopes.expand(slopes.value.shape)
-            rows = Rounded(wide.value.flatten(0, 1), wide.error.flatten(0, 1))
-            outer = product(_cut(rows, start, stop), _transposed(_cut(rows, 0, stop)))
+            outer = _gram_part(slopes.rearranged(lambda t: t.flatten(0, 1)), start, stop)
             inner = Rounded.exact(torch.zeros(last - first, last, dtype=torch.float64))
             if layer.trains_weight:
-                read = state.expand(state.value.shape)
-                inner = product(_cut(read, first, last), _transposed(_cut(read, 0, last)))
+                inner = _gram_part(state, first, last)
             if layer.trains_bias:
                 inner = inner + 1.0
-            inner = inner.expand(inner.value.shape)
-            spread = [
-                spread_over(part, times)[start - first * times : stop - first * times, :stop]
-                for part in (inner.value, inner.error)
-            ]
-            part = outer * Rounded(*spread)
+            skipped = start - first * times
+            part = outer * inner.rearranged(
+                lambda t, s=skipped: spread_over(t, times)[s : s + stop - start, :stop]  # type: ignore[misc]
+            )
             part = part if not weights else part * weights[k]
             total = part if total is None else total + part
         assert total is not None
@@ -174,12 +168,9 @@ class Layered:
         return forward(self.analysis.reading.prepared, leaves, region, keep=True)
 
 
-def _cut(matrix: Rounded, start: int, stop: int) -> Rounded:
-    return Rounded(matrix.value[start:stop], matrix.error[start:stop])
-
-
-def _transposed(matrix: Rounded) -> Rounded:
-    return Rounded(matrix.value.mT, matrix.error.mT)
+def _gram_part(rows: Rounded, start: int, stop: int) -> Rounded:
+    """Inner products of some rows with all up to the last of them."""
+    return product(rows.rearranged(lambda t: t[start:stop]), rows.rearranged(lambda t: t[:stop].mT))
 
 
 def spread_over(matrix: Tensor, times: int) -> Tensor:

@@ -120,7 +120,7 @@ def gram_of(jacobian: Layered | Rows, weights: Mapping[str, float] | None = None
         return Symmetric.dense(jacobian.gram(weights))
     parts, size = [] if weights is None else jacobian.weights(weights), jacobian.outputs.value.numel()
     gram = Symmetric(size, lambda start, stop: jacobian.gram_rows(start, stop, parts))
-    return gram if size > _SMALL else Symmetric.dense(gram.rows(0, size))
+    return gram.kept() if size > _SMALL else Symmetric.dense(gram.rows(0, size))
 
 
 def linearise(analysis: Analysis, jacobian: Layered | Rows, gram: Symmetric, targets: Tensor) -> Linearised:
@@ -133,8 +133,7 @@ def linearise(analysis: Analysis, jacobian: Layered | Rows, gram: Symmetric, tar
         wrong = result.enclosures[result.outputs[0]].error
         residual = analysis.centre[graph.outputs[0]].reshape(-1) - wanted
         return Linearised(gram, residual, up(float(wrong) + 2.0**-52 * frobenius_norm(residual)), parameters)
-    outputs = jacobian.outputs.expand(jacobian.outputs.value.shape)
-    flat = Rounded(outputs.value.reshape(-1), outputs.error.reshape(-1)) - wanted
+    flat = jacobian.outputs.rearranged(lambda t: t.reshape(-1)) - wanted
     return Linearised(gram, flat.value, frobenius_norm(flat.error), parameters)
 
 
@@ -174,25 +173,27 @@ class _Along(nn.Module):
         return (outputs * self.costate).sum()
 
 
-def jacobian_rows(analysis: Analysis) -> Rows:
-    """The rows of the Jacobian, one adjoint pass each."""
+def single_outputs(analysis: Analysis) -> list[Analysis]:
+    """Each output of a network as a function by itself; all share one reading."""
     spec = analysis.reading.graph.spec(analysis.reading.graph.outputs[0])
     assert isinstance(spec, Spec)
-    shape, count = spec.shape, math.prod(spec.shape)
     like = next(iter(analysis.values.values()))
-    costate = torch.zeros(shape, dtype=torch.float64, device=like.device)
-    weighted = along(analysis, costate)
+    weighted = along(analysis, torch.zeros(spec.shape, dtype=torch.float64, device=like.device))
     names = [name for name in weighted.values
-             if name not in analysis.values and weighted.values[name].shape == shape]  # fmt: skip
+             if name not in analysis.values and weighted.values[name].shape == spec.shape]  # fmt: skip
     if len(names) != 1:
         raise RuntimeError("the graph of a linear function of the outputs is not what was expected")
+    units = torch.eye(math.prod(spec.shape), dtype=torch.float64, device=like.device)
+    return [replace(weighted, values={**weighted.values, names[0]: unit.reshape(spec.shape)}) for unit in units]
+
+
+def jacobian_rows(analysis: Analysis) -> Rows:
+    """The rows of the Jacobian, one adjoint pass each."""
     slopes: dict[str, list[Tensor]] = {}
     errors: dict[str, list[float]] = {}
-    for k in range(count):
-        unit = torch.zeros(count, dtype=torch.float64)
-        unit[k] = 1.0
-        found = proved_gradient(replace(weighted, values={**weighted.values, names[0]: unit.reshape(shape)}))
-        for leaf in weighted.reading.graph.parameters:
+    for output in single_outputs(analysis):
+        found = proved_gradient(output)
+        for leaf in output.reading.graph.parameters:
             if leaf.path in found.slopes:
                 slopes.setdefault(leaf.path, []).append(found.slopes[leaf.path].reshape(-1))
                 errors.setdefault(leaf.path, []).append(found.errors[leaf.path])

@@ -78,7 +78,7 @@ class HeavyBall(SquareOnBall):
 
     @cached_property
     def factor(self) -> float:
-        """The radius that is needed over that which is there, rounded up: it holds if this is less than one."""
+        """As in :class:`~surefoot.theorems.statements.SquareOnBall`."""
         if not self.is_finite or not self.step_size > 0:
             return math.inf
         alpha, beta, b, c = self._coefficients()
@@ -91,11 +91,6 @@ class HeavyBall(SquareOnBall):
             room = room.max(((c - a) / (1 + t / 2)).min(2 * (a - b) / t).lower())
         needed = 2 * arb(self.loss).sqrt() / (room * alpha * twice.sqrt() * arb(self.radius))
         return above(needed) if proved(room > 0) else math.inf
-
-    @property
-    def holds(self) -> bool:
-        """Whether the hypotheses are verified."""
-        return self.factor < 1
 
     @cached_property
     def rate(self) -> float:
@@ -198,18 +193,13 @@ class FastHeavyBall(SquareOnBall):
 
     @cached_property
     def factor(self) -> float:
-        """The radius that is needed over that which is there, rounded up: it holds if this is less than one."""
+        """As in :class:`~surefoot.theorems.statements.SquareOnBall`."""
         left = (1 - arb(self.momentum)) * (1 - self._contraction)
         if not proved(left > 0):
             return math.inf
         strayed = self.turned * self._reach * self._start / left
         inner = arb(self.residual) + self._start / self._room.sqrt() + strayed
         return above((inner / arb(self.sigma) + strayed / arb(self.norm)) / arb(self.radius))
-
-    @property
-    def holds(self) -> bool:
-        """Whether the hypotheses are verified."""
-        return self.factor < 1
 
     @property
     def rate(self) -> float:

@@ -27,10 +27,12 @@ from surefoot.theorems.layered import Layered, read_layers
 from surefoot.theorems.linear import Linearised, Rows, block_weights, gram_of, jacobian_rows, linearise
 from surefoot.theorems.record import Convergence, Hypothesis
 from surefoot.theorems.relative import relative_bending
-from surefoot.theorems.samples import single_samples
+from surefoot.theorems.samples import Single, single_samples
 from surefoot.theorems.statements import NothingHere, Profile
 
 _ROWS = 3000  # outputs of networks that are not layered, one adjoint pass each
+_SMALL = 200  # outputs from which relative constants are only computed if at most
+_GAIN = 100.0  # this factor is missing
 _EXCLUDED = 20_000  # parameters up to which a refusal also says how far away stationary points are
 _FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
 
@@ -113,9 +115,9 @@ class Problem:
         return len(x) if separate(graph, graph.nodes, [graph.inputs[0].name], len(x)) else None
 
     @cached_property
-    def samples(self) -> tuple[Analysis, ...]:
+    def samples(self) -> tuple[Single, ...]:
         """The network on single samples, where its layers are not read."""
-        return single_samples(self.network) if self.layered is None else ()
+        return single_samples(self.network, self.thorough) if self.layered is None else ()
 
     def bending(self, radius: float) -> Bending:
         """K on a ball."""
@@ -133,19 +135,18 @@ class Problem:
         possible = self.layered is not None and self.thorough and not self.per_block
         return relative_bending(self.layered) if self.layered is not None and possible else math.inf
 
-    def profile(
-        self, radius: float, enough: Callable[[Profile], bool], hopeless: Callable[[Profile], bool]
-    ) -> Profile:
+    def profile(self, radius: float, missing: Callable[[Profile], float]) -> Profile:
         r""":math:`\omega` on balls up to a radius, by K/σ if that is enough, otherwise by itself at the weights.
 
         Beyond :math:`1/\omega(0)` nothing can be proved, so the balls end there. The second is expensive for large
-        Jacobians, and left out where it is hopeless.
+        Jacobians, and left out where much is missing.
         """
         sigma = self.linearised.sigma
         centre = self.bending(0.0).constant / sigma
-        found = Profile(())
+        found, lacking = Profile(()), math.inf
         for sharp in (False, True):
-            if sharp and (hopeless(found) or not self.relative < centre):
+            hopeless = sharp and self.outputs > _SMALL and lacking > _GAIN
+            if sharp and (hopeless or not self.relative < centre):
                 break
             centre = self.relative if sharp else centre
             end = min(radius, 1 / max(centre, 1e-290))
@@ -155,7 +156,8 @@ class Problem:
             found = Profile.of(
                 (part * end, self._omega(part * end, centre if sharp else math.inf)) for part in _FRACTIONS
             )
-            if enough(found):
+            lacking = missing(found)
+            if lacking <= 1:
                 break
         return found
 

@@ -52,8 +52,8 @@ def relative_bending(layered: Layered) -> float:
     if 2 * sum(widths) * size**3 / 3 > _MOST_PRODUCTS or _largest_rows(layered, size) > _MOST_ENTRIES:
         return math.inf
     features = [_gram(features_of(layered, k)) if layered.layers[k].trains else None for k in range(depth)]
-    slopes = [state[2].expand(state[2].value.shape) for state in layered.states]
-    outer = [_gram(_flat(b)) for _, b in layered.sensitivities]
+    slopes = [state[2] for state in layered.states]
+    outer = [_gram(b.rearranged(lambda t: t.flatten(0, 1))) for _, b in layered.sensitivities]
     bent = [_bent(layered, z) for z in range(depth)]  # samples × outputs × width
     flows = flows_of(layered, slopes) if _is_deep(layered) else {}
     matrix = torch.zeros(depth, depth, dtype=torch.float64)
@@ -70,29 +70,23 @@ def relative_bending(layered: Layered) -> float:
                 continue
             both = _over(first, size) * _over(other, size)
             if j == k:
-                add(j, k, both, _transposed(_flat(bent[j])))
+                add(j, k, both, bent[j].rearranged(lambda t: t.flatten(0, 1).mT))
             later = [
                 contract("nzi,noz,nzl->noil", flows[z, j], bent[z], flows[z, k])
                 for z in range(j + (j == k), depth)
                 if bool(bent[z].bound.any())
             ]
             if later:
-                rows = sum(later[1:], later[0])
-                flat = rows.expand(rows.value.shape)
-                add(
-                    j,
-                    k,
-                    _gram(Rounded(*(part.flatten(2).flatten(0, 1) for part in (flat.value, flat.error)))) * both,
-                )
+                rows = sum(later[1:], later[0]).rearranged(lambda t: t.flatten(2).flatten(0, 1))
+                add(j, k, _gram(rows) * both)
             if k < j and layered.layers[j].trains_weight:
                 form = outer[j] * _over(other, size)
                 if k == j - 1:
-                    add(j, k, form, _repeated(slopes[k], size))
+                    times = size // layered.count
+                    add(j, k, form, slopes[k].rearranged(lambda t, n=times: t.repeat_interleave(n, 0).mT))  # type: ignore[misc]
                 else:
-                    moved = (
-                        Rounded(slopes[j - 1].value[:, :, None], slopes[j - 1].error[:, :, None]) * flows[j - 1, k]
-                    )
-                    add(j, k, form * _over(_gram(Rounded(moved.value.flatten(1), moved.error.flatten(1))), size))
+                    moved = slopes[j - 1].rearranged(lambda t: t[:, :, None]) * flows[j - 1, k]
+                    add(j, k, form * _over(_gram(moved.rearranged(lambda t: t.flatten(1))), size))
     return float(nonnegative_norm(Magnitude.of(matrix.numpy()))) * (1 + 1e-9)
 
 
@@ -183,38 +177,18 @@ def _error(form: Rounded, units: Tensor, errors: Tensor) -> Tensor:
 
 
 def _gram(rows: Rounded) -> Rounded:
-    wide = rows.expand(rows.value.shape)
-    return product(wide, Rounded(wide.value.mT, wide.error.mT))
+    return product(rows.expand(rows.value.shape), rows.rearranged(lambda t: t.mT))
 
 
 def _over(matrix: Rounded, size: int) -> Rounded:
     """A matrix over the samples, for all outputs of each."""
-    wide = matrix.expand(matrix.value.shape)
-    times = size // len(wide.value)
-    return Rounded(spread_over(wide.value, times), spread_over(wide.error, times))
-
-
-def _flat(tensor: Rounded) -> Rounded:
-    """Samples × outputs × units as rows (sample, output)."""
-    wide = tensor.expand(tensor.value.shape)
-    return Rounded(wide.value.flatten(0, 1), wide.error.flatten(0, 1))
-
-
-def _transposed(matrix: Rounded) -> Rounded:
-    return Rounded(matrix.value.mT, matrix.error.expand(matrix.value.shape).mT)
-
-
-def _repeated(tensor: Rounded, size: int) -> Rounded:
-    """Samples × units as units × (sample, output)."""
-    wide, times = tensor.expand(tensor.value.shape), size // len(tensor.value)
-    return Rounded(*(part.repeat_interleave(times, 0).mT for part in (wide.value, wide.error)))
+    return matrix.rearranged(lambda t: spread_over(t, size // len(t)))
 
 
 def _bent(layered: Layered, z: int) -> Rounded:
     """:math:`Q_za_z''`, samples × outputs × width."""
-    bend, through = second_slopes(layered, z), layered.sensitivities[z][0]
-    wide = bend.expand(bend.value.shape)
+    bend, through = second_slopes(layered, z).rearranged(lambda t: t[:, None, :]), layered.sensitivities[z][0]
     if through is None:
-        unit = torch.eye(wide.value.shape[1], dtype=torch.float64)
-        return Rounded(wide.value[:, None, :] * unit, wide.error[:, None, :] * unit)
-    return through * Rounded(wide.value[:, None, :], wide.error[:, None, :])
+        unit = torch.eye(bend.value.shape[2], dtype=torch.float64)
+        return bend.rearranged(lambda t: t * unit)
+    return through * bend

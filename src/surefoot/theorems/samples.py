@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,11 +14,21 @@ from surefoot.graph.nodes import Node, Ref
 from surefoot.graph.structure import Graph
 from surefoot.operations.record import Form, record_of
 from surefoot.operations.rows import separate
+from surefoot.theorems.linear import single_outputs
 
 _MOST = 64  # samples, one pass each
+_MOST_OUTPUTS = 128  # of all samples, one pass each
 
 
-def single_samples(analysis: Analysis) -> tuple[Analysis, ...]:
+@dataclass(frozen=True)
+class Single:
+    """The network on one sample, and each output of it as a function by itself; none if there are many."""
+
+    network: Analysis
+    outputs: Sequence[Analysis]
+
+
+def single_samples(analysis: Analysis, outputs: bool = True) -> tuple[Single, ...]:
     """The network on each sample; none if samples interact, are many, or one alone is treated in another way.
 
     Row n of every tensor depends on row n of the input alone (:func:`~surefoot.operations.rows.separate`). The
@@ -29,7 +41,10 @@ def single_samples(analysis: Analysis) -> tuple[Analysis, ...]:
     if not separate(graph, graph.nodes, [graph.inputs[0].name], len(x)):
         return ()
     found = tuple(Analysis.of(analysis.model, x[n : n + 1]) for n in range(len(x)))
-    return found if all(_same(graph, one.reading.graph) for one in found) else ()
+    if not all(_same(graph, one.reading.graph) for one in found):
+        return ()
+    few = outputs and graph.numel(graph.outputs[0]) <= _MOST_OUTPUTS
+    return tuple(Single(one, single_outputs(one) if few else ()) for one in found)
 
 
 def _same(batch: Graph, one: Graph) -> bool:

@@ -272,6 +272,16 @@ class SquareOnBall:
         """The factor of one step, of a bound on the objective."""
         return math.inf
 
+    @property
+    def factor(self) -> float:
+        """The radius that is needed over that which is there, rounded up: it holds if this is less than one."""
+        return math.inf
+
+    @property
+    def holds(self) -> bool:
+        """Whether the hypotheses are verified."""
+        return self.factor < 1
+
     def iterations(self, eps: float) -> int:
         """How many steps make the objective at most eps."""
         return steps_needed(self.loss, self.rate, eps)
@@ -350,15 +360,10 @@ class GradientDescent(SquareOnBall):
 
     @property
     def factor(self) -> float:
-        """The radius that is needed over that which is there, rounded up: it holds if this is less than one."""
+        """As in :class:`SquareOnBall`."""
         if not self.is_finite:
             return math.inf
         return above(arb(self.residual) / ((1 - arb(self.part) / 2) * arb(self.radius) * self.lowest))
-
-    @property
-    def holds(self) -> bool:
-        """Whether the hypotheses are verified."""
-        return self.factor < 1
 
     @property
     def step_size(self) -> float:

@@ -56,12 +56,11 @@ def rounding(
         return 0.0
     stated = None if call is None or record.error is None else record.error(call, value)
     if stated is not None:
-        return float(stated) + slope.solved
+        return float(stated)
     moved = sum(amount * sizes[name] for name, amount in slope.jacobian.items())
     lost = math.sqrt(node.numel) * (k + 16.0) ** 2 * _UNDERFLOW
     for name in slope.jacobian:  # one by one, as sizes alone may overflow
         lost *= max(1.0, sizes[name])
-    lost += slope.solved
     if node.op == "surefoot.scalar":
         return _KERNEL * (sizes[node.name] + moved) + lost
     if slope.product is not None:

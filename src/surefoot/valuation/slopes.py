@@ -57,7 +57,6 @@ class Slope:
         reduction: how many numbers are added up for one entry.
         breaks: where a scalar function has kinks, if it is otherwise as curved as the curvature says.
         pointwise: whether the rule says enough only where the values of the arguments are known.
-        solved: how far the result is off besides round-off, of what is solved and not evaluated.
         anchor: the parameter of a product, at whose value the slope in the other factor was asked; else empty.
     """
 
@@ -68,7 +67,6 @@ class Slope:
     reduction: int = 1
     breaks: tuple[float, ...] = ()
     pointwise: bool = False
-    solved: float = 0.0
     anchor: str = ""
 
     def at(self, distances: Mapping[str, float]) -> Slope:
@@ -337,8 +335,7 @@ def slope_of(node: Node, bounds: Bounds) -> Slope:
     if node.op == "surefoot.scalar" and not _is_finite(bounds):
         breaks, bend = pieces(node.args[1])
         curvature = dict.fromkeys(curvature, bend)
-    solved = 0.0 if bounds.error is None else float(bounds.error)
-    return Slope(node, jacobian, curvature, product, bounds.reduction, breaks, solved=solved)
+    return Slope(node, jacobian, curvature, product, bounds.reduction, breaks)
 
 
 def _is_finite(bounds: Bounds) -> bool:

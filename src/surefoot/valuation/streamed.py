@@ -12,33 +12,32 @@ added exactly, so that all processes have the same value and error.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler
 
+from surefoot.batches import (
+    Batches,
+    digest,
+    digest_of,
+    kind_of,
+    numbered,
+    refuse_other_models,
+    refuse_statistics,
+    tensors_of,
+)
 from surefoot.calculus.leaves import captured
 from surefoot.enclosure import Spec
-from surefoot.errors import CaptureError, ObjectiveError, describe
+from surefoot.errors import EvaluationError, ObjectiveError
 from surefoot.graph import Graph, Source
-from surefoot.graph.checks import as_inputs, check_inputs
 from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
 from surefoot.valuation.passes import Constants
 from surefoot.valuation.tape import tape_of
-from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue, Valuer
-
-
-def is_loader(x: Any) -> bool:
-    """Whether something is many batches, and not one: a tensor, tensors in a row, or tensors by name are one."""
-    if isinstance(x, Tensor | Mapping | str) or not isinstance(x, Iterable):
-        return False
-    return not (isinstance(x, Sequence) and all(isinstance(item, Tensor) for item in x) and len(x))
+from surefoot.valuation.valuer import Evaluation, InfiniteValue, Valuer
 
 
 @dataclass(frozen=True)
@@ -98,12 +97,8 @@ class StreamedValuer:
     def __init__(
         self, model: nn.Module, loader: Iterable[Any], objective: Any, processes: Processes | None = None
     ) -> None:
-        if isinstance(loader, Iterator):
-            raise EvaluationError(
-                f"a {type(loader).__name__} can be read only once: pass a DataLoader or a list of batches"
-            )
-        _refuse_random_samples(loader)
-        _refuse_objective(objective)
+        self._parts = Batches(loader)
+        refuse_objective(objective)
         self.model, self.loader, self.objective, self.processes = model, loader, objective, processes
         self._options = dict(objective.options)
         self._valuers: dict[Hashable, Valuer] = {}
@@ -142,7 +137,7 @@ class StreamedValuer:
             sums = self._summed(point, derivatives, gradient)
         else:
             parts = self.processes.gathered(lambda: self._told(point, derivatives, gradient))
-            _refuse_other_models([digest for _, digest in parts])
+            refuse_other_models([digest for _, digest in parts])
             sums = _Sums()
             for rank, (part, _) in enumerate(parts):
                 if isinstance(part, str):
@@ -163,7 +158,7 @@ class StreamedValuer:
         sums = _Sums()
         for x, y, own in self._batches():
             sums.batches += 1
-            sums.seen += sum(map(_digest, (*_tensors(x), y)))
+            sums.seen += sum(map(digest, (*tensors_of(x), y)))
             sums.samples += len(y)
             if own == 0:
                 continue
@@ -192,8 +187,7 @@ class StreamedValuer:
 
     def _digest_of_model(self, point: Mapping[str, Tensor]) -> int:
         """The same where parameters, buffers and the point of a pass are."""
-        held = *self.model.parameters(), *self.model.buffers(), *point.values()
-        return sum((2 * k + 1) * _digest(tensor) for k, tensor in enumerate(held))
+        return digest_of([*self.model.parameters(), *self.model.buffers(), *point.values()])
 
     @property
     def obstacle(self) -> str:
@@ -207,46 +201,38 @@ class StreamedValuer:
 
     def _batches(self) -> Iterator[tuple[Any, Tensor, Fraction | None]]:
         """Inputs, targets, and what the mean of a loss of class numbers divides by."""
-        for number, batch in enumerate(self.loader):
-            if not isinstance(batch, list | tuple) or len(batch) != 2:
-                kind = f"{len(batch)} things" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
-                raise EvaluationError(f"a batch is a pair (x, y) of inputs and targets: batch {number} is {kind}")
-            with _numbered(number):
-                check_inputs(*as_inputs(batch[0]))
-                targets = torch.as_tensor(batch[1]).detach()
+        for number, x, targets in self._parts:
+            with numbered(number):
                 weight = _class_weight(self._options, targets)
                 if weight != 0:
                     self.objective.check_values(targets)
-            yield batch[0], targets, weight
+            yield x, targets, weight
 
     def _one(
         self, x: Any, y: Tensor, weights: Mapping[str, Tensor], derivatives: bool, number: int
     ) -> tuple[int, Evaluation, dict[str, Tensor]]:
         """What the mean over a batch divides by, its value, and the gradient if that is asked for."""
-        tensors = _tensors(x)
+        tensors = tensors_of(x)
         names = tuple(x) if isinstance(x, Mapping) else ()
-        key = names, *((tuple(tensor.shape), tensor.dtype) for tensor in (*tensors, y))
+        key = names, *kind_of(*tensors, y)
         if key not in self._valuers:
-            with _numbered(number):
+            with numbered(number):
                 graph, _ = captured(self.model, x, self.objective.bound_to(y))
                 alone, _ = captured(self.model, x, None)
-            _refuse_statistics(graph)
+            refuse_statistics(graph)
             tape = tape_of(graph)
             self._valuers[key] = Valuer(tape, Constants({}, {}), several=True)
             self._outputs[key] = alone.specs(alone.outputs[0])[0]
         valuer = self._valuers[key]
         graph = valuer.tape.graph
-        rows = graph.spec(graph.nodes[-1].inputs[0])
-        assert isinstance(rows, Spec)
-        with _numbered(number):
+        with numbered(number):
             self.objective.fit(self._outputs[key], y)
             inputs = dict(zip((leaf.name for leaf in graph.inputs), tensors, strict=True))
             targets = {leaf.name: y for leaf in graph.leaves.values() if leaf.source is Source.TARGET}
             constants = valuer.tape.constants({**inputs, **targets, **graph.held})
             run = valuer.run(weights, derivatives=derivatives, constants=constants)
             found = valuer.enclosed(run)
-        count = divisor(rows.shape, str(self._options["reduction"])) if self._is_mean else 1
-        return count, found, valuer.gradient(run) if derivatives else {}
+        return _count(graph, self._options), found, valuer.gradient(run) if derivatives else {}
 
     def _check(self, batches: int, seen: int, total: Fraction) -> None:
         if not batches:
@@ -259,6 +245,32 @@ class StreamedValuer:
         self._seen = seen
         if not total:
             raise ObjectiveError("no sample of the loader has a weight: their mean is not defined")
+
+
+def weight_of(graph: Graph, options: Mapping[str, Any], targets: Tensor) -> Fraction:
+    """:math:`W_b`, for the graph of the loss of a batch: what its mean divides by, 1 for a sum."""
+    weight = _class_weight(options, targets)
+    return Fraction(_count(graph, options)) if weight is None else weight
+
+
+def batch_weight(objective: Any, outputs: Tensor, targets: Tensor) -> Fraction:
+    """The same from the outputs of a batch."""
+    weight, reduction = _class_weight(objective.options, targets), objective.options["reduction"]
+    if weight is not None or reduction not in ("mean", "entries"):
+        return Fraction(1) if weight is None else weight
+    return Fraction(divisor(objective.arranged(outputs, targets)[0].shape, reduction))
+
+
+def is_weightless(options: Mapping[str, Any], targets: Tensor) -> bool:
+    """Whether all classes of a batch are ignored or have the weight zero, so that it has no mean."""
+    return _class_weight(options, targets) == 0
+
+
+def _count(graph: Graph, options: Mapping[str, Any]) -> int:
+    """What a mean over samples or entries divides by; 1 for another loss."""
+    rows = graph.spec(graph.nodes[-1].inputs[0])
+    assert isinstance(rows, Spec)
+    return divisor(rows.shape, options["reduction"]) if options["reduction"] in ("mean", "entries") else 1
 
 
 def _class_weight(options: Mapping[str, Any], targets: Tensor) -> Fraction | None:
@@ -277,8 +289,12 @@ def _class_weight(options: Mapping[str, Any], targets: Tensor) -> Fraction | Non
     return total
 
 
-def _refuse_objective(objective: Any) -> None:
-    """Refuse what is not a sum or a mean over the samples."""
+def refuse_objective(objective: Any) -> None:
+    """Refuse what is not a sum or a mean over the samples.
+
+    Raises:
+        ObjectiveError: in that case.
+    """
     name = type(objective).__name__
     options = getattr(objective, "options", {})
     if not hasattr(objective, "bound_to") or "reduction" not in options:
@@ -297,60 +313,4 @@ def _refuse_objective(objective: Any) -> None:
             )
 
 
-def _refuse_other_models(digests: Sequence[int]) -> None:
-    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
-    if other is not None:
-        raise EvaluationError(
-            f"process {other} has other parameters or buffers than process 0, so that they speak of different "
-            "functions: load the same checkpoint on all, or send those of one by torch.distributed.broadcast"
-        )
-
-
-def _refuse_random_samples(loader: Iterable[Any]) -> None:
-    if not isinstance(loader, DataLoader) or not loader.drop_last or not isinstance(loader.sampler, RandomSampler):
-        return
-    if len(loader.sampler) % (loader.batch_size or 1):
-        raise EvaluationError(
-            "the loader leaves out samples at random (shuffle with drop_last), so that each pass is another "
-            "objective: use drop_last=False"
-        )
-
-
-def _refuse_statistics(graph: Graph) -> None:
-    for node in graph.nodes:
-        arguments = node.arguments
-        if node.op == "aten.batch_norm" and (arguments["training"] or arguments["running_mean"] is None):
-            raise EvaluationError(
-                f"batch normalisation in {describe(node.module)} computes its statistics from each batch, so that "
-                "the objective of all data is not a mean over batches: call model.eval(), or evaluate all data as "
-                "one batch"
-            )
-
-
-@contextmanager
-def _numbered(number: int) -> Iterator[None]:
-    """Say in which batch an error was met."""
-    try:
-        yield
-    except (EvaluationError, ObjectiveError) as error:
-        raise type(error)(f"in batch {number} of the loader: {error}") from error
-    except CaptureError as error:
-        what = f"in batch {number} of the loader: {error.what}"
-        raise CaptureError(what, where=error.where, remedy=error.remedy) from error
-
-
-def _tensors(x: Any) -> tuple[Tensor, ...]:
-    args, kwargs = as_inputs(x)
-    return (*args, *kwargs.values())
-
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _digest(tensor: Tensor) -> int:
-    """The bits of all entries, added up as whole numbers: the same for the same entries in any order."""
-    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    return int(tensor.contiguous().view(_BITS[tensor.element_size()]).sum(dtype=torch.int64))
-
-
-__all__ = ["Streamed", "StreamedValuer", "is_loader"]
+__all__ = ["Streamed", "StreamedValuer", "batch_weight", "is_weightless", "refuse_objective", "weight_of"]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from surefoot.calculus.leaves import captured
-from surefoot.errors import SurefootError, UnsupportedOperation, describe
+from surefoot.errors import EvaluationError, UnsupportedOperation, describe
 from surefoot.valuation.passes import Constants, Run
 from surefoot.valuation.propagation import Errors, errors, forward_errors
 from surefoot.valuation.slopes import Slopes, slopes_of
@@ -19,10 +19,6 @@ from surefoot.valuation.tape import Tape, tape_of
 # How far parameters may move, relative to their norms, before slopes are asked for anew.
 _WIDEST, _LEAST = 1.0, 0.01
 _ATTEMPTS = 4
-
-
-class EvaluationError(SurefootError, RuntimeError):
-    """An objective that has no value, or none that can be enclosed."""
 
 
 class InfiniteValue(EvaluationError):

@@ -204,7 +204,12 @@ def unregister(name: str) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """All names of the zoo, variants included, in alphabetical order."""
+    """All names of the zoo, variants included, in alphabetical order.
+
+    >>> from surefoot import zoo
+    >>> "vgg16-smooth" in zoo.names()
+    True
+    """
     return tuple(sorted(_ENTRIES))
 
 
@@ -229,6 +234,10 @@ def build(name: str, /, **options: Any) -> nn.Module:
     Raises:
         UnknownModel: there is no such name.
         ZooError: there is no such option.
+
+    >>> from surefoot import zoo
+    >>> zoo.build("mlp", sizes=(4, 3, 2))[0]
+    Linear(in_features=4, out_features=3, bias=True)
     """
     model = entry(name)
     _check_options(name, options, model.defaults)
@@ -236,7 +245,11 @@ def build(name: str, /, **options: Any) -> nn.Module:
 
 
 def small_options(name: str) -> dict[str, Any]:
-    """Options under which ``build(name, **options)`` and its example input are small and fast."""
+    """Options under which ``build(name, **options)`` and its example input are small and fast.
+
+    >>> from surefoot import zoo
+    >>> model = zoo.build("vgg16", **zoo.small_options("vgg16"))
+    """
     return dict(entry(name).small)
 
 

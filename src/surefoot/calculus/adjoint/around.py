@@ -81,6 +81,11 @@ class Around:
         self.costates: dict[str, Enclosure] = {}
         self.by_changes, self.by_speed = self._backward()
 
+    @property
+    def moved(self) -> Magnitude:
+        """How far the second derivative may be from that of local derivatives at the computed centre."""
+        return minimum(self.by_changes, self.by_speed + self.dense.offset)
+
     # which entries belong together
 
     def _lined(self, name: str) -> bool:

@@ -104,7 +104,7 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
     norm, dense = None, centre.dense
     if dense is not None:
         around = Around(first, dense, at)
-        norm = dense.norm + minimum(around.by_changes, around.by_speed + dense.offset)
+        norm = dense.norm + around.moved
         if back is not None:
             norm = minimum(norm, dense.norm + smoothness(back.variation))
     reached = [step for step in result.steps if step.node.name in found]
@@ -121,19 +121,32 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
     )
 
 
-def dense_centre(result: Pass, effort: Effort) -> Dense | None:
+def dense_centre(result: Pass, effort: Effort, keep: bool = False) -> Dense | None:
     """Derivatives at the centre along all directions, from a forward pass over the centre alone; ``None`` if there
     are too many, or an operation has no proved second derivative.
+
+    Args:
+        result: the forward pass.
+        effort: how many directions may be followed.
+        keep: whether the second derivative is kept, instead of its norm.
     """
     at = backward(result)
     total = sum(result.enclosures[name].numel for name in result.region.variables)
     if at is None or not 0 < total <= effort.directions:
         return None
     try:
-        found = derivatives_at_centre(result)
+        found = derivatives_at_centre(result, keep)
     except (RuntimeError, NotImplementedError, OverflowError):  # no second derivative, or out of range
         return None
     return None if found is None else replace(found, offset=Around(result, found, at).by_changes)
+
+
+def moved_from(dense: Dense, result: Pass) -> Magnitude:
+    """How far the second derivative on the ball of a forward pass may be from that of local derivatives at the
+    computed centre.
+    """
+    at = backward(result)
+    return Magnitude.infinity() if at is None else Around(result, dense, at).moved
 
 
 def _costates(

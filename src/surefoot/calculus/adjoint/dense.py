@@ -29,6 +29,7 @@ from surefoot.calculus.adjoint.samples import PLAIN, require_moderate
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude
+from surefoot.norms import frobenius_norm
 from surefoot.norms.symmetric import symmetric_norm
 from surefoot.operations.call import Call
 from surefoot.operations.evaluation import run_in_double
@@ -44,7 +45,7 @@ class Dense:
     """Derivatives at the centre.
 
     Attributes:
-        norm: of the second derivative.
+        norm: of the second derivative; infinite where it is kept.
         first: of :math:`X_z`, for the tensors that curved operations read.
         second: of :math:`\\Lambda_z`, for the results of curved operations.
         labels: for tensors whose entries belong to samples that do not interact, which sample that is.
@@ -52,6 +53,9 @@ class Dense:
         directions: how many were followed.
         offset: how far the second derivative may be from that at the weights, as the centre is known as computed;
             infinite until :func:`surefoot.calculus.adjoint.bounds.dense_centre` has found it.
+        hessian: the second derivative as computed, the lower triangle of its symmetric part; ``None`` if it is not
+            kept.
+        error: a bound on the norm of its error.
     """
 
     norm: Magnitude
@@ -61,6 +65,8 @@ class Dense:
     count: int
     directions: int
     offset: Magnitude
+    hessian: Tensor | None = None
+    error: Magnitude | None = None
 
 
 def _plain(result: Pass, step: Step) -> bool:
@@ -79,8 +85,12 @@ def curved(step: Step) -> bool:
     )
 
 
-def derivatives_at_centre(result: Pass) -> Dense | None:
+def derivatives_at_centre(result: Pass, keep: bool = False) -> Dense | None:
     """All of it, from a forward pass over the centre alone; ``None`` if an operation has no proved derivatives.
+
+    Args:
+        result: the forward pass.
+        keep: whether the second derivative is kept, instead of its norm.
 
     Raises:
         OverflowError: if entries are too large.
@@ -102,11 +112,16 @@ def derivatives_at_centre(result: Pass) -> Dense | None:
     held = Gathered(result, labels, count, list(read), list(written))
     hessian, slopes = _follow(result, locals_, held)
     off = running_errors(result, off_by, held, slopes)
-    size_of_all = Magnitude.of(symmetric_norm(hessian)) + off.hessian
     size = len(hessian)
     first = {name: held.sizes("first", name, off.first[name], size) for name in read}
     second = {name: held.sizes("second", name, off.second[name], size) for name in written}
-    return Dense(size_of_all, first, second, labels, count, size, Magnitude.infinity())
+    infinite = Magnitude.infinity()
+    if keep:
+        error = off.hessian + 2.0**-52 * frobenius_norm(hessian)
+        hessian = 0.5 * (hessian + hessian.mT)
+        return Dense(infinite, first, second, labels, count, size, infinite, hessian, error)
+    whole = Magnitude.of(symmetric_norm(hessian)) + off.hessian
+    return Dense(whole, first, second, labels, count, size, infinite)
 
 
 def _local(result: Pass, step: Step) -> tuple[Local, tuple[float, float]] | None:
@@ -136,7 +151,7 @@ def _local(result: Pass, step: Step) -> tuple[Local, tuple[float, float]] | None
             return centre + model.change  # type: ignore[union-attr]
 
         return quadratic, (near.first, near.second)
-    if record.form_of(node) not in PLAIN:
+    if record.form_of(node) not in PLAIN and record.rounds_at(node):
         return None
     return (lambda reads: run_in_double(node, reads)), (0.0, 0.0)
 

@@ -120,6 +120,76 @@
     return made;
   }
 
+  // The architecture: a tree of boxes, each before those inside of it; the arrow keys walk from box to box.
+  function walk(figure) {
+    const { boxes } = JSON.parse(document.getElementById(figure.dataset.source).textContent);
+    const items = [...figure.querySelectorAll("[role=treeitem]")];
+    const level = items.map((item) => Number(item.getAttribute("aria-level")));
+    const shown = figure.querySelector(".walked");
+    const names = ["module", "operation", "output", "m", "ℓ", "L", "share of L"];
+    let at = 0;
+
+    function show(place, focus) {
+      items[at].setAttribute("aria-selected", "false");
+      items[at].setAttribute("tabindex", "-1");
+      at = place;
+      items[at].setAttribute("aria-selected", "true");
+      items[at].setAttribute("tabindex", "0");
+      if (focus) items[at].focus();
+      shown.replaceChildren(...names.map((name, k) => {
+        const pair = document.createElement("div");
+        pair.append(element("dt", name), element("dd", boxes[at][k]));
+        return pair;
+      }));
+    }
+
+    function towards(step) {
+      for (let k = at + step; k >= 0 && k < items.length; k += step) if (level[k] <= level[at]) return k;
+      return at;
+    }
+
+    function outwards() {
+      for (let k = at - 1; k >= 0; k -= 1) if (level[k] < level[at]) return k;
+      return at;
+    }
+
+    const moves = {
+      ArrowRight: () => towards(1),
+      ArrowLeft: () => towards(-1),
+      ArrowDown: () => (level[at + 1] > level[at] ? at + 1 : at),
+      ArrowUp: outwards,
+      Home: () => 0,
+      End: () => items.length - 1,
+    };
+    items.forEach((item, k) => {
+      item.addEventListener("pointerenter", () => show(k, false));
+      item.addEventListener("click", () => show(k, true));
+      item.addEventListener("focus", () => show(k, false));
+      item.addEventListener("keydown", (event) => {
+        const move = moves[event.key];
+        if (!move || event.ctrlKey || event.metaKey || event.altKey) return;
+        event.preventDefault();
+        show(move(), true);
+      });
+    });
+    const widest = items.map((item, k) => [level[k + 1] > level[k] ? -1 : Number(item.querySelector("rect").getAttribute("fill-opacity")), k]);
+    show(widest.reduce((best, one) => (one[0] > best[0] ? one : best))[1], false);
+  }
+
+  // The radius: one of the certificates that were computed beforehand.
+  function radii(figure) {
+    const { radii: { rows } } = JSON.parse(document.getElementById(figure.dataset.source).textContent);
+    const slider = figure.querySelector("input");
+    const values = [figure.querySelector("output"), ...figure.querySelectorAll("dd"), figure.querySelector("p")];
+    const lines = [...figure.querySelectorAll("tbody tr")];
+    slider.addEventListener("input", () => {
+      const row = rows[Number(slider.value)];
+      values.forEach((place, k) => { place.textContent = row[k]; });
+      slider.setAttribute("aria-valuetext", row[0]);
+      lines.forEach((line, k) => line.classList.toggle("present", k === Number(slider.value)));
+    });
+  }
+
   function chart(figure) {
     const data = JSON.parse(document.getElementById(figure.dataset.source).textContent);
     const plot = figure.querySelector(".plot");
@@ -127,6 +197,8 @@
     const mark = figure.querySelector(".mark");
     const count = Number(plot.dataset.count);
     const isMatrix = figure.dataset.chart === "blocks";
+    const places = data.places || Array.from({ length: count }, (_, k) => k + 0.5);
+    const span = isMatrix ? count : data.width || count;
     let x = 0;
     let y = 0;
 
@@ -135,19 +207,19 @@
         const value = data.cells[Math.max(x, y)][Math.min(x, y)];
         return [element("b", value), element("span", data.blocks[y]), element("span", `with ${x === y ? "itself" : data.blocks[x]}`)];
       }
-      const [path, operation, shape, m, l, L] = data.rows[x];
-      return [element("b", path), element("span", `${operation}, ${shape}`),
-        element("div", `m = ${m}`), element("div", `ℓ = ${l}`), element("div", `L = ${L}`)];
+      const [name, about, ...values] = data.rows[x];
+      return [element("b", name), element("span", about),
+        ...values.map((value, k) => element("div", `${data.names[k]} = ${value || "unknown"}`))];
     }
 
     function show() {
       plot.classList.add("active");
       if (isMatrix) { mark.setAttribute("x", x); mark.setAttribute("y", y); }
-      else mark.setAttribute("transform", `translate(${x + 0.5} 0)`);
+      else mark.setAttribute("transform", `translate(${places[x]} 0)`);
       tip.replaceChildren(...content());
       tip.hidden = false;
       const width = plot.clientWidth;
-      const left = ((x + 0.5) / count) * width;
+      const left = ((isMatrix ? x + 0.5 : places[x]) / span) * width;
       const beside = left + 14 + tip.offsetWidth <= width ? left + 14 : left - 14 - tip.offsetWidth;
       tip.style.left = `${Math.max(0, Math.min(beside, width - tip.offsetWidth))}px`;
       const top = isMatrix ? ((y + 0.5) / count) * plot.clientHeight + 12 : 8;
@@ -162,7 +234,9 @@
     const clamp = (place) => Math.max(0, Math.min(count - 1, place));
     const follow = (event) => {
       const box = plot.getBoundingClientRect();
-      x = clamp(Math.floor(((event.clientX - box.left) / box.width) * count));
+      const under = ((event.clientX - box.left) / box.width) * span;
+      if (isMatrix) x = clamp(Math.floor(under));
+      else x = places.reduce((best, place, k) => (Math.abs(place - under) < Math.abs(places[best] - under) ? k : best), 0);
       if (isMatrix) y = clamp(Math.floor(((event.clientY - box.top) / box.height) * count));
       show();
     };
@@ -186,7 +260,8 @@
   document.addEventListener("DOMContentLoaded", () => {
     themes(document.getElementById("theme"));
     document.querySelectorAll("table.sortable").forEach(sortable);
-    document.querySelectorAll("figure[data-chart]").forEach(chart);
+    const kinds = { walk, radii };
+    document.querySelectorAll("figure[data-chart]").forEach((figure) => (kinds[figure.dataset.chart] || chart)(figure));
     addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
   });
 })();

@@ -1,0 +1,290 @@
+r"""The certificate of data in pieces, from those of the batches.
+
+**An objective.** Let :math:`F = \sum_bw_bF_b` with :math:`w_b = W_b/\sum W_b` for a mean over samples
+(:mod:`surefoot.valuation.streamed`), and :math:`w_b = 1` for a sum. Then :math:`\|\nabla^2F\| \le
+\sum_bw_b\|\nabla^2F_b\|`, and likewise value, gradient and each pair of blocks: the constants are averages of
+those of the batches. So is κ of Gauss-Newton steps: what the model of :math:`F_b` misses is at most
+:math:`\frac{\kappa_b}2\|v\|^2`. On a ball of radius r around the weights also :math:`\ell \le \|\nabla F(u_0)\| +
+Lr`.
+
+**A network.** Its outputs on all batches, one below the other, have derivatives with :math:`\|D\psi\|^2 \le
+\sum_b\|D\psi_b\|^2`, and so on: the constants are roots of sums of squares.
+
+Both are upper bounds. That of the joined batch may be smaller, where a bound is one of a norm of all samples
+together, or larger, where Cauchy and Schwarz lose more over many samples than over few. The gradient at the
+weights is that of F itself, added up with its errors: so is the length of a step that stays in a ball. A
+regulariser is added once.
+
+The batches may lie with several processes: each sends the constants of its part, a few numbers for each block and
+each pair of them, and process 0 decides on which balls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.batches import Batches, digest_of, numbered, refuse_other_models, refuse_statistics
+from surefoot.calculus.adjoint.gradient import proved_gradient
+from surefoot.calculus.analysis import Analysis
+from surefoot.calculus.effort import effort_named
+from surefoot.certificate.proving import certify_proved, longest_proved, refuse_penalty
+from surefoot.certificate.record import Certificate
+from surefoot.certificate.regularised import Penalty, regularised
+from surefoot.domains import Box, Domain, DomainError, ProductBall, Segment
+from surefoot.errors import EvaluationError
+from surefoot.magnitude import Magnitude, minimum, stack
+from surefoot.processes import Processes
+from surefoot.valuation.streamed import is_weightless, refuse_objective, weight_of
+
+
+@dataclass
+class _Part:
+    """What one process knows: the sum over its batches, by weight, and the penalty, where it has any.
+
+    They are sent as fields: what is copied as a :class:`Certificate` is complete, and keeps no functions.
+    """
+
+    fields: dict[str, Any] | None = None
+    total: Fraction = Fraction(0)
+    penalty: dict[str, Any] | None = None
+
+
+@dataclass
+class _Slopes:
+    """The gradient at the weights, added up by weight, with what it may be off by and what was added."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)
+    blocks: dict[str, list[str]] = field(default_factory=dict)
+    total: Fraction = Fraction(0)
+    count: int = 0
+
+
+class InPieces:
+    """The certificate of a model, or of an objective of it, on all batches of all processes.
+
+    Args:
+        model: the network.
+        batches: those that are here.
+        objective: a loss without targets, or ``None`` for the network.
+        regularizer: added to the objective, or ``None``.
+        effort: see :func:`surefoot.certify`.
+        processes: those that have a part of the data each, or ``None``.
+
+    Raises:
+        ObjectiveError: if the objective of all data is not a weighted mean of those of the batches.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        objective: Any = None,
+        regularizer: Penalty | None = None,
+        effort: str = "normal",
+        processes: Processes | None = None,
+    ) -> None:
+        if objective is not None:
+            refuse_objective(objective)
+        refuse_penalty(regularizer, is_objective=objective is not None)
+        self.model, self.batches, self.objective, self.processes = model, batches, objective, processes
+        self.regularizer, self.effort = regularizer, effort
+        self._slopes: dict[str, float] | None = None
+
+    def certify(self, domain: Domain | Box | Segment | None) -> Certificate:
+        """On a domain; by default, for an objective, the ball on which the longest step can be proved.
+
+        Raises:
+            DomainError: along a segment.
+            EvaluationError: if there are no batches, or the model computes statistics from each of them.
+        """
+        if isinstance(domain, Segment):
+            raise DomainError("a segment is about one batch: for data in pieces use surefoot.Ball or a box")
+
+        def lead() -> Certificate:
+            if domain is not None or self.objective is None:
+                return self._on(ProductBall(1.0) if domain is None else domain)
+            return longest_proved(self._on, effort_named(self.effort).balls)
+
+        if self.processes is None:
+            return lead()
+        held = [*self.model.parameters(), *self.model.buffers()]
+        refuse_other_models(self.processes.gathered(lambda: digest_of(held)))
+        return Certificate(**self.processes.led(lambda: _fields(lead()), self._shared, EvaluationError))
+
+    def _on(self, domain: Domain | Box) -> Certificate:
+        if self.processes is not None:
+            self.processes.ask(domain)
+        return self._shared(domain)
+
+    def _shared(self, domain: Domain | Box) -> Certificate:
+        """What all processes say together about a domain."""
+        several = self.processes
+        parts = [self._here(domain)] if several is None else several.gathered(lambda: self._here(domain))
+        found = [Certificate(**part.fields) for part in parts if part.fields is not None]
+        total = sum((part.total for part in parts), Fraction(0))
+        if not found or not total:
+            raise EvaluationError("no batch has a sample with a weight: there is nothing to certify")
+        whole = _added([(Magnitude.of(1.0), one) for one in found], stacked=self.objective is None)
+        if self.objective is not None:
+            whole = _added([(_up(Fraction(1) / total), whole)]) if self._is_mean else whole
+            if whole.radius is not None:
+                whole = replace(whole, block_gradients=self._gradients())
+            if isinstance(whole.radius, float):
+                reached = whole.smoothness * whole.radius + math.hypot(*self._gradients().values()) * (1 + 1e-12)
+                whole = replace(whole, lipschitz=minimum(whole.lipschitz, reached))
+        added = next((part.penalty for part in parts if part.penalty is not None), None)
+        if added is None:
+            return whole
+        penalty = Certificate(**added)
+        gradients = (
+            whole.block_gradients
+            and penalty.block_gradients
+            and {
+                path: math.nextafter(size + penalty.block_gradients[path], math.inf)
+                for path, size in whole.block_gradients.items()
+            }
+        )
+        one = Magnitude.of(1.0)
+        summed = _added([(one, whole), (one, penalty)])
+        damping, name = whole.make_damping, repr(self.regularizer)
+        return replace(summed, block_gradients=gradients, make_damping=damping, regularizer=name)
+
+    @property
+    def _is_mean(self) -> bool:
+        return self.objective.options["reduction"] in ("mean", "entries")
+
+    def _here(self, domain: Domain | Box) -> _Part:
+        """The certificates of the batches that are here, added up."""
+        part = _Part()
+        for number, analysis, weight in self._analyses():
+            loss = analysis.objective
+            with numbered(number):
+                found = certify_proved(self.model, analysis.x, objective=loss, domain=domain, effort=self.effort)
+            before = [] if part.fields is None else [(Magnitude.of(1.0), Certificate(**part.fields))]
+            part.fields = _fields(_added([*before, (_up(weight), found)], stacked=loss is None))
+            part.total += weight
+            if self.regularizer is not None and part.penalty is None:
+                part.penalty = _fields(self._penalty(analysis, found, domain))
+        return part
+
+    def _analyses(self) -> Iterator[tuple[int, Analysis, Fraction]]:
+        """Of each batch that is here and has a weight: its number, the analysis and the weight."""
+        for number, x, y in self.batches:
+            with numbered(number):
+                options = {} if self.objective is None else self.objective.options
+                if self.objective is not None and is_weightless(options, y):
+                    continue
+                bound = None if self.objective is None else self.objective.bound_to(y)
+                analysis = Analysis.of(self.model, x, bound)
+                refuse_statistics(analysis.reading.graph)
+                weight = Fraction(1) if bound is None else weight_of(analysis.reading.graph, options, y)
+            yield number, analysis, weight
+
+    def _penalty(self, analysis: Analysis, like: Certificate, domain: Domain | Box) -> Certificate:
+        """That of the regulariser alone."""
+        assert self.regularizer is not None
+        balls = analysis.balls_around(domain) if isinstance(domain, Box) else domain
+        nothing = _added([(Magnitude.zero(), replace(like, gradients=0))])
+        empty = replace(nothing, block_gradients=dict.fromkeys(like.block_lipschitz, 0.0))
+        return regularised(empty, self.regularizer, analysis.variables(), analysis.enclosed(balls)[0])
+
+    def _gradients(self) -> dict[str, float]:
+        """Bounds on the norm of the gradient of all data at the weights, by block; computed once."""
+        if self._slopes is None:
+            several = self.processes
+            mine = self._slopes_here() if several is None else several.together(self._slopes_here)
+            told = replace(mine, sums={})
+            parts = [told] if several is None else several.gathered(lambda: told)
+            blocks = next(part.blocks for part in parts if part.blocks)
+            trained = dict(self.model.named_parameters())
+            sums = {
+                path: mine.sums.get(path, torch.zeros_like(trained[path], dtype=torch.float64))
+                for paths in blocks.values()
+                for path in paths
+            }
+            if several is not None:
+                several.add(sums.values())
+            whole = float(sum((part.total for part in parts), Fraction(0))) if self._is_mean else 1.0
+            rounding = (sum(part.count for part in parts) + len(parts) + 8) * 2.0**-52
+            self._slopes = {}
+            for block, paths in blocks.items():
+                size = math.hypot(*(float(torch.linalg.vector_norm(sums[path])) for path in paths))
+                off = sum(
+                    part.errors.get(p, 0.0) + rounding * part.sizes.get(p, 0.0) for part in parts for p in paths
+                )
+                self._slopes[block] = (size + off) / whole * (1 + 1e-12) + 2.0**-1000
+        return self._slopes
+
+    def _slopes_here(self) -> _Slopes:
+        found = _Slopes()
+        for _, analysis, weight in self._analyses():
+            proved, factor = proved_gradient(analysis), float(weight)
+            found.blocks = {
+                block: [leaf.path for leaf in leaves] for block, leaves in analysis.variables().items()
+            }
+            for path in (path for paths in found.blocks.values() for path in paths):
+                slope = proved.slopes[path] * factor
+                found.sums[path] = found.sums[path].add_(slope) if path in found.sums else slope
+                found.errors[path] = found.errors.get(path, 0.0) + proved.errors[path] * factor * (1 + 2.0**-50)
+                found.sizes[path] = found.sizes.get(path, 0.0) + float(torch.linalg.vector_norm(slope)) * 1.0001
+            found.total += weight
+            found.count += 1
+        return found
+
+
+def _added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = False) -> Certificate:
+    """Of a weighted sum, or of outputs below each other; without a table."""
+    first = parts[0][1]
+
+    def total(read: Callable[[Certificate], Magnitude]) -> Magnitude:
+        together = stack([weight * read(one) for weight, one in parts])
+        return together.norm(axis=0) if stacked else together.sum(axis=0)
+
+    costs = [one.gradients for _, one in parts]
+    damping = None
+    if not stacked and all(one.make_damping is not None for _, one in parts):
+        pairs = [(weight, one.make_damping()) for weight, one in parts if one.make_damping is not None]
+        composite = stack([weight * value for weight, (value, _) in pairs]).sum()
+        damping = partial(_same, (composite, all(quadratic for _, (_, quadratic) in pairs)))
+    return replace(
+        first,
+        bound=total(lambda one: one.bound),
+        lipschitz=total(lambda one: one.lipschitz),
+        smoothness=total(lambda one: one.smoothness),
+        block_lipschitz={p: total(lambda one: one.block_lipschitz[p]) for p in first.block_lipschitz},  # noqa: B023
+        block_smoothness=total(lambda one: one.block_smoothness),
+        reasons=tuple(dict.fromkeys(reason for _, one in parts for reason in one.reasons)),
+        remarks=tuple(dict.fromkeys(remark for _, one in parts for remark in one.remarks)),
+        scalar=first.scalar and not stacked,
+        nonnegative=all(one.nonnegative for _, one in parts),
+        block_gradients=None,
+        curvature=None,
+        gradients=None if any(cost is None for cost in costs) else sum(cost or 0 for cost in costs),
+        make_rows=tuple,
+        make_damping=damping,
+    )
+
+
+def _fields(certificate: Certificate) -> dict[str, Any]:
+    return {one.name: getattr(certificate, one.name) for one in fields(certificate)}
+
+
+def _same(value: tuple[Magnitude, bool]) -> tuple[Magnitude, bool]:
+    return value
+
+
+def _up(number: Fraction) -> Magnitude:
+    return Magnitude.of(math.nextafter(float(number), math.inf))
+
+
+__all__ = ["InPieces"]

@@ -1,0 +1,82 @@
+r"""What crosses between processes that have a part of the data each, and how long a call takes: predictions.
+
+With p parameters, d numbers of output of all samples and P processes (:mod:`surefoot.chain.batched`), process 0
+sends and all hand over
+
+* pull-back: the slope, d numbers; gradients, p numbers in double precision, added up;
+* push-forward: the direction, p numbers; outputs, d numbers, added up row by row.
+
+Words, failures and sizes are some hundred bytes. An addition of N bytes over a ring moves :math:`2\frac{P-1}PN`
+bytes through each process in :math:`2(P - 1)` messages, sending N bytes to all takes :math:`\lceil\log_2P\rceil`
+turns. (R. Thakur, R. Rabenseifner, W. Gropp, Optimization of collective communication operations in MPICH, 2005.)
+The time of a call is that of the multiplications, shared by all, and of these; nothing is overlapped.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_DOUBLE = 8
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that processes hand over for each call of the automatic-differentiation oracle, and its time.
+
+    Attributes:
+        processes: P.
+        parameters: p.
+        outputs: d, of all samples.
+        width: bytes of one number of the model.
+        multiplications: of a forward and a backward pass over all samples.
+    """
+
+    processes: int
+    parameters: int
+    outputs: int
+    width: int
+    multiplications: int
+
+    @property
+    def pull(self) -> tuple[int, int]:
+        """Of a pull-back: what process 0 hands over, and what each of the others does."""
+        return self.width * self.outputs + _DOUBLE * self.parameters, _DOUBLE * self.parameters
+
+    @property
+    def push(self) -> tuple[int, int]:
+        """Of a push-forward."""
+        return self.width * (self.parameters + self.outputs), self.width * self.outputs
+
+    def gauss_newton(self, iterations: int) -> tuple[int, int]:
+        """Of a step by conjugate gradients: a gradient, a push-forward and a pull-back for each iteration, and
+        both once more to measure the residual.
+        """
+        pulls, pushes = iterations + 2, iterations + 1
+        return tuple(pulls * a + pushes * b for a, b in zip(self.pull, self.push, strict=True))  # type: ignore[return-value]
+
+    def seconds(self, rate: float, bandwidth: float, latency: float) -> float:
+        """Of one gradient of proved descent: weights are sent, gradients added up.
+
+        Args:
+            rate: multiplications per second of one process.
+            bandwidth: bytes per second.
+            latency: seconds for each message.
+        """
+        crossing = self._crossing(self.width * self.parameters, _DOUBLE * self.parameters, bandwidth, latency)
+        return self.multiplications / (self.processes * rate) + crossing
+
+    def iteration_seconds(self, rate: float, bandwidth: float, latency: float) -> float:
+        """Of one iteration of conjugate gradients for a Gauss-Newton step, which costs about two gradients."""
+        sent = self.width * (self.parameters + self.outputs)
+        crossing = self._crossing(sent, _DOUBLE * self.parameters + self.width * self.outputs, bandwidth, latency)
+        return 2 * self.multiplications / (self.processes * rate) + crossing
+
+    def _crossing(self, sent: int, added: int, bandwidth: float, latency: float) -> float:
+        size = self.processes
+        turns = math.ceil(math.log2(size))
+        ring = 2 * (size - 1) * (added / size / bandwidth + latency)
+        return turns * (latency + sent / bandwidth) + ring
+
+
+__all__ = ["Traffic"]

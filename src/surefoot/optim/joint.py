@@ -1,0 +1,140 @@
+"""Mini-batches of several processes: one of the training is made of the next batch of each of them.
+
+Process 0 trains; a mini-batch there is a number, and the data behind it stay where they are. For each step process
+0 sends the weights; losses and gradients of the parts come back as sums by weight: the number of samples, or what
+else the mean of a loss divides by. A process whose loader has ended waits for the next pass of the longest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.objectives import Objective
+from surefoot.optim.bursts import evaluating
+from surefoot.optim.evaluation import OptimizerError, outputs_of
+from surefoot.processes import Processes
+from surefoot.valuation.streamed import batch_weight
+
+_FIRST = 8  # mini-batches that judge and that rates are tried on, which are asked for again
+
+
+class JointBatches:
+    """The mini-batches of all processes, one pass after the other; compare :class:`surefoot.optim.bursts.Batches`.
+
+    Args:
+        loader: that of this process.
+        model: with the same weights on all of them.
+        objective: a loss without targets.
+        processes: all of them; each makes one of these at the same time.
+        evaluate: takes part in an evaluation of all data.
+
+    Attributes:
+        per_epoch: mini-batches of a pass over the longest loader.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        model: nn.Module,
+        objective: Objective,
+        processes: Processes,
+        evaluate: Callable[[], object],
+    ) -> None:
+        self.loader, self.model, self.objective, self.processes = loader, model, objective, processes
+        self._evaluate, self._held, self._drawn = evaluate, dict[int, Any](), 0
+        self.per_epoch = max(processes.gathered(lambda: sum(1 for _ in loader)))
+        self._stream = self._forever()
+
+    def _forever(self) -> Iterator[Any]:
+        while True:
+            count = 0
+            for batch in self.loader:
+                yield batch
+                count += 1
+            for _ in range(self.per_epoch - count):
+                yield None
+
+    def take(self, count: int) -> Iterator[tuple[int, None]]:
+        """The numbers of the next ones, which have no targets of their own."""
+        for _ in range(count):
+            self.processes.ask(("draw", ()))
+            yield self._draw(), None
+
+    def loss(self, number: int, *, backward: bool) -> Tensor:
+        """The loss of a mini-batch, with the gradient of all its parts in ``.grad`` if that is asked for."""
+        given = number, backward, self.model.training
+        self.processes.ask(("lose", given))
+        return self._lose(*given)
+
+    def evaluate(self) -> None:
+        """Let the others take part in an evaluation."""
+        self.processes.ask(("evaluate", ()))
+        self.spread()
+
+    def spread(self) -> None:
+        """Weights and buffers of process 0, on all."""
+        self.processes.spread([*self.model.parameters(), *self.model.buffers()])
+
+    def serve(self, word: tuple[str, tuple[Any, ...]]) -> None:
+        """On a process that does not lead."""
+        what, given = word
+        if what == "evaluate":
+            self.spread()
+            self._evaluate()
+        elif what == "draw":
+            self._draw()
+        else:
+            self._lose(*given)
+
+    def _draw(self) -> int:
+        self._drawn += 1
+        self._held = {number: batch for number, batch in self._held.items() if number <= _FIRST}
+        self._held[self._drawn] = self.processes.together(lambda: next(self._stream))
+        return self._drawn
+
+    def _lose(self, number: int, backward: bool, training: bool) -> Tensor:
+        self.spread()
+        parameters = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        loss, weight, slopes = self.processes.together(lambda: self._part(number, backward, training, parameters))
+        total = sum(self.processes.gathered(lambda: weight), Fraction(0))
+        whole = float(total) if self.objective.options["reduction"] in ("mean", "entries") else 1.0
+        value = torch.tensor([loss], dtype=torch.float64)
+        self.processes.add([value, *slopes.values()])
+        if backward:
+            for name, parameter in parameters.items():
+                parameter.grad = (slopes[name] / whole).to(parameter.dtype)
+        return value[0] / whole if whole else value[0]
+
+    def _part(
+        self, number: int, backward: bool, training: bool, parameters: Mapping[str, nn.Parameter]
+    ) -> tuple[float, Fraction, dict[str, Tensor]]:
+        """What this process has of a mini-batch: loss by weight, weight, gradient by weight."""
+        slopes = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
+        batch = self._held[number]
+        if batch is None:
+            return 0.0, Fraction(0), slopes if backward else {}
+        x, y = batch
+        mode = nullcontext() if training else evaluating(self.model)
+        with mode, torch.set_grad_enabled(backward):
+            outputs = outputs_of(self.model, x)
+            weight = batch_weight(self.objective, outputs, torch.as_tensor(y))
+            if not weight:
+                return 0.0, weight, slopes if backward else {}
+            loss = self.objective(outputs, y)
+            if not loss.requires_grad and backward:
+                raise OptimizerError("the loss does not depend on the parameters")
+            if backward:
+                found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+                for name, slope in zip(parameters, found, strict=True):
+                    if slope is not None:
+                        slopes[name] += float(weight) * slope
+        return float(weight) * float(loss.detach()), weight, slopes if backward else {}
+
+
+__all__ = ["JointBatches"]
