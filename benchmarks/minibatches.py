@@ -1,4 +1,4 @@
-"""Mini-batches: :class:`surefoot.optim.ProvedEpochs` from any rate, next to Adam at fixed rates.
+"""Mini-batches: :class:`surefoot.optim.ProvedEpochs` from any rate, next to the same optimizer at fixed rates.
 
 Single precision, batches of 128, the work of 30 epochs. Work is processor time over that of a training epoch of
 the same run; evaluations, trials of rates and bursts that were not kept are in it.
@@ -24,7 +24,7 @@ from benchmarks.networks import convolutional, digits, mnist, perceptron
 
 EPOCHS, BATCH = 30, 128
 STARTS = (1e-5, 1e-3, 1.0)
-RATES = (10**-3.5, 1e-3, 10**-2.5, 1e-2, 10**-1.5)
+MOMENTUM = "SGD with momentum"  # the optimizer of rows whose names end so; Adam's the others
 LOSS_TARGET, WORK_TARGET = 1.3, 1.4
 _SETTLED = 10.0  # epochs of work after which the rate counts as settled
 NETWORKS: dict[str, tuple[Callable[[], tuple[Tensor, Tensor]], Callable[[], nn.Module]]] = {
@@ -33,6 +33,7 @@ NETWORKS: dict[str, tuple[Callable[[], tuple[Tensor, Tensor]], Callable[[], nn.M
     "digits, 3 layers, ReLU": (digits, partial(perceptron, 64, 3, "ReLU")),
     "digits, CNN, max-pooling, ReLU": (digits, convolutional),
 }
+NETWORKS |= {f"{name}, {MOMENTUM}": parts for name, parts in NETWORKS.items()}
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Comparison:
 
     Attributes:
         name: of the network.
-        fixed: the median loss of Adam after 30 epochs, by rate.
+        fixed: the median loss after 30 epochs at a fixed rate, by rate.
         proved: the median loss after the work of 30 epochs, by the rate it started from.
         settled: work per epoch once the rate has settled, the median of all runs.
         kept: how many bursts were kept, and of how many, in all runs together.
@@ -71,10 +72,21 @@ def _start(name: str, seed: int) -> tuple[nn.Module, DataLoader[Any], Tensor, Te
     return model, DataLoader(TensorDataset(x.to(single), y), BATCH, shuffle=True), x.to(single), y
 
 
+def _optimizer(name: str, model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    if name.endswith(MOMENTUM):
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    return torch.optim.Adam(model.parameters(), lr=rate)
+
+
+def _rates(name: str) -> list[float]:
+    middle = 1.5 if name.endswith(MOMENTUM) else 2.5
+    return [10 ** (half / 2 - middle) for half in range(-2, 3)]
+
+
 def fixed(name: str, rate: float, seed: int) -> dict[str, Any]:
-    """Adam for 30 epochs at one rate."""
+    """30 epochs at one rate."""
     model, loader, x, y = _start(name, seed)
-    optimizer, loss = torch.optim.Adam(model.parameters(), lr=rate), sf.CrossEntropy()
+    optimizer, loss = _optimizer(name, model, rate), sf.CrossEntropy()
     start = time.process_time()
     for _ in range(EPOCHS):
         for inputs, targets in loader:
@@ -89,7 +101,8 @@ def fixed(name: str, rate: float, seed: int) -> dict[str, Any]:
 def proved(name: str, start: float, seed: int) -> dict[str, Any]:
     """The same optimizer in bursts, at rates that find themselves."""
     model, loader, _, _ = _start(name, seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=start)
+    optimizer = _optimizer(name, model, start)
+    next(iter(loader))  # of a process, the first batch takes as long as many epochs
     training = sf.optim.ProvedEpochs(optimizer, sf.CrossEntropy(), loader, model=model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -122,7 +135,7 @@ def compare(name: str, seeds: Sequence[int]) -> Comparison:
             for seed in seeds
         )
 
-    found = {rate: losses(rate) for rate in RATES}
+    found = {rate: losses(rate) for rate in _rates(name)}
     while (best := min(found, key=lambda rate: found[rate])) in (min(found), max(found)) and len(found) < 12:
         further = best / 10**0.5 if best == min(found) else best * 10**0.5
         found[further] = losses(further)

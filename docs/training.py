@@ -81,11 +81,11 @@ it was.
 
 ## Mini-batches
 
-`sf.optim.ProvedEpochs` lets Adam run bursts of mini-batches of 128 in single precision and keeps a burst only if
-the objective of all data is proved to be lower. Its rate finds itself. The loss after the work of {epochs} epochs
-(trials of rates, evaluations and bursts that were not kept count; reading the model, once, does not), and in
-brackets that loss over the one of Adam after {epochs} epochs at the best of its fixed rates, which proves nothing
-and had its rate chosen afterwards.
+`sf.optim.ProvedEpochs` lets Adam, or SGD with momentum 0.9, run bursts of mini-batches of 128 in single precision
+and keeps a burst only if the objective of all data is proved to be lower. Its rate finds itself. The loss after
+the work of {epochs} epochs (trials of rates, evaluations and bursts that were not kept count; reading the model,
+once, does not), and in brackets that loss over the one of the same optimizer after {epochs} epochs at the best of
+its fixed rates, which proves nothing and had its rate chosen afterwards.
 
 {minibatches}
 

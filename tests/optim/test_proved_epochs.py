@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import surefoot as sf
 from judges.exact import exact_value
 from surefoot.optim import BurstRecord, ProvedEpochs, StalledWarning
-from surefoot.optim.bursts import fixed_data
+from surefoot.optim.bursts import Bend, as_one, built_up, fixed_data
 from surefoot.optim.pace import Pace
 from surefoot.valuation.valuer import EvaluationError
 
@@ -229,12 +229,16 @@ def test_the_same_bursts_again() -> None:
 
 
 def test_a_loss_of_torch_is_the_objective() -> None:
-    losses = []
+    values, weights = [], []
     for objective in (sf.CrossEntropy(), nn.CrossEntropyLoss()):
         model = _model()
         training = ProvedEpochs(torch.optim.Adam, objective, _loader(), model=model, burst=1)
-        losses.append(training.step())
-    assert losses[0] == losses[1]
+        training.step()
+        assert training.value is not None
+        values.append(training.value)
+        weights.append(_contents(model))
+    assert _equal(*weights)
+    assert abs(values[0].value - values[1].value) <= values[0].error + values[1].error
 
 
 class TestData:
@@ -244,6 +248,15 @@ class TestData:
         assert {len(part) for part, _ in found} == {24}
         assert torch.equal(torch.cat([part for part, _ in found]), x)
         assert torch.equal(torch.cat([part for _, part in found]), y)
+
+    def test_batches_are_put_together_where_they_are_tensors_of_one_kind(self) -> None:
+        x, y = _data()
+        (inputs, classes), *more = as_one(zip(x.split(20), y.split(20), strict=True))
+        assert not more
+        assert torch.equal(inputs, x)
+        assert torch.equal(classes, y)
+        for odd in ([({"x": x}, y), ({"x": x}, y)], [(x, y), (x[:, :2], y)]):
+            assert as_one(iter(odd)) == odd
 
     def test_random_samples_are_refused_and_plain_ones_take_their_place(self) -> None:
         class Noisy(Dataset[Any]):
@@ -308,15 +321,73 @@ class TestPace:
 
     def test_rates_grow_without_noise_and_fall_with_it(self) -> None:
         rates = []
-        for noise in (0.0, 0.9, 1.2, 1.5, 2.0, 50.0, math.inf):
+        for noise in (0.0, 0.9, 2.0, 2.5, 4.0, 50.0, math.inf):
             pace = Pace(1.0)
-            pace.adapt(noise)
+            pace.adapt(noise, gain=1.5)
             rates.append(pace.rate)
-        assert rates == pytest.approx([1.5, 1.5, 1.25, 1.0, 0.75, 0.5, 0.5])
+        assert rates == pytest.approx([1.5, 1.5, 1.25, 1.0, 0.625, 0.5, 0.5])
         pace.fail(4.0)
         assert pace.rate == pytest.approx(0.5)
         pace.fail(0.5)
         assert pace.rate == pytest.approx(0.25)
+
+    def test_rates_stay_below_one_that_failed_for_a_while(self) -> None:
+        pace = Pace(1.0)
+        pace.fail(1.0)
+        rates = []
+        for _ in range(12):
+            pace.adapt(1.0, gain=1.5)
+            rates.append(pace.rate)
+        assert rates == sorted(rates)
+        assert rates[1] < 0.8
+        assert rates[-1] > 1
+
+    def test_curvature_and_a_higher_loss_hold_rates_back(self) -> None:
+        rates = []
+        for bend, gain in ((0.0, 1.5), (0.5, 1.5), (0.9, 1.5), (0.0, 0.5), (math.inf, 1.5)):
+            pace = Pace(1.0)
+            pace.adapt(1.0, gain, bend)
+            rates.append(pace.rate)
+        assert rates == pytest.approx([1.5, 1.1, 0.8, 0.8, 0.8])
+
+    def test_a_rate_that_does_nothing_grows_quickly(self) -> None:
+        pace = Pace(1e-6)
+        pace.adapt(1.0, gain=1.0001)
+        assert pace.rate > 4e-6
+
+    def test_where_trials_do_nothing_the_largest_harmless_rate_is_the_measure(self) -> None:
+        for first in (1e-5, 1e-2, 1.0):
+            pace = Pace(first)
+            pace.search(2.3, lambda rate: 2.3 if rate < 0.2 else 5.0)
+            assert 0.002 < pace.rate < 0.2
+
+
+class TestBend:
+    @pytest.mark.parametrize("rate", [0.01, 0.5, 1.0])
+    def test_of_a_quadratic_function_it_is_in_proportion_to_the_step(self, rate: float) -> None:
+        point = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+        optimizer, bend = torch.optim.SGD([point], lr=rate), Bend([point])
+        for _ in range(3):
+            optimizer.zero_grad()
+            before = (point**2).sum()
+            before.backward()
+            bend.begin()
+            optimizer.step()
+            bend.end(before.item(), (point**2).sum().item())
+        assert bend.part == pytest.approx(rate)  # curvature 2: steps up to 1 do not ascend
+
+    def test_nothing_promised_is_nothing_lost(self) -> None:
+        assert Bend([nn.Parameter(torch.ones(1))]).part == 0
+
+
+def test_the_first_steps_of_momentum_are_shorter() -> None:
+    point = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([point], lr=1.0, momentum=0.8)
+    for steps in range(1, 6):
+        point.grad = torch.ones_like(point)
+        optimizer.step()
+        assert built_up(optimizer, steps) == pytest.approx(-point.item() / steps * (1 - 0.8))
+    assert built_up(torch.optim.Adam([point]), 3) == 1
 
 
 class _Moody(torch.optim.SGD):

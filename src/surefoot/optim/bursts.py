@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -98,13 +99,66 @@ class Average:
         else:
             self._means = [value.clone() for value in present]
 
-    def swap(self) -> None:
-        """Set the parameters to their means, and back when called again."""
+    @contextmanager
+    def instead(self, wanted: bool = True) -> Iterator[None]:
+        """Set the parameters to their means, and back afterwards."""
+        if not wanted:
+            yield
+            return
         present = [parameter.detach().clone() for parameter in self.parameters]
-        with torch.no_grad():
-            for parameter, mean in zip(self.parameters, self._means, strict=False):
-                parameter.copy_(mean)
-        self._means = present
+        _copy(self.parameters, self._means)
+        try:
+            yield
+        finally:
+            _copy(self.parameters, present)
+
+
+class Bend:
+    r"""How much of the decrease that gradients promise is lost to curvature, on the batches of the steps.
+
+    A step d changes the loss f of its batch by :math:`\nabla f\cdot d+c`. The part is
+    :math:`\sum c/\sum(-\nabla f\cdot d)` over the steps that were measured: 0 for short steps, 1/2 for the best
+    step along the gradient of a quadratic function, 1 for one that gains nothing.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._before: list[Tensor] = []
+        self._lost, self._promised = 0.0, 0.0
+
+    def begin(self) -> None:
+        """Just before a step."""
+        self._before = [parameter.detach().clone() for parameter in self.parameters]
+
+    def end(self, before: float, after: float) -> None:
+        """Just after it, with the loss of its batch before and after; gradients are still those of the step."""
+        change = sum(
+            float(((new.detach() - old) * new.grad).sum())
+            for new, old in zip(self.parameters, self._before, strict=True)
+            if new.grad is not None
+        )
+        self._lost, self._promised = self._lost + after - before - change, self._promised - change
+
+    @property
+    def part(self) -> float:
+        """The part that is lost; 0 where nothing was promised."""
+        part = self._lost / self._promised if self._promised > 0 else 0.0
+        return part if math.isfinite(part) else math.inf
+
+
+def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def built_up(optimizer: Optimizer, steps: int) -> float:
+    r"""How far the first steps of an optimizer with momentum go, on the average, as a part of what later ones do.
+
+    With momentum μ and a gradient that stays the same, step k goes :math:`1-\mu^k` times as far as later ones.
+    """
+    momentum = max(float(group.get("momentum", 0.0)) for group in optimizer.param_groups)
+    return sum(1 - momentum**k for k in range(1, steps + 1)) / steps if 0 < momentum < 1 else 1.0
 
 
 class Batches:
@@ -125,6 +179,16 @@ class Batches:
     def take(self, count: int) -> Iterator[Any]:
         """The next ones."""
         return islice(self._stream, count)
+
+
+def as_one(batches: Iterable[Any]) -> list[Any]:
+    """Batches put together to one, where they are pairs of tensors; as they are otherwise."""
+    several = list(batches)
+    if not all(isinstance(part, Tensor) for batch in several for part in batch):
+        return several
+    if len({tuple(part.shape[1:] for part in batch) for batch in several}) > 1:
+        return several
+    return [tuple(map(torch.cat, zip(*several, strict=True)))]
 
 
 def fixed_data(loader: Iterable[Any]) -> Iterable[Any]:
@@ -156,4 +220,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-__all__ = ["Average", "Batches", "BurstRecord", "Snapshot", "evaluating", "fixed_data"]
+__all__ = [
+    "Average",
+    "Batches",
+    "Bend",
+    "BurstRecord",
+    "Snapshot",
+    "as_one",
+    "built_up",
+    "evaluating",
+    "fixed_data",
+]

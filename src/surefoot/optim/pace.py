@@ -9,10 +9,22 @@ from dataclasses import dataclass
 _WIDE = 8.0  # between the rates of the first search
 _TRIALS = 14
 _HARMLESS = 1.01  # a trial that ends below that many times its start did no harm
+_EARLY = (
+    0.05  # the part of the loss by which a trial is to lower it, if that grows with the rate: where to look next
+)
 _STEEP = 1.5  # times what is lost at the smaller rate: more at the larger one says little of the best between
+_WARY = 4.0  # how far below the largest harmless rate to begin where trials hardly lower the loss
 _SHADE = 0.8  # the rate that is best for a few steps is too large for many
-_NOISE = 1.5  # what the noise of an epoch is led to
-_UP, _DOWN = 1.5, 2.0  # the most by which an epoch changes the rate
+_NOISE = 2.5  # what the noise of an epoch is led to
+_UP, _AGAIN, _DOWN = (
+    1.5,
+    1.2,
+    2.0,
+)  # the most by which an epoch changes it: up, up after a failure, down
+_BENT, _BENT_UP, _TOO_BENT = 0.3, 1.1, 0.75  # with that much bend it grows by 1.1 at most, and above that it falls
+_LESS = 0.8  # the least fall, with too much bend, or where the loss is higher than the lowest by as much
+_SLOW, _FAST = 1.002, 8.0  # an epoch with less gain and noise was far too slow: the rate is multiplied by eight
+_BELOW, _EASED = 1.4, 1.1  # how far below a rate that failed the rate stays, and how fast that is forgotten
 
 
 @dataclass
@@ -21,14 +33,17 @@ class Pace:
 
     Attributes:
         rate: of the next epoch.
+        ceiling: what it does not exceed, since one near it ended too high; it rises with each epoch.
     """
 
     rate: float
+    ceiling: float = math.inf
 
     def search(self, start: float, judged: Callable[[float], float]) -> int:
         """Look for a rate to begin with: a factor of eight apart until the best is between two others.
 
-        It is refined to where the parabola through the three, over the logarithm of the rate, is lowest.
+        From rates that are far too small it goes on in larger steps, as the decrease is in proportion to them. The
+        best is refined to where the parabola through the three, over the logarithm of the rate, is lowest.
 
         Args:
             start: how high the loss is before.
@@ -38,39 +53,61 @@ class Pace:
             how many were tried.
         """
         levels = {self.rate: judged(self.rate)}
-        best = self.rate
-        while len(levels) < _TRIALS:
+        while True:
             best = min(levels, key=lambda rate: (levels[rate], rate))
+            below = max((rate for rate in levels if rate < best), default=None)
+            above = min((rate for rate in levels if rate > best), default=None)
             if levels[best] >= start:  # too large, or so small that the noise of the judges is all there is
-                harmless = levels[max(levels)] <= start * _HARMLESS
-                further = max(levels) * _WIDE if harmless else min(levels) / _WIDE
-            elif best == max(levels):
-                further = best * _WIDE
-            elif best == min(levels):
+                if min(levels.values()) <= start * _HARMLESS < levels[max(levels)]:
+                    break
+                far = levels[max(levels)] <= start * _HARMLESS
+                further = max(levels) * _WIDE if far else min(levels) / _WIDE
+            elif above is None:
+                further = best * min(max(_WIDE, _EARLY * start / (start - levels[best])), _WIDE**3)
+            elif above > 2 * _WIDE * best:
+                further = _WIDE * best
+            elif below is None:
                 further = best / _WIDE
             else:
                 break
+            if len(levels) == _TRIALS:
+                break
             levels[further] = judged(further)
-        below = max((rate for rate in levels if rate < best), default=best)
-        above = min((rate for rate in levels if rate > best), default=best)
+        below, above = below or best, above or best
+        harmless = max((rate for rate in levels if levels[rate] <= start * _HARMLESS), default=best)
         left, right = (max(min(levels[rate], start) - levels[best], 0.0) for rate in (below, above))
         right = min(right, _STEEP * left)
         shift = (left - right) / (2 * (left + right)) if left > 0 else 0.0
-        self.rate = _SHADE * best * _WIDE**shift
+        sure = min(max(start - levels[best], 0.0) / (_EARLY * start), 1.0)
+        rate = (_SHADE * best * _WIDE**shift) ** sure * (max(harmless, best) / _WARY) ** (1 - sure)
+        self.rate = float(f"{rate:.3g}")  # the same however losses are rounded
         return len(levels)
 
-    def adapt(self, noise: float) -> None:
+    def adapt(self, noise: float, gain: float, bend: float = 0.0, wanted: float = _NOISE) -> None:
         """Go on from an epoch.
 
         Args:
-            noise: how many times higher the loss is at the last weights than at the mean of the weights of its
-                last steps, or than the lowest before where there is no mean.
+            noise: how many times higher the loss is at the last weights than at the mean of its last weights.
+            gain: how many times higher the lowest loss of epochs before was.
+            bend: how much of the decrease that gradients promise was lost to curvature.
+            wanted: what the noise is led to.
         """
-        self.rate *= min(_UP, max(1 / _DOWN, _NOISE / noise if noise > 0 else math.inf))
+        least, most = 1 / _DOWN, _UP if self.ceiling == math.inf else _AGAIN
+        if max(noise, gain) < _SLOW <= _SLOW * gain:
+            least = most = _FAST
+        if bend > _BENT:
+            most = min(most, _BENT_UP)
+        if bend > _TOO_BENT:
+            most = min(most, _LESS)
+        if gain < _LESS:
+            most = min(most, _LESS)
+        factor = wanted / noise if noise > 0 else math.inf
+        self.rate = min(self.rate * min(most, max(least, factor)), self.ceiling)
+        self.ceiling *= _EASED
 
     def fail(self, first: float) -> None:
         """Go on from an epoch or a burst that ended too high, and began with this rate."""
-        self.rate = min(self.rate, first / _DOWN)
+        self.rate, self.ceiling = min(self.rate, first / _DOWN), first / _BELOW
 
 
 __all__ = ["Pace"]

@@ -16,7 +16,17 @@ from torch.optim import Optimizer
 
 from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.objectives import Objective
-from surefoot.optim.bursts import Average, Batches, BurstRecord, Snapshot, evaluating, fixed_data
+from surefoot.optim.bursts import (
+    Average,
+    Batches,
+    Bend,
+    BurstRecord,
+    Snapshot,
+    as_one,
+    built_up,
+    evaluating,
+    fixed_data,
+)
 from surefoot.optim.by_evaluation import StalledWarning
 from surefoot.optim.evaluation import OptimizerError, check_objective, outputs_of
 from surefoot.optim.joint import JointBatches
@@ -25,8 +35,11 @@ from surefoot.processes import Processes
 from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
-_FEW = 4  # mini-batches of a trial while a rate is looked for, and of what judges trials and epochs
-_HIGHER, _PATIENCE = 3.0, 2  # above that many times the lowest, or for so many epochs above it: go back to it
+_FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what tells noise: least, most, part of all
+_PROBES = 4  # steps of an epoch whose curvature is measured, about
+_ABOVE, _HIGHER, _PATIENCE = 1.1, 2.0, 3  # too high: so many epochs more than 1.1 times the lowest, or one twice
+_FAR = 5.0  # an epoch counts as at least a fifth of the loss it ends at, on the few batches that tell noise
+_LATE, _COOL = 0.7, 1.2  # in the last part of a budget the noise is led to this
 _SHARE = 0.06  # of the work of training that evaluations take, about
 _FIRST, _LONGEST = 2.0, 8.0  # epochs of the first burst, the shortest, and of the longest
 _STALLED = 2
@@ -48,16 +61,21 @@ class ProvedEpochs:
     the plain ones as ``data``.
 
     *The rate* finds itself. Trials of a few batches from the same state, a factor of eight apart, lead to one to
-    start from. From then on each epoch says how to go on. With the weights of its last steps averaged, the loss
-    on a few batches, always the same, is compared at the mean and at the last weights. Their ratio is the noise
-    that mini-batches cause at this rate. A rate without noise wastes time, one whose noise dominates gets nowhere,
-    so the rate is multiplied by 1.5/ratio, within 1/2 and 1.5. (The mere decrease of the loss would favour rates
-    that are too small: it is largest where the noise has just been cooled down.) The epoch ends at the lower of
-    the two. If that is above the lowest of the burst, the rate does not grow; if it is more than three times as
-    high, or above it twice in a row, training goes back to the lowest and the rate is halved, as it is after a
-    burst that is not kept. A burst ends at its lowest. None of this is a proof, nor needs one: what is kept is
-    decided by the evaluation alone. Bursts are as long as it takes for evaluations to cost about a sixteenth of
-    training.
+    start from. From then on each epoch says how to go on, by three numbers. Its *noise*: with the weights of its
+    last steps averaged, how many times higher the loss of a few batches, always the same, is at the last weights
+    than at the mean. A rate without noise wastes time, one whose noise dominates gets nowhere, so the rate is
+    multiplied by 2.5/noise, within 1/2 and 1.5. Its *bend*: for a few steps, how much of the decrease that the
+    gradient promises is lost to curvature, on the same batch. Above 0.3 the rate hardly grows, above 0.75 it
+    falls: rates that are too large at the beginning do damage that is not made good. Its *level*: the mean of the
+    losses of its batches, which costs nothing. If that is twice the lowest of the epochs before, or above 1.1
+    times that for three epochs, training goes back to the lowest and the rate is halved, as it is after a burst
+    that is not kept.
+
+    Training goes on from the last weights. What is evaluated and kept are those after the epoch with the lowest
+    level, or their mean if the loss of the few batches is lower there. (To go on from the mean would be slower,
+    as it lags behind. The loss at the last weights is no measure of a rate: it is lowest where a small rate has
+    just cooled the noise down.) None of this is a proof, nor needs one: what is kept is decided by the evaluation
+    alone. Bursts are as long as it takes for evaluations to cost about a sixteenth of training.
 
     Args:
         optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
@@ -122,13 +140,15 @@ class ProvedEpochs:
         self._valuer: StreamedValuer | None = None
         self._buffers: list[Tensor] = []
         self._judges: list[Any] = []
-        self._lowest = math.inf  # loss at what was kept last, on the batches that judge
+        self._lowest = math.inf  # the lowest mean of the losses of an epoch
         self._kept: Snapshot | None = None
+        self._ahead: Snapshot | None = None  # where training goes on, if that is not where it was kept
         self._value: Evaluation | None = None
         self._seconds, self._trained = 0.0, 0  # processor time of training so far, and for how many batches
         self._cost = 0.0  # of an evaluation, in seconds: the least that was seen
         self._reading = 0.0  # seconds that reading the model took, once
         self._searched = False
+        self._began, self._budget = 0.0, math.inf  # work before, and for, the present call of run
         self._stalls = 0
 
     @property
@@ -163,16 +183,19 @@ class ProvedEpochs:
         """Bursts until the work of that many training epochs is spent; returns the objective of all data.
 
         Trials, bursts that were not kept and evaluations count; reading the model, once, does not. The last burst
-        is as long as fits.
+        is as long as fits, and for the last third of the work rates are lower if mini-batches are noisy.
         """
 
         def spend() -> float:
-            end = self.work + epochs
-            while True:
-                left = end - self.work
-                if self._value is not None and left < self._evaluation + 0.25:
-                    return self._value.value
-                self._round(left)
+            self._began, self._budget = self.work, epochs
+            try:
+                while True:
+                    left = self._began + epochs - self.work
+                    if self._value is not None and left < self._evaluation + 0.25:
+                        return self._value.value
+                    self._round(left)
+            finally:
+                self._budget = math.inf
 
         return self._led(spend)
 
@@ -225,7 +248,8 @@ class ProvedEpochs:
                     f"no error of the objective {self._value.value:g} can be proved: nothing could be kept. Begin "
                     "with smaller weights, or use surefoot.evaluate to find the batch"
                 )
-            self._kept, self._lowest = Snapshot(self.model, self.optimizer), math.inf
+            self._kept, self._ahead = Snapshot(self.model, self.optimizer), None
+            self._lowest = self._value.value
             if known is not None and (known.upper < self._value.lower or self._value.upper < known.lower):
                 note = "weights or data were changed since the last burst"
         if not self._searched:
@@ -241,7 +265,7 @@ class ProvedEpochs:
             length = max(room, 0.25)
         count = max(1, round(length * self._batches.per_epoch))
         rate = self.rate
-        lowest = self._epochs(count, start)
+        lowest, ahead = self._epochs(count, start)
         after = None if lowest is None else self._evaluate_or_none()
         before, kept = self._value, after is not None and after.upper < self._value.lower
         if after is None:
@@ -253,54 +277,61 @@ class ProvedEpochs:
         epochs = count / self._batches.per_epoch
         number = len(self.history)
         if kept and lowest is not None:
-            self._kept, self._value, self._lowest = Snapshot(self.model, self.optimizer), after, lowest
+            self._kept, self._value = Snapshot(self.model, self.optimizer), after
+            self._lowest, self._ahead = lowest, ahead
         else:
+            self._ahead = None
             self._pace.fail(rate)
         return BurstRecord(number, before.value, before.error, *values, rate, kept, count, epochs, 0.0, note)
 
-    def _epochs(self, count: int, start: Snapshot) -> float | None:
+    def _epochs(self, count: int, start: Snapshot) -> tuple[float | None, Snapshot | None]:
         """Train for so many batches, adapt the rate at each epoch, and undo those that end too high.
 
+        Afterwards the model has the weights whose loss is the lowest, on the batches that judge.
+
         Returns:
-            the lowest loss at the end of an epoch, on the batches that judge; ``None`` if no epoch was good and
-            the last one met a loss that is not finite.
+            that loss, or ``None`` if no epoch was good and the last one met a loss that is not finite; and where
+            to go on, if that is not where the loss is lowest.
         """
         parts = max(1, round(count / self._batches.per_epoch))
         held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        lowest = self._lowest if math.isfinite(self._lowest) else self._level()
-        good, above, finite = start, 0, True
+        lowest, best, above, level = self._lowest, start, 0, math.inf
+        if self._ahead is not None:
+            self._ahead.restore()
         for part in range(parts):
             if above == _PATIENCE:
-                good.restore()
+                best.restore()
                 above = 0
             size = count * (part + 1) // parts - count * part // parts
-            mean = Average(held)
-            finite = self._train(self._batches.take(size), size, self.rate, mean)
-            level, noise = self._settle(mean, lowest) if finite else (math.inf, 1.0)
-            rate = self.rate
-            self._pace.adapt(noise)
+            mean, bend, rate = Average(held), Bend(held), self.rate
+            level = self._train(self._batches.take(size), size, rate, mean, bend)
+            last, middle = self._levels(mean) if level < math.inf else (math.inf, math.inf)
+            level = max(level, min(last, middle) / _FAR)
+            noise = last / middle if 0 < middle < math.inf else 1.0
+            late = self.work + part - self._began > _LATE * self._budget
+            gain = lowest / level if level > 0 else math.inf
+            self._pace.adapt(noise, gain, bend.part, *([_COOL] if late else []))
+            if level < lowest or (best is start and part == parts - 1 and level < math.inf):
+                with mean.instead(middle < last):
+                    best = Snapshot(self.model, self.optimizer)
             if level < lowest:
-                good, lowest, above = Snapshot(self.model, self.optimizer), level, 0
+                lowest, above = level, 0
                 continue
-            above = _PATIENCE if level > _HIGHER * lowest else above + 1
+            above = _PATIENCE if level > _HIGHER * lowest else above + (level > _ABOVE * lowest)
             if above == _PATIENCE:
                 self._pace.fail(rate)
-            else:
-                self._pace.rate = min(self.rate, rate)
-        if good is not start:
-            good.restore()
-        return lowest if finite or good is not start else None
+        ahead = Snapshot(self.model, self.optimizer) if above < _PATIENCE else None
+        if best is not start:
+            best.restore()
+        return (lowest if level < math.inf or best is not start else None), ahead
 
-    def _settle(self, mean: Average, lowest: float) -> tuple[float, float]:
-        """End an epoch at its last weights or at their mean, whichever is lower: the loss there, and the noise."""
+    def _levels(self, mean: Average) -> tuple[float, float]:
+        """The loss at the last weights of an epoch and at their mean, where there is one."""
         last = self._level()
         if not mean.count:
-            return last, last / lowest if lowest > 0 else 1.0
-        mean.swap()
-        middle = self._level()
-        if last < middle:
-            mean.swap()
-        return min(last, middle), last / middle if middle > 0 else 1.0
+            return last, last
+        with mean.instead():
+            return last, self._level()
 
     def _conclude(self, record: BurstRecord, start: float) -> None:
         work = self._in_epochs(time.process_time() - start - self._reading)
@@ -317,6 +348,11 @@ class ProvedEpochs:
         return min(max(_FIRST, self._evaluation / _SHARE), _LONGEST) if self.history else _FIRST
 
     @property
+    def _few(self) -> int:
+        """Batches of a trial, and of what judges trials and epochs."""
+        return min(max(round(_PART * self._batches.per_epoch), _FEW[0]), _FEW[1], self._batches.per_epoch)
+
+    @property
     def _evaluation(self) -> float:
         """What an evaluation costs, in training epochs."""
         return self._in_epochs(self._cost)
@@ -326,22 +362,36 @@ class ProvedEpochs:
             return 0.0
         return seconds / (self._seconds / self._trained * self._batches.per_epoch)
 
-    def _train(self, batches: Iterable[Any], count: int, rate: float, mean: Average | None = None) -> bool:
-        """Mini-batch steps at a rate; false as soon as a loss is not finite."""
+    def _train(
+        self,
+        batches: Iterable[Any],
+        count: int,
+        rate: float,
+        mean: Average | None = None,
+        bend: Bend | None = None,
+    ) -> float:
+        """Mini-batch steps at a rate; the mean of their losses, infinite as soon as one is not finite."""
         self._set_rate(rate)
         last = min(round(self.average * self._batches.per_epoch), count // 2)
-        start, steps = time.process_time(), 0
+        start, steps, total = time.process_time(), 0, 0.0
         try:
             for steps, (x, y) in enumerate(batches, start=1):
                 closure: Callable[[], Any] = partial(self._loss, x, y, backward=True)
+                probed = bend is not None and steps % max(2, count // _PROBES) == 1
+                if bend is not None and probed:
+                    bend.begin()
                 loss = self.optimizer.step(closure)
-                if loss is None or not math.isfinite(float(loss)):
-                    return False
+                if bend is not None and probed and loss is not None:
+                    with torch.no_grad():
+                        bend.end(float(loss), float(self._loss(x, y)))
+                total += math.inf if loss is None else float(loss)
+                if not math.isfinite(total):
+                    return math.inf
                 if mean is not None and steps > count - last:
                     mean.add()
         finally:
             self._seconds, self._trained = self._seconds + time.process_time() - start, self._trained + steps
-        return True
+        return total / steps
 
     def _loss(self, x: Any, y: Any, *, backward: bool = False) -> Tensor:
         if isinstance(self._batches, JointBatches):
@@ -355,23 +405,23 @@ class ProvedEpochs:
     def _level(self) -> float:
         """The loss on a few batches that stay the same."""
         if not self._judges:
-            self._judges = list(self._batches.take(min(_FEW, self._batches.per_epoch)))
+            self._judges = as_one(self._batches.take(self._few))
         with evaluating(self.model), torch.no_grad():
-            value = sum(float(self._loss(x, y)) for x, y in self._judges)
+            value = sum(float(self._loss(x, y)) for x, y in self._judges) / len(self._judges)
         return value if math.isfinite(value) else math.inf
 
     def _search(self, start: Snapshot) -> str:
         """A rate to begin with: trials from the same state, judged on a few other batches."""
         level = self._level()
-        trial = list(self._batches.take(min(_FEW, self._batches.per_epoch)))
+        trial = list(self._batches.take(self._few))
 
         def judged(rate: float) -> float:
-            finite = self._train(trial, len(trial), rate)
-            value = self._level() if finite else math.inf
+            value = self._level() if self._train(trial, len(trial), rate) < math.inf else math.inf
             start.restore()
             return value
 
         tried = self._pace.search(level, judged)
+        self._pace.rate *= built_up(self.optimizer, len(trial))
         return f"{tried} rates were tried for {len(trial)} mini-batches each"
 
     def _set_rate(self, rate: float) -> None:
@@ -406,7 +456,10 @@ class ProvedEpochs:
         return found
 
     def _evaluate_or_none(self) -> Evaluation | None:
-        """``None`` where the objective is not finite."""
+        """``None`` where the objective, or a running statistic, is not finite."""
+        statistics = (buffer for buffer in self.model.buffers() if buffer.is_floating_point())
+        if not all(bool(torch.isfinite(buffer).all()) for buffer in statistics):
+            return None
         try:
             return self._evaluate()
         except EvaluationError as error:
@@ -446,7 +499,7 @@ class ProvedEpochs:
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs besides the model's own state; safe for ``weights_only`` loading.
 
-        The place in the loader is not in it: a resumed run begins a new pass.
+        The place in the loader is not in it: a resumed run begins a new pass, from the weights that were kept.
         """
         value = None if self._value is None else [self._value.value, self._value.error]
         spent = {"seconds": self._seconds, "trained": self._trained, "cost": self._cost, "stalls": self._stalls}
@@ -480,7 +533,7 @@ class ProvedEpochs:
         self._kept, self._searched = None, state_dict["searched"]
         self._seconds, self._trained = state_dict["seconds"], state_dict["trained"]
         self._cost, self._stalls = state_dict["cost"], state_dict["stalls"]
-        self._pace = Pace(state_dict["pace"]["rate"])
+        self._pace = Pace(**state_dict["pace"])
         self._set_rate(self.rate)
 
 
