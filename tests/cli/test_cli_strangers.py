@@ -140,10 +140,10 @@ def test_complex_weights_are_not_cut_to_real_ones(surefoot):
 
 
 def test_compare_says_which_model_failed(surefoot):
-    found = surefoot("compare", "mine:Net", "mine:Inverse", "--input", "4,4")
+    found = surefoot("compare", "mine:Net", "mine:Singular", "--input", "4,4")
     assert found.exit_code == 0
-    assert "no certificate for mine:Inverse" in found.stderr
-    assert surefoot("compare", "mine:Inverse", "--input", "4,4").exit_code == 3
+    assert "no certificate for mine:Singular" in found.stderr
+    assert surefoot("compare", "mine:Singular", "--input", "4,4").exit_code == 3
 
 
 def test_objectives_without_targets_and_reconstructions_are_trained(surefoot):

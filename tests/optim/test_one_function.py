@@ -264,3 +264,29 @@ def test_the_theorem_of_stochastic_steps_begins_where_the_constant_is_known() ->
     ready.step(*batches[0])
     assert ready.since == 5  # the run that the theorem speaks of begins with other weights
     assert len(ready.batches) == 1  # on the set the constants are the same
+
+
+class Masked(nn.Module):
+    """Sparse sums of neighbours, some of their entries, and some more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("keep", torch.tensor([True, False, True, True, False, False]))
+        self.register_buffer("neighbours", torch.eye(4).roll(1, 0).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.layer(x)
+        return torch.sparse.mm(self.neighbours, z) * self.keep + z[:, self.keep].sum(1, keepdim=True)
+
+
+def test_masks_and_sparse_buffers_that_change_are_noticed() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = Masked().double(), torch.randn(2, 4, 6, dtype=torch.float64)
+    optimizer = sf.CertifiedDescent(model, sf.Square())
+    for change in (None, lambda: model.keep.fill_(True), lambda: model.neighbours.values().mul_(2), None):
+        if change is not None:
+            change()
+        before = float(sf.Square(y)(model(x)).detach())
+        assert float(optimizer.step(x, y)) == pytest.approx(before, rel=1e-9)
+        assert float(sf.Square(y)(model(x)).detach()) < before

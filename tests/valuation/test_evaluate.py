@@ -148,3 +148,17 @@ def test_the_model_is_left_alone() -> None:
     sf.evaluate(model, torch.randn(5, 3), sf.CrossEntropy(torch.tensor([0, 1, 0, 1, 1])))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("function", [torch.exp, lambda z: torch.exp(z) * torch.cos(z), torch.cosh, torch.sinh])
+def test_steep_functions_are_looked_at_where_they_are(function) -> None:
+    torch.manual_seed(0)
+
+    class Steep(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(super().forward(x))
+
+    model, x = Steep(6, 6).double(), torch.randn(4, 6, dtype=torch.float64)
+    found = sf.evaluate(model, x, sf.Square(torch.zeros(4, 6, dtype=torch.float64)))
+    assert found.value == pytest.approx(float((model(x).detach() ** 2).sum() / 8), rel=1e-12)
+    assert found.error < 1e-10

@@ -29,9 +29,9 @@ class Guard:
 
     A survey walks through objects to describe them. If each of them refers to the same objects as then, the next
     walk would say the same, so that looking at them one by one, without a description, is enough. Of some kinds
-    (arrays, generators, tensors that are neither parameters nor buffers, objects with slots) that cannot be told
-    without reading them: the guard of a model that has one never holds. Values of parameters and buffers are not
-    looked at, as in a survey.
+    (arrays, generators, masks and sparse tensors, tensors that are neither parameters nor buffers, objects with
+    slots) that cannot be told without reading them: the guard of a model that has one never holds. Values of
+    parameters and buffers are not looked at, as in a survey.
 
     Args:
         model: the model, which is kept alive.
@@ -86,6 +86,8 @@ class Guard:
     def _take(self, value: Any) -> bool:
         """Note what an object refers to; whether that says all about it."""
         if isinstance(value, Tensor):
+            if value.layout is not torch.strided or value.dtype == torch.bool:  # what it holds shapes the graph
+                return False
             self._tensors.append((value, _kind(value)))
             return id(value) in self._registered
         if isinstance(value, type):

@@ -146,6 +146,15 @@ class Bend:
         return part if math.isfinite(part) else math.inf
 
 
+@contextmanager
+def only_looking(model: nn.Module) -> Iterator[None]:
+    """A pass that leaves no trace: no gradients, and buffers and random numbers as they were."""
+    held = [buffer.clone() for buffer in model.buffers()]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        yield
+    _copy(model.buffers(), held)
+
+
 def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
     with torch.no_grad():
         for parameter, value in zip(parameters, values, strict=True):

@@ -26,6 +26,7 @@ from surefoot.optim.bursts import (
     built_up,
     evaluating,
     fixed_data,
+    only_looking,
 )
 from surefoot.optim.by_evaluation import StalledWarning
 from surefoot.optim.evaluation import OptimizerError, check_objective, outputs_of
@@ -382,7 +383,7 @@ class ProvedEpochs:
                     bend.begin()
                 loss = self.optimizer.step(closure)
                 if bend is not None and probed and loss is not None:
-                    with torch.no_grad():
+                    with only_looking(self.model):
                         bend.end(float(loss), float(self._loss(x, y)))
                 total += math.inf if loss is None else float(loss)
                 if not math.isfinite(total):

@@ -74,7 +74,7 @@ def rounding(
         return (k + 16) * 2 * _UNIT * sizes[node.name] + lost
     if kind == "scalar":
         return _KERNEL * (sizes[node.name] + moved) + lost
-    if slope.product is not None:
+    if slope.product is not None and slope.product[1] in sizes and slope.product[0] in sizes:  # not a mask
         first, second, bilinear = slope.product
         shift = sum(amount * sizes[n] for n, amount in jacobian.items() if n not in (first, second))
         products = bilinear * min(sizes[first] * sizes[second], together)

@@ -40,6 +40,7 @@ _ANYWHERE = 1e3  # how far a parameter may move that no slope depends on
 _WORTH = 2.0**-6  # a move of a parameter, relative to its norm, after which its products are worth asking again
 _LEAST = 2.0**-460
 _GENTLE = 2.0  # slopes up to which costates are not measured on both sides
+_STEEP = 2.0**10  # slopes beyond which a scalar function is asked at the values
 _FAR = 32.0  # beyond, the suprema of scalar functions are those over the whole line
 _NONE = Magnitude.zero((0,))
 _ZERO, _INFINITE = Magnitude.zero(), Magnitude.infinity()
@@ -313,9 +314,11 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
         for name in node.inputs if enclosures[name].value is None
     }  # fmt: skip
     blunt = rule(Call(node, {**enclosures, **reached}))
-    if node.op == "surefoot.scalar" and (_is_finite(blunt) or pieces(node.args[1])[0]):
+    if node.op == "surefoot.scalar" and (_is_moderate(blunt) or pieces(node.args[1])[0]):
         return slope_of(node, blunt)
     sharp = rule(Call(node, enclosures))
+    if node.op == "surefoot.scalar" and not _is_moderate(sharp):  # an exponential: it depends on where
+        return replace(slope_of(node, sharp), pointwise=True)
     if record.epsilon is not None or not all(amount.is_finite for amount in sharp.jacobian.values()):
         return replace(slope_of(node, sharp), pointwise=True)
     moves = {slot for slot in sharp.jacobian if names[slot] not in found.weights}  # parameters are exact
@@ -358,6 +361,10 @@ def slope_of(node: Node, bounds: Bounds) -> Slope:
 
 def _is_finite(bounds: Bounds) -> bool:
     return all(amount.is_finite for amount in (*bounds.jacobian.values(), *bounds.curvature.values()))
+
+
+def _is_moderate(bounds: Bounds) -> bool:
+    return _is_finite(bounds) and all(amount <= _STEEP for amount in bounds.jacobian.values())
 
 
 def _same(first: Bounds, second: Bounds, slots: set[str]) -> bool:
