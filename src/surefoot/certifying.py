@@ -126,7 +126,8 @@ def _with_curvature(
     steps = certificate.block_gradients and certificate.radius is not None and certificate.inverse_smoothness
     if not steps or objective is None or certificate.wrt != "params" or certificate.regularizer:
         return certificate
-    curvature = curvature_at_weights(model, x, objective, _PRODUCTS[certificate.effort])
+    with ordinary_device():
+        curvature = curvature_at_weights(model, x, objective, _PRODUCTS[certificate.effort])
     return certificate if curvature is None else replace(certificate, curvature=curvature)
 
 
