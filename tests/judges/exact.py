@@ -8,6 +8,7 @@ bits are rationals. A cast between floating-point types is the identity.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +42,8 @@ class _Shadowed(TorchDispatchMode):
         if id(tensor) in self._shadows:
             return self._shadows[id(tensor)][1]
         entries = tensor.detach().reshape(-1).tolist()
-        if tensor.is_floating_point():
-            entries = [exactly(entry) for entry in entries]
+        if tensor.is_floating_point():  # one that is not a number may stand where it is not chosen
+            entries = [None if math.isnan(entry) else exactly(entry) for entry in entries]
         return filled(tensor.shape, iter(entries))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +65,10 @@ class _Shadowed(TorchDispatchMode):
         if name not in RULES:
             raise NotImplementedError(f"the exact judge has no rule for '{name}'")
         named = {key: self._argument(value) for key, value in kwargs.items() if key != "out"}
-        return RULES[name](*(self._argument(argument) for argument in args), **named)
+        given = [self._argument(argument) for argument in args]
+        if name != "where" and any(isinstance(a, np.ndarray) and (a == None).any() for a in given):  # noqa: E711
+            raise Undecided("a constant is not a number")
+        return RULES[name](*given, **named)
 
     def _touches(self, argument: Any) -> bool:
         if isinstance(argument, list | tuple):

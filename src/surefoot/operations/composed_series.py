@@ -52,12 +52,27 @@ def beyond_second(rule: Taylor) -> Taylor:
     def taylor(moving: Moving) -> TaylorModel | None:
         if moving.order <= 2:
             return None
-        found = rule(moving)
+        try:
+            found = rule(moving)
+        except OverflowError:
+            return None
         finite = found is not None and all(is_finite(c) for c in found.coefficients if c is not None)
         known = found is not None and (found.tail is None or is_finite(found.tail))
         return found if finite and known else None
 
     return taylor
+
+
+def function_of(function: ScalarFunction, x: TaylorModel) -> TaylorModel:
+    """A scalar function of every entry.
+
+    Raises:
+        OverflowError: if the argument has left the range of doubles.
+    """
+    finite = all(is_finite(c) for c in x.coefficients if c is not None)
+    if not finite or not (x.tail is None or is_finite(x.reach_of_tail)) or not is_finite(x.move):
+        raise OverflowError
+    return composed(function, x)
 
 
 def argument(moving: Moving, slot: str) -> TaylorModel:
@@ -155,7 +170,7 @@ def quotient_along(moving: Moving) -> TaylorModel | None:
     fixed = "other" not in moving.slots or moving.slots["other"].is_constant
     if fixed or moving.node.arguments.get("rounding_mode") is not None:
         return None
-    inverse = composed(_INVERSE, argument(moving, "other"))
+    inverse = function_of(_INVERSE, argument(moving, "other"))
     if "self" not in moving.slots:
         return mapped(inverse, lambda c: c * float(moving.node.arguments["self"]), 1.0, 2 * UNIT)
     return multiplied(argument(moving, "self"), inverse)
@@ -182,7 +197,7 @@ def _exponentials(x: TaylorModel, dims: Any, allowed: Tensor | None = None) -> t
     top = value.amax(dim=dims, keepdim=True)
     if allowed is not None:
         x = mapped(x, lambda c: c * allowed)
-    raised = composed(_EXP, shifted_by(x, -top))
+    raised = function_of(_EXP, shifted_by(x, -top))
     return (raised if allowed is None else mapped(raised, lambda c: c * allowed)), top
 
 
@@ -200,7 +215,7 @@ def softmax_along(slot: str) -> Taylor:
             allowed = moving.node.target(torch.zeros_like(x.value), mask, arguments["causal"]) > 0
         dim = arguments.get("dim", -1)
         raised, _ = _exponentials(x, dim, allowed)
-        return multiplied(raised, composed(_INVERSE, summed(raised, dim)))
+        return multiplied(raised, function_of(_INVERSE, summed(raised, dim)))
 
     return taylor
 
@@ -210,7 +225,7 @@ def log_sum_along(moving: Moving) -> TaylorModel | None:
     """The logarithm of a sum of exponentials."""
     x, dims = argument(moving, "self"), moving.node.arguments["dim"]
     raised, top = _exponentials(x, dims)
-    found = shifted_by(composed(_LOG, summed(raised, dims)), top)
+    found = shifted_by(function_of(_LOG, summed(raised, dims)), top)
     kept = moving.node.arguments.get("keepdim", False)
     return found if kept else mapped(found, lambda c: c.reshape(moving.node.specs[0].shape))
 
@@ -221,7 +236,7 @@ def log_softmax_along(moving: Moving) -> TaylorModel | None:
     x, dim = argument(moving, "self"), moving.node.arguments["dim"]
     raised, top = _exponentials(x, dim)
     classes = x.value.shape[dim]
-    logs = mapped(composed(_LOG, summed(raised, dim)), lambda c: c.expand(x.value.shape), math.sqrt(classes))
+    logs = mapped(function_of(_LOG, summed(raised, dim)), lambda c: c.expand(x.value.shape), math.sqrt(classes))
     below = shifted_by(x, -top)
     parts = zip(below.coefficients, logs.coefficients, strict=True)
     coefficients = tuple(a if b is None else -b if a is None else a - b for a, b in parts)
@@ -253,6 +268,6 @@ def normalised_along(arrange: Callable[[Moving], tuple[int, int] | None], centre
         laid = mapped(x, inwards)
         apart = centred(laid) if centre else laid
         spread = shifted_by(summed(multiplied(apart, apart), -1, mean=True), float(eps))
-        return mapped(multiplied(apart, composed(_INVERSE_ROOT, spread)), outwards)
+        return mapped(multiplied(apart, function_of(_INVERSE_ROOT, spread)), outwards)
 
     return taylor

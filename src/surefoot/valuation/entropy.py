@@ -84,7 +84,7 @@ class _Entropy(torch.autograd.Function):
         shares = torch.exp(-away).scatter_(1, place, 0.0)
         rest = shares.sum(dim=1, keepdim=True)
         rows = away.gather(1, labels[:, None]) + torch.log1p(rest)
-        moved, largest = torch.dot(away.view(-1), shares.view(-1)), rest.amax()
+        moved, largest = torch.dot(away.reshape(-1), shares.reshape(-1)), rest.amax()
         ctx.save_for_backward(shares, rest, place, labels)
         ctx.factor = factor
         ctx.mark_non_differentiable(moved, largest)
