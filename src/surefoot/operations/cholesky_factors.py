@@ -48,7 +48,7 @@ from surefoot.norms import spectral_norm
 from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.common import root
 from surefoot.operations.record import declare, operation
-from surefoot.operations.rounded_matrices import RoundedMatrices
+from surefoot.operations.rounded_matrices import RoundedMatrices, residual
 from surefoot.operations.rows import batch
 from surefoot.operations.written_out import written_out
 from surefoot.scalar import Rounded
@@ -92,7 +92,7 @@ def _proved(a: Tensor) -> _Proved | None:
     inverse = torch.linalg.solve_triangular(value, eye, upper=False)
     factor, x = RoundedMatrices.exact(value), RoundedMatrices.exact(inverse)
     away = (RoundedMatrices.exact(-matrix) + factor @ factor.transposed).size
-    rest = (RoundedMatrices.exact(-eye) + factor @ x).size
+    rest = residual(value, inverse)
     if not bool((rest < 1).all()):
         return None
     norms = [float(spectral_norm(part)) for part in inverse.reshape(-1, *inverse.shape[-2:])]

@@ -81,24 +81,28 @@ def argument(moving: Moving, slot: str) -> TaylorModel:
     return model if model.rowwise and slot in rows_of(moving.use) else model.merged()
 
 
+def _joined(own: Tensor, *tails: Tensor | None) -> Tensor:
+    """The errors of an operation itself, three columns, and the tails that reach it; no rest is added."""
+    total = torch.cat([torch.zeros_like(own[:, :1]), own], dim=1)
+    for tail in tails:
+        total = total if tail is None else total + tail
+    return rounded_up(total)
+
+
 def mapped(x: TaylorModel, run: Callable[[Tensor], Tensor], norm: float = 1.0, error: float = 0.0) -> TaylorModel:
     """A linear map that keeps the rows, of that norm, whose computation is off by ``error`` times its argument."""
     coefficients = tuple(None if c is None else run(c) for c in x.coefficients)
     own = torch.cat(sizes_of(x), dim=1) * error
-    tail = torch.cat([torch.zeros_like(own[:, :1]), own], dim=1)
-    if x.tail is not None:
-        tail = tail + x.tail * norm
-    return TaylorModel(coefficients, x.length, rounded_up(tail), x.rowwise)
+    tail = _joined(own, None if x.tail is None else x.tail * norm)
+    return TaylorModel(coefficients, x.length, tail, x.rowwise)
 
 
 def shifted_by(x: TaylorModel, constant: Tensor | float) -> TaylorModel:
     """The sum with a constant that is exact; it rounds the first coefficient once."""
     first = x.value + constant
     error = UNIT * row_norms(first, x.rowwise)
-    tail = torch.cat([torch.zeros_like(error), error, torch.zeros_like(error), torch.zeros_like(error)], dim=1)
-    if x.tail is not None:
-        tail = tail + x.tail
-    return TaylorModel((first, *x.coefficients[1:]), x.length, rounded_up(tail), x.rowwise)
+    own = torch.cat([error, error.new_zeros((len(error), 2))], dim=1)
+    return TaylorModel((first, *x.coefficients[1:]), x.length, _joined(own, x.tail), x.rowwise)
 
 
 def summed(x: TaylorModel, dims: Any, mean: bool = False) -> TaylorModel:
@@ -152,14 +156,14 @@ def _peaks(x: TaylorModel) -> Tensor:
     return x.value.reshape(x.value.shape[0] if x.rowwise else 1, -1).abs().amax(dim=1, keepdim=True)
 
 
-def _both_move(moving: Moving, *slots: str) -> bool:
+def _move(moving: Moving, *slots: str) -> bool:
     return all(slot in moving.slots and not moving.slots[slot].is_constant for slot in slots)
 
 
 @beyond_second
 def product_along(moving: Moving) -> TaylorModel | None:
     """Two tensors that both move, multiplied entry by entry."""
-    if not _both_move(moving, "self", "other"):
+    if not _move(moving, "self", "other"):
         return None
     return multiplied(argument(moving, "self"), argument(moving, "other"))
 
@@ -167,13 +171,9 @@ def product_along(moving: Moving) -> TaylorModel | None:
 @beyond_second
 def quotient_along(moving: Moving) -> TaylorModel | None:
     """A tensor divided by one that moves."""
-    fixed = "other" not in moving.slots or moving.slots["other"].is_constant
-    if fixed or moving.node.arguments.get("rounding_mode") is not None:
+    if "self" not in moving.slots or not _move(moving, "other"):
         return None
-    inverse = function_of(_INVERSE, argument(moving, "other"))
-    if "self" not in moving.slots:
-        return mapped(inverse, lambda c: c * float(moving.node.arguments["self"]), 1.0, 2 * UNIT)
-    return multiplied(argument(moving, "self"), inverse)
+    return multiplied(argument(moving, "self"), function_of(_INVERSE, argument(moving, "other")))
 
 
 def matrices_along(first: str, second: str) -> Taylor:
@@ -181,7 +181,7 @@ def matrices_along(first: str, second: str) -> Taylor:
 
     @beyond_second
     def taylor(moving: Moving) -> TaylorModel | None:
-        if not _both_move(moving, first, second):
+        if not _move(moving, first, second):
             return None
         a, b = argument(moving, first), argument(moving, second)
         if a.value.dim() < 2 or b.value.dim() < 2:
@@ -241,10 +241,7 @@ def log_softmax_along(moving: Moving) -> TaylorModel | None:
     parts = zip(below.coefficients, logs.coefficients, strict=True)
     coefficients = tuple(a if b is None else -b if a is None else a - b for a, b in parts)
     own = (torch.cat(sizes_of(below), dim=1) + torch.cat(sizes_of(logs), dim=1)) * (2 * UNIT)
-    tail = torch.cat([torch.zeros_like(own[:, :1]), own], dim=1)
-    for model in (below, logs):
-        tail = tail if model.tail is None else tail + model.tail
-    return TaylorModel(coefficients, x.length, rounded_up(tail), x.rowwise)
+    return TaylorModel(coefficients, x.length, _joined(own, below.tail, logs.tail), x.rowwise)
 
 
 def normalised_along(arrange: Callable[[Moving], tuple[int, int] | None], centre: bool = True) -> Taylor:

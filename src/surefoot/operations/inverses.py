@@ -16,9 +16,8 @@ exact determinant of :math:`\hat A + E` with :math:`\|E\| \le g` (Higham, Accura
 Algorithms, theorem 9.3: :math:`|E| \le \gamma_n|L||U|`), and n logarithms are added up; so the logarithm is off by
 :math:`n\,\hat sg/(1 - \hat sg)` and the round-off of the sum.
 
-*Derivatives.* With any X and :math:`d = \hat s\|I - \hat AX\|_F \ge \|\hat A^{-1} - X\|_F` the product
-:math:`X\dot AX` is within :math:`d(\hat s + \|X\|_2)\|\dot A\|_F` of :math:`\hat A^{-1}\dot A\hat A^{-1}`, and
-computing it rounds by :math:`2\gamma_{2n+2}\|X\|_F^2\|\dot A\|_F`; pulled back with X transposed, the same. The
+*Derivatives.* Any X is off by at most :math:`d = \hat s\|I - \hat AX\|_F`, and with that error in the product
+:math:`X\dot AX`, or with X transposed to pull costates back (:mod:`surefoot.operations.rounded_matrices`). The
 gradient of the logarithm, :math:`X^\top`, is off by d.
 """
 
@@ -40,6 +39,7 @@ from surefoot.norms import spectral_norm
 from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.common import root
 from surefoot.operations.record import Expansion, expansion, operation
+from surefoot.operations.rounded_matrices import RoundedMatrices, residual
 from surefoot.operations.rows import batch
 from surefoot.operations.softmax import summed
 from surefoot.operations.written_out import written_out
@@ -48,15 +48,6 @@ from surefoot.scalar import Rounded
 _REASON = "a matrix that is inverted may be singular on the domain: shrink the domain, or keep it away from that"
 _LARGEST = 2048  # rows of a matrix that is looked at
 _MOST = 64  # matrices whose largest singular value is proved; of more, Frobenius norms do
-
-
-def _residual(matrix: Tensor, inverse: Tensor) -> Tensor:
-    """Upper bounds of the norms of I - AX, Frobenius, matrix by matrix; round-off is covered."""
-    n = matrix.shape[-1]
-    eye = torch.eye(n, dtype=matrix.dtype, device=matrix.device)
-    sizes = torch.linalg.matrix_norm(matrix) * torch.linalg.matrix_norm(inverse)
-    computed = torch.linalg.matrix_norm(eye - matrix @ inverse)
-    return (computed + (n + 4) * 2.0**-52 * (sizes + math.sqrt(n))) * (1 + (n * n + 8) * 2.0**-52)
 
 
 def _inverse_norm(a: Enclosure) -> float:
@@ -73,7 +64,7 @@ def _centre_inverse_norm(a: Enclosure) -> float:
     inverse, info = torch.linalg.inv_ex(value.double())
     if bool((info != 0).any()):
         return math.inf
-    rest = _residual(value.double(), inverse).reshape(-1)
+    rest = residual(value, inverse).reshape(-1)
     if not bool((rest < 1).all()):
         return math.inf
     stack = inverse.reshape(-1, *inverse.shape[-2:])
@@ -105,42 +96,30 @@ def _without_flags(graph: Graph, node: Node) -> Expansion | None:
     return Expansion((single,), (Ref(name), Ref(name)))
 
 
-class _Centre:
-    """Matrices at the centre: computed inverses X, a bound on s, and the distances d from the exact ones."""
-
-    def __init__(self, a: Enclosure) -> None:
-        self.norm = _centre_inverse_norm(a)
-        self.inverse = inverted(a.value.double())
-        self.off = _residual(a.value.double(), self.inverse) * (self.norm * (1 + 2.0**-40))
-
-    def between(self, left: Tensor, middle: Tensor, right: Tensor) -> Rounded:
-        """Minus the product, where left and right are X, or its transpose."""
-        sizes, n = torch.linalg.matrix_norm(self.inverse), middle.shape[-1]
-        rounded = (sizes * sizes) * (8 * (n + 1) * 2.0**-53)
-        wrong = (self.off * (self.norm + sizes) + rounded) * torch.linalg.matrix_norm(middle) * (1 + 2.0**-40)
-        return Rounded(-(left @ middle @ right), (wrong + n * n * _SMALL * (1 + sizes) ** 2)[..., None, None])
+def _centre_inverse(a: Enclosure) -> RoundedMatrices:
+    """The computed inverses X at the centre, with their distances d from the exact ones."""
+    computed = RoundedMatrices.exact(inverted(a.value.double()))
+    return computed.enlarged(residual(a.value, computed.value) * _centre_inverse_norm(a))
 
 
-_SMALL = 2.0**-1000
+def _between(outer: RoundedMatrices, middle: Tensor) -> Rounded:
+    """Minus a product with the inverse, or its transpose, on both sides."""
+    found = outer @ RoundedMatrices.exact(-middle) @ outer
+    return Rounded(found.value, found.error[..., None, None])
 
 
 def _inverse_error(call: Call, value: Any) -> Magnitude | None:
-    centre = _Centre(call["A"])
-    rest = _residual(call["A"].value.double(), value.double()).reshape(-1)
-    finite = math.isfinite(centre.norm)
-    return Magnitude.of(float(torch.linalg.vector_norm(rest)) * centre.norm if finite else math.inf) * (
-        1 + 2.0**-40
-    )
+    norm = _centre_inverse_norm(call["A"])
+    rest = residual(call["A"].value, value).reshape(-1)
+    return Magnitude.of(rest).norm() * norm * (1 + 2.0**-40) if math.isfinite(norm) else Magnitude.infinity()
 
 
 def _pull_inverse(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
-    centre = _Centre(call["A"])
-    return {"A": centre.between(centre.inverse.mT, costate, centre.inverse.mT)}
+    return {"A": _between(_centre_inverse(call["A"]).transposed, costate)}
 
 
 def _push_inverse(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
-    centre = _Centre(call["A"])
-    return centre.between(centre.inverse, tangents["A"], centre.inverse)
+    return _between(_centre_inverse(call["A"]), tangents["A"])
 
 
 @operation(
@@ -180,8 +159,8 @@ def _determinant_error(call: Call, value: Any) -> Magnitude | None:
 
 
 def _gradient_of_logarithm(call: Call) -> Rounded:
-    centre = _Centre(call["self"])
-    return Rounded(centre.inverse.mT, centre.off[..., None, None])
+    inverse = _centre_inverse(call["self"])
+    return Rounded(inverse.value.mT, inverse.error[..., None, None])
 
 
 def _pull_determinant(call: Call, costate: Tensor) -> dict[Slot, Rounded]:

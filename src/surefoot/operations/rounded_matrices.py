@@ -86,3 +86,10 @@ class RoundedMatrices:
     def block(self, rows: slice, columns: slice) -> RoundedMatrices:
         """A part of each matrix."""
         return RoundedMatrices(self.value[..., rows, columns], self.error)
+
+
+def residual(matrix: Tensor, inverse: Tensor) -> Tensor:
+    """Bounds of the Frobenius norms of AX - I, one for each matrix of a stack."""
+    eye = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device).expand(matrix.shape)
+    product = RoundedMatrices.exact(matrix) @ RoundedMatrices.exact(inverse)
+    return (product + RoundedMatrices.exact(-eye)).size
