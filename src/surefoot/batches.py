@@ -184,12 +184,6 @@ def refuse_other_models(digests: Sequence[int]) -> None:
 
 
 __all__ = [
-    "Batches",
-    "digest",
-    "digest_of",
-    "kind_of",
-    "numbered",
-    "refuse_other_models",
-    "refuse_statistics",
+    "Batches", "digest", "digest_of", "kind_of", "numbered", "refuse_other_models", "refuse_statistics",
     "tensors_of",
-]
+]  # fmt: skip

@@ -324,15 +324,6 @@ def _relative(square: Scalar, first: Scalar) -> float:
 
 
 __all__ = [
-    "Conjugate",
-    "Flat",
-    "Orthogonal",
-    "Parts",
-    "Products",
-    "Rows",
-    "Solution",
-    "Space",
-    "System",
-    "conjugate_gradients",
-    "lowest_ritz",
-]
+    "Conjugate", "Flat", "Orthogonal", "Parts", "Products", "Rows", "Solution", "Space", "System",
+    "conjugate_gradients", "lowest_ritz",
+]  # fmt: skip

@@ -52,6 +52,9 @@ class KMeansResult:
         inertia: the sum of squared distances from the centres, as scikit-learn counts it: twice the sum.
         iterations: of Lloyd's method, in the run that was best.
         status: how it was found, and what is known about it.
+
+    >>> sf.clustering.KMeans(2).solve(torch.tensor([[0.0], [1.0], [10.0], [12.0]])).inertia
+    2.5
     """
 
     labels: Tensor
@@ -85,7 +88,7 @@ class KMeans(Envelope[KMeansResult]):
         ObjectiveError: if k or restarts are no positive whole numbers.
 
     >>> points = torch.tensor([[0.0], [1.0], [10.0], [12.0]])
-    >>> float(KMeans(2)(points))  # (¼ + ¼ + 1 + 1) / 8
+    >>> float(sf.clustering.KMeans(2)(points))  # (¼ + ¼ + 1 + 1) / 8
     0.3125
     """
 

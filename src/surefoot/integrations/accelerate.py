@@ -26,8 +26,8 @@ def keep_if_lower(
         objective: the loss, without targets.
         slower: factor of the learning rate after weights were not kept.
 
-    >>> import torch, surefoot as sf
     >>> from types import SimpleNamespace
+    >>> from surefoot.integrations.accelerate import keep_if_lower
     >>> accelerator = SimpleNamespace(unwrap_model=lambda m: m, num_processes=1)  # accelerate.Accelerator()
     >>> model, data = nn.Linear(2, 1), [(torch.eye(2), torch.ones(2, 1))]
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)

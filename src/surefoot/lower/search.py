@@ -190,9 +190,8 @@ def estimate(
         CaptureError: if the model cannot be read.
         DomainError: if the domain does not fit, or the model has no values.
 
-    >>> import torch, surefoot as sf
     >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), torch.eye(2)
-    >>> lower, upper = (bound(model, x, domain=sf.Ball(0.1)) for bound in (estimate, sf.certify))
+    >>> lower, upper = (bound(model, x, domain=sf.Ball(0.1)) for bound in (sf.estimate, sf.certify))
     >>> float(lower.lipschitz) <= float(upper.lipschitz)
     True
     """

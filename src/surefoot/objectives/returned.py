@@ -13,8 +13,7 @@ class ModelLoss(Objective):
     Whether that is convex in anything, or never negative, is not known: optimizers ask for a lower bound before
     they speak of one.
 
-    >>> import torch
-    >>> float(ModelLoss()(torch.tensor(3.0)))
+    >>> float(sf.objectives.ModelLoss()(torch.tensor(3.0)))
     3.0
     """
 

@@ -68,6 +68,9 @@ class GuaranteedOptimizer(Optimizer):
         changed: whether the function was changed before the last step.
         quiet: during a step, whether a quick look before it found weights and function as the last step left them.
         convergence: the last verdict, with ``until="proved"``; ``None`` before the first.
+
+    >>> issubclass(sf.CertifiedDescent, sf.optim.GuaranteedOptimizer)
+    True
     """
 
     theorem: Method = "gradient"  # the method whose convergence ``until="proved"`` looks for

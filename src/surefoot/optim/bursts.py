@@ -38,6 +38,12 @@ class BurstRecord:
         work: processor time of the burst and all that was done for it, in that of one training epoch; reading the
             model, once, is not in it.
         note: what else is to be said.
+
+    >>> model, data = nn.Linear(2, 1), [(torch.eye(2), torch.ones(2, 1))]
+    >>> training = sf.ProvedEpochs(torch.optim.Adam, sf.Square(), data, model=model)
+    >>> loss = training.step()
+    >>> training.history[0].kept
+    True
     """
 
     burst: int
@@ -230,13 +236,5 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 __all__ = [
-    "Average",
-    "Batches",
-    "Bend",
-    "BurstRecord",
-    "Snapshot",
-    "as_one",
-    "built_up",
-    "evaluating",
-    "fixed_data",
-]
+    "Average", "Batches", "Bend", "BurstRecord", "Snapshot", "as_one", "built_up", "evaluating", "fixed_data",
+]  # fmt: skip

@@ -57,7 +57,7 @@ class Stationarity:
         bound: what the promises prove about it, without looking; ``None`` where they prove nothing.
         why: where the bound comes from, or why there is none.
 
-    >>> Stationarity(3, 0.5, 0.75, "3 promised decreases").smallest
+    >>> sf.optim.Stationarity(3, 0.5, 0.75, "3 promised decreases").smallest
     0.5
     """
 

@@ -48,11 +48,11 @@ def write_run(
         OSError: if the file cannot be written.
 
     >>> import tempfile, torch, surefoot as sf
-    >>> model, x = torch.nn.Linear(2, 1), torch.eye(2)
+    >>> model, x = nn.Linear(2, 1), torch.eye(2)
     >>> optimizer = sf.CertifiedDescent(model, sf.Square())
     >>> losses = [optimizer.step(x, torch.ones(2, 1)) for _ in range(3)]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_run(f"{folder}/run.html", optimizer).name
+    ...     sf.report.write_run(f"{folder}/run.html", optimizer).name
     'run.html'
     """
     return written(path, render_run(optimizer, title=title, work=work))
@@ -63,10 +63,9 @@ def render_run(
 ) -> str:
     """The page itself; see :func:`write_run`.
 
-    >>> import torch, surefoot as sf
-    >>> optimizer = sf.CertifiedDescent(torch.nn.Linear(2, 1), sf.Square())
+    >>> optimizer = sf.CertifiedDescent(nn.Linear(2, 1), sf.Square())
     >>> loss = optimizer.step(torch.eye(2), torch.ones(2, 1))
-    >>> "A run of CertifiedDescent" in render_run(optimizer)
+    >>> "A run of CertifiedDescent" in sf.report.render_run(optimizer)
     True
     """
     history = optimizer.history

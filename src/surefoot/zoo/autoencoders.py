@@ -56,6 +56,9 @@ def autoencoder(
 
     Raises:
         ZooError: the kind is not one of the two, or a size is not positive.
+
+    >>> sf.zoo.autoencoder(sizes=(9, 7, 3)).encoder(torch.ones(2, 9)).shape
+    torch.Size([2, 3])
     """
     if kind == "dense":
         sizes = check_sizes(sizes, "autoencoder")
