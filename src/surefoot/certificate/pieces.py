@@ -286,6 +286,3 @@ def _same(value: tuple[Magnitude, bool]) -> tuple[Magnitude, bool]:
 
 def _up(number: Fraction) -> Magnitude:
     return Magnitude.of(math.nextafter(float(number), math.inf))
-
-
-__all__ = ["InPieces"]

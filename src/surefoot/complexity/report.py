@@ -271,7 +271,6 @@ def cost(model: nn.Module, x: Any, processes: int = 1) -> Cost:
 def chain_cost(chain: Chain) -> Cost:
     """The cost of the oracles on a chain.
 
-    >>> import torch, surefoot as sf
     >>> chain_cost(sf.Chain(nn.Linear(4, 3), torch.ones(5, 4))).products
     60
     """

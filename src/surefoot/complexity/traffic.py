@@ -77,6 +77,3 @@ class Traffic:
         turns = math.ceil(math.log2(size))
         ring = 2 * (size - 1) * (added / size / bandwidth + latency)
         return turns * (latency + sent / bandwidth) + ring
-
-
-__all__ = ["Traffic"]

@@ -233,8 +233,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-__all__ = [
-    "Average", "Batches", "Bend", "BurstRecord", "Snapshot", "as_one", "built_up", "evaluating", "fixed_data",
-]  # fmt: skip

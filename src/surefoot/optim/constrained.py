@@ -172,6 +172,3 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
     def _place(self, centre: dict[str, Tensor]) -> None:
         assert not isinstance(self.domain, Box)
         self.domain = replace(self.domain, center=centre)
-
-
-__all__ = ["ConstrainedOptimizer"]

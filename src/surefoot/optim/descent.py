@@ -165,6 +165,3 @@ class CertifiedDescent(GuaranteedOptimizer):
         several = len({record.data for record in self.history}) > 1
         rest = " For the objective of all data nothing is proved." if several else ""
         return self.promises_kept() + rest
-
-
-__all__ = ["CertifiedDescent"]

@@ -162,6 +162,3 @@ def _kind(found: object) -> str:
     if isinstance(found, tuple | list):
         return f"{type(found).__name__} of ({', '.join(type(part).__name__ for part in found)})"
     return type(found).__name__
-
-
-__all__ = ["Closure", "OptimizerError", "check_objective", "check_slope", "gradient_of", "loss_of", "number"]

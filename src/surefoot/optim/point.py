@@ -238,6 +238,3 @@ class Point:
         """Drop what the pass holds, once value, gradient and proof are known."""
         _ = self.value, self.gradient, self.enclosed(math.inf), self.statistics
         self.__dict__.pop("_pass", None)
-
-
-__all__ = ["Batch", "Data", "Function", "Passed", "Point", "Stream", "StreamedPass"]

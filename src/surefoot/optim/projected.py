@@ -128,6 +128,3 @@ class ProjectedGradient(ConstrainedOptimizer):
         if self.history:
             return math.nextafter(max(last_run(self.history)[0].loss - self.lower, 0.0), math.inf)
         return gap_of(certificate) if self.lower == 0 else certificate.bound + abs(self.lower)
-
-
-__all__ = ["ProjectedGradient"]

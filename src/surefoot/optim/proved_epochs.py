@@ -576,6 +576,3 @@ def _check(optimizer: Optimizer, model: nn.Module, loader: Any, burst: float | N
         raise ValueError(f"a burst is a positive number of epochs, got {burst!r}")
     if not 0 <= average <= 1:
         raise ValueError(f"weights are averaged over a part of an epoch between 0 and 1, got {average!r}")
-
-
-__all__ = ["ProvedEpochs"]

@@ -131,6 +131,3 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[StepRecord]:
     """The inverse of :func:`to_columns`."""
     names = list(columns)
     return [StepRecord(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)]
-
-
-__all__ = ["Stationarity", "StepRecord", "best_stationarity", "from_columns", "last_run", "to_columns"]

@@ -221,6 +221,3 @@ class Newton(SecondOrder):
     def curvature(self, proved: ProvedGradient, move: Tensors, certificate: Certificate) -> float:
         """L‖v‖², by Taylor's formula."""
         return float(certificate.smoothness) * square_of(move)
-
-
-__all__ = ["GaussNewton", "Newton"]

@@ -359,6 +359,3 @@ class ProjectedSGD(BatchCertificates):
             f"of the full objective, {theorem}, counted from step {self.since}, before which L was smaller or not "
             f"known; a batch not seen yet may need a smaller step, and then the count begins anew."
         )
-
-
-__all__ = ["ProjectedSGD", "VarianceBound", "VarianceEstimate"]

@@ -220,6 +220,3 @@ def _corrected(
         for name in found:
             found[name] = found[name] + (present[name].double() - before[name]) / len(now)
     return found
-
-
-__all__ = ["ProjectedSVRG"]

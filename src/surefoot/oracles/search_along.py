@@ -136,6 +136,3 @@ def armijo(
             return step, found
         step *= shrink
     return None
-
-
-__all__ = ["armijo", "line_search"]

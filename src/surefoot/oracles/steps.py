@@ -91,11 +91,7 @@ def gradient(
 
 
 def _problem(
-    chain: Chain,
-    objective: Objective,
-    params: Mapping[str, Tensor] | None,
-    regularizer: Ridge | None,
-    group: Any,
+    chain: Chain, objective: Objective, params: Mapping[str, Tensor] | None, regularizer: Ridge | None, group: Any
 ) -> Problem:
     return Problem(chain, objective, params, regularizer, None if group is None else Processes(group))
 
@@ -283,9 +279,3 @@ def newton_method(
         return method, None
     choice = choose_newton(sizes_of(problem), tolerance, most)
     return choice.method, choice
-
-
-__all__ = [
-    "METHODS", "NEWTON_METHODS", "Method", "Solver", "gauss_newton", "gauss_newton_solver", "gradient", "newton",
-    "newton_method", "sizes_of", "solve_gauss_newton",
-]  # fmt: skip

@@ -234,6 +234,3 @@ def with_momentum(ball: SquareOnBall, momentum: float | None) -> Iterator[HeavyB
     slow = 2 / (ball.norm / ball.sigma + 1)  # 1 - √β of the fastest one
     for beta in [(1 - share * slow) ** 2 for share in _SHARES] if momentum is None else (momentum,):
         yield FastHeavyBall(*ball.numbers, beta)
-
-
-__all__ = ["FastHeavyBall", "HeavyBall", "with_momentum"]

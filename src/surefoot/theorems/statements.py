@@ -524,9 +524,3 @@ def steps_needed(start: float, rate: float, eps: float) -> int:
         if not needed.is_finite():
             raise OverflowError(f"no number of steps can be given from {start!r} to {eps!r}")
         return math.ceil(Fraction(above(needed)))
-
-
-__all__ = [
-    "GradientDescent", "Interpolation", "NothingHere", "Profile", "SquareOnBall", "StronglyConvex", "above",
-    "below",
-]  # fmt: skip

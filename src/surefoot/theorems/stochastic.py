@@ -182,6 +182,3 @@ def in_batches(
     """The theorem on a ball, with some step sizes."""
     for part in _PARTS:
         yield StochasticDescent(*ball.numbers, samples, batch_size, steepest, confidence, part)
-
-
-__all__ = ["StochasticDescent", "in_batches"]

@@ -323,6 +323,3 @@ def refuse_objective(objective: Any) -> None:
             raise ObjectiveError(
                 f"the {option} of {name} has a row for each sample of one batch, which batches do not share"
             )
-
-
-__all__ = ["Streamed", "StreamedValuer", "batch_weight", "is_weightless", "refuse_objective", "weight_of"]

@@ -89,10 +89,7 @@ def _convolutional(
     encoder: list[nn.Module] = []
     decoder: list[nn.Module] = []
     for inputs, outputs, side in zip(counts[:-1], counts[1:], sides[:-1], strict=True):
-        encoder += [
-            nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=bias),
-            make_activation(activation),
-        ]
+        encoder += [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=bias), make_activation(activation)]
         even = 1 - side % 2
         back = nn.ConvTranspose2d(outputs, inputs, 3, stride=2, padding=1, output_padding=even, bias=bias)
         decoder = [back, make_activation(activation), *decoder]

@@ -247,9 +247,7 @@ class Residual(nn.Module):
 
 
 @register(
-    "residual",
-    example=lambda inputs: vector(inputs),
-    small={"width": 6, "depth": 3, "inputs": 5, "outputs": 3},
+    "residual", example=lambda inputs: vector(inputs), small={"width": 6, "depth": 3, "inputs": 5, "outputs": 3}
 )
 def residual(
     width: int = 32,

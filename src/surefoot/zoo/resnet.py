@@ -33,13 +33,7 @@ class ResidualBlock(nn.Module):
     """``activation(branch(x) + shortcut(x))``; the shortcut is the identity wherever shapes allow it."""
 
     def __init__(
-        self,
-        branch: _Branch,
-        inputs: int,
-        channels: int,
-        stride: int,
-        activation: Activation,
-        norm_eps: float,
+        self, branch: _Branch, inputs: int, channels: int, stride: int, activation: Activation, norm_eps: float
     ) -> None:
         super().__init__()
         outputs = channels * branch[-1][1]

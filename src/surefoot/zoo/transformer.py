@@ -197,13 +197,7 @@ class LanguageModel(nn.Sequential):
     """Token table, positions, causal blocks, norm, linear head: from ids to logits; made by :func:`gpt`."""
 
     def __init__(
-        self,
-        vocabulary: int,
-        context: int,
-        width: int,
-        blocks: list[Block],
-        tie_weights: bool,
-        norm_eps: float,
+        self, vocabulary: int, context: int, width: int, blocks: list[Block], tie_weights: bool, norm_eps: float
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
