@@ -1,4 +1,4 @@
-"""What all tests share: one thread, the same random numbers whichever runs first, and the names that examples use."""
+"""What all tests share: one thread, the same random numbers for each, and the names that examples use."""
 
 from __future__ import annotations
 
