@@ -183,7 +183,7 @@ def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None, grou
 
 
 def _of_part(model: nn.Module, x: Any, objective: nn.Module, y: Any, processes: Processes) -> StreamedValuer:
-    """Of all data, a part of which is here: a loader, or one batch with its targets."""
+    """The certificate for all data, a part of which is here: a loader, or one batch with its targets."""
     loader, given = _part(x, as_objective(objective, y), y)
     return StreamedValuer(model, loader, given, processes)
 

@@ -160,8 +160,8 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     ``.safetensors`` and ``.npz`` hold tensors only. ``.npy`` and ``.csv`` hold one table with a row for each
     sample: the last column holds the targets y, class numbers if they are all whole, and the others x. The first
     line of a ``.csv`` may hold names. A file of ``torch.save`` is a pickle: it is read by
-    ``torch.load(weights_only=True)``, which refuses whatever is not a tensor or a plain container. Of nested
-    dictionaries the one under ``"state_dict"`` or ``"model"`` is taken; a pair of tensors is read as x and y.
+    ``torch.load(weights_only=True)``, which refuses whatever is not a tensor or a plain container. If
+    dictionaries are nested, the one under ``"state_dict"`` or ``"model"`` is taken; a pair of tensors is x and y.
 
     Raises:
         DataError: if it cannot be read so.

@@ -19,7 +19,7 @@ OF_ITSELF = "·"  # an operation that a module with parts calls itself
 
 @dataclass(frozen=True)
 class Row:
-    """One operation of the table.
+    """One row of the table: an operation and its constants.
 
     Attributes:
         module: path of the module that calls it.

@@ -183,7 +183,7 @@ def _from_zoo(
 def fitted(
     entry: zoo.Entry, chosen: Mapping[str, Any], sample: tuple[int, ...] | None, classes: int | None
 ) -> dict[str, Any]:
-    """Options that make a model of the zoo take such samples and return so many numbers; not what was chosen."""
+    """Options that make a model of the zoo take such samples and return this many numbers; chosen options stay."""
     known = entry.defaults
     found: dict[str, Any] = {}
     if sample is not None:

@@ -19,7 +19,7 @@ LARGEST = 2**22  # edges that all pairs may have
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """A graph on so many samples: the two ends of every edge, and a positive weight each.
+    """A graph of the samples: the two ends of every edge, and its positive weight.
 
     >>> edges = sf.clustering.Edges(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.ones(2), count=3)
     >>> len(edges)

@@ -19,7 +19,7 @@ from surefoot.implicit.solvers import solved
 
 @dataclass(frozen=True)
 class Solution:
-    r"""Minimisers as they were found, with what is proved about them (:mod:`surefoot.implicit.constants`).
+    r"""The computed minimisers, with what is proved about them (:mod:`surefoot.implicit.constants`).
 
     The bounds are one number per minimiser. They hold in real arithmetic for the residual as it was computed.
 

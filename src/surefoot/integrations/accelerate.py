@@ -12,7 +12,7 @@ from surefoot.integrations.keeping import Keeper
 def keep_if_lower(
     accelerator: Any, model: nn.Module, optimizer: Any, data: Any, objective: nn.Module, *, slower: float = 0.5
 ) -> Keeper:
-    """What to ask after an epoch: ``keeper.check()`` keeps the weights or goes back to those before.
+    """A keeper for your loop: after an epoch, ``keeper.check()`` keeps the weights or goes back.
 
     With several processes each has a part of the data, as ``accelerator.prepare(loader)`` deals them out, and all
     of them call ``check()``: they get the value for all samples together and decide alike. Set

@@ -23,7 +23,7 @@ class IntegrationError(SurefootError, RuntimeError):
 
 @dataclass(frozen=True)
 class Check:
-    """What was found at the weights.
+    """The result of one check.
 
     Attributes:
         value: of the objective of all data, in exact arithmetic between ``lower`` and ``upper``.

@@ -47,7 +47,7 @@ class Objective(nn.Module):
 
     The mathematics is that of its operation (:mod:`surefoot.operations.losses`), whose record states the function
     and whether it is convex, smooth, non-negative and quadratic (:class:`~surefoot.operations.record.LossFacts`).
-    Of an operation without such facts, a class that states nothing else claims the first three.
+    If the operation has no such facts and the class states nothing else, the first three are claimed.
 
     Attributes:
         operation: the name of the operation.

@@ -37,7 +37,7 @@ def _of(weight: Weight, parameter: str) -> float:
 
 
 class Regularizer(ABC):
-    r"""A penalty :math:`\rho_t\sum_i\phi(u_{t,i})`; a class of its own gives :meth:`terms`, :meth:`slopes`, and c.
+    r"""A penalty :math:`\rho_t\sum_i\phi(u_{t,i})`; a subclass gives :meth:`terms`, :meth:`slopes` and c.
 
     Args:
         weight: :math:`\rho`, or a mapping from block paths (the modules that own the parameters) to weights;

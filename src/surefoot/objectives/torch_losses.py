@@ -53,7 +53,7 @@ def from_torch(loss: nn.Module, targets: Any = None) -> Objective:
 
 
 def as_objective(given: object, targets: Any = None) -> nn.Module:
-    """What people give for an objective, as one: losses of torch.nn as ours, bound to targets where there are any.
+    """Turn what was passed into an objective: a loss of torch.nn becomes ours, bound to its targets if it has any.
 
     Args:
         given: an objective, a loss of torch.nn, or any module that maps the outputs to one number.

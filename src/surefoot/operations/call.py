@@ -76,7 +76,7 @@ class Bounds:
 
 
 class Use:
-    """One operation where it stands: its arguments by name and the shapes of its tensors, no numbers.
+    """One operation in a graph: its arguments by name and the shapes of its tensors, without numbers.
 
     Args:
         node: the operation.
@@ -138,7 +138,7 @@ class Use:
 
 
 class Call(Use):
-    """The same with enclosures of the tensors.
+    """One operation in a graph, with an enclosure of each of its tensors.
 
     ``call["weight"]`` is an :class:`Enclosure` for a tensor, a list of them for a list of tensors, otherwise the
     plain value (``None`` if absent).

@@ -224,7 +224,7 @@ _READINGS = {f.name for f in fields(Operation)} - {"name", "bounds"}
 
 
 def declare(*names: Any, **readings: Any) -> None:
-    """Add readings to the records of operations, which are made if there are none.
+    """Add readings to the records of operations, and make the records that do not exist yet.
 
     Args:
         names: the operations, by name (``"aten.tanh"``) or as the ``torch.ops`` object itself.
@@ -248,7 +248,7 @@ def declare(*names: Any, **readings: Any) -> None:
 
 
 def operation(*names: Any, **readings: Any) -> Callable[[Rule], Rule]:
-    """Register the bounds of operations, and with keywords what else is known about them.
+    """Register a rule for the bounds of operations; keywords add what else is known about them.
 
     A later registration replaces what an earlier one said. The function's docstring states the claim and proves
     it.
@@ -278,8 +278,7 @@ register_rule = operation
 
 
 def expansion(*names: str) -> Callable[[Expand], Expand]:
-    """Register a function that writes operations of these names otherwise, or returns ``None`` where it does not
-    apply.
+    """Register a function that rewrites operations of these names, or returns ``None`` where it does not apply.
 
     It may look at what the operation reads, and so recognise what frameworks write out by hand.
 

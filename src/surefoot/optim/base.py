@@ -302,7 +302,7 @@ class GuaranteedOptimizer(Optimizer):
     ) -> tuple[float, dict[str, Tensor]]:
         """The objective and its gradient at the present parameters; ``.grad`` of each parameter holds it too.
 
-        Of a regulariser with kinks the gradient is that of the smooth part.
+        If the regulariser has kinks, the gradient is that of its smooth part.
 
         Raises:
             OptimizerError: if either is not finite, or the closure does not return what it should.

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StepRecord:
-    r"""One step.
+    r"""What is recorded about one step.
 
     Attributes:
         step: its number, from 0.

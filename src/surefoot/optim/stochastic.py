@@ -41,7 +41,7 @@ class VarianceBound:
 
 @dataclass(frozen=True)
 class VarianceEstimate:
-    r"""The variance of the mini-batch gradients seen at one point: no bound of anything.
+    r"""The variance of the mini-batch gradients seen at one point: an estimate, not a bound.
 
     Attributes:
         value: :math:`\frac1{b-1}\sum_i\|g_i - \bar g\|^2`.

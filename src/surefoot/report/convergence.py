@@ -43,7 +43,7 @@ def write_convergence(path: str | os.PathLike[str], verdict: Convergence, *, tit
 
 
 def render_convergence(verdict: Convergence, *, title: str | None = None) -> str:
-    """The page itself; see :func:`write_convergence`.
+    """The page as a string; see :func:`write_convergence`.
 
     >>> model, x = nn.Linear(2, 1).double(), torch.eye(2).double()
     >>> verdict = sf.convergence(model, x, sf.Square(model(x).detach() + 1e-6))

@@ -105,7 +105,7 @@ def render_report(
     estimates: Estimates | None = None,
     what_if: Mapping[str, WhatIf] | None = None,
 ) -> str:
-    """The page itself; see :func:`write_report`.
+    """The page as a string; see :func:`write_report`.
 
     >>> certificate = sf.certify(nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))
     >>> "Certificate of linear" in sf.report.render_report([("linear", certificate)])

@@ -63,7 +63,7 @@ def write_run(
 def render_run(
     optimizer: GuaranteedOptimizer, *, title: str | None = None, work: Sequence[float] | None = None
 ) -> str:
-    """The page itself; see :func:`write_run`.
+    """The page as a string; see :func:`write_run`.
 
     >>> optimizer = sf.CertifiedDescent(nn.Linear(2, 1), sf.Square())
     >>> loss = optimizer.step(torch.eye(2), torch.ones(2, 1))

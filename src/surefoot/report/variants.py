@@ -21,7 +21,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class WhatIf:
-    """Certificates of the same problem but for one thing.
+    """Certificates of problems that differ from the first in one thing.
 
     Attributes:
         radii: those of the same model on smaller and larger balls, by radius, in rising order.

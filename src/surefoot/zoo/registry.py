@@ -80,7 +80,7 @@ def image(in_channels: int, image_size: int) -> Sample:
 
 
 def image_of_any_size(in_channels: int, small_input: bool, image_size: int | None = None) -> Sample:
-    """A square image for a network that takes any: 224×224, or 32×32 if it is made for small ones.
+    """A square image for a network that takes any size: 224×224, or 32×32 if it is made for small images.
 
     >>> sf.zoo.image_of_any_size(in_channels=3, small_input=True).shape
     (3, 32, 32)
