@@ -65,7 +65,7 @@ class KMeansResult:
 
 
 class KMeans(Envelope[KMeansResult]):
-    r"""k-means of the outputs: :math:`\frac1{2n}\sum_i\|\hat y_i - c_{a(i)}\|^2`, for the best assignment and centres.
+    r"""k-means of the outputs: :math:`\frac1{2n}\sum_i\|\hat y_i - c_{a(i)}\|^2`, at its best.
 
     The gradient holds the assignment: :math:`\frac1n(\hat y_i - \text{mean of its cluster})`. Not convex, and not
     smooth: where two assignments are equally good there is a kink (for k > 1), of which the gradient is a Clarke
