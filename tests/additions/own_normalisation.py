@@ -2,7 +2,7 @@
 
 from surefoot.operations import Bounds, Call, operation
 from surefoot.operations.normalisation import normalise
-from surefoot.operations.rows import batch
+from surefoot.operations.shapes import batch
 
 
 @operation("example.unit_rms", rows=batch("input"), epsilon="eps")

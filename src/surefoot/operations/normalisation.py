@@ -62,14 +62,15 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure, measure, row_norms
 from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
+from surefoot.norms.hermitian import times_power
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, affine, root
 from surefoot.operations.composed_series import normalised_along
-from surefoot.operations.groups import Groups, centred, scaled, times_power
+from surefoot.operations.groups import Groups, centred, scaled
 from surefoot.operations.moving import Moving
 from surefoot.operations.record import Form, Near, declare, operation
-from surefoot.operations.rows import batch, rows_of
 from surefoot.operations.scaled import scale_shift
+from surefoot.operations.shapes import batch, rows_of
 from surefoot.operations.softmax import summed
 from surefoot.operations.sparsity import Sparsity, grouped, linear_terms
 from surefoot.scalar import Rounded

@@ -29,10 +29,10 @@ from torch import Tensor
 
 from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
+from surefoot.norms.hermitian import times_power
 from surefoot.operations.arithmetic import meeting_norm
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.common import ONE, ZERO, root
-from surefoot.operations.dimensions import normalized_dims
 from surefoot.operations.group_slopes import (
     groups_along,
     near_length,
@@ -44,9 +44,9 @@ from surefoot.operations.group_slopes import (
     pull_weight_norm,
     push_weight_norm,
 )
-from surefoot.operations.groups import Groups, times_power
+from surefoot.operations.groups import Groups
 from surefoot.operations.record import declare, operation
-from surefoot.operations.rows import unless_along
+from surefoot.operations.shapes import normalized_dims, unless_along
 from surefoot.operations.softmax import push_by_gradient
 from surefoot.operations.sparsity import Sparsity, every_entry
 
