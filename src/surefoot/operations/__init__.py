@@ -26,8 +26,8 @@ Families:
   them along a segment.
 * ``activations``: scalar functions by name. ``scalar_functions``, ``scalar_taylor``: one scalar function on every
   entry, its bounds and its Taylor rule.
-* ``normalisation``: batch, layer, group, instance and root-mean-square. ``scaled``: their scale and shift.
-  ``normalised_by_hand``: what frameworks write out, recognised.
+* ``normalisation``: batch, layer, group, instance and root-mean-square. ``normalised_groups``: their mathematics.
+  ``scaled``: their scale and shift. ``normalised_by_hand``: what frameworks write out, recognised.
 * ``statistics``: variances, lengths and directions. ``group_slopes``: their costates pulled back.
   ``compositions``: gated units, cosines, directions.
 * ``softmax``: soft-max, its logarithm, and the logarithm of sums of exponentials. ``attention``: scaled dot

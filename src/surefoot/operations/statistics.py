@@ -5,7 +5,7 @@ their norms are the largest over the groups.
 
 * Length: :math:`D r = x^\top/r` of norm 1; :math:`D^2 r = (I - xx^\top/r^2)/r` of norm :math:`1/r`.
 * Direction :math:`x/r`: slope :math:`1/r` and curvature :math:`(2/\sqrt3)/r^2`, the limit :math:`\epsilon \to 0`
-  of :mod:`surefoot.operations.normalisation`.
+  of :mod:`surefoot.operations.normalised_groups`.
 
 *Evaluation.* Groups are scaled by powers of two, and for variances centred, before they are squared
 (:mod:`surefoot.operations.groups`), so that no square leaves the range of doubles. A length then has a relative
