@@ -1,9 +1,9 @@
-"""A reliability run: random models, data, losses, oracles, optimizers and processes, with faults put in on purpose.
+"""A reliability run: random models, losses, sets, oracles, optimizers and processes, with faults put in.
 
 ``make soak`` runs for twenty minutes, ``python -m benchmarks.soak --seconds 60 --seed 7`` for less. Each round has
-a seed of its own, which is printed if the round fails; ``--round steps --seed 7000021`` runs it again alone. What is
-asked of a round: an error is a sentence of surefoot (never another exception), weights are what they were after a
-refusal, a certificate is not below what is found, sampled or computed with 200 bits, a file is whole or as before,
+a seed of its own, which is printed if the round fails; ``--round steps --seed 7000021`` runs it again alone. What
+is asked of a round: an error is a sentence of surefoot (never another exception), weights are what they were after
+a refusal, a certificate is not below what is found, sampled or computed with 200 bits, a file is whole or as before,
 and nothing hangs. The counts are written to ``docs/reliability.md``.
 """
 
@@ -29,10 +29,12 @@ from surefoot.errors import SurefootError
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 HEAD = """# Reliability
 
-Written by `make soak`: {rounds} rounds in {minutes:.0f} minutes, seed {seed}. A round draws a model, data, an objective, a set,
-an oracle, an optimizer, or two processes, and puts a fault in: batches that are not finite, a process that is
-killed, files that are cut off, Ctrl-C at a random moment, a disk that is full after some bytes, clocks that jump,
-dimensions of size zero, chains of 10,000 layers. What must not happen: an exception that is no sentence of surefoot, a
+Written by `make soak`: {rounds} rounds in {minutes:.0f} minutes, seed {seed}. A round draws a model, data, an
+objective, a set, an oracle, an optimizer, or two processes, and puts a fault in: batches that are not finite, a
+process that is killed, files that are cut off, Ctrl-C at a random moment, a disk that is full after some bytes,
+clocks that jump, dimensions of size zero, chains of 10,000 layers.
+
+What must not happen: an exception that is no sentence of surefoot, a
 file that is neither whole nor as before, weights that are lost or moved by a step that was refused, a wait of more
 than ten minutes, a certificate below what is found. Certificates are judged by values and slopes at random points
 of their set, those of small models also by derivatives in exact arithmetic (200 bits).

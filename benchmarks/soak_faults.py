@@ -79,7 +79,7 @@ def full_after(size: int) -> Iterator[None]:
 
 
 def full_disk(dice: random.Random) -> str:
-    """Where there is no room, a checkpoint, weights, a report or a log is as before; the run goes on afterwards."""
+    """Where there is no room, a checkpoint, weights, a report or a log is as before, and is written later."""
     model, folder = network(dice), Path(tempfile.mkdtemp())
     x = torch.randn(2, 3, dtype=next(model.parameters()).dtype)
     keeper, optimizer = _keeper(folder / "run.pt", model)
@@ -206,9 +206,7 @@ def drawn(seed: int) -> tuple[Any, nn.Module, Any, Any, Any, int, int, float]:
     """The same in each process: optimizer, model, data, loss, targets, the first share, who fails, and when."""
     dice = random.Random(seed)
     torch.manual_seed(seed)
-    same = {
-        "GaussNewton": lambda m, h, **g: GaussNewton(m, h, method="dual", **g)
-    }  # one process chooses otherwise
+    same = {"GaussNewton": lambda m, h, **g: GaussNewton(m, h, method="dual", **g)}  # one chooses others
     make = pick(dice, "optimizer in 2 processes", OPTIMIZERS | same)
     model = network(dice).double()
     x, loss, y = data(dice, model)

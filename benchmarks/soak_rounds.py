@@ -1,7 +1,7 @@
 """Rounds of the reliability run inside one process: certificates, steps, oracles, sizes, clocks, interrupts.
 
-Each takes a random model, data, loss, set, oracle or optimizer and raises :class:`Fault` if something is wrong that
-must not be. ``MET`` counts what was drawn.
+Each takes a random model, data, loss, set, oracle or optimizer and raises :class:`Fault` if something is wrong.
+``MET`` counts what was drawn.
 """
 
 from __future__ import annotations
@@ -180,9 +180,8 @@ def values(dice: random.Random) -> str:
     """The exact value is inside the interval that is proved."""
     model = network(dice)
     x, loss, y = data(dice, model)
-    found = (
-        sf.evaluate(model, batches(dice, x, y), loss) if dice.random() < 0.5 else sf.evaluate(model, x, loss, y)
-    )
+    given: tuple[Any, ...] = (batches(dice, x, y), loss) if dice.random() < 0.5 else (x, loss, y)
+    found = sf.evaluate(model, *given)
     if sum(part.numel() for part in model.parameters()) * len(x) > 500:
         return "value"
     MET["judge: exact, 200 bits"] += 1

@@ -144,12 +144,13 @@ def certify_all(
     data = dataset_of(request)  # says at once what is wrong with it
     lines = Lines(sweep.log, sweep.resume)
     work = partial(certify_job, data=data if sweep.workers == 1 else None)
-    results = {job.name: earlier for job in jobs if (earlier := lines.earlier(job)) is not None}
-    left = [job for job in jobs if job.name not in results]
+    results = dict[str, Certified | SurefootError]()
     show = _row_of(jobs, lines, json) if as_finished else lambda job, result: None
     for job in jobs:
-        if job.name in results:
-            show(job, results[job.name])
+        if (earlier := lines.earlier(job)) is not None:
+            results[job.name] = earlier
+            show(job, earlier)
+    left = [job for job in jobs if job.name not in results]
     with output.progress("certifying", len(jobs), len(results)) as advance:
         for job, result in finished(left, work, sweep.workers):
             results[job.name] = result
