@@ -1,9 +1,10 @@
 """How long a step along the gradient autobound proves safe: a script for an environment with JAX of its own.
 
 ``build/autobound/bin/python benchmarks/autobound_steps.py problem.npz`` reads weights, data and a direction,
-bounds F(u + ηd) on [0, e] by a polynomial of degree 2 with an interval as its last coefficient (``taylor_bounds``), and
-prints as JSON the largest e with 2·upper·e ≤ ‖d‖² (the rule of ``benchmarks/safe_step.py``) and the seconds of one
-bound, compiled. autobound 0.1.4 needs jax 0.4.18 or older: later ones have no ``jax.core.Jaxpr``.
+bounds F(u + ηd) on [0, e] by a polynomial of degree 2 with an interval as its last coefficient
+(``taylor_bounds``), and prints as JSON the largest e with 2·upper·e ≤ ‖d‖² (the rule of
+``benchmarks/safe_step.py``) and the seconds of one bound, compiled. autobound 0.1.4 needs an old JAX, such as
+0.4.18: later ones have no ``jax.core.Jaxpr``.
 """
 
 from __future__ import annotations

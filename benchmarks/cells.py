@@ -11,8 +11,9 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "training"
 
 
-def cell(name: str, compute: Callable[[], dict[str, Any]], folder: Path = FOLDER) -> dict[str, Any]:
+def cell(name: str, compute: Callable[[], dict[str, Any]], folder: Path | None = None) -> dict[str, Any]:
     """The result of this name: from its file, or computed and written there."""
+    folder = folder or FOLDER
     path = folder / f"{re.sub(r'[^a-zA-Z0-9.+-]+', '-', name)}.json"
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -25,6 +25,7 @@ from benchmarks.growth import GROWTH, exponent
 from benchmarks.networks import problems
 from benchmarks.safe_step import curvature_along, longest_safe_step
 from benchmarks.safe_step import network as deep_network
+from benchmarks.training import NOTHING
 from docs.training import machine, number, table
 from torch import nn
 
@@ -69,7 +70,7 @@ are what floating-point arithmetic and a solver return. LipSDP-Neuron is written
 
 The loss after the work of {budget} gradients, all data at every step, double precision, one seed. surefoot is
 `CertifiedDescent` with its defaults, whose every step is proved; Adam has the best of {rates} learning rates,
-chosen afterwards. [More networks and budgets](training.md).
+chosen afterwards. Losses below {nothing:g} count as equal. [More networks and budgets](training.md).
 
 {training}
 
@@ -183,7 +184,7 @@ def training() -> list[list[str]]:
                     for s in (TUNED[ADAM] if method == ADAM else [None])
                 )
         for method, value in found.items():
-            ratio = value / found[CERTIFIED]
+            ratio = max(value, NOTHING) / max(found[CERTIFIED], NOTHING)
             ends = ["", ""] if method == CERTIFIED else [f"{ratio:.3g}", verdict(ratio)]
             rows.append([problem.name, method, number(value), *ends])
     return rows
@@ -292,6 +293,7 @@ def render(parts: dict[str, str]) -> str:
     return TEXT.format(
         absent=absent(),
         budget=BUDGET,
+        nothing=NOTHING,
         rates=len(TUNED[ADAM]),
         sizes="; ".join(_sizes()),
         machine=machine(),
