@@ -45,7 +45,8 @@ soak: .venv/.installed-test
 
 # Other packages, in folders of their own; what cannot be installed is said on the pages.
 PEERS := prodigyopt schedulefree dadaptation curvlinops-for-pytorch backpack-for-pytorch torch-levenberg-marquardt \
-  pytorch-minimize eclipse-nn einconv einops unfoldNd tqdm pytorch_lightning lightning_utilities torchmetrics fsspec
+  pytorch-minimize eclipse-nn einconv einops unfoldNd tqdm pytorch_lightning lightning_utilities torchmetrics fsspec \
+  linear_operator jaxtyping wadler_lindig typeguard
 build/peers:
 	for each in $(PEERS); do $(BIN)/python -m pip install --quiet --no-deps --target $@ $$each || echo "without $$each"; done
 

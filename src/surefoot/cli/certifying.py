@@ -103,19 +103,23 @@ def write_page(path: Path | None, found: Sequence[Certified], others: dict[str, 
     """The report, whole or not at all, if one is asked for."""
     if path is None:
         return
-    shown = [
-        (subject.name if len(subject.certificates) == 1 else f"{subject.name}, {kind}", certificate)
-        for subject in found
-        for kind, certificate in subject.certificates.items()
-    ]
     with writing(path, "--report"):
-        write_report(path, shown, what_if=others)
+        write_report(path, [each for subject in found for each in _named(subject)], what_if=others)
     output.note(f"the report is in {path}")
+
+
+def _named(subject: Certified) -> list[tuple[str, Certificate]]:
+    """Its certificates, with the kind of constants in the name where there are several."""
+    several = len(subject.certificates) > 1
+    return [
+        (f"{subject.name}, {kind}" if several else subject.name, each)
+        for kind, each in subject.certificates.items()
+    ]
 
 
 _HEAD = ("model", "bound m", "Lipschitz ℓ", "ℓ ratio", "smoothness L", "L ratio")
 _TITLES = {"certified": "Proved:", "paper": "As the paper prints it:"}
-_NUMBER = 10  # signs of a constant
+_NUMBER = 12  # signs of a constant, or of its title
 _REASONS = 3  # that are shown of why L is infinite
 
 
@@ -155,13 +159,13 @@ def certify_all(
         for job, result in finished(left, work, sweep.workers):
             results[job.name] = result
             lines.add(job, result)
+            if isinstance(result, SurefootError):
+                output.warn(f"there is no certificate for {job.name}: {result}")
             show(job, result)
             advance(job.name)
     ordered = {job.name: results[job.name] for job in jobs}
     found = [result for result in ordered.values() if isinstance(result, Certified)]
     failed = {name: result for name, result in ordered.items() if isinstance(result, SurefootError)}
-    for model, why in failed.items() if not as_finished else ():
-        output.warn(f"there is no certificate for {model}: {why}")
     if not found:
         raise next(iter(failed.values()))
     write_page(report, found)
@@ -176,25 +180,21 @@ def certify_all(
 
 
 def _row_of(jobs: Sequence[Job], lines: Lines, json: bool) -> Callable[[Job, Certified | SurefootError], None]:
-    """Shows a job: a row below a head, or a line of JSON. What failed is said at once."""
+    """Shows a job: a row below a head, or a line of JSON."""
     head = ("model", "bound m", "Lipschitz ℓ", "smoothness L", "step size")
-    longest = max(len(kind) + 2 for kind in jobs[0].request.kinds) if len(jobs[0].request.kinds) > 1 else 0
-    widths = (max(len(job.name) for job in jobs) + longest, *(max(len(title), _NUMBER) for title in head[1:]))
+    kinds = jobs[0].request.kinds
+    width = max(len(job.name) for job in jobs) + (max(map(len, kinds)) + 2 if len(kinds) > 1 else 0)
 
     def row(cells: Sequence[str]) -> None:
-        first, *others = (f"{cell:>{size}}" for cell, size in zip(cells, widths, strict=True))
-        output.result("  ".join([f"{first.strip():<{widths[0]}}", *others]))
+        first, *others = cells
+        output.result("  ".join([f"{first:<{width}}", *(f"{cell:>{_NUMBER}}" for cell in others)]))
 
     def show(job: Job, result: Certified | SurefootError) -> None:
-        if isinstance(result, SurefootError):
-            output.warn(f"there is no certificate for {job.name}: {result}")
         if json:
             output.document(lines.line(job, result), indent=None)
         elif isinstance(result, Certified):
-            for kind, each in result.certificates.items():
-                name = result.name if len(result.certificates) == 1 else f"{result.name}, {kind}"
-                star = "*" if each.flags else ""
-                bounds = (each.bound, each.lipschitz, each.smoothness)
+            for name, each in _named(result):
+                star, bounds = "*" if each.flags else "", (each.bound, each.lipschitz, each.smoothness)
                 row([name, *(f"{value}{star}" for value in bounds), "–" if star else down(each.step_size)])
 
     if not json:
