@@ -55,7 +55,7 @@ def _late(number: int, frame: Any) -> None:
 
 def attempt(task: Round, seed: int) -> tuple[str, bool]:
     """How a round ended, and whether it was as it must be."""
-    dice = random.Random(seed)
+    dice = random.Random(seed + 10**12)  # not the one that drew the task
     torch.manual_seed(seed)
     for number in (signal.SIGALRM, signal.SIGVTALRM):
         signal.signal(number, _late)
@@ -106,6 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1200.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--page", type=Path, default=PAGE, help="where the counts are written")
     parser.add_argument("--round", help="one round alone, with this seed")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -115,7 +116,7 @@ def main() -> None:
         return
     print(f"seed {given.seed}, {given.seconds:.0f} seconds", flush=True)
     counts, wrong = run(given.seconds, given.seed)
-    PAGE.write_text(page(counts, wrong, given.seconds, given.seed), encoding="utf-8")
+    given.page.write_text(page(counts, wrong, given.seconds, given.seed), encoding="utf-8")
     for what, count in sorted(counts.items()):
         print(f"{count:6d}  {what}")
     sys.exit(1 if wrong else 0)
