@@ -22,7 +22,7 @@ from torch import distributed, nn
 import surefoot as sf
 from benchmarks.soak_rounds import MET, OPTIMIZERS, Fault, Round, data, deep, network, pick, spoilt, weights
 from surefoot.cli.exported import load_exported
-from surefoot.cli.models import load_weights
+from surefoot.cli.suiting import load_weights
 from surefoot.cli.sweep import Lines
 from surefoot.cli.training import Keeper, save_weights
 from surefoot.errors import SurefootError

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from surefoot.cli import output
 from surefoot.cli.cases import Subject, trainable
 from surefoot.cli.guard import Outcome, UsageError, append_line, writing
-from surefoot.cli.models import in_evaluation, refusal
 from surefoot.cli.options import Run, Start
+from surefoot.cli.suiting import in_evaluation, refusal
 from surefoot.data import Dataset, imported
 from surefoot.errors import SurefootError
 from surefoot.graph.checks import selected
