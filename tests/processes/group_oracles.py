@@ -101,6 +101,29 @@ def bursts(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, 
     return weights, losses, [record.kept for record in training.history], training.rate
 
 
+def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str, Any]:
+    """What is said of a model whose weights lie with several processes, and of one whose weights do not; ``make``
+    gives others with the same weights.
+    """
+    x, y = part
+    domains = sf.Ball(0.1), sf.ProductBall(1.0), sf.ProductBall(0.2, center="present")
+    found: dict[str, Any] = {}
+    for number, domain in enumerate(domains):
+        norms = sf.certify(model, torch.ones(30, 4).double(), domain=domain, input_norm=3.0)
+        found[f"norms {number}"] = [float(n) for n in (norms.bound, norms.lipschitz, norms.smoothness)]
+    batches = mini_batches(part, 50)
+    found["certificate"] = float(sf.certify(model, batches, **DOMAINS["ridge"], **group).smoothness)
+    found["value"] = sf.evaluate(model, x, sf.CrossEntropy(), y, **group).value
+    found["directions"] = directions(model, part, 4, **group)
+    for name, (optimizer, options) in {"descent": (sf.CertifiedDescent, {}), **OPTIMIZERS}.items():
+        moved = make()
+        training = optimizer(moved, sf.CrossEntropy(), **options, **group)
+        losses = [training.step(x, y) for _ in range(STEPS)] + [training.value(x, y)]
+        whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in moved.parameters()]
+        found[name] = losses, [value.detach() for value in whole]
+    return found
+
+
 def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
     """Bytes that this process hands over: a pull-back, a push-forward, a Gauss-Newton step of some iterations."""
     x, y = part

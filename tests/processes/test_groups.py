@@ -17,14 +17,14 @@ import group_oracles
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
+from surefoot.graph.sharded import norms_of_shards
 from surefoot.objectives import Poisson
-from surefoot.optim import CertifiedDescent, by_evaluation
+from surefoot.optim import CertifiedDescent, ProvedEpochs, by_evaluation
 from surefoot.processes import ProcessError, Processes, ProcessLost
 from surefoot.valuation.streamed import Streamed, StreamedValuer
 
@@ -112,17 +112,34 @@ def work(rank: int, folder: str) -> None:
     os._exit(0)  # the group cannot be left in order
 
 
-def sharded(group: Any) -> tuple[str, float]:
-    """What is said of weights that lie with several processes, and the value with a plain copy of them."""
-    mesh = DeviceMesh.from_group(group, "cpu")
-    model, plain = fully_shard(network(), mesh=mesh), network()
-    said = refused(lambda: sf.evaluate(model, *data()[:1], sf.CrossEntropy(), data()[1]))
-    with torch.no_grad():
-        for value in plain.parameters():
-            value.zero_()
-    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    plain.load_state_dict(whole)
-    return said, sf.evaluate(plain, *data()[:1], sf.CrossEntropy(), data()[1]).value
+def sharded(group: Any) -> dict[str, Any]:
+    """Of weights that lie with several processes: results, bytes, refusals, and whether shards stay shards."""
+    mesh, (x, y) = DeviceMesh.from_group(group, "cpu"), part_of(group)
+
+    def make(model: nn.Module | None = None) -> nn.Module:
+        model = network() if model is None else model
+        for child in model:  # type: ignore[attr-defined]
+            if any(True for _ in child.parameters()):
+                fully_shard(child, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    model = make()
+    model(x)  # after which some weights are whole for a while
+    found: dict[str, Any] = {"said": group_oracles.of_shards(model, (x, y), make, group=group)}
+    found["kinds"] = {type(value).__name__ for value in model.parameters()}
+    found["bytes"] = norms_of_shards(make(nn.Sequential(nn.Linear(10, 200, bias=False).double())))[2]
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), params=model[0].parameters(), group=group)  # type: ignore[index]
+    before = [value.full_tensor() for value in model.parameters()]  # type: ignore[operator]
+    found["nan"] = refused(lambda: optimizer.step(x if distributed.get_rank(group) else x * torch.nan, y))
+    found["kept"] = [torch.equal(a, b.full_tensor()) for a, b in zip(before, model.parameters(), strict=True)]  # type: ignore[operator]
+    optimizer.step(x, y)
+    found["moved"] = [not torch.equal(a, b.full_tensor()) for a, b in zip(before, model.parameters(), strict=True)]  # type: ignore[operator]
+    found["no group"] = refused(lambda: CertifiedDescent(model, sf.CrossEntropy()).step(x, y))
+    found["epochs"] = refused(
+        lambda: ProvedEpochs(torch.optim.SGD, sf.CrossEntropy(), [(x, y)], model=model, group=group)
+    )
+    found["export"] = refused(lambda: sf.estimate(model, x))
+    return found
 
 
 def part_of(group: Any) -> tuple[Tensor, Tensor]:
@@ -448,13 +465,35 @@ def test_a_checkpoint_is_resumed_on_another_number_of_processes(two: Outcome) ->
         close(part["resumed"], (losses, len(optimizer.history)))
 
 
-def test_wrapped_and_sharded_models(two: Outcome) -> None:
+def test_wrapped_models(two: Outcome) -> None:
     x, y = data()
     whole = sf.evaluate(network(), x, sf.CrossEntropy(y))
     for part in two:
         assert abs(part["wrapped"][0] - whole.value) <= part["wrapped"][1] + whole.error
-        assert "is a DTensor, whose entries lie with several processes" in part["sharded"][0]
-        assert part["sharded"][1] == whole.value
+
+
+def test_sharded_weights_give_what_whole_ones_do(two: Outcome) -> None:
+    expected = group_oracles.of_shards(network(), data(), network)
+    del expected["certificate"]
+    parts = [batch for part in parts_of(SHARES[2]) for batch in group_oracles.mini_batches(part, 50)]
+    whole = sf.certify(network(), parts, **group_oracles.DOMAINS["ridge"])
+    for part in two:
+        found = part["sharded"]
+        assert found["said"].pop("certificate") == pytest.approx(float(whole.smoothness), rel=1e-8)
+        close(found["said"], expected)
+        assert found["kinds"] == {"DTensor"}
+        assert 800 < found["bytes"] < 1200  # a Gram matrix of 10 × 10; the weight has 16,000
+
+
+def test_sharded_weights_change_all_or_none(two: Outcome) -> None:
+    for part in two:
+        found = part["sharded"]
+        assert "NaN" in found["nan"]
+        assert found["kept"] == [True] * 4
+        assert found["moved"] == [True, True, False, False]
+        assert "group=" in found["no group"]
+        assert "CertifiedDescent" in found["epochs"]
+        assert "is a DTensor, whose entries lie with several processes" in found["export"]
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from surefoot.errors import CaptureError
 from surefoot.graph.nodes import Node, Ref, Spec
+from surefoot.graph.sharded import Sharded, is_sharded
 from surefoot.graph.structure import Graph
 from surefoot.torch_private import Dropout
 
@@ -93,9 +94,12 @@ def check_model(model: Any) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without the wrapper that averages gradients of several processes."""
-    wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
-    return model.module if wrapped else model  # type: ignore[return-value]
+    """The model itself, without the wrapper that averages gradients of several processes; a plain copy, if its
+    weights lie with several of them.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.module
+    return Sharded(model).plain if is_sharded(model) else model
 
 
 def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
@@ -118,7 +122,7 @@ def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
     if hasattr(value, "device_mesh"):
         yield (
             "is a DTensor, whose entries lie with several processes",
-            "Bounds and proved steps need whole weights: load them into a plain copy of the model, "
+            "This needs whole weights: load them into a plain copy of the model, "
             "copy.load_state_dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))) "
             "with torch.distributed.checkpoint.state_dict.",
         )

@@ -359,7 +359,10 @@ def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:
         held = {id(parameter) for group in chosen.param_groups for parameter in group["params"]}
         strangers = [name for name, value in owner.trainable.items() if id(value) not in held]
         if strangers:
-            raise ValueError(f"{type(chosen).__name__} does not hold '{strangers[0]}': give it model.parameters()")
+            raise ValueError(
+                f"{type(chosen).__name__} does not hold '{strangers[0]}': give it model.parameters(), or pass the "
+                "class if weights are sharded"
+            )
         return Proposed(chosen, owner)
     if callable(chosen) and not isinstance(chosen, str | type):
         return Chosen(chosen)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.graph.checks import is_loader, unwrapped
+from surefoot.graph.sharded import is_sharded
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import (
     Average,
@@ -557,6 +558,11 @@ def _checked_model(optimizer: Any, model: Any) -> nn.Module:
         raise TypeError(f"the first argument is a torch optimizer, got {type(optimizer).__name__}: {usage}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"the objective of all data needs the model, got {type(model).__name__}: {usage}")
+    if is_sharded(model):
+        raise OptimizerError(
+            "the weights of this model lie with several processes, and its optimizer moves a part of them: train "
+            "by surefoot.CertifiedDescent(model, objective, group=…), or a model that is whole on each process"
+        )
     return model
 
 
