@@ -13,6 +13,8 @@ from torch.distributed import checkpoint
 
 import surefoot as sf
 from surefoot.optim import GaussNewton, Newton, ProvedEpochs
+from surefoot.oracles.factor import factor_of
+from surefoot.oracles.gram_pieces import assemble_pieces
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
 
@@ -21,6 +23,7 @@ ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gradient": (sf.oracles.gradient, {"kappa": 2.0}),
     "primal": (sf.oracles.gauss_newton, {"method": "primal", "regularizer": sf.Ridge(0.1)}),
     "dual": (sf.oracles.gauss_newton, {"method": "dual"}),
+    "gram": (sf.oracles.gauss_newton, {"method": "dual_gram", "regularizer": sf.Ridge(0.1)}),
     "conjugate": (sf.oracles.newton, {"method": "cg", "kappa": 0.5}),
 }
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -35,14 +38,12 @@ DOMAINS: dict[str, dict[str, Any]] = {
 STEPS = 3
 
 
-def directions(network: nn.Module, part: Part, size: int = 2, **group: Any) -> dict[str, Any]:
-    """Of all oracles, or of some for more processes, with the decrease of the model, κ and the calls."""
+def directions(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
+    """Of all oracles, with the decrease of the model, κ and the calls."""
     x, y = part
     chain, loss = sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y)
     found = {}
     for name, (oracle, options) in ORACLES.items():
-        if size > 2 and name not in ("gradient", "dual"):
-            continue
         step = oracle(chain, loss, **options, **group)
         found[name] = dict(step.direction), step.model_decrease, step.kappa, step.calls
     return found
@@ -60,6 +61,34 @@ def trained(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
         sent = 0 if training.processes is None else training.processes.sent
         found[name] = weights, losses, training.kappa, sent, repr(training.history)
     return found
+
+
+def proved(network: nn.Module, *data: Any, **group: Any) -> tuple[Any, ...]:
+    """Weights, losses and promises of Gauss-Newton steps whose damping is certified."""
+    model = copy.deepcopy(network)
+    training = GaussNewton(model, sf.CrossEntropy(), damping="certified", regularizer=sf.Ridge(0.01), **group)
+    given = data[0] if isinstance(data[0], tuple) else data
+    losses = [training.step(*given) for _ in range(2)]
+    losses.append(training.value(*given))
+    weights = {path: value.detach() for path, value in model.named_parameters()}
+    return weights, losses, [record.promised_decrease for record in training.history]
+
+
+def calls(model: nn.Module, loader: Any, **group: Any) -> dict[str, Any]:
+    """Everything that takes a loader."""
+    loss = sf.CrossEntropy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {
+        "evaluate": lambda: sf.evaluate(model, loader, loss, **group),
+        "certify": lambda: sf.certify(model, loader, objective=loss, domain=sf.Ball(0.02), **group),
+        "convergence": lambda: sf.convergence(model, loader, loss, method="newton", effort="low", **group),
+        "gradient": lambda: sf.oracles.gradient(sf.Chain(model, loader), loss, **group),
+        "gauss_newton": lambda: sf.oracles.gauss_newton(sf.Chain(model, loader), loss, **group),
+        "newton": lambda: sf.oracles.newton(sf.Chain(model, loader), loss, kappa=1.0, method="cg", **group),
+        "CertifiedDescent": lambda: sf.CertifiedDescent(model, loss, **group).step(loader),
+        "GaussNewton": lambda: GaussNewton(model, loss, **group).step(loader),
+        "ProvedEpochs": lambda: ProvedEpochs(optimizer, loss, loader, model=model, **group).step(),
+    }
 
 
 def certificates(network: nn.Module, parts: list[Part], names: list[str], **group: Any) -> dict[str, Any]:
@@ -114,7 +143,7 @@ def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str
     batches = mini_batches(part, 50)
     found["certificate"] = float(sf.certify(model, batches, **DOMAINS["ridge"], **group).smoothness)
     found["value"] = sf.evaluate(model, x, sf.CrossEntropy(), y, **group).value
-    found["directions"] = directions(model, part, 4, **group)
+    found["directions"] = directions(model, part, **group)
     for name, (optimizer, options) in {"descent": (sf.CertifiedDescent, {}), **OPTIMIZERS}.items():
         moved = make()
         training = optimizer(moved, sf.CrossEntropy(), **options, **group)
@@ -125,18 +154,19 @@ def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str
 
 
 def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
-    """Bytes that this process hands over: a pull-back, a push-forward, a Gauss-Newton step of some iterations."""
+    """Bytes that this process hands over: a pull-back, a push-forward, the factors of a Gram matrix."""
     x, y = part
     processes = Processes(group)
     problem = Problem(sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y), None, None, processes)
     asked: list[Any] = [
         lambda: problem.autodiff.pullback(problem.slope),
         lambda: problem.autodiff.pushforward(problem.parameters),
+        lambda: assemble_pieces(problem, factor_of(problem, torch.float64)),
     ]
     found = []
     for ask in asked:
         before = processes.sent
-        processes.led(lambda ask=ask: ask() is None, problem.autodiff.serve)  # type: ignore[union-attr,misc]
+        processes.led(lambda ask=ask: ask() is None, problem.serve)  # type: ignore[misc]
         found.append(processes.sent - before)
     return found
 
@@ -182,8 +212,9 @@ def answers(network: nn.Module, part: Part, group: Any, size: int) -> dict[str, 
     """All of these, on one process of a group."""
     x, y = part
     return {
-        "directions": directions(network, part, size, group=group),
-        "trained": trained(network, part, group=group) if size == 2 else {},
+        "directions": directions(network, part, group=group),
+        "trained": trained(network, part, group=group),
+        "proved": proved(network, part, group=group),
         "certificates": certificates(network, [part], asked_of(size), group=group),
         "bursts": bursts(network, mini_batches(part, 5), group=group),
         "sent": sent(network, part, group),

@@ -102,12 +102,15 @@ def work(rank: int, folder: str) -> None:
     else:
         model = network()
         optimizer = CertifiedDescent(model, sf.CrossEntropy(), group=short)
+        began = time.monotonic()
         four["hung"] = refused(lambda: optimizer.step(*part_of(short)))
+        four["waited"] = time.monotonic() - began
         four["unchanged"] = not optimizer.history and all(
             map(torch.equal, model.parameters(), network().parameters())
         )
-        x, y = part_of(None)
-        four["died"] = refused(lambda: sf.evaluate(model, x, sf.CrossEntropy(), y, group=everyone))
+        loader = group_oracles.mini_batches(part_of(None), 5)
+        died = group_oracles.calls(model, loader, group=everyone)
+        four["died"] = {name: refused(call) for name, call in died.items()}
     torch.save((two, four), f"{folder}/{rank}.pt")
     os._exit(0)  # the group cannot be left in order
 
@@ -239,6 +242,9 @@ def refusals(group: Any) -> dict[str, Any]:
     model = network()
     optimizer = CertifiedDescent(model, sf.CrossEntropy(), group=group)
     found["nan step"] = refused(lambda: optimizer.step(spoilt, labels))
+    loader = [(x, y), (spoilt, labels)]
+    spoilt_calls = group_oracles.calls(network(), loader, group=group)
+    found["nan calls"] = {name: refused(call) for name, call in spoilt_calls.items()}
     found["no targets"] = refused(lambda: optimizer.step(x, y if rank else None))
     found["closure"] = refused(lambda: optimizer.step(x, y, None if rank else lambda: (x, x)))
     found["kept"] = all(map(torch.equal, model.parameters(), network().parameters())), len(optimizer.history)
@@ -366,6 +372,9 @@ def test_what_goes_wrong_on_one_process_is_raised_on_all(two: Outcome) -> None:
         assert "NaN" in part["nan"]
         assert ("process 1 of the group failed" in part["nan"]) == (rank != 1)
         assert "NaN" in part["nan step"]
+        for said in part["nan calls"].values():
+            assert "batch 1 of the loader" in said
+            assert rank == 1 or "process 1 of the group failed" in said
         assert "targets" in part["no targets"]
         assert "closure" in part["closure"]
         assert part["kept"] == (True, 0)
@@ -386,9 +395,9 @@ def test_a_process_that_is_not_in_the_group_is_told_so(four: Outcome) -> None:
 
 def test_a_process_that_hangs_or_dies_raises_on_the_others(four: Outcome) -> None:
     for part in four[:-1]:
-        for how in ("hung", "died"):
-            assert part[how].startswith(ProcessLost.__name__)
-            assert "start all of them again" in part[how]
+        for said in (part["hung"], *part["died"].values()):
+            assert said.startswith(ProcessLost.__name__)
+            assert "start all of them again" in said
         assert part["unchanged"]
 
 
@@ -423,7 +432,7 @@ def close(value: Any, expected: Any) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_oracles_of_several_processes_are_those_of_one(two: Outcome, four: Outcome, size: int) -> None:
     found = [part["answers"]["directions"] for part in (two if size == 2 else four)]
-    expected = group_oracles.directions(network(), data(), size)
+    expected = group_oracles.directions(network(), data())
     for part in found:
         close(part, expected)
         for name, (direction, *numbers) in part.items():
@@ -431,8 +440,9 @@ def test_oracles_of_several_processes_are_those_of_one(two: Outcome, four: Outco
             assert all(torch.equal(value, found[0][name][0][path]) for path, value in direction.items())
 
 
-def test_second_order_steps_of_several_processes(two: Outcome) -> None:
-    expected, outcome = group_oracles.trained(network(), data()), two
+@pytest.mark.parametrize("size", [2, 4])
+def test_second_order_steps_of_several_processes(two: Outcome, four: Outcome, size: int) -> None:
+    expected, outcome = group_oracles.trained(network(), data()), two if size == 2 else four
     bytes_of_weights = 8 * sum(value.numel() for value in network().parameters())
     for part in outcome:
         for name, (weights, losses, kappa, sent, history) in part["answers"]["trained"].items():
@@ -441,6 +451,17 @@ def test_second_order_steps_of_several_processes(two: Outcome) -> None:
             assert all(torch.equal(value, first[0][path]) for path, value in weights.items())
             assert (losses, kappa, history) == (first[1], first[2], first[4])
             assert bytes_of_weights < sent < 300 * bytes_of_weights
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_certified_damping_of_several_processes_keeps_its_promises(two: Outcome, four: Outcome, size: int) -> None:
+    found = [part["answers"]["proved"] for part in (two if size == 2 else four)]
+    batches = [part for part in parts_of(SHARES[size]) if len(part[1])]
+    expected = group_oracles.proved(network(), batches)
+    assert all(0 < promise <= a - b for promise, (a, b) in zip(expected[2], pairwise(expected[1]), strict=True))
+    for part in found:
+        close(part, expected)
+        assert part[1:] == found[0][1:]
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -501,8 +522,11 @@ def test_what_crosses_is_what_is_predicted(two: Outcome, four: Outcome, size: in
     traffic = sf.cost(network(), data()[0], processes=size).traffic
     assert traffic is not None
     for rank, part in enumerate(two if size == 2 else four):
-        for found, predicted in zip(part["answers"]["sent"], (traffic.pull, traffic.push), strict=True):
+        *passes, factors = part["answers"]["sent"]
+        for found, predicted in zip(passes, (traffic.pull, traffic.push), strict=True):
             assert 0 < found - predicted[min(rank, 1)] < 300  # words, and that all went well
+        share = size * len(parts_of(SHARES[size])[rank][1]) / len(data()[1])
+        assert 0 < factors - traffic.gram[min(rank, 1)] * share < 3000  # names of parameters too
 
 
 @pytest.mark.parametrize("size", [2, 4])
