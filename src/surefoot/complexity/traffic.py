@@ -53,6 +53,11 @@ class Traffic:
         return self.width * (self.parameters + self.outputs), self.width * self.outputs
 
     @property
+    def descent(self) -> tuple[int, int]:
+        """Of a pass of proved descent: weights are sent, gradients added up."""
+        return (self.width + _DOUBLE) * self.parameters, _DOUBLE * self.parameters
+
+    @property
     def gram(self) -> tuple[int, int]:
         """Of the factors of a Gram matrix, for a network of linear layers with even shares."""
         return 0, self.width * self.factors // self.processes
