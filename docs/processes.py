@@ -189,12 +189,12 @@ TABLES = {"memory": memory, "runs": runs, "scale": scale}
 def main(names: list[str]) -> None:
     """Rewrite tables of the page."""
     for name in names or TABLES:
-        page = PAGE.read_text(encoding="utf-8")
+        table, page = TABLES[name](), PAGE.read_text(encoding="utf-8")
         begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
         before, _, rest = page.partition(begin)
         after = rest.partition(end)[2]
         assert after, f"the page has no marks for {name}"
-        PAGE.write_text(before + begin + TABLES[name]() + end + after, encoding="utf-8")
+        PAGE.write_text(before + begin + table + end + after, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -144,10 +144,8 @@ def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str
     found["certificate"] = float(sf.certify(model, batches, **DOMAINS["ridge"], **group).smoothness)
     found["value"] = sf.evaluate(model, x, sf.CrossEntropy(), y, **group).value
     found["directions"] = directions(model, part, **group)
-    for name, (optimizer, options) in {
-        "descent": (sf.CertifiedDescent, {}),
-        "second": OPTIMIZERS["gauss_newton"],
-    }.items():
+    kinds: dict[str, Any] = {"descent": (sf.CertifiedDescent, {}), "second": OPTIMIZERS["gauss_newton"]}
+    for name, (optimizer, options) in kinds.items():
         moved = make()
         training = optimizer(moved, sf.CrossEntropy(), **options, **group)
         losses = [training.step(x, y) for _ in range(STEPS)] + [training.value(x, y)]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ def work(rank: int, folder: str) -> None:
     everyone = distributed.group.WORLD
     four, two = asked(everyone, ["lbfgs"]), {}
     four["answers"] = group_oracles.answers(network(), part_of(everyone), everyone, 4)
+    mesh = DeviceMesh.from_group(everyone, "cpu")
+    four["sharded"] = few_shards(*part_of(everyone), shards(mesh), group=everyone)
     if rank >= 2:
         two = asked(pair, list(RUNS)) | refusals(pair)
         group_oracles.checkpointed(network(), part_of(pair), f"{folder}/two", pair)
@@ -102,9 +105,7 @@ def work(rank: int, folder: str) -> None:
     else:
         model = network()
         optimizer = CertifiedDescent(model, sf.CrossEntropy(), group=short)
-        began = time.monotonic()
         four["hung"] = refused(lambda: optimizer.step(*part_of(short)))
-        four["waited"] = time.monotonic() - began
         four["unchanged"] = not optimizer.history and all(
             map(torch.equal, model.parameters(), network().parameters())
         )
@@ -115,17 +116,26 @@ def work(rank: int, folder: str) -> None:
     os._exit(0)  # the group cannot be left in order
 
 
+def shards(mesh: DeviceMesh, model: nn.Module | None = None) -> nn.Module:
+    """A network whose weights lie with the processes of a mesh."""
+    model = network() if model is None else model
+    for child in model:  # type: ignore[attr-defined]
+        if any(True for _ in child.parameters()):
+            fully_shard(child, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def few_shards(x: Tensor, y: Tensor, model: nn.Module, **group: Any) -> list[float]:
+    """Of weights one of which has fewer rows than there are processes."""
+    norms = sf.certify(model, torch.ones(2, 4).double(), domain=sf.Ball(0.1), input_norm=1.0)
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), **group)
+    losses = [optimizer.step(x, y), optimizer.step(x, y)]
+    return [float(norms.smoothness), *losses, sf.evaluate(model, x, sf.CrossEntropy(), y, **group).value]
+
+
 def sharded(group: Any) -> dict[str, Any]:
     """Of weights that lie with several processes: results, bytes, refusals, and whether shards stay shards."""
-    mesh, (x, y) = DeviceMesh.from_group(group, "cpu"), part_of(group)
-
-    def make(model: nn.Module | None = None) -> nn.Module:
-        model = network() if model is None else model
-        for child in model:  # type: ignore[attr-defined]
-            if any(True for _ in child.parameters()):
-                fully_shard(child, mesh=mesh)
-        return fully_shard(model, mesh=mesh)
-
+    (x, y), make = part_of(group), partial(shards, DeviceMesh.from_group(group, "cpu"))
     model = make()
     model(x)  # after which some weights are whole for a while
     found: dict[str, Any] = {"said": group_oracles.of_shards(model, (x, y), make, group=group)}
@@ -504,6 +514,12 @@ def test_sharded_weights_give_what_whole_ones_do(two: Outcome) -> None:
         close(found["said"], expected)
         assert found["kinds"] == {"DTensor"}
         assert 800 < found["bytes"] < 1200  # a Gram matrix of 10 × 10; the weight has 16,000
+
+
+def test_weights_with_fewer_rows_than_processes(four: Outcome) -> None:
+    expected = few_shards(*data(), network())
+    for part in four:
+        close(part["sharded"], expected)
 
 
 def test_sharded_weights_change_all_or_none(two: Outcome) -> None:
