@@ -15,11 +15,12 @@ from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
 from surefoot.graph.checks import as_inputs, is_loader, unwrapped
-from surefoot.graph.sharded import is_sharded, norms_of_shards
+from surefoot.graph.sharded import norms_of_shards
 from surefoot.lower import curvature_at_weights
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
 from surefoot.processes import Processes
+from surefoot.torch_private import is_sharded
 from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 

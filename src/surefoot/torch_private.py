@@ -6,7 +6,8 @@ A new release of PyTorch may move any of these names; then this is the one file 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -112,6 +113,25 @@ def with_buffer(module: _Module, name: str, value: Tensor | None) -> _Module:
     return copied
 
 
+def is_sharded(model: Any) -> bool:
+    """Whether parameters of a model lie with several processes, or would if they were not just in use."""
+    if not isinstance(model, nn.Module):
+        return False
+    return any(map(lies_elsewhere, model.parameters())) or any(True for _ in sharded_modules(model))
+
+
+def lies_elsewhere(value: Tensor) -> bool:
+    """Whether a tensor is one of several processes; to import the type of these takes long."""
+    return hasattr(value, "device_mesh")
+
+
+def sharded_modules(model: nn.Module) -> Iterator[Any]:
+    """The modules that ``fully_shard`` was called on; whoever did has imported it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        yield from (module for module in model.modules() if isinstance(module, fsdp.FSDPModule))
+
+
 def unsharded_copy(
     module: _Module, value: Callable[[Tensor], Tensor], memo: dict[int, Any] | None = None
 ) -> _Module:
@@ -166,6 +186,6 @@ def constants_allowed() -> AbstractContextManager[None]:
 __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "children_of", "constants_allowed",
-    "global_forward_hooks", "global_hooks", "is_view", "pre_hooks_of", "schema_of", "set_writes_of", "storage_of",
-    "unsharded_copy", "with_buffer", "writes_of",
+    "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "pre_hooks_of", "schema_of",
+    "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer", "writes_of",
 ]  # fmt: skip

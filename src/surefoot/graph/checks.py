@@ -12,9 +12,9 @@ from torch.nn.parameter import is_lazy
 
 from surefoot.errors import CaptureError
 from surefoot.graph.nodes import Node, Ref, Spec
-from surefoot.graph.sharded import Sharded, is_sharded
+from surefoot.graph.sharded import Sharded
 from surefoot.graph.structure import Graph
-from surefoot.torch_private import Dropout
+from surefoot.torch_private import Dropout, is_sharded, lies_elsewhere
 
 
 def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -119,7 +119,7 @@ def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
     """What is wrong with a parameter or buffer, and what to do about it."""
-    if hasattr(value, "device_mesh"):
+    if lies_elsewhere(value):
         yield (
             "is a DTensor, whose entries lie with several processes",
             "This needs whole weights: load them into a plain copy of the model, "

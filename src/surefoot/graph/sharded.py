@@ -15,8 +15,7 @@ All processes that hold a part call these functions at the same time.
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,25 +24,7 @@ from torch import Tensor, nn
 from surefoot.enclosure import Measured, row_norms
 from surefoot.norms import LARGEST_EXACT, frobenius_norm, norm_of_parts, spectral_norm
 from surefoot.processes import Processes
-from surefoot.torch_private import unsharded_copy
-
-
-def is_sharded(model: Any) -> bool:
-    """Whether parameters of a model lie with several processes, or would if they were not just in use."""
-    if not isinstance(model, nn.Module):
-        return False
-    return any(map(_lies_elsewhere, model.parameters())) or any(True for _ in _wrappers(model))
-
-
-def _lies_elsewhere(value: Tensor) -> bool:
-    return hasattr(value, "device_mesh")
-
-
-def _wrappers(model: nn.Module) -> Iterator[Any]:
-    """The modules that ``fully_shard`` was called on."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None:
-        yield from (module for module in model.modules() if isinstance(module, fsdp.FSDPModule))
+from surefoot.torch_private import lies_elsewhere, sharded_modules, unsharded_copy
 
 
 class Sharded:
@@ -58,13 +39,13 @@ class Sharded:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        for module in _wrappers(model):
+        for module in sharded_modules(model):
             module.reshard()  # after a forward pass some keep whole weights, which are no parameters of anyone
         self._pairs: dict[int, tuple[Any, Tensor]] = {}
         self.plain = unsharded_copy(model, self._whole)
 
     def _whole(self, value: Tensor) -> Tensor:
-        if not _lies_elsewhere(value):
+        if not lies_elsewhere(value):
             return value
         if id(value) not in self._pairs:
             whole = value.detach().full_tensor().clone()  # type: ignore[attr-defined]
@@ -88,7 +69,7 @@ class Sharded:
 
     def gather(self) -> None:
         """The copy gets the present weights, one after the other."""
-        for module in _wrappers(self.model):
+        for module in sharded_modules(self.model):
             module.reshard()
         with torch.no_grad():
             for value, whole in self._pairs.values():
@@ -117,10 +98,10 @@ def norms_of_shards(
     Of matrices it is norms, of everything else the values; nothing at all, if it is not to be measured.
     """
     found, sent = dict[str, Tensor | Measured](), 0
-    for module in _wrappers(model):
+    for module in sharded_modules(model):
         module.reshard()
     for path, value in model.named_parameters() if measured else ():
-        if not _lies_elsewhere(value):
+        if not lies_elsewhere(value):
             found[path] = value.detach()
         elif value.dim() != 2:
             found[path], sent = value.detach().full_tensor(), sent + value.to_local().nbytes  # type: ignore[attr-defined]
@@ -167,4 +148,4 @@ def _norms(whole: Tensor, *, exact: bool = True) -> Measured:
     return Measured(size, peak, spectral_norm(whole) if exact else size, longest)
 
 
-__all__ = ["Sharded", "is_sharded", "norms_of_shards"]
+__all__ = ["Sharded", "norms_of_shards"]

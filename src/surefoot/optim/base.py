@@ -16,7 +16,7 @@ from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph import Graph
 from surefoot.graph.checks import is_loader, unwrapped
-from surefoot.graph.sharded import Sharded, is_sharded
+from surefoot.graph.sharded import Sharded
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.operations.captured import capture
 from surefoot.optim.evaluation import Closure, OptimizerError, check_objective, gradient_of, loss_of, number
@@ -27,7 +27,7 @@ from surefoot.processes import Processes
 from surefoot.theorems.deciding import Method
 from surefoot.theorems.record import Convergence
 from surefoot.theorems.waiting import proved_from_here
-from surefoot.torch_private import copied_together
+from surefoot.torch_private import copied_together, is_sharded
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 

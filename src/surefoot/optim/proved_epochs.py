@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.graph.checks import is_loader, unwrapped
-from surefoot.graph.sharded import is_sharded
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import (
     Average,
@@ -34,6 +33,7 @@ from surefoot.optim.evaluation import OptimizerError, check_objective, outputs_o
 from surefoot.optim.joint import JointBatches
 from surefoot.optim.pace import Pace
 from surefoot.processes import Processes
+from surefoot.torch_private import is_sharded
 from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
