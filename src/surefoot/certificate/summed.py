@@ -120,6 +120,3 @@ class ProvedSum:
 
         parts = [part()] if self._processes is None else self._processes.gathered(part)
         return math.fsum(parts) / self._whole * (1 + 2.0**-50)
-
-
-__all__ = ["ProvedSum", "Weighted"]

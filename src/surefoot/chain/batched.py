@@ -185,6 +185,3 @@ class Batched:
             whole[self.first : self.first + sum(self._rows)] = torch.cat(list(parts))
         self.processes.add([whole])
         return whole
-
-
-__all__ = ["Batched"]

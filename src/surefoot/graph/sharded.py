@@ -146,6 +146,3 @@ def _norms(whole: Tensor, *, exact: bool = True) -> Measured:
     peak = float(whole.abs().max()) if whole.numel() else 0.0
     longest = min(float(row_norms(whole.double()).max()), size) if whole.numel() else 0.0
     return Measured(size, peak, spectral_norm(whole) if exact else size, longest)
-
-
-__all__ = ["Sharded", "norms_of_shards"]

@@ -353,6 +353,3 @@ def _is_asked(word: Any) -> bool:
 
 def _bent(move: Tensors, bend: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.double() + bend[name] for name, value in move.items()}
-
-
-__all__ = ["Damping", "Proved", "SecondOrder", "Solver"]

@@ -115,6 +115,3 @@ def assemble_pieces(problem: Problem, factor: Factor) -> Gram | None:
         layers.append(Outer(torch.cat([x for x, _ in pairs]), slopes[-1].shape[2], *key))
     outers = Outers(tuple(layers), torch.cat(slopes, dim=2)) if layers else None
     return Gram(outers, sums.finished())
-
-
-__all__ = ["Part", "assemble_pieces", "factors_of_part"]
