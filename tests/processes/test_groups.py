@@ -147,6 +147,8 @@ def sharded(group: Any) -> dict[str, Any]:
     found["kept"] = [torch.equal(a, b.full_tensor()) for a, b in zip(before, model.parameters(), strict=True)]  # type: ignore[operator]
     optimizer.step(x, y)
     found["moved"] = [not torch.equal(a, b.full_tensor()) for a, b in zip(before, model.parameters(), strict=True)]  # type: ignore[operator]
+    model[1] = nn.Sigmoid()  # type: ignore[operator]
+    found["replaced"] = refused(lambda: optimizer.step(x, y))
     found["no group"] = refused(lambda: CertifiedDescent(model, sf.CrossEntropy()).step(x, y))
     found["epochs"] = refused(
         lambda: ProvedEpochs(torch.optim.SGD, sf.CrossEntropy(), [(x, y)], model=model, group=group)
@@ -528,6 +530,7 @@ def test_sharded_weights_change_all_or_none(two: Outcome) -> None:
         assert "NaN" in found["nan"]
         assert found["kept"] == [True] * 4
         assert found["moved"] == [True, True, False, False]
+        assert "were replaced" in found["replaced"]
         assert "group=" in found["no group"]
         assert "CertifiedDescent" in found["epochs"]
         assert "is a DTensor, whose entries lie with several processes" in found["export"]

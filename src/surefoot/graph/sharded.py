@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.enclosure import Measured, row_norms
+from surefoot.errors import CaptureError
 from surefoot.norms import LARGEST_EXACT, frobenius_norm, norm_of_parts, spectral_norm
 from surefoot.processes import Processes
 from surefoot.torch_private import lies_elsewhere, sharded_modules, unsharded_copy
@@ -68,7 +69,17 @@ class Sharded:
         return [one(item) for item in given]
 
     def gather(self) -> None:
-        """The copy gets the present weights, one after the other."""
+        """The copy gets the present modes, and the present weights one after the other.
+
+        Raises:
+            CaptureError: if modules were replaced.
+        """
+        modules, copies = list(self.model.modules()), list(self.plain.modules())
+        if len(modules) != len(copies) or not all(map(isinstance, modules, map(type, copies))):
+            remedy = "Make another optimizer for the model as it is now."
+            raise CaptureError("modules of a model with sharded weights were replaced", remedy=remedy)
+        for module, copied in zip(modules, copies, strict=True):
+            copied.training = module.training
         for module in sharded_modules(self.model):
             module.reshard()
         with torch.no_grad():
