@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.batches import first_of
 from surefoot.chain import Chain
 from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs, is_loader
@@ -148,7 +149,7 @@ class ByEvaluation:
                 raise OptimizerError(
                     "a closure knows the loss of one process: leave it out where there is a group"
                 )
-            first = next(iter(x), None) if is_loader(x) else (x, y) if len(y) else None
+            first = first_of(x) if is_loader(x) else (x, y) if len(y) else None
             if first is not None and (not isinstance(first, list | tuple) or len(first) != 2):
                 raise OptimizerError("a loader gives pairs (x, y) of inputs and targets")
             key = "" if is_loader(x) else owner.fingerprint(x, y), None if first is None else owner.graph(first[0])
@@ -187,7 +188,7 @@ class ByEvaluation:
     def _function_of_all(self, loader: Any) -> Function:
         """The objective of all batches; kept while loader and model are the same."""
         owner = self.owner
-        first = next(iter(loader), None)
+        first = first_of(loader)
         if not isinstance(first, list | tuple) or len(first) != 2:
             raise OptimizerError("a loader gives pairs (x, y) of inputs and targets")
         key = "", owner.graph(first[0])
@@ -359,7 +360,10 @@ def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:
         held = {id(parameter) for group in chosen.param_groups for parameter in group["params"]}
         strangers = [name for name, value in owner.trainable.items() if id(value) not in held]
         if strangers:
-            raise ValueError(f"{type(chosen).__name__} does not hold '{strangers[0]}': give it model.parameters()")
+            raise ValueError(
+                f"{type(chosen).__name__} does not hold '{strangers[0]}': give it model.parameters(), or pass the "
+                "class if weights are sharded"
+            )
         return Proposed(chosen, owner)
     if callable(chosen) and not isinstance(chosen, str | type):
         return Chosen(chosen)

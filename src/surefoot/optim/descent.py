@@ -147,6 +147,7 @@ class CertifiedDescent(GuaranteedOptimizer):
         """The objective at the present parameters; where it is evaluated for proofs, in double precision too."""
         if isinstance(self._method, Ahead):
             return super().value(x, y, closure)
+        self.gather()
         return self._method.value(x, y)
 
     def extra_state(self) -> dict[str, Any]:

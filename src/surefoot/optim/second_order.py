@@ -8,12 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
 from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError, composite_iterations, gap_of, require_room, require_smooth
 from surefoot.objectives import Objective
-from surefoot.optim.damped import SecondOrder, Solver
+from surefoot.optim.damped import Proved, SecondOrder, Solver
 from surefoot.optim.evaluation import explained
 from surefoot.optim.preconditioning import Preconditioning
 from surefoot.optim.stored import Tensors, square_of
@@ -149,7 +148,7 @@ class GaussNewton(SecondOrder):
         require_room(certificate, most, eps)
         return composite_iterations(self.kappa, most, eps)
 
-    def curvature(self, proved: ProvedGradient, move: Tensors, certificate: Certificate) -> float:
+    def curvature(self, proved: Proved, move: Tensors, certificate: Certificate) -> float:
         """That of the Gauss-Newton model with this κ, which majorises the objective; L‖v‖² where that is less."""
         square = square_of(move)
         return min(proved.bent(move) + self.kappa * square, float(certificate.smoothness) * square)
@@ -218,6 +217,6 @@ class Newton(SecondOrder):
         require_smooth(certificate)
         return math.nextafter(2 * float(certificate.smoothness), math.inf)
 
-    def curvature(self, proved: ProvedGradient, move: Tensors, certificate: Certificate) -> float:
+    def curvature(self, proved: Proved, move: Tensors, certificate: Certificate) -> float:
         """L‖v‖², by Taylor's formula."""
         return float(certificate.smoothness) * square_of(move)
