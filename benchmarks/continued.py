@@ -60,9 +60,7 @@ def _interpolation(model: nn.Module, x: Tensor, y: Tensor, statement: Interpolat
     run = [rows[0].start()]
     for _ in range(_STEPS + 2):
         u = run[-1]
-        jacobian = arb_mat(
-            [row.gradient(u, [float(k == i) for k in range(each)]) for row in rows for i in range(each)]
-        )
+        jacobian = arb_mat([row.gradient(u, unit) for row in rows for unit in units])
         residual = arb_mat([[value - t] for value, t in zip(outputs(u), wanted, strict=True)])
         step = jacobian.transpose() * (jacobian * jacobian.transpose()).solve(residual)
         run.append(middle([a - step[k, 0] for k, a in enumerate(u)]))
