@@ -46,8 +46,7 @@ NAMED: Mapping[str, Callable[[], Direction]] = {
 }
 
 _ANGLE = 1e-10  # the least cosine between a direction and minus the gradient
-_FOREIGN_TRIALS = 8
-_PROXIMAL_TRIALS = 40
+_FOREIGN_TRIALS, _PROXIMAL_TRIALS = 8, 40
 _STALLS = 2
 _PART = 0.1  # of a decrease that errors may take away before they are made smaller
 
@@ -113,8 +112,8 @@ class ByEvaluation:
             parameter.grad = slopes[name].to(parameter.dtype)
         record = StepRecord(len(owner.history), loss, size, 0.0, promised_decrease=0.0, data=data)
         if isinstance(self.direction, Proximal):
-            _, length = function.proximal(point, first := self.direction.first(point, point.gradient))
-            size = length / first
+            first = self.direction.first(point, point.gradient)
+            size = function.proximal(point, first)[1] / first
             record = replace(record, stationarity=size)
         if size == 0:
             what = "gradient mapping" if isinstance(self.direction, Proximal) else "gradient"

@@ -154,13 +154,8 @@ class GaussNewton(SecondOrder):
     def foresee(self, x: Any, y: Any) -> Convergence:
         """Fix the damping so that all steps on these data, from the present weights, have one proved rate.
 
-        The verdict is about the run before its first step (:class:`surefoot.theorems.DampedGaussNewton`): the rate
-        of the square loss, the ball that is not left, and ``iterations(eps)``. Where it is not proved, it says
-        what is missing, and the damping stays as it was.
-
-        Args:
-            x: all the data of the objective.
-            y: their targets.
+        The verdict is about the run before its first step (:class:`surefoot.theorems.DampedGaussNewton`): rate,
+        ball and ``iterations(eps)``. Where it is not proved, it says what is missing, and the damping stays.
 
         Raises:
             GuaranteeError: if the objective is not a square loss without a regulariser.
@@ -172,8 +167,7 @@ class GaussNewton(SecondOrder):
         1
         """
         with self._others_constant():
-            loss = self.objective.bound_to(y)
-            verdict = proved_from_here(self.model, x, loss, self.ridge, "damped")
+            verdict = proved_from_here(self.model, x, self.objective.bound_to(y), self.ridge, "damped")
         if isinstance(verdict.statement, DampedGaussNewton) and verdict.proved:
             self.damping = self.kappa = verdict.statement.kappa
         return verdict

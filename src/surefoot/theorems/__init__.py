@@ -23,17 +23,7 @@ from surefoot.theorems.stochastic import StochasticDescent
 from surefoot.theorems.waiting import until_proved
 
 __all__ = [
-    "Convergence",
-    "DampedGaussNewton",
-    "FastHeavyBall",
-    "GradientDescent",
-    "HeavyBall",
-    "Hypothesis",
-    "Interpolation",
-    "NothingHere",
-    "Profile",
-    "StochasticDescent",
-    "StronglyConvex",
-    "convergence",
+    "Convergence", "DampedGaussNewton", "FastHeavyBall", "GradientDescent", "HeavyBall", "Hypothesis",
+    "Interpolation", "NothingHere", "Profile", "StochasticDescent", "StronglyConvex", "convergence",
     "until_proved",
-]
+]  # fmt: skip
