@@ -171,12 +171,12 @@ def gram_of(jacobian: Jacobian, weights: Mapping[str, float] | None = None) -> S
         parts, size = [] if weights is None else jacobian.weights(weights), jacobian.outputs.value.numel()
         gram = Symmetric(size, lambda start, stop: jacobian.gram_rows(start, stop, parts))
     else:
-        whole = jacobian.flat(weights) if isinstance(jacobian, Rows) else None
-        size = len(whole.rows) if whole is not None else jacobian.size
-        panel = _PANEL if whole is not None else jacobian.panel
-
-        def part(start: int, stop: int) -> _Flat:
-            return whole[start:stop] if whole is not None else jacobian.part(start, stop).flat(weights)
+        if isinstance(jacobian, Rows):
+            whole, panel = jacobian.flat(weights), _PANEL
+            size, part = len(whole.rows), lambda start, stop: whole[start:stop]
+        else:
+            size, panel, streamed = jacobian.size, jacobian.panel, jacobian
+            part = lambda start, stop: streamed.part(start, stop).flat(weights)  # noqa: E731
 
         def rows(start: int, stop: int) -> Rounded:
             last = part(start, stop)
