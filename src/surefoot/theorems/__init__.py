@@ -27,3 +27,7 @@ __all__ = [
     "Interpolation", "NothingHere", "Profile", "StochasticDescent", "StronglyConvex", "convergence",
     "until_proved",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
