@@ -16,6 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
+from surefoot.graph.nodes import in_double
+from surefoot.graph.structure import outputs_of
 
 
 class Autodiff:
@@ -26,6 +28,7 @@ class Autodiff:
         inputs: what it reads.
         parameters: where, by path: all trainable parameters that the graph reads. Frozen ones among them are
             constants; the derivative in any other is zero.
+        double: whether everything is in double precision, whatever the model's.
 
     Attributes:
         value: the output, detached; a tuple of tensors if the model returns several.
@@ -41,13 +44,16 @@ class Autodiff:
     (tensor([[7.]]), 2)
     """
 
-    def __init__(self, graph: Graph, inputs: Sequence[Any], parameters: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, graph: Graph, inputs: Sequence[Any], parameters: Mapping[str, Tensor], double: bool = False
+    ) -> None:
         frozen = {leaf.path for leaf in graph.frozen}
         with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
-            values = {path: _usable(value) for path, value in parameters.items()}
+            given = {path: in_double(value) if double else value for path, value in parameters.items()}
+            values = {path: _usable(value) for path, value in given.items()}
             varying = {path: v for path, v in values.items() if path not in frozen and v.is_floating_point()}
             self._leaves = {path: v.requires_grad_() for path, v in varying.items()}
-            self._outputs = graph.run(values, [_usable(value) for value in inputs])
+            self._outputs = run_graph(graph, values, [_usable(value) for value in inputs], double)
         self._linear: tuple[tuple[Tensor, ...], dict[str, Tensor]] | None = None
         self.calls = 0
         self.value = _one_or_all(tuple(output.detach() for output in self._outputs))
@@ -114,6 +120,16 @@ class Autodiff:
         outputs, weights = [self._outputs[k] for k in varying], [slopes[k] for k in varying]
         found = _differentiated(outputs, list(self._leaves.values()), weights, create_graph)
         return dict(zip(self._leaves, found, strict=True))
+
+
+def run_graph(
+    graph: Graph, parameters: Mapping[str, Tensor], inputs: Sequence[Any], double: bool
+) -> tuple[Any, ...]:
+    """The outputs of a graph, in double precision if asked."""
+    if not double:
+        return graph.run(parameters, inputs)
+    bound = graph.bind(parameters, inputs).items()
+    return outputs_of(graph, {name: in_double(v) if isinstance(v, Tensor) else v for name, v in bound})
 
 
 def _differentiated(

@@ -128,15 +128,15 @@ class Chain:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def autodiff(
-        self, parameters: _Parameters | None = None, processes: Processes | None = None
+        self, parameters: _Parameters | None = None, processes: Processes | None = None, double: bool = False
     ) -> Autodiff | Batched:
         """The automatic-differentiation oracle at the given parameters (Algorithm "Autodiff"); with a loader, or
-        with processes that have a part of the data each, that of all data together.
+        with processes that have a part of the data each, that of all data together; in double precision if asked.
         """
         given = self._checked(parameters)
         if self.batches is None and processes is None:
-            return Autodiff(self.graph, self.inputs, given)
-        return Batched(self.pieces, dict(sorted(given.items())), processes)
+            return Autodiff(self.graph, self.inputs, given, double)
+        return Batched(self.pieces, dict(sorted(given.items())), processes, double)
 
     def split(self, start: int, stop: int) -> Chain:
         r"""The part that takes state ``start`` to state ``stop``.

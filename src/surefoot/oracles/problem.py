@@ -17,6 +17,7 @@ from torch import Tensor
 from surefoot.chain import Chain
 from surefoot.chain.batched import Batched
 from surefoot.errors import ChainError, EvaluationError, SurefootError
+from surefoot.graph.nodes import in_double
 from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.processes import Processes
 
@@ -36,6 +37,7 @@ class Problem:
         processes: those that have a part of the data each; all of them make the problem at the same time, and
             process 0 solves it, inside :meth:`led`. Then, and with a loader, the objective is that of all outputs
             and targets, which are gathered.
+        double: whether passes are in double precision, whatever the model's.
 
     Attributes:
         parameters: the point, detached, by path; only what varies.
@@ -53,6 +55,7 @@ class Problem:
         params: Mapping[str, Tensor] | None = None,
         regularizer: Ridge | None = None,
         processes: Processes | None = None,
+        double: bool = False,
     ) -> None:
         if not isinstance(objective, Objective):
             raise OracleError(f"the objective is a loss such as surefoot.CrossEntropy(y), got {objective!r}")
@@ -62,15 +65,17 @@ class Problem:
         if len(chain.graph.outputs) > 1 or not (chain.graph.outputs or self.in_pieces):
             raise OracleError(f"an objective reads one tensor, the model returns {len(chain.graph.outputs)}")
         self.chain, self.objective, self.regularizer = chain, objective, regularizer
+        self._given = objective
         try:
-            self.point = {path: value.detach() for path, value in chain._checked(params).items()}
+            given = {path: value.detach() for path, value in chain._checked(params).items()}
+            self.point = {path: in_double(value) if double else value for path, value in given.items()}
         except ChainError as error:
             raise OracleError(str(error)) from error
         trainable = set(chain.parameters)
         self.parameters = {path: value for path, value in self.point.items() if path in trainable}
         self._check() if processes is None else processes.together(self._check)
         try:
-            self.autodiff = chain.autodiff(None if params is None else params, processes)
+            self.autodiff = chain.autodiff(params, processes, double)
             self.output: Tensor = self.autodiff.value
             if self.in_pieces:
                 self.objective = objective = self._of_all(objective)
@@ -106,6 +111,10 @@ class Problem:
 
         everyone = [here()] if self.processes is None else self.processes.gathered(here)
         return objective.bound_to(torch.cat([y.to(self.output.device) for part in everyone for y in part]))
+
+    def widened(self) -> Problem:
+        """The same with all passes in double precision; of several processes, all of them make it."""
+        return Problem(self.chain, self._given, self.point, self.regularizer, self.processes, double=True)
 
     def led(self, solve: Callable[[], Step]) -> Step:
         """The step that process 0 finds while the others help, on all of them."""
@@ -249,11 +258,11 @@ class Step:
         solved: whether v is the minimiser, up to the residual.
         calls: of the automatic-differentiation oracle: pull-backs and push-forwards through the whole chain.
             Dynamic programming makes such passes itself, and they count; the matrices of single computations,
-            which it differentiates one by one, do not.
+            which it differentiates one by one, do not, nor does what measures a residual in double precision.
         iterations: of the inner solver; where it is direct, how often its result was refined.
-        residual: norm of the gradient of the model at v relative to that at 0, as measured: by dynamic programming
-            in double precision, at v as it is returned; by the other methods with passes in the precision of the
-            model, before v is rounded to it. ``None`` where the calls that are allowed were spent before.
+        residual: norm of the gradient of the model at v, as it is returned, relative to that at 0: measured in
+            double precision (:mod:`surefoot.oracles.measured`). For a model in double precision ``None`` where
+            the calls that are allowed were spent before.
         length: t, where a line search made tv of the minimiser v; then the direction is tv.
         doubled: how often kappa was doubled until the model was bounded below.
         unbounded_at: the computation at which the last infeasible kappa failed, counted from 1.
