@@ -7,11 +7,13 @@ pass over the chain, for as many slopes as one likes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.errors import ChainError
@@ -29,9 +31,12 @@ class Autodiff:
         parameters: where, by path: all trainable parameters that the graph reads. Frozen ones among them are
             constants; the derivative in any other is zero.
         double: whether everything is in double precision, whatever the model's.
+        along: a direction whose push-forward is wanted, once: it is made in the forward pass, where all operations
+            have a forward derivative.
 
     Attributes:
         value: the output, detached; a tuple of tensors if the model returns several.
+        pushed: the push-forward of ``along``, if it was made.
         calls: how many pull-backs and push-forwards were made so far.
 
     >>> from torch import nn
@@ -45,17 +50,26 @@ class Autodiff:
     """
 
     def __init__(
-        self, graph: Graph, inputs: Sequence[Any], parameters: Mapping[str, Tensor], double: bool = False
+        self,
+        graph: Graph,
+        inputs: Sequence[Any],
+        parameters: Mapping[str, Tensor],
+        double: bool = False,
+        along: Mapping[str, Tensor] | None = None,
     ) -> None:
-        frozen = {leaf.path for leaf in graph.frozen}
+        frozen, self.calls = {leaf.path for leaf in graph.frozen}, 0
         with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
             given = {path: in_double(value) if double else value for path, value in parameters.items()}
             values = {path: _usable(value) for path, value in given.items()}
             varying = {path: v for path, v in values.items() if path not in frozen and v.is_floating_point()}
             self._leaves = {path: v.requires_grad_() for path, v in varying.items()}
-            self._outputs = run_graph(graph, values, [_usable(value) for value in inputs], double)
+            usable = [_usable(value) for value in inputs]
+            self._outputs: tuple[Any, ...] = ()
+            self.pushed: Any = None
+            if along is not None:
+                self._push_ahead(graph, usable, values, double, along)
+            self._outputs = self._outputs or run_graph(graph, values, usable, double)
         self._linear: tuple[tuple[Tensor, ...], dict[str, Tensor]] | None = None
-        self.calls = 0
         self.value = _one_or_all(tuple(output.detach() for output in self._outputs))
 
     def pullback(self, slope: Tensor | Sequence[Tensor]) -> dict[str, Tensor]:
@@ -97,6 +111,27 @@ class Autodiff:
         return _one_or_all(
             _differentiated([gradients[path] for path in paths], slopes, [direction[path] for path in paths])
         )
+
+    def _push_ahead(
+        self,
+        graph: Graph,
+        inputs: list[Any],
+        values: Mapping[str, Tensor],
+        double: bool,
+        along: Mapping[str, Tensor],
+    ) -> None:
+        with warnings.catch_warnings(), forward_ad.dual_level():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, at its first forward derivative
+            moved = {path: forward_ad.make_dual(values[path], along[path]) for path in self._leaves}
+            try:
+                outputs = run_graph(graph, {**values, **moved}, inputs, double)
+            except (RuntimeError, NotImplementedError):  # an operation has no forward derivative
+                return
+            pairs = [forward_ad.unpack_dual(output) for output in outputs]
+        self._outputs = tuple(pair.primal for pair in pairs)
+        moves = ((pair.primal, pair.tangent) for pair in pairs)
+        self.pushed = _one_or_all(tuple(torch.zeros_like(a) if b is None else b.detach() for a, b in moves))
+        self.calls += 1
 
     def bent(self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor) -> dict[str, Tensor]:
         r""":math:`\nabla^2\langle\mu, \psi(u)\rangle v + \nabla\psi(u)c`, by path, for one output: its curvature

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
+from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.batched import Batched
 from surefoot.errors import ChainError, EvaluationError, SurefootError
-from surefoot.graph.nodes import in_double
 from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.processes import Processes
 
@@ -37,7 +37,6 @@ class Problem:
         processes: those that have a part of the data each; all of them make the problem at the same time, and
             process 0 solves it, inside :meth:`led`. Then, and with a loader, the objective is that of all outputs
             and targets, which are gathered.
-        double: whether passes are in double precision, whatever the model's.
 
     Attributes:
         parameters: the point, detached, by path; only what varies.
@@ -55,7 +54,6 @@ class Problem:
         params: Mapping[str, Tensor] | None = None,
         regularizer: Ridge | None = None,
         processes: Processes | None = None,
-        double: bool = False,
     ) -> None:
         if not isinstance(objective, Objective):
             raise OracleError(f"the objective is a loss such as surefoot.CrossEntropy(y), got {objective!r}")
@@ -65,17 +63,15 @@ class Problem:
         if len(chain.graph.outputs) > 1 or not (chain.graph.outputs or self.in_pieces):
             raise OracleError(f"an objective reads one tensor, the model returns {len(chain.graph.outputs)}")
         self.chain, self.objective, self.regularizer = chain, objective, regularizer
-        self._given = objective
         try:
-            given = {path: value.detach() for path, value in chain._checked(params).items()}
-            self.point = {path: in_double(value) if double else value for path, value in given.items()}
+            self.point = {path: value.detach() for path, value in chain._checked(params).items()}
         except ChainError as error:
             raise OracleError(str(error)) from error
         trainable = set(chain.parameters)
         self.parameters = {path: value for path, value in self.point.items() if path in trainable}
         self._check() if processes is None else processes.together(self._check)
         try:
-            self.autodiff = chain.autodiff(params, processes, double)
+            self.autodiff = chain.autodiff(params, processes)
             self.output: Tensor = self.autodiff.value
             if self.in_pieces:
                 self.objective = objective = self._of_all(objective)
@@ -112,24 +108,19 @@ class Problem:
         everyone = [here()] if self.processes is None else self.processes.gathered(here)
         return objective.bound_to(torch.cat([y.to(self.output.device) for part in everyone for y in part]))
 
-    def widened(self) -> Problem:
-        """The same with all passes in double precision; of several processes, all of them make it."""
-        return Problem(self.chain, self._given, self.point, self.regularizer, self.processes, double=True)
-
-    def led(self, solve: Callable[[], Step]) -> Step:
-        """The step that process 0 finds while the others help, on all of them."""
+    def led(self, solve: Callable[[], Step], oracle: Autodiff | Batched | None = None) -> Step:
+        """The step that process 0 finds while the others help, with this oracle or another, on all of them."""
         if self.processes is None:
             return solve()
-        assert isinstance(self.autodiff, Batched)
-        step: Step = self.processes.led(solve, self.autodiff.serve, OracleError)
+        asked = self.autodiff if oracle is None else oracle
+        assert isinstance(asked, Batched)
+        step: Step = self.processes.led(solve, asked.serve, OracleError)
         here = {path: value.to(self.parameters[path]) for path, value in step.direction.items()}
         return replace(step, direction=here)
 
     @cached_property
     def _loss(self) -> tuple[float, Tensor]:
-        with torch.enable_grad():  # in double precision: a soft-max that is saturated cancels in single
-            output = self.output.detach().double().requires_grad_()
-            (slope,) = torch.autograd.grad(self.objective(output), output)
+        slope = slope_at(self.objective, self.output)
         with torch.no_grad():
             value = float(self.objective(self.output))
         if not math.isfinite(value):
@@ -319,6 +310,14 @@ def refused(
         doubled=doubled,
         unbounded_at=unbounded,
     )
+
+
+def slope_at(objective: Objective, output: Tensor) -> Tensor:
+    """∇h at an output, in double precision: a soft-max that is saturated cancels in single."""
+    with torch.enable_grad():
+        point = output.detach().double().requires_grad_()
+        (slope,) = torch.autograd.grad(objective(point), point)
+    return slope
 
 
 def curved_along(objective: Objective, output: Tensor, direction: Tensor) -> Tensor:
