@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
 from surefoot.graph.nodes import in_double
 from surefoot.graph.structure import outputs_of
+
+_SMALL = 1 << 10  # entries up to which zeros are kept as they are
 
 
 class Autodiff:
@@ -69,7 +72,7 @@ class Autodiff:
             if along is not None:
                 self._push_ahead(graph, usable, values, double, along)
             self._outputs = self._outputs or run_graph(graph, values, usable, double)
-        self._linear: tuple[tuple[Tensor, ...], dict[str, Tensor]] | None = None
+        self._linear: tuple[tuple[Tensor, ...], dict[str, GradientEdge]] | None = None
         self.value = _one_or_all(tuple(output.detach() for output in self._outputs))
 
     def pullback(self, slope: Tensor | Sequence[Tensor]) -> dict[str, Tensor]:
@@ -92,6 +95,8 @@ class Autodiff:
         r"""The Jacobian-vector product :math:`\nabla\psi(u)^\top v`, of the shape of the value.
 
         The pull-back is linear in its slope, so its own derivative is the push-forward: no second forward pass.
+        Its graph is recorded at the slope zero, where all slopes behind are zero: of these only the shapes are
+        kept.
         The direction v is given by parameter path; a missing path means zero.
 
         Raises:
@@ -104,12 +109,15 @@ class Autodiff:
         if self._linear is None:  # the pull-back at a symbolic slope, kept for all later push-forwards
             with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
                 unknown = tuple(torch.zeros_like(output).requires_grad_() for output in self._outputs)
-                self._linear = unknown, self._gradients(unknown, create_graph=True)
-        slopes, gradients = self._linear
+                with saved_tensors_hooks(_without_zeros, _with_zeros):
+                    found = self._gradients(unknown, create_graph=True)
+                edges = {path: get_gradient_edge(g) for path, g in found.items() if g.requires_grad}
+                self._linear = unknown, edges
+        slopes, edges = self._linear
         self.calls += 1
-        paths = [path for path in direction if gradients[path].requires_grad]
+        paths = [path for path in direction if path in edges]
         return _one_or_all(
-            _differentiated([gradients[path] for path in paths], slopes, [direction[path] for path in paths])
+            _differentiated([edges[path] for path in paths], slopes, [direction[path] for path in paths])
         )
 
     def _push_ahead(
@@ -168,7 +176,10 @@ def run_graph(
 
 
 def _differentiated(
-    outputs: Sequence[Tensor], variables: Sequence[Tensor], weights: Sequence[Tensor], create_graph: bool = False
+    outputs: Sequence[Tensor | GradientEdge],
+    variables: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    create_graph: bool = False,
 ) -> tuple[Tensor, ...]:
     """Vector-Jacobian products; zero where nothing depends on a variable."""
     if not outputs or not variables:
@@ -182,6 +193,17 @@ def _differentiated(
         allow_unused=True,
         materialize_grads=True,
     )
+
+
+def _without_zeros(saved: Tensor) -> Any:
+    """What a graph keeps of a tensor: of zeros their place for an expanded one."""
+    if not saved.is_floating_point() or saved.is_meta or saved.numel() < _SMALL or bool(saved.any()):
+        return saved
+    return saved.new_zeros(()), saved.shape
+
+
+def _with_zeros(kept: Any) -> Tensor:
+    return kept if isinstance(kept, Tensor) else kept[0].expand(kept[1])
 
 
 def _usable(value: Any) -> Any:

@@ -13,10 +13,11 @@ from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
 from surefoot.chain import Chain
 from surefoot.chain.batched import Batched
-from surefoot.errors import EvaluationError
+from surefoot.errors import EvaluationError, SurefootError
 from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective, Ridge
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
+from surefoot.optim.evaluation import number
 from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.moving_ball import INSIDE, MovingBall
 from surefoot.optim.record import StepRecord
@@ -156,8 +157,17 @@ class SecondOrder(GuaranteedOptimizer):
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step."""
         if self.processes is None and not is_loader(x):
-            loss, data = self.value(x, y, closure), self.fingerprint(x, y)
-            return self._advanced(self._problem(x, y), loss, data, x, y)
+            if closure is not None or next(self.model.buffers(), None) is not None:  # a pass updates buffers
+                loss, problem = self.value(x, y, closure), self._problem(x, y)
+            else:
+                try:
+                    problem = self._problem(x, y)
+                    number(problem.loss)
+                except SurefootError:
+                    self.value(x, y)  # says it of the loss, where that is not finite
+                    raise
+                loss = problem.value
+            return self._advanced(problem, loss, self.fingerprint(x, y), x, y)
         if closure is not None:
             raise OptimizerError("a closure knows the loss of one batch: leave it out for loaders and groups")
         problem = self._problem(x, y)

@@ -43,14 +43,9 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
     def judged() -> Step:
         ahead = getattr(oracle, "pushed", None)
         change = oracle.pushforward(v) if ahead is None else ahead
-        slope, curved = (
-            slope_at(problem.objective, oracle.value),
-            curved_along(problem.objective, oracle.value, change),
-        )
-        if newton:
-            left = oracle.bent(v, slope, slope + curved)
-        else:
-            left = oracle.pullback(slope + curved)
+        slope = slope_at(problem.objective, oracle.value)
+        bent = slope + curved_along(problem.objective, oracle.value, change)
+        left = oracle.bent(v, slope, bent) if newton else oracle.pullback(bent)
         scale = _scale(problem, oracle, slope)
         size, gained, bend = 0.0, float(torch.dot(slope.reshape(-1), change.reshape(-1))), 0.0
         for path, part in v.items():
@@ -77,7 +72,7 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
 
 def _scale(problem: Problem, oracle: Autodiff | Batched, slope: Tensor) -> float:
     """The norm of the gradient: that in single precision, unless the slope of the loss shows that it is wrong."""
-    away = float(torch.linalg.vector_norm(slope - problem.fine_slope))
+    away = float(torch.linalg.vector_norm(slope - problem.slope))
     found = problem.gradient
     if not away <= _NEAR * float(torch.linalg.vector_norm(slope)):
         pulled = oracle.pullback(slope)

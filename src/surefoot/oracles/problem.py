@@ -42,6 +42,7 @@ class Problem:
         parameters: the point, detached, by path; only what varies.
         point: the same with the values that were given for frozen parameters.
         autodiff: the oracle at the point; it counts its calls.
+        loss: h(ψ(u)), which may be infinite or NaN.
 
     Raises:
         OracleError: if something is not finite, is in half precision, or does not fit.
@@ -75,7 +76,7 @@ class Problem:
             self.output: Tensor = self.autodiff.value
             if self.in_pieces:
                 self.objective = objective = self._of_all(objective)
-            objective(self.output)
+            self.loss = float(objective(self.output))
         except (ObjectiveError, ChainError, EvaluationError) as error:
             raise OracleError(str(error)) from error
 
@@ -119,28 +120,18 @@ class Problem:
         return replace(step, direction=here)
 
     @cached_property
-    def _loss(self) -> tuple[float, Tensor]:
-        slope = slope_at(self.objective, self.output)
-        with torch.no_grad():
-            value = float(self.objective(self.output))
-        if not math.isfinite(value):
-            raise OracleError(f"the objective is {value} at this point")
-        return value, slope
-
-    @property
-    def fine_slope(self) -> Tensor:
-        """∇h(ψ(u)) in double precision, of the shape of the output."""
-        return self._loss[1]
-
-    @cached_property
     def slope(self) -> Tensor:
-        """The same in the precision of the output."""
-        return self.fine_slope.to(self.output.dtype)
+        """∇h(ψ(u)), of the shape of the output and in its precision; computed in double."""
+        if not math.isfinite(self.loss):
+            raise OracleError(f"the objective is {self.loss} at this point")
+        return slope_at(self.objective, self.output).to(self.output.dtype)
 
     @property
     def value(self) -> float:
         """F(u)."""
-        return self._loss[0] + (0.0 if self.regularizer is None else float(self.regularizer(self.parameters)))
+        if not math.isfinite(self.loss):
+            raise OracleError(f"the objective is {self.loss} at this point")
+        return self.loss + (0.0 if self.regularizer is None else float(self.regularizer(self.parameters)))
 
     def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0) -> float:
         """F(u + tv) for a direction v and t = part; a forward pass, without derivatives."""
