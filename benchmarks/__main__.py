@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import benchmarks
-from benchmarks import equal_work, peers
+from benchmarks import choice, equal_work, peers
 from benchmarks.timing import Duration, Measurement
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +44,13 @@ WORK = """## Loss at equal work
 
 The loss of all samples after as many gradients of work, from the same weights. Adam has the best of three learning
 rates.
+"""
+
+
+CHOICE = """## The choice of a method
+
+Exact Gauss-Newton steps, κ = 0.01, to a residual of 1e-6: the method that `method="auto"` chooses from counts
+alone, how much longer it takes than the best of all methods, and the cost of that one.
 """
 
 
@@ -74,6 +81,8 @@ def main(again: list[str]) -> None:
 def _line(m: Any) -> str:
     if isinstance(m, equal_work.Reached):
         return equal_work.table([m])
+    if isinstance(m, choice.Chosen):
+        return choice.table([m]).splitlines()[2]
     if isinstance(m, Duration):
         return f"{m.subject}: {m.seconds:.2f} s, target {m.target:g} s; {m.note}"
     spread = f"[{m.low:.2f}, {m.high:.2f}]"
@@ -94,7 +103,9 @@ def _table(found: list[Any]) -> str:
     ]
     compared, reached = peers.table(found), equal_work.table(found)
     page = "\n".join(rows) + "\n" + (f"\n{PEERS}\n{compared}" if compared else "")
-    return page + (f"\n{WORK}\n{reached}" if reached else "")
+    page += f"\n{WORK}\n{reached}" if reached else ""
+    chosen = choice.table(found)
+    return page + (f"\n{CHOICE}\n{chosen}" if chosen else "")
 
 
 def _machine() -> str:

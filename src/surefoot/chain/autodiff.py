@@ -176,7 +176,7 @@ def run_graph(
 
 
 def _differentiated(
-    outputs: Sequence[Tensor | GradientEdge],
+    outputs: Sequence[Any],
     variables: Sequence[Tensor],
     weights: Sequence[Tensor],
     create_graph: bool = False,
