@@ -2,7 +2,8 @@
 
 * ``problem``: what an oracle is asked and what it returns; ``steps``: :func:`gradient`, :func:`gauss_newton`,
   :func:`newton`; ``search_along``: :func:`line_search`, how far to go in place of the proximal term.
-* ``choice``: which method is predicted to cost least; ``geodesic``: steps bent by their acceleration.
+* ``choice``: which method is predicted to cost least; ``measured``: the residual of a step, in double precision;
+  ``geodesic``: steps bent by their acceleration.
 * ``primal``: Gauss-Newton by conjugate gradients on the parameters; ``kronecker``: their preconditioner;
   ``primal_gram``: with their Gram matrix.
 * ``dual``: Gauss-Newton by conjugate gradients on the dual; ``dual_gram``: with the Gram matrix of the dual;
@@ -20,15 +21,8 @@ from surefoot.oracles.search_along import line_search
 from surefoot.oracles.steps import gauss_newton, gradient, newton
 
 __all__ = [
-    "Autodiff",
-    "OracleError",
-    "Step",
-    "gauss_newton",
-    "gradient",
-    "line_search",
-    "linear_quadratic",
-    "newton",
-]
+    "Autodiff", "OracleError", "Step", "gauss_newton", "gradient", "line_search", "linear_quadratic", "newton",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -35,7 +35,7 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
         newton: whether the model is Newton's.
     """
     single = any(value.dtype != torch.float64 for value in (problem.output, *problem.parameters.values()))
-    if not single or step.unbounded_at is not None:
+    if not single or not any(bool(part.any()) for part in step.direction.values()):
         return step
     v = {path: part.double() for path, part in step.direction.items()}
     oracle = problem.chain.autodiff(problem.point, problem.processes, double=True, along=v)
@@ -90,6 +90,3 @@ def _status(step: Step, solved: bool, residual: float, tolerance: float) -> str:
         f"not solved to the tolerance {tolerance:.2g}: in double precision the residual of the step is "
         f"{residual:.2g}; use double precision, or a larger kappa or tolerance; {step.status}"
     )
-
-
-__all__ = ["measured"]
