@@ -22,8 +22,6 @@ from surefoot.graph import Graph
 from surefoot.graph.nodes import in_double
 from surefoot.graph.structure import outputs_of
 
-_SMALL = 1 << 10  # entries up to which zeros are kept as they are
-
 
 class Autodiff:
     """The value of a chain at a point, and its derivative as a linear operator.
@@ -33,13 +31,12 @@ class Autodiff:
         inputs: what it reads.
         parameters: where, by path: all trainable parameters that the graph reads. Frozen ones among them are
             constants; the derivative in any other is zero.
-        double: whether everything is in double precision, whatever the model's.
-        along: a direction whose push-forward is wanted, once: it is made in the forward pass, where all operations
-            have a forward derivative.
+            Where they are in double precision, so is everything, whatever the model's.
+        along: a direction that is pushed forward in the forward pass, if all operations have a forward derivative.
 
     Attributes:
         value: the output, detached; a tuple of tensors if the model returns several.
-        pushed: the push-forward of ``along``, if it was made.
+        pushed: the push-forward of ``along``, or ``None``.
         calls: how many pull-backs and push-forwards were made so far.
 
     >>> from surefoot.operations.captured import capture
@@ -56,21 +53,16 @@ class Autodiff:
         graph: Graph,
         inputs: Sequence[Any],
         parameters: Mapping[str, Tensor],
-        double: bool = False,
         along: Mapping[str, Tensor] | None = None,
     ) -> None:
         frozen, self.calls = {leaf.path for leaf in graph.frozen}, 0
         with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
-            given = {path: in_double(value) if double else value for path, value in parameters.items()}
-            values = {path: _usable(value) for path, value in given.items()}
+            values = {path: _usable(value) for path, value in parameters.items()}
             varying = {path: v for path, v in values.items() if path not in frozen and v.is_floating_point()}
             self._leaves = {path: v.requires_grad_() for path, v in varying.items()}
-            usable = [_usable(value) for value in inputs]
-            self._outputs: tuple[Any, ...] = ()
-            self.pushed: Any = None
-            if along is not None:
-                self._push_ahead(graph, usable, values, double, along)
-            self._outputs = self._outputs or run_graph(graph, values, usable, double)
+            read = [_usable(value) for value in inputs]
+            ahead = None if along is None else _pushed_ahead(graph, values, read, along)
+            self._outputs, self.pushed = ahead or (run_graph(graph, values, read), None)
         self._linear: tuple[tuple[Tensor, ...], dict[str, GradientEdge]] | None = None
         self.value = _one_or_all(tuple(output.detach() for output in self._outputs))
 
@@ -94,8 +86,7 @@ class Autodiff:
         r"""The Jacobian-vector product :math:`\nabla\psi(u)^\top v`, of the shape of the value.
 
         The pull-back is linear in its slope, so its own derivative is the push-forward: no second forward pass.
-        Its graph is recorded at the slope zero, where all slopes behind are zero: of these only the shapes are
-        kept.
+        Its graph is recorded at the slope zero, where all slopes are zero: of these only the shapes are kept.
         The direction v is given by parameter path; a missing path means zero.
 
         Raises:
@@ -108,7 +99,7 @@ class Autodiff:
         if self._linear is None:  # the pull-back at a symbolic slope, kept for all later push-forwards
             with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
                 unknown = tuple(torch.zeros_like(output).requires_grad_() for output in self._outputs)
-                with saved_tensors_hooks(_without_zeros, _with_zeros):
+                with saved_tensors_hooks(_without_zeros, lambda kept: kept[0].expand(kept[1])):
                     found = self._gradients(unknown, create_graph=True)
                 edges = {path: get_gradient_edge(g) for path, g in found.items() if g.requires_grad}
                 self._linear = unknown, edges
@@ -118,27 +109,6 @@ class Autodiff:
         return _one_or_all(
             _differentiated([edges[path] for path in paths], slopes, [direction[path] for path in paths])
         )
-
-    def _push_ahead(
-        self,
-        graph: Graph,
-        inputs: list[Any],
-        values: Mapping[str, Tensor],
-        double: bool,
-        along: Mapping[str, Tensor],
-    ) -> None:
-        with warnings.catch_warnings(), forward_ad.dual_level():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, at its first forward derivative
-            moved = {path: forward_ad.make_dual(values[path], along[path]) for path in self._leaves}
-            try:
-                outputs = run_graph(graph, {**values, **moved}, inputs, double)
-            except (RuntimeError, NotImplementedError):  # an operation has no forward derivative
-                return
-            pairs = [forward_ad.unpack_dual(output) for output in outputs]
-        self._outputs = tuple(pair.primal for pair in pairs)
-        moves = ((pair.primal, pair.tangent) for pair in pairs)
-        self.pushed = _one_or_all(tuple(torch.zeros_like(a) if b is None else b.detach() for a, b in moves))
-        self.calls += 1
 
     def bent(self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor) -> dict[str, Tensor]:
         r""":math:`\nabla^2\langle\mu, \psi(u)\rangle v + \nabla\psi(u)c`, by path, for one output: its curvature
@@ -164,21 +134,31 @@ class Autodiff:
         return dict(zip(self._leaves, found, strict=True))
 
 
-def run_graph(
-    graph: Graph, parameters: Mapping[str, Tensor], inputs: Sequence[Any], double: bool
-) -> tuple[Any, ...]:
-    """The outputs of a graph, in double precision if asked."""
-    if not double:
+def run_graph(graph: Graph, parameters: Mapping[str, Tensor], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of a graph; in double precision where parameters are, and the graph is not."""
+    if not any(parameters[p.path].dtype is torch.float64 is not p.spec.dtype for p in graph.parameters):
         return graph.run(parameters, inputs)
     bound = graph.bind(parameters, inputs).items()
     return outputs_of(graph, {name: in_double(v) if isinstance(v, Tensor) else v for name, v in bound})
 
 
+def _pushed_ahead(
+    graph: Graph, values: Mapping[str, Tensor], inputs: Sequence[Any], along: Mapping[str, Tensor]
+) -> tuple[tuple[Any, ...], Any] | None:
+    """The outputs and their change; ``None`` where an operation has no forward derivative."""
+    with warnings.catch_warnings(), forward_ad.dual_level():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, at its first forward derivative
+        moved = {path: forward_ad.make_dual(values[path], change) for path, change in along.items()}
+        try:
+            pairs = [forward_ad.unpack_dual(out) for out in run_graph(graph, {**values, **moved}, inputs)]
+        except (RuntimeError, NotImplementedError):
+            return None
+    changes = [torch.zeros_like(at) if change is None else change.detach() for at, change in pairs]
+    return tuple(at for at, _ in pairs), _one_or_all(tuple(changes))
+
+
 def _differentiated(
-    outputs: Sequence[Any],
-    variables: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    create_graph: bool = False,
+    outputs: Sequence[Any], variables: Sequence[Tensor], weights: Sequence[Tensor], create_graph: bool = False
 ) -> tuple[Tensor, ...]:
     """Vector-Jacobian products; zero where nothing depends on a variable."""
     if not outputs or not variables:
@@ -195,14 +175,9 @@ def _differentiated(
 
 
 def _without_zeros(saved: Tensor) -> Any:
-    """What a graph keeps of a tensor: of zeros their place for an expanded one."""
-    if not saved.is_floating_point() or saved.is_meta or saved.numel() < _SMALL or bool(saved.any()):
-        return saved
-    return saved.new_zeros(()), saved.shape
-
-
-def _with_zeros(kept: Any) -> Tensor:
-    return kept if isinstance(kept, Tensor) else kept[0].expand(kept[1])
+    """What a graph keeps of a tensor: of zeros one, and the shape."""
+    zero = saved.is_floating_point() and not saved.is_meta and not bool(saved.any())
+    return saved.new_zeros(()) if zero else saved, saved.shape
 
 
 def _usable(value: Any) -> Any:

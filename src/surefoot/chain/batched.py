@@ -22,7 +22,6 @@ from surefoot.batches import digest_of, refuse_other_models
 from surefoot.chain.autodiff import Autodiff, run_graph
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
-from surefoot.graph.nodes import in_double
 from surefoot.processes import Processes
 
 Piece = tuple[Graph, Sequence[Tensor]]
@@ -35,7 +34,6 @@ class Batched:
         pieces: reads all batches that are here, in the same order each time.
         parameters: where, by path, in the same order on all processes.
         processes: those that hold the data, or ``None``.
-        double: as for :class:`Autodiff`.
 
     Attributes:
         value: the outputs of all samples, detached.
@@ -48,14 +46,9 @@ class Batched:
     """
 
     def __init__(
-        self,
-        pieces: Callable[[], Iterator[Piece]],
-        parameters: Mapping[str, Tensor],
-        processes: Processes | None,
-        double: bool = False,
+        self, pieces: Callable[[], Iterator[Piece]], parameters: Mapping[str, Tensor], processes: Processes | None
     ) -> None:
-        self._pieces, self.processes, self._double = pieces, processes, double
-        self._parameters = {path: in_double(value) if double else value for path, value in parameters.items()}
+        self._pieces, self._parameters, self.processes = pieces, dict(parameters), processes
         self._varying = {path: value for path, value in self._parameters.items() if value.is_floating_point()}
         self._only: Autodiff | None = None
         self.calls, self._rows = 0, []
@@ -146,7 +139,7 @@ class Batched:
 
     def _outputs(self, parameters: Mapping[str, Tensor]) -> list[Tensor]:
         with torch.no_grad():
-            found = [run_graph(graph, parameters, inputs, self._double) for graph, inputs in self._pieces()]
+            found = [run_graph(graph, parameters, inputs) for graph, inputs in self._pieces()]
         if any(len(outputs) != 1 or not outputs[0].dim() for outputs in found):
             raise ChainError("data in pieces need a model that returns one tensor, with a row for each sample")
         return [outputs[0] for outputs in found]
@@ -159,11 +152,11 @@ class Batched:
             if len(self._rows) == 1:
                 if self._only is None:
                     ((graph, inputs),) = self._pieces()
-                    self._only = Autodiff(graph, inputs, self._parameters, self._double)
+                    self._only = Autodiff(graph, inputs, self._parameters)
                 visit(self._only, slice(place, place + self._rows[0]))
                 return
             for rows, (graph, inputs) in zip(self._rows, self._pieces(), strict=True):
-                visit(Autodiff(graph, inputs, self._parameters, self._double), slice(place, place + rows))
+                visit(Autodiff(graph, inputs, self._parameters), slice(place, place + rows))
                 place += rows
 
         self._together(all_of_them)

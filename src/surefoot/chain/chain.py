@@ -126,19 +126,15 @@ class Chain:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def autodiff(
-        self,
-        parameters: _Parameters | None = None,
-        processes: Processes | None = None,
-        double: bool = False,
-        along: Mapping[str, Tensor] | None = None,
+        self, parameters: _Parameters | None = None, processes: Processes | None = None
     ) -> Autodiff | Batched:
         """The automatic-differentiation oracle at the given parameters (Algorithm "Autodiff"); with a loader, or
-        with processes that have a part of the data each, that of all data together. See :class:`Autodiff`.
+        with processes that have a part of the data each, that of all data together.
         """
         given = self._checked(parameters)
         if self.batches is None and processes is None:
-            return Autodiff(self.graph, self.inputs, given, double, along)
-        return Batched(self.pieces, dict(sorted(given.items())), processes, double)
+            return Autodiff(self.graph, self.inputs, given)
+        return Batched(self.pieces, dict(sorted(given.items())), processes)
 
     def split(self, start: int, stop: int) -> Chain:
         r"""The part that takes state ``start`` to state ``stop``.

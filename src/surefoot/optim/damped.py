@@ -17,7 +17,6 @@ from surefoot.errors import EvaluationError, SurefootError
 from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective, Ridge
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
-from surefoot.optim.evaluation import number
 from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.moving_ball import INSIDE, MovingBall
 from surefoot.optim.record import StepRecord
@@ -162,11 +161,10 @@ class SecondOrder(GuaranteedOptimizer):
             else:
                 try:
                     problem = self._problem(x, y)
-                    number(problem.loss)
+                    loss = problem.value
                 except SurefootError:
                     self.value(x, y)  # says it of the loss, where that is not finite
                     raise
-                loss = problem.value
             return self._advanced(problem, loss, self.fingerprint(x, y), x, y)
         if closure is not None:
             raise OptimizerError("a closure knows the loss of one batch: leave it out for loaders and groups")

@@ -20,7 +20,7 @@ from torch import Tensor
 from surefoot.linear_solve import Conjugate, Flat
 from surefoot.oracles.dual import DualSystem
 from surefoot.oracles.kronecker import Kronecker
-from surefoot.oracles.problem import OracleError, Problem, Step
+from surefoot.oracles.problem import OracleError, Problem, Step, reached_status
 
 LOOSE = 1e-3  # from here on residuals are taken as conjugate gradients update them, in the model's precision
 _ROUNDS = 4  # of refinement
@@ -176,11 +176,6 @@ class _Run:
 def _status(residual: float, tolerance: float, iterations: int, most: int, preconditioned: bool) -> str:
     how = f"{iterations} iteration{'s' if iterations != 1 else ''} of conjugate gradients on the parameters"
     how += ", preconditioned by Kronecker factors" if preconditioned else ""
-    if residual <= tolerance:
-        return f"solved by {how}"
-    if iterations >= most:
+    if residual > tolerance and iterations >= most:
         return f"stopped after {how}, as many as were allowed, with a relative residual of {residual:.2g}"
-    return (
-        f"not solved to the tolerance {tolerance:.2g}: after {how} round-off keeps the residual at "
-        f"{residual:.2g}; use double precision, or a larger kappa or tolerance"
-    )
+    return reached_status(how, residual, tolerance)

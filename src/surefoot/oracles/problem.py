@@ -42,7 +42,7 @@ class Problem:
         parameters: the point, detached, by path; only what varies.
         point: the same with the values that were given for frozen parameters.
         autodiff: the oracle at the point; it counts its calls.
-        loss: h(ψ(u)), which may be infinite or NaN.
+        loss: h(ψ(u)).
 
     Raises:
         OracleError: if something is not finite, is in half precision, or does not fit.
@@ -79,6 +79,8 @@ class Problem:
             self.loss = float(objective(self.output))
         except (ObjectiveError, ChainError, EvaluationError) as error:
             raise OracleError(str(error)) from error
+        if not math.isfinite(self.loss):
+            raise OracleError(f"the objective is {self.loss} at this point")
 
     def _check(self) -> None:
         """Parameters and inputs are finite, and in a precision for linear solves."""
@@ -122,15 +124,11 @@ class Problem:
     @cached_property
     def slope(self) -> Tensor:
         """∇h(ψ(u)), of the shape of the output and in its precision; computed in double."""
-        if not math.isfinite(self.loss):
-            raise OracleError(f"the objective is {self.loss} at this point")
         return slope_at(self.objective, self.output).to(self.output.dtype)
 
     @property
     def value(self) -> float:
         """F(u)."""
-        if not math.isfinite(self.loss):
-            raise OracleError(f"the objective is {self.loss} at this point")
         return self.loss + (0.0 if self.regularizer is None else float(self.regularizer(self.parameters)))
 
     def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0) -> float:
@@ -277,6 +275,17 @@ def solved_status(model: str, kappa: float, doubled: int, where: str | None, how
         return found
     times = "once" if doubled == 1 else f"{doubled} times"
     return f"{found}; the model was unbounded below {where}, and κ was doubled {times}"
+
+
+def reached_status(how: str, residual: float, tolerance: float, rounds: int = 1) -> str:
+    """What to say of a step that was solved for up to a residual, perhaps in several rounds."""
+    how += f" and {rounds - 1} rounds of refinement" if rounds > 1 else ""
+    if residual <= tolerance:
+        return f"solved by {how}"
+    return (
+        f"not solved to the tolerance {tolerance:.2g}: after {how} the residual is {residual:.2g}; "
+        "use double precision, or a larger kappa or tolerance"
+    )
 
 
 def refused(
