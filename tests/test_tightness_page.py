@@ -29,9 +29,10 @@ def test_missed_targets_are_marked_and_no_bound_is_below_the_truth():
 def test_networks_of_several_kinds():
     found = rows(1)
     assert len(found) == 9
-    for _, numbers, step, longest, centre, most, cost, stated in found:
+    for _, numbers, balls, step, longest, centre, most, cost, stated in found:
         proved, ratio = float(step.strip("*")), float(centre.strip("*"))
-        assert 0 < proved <= 1.0 <= ratio
+        assert 0 < float(balls) <= 1.0 <= ratio
+        assert float(balls) <= proved
         assert longest.endswith("(missed)") == (
             proved < float(longest.removeprefix("≥ ").removesuffix(" (missed)"))
         )

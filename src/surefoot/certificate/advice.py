@@ -64,7 +64,7 @@ def headline(certificate: Certificate) -> str:
         return f"Steps up to {step} against the gradient descend while they stay in the domain."
     said = f"Steps up to {step} against the gradient are proved to descend"
     bent = 0.0 if certificate.curvature is None else float(certificate.curvature)
-    if not bent:
+    if (not certificate.step_size * bent < 1 and certificate.gradient_step) or not bent:
         return f"{said}."
     allowed = readable((Magnitude.of(1.0) / bent).format(2))
     return f"{said}; the curvature at these weights would allow {allowed} at most."

@@ -63,6 +63,7 @@ def regularised(
         and {p: g + _at_centre(bends[p], blocks[p], enclosures) for p, g in gradients.items()},
         curvature=None,
         one_step=None,
+        gradient_step=None,
         regularizer=repr(penalty),
     )
 

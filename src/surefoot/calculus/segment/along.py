@@ -25,7 +25,7 @@ class Along:
     """A function of a model's parameters along segments from its present weights.
 
     Built once per batch. Whatever changed in between, a segment starts at the weights as they are when it is
-    asked for, and is one of the function that the model computes then.
+    asked for, and is one of the function that the model computes then. ``expansions`` counts them.
 
     Args:
         model: the model, with values.
@@ -34,6 +34,7 @@ class Along:
         norms: what is known about the norms of its layers, shared from batch to batch and from step to step.
         stored: whether what is said of steps of an eighth of a segment or more shall hold for weights that are
             rounded to double precision at the end.
+        previous: an analysis of the same, which is used as long as it is true.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class Along:
         norms: Norms | None = None,
         *,
         stored: bool = False,
+        previous: Analysis | None = None,
     ) -> None:
-        self._stored = stored
-        self._last = Analysis.of(model, x, objective, norms=norms)
+        self._stored, self.expansions = stored, 0
+        self._last = Analysis.of(model, x, objective, previous, norms)
         self._last.require_values()
 
     @property
@@ -61,6 +63,7 @@ class Along:
         Raises:
             DomainError: if the direction does not fit the parameters, or the length is not finite.
         """
+        self.expansions += 1
         return _expand(self.analysis, direction, length, order, self._stored)
 
     def majorant(self, direction: Mapping[str, Tensor], length: float, order: int) -> Majorant:
