@@ -40,6 +40,12 @@ def test_networks_of_several_kinds():
         assert all(int(count.replace(",", "")) > 0 for count in (numbers, cost, stated))
 
 
+def test_what_balls_reach_is_said():
+    targets = [(float(row[2]), float(row[4].removeprefix("≥ ").removesuffix(" (missed)"))) for row in rows(1)]
+    reached = sum(balls >= target for balls, target in targets)
+    assert f"Balls alone reach the targets of steps in {reached} of 9 rows." in PAGE.read_text(encoding="utf-8")
+
+
 def test_there_is_no_cliff_at_a_width_before_the_budget_ends():
     ratios = {int(width): float(ratio.strip("*")) for width, ratio, _, _ in rows(2)}
     assert all(ratio >= 1.0 for ratio in ratios.values())
