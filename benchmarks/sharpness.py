@@ -138,7 +138,7 @@ def measured(name: str, seed: int = 0) -> Sharpness:
         return tried[-1]
 
     balls = longest_proved(on, HIGH)  # as surefoot.certify(…, effort="high") does
-    best = with_gradient_step(balls, analysis, on, centre)
+    best = with_gradient_step(balls, analysis, centre)
     cost = (time.process_time() - start) / gradient
     numbers = sum(parameter.numel() for parameter in model.parameters())
     ratio, stated = float(tried[0].smoothness) / norm, best.gradients or 0

@@ -124,12 +124,10 @@ def _from_weights(certificate: Certificate, radius: float, inner: list[tuple[flo
     return replace(certificate, one_step=guarantees.seen_from_weights([*inner, (radius, certificate.smoothness)]))
 
 
-def with_gradient_step(
-    certificate: Certificate, analysis: Analysis, on: Callable[[Ball], Certificate], centre: Centre
-) -> Certificate:
-    """With the longest step that is proved on the segment against the gradient, if a ball proves any at all."""
+def with_gradient_step(certificate: Certificate, analysis: Analysis, centre: Centre) -> Certificate:
+    """With the longest step that is proved on the segment against the gradient."""
     try:
-        step, expansions = gradient_step(analysis, on, certificate.step_size)
+        step, expansions = gradient_step(analysis, certificate.step_size or 1.0)
     except UnsupportedOperation:
         return certificate
     return replace(certificate, gradient_step=step, gradients=centre.cost + in_gradients(expansions=expansions))
@@ -190,14 +188,14 @@ def certify_proved(
             found = on(domain)
             if isinstance(domain, Ball) and inner:
                 found = _from_weights(found, domain.radius, inner)
-            if spent.shells and around and known and found.step_size and wrt == "params" and regularizer is None:
-                found = with_gradient_step(found, analysis, on, centre)
+            if spent.shells and around and known and domain.radius and wrt == "params" and regularizer is None:
+                found = with_gradient_step(found, analysis, centre)
             return replace(found, weights_inside=analysis.is_inside(domain, wrt))
         if wrt != "params" or not known:
             return on(ProductBall(1.0))
         found = longest_proved(on, spent)
         if spent.shells and regularizer is None:
-            return with_gradient_step(found, analysis, on, centre)
+            return with_gradient_step(found, analysis, centre)
         return replace(found, gradients=found.gradients and centre.cost)
 
 
