@@ -31,7 +31,7 @@ from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.operations.call import Bounds, Call, Pair, Slot
 from surefoot.operations.evaluation import roundoff, value_of
 from surefoot.operations.record import record_of, rule_for
-from surefoot.operations.rows import rows_of
+from surefoot.operations.shapes import rows_of
 
 
 @dataclass(frozen=True)

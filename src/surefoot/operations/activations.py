@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from surefoot.operations.record import Form, Scalar, declare
-from surefoot.operations.rows import aligned
+from surefoot.operations.shapes import aligned
 from surefoot.scalar import ScalarFunction
 
 

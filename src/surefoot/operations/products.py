@@ -24,10 +24,9 @@ from surefoot.operations.arithmetic import centre_meeting_norm, meeting_norm
 from surefoot.operations.bilinear import along_segment
 from surefoot.operations.call import Along, Bounds, Call, Use
 from surefoot.operations.common import ONE, ZERO, root
-from surefoot.operations.dimensions import broadcast_copies
 from surefoot.operations.gram import linear_rows, scale_rows
 from surefoot.operations.record import Form, GramRows, operation
-from surefoot.operations.rows import aligned, batch, rows_of
+from surefoot.operations.shapes import aligned, batch, broadcast_copies, rows_of
 from surefoot.operations.sparsity import Sparsity, linear_terms, product, tensors
 
 _AFFORDABLE = 2e9  # multiplications for the norm of a costate
