@@ -132,9 +132,9 @@ def _from_weights(certificate: Certificate, radius: float, inner: list[tuple[flo
 
 
 def with_gradient_step(certificate: Certificate, analysis: Analysis, centre: Centre) -> Certificate:
-    """With the longest step that is proved on the segment against the gradient."""
+    """With the longest step that is proved on the segment against the gradient, if a ball proves any at all."""
     try:
-        step, expansions = gradient_step(analysis, certificate.step_size or 1.0)
+        step, expansions = gradient_step(analysis, certificate.step_size)
     except UnsupportedOperation:
         return certificate
     return replace(certificate, gradient_step=step, gradients=centre.cost + in_gradients(expansions=expansions))
@@ -195,7 +195,7 @@ def certify_proved(
             found = on(domain)
             if isinstance(domain, Ball) and inner:
                 found = _from_weights(found, domain.radius, inner)
-            if spent.shells and around and known and domain.radius and wrt == "params" and regularizer is None:
+            if spent.shells and around and known and found.step_size and wrt == "params" and regularizer is None:
                 found = with_gradient_step(found, analysis, centre)
             return replace(found, weights_inside=analysis.is_inside(domain, wrt))
         if wrt != "params" or not known:
