@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot.calculus.segment.along import Along
 
 D = torch.float64
 
@@ -74,3 +77,26 @@ def test_where_nothing_is_known_of_the_segment_balls_say_what_they_say() -> None
     at_rest = sf.certify(model, torch.zeros_like(x), objective=objective, effort="high")
     assert at_rest.gradient_step is None
     assert at_rest.smoothness.is_finite
+
+
+def test_bounds_hold_along_all_directions_nearby() -> None:
+    model, x, objective = network("layer norm", D)
+    weights = {path: value.detach().clone() for path, value in model.named_parameters()}
+
+    def value(at: dict[str, Tensor]) -> Tensor:
+        out: Tensor = objective(torch.func.functional_call(model, at, (x,)))
+        return out
+
+    slopes, start = torch.func.grad_and_value(value)(weights)
+    down = {path: -slope for path, slope in slopes.items()}
+    aside = {path: 0.05 * float(move.norm()) for path, move in down.items()}
+    exact, wide = (Along(model, x, objective, aside=each).majorant(down, 0.02, 5) for each in ({}, aside))
+    assert exact.curvature < wide.curvature < math.inf
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(50):
+        noise = {path: torch.randn(move.shape, dtype=D, generator=generator) for path, move in down.items()}
+        turned = {path: move + aside[path] * noise[path] / noise[path].norm() for path, move in down.items()}
+        slope = sum(float((slopes[path] * turned[path]).sum()) for path in down)
+        for step in (0.02, 0.01, 0.002):
+            end = float(value({path: w + step * turned[path] for path, w in weights.items()}))
+            assert end <= float(start) + slope * step + 0.5 * wide.curvature * step**2 + 1e-14
