@@ -138,13 +138,7 @@ def _enclose(call: Call, bounds: Bounds, value: Any, region: Region) -> Enclosur
 
 
 def _around_centre(
-    call: Call,
-    bounds: Bounds,
-    value: Any,
-    size: Magnitude,
-    peak: Magnitude,
-    lipschitz: Magnitude,
-    region: Region,
+    call: Call, bounds: Bounds, value: Any, size: Magnitude, peak: Magnitude, lipschitz: Magnitude, region: Region
 ) -> Enclosure:
     rounding = roundoff(call, bounds, value, size)
     moving = {slot: (_slope(bounds, slot), e) for slot, e in {**call.varying, **call.inexact}.items()}

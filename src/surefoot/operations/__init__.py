@@ -52,19 +52,9 @@ from surefoot.operations.record import (
 )
 
 __all__ = [
-    "Bounds",
-    "Call",
-    "Form",
-    "Operation",
-    "Use",
-    "declare",
-    "elementwise",
-    "expansion",
-    "operation",
-    "records",
-    "register_rule",
-    "rules",
-]
+    "Bounds", "Call", "Form", "Operation", "Use", "declare", "elementwise", "expansion", "operation", "records",
+    "register_rule", "rules",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,10 @@ def elementwise(*names: str, scalar: Callable[..., ScalarFunction | None], keys:
         names: the operations.
         scalar: their scalar function, from that of the argument; options are passed by keyword.
         keys: the arguments that are options, as the operation's signature names them.
+
+    >>> sf.operations.elementwise("doctest.same", scalar=lambda x: x)
+    >>> sf.operations.records()["doctest.same"].form.name
+    'ELEMENTWISE'
     """
 
     def build(o: dict[str, Any]) -> ScalarFunction | None:

@@ -218,15 +218,7 @@ def scale_shift(call: Call) -> Bounds:
         bound, peak = bound + shift.norm * bias.bound, peak + bias.peak
         spread = spread + shift.norm * bias.spread
         rows = None if rows is None else rows + shift.row * bias.spread
-    return Bounds(
-        jacobian,
-        curvature,
-        bound=bound,
-        peak=peak,
-        spread=spread,
-        rows=rows,
-        curvature_along=along,
-    )
+    return Bounds(jacobian, curvature, bound=bound, peak=peak, spread=spread, rows=rows, curvature_along=along)
 
 
 def _largest_entry(w: Enclosure) -> Magnitude:

@@ -164,6 +164,3 @@ def choose_newton(sizes: Sizes, tolerance: float, most: int | None = None) -> Ch
 def _cheapest(sizes: Sizes, costs: dict[str, float]) -> Choice:
     relative = {name: cost / sizes.gradient for name, cost in costs.items()}
     return Choice(min(relative, key=relative.__getitem__), relative)
-
-
-__all__ = ["Choice", "Sizes", "choose_gauss_newton", "choose_newton"]

@@ -278,6 +278,3 @@ class Pass:
                 for k, found in enumerate(self.pull(targets, slope)):
                     meets[k] = meets[k] or bool(found[~chosen].any())
         return [tap for tap, met in zip(taps, meets, strict=True) if not met]
-
-
-__all__ = ["MOST_DUAL", "MOST_ROWS", "Gram", "Pass", "Tap", "add_product", "assemble", "jacobian", "taps"]

@@ -203,6 +203,3 @@ class _Normalise(torch.autograd.Function):
                 costate, d, None, None, None, zeros, inverse.reshape(-1), True, ctx.eps, [True, False, False]
             )[0]
         return back.reshape(d.shape), None, None
-
-
-__all__ = ["BATCH", "Normalised", "Statistics", "depth", "normalised", "staged"]
