@@ -1,0 +1,91 @@
+"""What became of the bursts of a training: :class:`Ledger`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from surefoot.optim.bursts import BurstRecord
+from surefoot.optim.by_evaluation import StalledWarning
+from surefoot.valuation.valuer import Evaluation
+
+_STALLED = 2
+
+
+class Ledger:
+    """One record per burst, and what they say together.
+
+    Args:
+        progress: called with each record.
+    """
+
+    def __init__(self, progress: Callable[[BurstRecord], object] | None) -> None:
+        self.progress = progress
+        self.history: list[BurstRecord] = []
+        self.stalls = 0  # bursts in a row that were not kept
+
+    @property
+    def work(self) -> float:
+        """Of all bursts, in training epochs."""
+        return sum(record.work for record in self.history)
+
+    def enter(self, before: Evaluation, after: Evaluation | None, note: str, **more: Any) -> None:
+        """A burst with its evaluations, the later one ``None`` if it is not finite, and all else of the record."""
+        kept = after is not None and after.upper < before.lower
+        if after is None:
+            note = joined(note, "the loss was not finite")
+        elif not kept:
+            same = after.lower <= before.upper
+            note = joined(note, "lower cannot be told from round-off" if same else "not lower")
+        value, error = (math.inf, 0.0) if after is None else (after.value, after.error)
+        self.history.append(
+            BurstRecord(
+                burst=len(self.history),
+                before=before.value,
+                before_error=before.error,
+                after=value,
+                after_error=error,
+                kept=kept,
+                note=note,
+                **more,
+            )
+        )
+        self.stalls = 0 if kept else self.stalls + 1
+        if self.progress is not None:
+            self.progress(self.history[-1])
+
+    def speak_of_stalls(self, rate: float) -> None:
+        """Warn once, when as many bursts as that were not kept."""
+        if self.stalls == _STALLED:
+            warnings.warn(
+                f"{_STALLED} bursts in a row were not kept ({self.history[-1].note}); the rate is now "
+                f"{rate:.2g}. If it goes on, the training is at the noise of its mini-batches: use larger "
+                "ones, or surefoot.CertifiedDescent on all data",
+                StalledWarning,
+                stacklevel=5,
+            )
+
+    @property
+    def guarantee(self) -> str:
+        """What is proved, in words."""
+        kept = [record for record in self.history if record.kept]
+        if not kept:
+            return "nothing yet: no burst was kept, and the weights are those it began with"
+        fell = kept[0].before - kept[-1].after
+        return (
+            f"Each of the {len(kept)} bursts that were kept, of {len(self.history)}, lowers the objective of all "
+            f"data, in exact arithmetic between the weights as they are stored: from {kept[0].before:.6g} to "
+            f"{kept[-1].after:.6g}, by {fell:.3g}. The objective is the deterministic one: the model in "
+            "evaluation mode, without dropout, augmentation or the penalty of weight decay, batch normalisation "
+            "with its running statistics. Nothing is proved about single mini-batch steps or about other data."
+        )
+
+
+def joined(*notes: str) -> str:
+    """Notes as one."""
+    return "; ".join(filter(None, notes))
+
+
+__all__ = ["Ledger", "joined"]
