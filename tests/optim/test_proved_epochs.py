@@ -325,7 +325,7 @@ class TestPace:
         rates = []
         for noise in (0.0, 0.9, 2.0, 2.5, 4.0, 50.0, math.inf):
             pace = Pace(1.0)
-            pace.adapt(noise, gain=1.5, bend=0.2)
+            pace.adapt(noise, gain=1.5)
             rates.append(pace.rate)
         assert rates == pytest.approx([1.5, 1.5, 1.25, 1.0, 0.625, 0.5, 0.5])
         pace.fail(4.0)
@@ -338,7 +338,7 @@ class TestPace:
         pace.fail(1.0)
         rates = []
         for _ in range(12):
-            pace.adapt(1.0, gain=1.5, bend=0.2)
+            pace.adapt(1.0, gain=1.5)
             rates.append(pace.rate)
         assert rates == sorted(rates)
         assert rates[1] < 0.8
@@ -346,18 +346,23 @@ class TestPace:
 
     def test_curvature_and_a_higher_loss_hold_rates_back(self) -> None:
         rates = []
-        for bend, gain in ((0.2, 1.5), (0.5, 1.5), (0.9, 1.5), (0.0, 0.5), (math.inf, 1.5)):
+        for bend, gain in ((0.0, 1.5), (0.5, 1.5), (0.9, 1.5), (0.0, 0.5), (math.inf, 1.5)):
             pace = Pace(1.0)
             pace.adapt(1.0, gain, bend)
             rates.append(pace.rate)
         assert rates == pytest.approx([1.5, 1.1, 0.8, 0.8, 0.8])
 
-    def test_on_a_straight_way_rates_grow_beyond_one_that_failed(self) -> None:
-        pace = Pace(1.0)
-        pace.fail(1.0)
-        for _ in range(2):
-            pace.adapt(1.0, gain=1.5, bend=0.01)
-        assert pace.rate == pytest.approx(2.0)
+    def test_on_a_straight_way_rates_grow_faster(self) -> None:
+        for failed in (False, True):
+            rates = []
+            for bend in (0.01, 0.2, 0.4):
+                pace = Pace(1.0)
+                if failed:
+                    pace.fail(1.0)
+                for _ in range(4):
+                    pace.adapt(1.0, gain=1.5, bend=bend)
+                rates.append(pace.rate)
+            assert rates[0] > 1.2 * rates[1] >= 1.2 * rates[2]
 
     def test_without_gain_on_a_bent_way_the_rate_is_halved(self) -> None:
         bent, straight = Pace(1.0), Pace(1.0)
@@ -426,8 +431,8 @@ def test_a_run_ends_beyond_the_last_weights_where_that_is_proved_lower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(time, "process_time", count().__next__)  # as if all took equally long, in every run
-    x, y = _data(24)
-    values = []
+    x, _ = _data(24)
+    y, values = (x[:, 0] > 0).long(), []
     for beyond in (False, True):
         model = _model().double()
         batches = list(zip(x.double().split(6), y.split(6), strict=True))

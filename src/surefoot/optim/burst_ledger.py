@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from surefoot.optim.bursts import BurstRecord
@@ -15,14 +14,9 @@ _STALLED = 2
 
 
 class Ledger:
-    """One record per burst, and what they say together.
+    """One record per burst, and what they say together."""
 
-    Args:
-        progress: called with each record.
-    """
-
-    def __init__(self, progress: Callable[[BurstRecord], object] | None) -> None:
-        self.progress = progress
+    def __init__(self) -> None:
         self.history: list[BurstRecord] = []
         self.stalls = 0  # bursts in a row that were not kept
 
@@ -35,10 +29,10 @@ class Ledger:
         """A burst with its evaluations, the later one ``None`` if it is not finite, and all else of the record."""
         kept = after is not None and after.upper < before.lower
         if after is None:
-            note = joined(note, "the loss was not finite")
+            note = _joined(note, "the loss was not finite")
         elif not kept:
             same = after.lower <= before.upper
-            note = joined(note, "lower cannot be told from round-off" if same else "not lower")
+            note = _joined(note, "lower cannot be told from round-off" if same else "not lower")
         value, error = (math.inf, 0.0) if after is None else (after.value, after.error)
         self.history.append(
             BurstRecord(
@@ -52,9 +46,8 @@ class Ledger:
                 **more,
             )
         )
-        self.stalls = 0 if kept else self.stalls + 1
-        if self.progress is not None:
-            self.progress(self.history[-1])
+        if kept or more["batches"]:
+            self.stalls = 0 if kept else self.stalls + 1
 
     def speak_of_stalls(self, rate: float) -> None:
         """Warn once, when as many bursts as that were not kept."""
@@ -64,7 +57,7 @@ class Ledger:
                 f"{rate:.2g}. If it goes on, the training is at the noise of its mini-batches: use larger "
                 "ones, or surefoot.CertifiedDescent on all data",
                 StalledWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
 
     @property
@@ -83,9 +76,8 @@ class Ledger:
         )
 
 
-def joined(*notes: str) -> str:
-    """Notes as one."""
+def _joined(*notes: str) -> str:
     return "; ".join(filter(None, notes))
 
 
-__all__ = ["Ledger", "joined"]
+__all__ = ["Ledger"]

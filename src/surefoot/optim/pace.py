@@ -15,8 +15,9 @@ _WARY = 4.0  # how far below the largest harmless rate to begin where trials har
 _SHADE = 0.8  # the rate that is best for a few steps is too large for many
 _NOISE, _COOL = 2.5, 1.2  # what the noise of an epoch is led to, and near the end
 _UP, _AGAIN, _DOWN = 1.5, 1.2, 2.0  # the most by which an epoch changes it: up, up after a failure, down
-_STRAIGHT, _FREE = 0.1, 2.0  # with less bend and some gain it may grow that fast
-_BENT, _BENT_UP, _TOO_BENT = 0.3, 1.1, 0.75  # with that much bend it grows by 1.1 at most, and above that it falls
+_STRAIGHT, _WARY_UP, _WARY_AGAIN = 0.1, 1.2, 1.08  # with more bend it grows more slowly, and so after a failure
+_BENT, _BENT_UP = 0.3, 1.1  # with that much bend it grows by 1.1 at most
+_HALF_BENT, _TOO_BENT = 0.5, 0.75  # with that much it stays, and with that much it falls
 _LESS = 0.8  # the least fall, with too much bend, or where the loss is higher than the lowest by as much
 _GAIN, _PATIENCE, _CURVED = 1.05, 3, 0.2  # so many epochs with less gain, the last with so much bend: too large
 _LATE = 0.85  # what the rate falls by, at least, near the end, unless the way is straight
@@ -103,14 +104,16 @@ class Pace:
         least, most = 1 / _DOWN, _UP if self.ceiling == math.inf else _AGAIN
         if max(noise, gain) < _SLOW <= _SLOW * gain:
             least = most = _FAST
-        if bend < _STRAIGHT and gain > _GAIN:
-            most, self.ceiling = _FREE, self.ceiling * _FREE
+        if bend > _STRAIGHT:
+            most = min(most, _WARY_UP if self.ceiling == math.inf else _WARY_AGAIN)
+        elif gain > _GAIN:
+            self.ceiling *= _AGAIN
         if bend > _BENT:
-            most = min(most, _BENT_UP if gain > _BENT_UP else 1.0)
+            most = min(most, _BENT_UP if gain > _BENT_UP and bend <= _HALF_BENT else 1.0)
         if bend > _TOO_BENT or gain < _LESS:
             most = min(most, _LESS)
         if late:
-            most = min(most, _AGAIN if bend < _STRAIGHT and gain > 1 else _LATE)
+            most = min(most, _AGAIN if bend < _STRAIGHT else _LATE)
         factor = (_COOL if late else _NOISE) / noise if noise > 0 else math.inf
         self.rate = min(self.rate * min(most, max(least, factor)), self.ceiling)
         self.ceiling *= _EASED

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from typing import Any
 
 from torch import nn
@@ -14,20 +12,15 @@ from torch.optim import Optimizer
 from surefoot.graph.checks import unwrapped
 from surefoot.objectives import Objective
 from surefoot.optim.all_data import AllData
-from surefoot.optim.beyond import Way
-from surefoot.optim.burst_ledger import Ledger, joined
+from surefoot.optim.burst_keeping import BurstKeeper
 from surefoot.optim.burst_training import BurstTraining, check, checked_model
-from surefoot.optim.bursts import BurstRecord, EndlessBatches, Snapshot, fixed_data
+from surefoot.optim.bursts import BurstRecord, EndlessBatches, fixed_data
 from surefoot.optim.evaluation import OptimizerError, check_objective
 from surefoot.optim.joint import JointBatches
-from surefoot.optim.pace import Pace
 from surefoot.processes import Processes
-from surefoot.valuation.valuer import Evaluation, EvaluationError
+from surefoot.valuation.valuer import Evaluation
 
 _LATE = 0.7  # in the last part of a budget rates fall
-_SHARE = 0.06  # of the work of training that evaluations take, about
-_FIRST, _SHORTEST, _LONGEST = 2.0, 4.0, 8.0  # epochs of the first burst, of the shortest afterwards, the longest
-_LOOKS = 5  # evaluations beyond the end
 
 
 class ProvedEpochs:
@@ -102,50 +95,44 @@ class ProvedEpochs:
         self.optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
         self.objective = check_objective(objective, "the batches (x, y)")
         check(self.optimizer, self.model, loader, burst, average)
-        self.loader, self.burst, self.beyond = loader, burst, beyond
-        self._ledger = Ledger(progress)
+        self.loader, self.burst, self.average, self.beyond = loader, burst, average, beyond
+        self.progress = progress
         self.processes = None if group is None else Processes(group)
         data = fixed_data(loader) if data is None else data
-        self._all = AllData(self.model, self.objective, data, self.processes)
+        all_data = AllData(self.model, self.objective, data, self.processes)
         self._batches: EndlessBatches | JointBatches
         if self.processes is None:
             self._batches = EndlessBatches(loader)
         else:
-            here = self._all.evaluate_here
+            here = all_data.evaluate_here
             self._batches = JointBatches(loader, self.model, self.objective, self.processes, here)
-            self._all.summon = self._batches.evaluate
-        self._training = BurstTraining(self.model, self.optimizer, self.objective, self._batches, average)
-        self._lowest = math.inf  # the lowest mean of the losses of an epoch
-        self._kept: Snapshot | None = None
-        self._ahead: Snapshot | None = None  # where training goes on, if that is not where it was kept
-        self._value: Evaluation | None = None
-        self._way: Way | None = None
-        self._searched = False
-        self._began, self._budget = 0.0, math.inf  # work before, and for, the present call of run
+            all_data.summon = self._batches.evaluate
+        training = BurstTraining(self.model, self.optimizer, self.objective, self._batches, average)
+        self._keeper = BurstKeeper(training, all_data)
 
     @property
     def rate(self) -> float:
         """The learning rate of the next burst, of the first parameter group; others keep their ratio to it."""
-        return self._training.pace.rate
+        return self._keeper.training.pace.rate
 
     @rate.setter
     def rate(self, rate: float) -> None:
-        self._training.pace.rate = rate
+        self._keeper.training.pace.rate = rate
 
     @property
     def history(self) -> list[BurstRecord]:
         """One record per burst."""
-        return self._ledger.history
+        return self._keeper.ledger.history
 
     @property
     def value(self) -> Evaluation | None:
         """The objective of all data at the weights that were kept last; ``None`` before the first step."""
-        return self._value
+        return self._keeper.value
 
     @property
     def work(self) -> float:
         """What all bursts took so far, in training epochs: processor time, all but reading the model once."""
-        return self._ledger.work
+        return self._keeper.ledger.work
 
     def step(self) -> float:
         """One burst; returns the objective of all data afterwards, as computed.
@@ -154,25 +141,35 @@ class ProvedEpochs:
             EvaluationError: if the objective cannot be enclosed, or the data changed from pass to pass.
             UnsupportedOperation: naming an operation that has no rule.
         """
-        return self._led(lambda: self._round(math.inf))
+        return self._led(self._step)
+
+    def _step(self, left: float = math.inf, late: float = math.inf, *, beyond: bool = False) -> float:
+        self._keeper.burst(self.burst, left, late, beyond=beyond)
+        return self._told()
+
+    def _told(self) -> float:
+        if self.progress is not None:
+            self.progress(self.history[-1])
+        self._keeper.ledger.speak_of_stalls(self.rate)
+        assert self.value is not None
+        return self.value.value
 
     def run(self, epochs: float) -> float:
         """Bursts until the work of that many training epochs is spent; returns the objective of all data.
 
         Trials, bursts that were not kept and evaluations count; reading the model, once, does not. The last burst
-        is as long as fits.
+        is as long as fits. The last record, of no batches, is that of the search beyond the last weights.
         """
 
         def spend() -> float:
-            self._began, self._budget = self.work, epochs
-            try:
-                while True:
-                    left = self._began + epochs - self.work
-                    if self._value is not None and left < self._ending:
-                        return self._value.value
-                    self._round(left)
-            finally:
-                self._budget = math.inf
+            end = self.work + epochs
+            while self._keeper.has_room(end - self.work, beyond=self.beyond):
+                left = end - self.work
+                self._step(left, left - (1 - _LATE) * epochs, beyond=self.beyond)
+            if self.beyond and self._keeper.go_beyond():
+                self._told()
+            assert self.value is not None
+            return self.value.value
 
         return self._led(spend)
 
@@ -184,131 +181,26 @@ class ProvedEpochs:
 
         def lead() -> tuple[float, dict[str, Any]]:
             value = train()
-            told = self.state_dict()
-            del told["optimizer"], told["origin"]
-            return value, told
+            return value, self._keeper.state_dict() | {"origin": None}
 
         value, told = joint.processes.led(lead, joint.serve, OptimizerError)
         joint.spread()
         if not joint.processes.leads:
-            self._resume(told)
+            self._keeper.load_state_dict(told)
         return float(value)
-
-    def _round(self, left: float) -> float:
-        """One burst: what is not kept, or interrupted, goes back."""
-        start = time.process_time()
-        try:
-            note = self._look()
-            assert self._kept is not None
-            room = left - self._spent(start) - self._evaluation
-            self._burst(self._kept, room, note, start)
-        except BaseException:
-            if self._kept is not None:
-                self._kept.restore()
-                self._training.set_rate(self.rate)
-            raise
-        self._ledger.speak_of_stalls(self.rate)
-        assert self._value is not None
-        return self._value.value
-
-    def _look(self) -> str:
-        """Evaluate and search where nothing is known yet, or the weights are not those that were kept."""
-        note = ""
-        if self._kept is None or not self._kept.is_live():
-            known, self._kept = self._value, None
-            self._value = self._all.evaluate()
-            if not math.isfinite(self._value.error):
-                raise EvaluationError(
-                    f"no error of the objective {self._value.value:g} can be proved: nothing could be kept. Begin "
-                    "with smaller weights, or use surefoot.evaluate to find the batch"
-                )
-            self._kept, self._ahead = Snapshot(self.model, self.optimizer), None
-            same = known is not None and known.lower <= self._value.upper and self._value.lower <= known.upper
-            if known is not None and not same:
-                note = "weights or data were changed since the last burst"
-            if self._way is None or not same:
-                self._way, self._lowest = Way(self._training.parameters), self._value.value
-        if not self._searched:
-            note = self._training.search(self._kept)
-            self._searched = True
-        return note
-
-    def _burst(self, start: Snapshot, room: float, note: str, began: float) -> None:
-        """Train for one burst and compare."""
-        assert self._value is not None
-        assert self._way is not None
-        length, ends = self._length, room < self._length + self._ending
-        if ends:
-            length = max(room + self._evaluation + 0.25 - self._ending, 0.25)
-        count, rate = max(1, round(length * self._batches.per_epoch)), self.rate
-        late = self._began + _LATE * self._budget - self.work
-        lowest, ahead = self._training.run(count, start, self._ahead, self._lowest, late)
-        before, after = self._value, None if lowest is None else self._all.if_finite()
-        if after is not None and ((ends and self.beyond) or self._way.part):
-            after = self._way.go_on(self._training.parameters, after, self._all.if_finite, _LOOKS)
-            note = joined(note, f"{self._way.part:.2g} of the way beyond its end" if self._way.part else "")
-        if lowest is not None and after is not None and after.upper < before.lower:
-            self._kept, self._value = Snapshot(self.model, self.optimizer), after
-            self._lowest, self._ahead = lowest, ahead
-        else:
-            start.restore()
-            self._ahead = None
-            self._training.pace.fail(rate)
-        self._training.set_rate(self.rate)
-        work, self._all.reading = self._spent(began), 0.0
-        epochs = count / self._batches.per_epoch
-        self._ledger.enter(before, after, note, rate=rate, batches=count, epochs=epochs, work=work)
-
-    @property
-    def _length(self) -> float:
-        """Epochs of the next burst."""
-        if self.burst is not None:
-            return float(self.burst)
-        if not self.history:
-            return _FIRST
-        return min(max(_SHORTEST, self._evaluation / _SHARE), _LONGEST)
-
-    @property
-    def _evaluation(self) -> float:
-        """What an evaluation costs, in training epochs."""
-        return self._training.in_epochs(self._all.cost)
-
-    @property
-    def _ending(self) -> float:
-        """What is not enough for another burst, in training epochs."""
-        return (1 + (_LOOKS if self.beyond else 0)) * self._evaluation + 0.25
-
-    def _spent(self, start: float) -> float:
-        """Processor time since then, in training epochs; without reading the model."""
-        return self._training.in_epochs(time.process_time() - start - self._all.reading)
 
     @property
     def guarantee(self) -> str:
         """What is proved of this run, in words."""
-        return self._ledger.guarantee
+        return self._keeper.ledger.guarantee
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs besides the model's own state; safe for ``weights_only`` loading.
 
         The place in the loader is not in it: a resumed run begins a new pass, from the weights that were kept.
         """
-        value = None if self._value is None else [self._value.value, self._value.error]
-        training, way = self._training, self._way
-        return {
-            "kind": type(self).__name__,
-            "optimizer": self.optimizer.state_dict(),
-            "history": [asdict(record) for record in self.history],
-            "value": value,
-            "searched": self._searched,
-            "pace": asdict(training.pace),
-            "seconds": training.seconds,
-            "trained": training.trained,
-            "cost": self._all.cost,
-            "stalls": self._ledger.stalls,
-            "lowest": self._lowest,
-            "origin": None if way is None else way.origin,
-            "part": 0.0 if way is None else way.part,
-        }
+        kind = {"kind": type(self).__name__, "optimizer": self.optimizer.state_dict()}
+        return kind | self._keeper.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken; load the model's own state before.
@@ -321,22 +213,7 @@ class ProvedEpochs:
                 f"this is the state of {state_dict.get('kind') or 'an optimizer'}, not of ProvedEpochs"
             )
         self.optimizer.load_state_dict(state_dict["optimizer"])
-        self._resume(state_dict)
-
-    def _resume(self, state_dict: dict[str, Any]) -> None:
-        """All but the state of the optimizer."""
-        self._ledger.history = [BurstRecord(**record) for record in state_dict["history"]]
-        self._value = None if state_dict["value"] is None else Evaluation(*state_dict["value"])
-        self._kept, self._searched = None, state_dict["searched"]
-        training = self._training
-        training.seconds, training.trained = state_dict["seconds"], state_dict["trained"]
-        training.pace = Pace(**state_dict["pace"])
-        training.set_rate(self.rate)
-        self._all.cost, self._ledger.stalls = state_dict["cost"], state_dict["stalls"]
-        self._way, self._lowest = None, state_dict.get("lowest", math.inf)
-        if state_dict.get("origin") is not None:
-            self._way = Way(state_dict["origin"])
-            self._way.part = state_dict["part"]
+        self._keeper.load_state_dict(state_dict)
 
 
 __all__ = ["ProvedEpochs"]
