@@ -14,9 +14,9 @@
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`; ``variance_reduced``:
   :class:`ProjectedSVRG`.
 * ``proved_epochs``: :class:`ProvedEpochs`; ``burst_keeping``: bursts kept or undone; ``burst_training``: their
-  mini-batch steps; ``pace``: their learning rate; ``beyond``: points beyond their end; ``all_data``: the value that
-  decides; ``burst_ledger``: what became of them; ``bursts``: records, states and batches; ``joint``: mini-batches
-  of several processes.
+  mini-batch steps; ``pace``: their learning rate; ``beyond``: points beyond their end; ``all_data``: the value
+  that decides; ``burst_ledger``: what became of them; ``bursts``: records, states, batches; ``joint``:
+  mini-batches of several processes.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share; ``forcing``: how
   exactly they solve; ``trust_region``: damping by the length of steps;
   ``preconditioning``: whether their conjugate gradients are preconditioned.
@@ -34,22 +34,10 @@ from surefoot.optim.stochastic import ProjectedSGD, VarianceBound, VarianceEstim
 from surefoot.optim.variance_reduced import ProjectedSVRG
 
 __all__ = [
-    "BurstRecord",
-    "CertifiedDescent",
-    "GaussNewton",
-    "GuaranteedOptimizer",
-    "Newton",
-    "OptimizerError",
-    "ProjectedGradient",
-    "ProjectedSGD",
-    "ProjectedSVRG",
-    "ProvedEpochs",
-    "StalledWarning",
-    "Stationarity",
-    "StepRecord",
-    "VarianceBound",
-    "VarianceEstimate",
-]
+    "BurstRecord", "CertifiedDescent", "GaussNewton", "GuaranteedOptimizer", "Newton", "OptimizerError",
+    "ProjectedGradient", "ProjectedSGD", "ProjectedSVRG", "ProvedEpochs", "StalledWarning", "Stationarity",
+    "StepRecord", "VarianceBound", "VarianceEstimate",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -83,6 +83,3 @@ class AllData:
                 if all(math.isfinite(float(self.objective(outputs_of(self.model, x), y))) for x, y in self.data):
                     raise
             return None
-
-
-__all__ = ["AllData"]

@@ -71,6 +71,3 @@ class Way:
         place(lower)
         self.part = lower
         return lowest
-
-
-__all__ = ["Way"]

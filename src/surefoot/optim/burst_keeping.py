@@ -146,8 +146,7 @@ class BurstKeeper:
         self, before: Evaluation, after: Evaluation | None, note: str, count: int, rate: float, began: float
     ) -> None:
         work, self.all_data.reading = self._spent(began), 0.0
-        epochs = count / self.training.batches.per_epoch
-        self.ledger.enter(before, after, note, rate=rate, batches=count, epochs=epochs, work=work)
+        self.ledger.enter(before, after, rate, count, self.training.batches.per_epoch, work, note)
 
     def state_dict(self) -> dict[str, Any]:
         """All but the states of model and optimizer."""
@@ -180,6 +179,3 @@ class BurstKeeper:
         if state.get("origin") is not None:
             self._way = Way(state["origin"])
             self._way.part = state["part"]
-
-
-__all__ = ["BurstKeeper"]

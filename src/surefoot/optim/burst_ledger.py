@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
 
 from surefoot.optim.bursts import BurstRecord
 from surefoot.optim.by_evaluation import StalledWarning
@@ -25,33 +24,31 @@ class Ledger:
         """Of all bursts, in training epochs."""
         return sum(record.work for record in self.history)
 
-    def enter(self, before: Evaluation, after: Evaluation | None, note: str, **more: Any) -> None:
-        """A burst with its evaluations, the later one ``None`` if it is not finite, and all else of the record."""
+    def enter(
+        self,
+        before: Evaluation,
+        after: Evaluation | None,
+        rate: float,
+        batches: int,
+        per_epoch: int,
+        work: float,
+        note: str,
+    ) -> None:
+        """A burst, with its evaluations; the later one is ``None`` if it is not finite."""
         kept = after is not None and after.upper < before.lower
-        if after is None:
-            note = _joined(note, "the loss was not finite")
-        elif not kept:
-            same = after.lower <= before.upper
-            note = _joined(note, "lower cannot be told from round-off" if same else "not lower")
-        value, error = (math.inf, 0.0) if after is None else (after.value, after.error)
-        self.history.append(
-            BurstRecord(
-                burst=len(self.history),
-                before=before.value,
-                before_error=before.error,
-                after=value,
-                after_error=error,
-                kept=kept,
-                note=note,
-                **more,
-            )
-        )
-        if kept or more["batches"]:
+        if not kept:
+            same = after is not None and after.lower <= before.upper
+            why = "lower cannot be told from round-off" if same else "not lower"
+            note = "; ".join(filter(None, (note, "the loss was not finite" if after is None else why)))
+        values = before.value, before.error, after.value if after else math.inf, after.error if after else 0.0
+        epochs = batches / per_epoch
+        self.history.append(BurstRecord(len(self.history), *values, rate, kept, batches, epochs, work, note))
+        if kept or batches:
             self.stalls = 0 if kept else self.stalls + 1
 
     def speak_of_stalls(self, rate: float) -> None:
         """Warn once, when as many bursts as that were not kept."""
-        if self.stalls == _STALLED:
+        if self.stalls == _STALLED and self.history[-1].batches:
             warnings.warn(
                 f"{_STALLED} bursts in a row were not kept ({self.history[-1].note}); the rate is now "
                 f"{rate:.2g}. If it goes on, the training is at the noise of its mini-batches: use larger "
@@ -74,10 +71,3 @@ class Ledger:
             "evaluation mode, without dropout, augmentation or the penalty of weight decay, batch normalisation "
             "with its running statistics. Nothing is proved about single mini-batch steps or about other data."
         )
-
-
-def _joined(*notes: str) -> str:
-    return "; ".join(filter(None, notes))
-
-
-__all__ = ["Ledger"]

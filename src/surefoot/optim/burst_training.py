@@ -46,9 +46,7 @@ class BurstTraining:
     weights is no measure of a rate: it is lowest where a small rate has just cooled the noise down.)
 
     Args:
-        model: the network, which the optimizer trains.
-        optimizer: with positive rates, whose ratios stay.
-        objective: a loss without targets.
+        model, optimizer, objective: as given to :class:`surefoot.optim.ProvedEpochs`; ratios of rates stay.
         batches: the mini-batches.
         average: over which part of an epoch, at its end, weights are averaged.
 
@@ -249,6 +247,3 @@ def check(optimizer: Optimizer, model: nn.Module, loader: Any, burst: float | No
         raise ValueError(f"a burst is a positive number of epochs, got {burst!r}")
     if not 0 <= average <= 1:
         raise ValueError(f"weights are averaged over a part of an epoch between 0 and 1, got {average!r}")
-
-
-__all__ = ["BurstTraining", "check", "checked_model"]

@@ -121,6 +121,3 @@ class Pace:
     def fail(self, first: float) -> None:
         """Go on from an epoch or a burst that ended too high, and began with this rate."""
         self.rate, self.ceiling, self.idle = min(self.rate, first / _DOWN), first / _BELOW, 0
-
-
-__all__ = ["Pace"]

@@ -15,7 +15,7 @@ from surefoot.optim.all_data import AllData
 from surefoot.optim.burst_keeping import BurstKeeper
 from surefoot.optim.burst_training import BurstTraining, check, checked_model
 from surefoot.optim.bursts import BurstRecord, EndlessBatches, fixed_data
-from surefoot.optim.evaluation import OptimizerError, check_objective
+from surefoot.optim.evaluation import OptimizerError, check_objective, explained
 from surefoot.optim.joint import JointBatches
 from surefoot.processes import Processes
 from surefoot.valuation.valuer import Evaluation
@@ -65,18 +65,17 @@ class ProvedEpochs:
             (:mod:`surefoot.optim.joint`). Weights and history are the same on all, the state to be saved is that
             of process 0.
 
-    >>> import torch
-    >>> import surefoot as sf
     >>> _ = torch.manual_seed(0)
     >>> x = torch.randn(64, 4)
     >>> batches = list(zip(x.split(16), (x[:, 0] > 0).long().split(16)))
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> training = ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), batches, model=model, burst=2)
+    >>> training = sf.ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), batches, model=model, burst=2)
     >>> losses = [training.step() for _ in range(5)]
     >>> all(after <= before for before, after in zip(losses, losses[1:])), losses[-1] < 0.3
     (True, True)
     """
 
+    @explained
     def __init__(
         self,
         optimizer: Optimizer | Callable[..., Optimizer],
@@ -214,6 +213,3 @@ class ProvedEpochs:
             )
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self._keeper.load_state_dict(state_dict)
-
-
-__all__ = ["ProvedEpochs"]

@@ -96,6 +96,3 @@ class _Entropy(torch.autograd.Function):
         slope = shares.scatter(1, place, 1.0).div_(1 + rest)
         own = labels[:, None]
         return slope.scatter_add_(1, own, slope.new_full(own.shape, -1.0)).mul_(costate * ctx.factor), None, None
-
-
-__all__ = ["ENTROPY", "Logistic", "entropy"]

@@ -294,6 +294,3 @@ def _detached(value: Any) -> list[Tensor]:
 def is_measured(value: Any) -> bool:
     """Whether something has a norm: a tensor of real numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-__all__ = ["NEAR", "Constants", "Near", "Plan", "Run", "Values", "is_measured", "norms"]

@@ -273,6 +273,3 @@ def _prepared(node: Node) -> Callable[[Values], Any]:
         return target(*args)
 
     return run
-
-
-__all__ = ["PULL", "Tape", "tape_of"]
