@@ -159,6 +159,28 @@ def test_an_interrupt_loses_nothing() -> None:
     assert training.step() <= history[-1].after
 
 
+def test_an_interrupt_leaves_weights_that_were_changed() -> None:
+    class Interrupted(nn.Module):
+        stop = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.stop:
+                raise KeyboardInterrupt
+            return x
+
+    stop = Interrupted()
+    model = _model(stop)
+    training = _epochs(model)
+    training.step()
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    changed, stop.stop = _contents(model), True
+    training._keeper.all_data._valuer = None
+    with pytest.raises(KeyboardInterrupt):
+        training.step()
+    assert _equal(changed, _contents(model))
+
+
 def test_the_objective_is_the_deterministic_one() -> None:
     model = _model(nn.BatchNorm1d(6), nn.Dropout(0.2))
     training = _epochs(model)
@@ -191,6 +213,10 @@ def test_a_resumed_run_goes_on() -> None:
     assert resumed.step() <= last.value
     assert resumed.history[-1].before == pytest.approx(last.value, abs=last.error)
     assert "tried" not in resumed.history[-1].note
+    again = _epochs(other)
+    again.load_state_dict(resumed.state_dict())
+    assert again.value is not None
+    assert again.run(0.01) == again.value.value
     with pytest.raises(ValueError, match="not of ProvedEpochs"):
         resumed.load_state_dict(training.optimizer.state_dict())
 

@@ -89,6 +89,8 @@ class BurstKeeper:
     def go_beyond(self) -> bool:
         """Look for a lower point beyond what was kept, once; training will go on from where it was."""
         began, training = time.process_time(), self.training
+        if self._kept is None or not self._kept.is_live():
+            return False
         start, before, way = self._standing()
         if way.part:
             return False
