@@ -10,7 +10,8 @@ none goes through more than k additions, and divided and scaled. Together at mos
 
 .. math:: (K + k + 48)\,u\,F + 3u\,\frac1n\sum_{ik}t_{ik}e^{-t_{ik}} .
 
-The gradient of a row is the soft-max :math:`p = e^{-t}/(1 + s)` less one at y.
+The gradient of a row is the soft-max :math:`p = e^{-t}/(1 + s)` less one at y, which is :math:`-s/(1 + s)` if y is
+the largest: so it is good to a few units however small the loss is.
 
 *Curvature.* The second derivative of a row is :math:`\mathrm{diag}(p) - pp^\top`, whose norm is at most its
 largest row sum of absolute values :math:`2p_k(1 - p_k)` (Gershgorin), hence at most 1/2 and, as :math:`1 - p_a`
@@ -61,10 +62,11 @@ class Logistic:
 
     def curvature(self, moved: Any) -> Any:
         """On the second derivative, where the argument may move by so much."""
-        if isinstance(moved, float):
-            growth = math.exp(1.5 * moved) if moved < 400 else math.inf
-        else:
+        growth: Any = math.inf
+        if isinstance(moved, np.ndarray):
             growth = np.where(moved < 400, np.exp(1.5 * np.minimum(moved, 400)), math.inf)
+        elif moved < 400:
+            growth = math.exp(1.5 * moved)
         limit = np.minimum if isinstance(self.doubt, np.ndarray) else min
         return abs(self.factor) * limit(0.5, 2 * self.doubt * growth) * (1 + 1e-9)
 
@@ -126,14 +128,10 @@ class _Entropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, costate: Tensor, *_: Any) -> tuple[Tensor, None, None, None]:
         shares, rest, place, labels = ctx.saved_tensors
-        slope = shares.scatter(1, place, 1.0).div_(1 + rest)
         own = labels[:, None]
-        return (
-            slope.scatter_add_(1, own, slope.new_full(own.shape, -1.0)).mul_(costate * ctx.factor),
-            None,
-            None,
-            None,
-        )
+        slope = shares.scatter(1, place, 1.0)
+        less_one = torch.where(own == place, -rest, slope.gather(1, own) - (1 + rest))  # without cancellation
+        return slope.scatter_(1, own, less_one).mul_((costate * ctx.factor) / (1 + rest)), None, None, None
 
 
 __all__ = ["ENTROPY", "Logistic", "entropy", "is_plain"]

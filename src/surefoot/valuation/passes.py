@@ -88,6 +88,7 @@ class Run:
         losses: what is known of them.
         statistics: what batch-normalisations computed from the batch; ``None`` if one of them is not known.
         watching: the names of tensors whose costates are measured; none comes back where that is zero.
+        given: norms that follow from what a tensor is, of samples that are alike.
         aliases: where the norm of a tensor is at most a factor times that of another, its name and the factor.
     """
 
@@ -108,6 +109,7 @@ class Run:
     losses: dict[str, Logistic] = field(default_factory=dict)
     statistics: list[Statistics] | None = field(default_factory=list)
     watching: set[str] = field(default_factory=set)
+    given: dict[str, float] = field(default_factory=dict)
     aliases: dict[str, tuple[str, float]] = field(default_factory=dict)
     _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _distances: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
@@ -138,6 +140,7 @@ class Run:
                 self.statistics = None
             return None
         value, self.facts[node.name], statistics = special
+        self.given[node.name] = math.sqrt(value.numel()) * (1 + 2.0**-20)
         if statistics is not None and self.statistics is not None:
             self.statistics.append(statistics)
         return value
@@ -230,7 +233,7 @@ class Run:
     def sizes(self) -> dict[str, float]:
         """Bounds on the norms of values, parameters and constants."""
         self._sizes |= _measured(self._later)
-        found = {name: together(amount) for name, amount in self._bounded.items()}
+        found = {name: together(amount) for name, amount in self._bounded.items()} | self.given
         found |= self.constants.sizes | dict(zip(self._sizes, _bounds(list(self._sizes.values())), strict=True))
         for name, distance in self.distances.items():
             found[name] = (self._known[name][1] + distance) * (1 + 2.0**-50)
@@ -252,6 +255,8 @@ class Run:
         if not self.samples:
             return self.sizes
         found: dict[str, Amount] = self.sizes | self.constants.each | self._bounded
+        for name, size in self.given.items():
+            found[name] = np.full(self.samples, size / math.sqrt(self.samples) * (1 + 2.0**-50))
         for name in self.shifts:
             found[name] = self.sizes[name] / math.sqrt(self.samples) * (1 + 2.0**-50)
         for name, (other, factor) in self.aliases.items():
@@ -319,7 +324,7 @@ def norms(tensors: Iterable[Tensor]) -> list[float]:
 
 def norms_of_samples(value: Tensor, samples: int) -> Amount:
     """The same for each sample of a tensor; infinite for all where one is not finite."""
-    return _bounded_rows(*_rows([value], samples))
+    return _bounds([_rows([value], samples)])[0]
 
 
 def _rows(parts: list[Tensor], samples: int) -> tuple[int, Tensor]:
@@ -335,10 +340,10 @@ def _largest(matrices: Tensor, samples: int) -> Tensor:
 
 
 def _bounds(found: list[tuple[int, Tensor]]) -> list[Any]:
-    if any(size.dim() for _, size in found):
-        return [_bounds([part])[0] if not part[1].dim() else _bounded_rows(*part) for part in found]
     if not found:
         return []
+    if any(size.dim() for _, size in found):
+        return _bounds_of_samples(found)
     sizes = torch.stack([size for _, size in found]).tolist()
     return [
         size * (1 + (count + 8) * 2.0**-52) + count**0.5 * 2.0**-500 if size < math.inf else math.inf
@@ -346,9 +351,13 @@ def _bounds(found: list[tuple[int, Tensor]]) -> list[Any]:
     ]
 
 
-def _bounded_rows(count: int, sizes: Tensor) -> Amount:
-    found = sizes.cpu().numpy() * (1 + (count + 8) * 2.0**-52) + count**0.5 * 2.0**-500
-    return found if np.isfinite(found).all() else math.inf
+def _bounds_of_samples(found: list[tuple[int, Tensor]]) -> list[Amount]:
+    """The same where most are of each sample."""
+    rows = torch.stack([size for _, size in found if size.dim()]).cpu().numpy()
+    counts = np.array([[count] for count, size in found if size.dim()], dtype=float)
+    rows = rows * (1 + (counts + 8) * 2.0**-52) + np.sqrt(counts) * 2.0**-500
+    known = iter(rows if np.isfinite(rows).all() else [r if np.isfinite(r).all() else math.inf for r in rows])
+    return [next(known) if size.dim() else _bounds([(count, size)])[0] for count, size in found]
 
 
 def _detached(value: Any) -> list[Tensor]:

@@ -196,7 +196,7 @@ class Tape:
                     run.aliases[node.name] = node.inputs[0], 1.0
                 elif node.name in self.derived:
                     run.aliases[node.name] = self.derived[node.name]
-                else:
+                elif node.name not in run.given:
                     run.measure(node.name, value)
                 if node.name in self.matched:
                     run.measure_matrices(self.matched[node.name])
