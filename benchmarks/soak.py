@@ -148,7 +148,7 @@ def files(dice: random.Random) -> str:
     whole = path.read_bytes()
     path.write_bytes(whole[: dice.randrange(len(whole))])
     from surefoot.cli.exported import load_exported
-    from surefoot.cli.models import load_weights
+    from surefoot.cli.suiting import load_weights
 
     try:
         load_exported(path) if exported else load_weights(model, path)

@@ -11,6 +11,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from benchmarks import cells, safe_step, training
@@ -294,7 +295,7 @@ def render(
 
 
 def draw(studies: Sequence[Study], path: Path) -> None:
-    """Loss against work for a few networks, the first seed."""
+    """Loss against work, the first seed: for a few networks, and for the first of them alone (``loss.png``)."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -303,20 +304,44 @@ def draw(studies: Sequence[Study], path: Path) -> None:
     chosen = [study for study in studies if study.name in SHOWN] or list(studies)[:3]
     figure, axes = pyplot.subplots(1, len(chosen), figsize=(3.8 * len(chosen), 3.9), squeeze=False)
     for axis, study in zip(axes[0], chosen, strict=True):
-        for k, (method, result) in enumerate(study.results.items()):
-            points = zip(result.trace.work, result.trace.losses, strict=True)
-            kept = [(work, max(loss, NOTHING)) for work, loss in points if math.isfinite(loss)] or [(0.0, 1.0)]
-            style = {"label": method, "color": f"C{k}", "linewidth": 2.4 if method == CERTIFIED else 1.1}
-            axis.plot(*zip(*kept, strict=True), linestyle="-" if method == CERTIFIED else "--", **style)
-        axis.set(title=study.name, xlabel="work, in gradients", xlim=(0, BUDGETS[-1]), yscale="log")
-        axis.set_ylim(top=10 * study.results[ADAM].trace.losses[0])
-        axis.grid(visible=True, alpha=0.3)
-    axes[0][0].set_ylabel("training loss")
+        _draw_losses(axis, study)
+        axis.set_title(study.name)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False)
     figure.tight_layout(rect=(0, 0.15, 1, 1))
     _replace(path, lambda temporary: figure.savefig(temporary, dpi=110, format="png"))
-    pyplot.close(figure)
+    single, axis = pyplot.subplots(figsize=(7.5, 3.8))
+    _draw_losses(axis, chosen[0])
+    _label_lines(axis)
+    axis.set_title(f"{chosen[0].name}: training loss by work", loc="left", fontsize=11)
+    axis.spines[["top", "right"]].set_visible(False)
+    single.tight_layout()
+    _replace(path.with_name("loss.png"), lambda temporary: single.savefig(temporary, dpi=160, format="png"))
+    pyplot.close("all")
+
+
+def _draw_losses(axis: Any, study: Study) -> None:
+    for k, (method, result) in enumerate(study.results.items()):
+        points = zip(result.trace.work, result.trace.losses, strict=True)
+        kept = [(work, max(loss, NOTHING)) for work, loss in points if math.isfinite(loss)] or [(0.0, 1.0)]
+        style = {"label": method, "color": f"C{k}", "linewidth": 2.4 if method == CERTIFIED else 1.1}
+        axis.plot(*zip(*kept, strict=True), linestyle="-" if method == CERTIFIED else "--", **style)
+    axis.set(xlabel="work, in gradients", ylabel="training loss", xlim=(0, BUDGETS[-1]), yscale="log")
+    axis.set_ylim(top=10 * study.results[ADAM].trace.losses[0])
+    axis.grid(visible=True, alpha=0.3)
+
+
+def _label_lines(axis: Any) -> None:
+    """The name of each line to the right of the panel, at the height where the line ends or a little above."""
+    low, high = (math.log10(limit) for limit in axis.get_ylim())
+    heights = {line: (math.log10(line.get_ydata()[-1]) - low) / (high - low) for line in axis.get_lines()}
+    place = -1.0
+    for line, height in sorted(heights.items(), key=lambda pair: pair[1]):
+        place = max(height, place + 0.065)
+        bold = "bold" if line.get_label() == CERTIFIED else "normal"
+        text = line.get_label() + {CERTIFIED: ", no rate to set"}.get(line.get_label(), "")
+        text += ", best rate" if line.get_label() in TUNED else ""
+        axis.text(1.01, place, text, transform=axis.transAxes, color=line.get_color(), va="center", weight=bold)
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:

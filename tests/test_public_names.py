@@ -110,3 +110,7 @@ def test_mistakes_are_answered_with_what_to_write() -> None:
         sf.CertifiedDescent(model, sf.CrossEntropy()).step()
     with pytest.raises(sf.errors.SurefootError, match=r"such as surefoot.Ball\(0.1\)"):
         sf.certify(model, x, domain=0.1)  # type: ignore[arg-type]
+    with pytest.raises(sf.errors.SurefootError, match=r"ndarray. .*torch.as_tensor\(x\) makes one"):
+        sf.certify(model, x.numpy())
+    with pytest.raises(sf.errors.SurefootError, match=r"sizes lists the input's size and that of each layer"):
+        sf.zoo.mlp(64)  # type: ignore[arg-type]

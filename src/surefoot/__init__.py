@@ -34,8 +34,8 @@ _NAMES = {
     "smooth": "surefoot.smoothing",
 }
 _MODULES = (
-    "data", "clustering", "errors", "graph", "implicit", "objectives", "operations", "optim", "oracles", "paper",
-    "zoo",
+    "clustering", "data", "errors", "graph", "implicit", "objectives", "operations", "optim", "oracles", "paper",
+    "report", "theorems", "zoo",
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
         optim,
         oracles,
         paper,
+        report,
+        theorems,
         zoo,
     )
     from surefoot.certificate import Certificate
@@ -69,7 +71,8 @@ __all__ = [
     "Ball", "Box", "Certificate", "CertifiedDescent", "Chain", "Convergence", "CrossEntropy", "ElasticNet",
     "GaussNewton", "Magnitude", "Newton", "ProductBall", "ProvedEpochs", "Ridge", "Segment", "Square",
     "certify", "clustering", "convergence", "cost", "data", "errors", "estimate", "evaluate", "graph",
-    "implicit", "objectives", "operations", "optim", "oracles", "paper", "register_rule", "smooth", "zoo",
+    "implicit", "objectives", "operations", "optim", "oracles", "paper", "register_rule", "report", "smooth",
+    "theorems", "zoo",
 ]  # fmt: skip
 
 

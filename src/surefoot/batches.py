@@ -181,15 +181,3 @@ def refuse_other_models(digests: Sequence[int]) -> None:
             f"process {other} has other parameters or buffers than process 0, so that they speak of different "
             "functions: load the same checkpoint on all, or send those of one by torch.distributed.broadcast"
         )
-
-
-__all__ = [
-    "Batches",
-    "digest",
-    "digest_of",
-    "kind_of",
-    "numbered",
-    "refuse_other_models",
-    "refuse_statistics",
-    "tensors_of",
-]

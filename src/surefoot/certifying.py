@@ -73,9 +73,8 @@ def certify(
         DomainError: if the domain does not fit.
         ObjectiveError: if the objective does not fit the outputs.
 
-    >>> import torch, surefoot as sf
     >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), torch.eye(2)
-    >>> certify(model, x, objective=sf.CrossEntropy(torch.tensor([0, 1]))).step_size > 0
+    >>> sf.certify(model, x, objective=sf.CrossEntropy(torch.tensor([0, 1]))).step_size > 0
     True
     """
     model = unwrapped(model)
@@ -157,10 +156,9 @@ def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None, grou
         UnsupportedOperation: naming an operation whose error is not known.
         EvaluationError: if the value is not finite, or no error can be proved.
 
-    >>> import torch, surefoot as sf
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> found = evaluate(model, torch.randn(16, 4), sf.CrossEntropy(torch.arange(16) % 3))
+    >>> found = sf.evaluate(model, torch.randn(16, 4), sf.CrossEntropy(torch.arange(16) % 3))
     >>> found.error < 1e-13
     True
     """
@@ -185,7 +183,7 @@ def evaluate(model: nn.Module, x: Any, objective: nn.Module, y: Any = None, grou
 
 
 def _of_part(model: nn.Module, x: Any, objective: nn.Module, y: Any, processes: Processes) -> StreamedValuer:
-    """Of all data, a part of which is here: a loader, or one batch with its targets."""
+    """The certificate for all data, a part of which is here: a loader, or one batch with its targets."""
     loader, given = _part(x, as_objective(objective, y), y)
     return StreamedValuer(model, loader, given, processes)
 

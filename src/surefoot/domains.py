@@ -40,7 +40,7 @@ class ProductBall:
         center: ``"origin"`` (the default: no weights needed), ``"present"`` for the model's weights, or
             a mapping from parameter paths to tensors.
 
-    >>> print(ProductBall(1.0))
+    >>> print(sf.ProductBall(1.0))
     each block within 1 of the origin
     """
 
@@ -81,7 +81,7 @@ class Ball:
         radius: :math:`r`; zero is the point itself.
         center: ``"present"`` (the default), ``"origin"``, or a mapping from parameter paths to tensors.
 
-    >>> print(Ball(0.1))
+    >>> print(sf.Ball(0.1))
     all variables together within 0.1 of the centre
     """
 
@@ -118,7 +118,7 @@ class Box:
         lower: :math:`a`, one number for all entries, or numbers and tensors by parameter path.
         upper: :math:`b`, likewise.
 
-    >>> balls = Box(-1.0, 1.0).around({"0": ("0.weight", "0.bias")}, {"0.weight": (3, 1), "0.bias": (1,)})
+    >>> balls = sf.Box(-1.0, 1.0).around({"0": ("0.weight", "0.bias")}, {"0.weight": (3, 1), "0.bias": (1,)})
     >>> 2.0 <= balls.radius["0"] < 2.0 + 1e-12
     True
     """
@@ -185,7 +185,7 @@ class Segment:
         length: :math:`\bar\eta`.
         order: how many Taylor coefficients are carried along, from 2 to 5: more cost more and prove longer steps.
 
-    >>> Segment(None, 0.1).order
+    >>> sf.Segment(None, 0.1).order
     4
     """
 

@@ -32,7 +32,11 @@ from surefoot.norms import frobenius_norm, spectral_norm
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape and element type of a tensor."""
+    """Shape and element type of a tensor.
+
+    >>> print(sf.graph.Spec((5, 4), torch.float32))
+    5×4
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "CaptureError", "ChainError", "EvaluationError", "ObjectiveError", "SurefootError", "UnsupportedOperation",
+    "describe",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
 
 class SurefootError(Exception):
     """Base class of every error that surefoot raises on purpose."""
@@ -44,7 +53,7 @@ class UnsupportedOperation(SurefootError, NotImplementedError):
 def describe(path: str) -> str:
     """A module path as it reads in a sentence.
 
-    >>> describe("features.0"), describe("")
+    >>> sf.errors.describe("features.0"), sf.errors.describe("")
     ("module 'features.0'", 'the model itself')
     """
     return f"module '{path}'" if path else "the model itself"

@@ -321,18 +321,3 @@ def _not(what: Any) -> Any:
 def _relative(square: Scalar, first: Scalar) -> float:
     now, then = torch.as_tensor(square).double(), torch.as_tensor(first).double()
     return float(torch.where(then > 0, now / then, 0.0).max().clamp(min=0).sqrt())
-
-
-__all__ = [
-    "Conjugate",
-    "Flat",
-    "Orthogonal",
-    "Parts",
-    "Products",
-    "Rows",
-    "Solution",
-    "Space",
-    "System",
-    "conjugate_gradients",
-    "lowest_ritz",
-]

@@ -106,12 +106,12 @@ class Magnitude:
     There is no subtraction: a difference of upper bounds bounds nothing. Comparisons are between the
     representations, a plain number being rounded upwards first; for arrays they are entry by entry.
 
-    >>> big = Magnitude.of(10.0) ** 1000
+    >>> big = sf.Magnitude.of(10.0) ** 1000
     >>> print(big, float(big), f"{1 / big:.2g}")
     1.001e+1000 inf 1e-1000
-    >>> print(Magnitude.of(0.0) * Magnitude.infinity())
+    >>> print(sf.Magnitude.of(0.0) * sf.Magnitude.infinity())
     0
-    >>> Magnitude.of(3.0) + 4.0 < 7.1
+    >>> sf.Magnitude.of(3.0) + 4.0 < 7.1
     True
     """
 
@@ -312,7 +312,7 @@ class Magnitude:
     def format(self, digits: int = 3) -> str:
         """Scientific notation with ``digits`` decimals, the last one rounded upwards; exponents of any size.
 
-        >>> Magnitude.of(1.62751e12).format(4)
+        >>> sf.Magnitude.of(1.62751e12).format(4)
         '1.6276e+12'
         """
         log2 = float(self.log2)

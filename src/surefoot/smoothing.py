@@ -123,7 +123,7 @@ def smooth(model: nn.Module, x: Any = None) -> nn.Module:
         NotSmooth: naming the modules that have a kink and no counterpart, or that call such a function.
         CaptureError: if ``x`` is given and the model cannot be captured.
 
-    >>> smooth(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
+    >>> sf.smooth(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
     Sequential(
       (0): Linear(in_features=2, out_features=3, bias=True)
       (1): Softplus(beta=1.0, threshold=20.0)

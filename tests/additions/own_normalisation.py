@@ -2,11 +2,11 @@
 
 from surefoot.operations import Bounds, Call, operation
 from surefoot.operations.normalisation import normalise
-from surefoot.operations.rows import batch
+from surefoot.operations.shapes import batch
 
 
 @operation("example.unit_rms", rows=batch("input"), epsilon="eps")
 def unit_rms(call: Call) -> Bounds:
-    """Groups are the last dimension; see :mod:`surefoot.operations.normalisation`."""
+    """Groups are the last dimension; see :mod:`surefoot.operations.normalised_groups`."""
     x = call["input"]
     return normalise(call, x, lambda t: t.reshape(-1, x.shape[-1]), x.shape[-1], centre=False)

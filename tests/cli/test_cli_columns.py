@@ -60,10 +60,30 @@ def test_a_device_that_is_there(surefoot):
     assert surefoot(*options).stdout == surefoot(*options, "--device", "cpu").stdout
 
 
-def test_an_option_of_the_wrong_kind_is_answered_with_its_default(surefoot):
-    found = surefoot("certify", "mlp@sizes=64,a")
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ("mlp@sizes=64,a", "write sizes as whole numbers with commas between them, such as mlp@sizes=16,32,32,10"),
+        ("mlp@sizes=64", "write sizes as whole numbers with commas"),
+        ("mlp@sizes=1.5,2", "write sizes as whole numbers with commas"),
+        ("mlp@bias=maybe", "write bias as True or False, such as mlp@bias=True"),
+        ("vgg16@image_size=big", "write image_size as a whole number, such as vgg16@image_size=224"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_answered_with_its_default(surefoot, given, fix):
+    found = surefoot("certify", given)
     assert found.exit_code == 2
-    assert "Options are written like their defaults: mlp@sizes=16,32,32,10" in found.stderr
+    assert fix in found.stderr
+    assert "instance" not in found.stderr
+
+
+def test_false_is_false_in_small_letters_too(surefoot):
+    counts = [
+        json.loads(surefoot("cost", f"mlp@sizes=4,3,2@bias={bias}", "--json").stdout)
+        for bias in ("false", "False", "true")
+    ]
+    assert counts[0] != counts[2]
+    assert {**counts[0], "model": ""} == {**counts[1], "model": ""}
 
 
 def test_a_run_writes_its_report(surefoot, here: Path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from surefoot.norms import convolution, convolution_norm, patch_overlap, symbol
-from surefoot.norms.hermitian import exponent, scale
+from surefoot.norms.hermitian import exponent, times_power
 
 FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 BACKWARD = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -76,7 +76,7 @@ class Case:
         if not weight.numel() or not weight.abs().max():
             return {}
         power = exponent(float(weight.abs().max()))
-        weight = scale(weight, -power).unflatten(0, (self.groups, -1))
+        weight = times_power(weight, -power).unflatten(0, (self.groups, -1))
         lines = [symbol._line(axis) for axis in axes]
         rows, columns = sorted((weight.shape[1], weight.shape[2] * weight[0, 0, 0].numel()))
         price = symbol.symbol_cost(self.groups, rows, columns, weight[0, 0, 0].numel())
@@ -270,7 +270,7 @@ def test_single_precision_is_sound_and_close() -> None:
     plan = symbol._plan(lines, 1, 24, 24, 9, budget)
     assert plan == ([6, 6], torch.complex64)
     power = exponent(float(case.weight.abs().max()))
-    weight = scale(case.weight.double(), -power).unflatten(0, (1, -1))
+    weight = times_power(case.weight.double(), -power).unflatten(0, (1, -1))
     single = symbol.symbol_norm(weight, axes, budget)
     double = symbol.symbol_norm(weight, axes, 10 * budget)
     assert case.norm() * (1 - 1e-12) <= math.ldexp(double, power)

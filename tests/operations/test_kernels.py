@@ -18,7 +18,8 @@ import surefoot as sf
 from operations.case import Case, Fixed, operation, traced
 from operations.harness import enclosed
 from surefoot.magnitude import Magnitude
-from surefoot.operations.groups import centred, scaled, times_power
+from surefoot.norms.hermitian import times_power
+from surefoot.operations.groups import centred, scaled
 from surefoot.scalar import ScalarFunction
 
 aten: Any = torch.ops.aten

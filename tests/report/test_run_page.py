@@ -67,6 +67,12 @@ def test_work_is_the_horizontal_axis(trained: sf.CertifiedDescent) -> None:
         render_run(trained, work=[1.0, 2.0, 3.0])
 
 
+def test_reading_the_model_does_not_fill_the_chart(trained: sf.CertifiedDescent) -> None:
+    page = render_run(trained, work=[0.0, *(180.0 + 2 * k for k in range(len(trained.history) - 1))])
+    assert "Reading the model, once, took 178 more." in page
+    assert embedded(page)["loss"]["width"] == 2 * (len(trained.history) - 1)
+
+
 def test_a_broken_promise_is_said(trained: sf.CertifiedDescent) -> None:
     made, kept = promises(trained)
     assert made == kept > 0

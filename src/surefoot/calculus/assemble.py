@@ -11,12 +11,15 @@ share of the smoothness is known. For a scalar output :math:`w_zC_{ij}` may be r
 derivative contracted with the costate (:mod:`surefoot.calculus.adjoint`). Then :math:`\|D^2 z[v, v]\| \le
 \sum_{ss'} H_{ss'}\|v_s\|\|v_{s'}\|`, hence :math:`\|D^2 z\| \le \|H\|_2`, the spectral norm of a non-negative
 matrix.
+
+An objective :math:`F = h\circ\psi` is a loss of a network's outputs: what Gauss-Newton steps need of both is read
+off the same pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +27,7 @@ from surefoot.calculus.forward import Pass, Step
 from surefoot.magnitude import Magnitude
 from surefoot.norms import nonnegative_norm
 from surefoot.operations.call import Pair
+from surefoot.operations.record import LossFacts, record_of
 
 Curvatures = Mapping[str, Mapping[Pair, Magnitude]]  # of each operation, by the name of its result
 
@@ -128,3 +132,51 @@ def _reached(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def smoothness(matrix: Magnitude) -> Magnitude:
     """The spectral norm of H, as an upper bound."""
     return nonnegative_norm(matrix)
+
+
+def by_block(matrix: Magnitude, blocks: Sequence[Sequence[int]]) -> Magnitude:
+    """The matrix over pairs of blocks: the Frobenius norm of each part, a bound on its spectral norm."""
+    if not blocks:
+        return Magnitude.zero((0, 0))
+    starts = np.array([members[0] for members in blocks])  # variables are ordered by blocks
+    sizes = np.array([len(members) for members in blocks])
+    log2 = matrix.log2
+    top = np.maximum.reduceat(np.maximum.reduceat(log2, starts, axis=0), starts, axis=1)
+    scale = np.where(np.isfinite(top), top, 0.0)
+    spread_out = scale.repeat(sizes, axis=0).repeat(sizes, axis=1)
+    squares = np.exp2(2 * np.minimum(log2 - spread_out, 0.0))  # positive only where the part is infinite anyway
+    total = np.add.reduceat(np.add.reduceat(squares, starts, axis=0), starts, axis=1)
+    norm = 0.5 * np.log2(np.maximum(total, 2.0**-1000)) + scale
+    return Magnitude(np.where(np.isfinite(top), norm + (np.abs(norm) + 8.0) * 2.0**-48, top))
+
+
+def loss_facts(result: Pass) -> LossFacts | None:
+    """What is known of the operation that computes the output; ``None`` if it is no loss."""
+    if not result.steps or result.outputs != (result.steps[-1].node.name,):
+        return None
+    return record_of(result.steps[-1].node).loss
+
+
+def is_nonnegative(result: Pass) -> bool:
+    """Whether the output is a loss that is never below zero."""
+    facts = loss_facts(result)
+    return facts is not None and facts.nonnegative
+
+
+def damping_of(result: Pass) -> Callable[[], tuple[Magnitude, bool]] | None:
+    r"""Computes :math:`\ell_hL_\psi` and says whether the loss is quadratic; ``None`` if there is no convex loss.
+
+    :math:`\ell_h` bounds the gradient of the loss at the outputs that occur over the domain, :math:`L_\psi` is the
+    smoothness of the outputs, from the same forward pass.
+    """
+    facts = loss_facts(result)
+    if facts is None or not facts.convex:
+        return None
+    step, quadratic = result.steps[-1], facts.quadratic
+
+    def compute() -> tuple[Magnitude, bool]:
+        network = replace(result, outputs=(step.names["outputs"],))
+        matrix = assemble(terms(network, weighted_curvature(network)), len(result.region.variables))
+        return step.bounds.jacobian["outputs"] * smoothness(matrix), quadratic
+
+    return compute

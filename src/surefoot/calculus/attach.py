@@ -45,6 +45,11 @@ def attach(graph: Graph, objective: nn.Module) -> tuple[Graph, dict[str, Tensor]
 
     Raises:
         ObjectiveError: if it does not fit the outputs.
+
+    >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
+    >>> whole, targets = sf.objectives.attach(graph, sf.Square(torch.zeros(5, 3)))
+    >>> [node.op for node in whole.nodes], list(targets)
+    (['aten.linear', 'surefoot.square'], ['targets'])
     """
     outputs = graph.spec(graph.outputs[0])
     if len(graph.outputs) != 1 or not isinstance(outputs, Spec):

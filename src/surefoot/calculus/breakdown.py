@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-import numpy as np
-
 from surefoot.calculus.assemble import Term
 from surefoot.calculus.forward import Pass, Step
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
@@ -111,19 +109,3 @@ def reasons(summands: Sequence[Term]) -> list[str]:
 def _places(modules: list[str]) -> str:
     """The first of several places, and how many more there are."""
     return modules[0] + (f" and {len(modules) - 1} more" if len(modules) > 1 else "")
-
-
-def by_block(matrix: Magnitude, blocks: Sequence[Sequence[int]]) -> Magnitude:
-    """The matrix over pairs of blocks: the Frobenius norm of each part, a bound on its spectral norm."""
-    if not blocks:
-        return Magnitude.zero((0, 0))
-    starts = np.array([members[0] for members in blocks])  # variables are ordered by blocks
-    sizes = np.array([len(members) for members in blocks])
-    log2 = matrix.log2
-    top = np.maximum.reduceat(np.maximum.reduceat(log2, starts, axis=0), starts, axis=1)
-    scale = np.where(np.isfinite(top), top, 0.0)
-    spread_out = scale.repeat(sizes, axis=0).repeat(sizes, axis=1)
-    squares = np.exp2(2 * np.minimum(log2 - spread_out, 0.0))  # positive only where the part is infinite anyway
-    total = np.add.reduceat(np.add.reduceat(squares, starts, axis=0), starts, axis=1)
-    norm = 0.5 * np.log2(np.maximum(total, 2.0**-1000)) + scale
-    return Magnitude(np.where(np.isfinite(top), norm + (np.abs(norm) + 8.0) * 2.0**-48, top))

@@ -31,7 +31,7 @@ from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.operations.call import Bounds, Call, Pair, Slot
 from surefoot.operations.evaluation import roundoff, value_of
 from surefoot.operations.record import record_of, rule_for
-from surefoot.operations.rows import rows_of
+from surefoot.operations.shapes import rows_of
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,7 @@ def _enclose(call: Call, bounds: Bounds, value: Any, region: Region) -> Enclosur
 
 
 def _around_centre(
-    call: Call,
-    bounds: Bounds,
-    value: Any,
-    size: Magnitude,
-    peak: Magnitude,
-    lipschitz: Magnitude,
-    region: Region,
+    call: Call, bounds: Bounds, value: Any, size: Magnitude, peak: Magnitude, lipschitz: Magnitude, region: Region
 ) -> Enclosure:
     rounding = roundoff(call, bounds, value, size)
     moving = {slot: (_slope(bounds, slot), e) for slot, e in {**call.varying, **call.inexact}.items()}

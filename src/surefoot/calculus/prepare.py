@@ -78,7 +78,8 @@ def shared(graph: Graph) -> Graph:
 
 def expanded(graph: Graph) -> Graph:
     """Every operation replaced by its first expansion that applies, until none does."""
-    graph = in_pairs(graph)
+    specs = (*(leaf.spec for leaf in graph.leaves.values()), *(s for node in graph.nodes for s in node.specs))
+    graph = in_pairs(graph) if any(spec.dtype.is_complex for spec in specs) else graph
     for _ in range(_DEPTH):
         before, graph = graph, shared(graph)
         graph = _expanded_once(graph)

@@ -9,7 +9,7 @@ recursions are run once with the slopes as they are and once with those that a c
   it, and at most :math:`1 - \frac12\,r/(\|w^*\| + r)`. Bounds of the states fall too; that is not counted.
 * *ten times the ε of every normalisation.* Its slope is :math:`s = (\rho^2 + \epsilon)^{-1/2}`; the new one is
   :math:`(s^{-2} + 9\epsilon)^{-1/2}`, and its curvature falls by the square of that ratio
-  (:mod:`surefoot.operations.normalisation`).
+  (:mod:`surefoot.operations.normalised_groups`).
 
 What comes out is advice about an upper bound, not a bound.
 """

@@ -178,7 +178,7 @@ class InPieces:
         return part
 
     def _analyses(self) -> Iterator[tuple[int, Analysis, Fraction]]:
-        """Of each batch that is here and has a weight: its number, the analysis and the weight."""
+        """The number, the analysis and the weight of each batch that is here and has a weight."""
         for number, x, y in self.batches:
             with numbered(number):
                 options = {} if self.objective is None else self.objective.options
@@ -243,7 +243,7 @@ class InPieces:
 
 
 def _added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = False) -> Certificate:
-    """Of a weighted sum, or of outputs below each other; without a table."""
+    """The certificate of a weighted sum, or of outputs below each other; without a table."""
     first = parts[0][1]
 
     def total(read: Callable[[Certificate], Magnitude]) -> Magnitude:
@@ -286,6 +286,3 @@ def _same(value: tuple[Magnitude, bool]) -> tuple[Magnitude, bool]:
 
 def _up(number: Fraction) -> Magnitude:
     return Magnitude.of(math.nextafter(float(number), math.inf))
-
-
-__all__ = ["InPieces"]

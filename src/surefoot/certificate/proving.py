@@ -22,16 +22,23 @@ from torch import nn
 from surefoot import guarantees
 from surefoot.calculus.adjoint.bounds import Centre, dense_centre, scalar_bounds
 from surefoot.calculus.analysis import Analysis
-from surefoot.calculus.assemble import Term, assemble, smoothness, terms, weighted_curvature
-from surefoot.calculus.breakdown import (
+from surefoot.calculus.assemble import (
+    Term,
+    assemble,
     by_block,
+    damping_of,
+    is_nonnegative,
+    smoothness,
+    terms,
+    weighted_curvature,
+)
+from surefoot.calculus.breakdown import (
     largest_curvature,
     largest_slope,
     reasons,
     shares,
     smoothness_by_tensor,
 )
-from surefoot.calculus.composite import damping_of, is_nonnegative
 from surefoot.calculus.effort import NORMAL, Effort, effort_named
 from surefoot.calculus.forward import Pass
 from surefoot.calculus.increments import input_gain
@@ -224,7 +231,7 @@ def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None
         smoothness=smooth,
         block_lipschitz={path: lipschitz[list(members)].norm() for path, members in blocks.items()},
         block_smoothness=by_block(matrix, list(blocks.values())),
-        reasons=tuple(reasons(summands)),
+        reasons=() if smooth.is_finite else tuple(reasons(summands)),
         domain=str(domain),
         wrt=wrt,
         scalar=sum(e.numel for e in ends) == 1,

@@ -64,9 +64,8 @@ class Certificate:
         written_block_steps: of a certificate that was read: the step sizes by block as they were computed, and not
             as another machine would round them.
 
-    >>> import torch, surefoot as sf
-    >>> certificate = sf.certify(torch.nn.Linear(2, 1), torch.eye(2), domain=sf.ProductBall(1.0))
-    >>> float(certificate.smoothness), Certificate.from_json(certificate.to_json()).domain
+    >>> certificate = sf.certify(nn.Linear(2, 1), torch.eye(2), domain=sf.ProductBall(1.0))
+    >>> float(certificate.smoothness), sf.Certificate.from_json(certificate.to_json()).domain
     (0.0, 'each block within 1 of the origin')
     """
 

@@ -14,7 +14,7 @@ from surefoot.magnitude import Magnitude
 if TYPE_CHECKING:
     from surefoot.certificate.record import Certificate
 
-WIDTH = 110
+WIDTH = 96
 MOST_LINES = 60
 _MOST_REASONS = 4
 _MOST_BLOCKS = 8

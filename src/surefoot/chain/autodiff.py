@@ -31,10 +31,9 @@ class Autodiff:
         value: the output, detached; a tuple of tensors if the model returns several.
         calls: how many pull-backs and push-forwards were made so far.
 
-    >>> from torch import nn
     >>> from surefoot.operations.captured import capture
     >>> model, x = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0]])
-    >>> oracle = Autodiff(capture(model, x), [x], dict(model.named_parameters()))
+    >>> oracle = sf.oracles.Autodiff(capture(model, x), [x], dict(model.named_parameters()))
     >>> oracle.pullback(torch.ones(1, 1))["weight"]
     tensor([[3., 4.]])
     >>> oracle.pushforward({"weight": torch.ones(1, 2)}), oracle.calls

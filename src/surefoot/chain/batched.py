@@ -184,6 +184,3 @@ class Batched:
             whole[self._first : self._first + sum(self._rows)] = torch.cat(list(parts))
         self.processes.add([whole])
         return whole
-
-
-__all__ = ["Batched"]

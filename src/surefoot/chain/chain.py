@@ -45,9 +45,7 @@ class Chain:
         inputs: the tensors the graph reads, in order.
         computations: :math:`φ_1, …, φ_τ`.
 
-    >>> import torch
-    >>> from torch import nn
-    >>> chain = Chain(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.ones(5, 3))
+    >>> chain = sf.Chain(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.ones(5, 3))
     >>> print(chain)
     Chain of 2 computations
       φ_1: linear → tanh    u_1: 0    x_1: 5×4

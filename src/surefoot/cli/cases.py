@@ -16,20 +16,9 @@ import surefoot as sf
 from surefoot import clustering, objectives
 from surefoot.cli import output
 from surefoot.cli.guard import UsageError
-from surefoot.cli.models import (
-    Spec,
-    build,
-    device_named,
-    load_weights,
-    moved,
-    real_dtype,
-    refusal,
-    sample_shape,
-    scaled,
-    suited,
-    with_batch,
-)
+from surefoot.cli.models import Spec, build, sample_shape
 from surefoot.cli.options import Request, Start
+from surefoot.cli.suiting import device_named, load_weights, moved, real_dtype, refusal, scaled, suited, with_batch
 from surefoot.data import Dataset, load
 from surefoot.errors import CaptureError
 

@@ -91,11 +91,7 @@ def surefoot(
 @app.command()
 @guarded
 def certify(
-    model: o.Model,
-    request: o.Request,
-    json: o.Json = False,
-    report: o.Report = None,
-    what_if: o.WhatIf = False,
+    model: o.Model, request: o.Request, json: o.Json = False, report: o.Report = None, what_if: o.WhatIf = False
 ) -> Outcome:
     """Bound a model, its slope and its curvature over a set of parameters, and say which step sizes are safe.
 

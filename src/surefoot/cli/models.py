@@ -1,4 +1,4 @@
-"""A model by zoo name, by ``package.module:callable`` or from a ``.pt2`` file, its weights and its batches."""
+"""A model by zoo name, by ``package.module:callable``, from a configuration or from a ``.pt2`` file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from surefoot import zoo
-from surefoot.cli import exported, output
+from surefoot.cli import exported
 from surefoot.cli.guard import UsageError
-from surefoot.data import Dataset, imported, read_tensors
-from surefoot.errors import SurefootError
+from surefoot.data import Dataset, imported
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,8 @@ class Spec:
 
 def _value(text: str) -> Any:
     """A literal where it is one, else the text itself."""
+    if text.lower() in ("true", "false", "none"):
+        text = text.capitalize()
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -141,14 +141,26 @@ def _from_configuration(spec: Spec, tokens: tuple[int, ...], seed: int) -> Built
     return Built(model, torch.randint(size, tokens, generator=generator))
 
 
-def _usual(entry: zoo.Entry, given: Mapping[str, Any]) -> str:
-    """How the options that were given are written: their usual values."""
-    usual = {name: value for name, value in entry.defaults.items() if name in given}
-    texts = [
-        f"{name}={','.join(map(str, value)) if isinstance(value, tuple | list) else value}"
-        for name, value in usual.items()
-    ]
-    return f" Options are written like their defaults: {entry.name}@{'@'.join(texts)}" if texts else ""
+_KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "True or False"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a name"),
+    tuple: ((tuple,), "whole numbers with commas between them"),
+}
+
+
+def _check_kinds(spec: Spec, entry: zoo.Entry) -> None:
+    """Options are of the kind of their defaults, which the error shows."""
+    for name, value in spec.options.items():
+        usual = entry.defaults.get(name)
+        if value is None or type(usual) not in _KINDS:
+            continue
+        kinds, words = _KINDS[type(usual)]
+        whole = not isinstance(value, tuple) or all(type(each) is int for each in value)
+        if type(value) not in kinds or not whole:
+            written = ",".join(map(str, usual)) if isinstance(usual, tuple) else usual
+            raise UsageError(f"'{spec.text}': write {name} as {words}, such as {spec.target}@{name}={written}")
 
 
 def _from_zoo(
@@ -157,15 +169,11 @@ def _from_zoo(
     entry = zoo.entry(spec.target)
     if len(shapes) > 1:
         raise UsageError(f"models of the zoo take one input: give --input once, not {len(shapes)} times")
+    _check_kinds(spec, entry)
     sample = shapes[0][1:] if shapes else None
     options = {**fitted(entry, spec.options, sample, classes), **spec.options}
     with torch.device("meta" if meta else torch.get_default_device()):
-        try:
-            model = zoo.build(spec.target, **options)
-        except (TypeError, ValueError) as error:
-            if isinstance(error, SurefootError):
-                raise
-            raise UsageError(f"'{spec.text}' cannot be built: {error}.{_usual(entry, spec.options)}") from error
+        model = zoo.build(spec.target, **options)
         if sample is None:
             return Built(model, zoo.example_input(spec.target, batch, seed=seed, **options))
         made = zoo.Sample(sample, entry.sample(options).vocabulary)
@@ -175,7 +183,7 @@ def _from_zoo(
 def fitted(
     entry: zoo.Entry, chosen: Mapping[str, Any], sample: tuple[int, ...] | None, classes: int | None
 ) -> dict[str, Any]:
-    """Options that make a model of the zoo take such samples and return so many numbers; not what was chosen."""
+    """Options that make a model of the zoo take such samples and return this many numbers; chosen options stay."""
     known = entry.defaults
     found: dict[str, Any] = {}
     if sample is not None:
@@ -247,141 +255,8 @@ def _random(shapes: Sequence[tuple[int, ...]], seed: int) -> Tensor | tuple[Tens
     return made[0] if len(made) == 1 else made
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load all parameters and buffers from ``.safetensors`` or from a ``torch.save`` of tensors.
-
-    Raises:
-        DataError: if the file cannot be read without running code.
-        UsageError: if names, shapes or kinds of numbers do not fit; the model is then as it was.
-    """
-    held = _without_prefix(read_tensors(path), set(model.state_dict()))
-    wanted = model.state_dict()
-    wrong = [
-        f"'{name}' is {_shape(held[name])}, not {_shape(value)}"
-        for name, value in wanted.items()
-        if name in held and held[name].shape != value.shape
-    ]
-    wrong += [
-        f"'{name}' holds {held[name].dtype}, which is no {value.dtype}"
-        for name, value in wanted.items()
-        if name in held and not torch.can_cast(held[name].dtype, value.dtype)
-    ]
-    missing = [f"'{name}' is missing" for name in wanted if name not in held]
-    unknown = [f"'{name}' is not in the model" for name in held if name not in wanted]
-    problems = wrong + missing + unknown
-    if problems:
-        more = f" and {len(problems) - 4} more" if len(problems) > 4 else ""
-        raise UsageError(f"the weights of '{path}' do not fit the model: {'; '.join(problems[:4])}{more}")
-    model.load_state_dict(held)
-
-
-def _without_prefix(held: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
-    """Names without the ``module.`` that ``DataParallel`` puts in front of all of them."""
-    if held and not wanted & set(held) and all(name.startswith("module.") for name in held):
-        output.note("the names in the weights start with 'module.', which was taken off")
-        return {name.removeprefix("module."): value for name, value in held.items()}
-    return held
-
-
-def _shape(value: Tensor) -> str:
-    return "×".join(map(str, value.shape)) or "a number"
-
-
 def sample_shape(spec: Spec, data: Dataset) -> tuple[int, ...]:
     """The shape of the data as the model takes them: flat if a model of the zoo takes vectors."""
     if spec.is_zoo and len(zoo.entry(spec.target).sample(spec.options).shape) == 1:
         return (len(data), int(data.x[0].numel()))
     return tuple(data.x.shape)
-
-
-def suited(model: nn.Module, data: Dataset) -> Dataset:
-    """The data as images or flat, whichever the model takes.
-
-    Raises:
-        UsageError: if it takes neither.
-    """
-    given = [data, data.flat()] if data.x.dim() != 2 and data.x.is_floating_point() else [data]
-    found = [(each, refusal(model, each.x[:2])) for each in given]
-    found += [(each, refusal(model, each.x)) for each in given if all(error for _, error in found)]
-    for each, error in found:  # a few samples where that will do, all where a model takes one number of them only
-        if error is None:
-            return each
-    shape = "×".join(map(str, data.x.shape[1:])) or "single numbers"
-    kind = "" if data.x.is_floating_point() else f" ({str(data.x.dtype).removeprefix('torch.')})"
-    raise UsageError(f"the model does not take the samples of {data.name}, {shape}{kind}: {found[0][1]}")
-
-
-def refusal(model: nn.Module, x: Any) -> Exception | None:
-    """What a model raises on an input, in evaluation mode and without gradients; ``None`` if it takes it."""
-    args, kwargs = ((), x) if isinstance(x, Mapping) else ((x,) if isinstance(x, Tensor) else tuple(x), {})
-    try:
-        with in_evaluation(model):
-            model(*args, **kwargs)
-    except Exception as error:
-        return error
-    return None
-
-
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """In the body a model is in evaluation mode, without gradients; then it is as before, its buffers too."""
-    buffers = [(value, value.detach().clone()) for value in model.buffers()]
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for value, before in buffers:
-            value.detach().copy_(before)
-
-
-def scaled(x: Any, norm: float) -> Any:
-    """A random batch with this norm, a hair less, so that the bound on it is one."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        return x
-    return x * (norm * (1 - 1e-6) / float(torch.linalg.vector_norm(x.double())))
-
-
-def real_dtype(model: nn.Module) -> torch.dtype:
-    """The type of the parameters of a model."""
-    real = [value.dtype for value in model.parameters() if value.is_floating_point()]
-    return real[0] if real else torch.get_default_dtype()
-
-
-def with_batch(inputs: Any, batch: int) -> Any:
-    """The same inputs with another number of samples: their rows, repeated as often as needed."""
-    if isinstance(inputs, Tensor):
-        repeats = -(-batch // max(len(inputs), 1))
-        return inputs.repeat(repeats, *[1] * (inputs.dim() - 1))[:batch] if inputs.dim() else inputs
-    if isinstance(inputs, Mapping):
-        return {name: with_batch(value, batch) for name, value in inputs.items()}
-    return tuple(with_batch(value, batch) for value in inputs)
-
-
-def device_named(name: str) -> torch.device:
-    """The device of this name, if doubles can be put there.
-
-    Raises:
-        UsageError: if PyTorch has no such device here.
-    """
-    try:
-        device = torch.device(name)
-        torch.zeros(1, dtype=torch.float64, device=device).item()  # on the meta device there are no numbers
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        raise UsageError(
-            f"--device {name}: PyTorch cannot compute with doubles there on this machine. Use --device cpu, or "
-            "leave it out; surefoot doctor lists the devices"
-        ) from error
-    return device
-
-
-def moved(x: Any, device: torch.device) -> Any:
-    """Inputs on a device: tensors, tuples and dicts of them."""
-    if isinstance(x, Tensor):
-        return x.to(device)
-    if isinstance(x, Mapping):
-        return {name: moved(value, device) for name, value in x.items()}
-    return x if x is None else tuple(moved(value, device) for value in x)

@@ -63,8 +63,7 @@ Data = Annotated[
 ]
 Weights = Annotated[Path | None, _batch("FILE", "Weights: .safetensors, or a torch.save of tensors only.")]
 Smooth = Annotated[
-    bool,
-    _batch("", "Replace ReLU by soft-plus, max-pooling by average pooling, … (surefoot.smooth).", "--smooth"),
+    bool, _batch("", "Replace ReLU by soft-plus, max-pooling by average pooling, … (surefoot.smooth).", "--smooth")
 ]
 Eval = Annotated[
     bool, _batch("", "In evaluation mode: no dropout, running statistics in batch normalisation.", "--eval")
@@ -106,8 +105,7 @@ Estimate = Annotated[
 ]
 
 Optimizer = Annotated[
-    OptimizerName,
-    _run("NAME", "certified (descent without a learning rate, proved), gauss-newton or newton."),
+    OptimizerName, _run("NAME", "certified (descent without a learning rate, proved), gauss-newton or newton.")
 ]
 DampingOption = Annotated[
     Damping,

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from surefoot.cli import output
 from surefoot.cli.cases import Subject, trainable
 from surefoot.cli.guard import Outcome, UsageError
-from surefoot.cli.models import in_evaluation, refusal
 from surefoot.cli.options import Run, Start
+from surefoot.cli.suiting import in_evaluation, refusal
 from surefoot.data import Dataset, imported
 from surefoot.graph.checks import selected
 from surefoot.objectives import Objective

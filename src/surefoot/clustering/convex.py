@@ -150,9 +150,8 @@ class ConvexClustering(Envelope[ConvexClusteringResult]):
     Raises:
         ObjectiveError: if the weights or a number are not what they have to be.
 
-    >>> import torch
     >>> two = torch.tensor([[0.0], [10.0]])
-    >>> loss = ConvexClustering(penalty=2.0, reduction="sum")
+    >>> loss = sf.clustering.ConvexClustering(penalty=2.0, reduction="sum")
     >>> loss.solve(two).centroids.flatten().tolist(), round(float(loss(two)), 9)  # each moves by 2
     ([2.0, 8.0], 16.0)
     """

@@ -132,6 +132,9 @@ class Envelope(Objective, Generic[Result]):
 
     Raises:
         ObjectiveError: if the reduction is neither.
+
+    >>> isinstance(sf.clustering.KMeans(2), sf.clustering.Envelope)
+    True
     """
 
     takes_targets = False

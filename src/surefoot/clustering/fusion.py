@@ -67,6 +67,10 @@ class ConvexClusteringResult:
         floor: the share of round-off in the gap.
         tolerance: on the gap, relative to the value.
         polished: whether Newton's method finished it.
+
+    >>> result = sf.clustering.ConvexClustering(penalty=2.0).solve(torch.tensor([[0.0], [10.0]]))
+    >>> result.labels.tolist(), result.converged
+    ([0, 1], True)
     """
 
     centroids: Tensor

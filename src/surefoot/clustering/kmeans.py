@@ -44,7 +44,7 @@ _KINK = (
 
 @dataclass(frozen=True)
 class KMeansResult:
-    """An assignment and its centres, the best that was found.
+    """The best assignment that the runs reached, and its centres.
 
     Attributes:
         labels: the cluster of every sample.
@@ -52,6 +52,9 @@ class KMeansResult:
         inertia: the sum of squared distances from the centres, as scikit-learn counts it: twice the sum.
         iterations: of Lloyd's method, in the run that was best.
         status: how it was found, and what is known about it.
+
+    >>> sf.clustering.KMeans(2).solve(torch.tensor([[0.0], [1.0], [10.0], [12.0]])).inertia
+    2.5
     """
 
     labels: Tensor
@@ -62,7 +65,7 @@ class KMeansResult:
 
 
 class KMeans(Envelope[KMeansResult]):
-    r"""k-means of the outputs: :math:`\frac1{2n}\sum_i\|\hat y_i - c_{a(i)}\|^2`, assignment and centres the best.
+    r"""k-means of the outputs: :math:`\frac1{2n}\sum_i\|\hat y_i - c_{a(i)}\|^2`, at its best.
 
     The gradient holds the assignment: :math:`\frac1n(\hat y_i - \text{mean of its cluster})`. Not convex, and not
     smooth: where two assignments are equally good there is a kink (for k > 1), of which the gradient is a Clarke
@@ -85,7 +88,7 @@ class KMeans(Envelope[KMeansResult]):
         ObjectiveError: if k or restarts are no positive whole numbers.
 
     >>> points = torch.tensor([[0.0], [1.0], [10.0], [12.0]])
-    >>> float(KMeans(2)(points))  # (¼ + ¼ + 1 + 1) / 8
+    >>> float(sf.clustering.KMeans(2)(points))  # (¼ + ¼ + 1 + 1) / 8
     0.3125
     """
 

@@ -69,6 +69,9 @@ class SpectralResult:
         gap: σ_k − σ_{k+1}.
         tie: whether the gap is zero within round-off: then the gradient is one of several Clarke subgradients.
         status: the same in words.
+
+    >>> sf.clustering.Spectral(1).solve(torch.diag(torch.tensor([3.0, 2.0, 1.0]))).gap
+    1.0
     """
 
     labels: Tensor
@@ -97,7 +100,7 @@ class Spectral(Envelope[Any]):
     Raises:
         ObjectiveError: if k or restarts are no positive whole numbers.
 
-    >>> float(Spectral(1)(torch.diag(torch.tensor([3.0, 2.0, 1.0]))))  # (4 + 1) / 6
+    >>> float(sf.clustering.Spectral(1)(torch.diag(torch.tensor([3.0, 2.0, 1.0]))))  # (4 + 1) / 6
     0.83333...
     """
 

@@ -19,7 +19,12 @@ LARGEST = 2**22  # edges that all pairs may have
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """A graph on so many samples: the two ends of every edge, and a positive weight each."""
+    """A graph of the samples: the two ends of every edge, and its positive weight.
+
+    >>> edges = sf.clustering.Edges(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.ones(2), count=3)
+    >>> len(edges)
+    2
+    """
 
     first: Tensor
     second: Tensor
@@ -44,7 +49,7 @@ class Edges:
 def all_pairs(count: int, device: torch.device | str = "cpu") -> Edges:
     """Every pair of samples once, with weight 1, as in the paper, if there are not too many.
 
-    >>> all_pairs(4).weights.numel()
+    >>> sf.clustering.all_pairs(4).weights.numel()
     6
     """
     pairs = count * (count - 1) // 2
@@ -70,7 +75,7 @@ def nearest_neighbours(points: Tensor, neighbours: int = 10, bandwidth: float | 
     Raises:
         ObjectiveError: if there are too few samples, they are not finite, or scikit-learn is not installed.
 
-    >>> edges = nearest_neighbours(torch.arange(6.0)[:, None], 1)
+    >>> edges = sf.clustering.nearest_neighbours(torch.arange(6.0)[:, None], 1)
     >>> list(zip(edges.first.tolist(), edges.second.tolist()))[:2]
     [(0, 1), (1, 2)]
     """
@@ -110,7 +115,7 @@ def explicit(edges: Any, weights: Any = None, count: int | None = None) -> Edges
     Raises:
         ObjectiveError: if a number is out of range, an edge joins a sample to itself, or a weight is negative.
 
-    >>> explicit([(0, 1), (1, 2)]).weights.tolist()
+    >>> sf.clustering.explicit([(0, 1), (1, 2)]).weights.tolist()
     [1.0, 1.0]
     """
     pairs = torch.as_tensor(edges)
@@ -136,7 +141,7 @@ def explicit(edges: Any, weights: Any = None, count: int | None = None) -> Edges
 def matrix(weights: Tensor) -> Edges:
     """Edges from a symmetric matrix of weights, zero where samples are not joined.
 
-    >>> matrix(torch.tensor([[0.0, 2.0], [2.0, 0.0]])).weights.tolist()
+    >>> sf.clustering.matrix(torch.tensor([[0.0, 2.0], [2.0, 0.0]])).weights.tolist()
     [2.0]
     """
     given = weights.detach().to(torch.float64)

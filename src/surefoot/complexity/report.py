@@ -249,9 +249,8 @@ def cost(model: nn.Module, x: Any, processes: int = 1) -> Cost:
     printed as a table. With several processes that share the samples of x it also predicts what crosses between
     them (:mod:`surefoot.complexity.traffic`).
 
-    >>> import torch
     >>> mlp = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    >>> found = cost(mlp, torch.ones(5, 4))
+    >>> found = sf.cost(mlp, torch.ones(5, 4))
     >>> found.products == found.counted.forward == 5 * (4 * 3 + 3 * 2)
     True
     >>> found.refined.backward == 5 * (2 * 4 * 3 + 3 + 3) + 5 * (2 * 3 * 2 + 2)  # 2 s_β + s_βu + s_a
@@ -272,7 +271,6 @@ def cost(model: nn.Module, x: Any, processes: int = 1) -> Cost:
 def chain_cost(chain: Chain) -> Cost:
     """The cost of the oracles on a chain.
 
-    >>> import torch, surefoot as sf
     >>> chain_cost(sf.Chain(nn.Linear(4, 3), torch.ones(5, 4))).products
     60
     """

@@ -40,23 +40,23 @@ class Traffic:
 
     @property
     def pull(self) -> tuple[int, int]:
-        """Of a pull-back: what process 0 hands over, and what each of the others does."""
+        """Bytes of a pull-back: what process 0 hands over, and what each of the others does."""
         return self.width * self.outputs + _DOUBLE * self.parameters, _DOUBLE * self.parameters
 
     @property
     def push(self) -> tuple[int, int]:
-        """Of a push-forward."""
+        """The same for a push-forward."""
         return self.width * (self.parameters + self.outputs), self.width * self.outputs
 
     def gauss_newton(self, iterations: int) -> tuple[int, int]:
-        """Of a step by conjugate gradients: a gradient, a push-forward and a pull-back for each iteration, and
-        both once more to measure the residual.
+        """The same for a step by conjugate gradients: a gradient, a push-forward and a pull-back for each
+        iteration, and both once more to measure the residual.
         """
         pulls, pushes = iterations + 2, iterations + 1
         return tuple(pulls * a + pushes * b for a, b in zip(self.pull, self.push, strict=True))  # type: ignore[return-value]
 
     def seconds(self, rate: float, bandwidth: float, latency: float) -> float:
-        """Of one gradient of proved descent: weights are sent, gradients added up.
+        """The time of one gradient of proved descent: weights are sent, gradients added up.
 
         Args:
             rate: multiplications per second of one process.
@@ -67,7 +67,7 @@ class Traffic:
         return self.multiplications / (self.processes * rate) + crossing
 
     def iteration_seconds(self, rate: float, bandwidth: float, latency: float) -> float:
-        """Of one iteration of conjugate gradients for a Gauss-Newton step, which costs about two gradients."""
+        """The time of one iteration of conjugate gradients for a Gauss-Newton step, about two gradients."""
         sent = self.width * (self.parameters + self.outputs)
         crossing = self._crossing(sent, _DOUBLE * self.parameters + self.width * self.outputs, bandwidth, latency)
         return 2 * self.multiplications / (self.processes * rate) + crossing
@@ -77,6 +77,3 @@ class Traffic:
         turns = math.ceil(math.log2(size))
         ring = 2 * (size - 1) * (added / size / bandwidth + latency)
         return turns * (latency + sent / bandwidth) + ring
-
-
-__all__ = ["Traffic"]

@@ -49,6 +49,10 @@ def capture_with(model: nn.Module, x: Any, rewrite: Rewrite) -> Graph:
 
     Raises:
         CaptureError: if the model or the input cannot be read faithfully; it says what, where, what to do.
+
+    >>> graph = sf.graph.capture_with(nn.ReLU(), torch.ones(2, 3), rewrite=lambda graph: graph)
+    >>> graph.nodes[0].op
+    'aten.relu'
     """
     check_model(model)
     args, kwargs = as_inputs(x)

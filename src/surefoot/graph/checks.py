@@ -31,7 +31,8 @@ def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     elif isinstance(x, Sequence) and not isinstance(x, str):
         args = tuple(x)
     else:
-        remedy = "Pass a tensor, a tuple of tensors, or a dict of keyword arguments that are tensors."
+        remedy = "Pass a tensor, a tuple of tensors, or a dict of keyword arguments that are tensors"
+        remedy += ": torch.as_tensor(x) makes one of an array." if hasattr(x, "__array__") else "."
         raise CaptureError(f"the input is of type {type(x).__name__}", remedy=remedy)
     for name, value in _labelled(args, kwargs):
         if not isinstance(value, Tensor):
@@ -42,7 +43,7 @@ def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
 
 def is_loader(x: Any) -> bool:
     """Whether something is many batches, and not one: a tensor, tensors in a row, or tensors by name are one."""
-    if isinstance(x, Tensor | Mapping | str) or not isinstance(x, Iterable):
+    if isinstance(x, Tensor | Mapping | str) or hasattr(x, "__array__") or not isinstance(x, Iterable):
         return False
     return not (isinstance(x, Sequence) and all(isinstance(item, Tensor) for item in x) and len(x))
 

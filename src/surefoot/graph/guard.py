@@ -143,6 +143,3 @@ def _parts(value: types.FunctionType) -> tuple[Any, ...]:
 def _environment() -> tuple[Any, ...]:
     device = torch.get_default_device()
     return torch.get_default_dtype(), device.type, device.index, *global_hooks().values()
-
-
-__all__ = ["Guard"]

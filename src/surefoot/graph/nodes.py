@@ -25,13 +25,23 @@ _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor of the graph, by name, in the arguments of a node."""
+    """A tensor of the graph, by name, in the arguments of a node.
+
+    >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
+    >>> graph.nodes[0].args[0]
+    Ref(name='args_0')
+    """
 
     name: str
 
 
 class Source(Enum):
-    """Where the value of a leaf comes from."""
+    """Where the value of a leaf comes from.
+
+    >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
+    >>> graph.parameters[0].source
+    <Source.PARAMETER: 'parameter'>
+    """
 
     INPUT = "input"
     PARAMETER = "parameter"
@@ -58,6 +68,10 @@ class Leaf:
         path: its name in the model: ``features.0.weight``.
         source: where it comes from. A parameter that asks for no gradient is frozen: it does not vary.
         spec: its shape and type.
+
+    >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
+    >>> [leaf.path for leaf in graph.parameters]
+    ['weight', 'bias']
     """
 
     name: str
@@ -91,6 +105,10 @@ class Node:
         kwargs: keyword arguments, likewise.
         module: path of the module that called it; ``""`` is the model itself.
         spec: shape and type of the result, a tuple of them if there are several.
+
+    >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
+    >>> graph.nodes[0].op, graph.nodes[0].module, str(graph.nodes[0].spec)
+    ('aten.linear', '', '5×3')
     """
 
     name: str
@@ -167,6 +185,10 @@ class Block:
     Attributes:
         path: path of the owning module.
         parameters: names of its leaves in the graph.
+
+    >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
+    >>> graph.blocks
+    {'': Block(path='', parameters=('p_model_weight', 'p_model_bias'))}
     """
 
     path: str

@@ -32,6 +32,10 @@ class Graph:
         blocks: parameter blocks, by module path, in order of first use.
         held: values of buffers, constants and frozen parameters, by leaf name.
         aliases: for tied weights, every further path to the path under which the graph knows it.
+
+    >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
+    >>> [node.op for node in graph.nodes], sorted(graph.leaves)
+    (['aten.linear'], ['args_0', 'p_model_bias', 'p_model_weight'])
     """
 
     leaves: Mapping[str, Leaf]

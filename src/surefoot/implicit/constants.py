@@ -130,7 +130,7 @@ class Constants:
         hessian_lipschitz: on :math:`\|\nabla^3\zeta\|`; by pair, on :math:`\|\nabla^3_{\beta s s'}\zeta\|`, where
             missing pairs are zero.
 
-    >>> Constants(strong_convexity=0.5, smoothness=2.0, hessian_lipschitz=1.0).slope("x")
+    >>> sf.implicit.Constants(strong_convexity=0.5, smoothness=2.0, hessian_lipschitz=1.0).slope("x")
     2.0
     """
 

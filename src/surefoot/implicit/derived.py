@@ -189,12 +189,7 @@ def derived(
         drift = sum((bends[BETA, name] * spread for name, spread in spreads.items()), Magnitude.zero())
         sharper = max(mu, (least - float(drift)) * (1 - 2.0**-50))
     return Derived(
-        sharper,
-        {own[name]: slopes[k] for k, name in enumerate(variables)},
-        bends,
-        reach,
-        rows,
-        moves.bound,
+        sharper, {own[name]: slopes[k] for k, name in enumerate(variables)}, bends, reach, rows, moves.bound
     )
 
 

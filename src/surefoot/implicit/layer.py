@@ -19,7 +19,7 @@ from surefoot.implicit.solvers import solved
 
 @dataclass(frozen=True)
 class Solution:
-    r"""Minimisers as they were found, with what is proved about them (:mod:`surefoot.implicit.constants`).
+    r"""The computed minimisers, with what is proved about them (:mod:`surefoot.implicit.constants`).
 
     The bounds are one number per minimiser. They hold in real arithmetic for the residual as it was computed.
 
@@ -32,7 +32,6 @@ class Solution:
             the input of a sample and the parameters together; ``None`` if the constants are not known.
         status: what happened, in words.
 
-    >>> import torch, surefoot as sf
     >>> layer = sf.implicit.ArgMin(sf.implicit.Energy(inputs=2, size=3, strong_convexity=1.0), 3)
     >>> found = layer.solution(torch.eye(2))
     >>> found.beta.shape, bool(found.error_bound.max() < 1e-3)
@@ -75,7 +74,7 @@ class ArgMin(nn.Module):
         ImplicitError: if an option is not one of these; when called, if the inner problem cannot be solved.
 
     >>> x = torch.tensor([[1.0], [4.0]])
-    >>> layer = ArgMin(lambda x, beta: 0.5 * (beta - x).square().sum() + 0.5 * beta.square().sum(), 1)
+    >>> layer = sf.implicit.ArgMin(lambda x, beta: 0.5 * (beta - x).square().sum() + 0.5 * beta.square().sum(), 1)
     >>> layer(x)
     tensor([[0.5000],
             [2.0000]])
@@ -240,9 +239,8 @@ class Energy(nn.Module):
     Raises:
         ImplicitError: if the potential is not one of these, or the strong convexity is not positive.
 
-    >>> import torch
     >>> from surefoot.implicit import ArgMin
-    >>> layer = ArgMin(Energy(4, 3), 3)
+    >>> layer = ArgMin(sf.implicit.Energy(4, 3), 3)
     >>> layer(torch.ones(2, 4)).shape
     torch.Size([2, 3])
     """

@@ -38,8 +38,7 @@ from surefoot.implicit.derived import gradient_graph, unit_vector
 from surefoot.implicit.problem import Problem, Tensors
 from surefoot.implicit.solvers import inverse_product
 from surefoot.magnitude import Magnitude
-from surefoot.norms.hermitian import eigenvalue_bounds
-from surefoot.operations.groups import times_power
+from surefoot.norms.hermitian import eigenvalue_bounds, times_power
 from surefoot.operations.pushing import Pushed
 from surefoot.scalar import Rounded
 
@@ -110,16 +109,15 @@ class Minimum:
         q = inverse_product(self.problem, self.beta, self.values, right)
         size = float(torch.linalg.vector_norm(q))
         power = math.frexp(size)[1] + 1 if 0 < size < math.inf else 0
-        down, up = (torch.full((), sign * power, device=q.device) for sign in (-1, 1))
-        found = self._slopes(times_power(q, down))
+        found = self._slopes(times_power(q, -power))
         if found is None:
             return None
-        left = norm(times_power(right, down) - found[BETA].value) * _UP + norm(found[BETA].error)
+        left = norm(times_power(right, -power) - found[BETA].value) * _UP + norm(found[BETA].error)
         lengths = self.result.enclosures[self.result.outputs[0]].lipschitz
         pulled = {}
         for k, name in enumerate(self.result.region.variables[:-1]):
             error = norm(found[name].error) + lengths[k] * left / self.mu
-            value = times_power(-found[name].value, up)
+            value = times_power(-found[name].value, power)
             pulled[name] = Rounded(value, torch.full_like(value, float(error * 2.0**power)))
         return pulled
 

@@ -12,7 +12,7 @@ from surefoot.integrations.keeping import Keeper
 def keep_if_lower(
     accelerator: Any, model: nn.Module, optimizer: Any, data: Any, objective: nn.Module, *, slower: float = 0.5
 ) -> Keeper:
-    """What to ask after an epoch: ``keeper.check()`` keeps the weights or goes back to those before.
+    """A keeper for your loop: after an epoch, ``keeper.check()`` keeps the weights or goes back.
 
     With several processes each has a part of the data, as ``accelerator.prepare(loader)`` deals them out, and all
     of them call ``check()``: they get the value for all samples together and decide alike. Set
@@ -26,8 +26,8 @@ def keep_if_lower(
         objective: the loss, without targets.
         slower: factor of the learning rate after weights were not kept.
 
-    >>> import torch, surefoot as sf
     >>> from types import SimpleNamespace
+    >>> from surefoot.integrations.accelerate import keep_if_lower
     >>> accelerator = SimpleNamespace(unwrap_model=lambda m: m, num_processes=1)  # accelerate.Accelerator()
     >>> model, data = nn.Linear(2, 1), [(torch.eye(2), torch.ones(2, 1))]
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)

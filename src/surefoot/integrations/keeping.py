@@ -23,11 +23,15 @@ class IntegrationError(SurefootError, RuntimeError):
 
 @dataclass(frozen=True)
 class Check:
-    """What was found at the weights.
+    """The result of one check.
 
     Attributes:
         value: of the objective of all data, in exact arithmetic between ``lower`` and ``upper``.
         kept: whether it is proved to be lower than at the weights that were kept before.
+
+    >>> from surefoot.integrations.keeping import Check
+    >>> Check(sf.evaluate(nn.Linear(2, 1), torch.eye(2), sf.Square(torch.ones(2, 1))), kept=True).kept
+    True
     """
 
     value: Evaluation
@@ -49,7 +53,7 @@ class Keeper:
         slower: factor of the learning rates after weights were not kept; 1 leaves them alone.
         group: a process group, where each process has a part of the data; see :func:`surefoot.evaluate`.
 
-    >>> import torch, surefoot as sf
+    >>> from surefoot.integrations.keeping import Keeper
     >>> model, x, y = nn.Linear(2, 1), torch.eye(2), torch.ones(2, 1)
     >>> keeper = Keeper(model, [torch.optim.SGD(model.parameters(), lr=0.1)], [(x, y)], sf.Square())
     >>> with torch.no_grad():

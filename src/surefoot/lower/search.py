@@ -190,9 +190,8 @@ def estimate(
         CaptureError: if the model cannot be read.
         DomainError: if the domain does not fit, or the model has no values.
 
-    >>> import torch, surefoot as sf
     >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), torch.eye(2)
-    >>> lower, upper = (bound(model, x, domain=sf.Ball(0.1)) for bound in (estimate, sf.certify))
+    >>> lower, upper = (bound(model, x, domain=sf.Ball(0.1)) for bound in (sf.estimate, sf.certify))
     >>> float(lower.lipschitz) <= float(upper.lipschitz)
     True
     """
@@ -245,7 +244,6 @@ def curvature_at_weights(model: nn.Module, x: Any, objective: nn.Module, product
     Hessian costs about two gradients, and a handful of them is accurate to some per cent; three vectors are kept.
     ``None`` where the Hessian shows nothing, as of a function that is affine at the weights.
 
-    >>> import torch, surefoot as sf
     >>> curvature_at_weights(nn.Linear(1, 1, bias=False), torch.ones(4, 1), sf.Square(torch.ones(4, 1)), 3)
     LowerBound(1.000e+00)
     """

@@ -185,6 +185,3 @@ class Factor:
         for _ in range(_SWEEPS):
             low, high = self.solve(low / low.norm()), self.times(high / high.norm())
         return 1 / float(low.norm()), float(high.norm())
-
-
-__all__ = ["Factor", "Symmetric"]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.norms.hermitian import exponent, gamma, scale, unscale, up
+from surefoot.norms.hermitian import exponent, gamma, times_power, unscale, up
 from surefoot.norms.matrix import affordable_norm, batched_spectral_norm, frobenius_norm, wide
 from surefoot.norms.symbol import Axis, symbol_norm
 
@@ -77,7 +77,7 @@ def convolution_norm(
     if top in (0.0, math.inf):
         return top
     power = exponent(top)
-    weight = scale(weight, -power).unflatten(0, (groups, -1))  # (groups, A, B, taps...)
+    weight = times_power(weight, -power).unflatten(0, (groups, -1))  # (groups, A, B, taps...)
     norm = _dense_norm(weight, axes, budget / _DENSE_SHARE)
     if math.isinf(norm):
         norm = symbol_norm(weight, axes, budget)

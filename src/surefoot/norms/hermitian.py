@@ -73,16 +73,24 @@ def exponent(value: float) -> int:
     return math.frexp(value)[1]
 
 
-def scale(a: Tensor, power: int | np.ndarray) -> Tensor:
-    r"""``a * 2**power``, exact up to underflow, for a tensor in double precision.
+def times_power(x: Tensor, exponents: int | Tensor) -> Tensor:
+    """x times powers of two, in double precision, exact up to underflow.
 
-    In two steps, because the factor itself may be out of range. ``power`` may be an array that
-    broadcasts against ``a``.
+    In several steps, because a power alone may be out of range. A tensor of exponents broadcasts against x; they
+    are between -2044 and 2046.
     """
-    first = np.asarray(power) // 2
-    for part in (first, np.asarray(power) - first):
-        a = a * torch.from_numpy(np.asarray(np.ldexp(1.0, part))).to(a.device)
-    return a
+    if isinstance(exponents, Tensor):
+        first = torch.div(exponents, 2, rounding_mode="floor")
+        return x * _power(first) * _power(exponents - first)
+    while exponents:
+        part = max(-1000, min(1000, exponents))
+        x, exponents = x * 2.0**part, exponents - part
+    return x
+
+
+def _power(exponents: Tensor) -> Tensor:
+    """Two to the power of whole numbers from -1022 to 1023, exactly: the bits of the exponent are set."""
+    return torch.bitwise_left_shift(exponents.to(torch.int64).clamp(-1022, 1023) + 1023, 52).view(torch.float64)
 
 
 def unscale(value: float, power: int) -> float:

@@ -20,7 +20,7 @@ from surefoot.norms.hermitian import (
     exponent,
     gamma,
     product_error,
-    scale,
+    times_power,
     unscale,
     up,
 )
@@ -74,7 +74,7 @@ def spectral_norm(a: Tensor) -> float:
         if top in (0.0, math.inf):
             return top
         power = exponent(top)
-        gram, trace = _gram(scale(wide(a), -power))
+        gram, trace = _gram(times_power(wide(a), -power))
     error = product_error(max(a.shape), gram.dtype)
     squared = up(trace / (1 - error - gamma(min(a.shape))))  # an upper bound of the squared Frobenius norm
     largest = min(squared, up(float(eigenvalue_bounds(gram)) + up(error * squared)))
@@ -133,7 +133,8 @@ def batched_spectral_norm(a: Tensor) -> Tensor:
     infinite, zero = np.isinf(tops), tops == 0
     powers = np.frexp(np.where(infinite | zero, 1.0, tops))[1]
     ordinary = torch.from_numpy(~infinite).to(device)
-    a = scale(torch.where(ordinary[:, None, None], a, torch.zeros_like(a)), -powers[:, None, None])
+    down = torch.from_numpy(-powers).to(device)[:, None, None]
+    a = times_power(torch.where(ordinary[:, None, None], a, torch.zeros_like(a)), down)
     if a.shape[-2] < a.shape[-1]:
         a = a.mT
     gram = a.mH @ a
@@ -210,7 +211,7 @@ def _sum_of_squares(a: Tensor, power: int) -> float:
     for piece in a.reshape(-1).split(_CHUNK):
         flat = wide(piece)
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1) if flat.is_complex() else flat
-        flat = scale(flat, -power) if power else flat
+        flat = times_power(flat, -power)
         rows = len(flat) // 4096 * 4096
         partial += flat[:rows].reshape(-1, 4096).square().sum(1).tolist()
         partial.append(float(flat[rows:].square().sum()))

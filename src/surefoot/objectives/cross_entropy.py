@@ -157,7 +157,7 @@ class CrossEntropy(ClassLoss):
         reduction: ``"mean"`` or ``"sum"``.
         scale: a positive factor.
 
-    >>> round(float(CrossEntropy()(torch.zeros(2, 10), torch.tensor([3, 7]))), 6)
+    >>> round(float(sf.CrossEntropy()(torch.zeros(2, 10), torch.tensor([3, 7]))), 6)
     2.302585
     """
 
@@ -218,8 +218,7 @@ class NegativeLogLikelihood(ClassLoss):
         reduction: ``"mean"`` or ``"sum"``.
         scale: a positive factor.
 
-    >>> import torch
-    >>> float(NegativeLogLikelihood()(torch.tensor([[-1.0, -2.0]]), torch.tensor([1])))
+    >>> float(sf.objectives.NegativeLogLikelihood()(torch.tensor([[-1.0, -2.0]]), torch.tensor([1])))
     2.0
     """
 

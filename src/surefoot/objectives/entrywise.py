@@ -25,7 +25,7 @@ from surefoot.operations.losses.sums import Numbers
 class Square(Loss):
     r""":math:`h(\hat y) = \frac{1}{2n}\sum_i\|\hat y_i - y_i\|^2`.
 
-    >>> float(Square()(torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])))
+    >>> float(sf.Square()(torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])))
     12.5
     """
 
@@ -51,7 +51,7 @@ class BinaryCrossEntropy(Loss):
         weight: w ≥ 0, broadcast to the outputs.
         pos_weight: c ≥ 0, the weight of positive targets, likewise.
 
-    >>> round(float(BinaryCrossEntropy()(torch.zeros(5, 2), torch.ones(5, 2))), 6)
+    >>> round(float(sf.objectives.BinaryCrossEntropy()(torch.zeros(5, 2), torch.ones(5, 2))), 6)
     1.386294
     """
 
@@ -92,7 +92,7 @@ class Huber(Loss):
         targets: bound to the loss, or ``None``.
         delta: where the parabola becomes a line.
 
-    >>> float(Huber(delta=2.0)(torch.tensor([[1.0, 5.0]]), torch.zeros(1, 2)))
+    >>> float(sf.objectives.Huber(delta=2.0)(torch.tensor([[1.0, 5.0]]), torch.zeros(1, 2)))
     8.5
     """
 
@@ -111,8 +111,7 @@ class Absolute(Loss):
     Its smoothness is infinite wherever an output may meet its target; that of
     :class:`~surefoot.objectives.Huber` is not.
 
-    >>> import torch
-    >>> float(Absolute()(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]])))
+    >>> float(sf.objectives.Absolute()(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]])))
     3.0
     """
 
@@ -122,8 +121,7 @@ class Absolute(Loss):
 class SoftMargin(Loss):
     r""":math:`h(\hat y) = \frac1n\sum_{ij}\log(1 + e^{-y_{ij}\hat y_{ij}})` with targets -1 or 1, or between.
 
-    >>> import torch
-    >>> round(float(SoftMargin()(torch.zeros(1, 1), torch.ones(1, 1))), 4)  # log 2
+    >>> round(float(sf.objectives.SoftMargin()(torch.zeros(1, 1), torch.ones(1, 1))), 4)  # log 2
     0.6931
     """
 
@@ -140,8 +138,7 @@ class Poisson(Loss):
         targets: counts ≥ 0; bound to the loss, or ``None``.
         full: whether to add Stirling's approximation of :math:`\log y!` for counts above 1, a constant.
 
-    >>> import torch
-    >>> float(Poisson()(torch.zeros(2, 1), torch.tensor([[3.0], [0.0]])))  # e^0 each
+    >>> float(sf.objectives.Poisson()(torch.zeros(2, 1), torch.tensor([[3.0], [0.0]])))  # e^0 each
     1.0
     """
 
@@ -162,9 +159,8 @@ class Divergence(Loss):
         targets: numbers ≥ 0, or their logarithms; bound to the loss, or ``None``.
         log_target: whether targets are logarithms, too.
 
-    >>> import torch
     >>> half = torch.full((1, 2), 0.5)
-    >>> float(Divergence()(half.log(), half))
+    >>> float(sf.objectives.Divergence()(half.log(), half))
     0.0
     """
 
@@ -191,8 +187,7 @@ class Reconstruction(Square):
     Raises:
         ObjectiveError: if an option is not allowed, or the output does not have the shape of the input.
 
-    >>> import torch
-    >>> float(Reconstruction()(torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])))
+    >>> float(sf.objectives.Reconstruction()(torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])))
     25.0
     """
 
@@ -216,8 +211,7 @@ def encode_decode(encoder: nn.Module, decoder: nn.Module, x: Any) -> Chain:
         CaptureError: if one of the two cannot be read.
         ChainError: if the decoder does not read what the encoder returns.
 
-    >>> import torch
-    >>> chain = encode_decode(nn.Linear(4, 2), nn.Linear(2, 4), torch.ones(3, 4))
+    >>> chain = sf.objectives.encode_decode(nn.Linear(4, 2), nn.Linear(2, 4), torch.ones(3, 4))
     >>> len(chain), sorted(chain.parameters)
     (2, ['0.bias', '0.weight', '1.bias', '1.weight'])
     """

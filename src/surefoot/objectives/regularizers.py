@@ -37,7 +37,7 @@ def _of(weight: Weight, parameter: str) -> float:
 
 
 class Regularizer(ABC):
-    r"""A penalty :math:`\rho_t\sum_i\phi(u_{t,i})`; a class of its own gives :meth:`terms`, :meth:`slopes`, and c.
+    r"""A penalty :math:`\rho_t\sum_i\phi(u_{t,i})`; a subclass gives :meth:`terms`, :meth:`slopes` and c.
 
     Args:
         weight: :math:`\rho`, or a mapping from block paths (the modules that own the parameters) to weights;
@@ -67,7 +67,7 @@ class Regularizer(ABC):
     def smoothness(self) -> Magnitude:
         """The Lipschitz constant of the gradient of the smooth part; that of a block is its own.
 
-        >>> float(Ridge({"0": 0.5, "2": 2.0}).smoothness)
+        >>> float(sf.Ridge({"0": 0.5, "2": 2.0}).smoothness)
         2.0
         """
         weights = self.weight.values() if isinstance(self.weight, Mapping) else [self.weight]
@@ -137,7 +137,7 @@ class _Squares(Regularizer):
 class Ridge(_Squares):
     r""":math:`r(u) = \sum_t\frac{\rho_t}2\|u_t\|^2`.
 
-    >>> float(Ridge(0.5)({"layer.weight": torch.tensor([3.0, 4.0])}))
+    >>> float(sf.Ridge(0.5)({"layer.weight": torch.tensor([3.0, 4.0])}))
     6.25
     """
 
@@ -153,7 +153,7 @@ class PseudoHuber(Regularizer):
         weight: as above.
         delta: δ, where it bends.
 
-    >>> penalty = PseudoHuber(1.0, delta=0.5)
+    >>> penalty = sf.objectives.PseudoHuber(1.0, delta=0.5)
     >>> float(penalty({"layer.weight": torch.tensor([0.0, 100.0])})) < 0.5 * 100
     True
     """
@@ -183,7 +183,7 @@ class ElasticNet(_Squares):
         l1: :math:`\lambda`, for all blocks or by block path.
         l2: :math:`\rho`, likewise.
 
-    >>> float(ElasticNet(1.0, 0.5)({"layer.weight": torch.tensor([3.0, -4.0])}))
+    >>> float(sf.ElasticNet(1.0, 0.5)({"layer.weight": torch.tensor([3.0, -4.0])}))
     13.25
     """
 

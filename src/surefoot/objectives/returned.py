@@ -8,13 +8,12 @@ from surefoot.objectives.base import Objective, shape_of
 
 
 class ModelLoss(Objective):
-    """The one number that the model returns: a model that computes its own loss, from targets among its inputs.
+    """The loss that the model itself computes and returns, from targets among its inputs.
 
     Whether that is convex in anything, or never negative, is not known: optimizers ask for a lower bound before
     they speak of one.
 
-    >>> import torch
-    >>> float(ModelLoss()(torch.tensor(3.0)))
+    >>> float(sf.objectives.ModelLoss()(torch.tensor(3.0)))
     3.0
     """
 

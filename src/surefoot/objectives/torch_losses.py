@@ -33,9 +33,8 @@ def from_torch(loss: nn.Module, targets: Any = None) -> Objective:
     Raises:
         ObjectiveError: if its constants are not known, or its reduction is ``"none"``.
 
-    >>> import torch
     >>> outputs, y = torch.tensor([[3.0, 1.0]]), torch.tensor([[0.0, 0.0]])
-    >>> float(from_torch(nn.MSELoss(), y)(outputs)), float(nn.MSELoss()(outputs, y))
+    >>> float(sf.objectives.from_torch(nn.MSELoss(), y)(outputs)), float(nn.MSELoss()(outputs, y))
     (5.0, 5.0)
     """
     kind = type(loss)
@@ -54,7 +53,7 @@ def from_torch(loss: nn.Module, targets: Any = None) -> Objective:
 
 
 def as_objective(given: object, targets: Any = None) -> nn.Module:
-    """What people give for an objective, as one: losses of torch.nn as ours, bound to targets where there are any.
+    """Turn what was passed into an objective: a loss of torch.nn becomes ours, bound to its targets if it has any.
 
     Args:
         given: an objective, a loss of torch.nn, or any module that maps the outputs to one number.
@@ -63,8 +62,7 @@ def as_objective(given: object, targets: Any = None) -> nn.Module:
     Raises:
         ObjectiveError: if it is none of these, or targets are given to what takes none.
 
-    >>> import torch
-    >>> float(as_objective(nn.MSELoss(), torch.zeros(1, 2))(torch.tensor([[3.0, 1.0]])))
+    >>> float(sf.objectives.as_objective(nn.MSELoss(), torch.zeros(1, 2))(torch.tensor([[3.0, 1.0]])))
     5.0
     """
     if not isinstance(given, nn.Module):

@@ -3,13 +3,13 @@
 * ``record``: the record, and how to register one. ``families``: loads every family below.
 * ``call``: one operation where it stands, and what can be claimed of it.
 * ``captured``: from a model to a graph in these operations.
-* ``forms``: degrees of polynomials. ``rows``: how rows of a result relate to rows of the arguments.
+* ``forms``: degrees of polynomials. ``shapes``: dimensions; how rows of results and arguments relate.
 * ``pushing``: derivatives along moves of the arguments, with their errors.
 * ``sparsity``: the cost of one operation. ``gram``: rows of Jacobians.
 * ``moving``: one operation along a segment. ``composed_series``: products, soft-max and normalisations along it.
 * ``evaluation``: values in double precision, and their round-off.
 * ``written_out``: formulas and compositions in place of records.
-* ``common``, ``dimensions``: what several families share. ``groups``: groups of numbers, scaled and centred.
+* ``common``: what several families share. ``groups``: groups of numbers, scaled and centred.
 
 Families:
 
@@ -26,8 +26,8 @@ Families:
   them along a segment.
 * ``activations``: scalar functions by name. ``scalar_functions``, ``scalar_taylor``: one scalar function on every
   entry, its bounds and its Taylor rule.
-* ``normalisation``: batch, layer, group, instance and root-mean-square. ``scaled``: their scale and shift.
-  ``normalised_by_hand``: what frameworks write out, recognised.
+* ``normalisation``: batch, layer, group, instance and root-mean-square. ``normalised_groups``: their mathematics.
+  ``scaled``: their scale and shift. ``normalised_by_hand``: what frameworks write out, recognised.
 * ``statistics``: variances, lengths and directions. ``group_slopes``: their costates pulled back.
   ``compositions``: gated units, cosines, directions.
 * ``softmax``: soft-max, its logarithm, and the logarithm of sums of exponentials. ``attention``: scaled dot
@@ -52,19 +52,9 @@ from surefoot.operations.record import (
 )
 
 __all__ = [
-    "Bounds",
-    "Call",
-    "Form",
-    "Operation",
-    "Use",
-    "declare",
-    "elementwise",
-    "expansion",
-    "operation",
-    "records",
-    "register_rule",
-    "rules",
-]
+    "Bounds", "Call", "Form", "Operation", "Use", "declare", "elementwise", "expansion", "operation", "records",
+    "register_rule", "rules",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from surefoot.operations.record import Form, Scalar, declare
-from surefoot.operations.rows import aligned
+from surefoot.operations.shapes import aligned
 from surefoot.scalar import ScalarFunction
 
 
@@ -20,6 +20,10 @@ def elementwise(*names: str, scalar: Callable[..., ScalarFunction | None], keys:
         names: the operations.
         scalar: their scalar function, from that of the argument; options are passed by keyword.
         keys: the arguments that are options, as the operation's signature names them.
+
+    >>> sf.operations.elementwise("doctest.same", scalar=lambda x: x)
+    >>> sf.operations.records()["doctest.same"].form.name
+    'ELEMENTWISE'
     """
 
     def build(o: dict[str, Any]) -> ScalarFunction | None:

@@ -16,10 +16,16 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, ZERO, affine, root, size_of
 from surefoot.operations.composed_series import product_along, quotient_along
-from surefoot.operations.dimensions import broadcast_copies, broadcast_dims, normalized_dim, normalized_dims
 from surefoot.operations.gram import is_shift, shift_rows
 from surefoot.operations.record import Form, GramRows, declare, operation
-from surefoot.operations.rows import aligned, unless_along
+from surefoot.operations.shapes import (
+    aligned,
+    broadcast_copies,
+    broadcast_dims,
+    normalized_dim,
+    normalized_dims,
+    unless_along,
+)
 from surefoot.operations.softmax import summed
 from surefoot.operations.sparsity import Sparsity, entrywise_product, linear_terms
 from surefoot.scalar import Rounded, ScalarFunction

@@ -38,7 +38,7 @@ from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Call, Slot
 from surefoot.operations.moving import Gain, Moving
 from surefoot.operations.record import record_of
-from surefoot.operations.rows import rows_of
+from surefoot.operations.shapes import rows_of
 from surefoot.taylor import UNIT, TaylorModel, passed_on, reach, rounded_up
 from surefoot.torch_private import schema_of
 

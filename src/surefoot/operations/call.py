@@ -76,11 +76,15 @@ class Bounds:
 
 
 class Use:
-    """One operation where it stands: its arguments by name and the shapes of its tensors, no numbers.
+    """One operation in a graph: its arguments by name and the shapes of its tensors, without numbers.
 
     Args:
         node: the operation.
         spec: shape and type of a tensor by its name, such as :meth:`Graph.spec`.
+
+    >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
+    >>> sf.operations.Use(graph.nodes[0], graph.spec).shapes["weight"]
+    (3, 4)
     """
 
     def __init__(self, node: Node, spec: Callable[[str], Spec | tuple[Spec, ...]]) -> None:
@@ -134,10 +138,16 @@ class Use:
 
 
 class Call(Use):
-    """The same with enclosures of the tensors.
+    """One operation in a graph, with an enclosure of each of its tensors.
 
     ``call["weight"]`` is an :class:`Enclosure` for a tensor, a list of them for a list of tensors, otherwise the
     plain value (``None`` if absent).
+
+    >>> from surefoot.enclosure import constant
+    >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
+    >>> tensors = {name: constant(torch.ones(leaf.spec.shape), 1) for name, leaf in graph.leaves.items()}
+    >>> print(sf.operations.Call(graph.nodes[0], tensors)["weight"].bound)
+    3.465e+00
     """
 
     def __init__(self, node: Node, enclosures: Mapping[str, Enclosure]) -> None:

@@ -17,7 +17,6 @@ from surefoot.operations.record import record_of
 def capture(model: nn.Module, x: Any) -> Graph:
     """Read a model as a graph of operations; see :func:`surefoot.graph.capture_with`.
 
-    >>> import torch
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
     >>> print(capture(model, torch.ones(2, 3)))
     Graph: 2 operations, 1 parameter block, returns relu

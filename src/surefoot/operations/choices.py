@@ -29,11 +29,10 @@ from surefoot.operations.common import (
     same_norm,
     size_of,
 )
-from surefoot.operations.dimensions import broadcast_copies, broadcast_dims, normalized_dim
 from surefoot.operations.gram import lookup_rows
 from surefoot.operations.layout import layout
 from surefoot.operations.record import Form, GramRows, operation
-from surefoot.operations.rows import aligned, unless_along
+from surefoot.operations.shapes import aligned, broadcast_copies, broadcast_dims, normalized_dim, unless_along
 
 _LARGEST_BAGS = 2**20  # entries of the matrix of bags that is formed
 

@@ -49,7 +49,7 @@ from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.common import root
 from surefoot.operations.record import declare, operation
 from surefoot.operations.rounded_matrices import RoundedMatrices, residual
-from surefoot.operations.rows import batch
+from surefoot.operations.shapes import batch
 from surefoot.operations.written_out import written_out
 from surefoot.scalar import Rounded
 

@@ -37,8 +37,6 @@ def in_pairs(graph: Graph) -> Graph:
         UnsupportedOperation: if there is no formula for an operation on complex numbers.
     """
     leaves = {name: leaf.spec for name, leaf in graph.leaves.items() if leaf.spec.dtype in _REAL_OF}
-    if not leaves and not any(spec.dtype in _REAL_OF for node in graph.nodes for spec in node.specs):
-        return graph
     names = {name: f"{name}_pair" for name in leaves}
     nodes = [_split(name, names[name], spec) for name, spec in leaves.items()]
     paired = set(names.values())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surefoot.graph.structure import Graph, Node, Ref, Spec
 from surefoot.operations.record import Expansion, declare, expansion
-from surefoot.operations.rows import unless_along
+from surefoot.operations.shapes import unless_along
 from surefoot.operations.sparsity import every_entry
 
 _aten: Any = torch.ops.aten

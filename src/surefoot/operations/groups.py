@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 
 from surefoot.magnitude import Magnitude
+from surefoot.norms.hermitian import times_power
 
 _UNIT = 2.0**-53
 _LOST = 2.0**-1020  # more than underflow takes from one entry, in a few operations
-_EXPONENT_BITS, _MANTISSA_BITS = 1023, 52
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,3 @@ def centred(groups: Groups) -> Groups:
     size = torch.linalg.vector_norm(rough.detach(), dim=1, keepdim=True)
     error = size * ((groups.size + 9) * 2 * _UNIT) + 4 * groups.error
     return Groups(fine, groups.exponents, error)
-
-
-def times_power(x: Tensor, exponents: Tensor) -> Tensor:
-    """x times powers of two, exact up to underflow; in two steps, as a power alone may be out of range."""
-    first = torch.div(exponents, 2, rounding_mode="floor")
-    return x * _power(first) * _power(exponents - first)
-
-
-def _power(exponents: Tensor) -> Tensor:
-    """Two to the power of whole numbers between -1022 and 1023, exactly: the bits of the exponent are set."""
-    bits = exponents.clamp(1 - _EXPONENT_BITS, _EXPONENT_BITS) + _EXPONENT_BITS
-    return torch.bitwise_left_shift(bits, _MANTISSA_BITS).view(torch.float64)

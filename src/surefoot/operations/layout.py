@@ -19,9 +19,8 @@ from surefoot.magnitude import Magnitude, maximum
 from surefoot.norms import patch_overlap
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, ZERO, affine, largest_peak, multiplicity, root, same_norm
-from surefoot.operations.dimensions import normalized_dim
 from surefoot.operations.record import Form, Rows, Rule, declare, operation
-from surefoot.operations.rows import aligned, batch, unless_along
+from surefoot.operations.shapes import aligned, batch, normalized_dim, unless_along
 
 
 def layout(*names: str, rows: Rows, **readings: Any) -> Callable[[Rule], Rule]:

@@ -30,7 +30,7 @@ from surefoot.operations.common import ONE, root
 from surefoot.operations.composed_series import matrices_along
 from surefoot.operations.products import added, costate_norm
 from surefoot.operations.record import Form, Rule, declare, operation, record_of
-from surefoot.operations.rows import aligned, rows_of
+from surefoot.operations.shapes import aligned, rows_of
 from surefoot.operations.sparsity import Contraction, Sparsity, linear_terms, product, tensors
 
 

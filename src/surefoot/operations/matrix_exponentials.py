@@ -32,12 +32,12 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import spectral_norm
+from surefoot.norms.hermitian import times_power
 from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.common import root
-from surefoot.operations.groups import times_power
 from surefoot.operations.record import operation
 from surefoot.operations.rounded_matrices import RoundedMatrices, size_of
-from surefoot.operations.rows import batch
+from surefoot.operations.shapes import batch
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL
 

@@ -21,10 +21,9 @@ from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ZERO, root
-from surefoot.operations.dimensions import normalized_dims, spatial
 from surefoot.operations.pooling import batched, patch_entries
 from surefoot.operations.record import operation
-from surefoot.operations.rows import unless_along
+from surefoot.operations.shapes import normalized_dims, spatial, unless_along
 from surefoot.operations.sparsity import Sparsity
 from surefoot.scalar import Rounded
 

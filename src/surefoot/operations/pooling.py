@@ -20,8 +20,8 @@ from surefoot.magnitude import Magnitude, maximum
 from surefoot.norms import spectral_norm
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import affine
-from surefoot.operations.dimensions import spatial
 from surefoot.operations.record import Form, operation
+from surefoot.operations.shapes import spatial
 from surefoot.operations.sparsity import Sparsity, linear_terms
 
 

@@ -24,10 +24,9 @@ from surefoot.operations.arithmetic import centre_meeting_norm, meeting_norm
 from surefoot.operations.bilinear import along_segment
 from surefoot.operations.call import Along, Bounds, Call, Use
 from surefoot.operations.common import ONE, ZERO, root
-from surefoot.operations.dimensions import broadcast_copies
 from surefoot.operations.gram import linear_rows, scale_rows
 from surefoot.operations.record import Form, GramRows, operation
-from surefoot.operations.rows import aligned, batch, rows_of
+from surefoot.operations.shapes import aligned, batch, broadcast_copies, rows_of
 from surefoot.operations.sparsity import Sparsity, linear_terms, product, tensors
 
 _AFFORDABLE = 2e9  # multiplications for the norm of a costate
@@ -219,15 +218,7 @@ def scale_shift(call: Call) -> Bounds:
         bound, peak = bound + shift.norm * bias.bound, peak + bias.peak
         spread = spread + shift.norm * bias.spread
         rows = None if rows is None else rows + shift.row * bias.spread
-    return Bounds(
-        jacobian,
-        curvature,
-        bound=bound,
-        peak=peak,
-        spread=spread,
-        rows=rows,
-        curvature_along=along,
-    )
+    return Bounds(jacobian, curvature, bound=bound, peak=peak, spread=spread, rows=rows, curvature_along=along)
 
 
 def _largest_entry(w: Enclosure) -> Magnitude:

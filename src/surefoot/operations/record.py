@@ -30,7 +30,11 @@ from surefoot.taylor import TaylorModel
 
 
 class Form(Enum):
-    """How an operation depends on its tensor arguments."""
+    """How an operation depends on its tensor arguments.
+
+    >>> sf.operations.records()["aten.tanh"].form
+    <Form.ELEMENTWISE: 'one scalar function on every entry'>
+    """
 
     LAYOUT = "moves numbers"  # reshape, permute, slice, …: linear, without arithmetic
     LINEAR = "affine in all its arguments together"
@@ -155,6 +159,9 @@ class Operation:
         jumps: whether its result jumps as its arguments vary, so that nothing bounds its slope.
         rounds: whether computing it rounds; what only moves or selects numbers does not.
         factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.operations.losses.factor`.
+
+    >>> sf.operations.records()["aten.linear"].factors
+    ('input', 'weight')
     """
 
     name: str
@@ -217,7 +224,7 @@ _READINGS = {f.name for f in fields(Operation)} - {"name", "bounds"}
 
 
 def declare(*names: Any, **readings: Any) -> None:
-    """Add readings to the records of operations, which are made if there are none.
+    """Add readings to the records of operations, and make the records that do not exist yet.
 
     Args:
         names: the operations, by name (``"aten.tanh"``) or as the ``torch.ops`` object itself.
@@ -225,6 +232,10 @@ def declare(*names: Any, **readings: Any) -> None:
 
     Raises:
         SurefootError: if something else was given.
+
+    >>> sf.operations.declare("doctest.half", form=sf.operations.Form.LINEAR)
+    >>> sf.operations.records()["doctest.half"].form.name
+    'LINEAR'
     """
     unknown = readings.keys() - _READINGS - {"bounds"}
     if unknown:
@@ -237,7 +248,7 @@ def declare(*names: Any, **readings: Any) -> None:
 
 
 def operation(*names: Any, **readings: Any) -> Callable[[Rule], Rule]:
-    """Register the bounds of operations, and with keywords what else is known about them.
+    """Register a rule for the bounds of operations; keywords add what else is known about them.
 
     A later registration replaces what an earlier one said. The function's docstring states the claim and proves
     it.
@@ -248,6 +259,12 @@ def operation(*names: Any, **readings: Any) -> Callable[[Rule], Rule]:
 
     Raises:
         SurefootError: if something else was given.
+
+    >>> @sf.register_rule("doctest.half")
+    ... def half(call):
+    ...     return sf.operations.Bounds({"self": sf.Magnitude.of(0.5)})  # slope ½, no curvature
+    >>> sf.operations.rules()["doctest.half"] is half
+    True
     """
 
     def register(bounds: Rule) -> Rule:
@@ -261,10 +278,15 @@ register_rule = operation
 
 
 def expansion(*names: str) -> Callable[[Expand], Expand]:
-    """Register a function that writes operations of these names otherwise, or returns ``None`` where it does not
-    apply.
+    """Register a function that rewrites operations of these names, or returns ``None`` where it does not apply.
 
     It may look at what the operation reads, and so recognise what frameworks write out by hand.
+
+    >>> @sf.operations.expansion("doctest.half")
+    ... def nothing(graph, node):
+    ...     return None
+    >>> sf.operations.records()["doctest.half"].expansions == (nothing,)
+    True
     """
 
     def register(expand: Expand) -> Expand:
@@ -298,12 +320,20 @@ def record_of(node: Node) -> Operation:
 
 
 def records() -> dict[str, Operation]:
-    """All records, by name."""
+    """All records, by name.
+
+    >>> "aten.tanh" in sf.operations.records()
+    True
+    """
     return dict(_RECORDS)
 
 
 def rules() -> dict[str, Rule]:
-    """The bounds of all operations that have any, by name."""
+    """The bounds of all operations that have any, by name.
+
+    >>> "aten.linear" in sf.operations.rules()
+    True
+    """
     return {name: record.bounds for name, record in _RECORDS.items() if record.bounds is not None}
 
 

@@ -201,13 +201,7 @@ def _weights(params: list[Ref], each: int, size: int) -> list[_Weights]:
 
 
 def _run(
-    b: _Builder,
-    step: _Step,
-    x: Ref,
-    state: list[Ref],
-    weights: _Weights,
-    time: int,
-    backwards: bool,
+    b: _Builder, step: _Step, x: Ref, state: list[Ref], weights: _Weights, time: int, backwards: bool
 ) -> tuple[list[Ref], list[Ref]]:
     """The states at all times, in the order of time, and the last one."""
     matrix, recurrent_matrix, bias, recurrent_bias, projection = weights

@@ -42,9 +42,8 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Pair, Slot, Use
 from surefoot.operations.common import ONE, ZERO, root
 from surefoot.operations.composed_series import log_softmax_along, log_sum_along, softmax_along
-from surefoot.operations.dimensions import normalized_dim, normalized_dims
 from surefoot.operations.record import Near, declare, operation, record_of
-from surefoot.operations.rows import aligned, unless_along
+from surefoot.operations.shapes import aligned, normalized_dim, normalized_dims, unless_along
 from surefoot.operations.sparsity import Sparsity, every_entry, grouped
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL

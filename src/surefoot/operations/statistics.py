@@ -5,7 +5,7 @@ their norms are the largest over the groups.
 
 * Length: :math:`D r = x^\top/r` of norm 1; :math:`D^2 r = (I - xx^\top/r^2)/r` of norm :math:`1/r`.
 * Direction :math:`x/r`: slope :math:`1/r` and curvature :math:`(2/\sqrt3)/r^2`, the limit :math:`\epsilon \to 0`
-  of :mod:`surefoot.operations.normalisation`.
+  of :mod:`surefoot.operations.normalised_groups`.
 
 *Evaluation.* Groups are scaled by powers of two, and for variances centred, before they are squared
 (:mod:`surefoot.operations.groups`), so that no square leaves the range of doubles. A length then has a relative
@@ -29,10 +29,10 @@ from torch import Tensor
 
 from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
+from surefoot.norms.hermitian import times_power
 from surefoot.operations.arithmetic import meeting_norm
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.common import ONE, ZERO, root
-from surefoot.operations.dimensions import normalized_dims
 from surefoot.operations.group_slopes import (
     groups_along,
     near_length,
@@ -44,9 +44,9 @@ from surefoot.operations.group_slopes import (
     pull_weight_norm,
     push_weight_norm,
 )
-from surefoot.operations.groups import Groups, times_power
+from surefoot.operations.groups import Groups
 from surefoot.operations.record import declare, operation
-from surefoot.operations.rows import unless_along
+from surefoot.operations.shapes import normalized_dims, unless_along
 from surefoot.operations.softmax import push_by_gradient
 from surefoot.operations.sparsity import Sparsity, every_entry
 

@@ -24,9 +24,9 @@ from surefoot.graph.structure import Node, Ref
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, ZERO, affine, largest_peak, multiplicity, root, size_of
-from surefoot.operations.dimensions import broadcast_copies, normalized_dim
 from surefoot.operations.layout import layout
 from surefoot.operations.record import Form, declare, operation
+from surefoot.operations.shapes import broadcast_copies, normalized_dim
 from surefoot.operations.written_out import written_out
 
 _aten: Any = torch.ops.aten

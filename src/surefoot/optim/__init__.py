@@ -33,22 +33,10 @@ from surefoot.optim.stochastic import ProjectedSGD, VarianceBound, VarianceEstim
 from surefoot.optim.variance_reduced import ProjectedSVRG
 
 __all__ = [
-    "BurstRecord",
-    "CertifiedDescent",
-    "GaussNewton",
-    "GuaranteedOptimizer",
-    "Newton",
-    "OptimizerError",
-    "ProjectedGradient",
-    "ProjectedSGD",
-    "ProjectedSVRG",
-    "ProvedEpochs",
-    "StalledWarning",
-    "Stationarity",
-    "StepRecord",
-    "VarianceBound",
-    "VarianceEstimate",
-]
+    "BurstRecord", "CertifiedDescent", "GaussNewton", "GuaranteedOptimizer", "Newton", "OptimizerError",
+    "ProjectedGradient", "ProjectedSGD", "ProjectedSVRG", "ProvedEpochs", "StalledWarning", "Stationarity",
+    "StepRecord", "VarianceBound", "VarianceEstimate",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

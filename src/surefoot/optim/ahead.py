@@ -196,6 +196,3 @@ def _block(parameter: str, blocks: dict[str, float]) -> str:
     if path not in blocks:
         raise GuaranteeError(f"'{parameter}' belongs to no block of the certificate")
     return path
-
-
-__all__ = ["AHEAD", "Ahead"]

@@ -68,6 +68,9 @@ class GuaranteedOptimizer(Optimizer):
         changed: whether the function was changed before the last step.
         quiet: during a step, whether a quick look before it found weights and function as the last step left them.
         convergence: the last verdict, with ``until="proved"``; ``None`` before the first.
+
+    >>> issubclass(sf.CertifiedDescent, sf.optim.GuaranteedOptimizer)
+    True
     """
 
     theorem: Method = "gradient"  # the method whose convergence ``until="proved"`` looks for
@@ -299,7 +302,7 @@ class GuaranteedOptimizer(Optimizer):
     ) -> tuple[float, dict[str, Tensor]]:
         """The objective and its gradient at the present parameters; ``.grad`` of each parameter holds it too.
 
-        Of a regulariser with kinks the gradient is that of the smooth part.
+        If the regulariser has kinks, the gradient is that of its smooth part.
 
         Raises:
             OptimizerError: if either is not finite, or the closure does not return what it should.

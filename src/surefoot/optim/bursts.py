@@ -38,6 +38,12 @@ class BurstRecord:
         work: processor time of the burst and all that was done for it, in that of one training epoch; reading the
             model, once, is not in it.
         note: what else is to be said.
+
+    >>> model, data = nn.Linear(2, 1), [(torch.eye(2), torch.ones(2, 1))]
+    >>> training = sf.ProvedEpochs(torch.optim.Adam, sf.Square(), data, model=model)
+    >>> loss = training.step()
+    >>> training.history[0].kept
+    True
     """
 
     burst: int
@@ -227,16 +233,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-__all__ = [
-    "Average",
-    "Batches",
-    "Bend",
-    "BurstRecord",
-    "Snapshot",
-    "as_one",
-    "built_up",
-    "evaluating",
-    "fixed_data",
-]

@@ -367,6 +367,3 @@ def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:
         f"direction is {', '.join(map(repr, NAMED))}, 'gauss_newton', a torch.optim class or instance, or a "
         f"function of weights and gradient, got {chosen!r}"
     )
-
-
-__all__ = ["NAMED", "ByEvaluation", "StalledWarning"]

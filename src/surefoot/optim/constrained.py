@@ -27,6 +27,7 @@ from surefoot.domains import Ball, Box, Domain, ProductBall
 from surefoot.guarantees import GuaranteeError, require_smooth
 from surefoot.objectives import Objective, Regularizer
 from surefoot.optim.base import GuaranteedOptimizer
+from surefoot.optim.evaluation import explained
 from surefoot.optim.projection import Balls, Intervals
 from surefoot.optim.record import StepRecord
 from surefoot.optim.stored import Tensors, norm_of, promised
@@ -48,6 +49,7 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
         domain: the set, with its centre written out.
     """
 
+    @explained
     def __init__(
         self,
         model: nn.Module,
@@ -170,6 +172,3 @@ class ConstrainedOptimizer(GuaranteedOptimizer):
     def _place(self, centre: dict[str, Tensor]) -> None:
         assert not isinstance(self.domain, Box)
         self.domain = replace(self.domain, center=centre)
-
-
-__all__ = ["ConstrainedOptimizer"]

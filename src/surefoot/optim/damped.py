@@ -331,6 +331,3 @@ class SecondOrder(GuaranteedOptimizer):
 
 def _bent(move: Tensors, bend: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.double() + bend[name] for name, value in move.items()}
-
-
-__all__ = ["Damping", "SecondOrder", "Solver"]

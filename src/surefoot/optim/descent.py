@@ -12,6 +12,7 @@ from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.ahead import AHEAD, Ahead
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters
 from surefoot.optim.by_evaluation import ByEvaluation
+from surefoot.optim.evaluation import explained
 from surefoot.optim.record import StepRecord
 from surefoot.processes import Processes
 
@@ -63,16 +64,16 @@ class CertifiedDescent(GuaranteedOptimizer):
             together. Process 0 decides (:mod:`surefoot.optim.shards`), and has the gradient in ``.grad``.
             ``processes.sent`` counts the bytes that cross.
 
-    >>> import torch, surefoot as sf
     >>> _ = torch.manual_seed(0)
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).double()
+    >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)).double()
     >>> x = torch.randn(16, 2).double()
-    >>> optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    >>> optimizer = sf.CertifiedDescent(model, sf.CrossEntropy())
     >>> losses = [optimizer.step(x, (x[:, 0] > 0).long()) for _ in range(30)]
     >>> all(after < before for before, after in zip(losses, losses[1:])), losses[-1] < 1e-3
     (True, True)
     """
 
+    @explained
     def __init__(
         self,
         model: nn.Module,
@@ -164,6 +165,3 @@ class CertifiedDescent(GuaranteedOptimizer):
         several = len({record.data for record in self.history}) > 1
         rest = " For the objective of all data nothing is proved." if several else ""
         return self.promises_kept() + rest
-
-
-__all__ = ["CertifiedDescent"]

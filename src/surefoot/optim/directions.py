@@ -427,7 +427,3 @@ class Chosen(Gradient):
         if wrong:
             raise ValueError(f"the direction has no entry of the right shape for '{wrong[0]}'")
         return layout.pack(found), 1.0
-
-
-__all__ = ["Chosen", "Conjugate", "Direction", "Gradient", "LimitedMemory", "Linearised", "Proposed",
-           "polak_ribiere"]  # fmt: skip

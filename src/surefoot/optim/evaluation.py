@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,8 @@ from surefoot.graph.checks import as_inputs, selected
 from surefoot.objectives import Objective, as_objective
 
 Closure = Callable[[], tuple[Tensor, Tensor]]
+P = ParamSpec("P")
+_OF_TUNED_METHODS = {"lr", "learning_rate", "momentum", "betas", "beta1", "beta2", "eps", "nesterov", "amsgrad"}
 
 
 class OptimizerError(SurefootError, RuntimeError):
@@ -51,6 +56,43 @@ def outputs_of(model: nn.Module, x: Any) -> Tensor:
     with torch.enable_grad():
         outputs: Tensor = selected(model(*args, **kwargs))
     return outputs if torch.is_grad_enabled() or not isinstance(outputs, Tensor) else outputs.detach()
+
+
+def explained(constructor: Callable[P, None]) -> Callable[P, None]:
+    """The same constructor, which answers a keyword that it does not take with what to write instead."""
+
+    @wraps(constructor)
+    def called(*args: P.args, **options: P.kwargs) -> None:
+        if type(args[0]).__init__ is called:  # not one that a subclass calls
+            _check_options(type(args[0]), options)
+        constructor(*args, **options)
+
+    return called
+
+
+def _check_options(kind: type, options: Iterable[str]) -> None:
+    taken: dict[str, None] = {}
+    for base in kind.__mro__:
+        parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]
+        taken.update(dict.fromkeys(parameters))
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+            break
+    for name in options:
+        if name in taken:
+            continue
+        if name in _OF_TUNED_METHODS and "loader" in taken:
+            fix = "set it where the optimizer is made, torch.optim.Adam(model.parameters(), lr=0.001)"
+        elif name in _OF_TUNED_METHODS:
+            fix = "there is nothing to tune: every step is as long as its proof allows. Leave it out"
+            if "direction" in taken:
+                fix += ", or let another optimizer propose: direction=torch.optim.SGD(model.parameters(), lr=0.1)"
+        elif name == "weight_decay" and "regularizer" in taken:
+            fix = "write regularizer=surefoot.Ridge(weight_decay)"
+        else:
+            names = [each for each in taken if each not in ("self", "options", "defaults")]
+            close = difflib.get_close_matches(name, names, n=1)
+            fix = f"did you mean {close[0]}=?" if close else f"its arguments are {', '.join(names)}"
+        raise TypeError(f"{kind.__name__} takes no {name}=: {fix}")
 
 
 def check_objective(given: object, bringing: str) -> Objective:
@@ -120,6 +162,3 @@ def _kind(found: object) -> str:
     if isinstance(found, tuple | list):
         return f"{type(found).__name__} of ({', '.join(type(part).__name__ for part in found)})"
     return type(found).__name__
-
-
-__all__ = ["Closure", "OptimizerError", "check_objective", "check_slope", "gradient_of", "loss_of", "number"]

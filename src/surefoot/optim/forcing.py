@@ -63,6 +63,3 @@ class Forcing:
 def relaxed(kappa: float, ratio: float) -> float:
     """κ after a step with this ratio of the actual to the predicted decrease: Nielsen's rule."""
     return kappa * max(1 / 3, 1 - (2 * min(max(ratio, 0.0), 1.0) - 1) ** 3)
-
-
-__all__ = ["FIRST", "Forcing", "relaxed"]

@@ -135,6 +135,3 @@ class JointBatches:
                     if slope is not None:
                         slopes[name] += float(weight) * slope
         return float(weight) * float(loss.detach()), weight, slopes if backward else {}
-
-
-__all__ = ["JointBatches"]

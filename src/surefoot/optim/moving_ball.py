@@ -75,6 +75,3 @@ class MovingBall:
             "no ball around the weights has a finite smoothness: "
             + "; ".join(certificate.reasons or ("use smooth activations (surefoot.smooth(model))",))
         )
-
-
-__all__ = ["GROWTH", "INSIDE", "ROOM", "MovingBall"]

@@ -16,11 +16,7 @@ _STEEP = 1.5  # times what is lost at the smaller rate: more at the larger one s
 _WARY = 4.0  # how far below the largest harmless rate to begin where trials hardly lower the loss
 _SHADE = 0.8  # the rate that is best for a few steps is too large for many
 _NOISE = 2.5  # what the noise of an epoch is led to
-_UP, _AGAIN, _DOWN = (
-    1.5,
-    1.2,
-    2.0,
-)  # the most by which an epoch changes it: up, up after a failure, down
+_UP, _AGAIN, _DOWN = (1.5, 1.2, 2.0)  # the most by which an epoch changes it: up, up after a failure, down
 _BENT, _BENT_UP, _TOO_BENT = 0.3, 1.1, 0.75  # with that much bend it grows by 1.1 at most, and above that it falls
 _LESS = 0.8  # the least fall, with too much bend, or where the loss is higher than the lowest by as much
 _SLOW, _FAST = 1.002, 8.0  # an epoch with less gain and noise was far too slow: the rate is multiplied by eight
@@ -108,6 +104,3 @@ class Pace:
     def fail(self, first: float) -> None:
         """Go on from an epoch or a burst that ended too high, and began with this rate."""
         self.rate, self.ceiling = min(self.rate, first / _DOWN), first / _BELOW
-
-
-__all__ = ["Pace"]

@@ -32,7 +32,7 @@ class Passed(Protocol):
 
     @property
     def statistics(self) -> Sequence[Statistics] | None:
-        """Of the batch, by its normalisations; ``None`` if they are not known."""
+        """The statistics of the batch, one for each normalisation; ``None`` if they are not known."""
 
     def foresee(self, enough: float) -> None:
         """Be ready to tell the loss up to an error of ``enough``, before the gradient is asked for."""
@@ -96,12 +96,12 @@ class StreamedPass:
 
     @property
     def value(self) -> float:
-        """Of the loss."""
+        """The value of the loss."""
         return self.found.evaluation.value
 
     @property
     def gradient(self) -> Mapping[str, Tensor]:
-        """Of the loss, by path."""
+        """The gradient of the loss, by path."""
         assert self.found.gradient is not None
         return self.found.gradient
 
@@ -238,6 +238,3 @@ class Point:
         """Drop what the pass holds, once value, gradient and proof are known."""
         _ = self.value, self.gradient, self.enclosed(math.inf), self.statistics
         self.__dict__.pop("_pass", None)
-
-
-__all__ = ["Batch", "Data", "Function", "Passed", "Point", "Stream", "StreamedPass"]

@@ -69,6 +69,3 @@ class Preconditioning:
         if self._since % _AGAIN == 0:
             return not faster
         return faster
-
-
-__all__ = ["Preconditioning"]

@@ -42,10 +42,9 @@ class ProjectedGradient(ConstrainedOptimizer):
     The data of all steps should be the same (a full batch); the certificate is computed once for them. The first
     step projects the start into the set and says so in its record.
 
-    >>> import torch, surefoot as sf
-    >>> model = torch.nn.Linear(2, 1).double()
+    >>> model = nn.Linear(2, 1).double()
     >>> x, y = torch.eye(2).double(), torch.ones(2, 1).double()
-    >>> optimizer = ProjectedGradient(model, sf.Square(), domain=sf.ProductBall(1.0))
+    >>> optimizer = sf.optim.ProjectedGradient(model, sf.Square(), domain=sf.ProductBall(1.0))
     >>> losses = [optimizer.step(x, y) for _ in range(20)]
     >>> all(after <= before for before, after in zip(losses, losses[1:]))
     True
@@ -129,6 +128,3 @@ class ProjectedGradient(ConstrainedOptimizer):
         if self.history:
             return math.nextafter(max(last_run(self.history)[0].loss - self.lower, 0.0), math.inf)
         return gap_of(certificate) if self.lower == 0 else certificate.bound + abs(self.lower)
-
-
-__all__ = ["ProjectedGradient"]

@@ -211,6 +211,3 @@ class Intervals:
         if not self.contains(found):
             raise DomainError("an interval of the box holds no number of the type of the parameters: widen it")
         return found
-
-
-__all__ = ["Balls", "Intervals", "shrunk"]

@@ -29,7 +29,7 @@ from surefoot.optim.bursts import (
     only_looking,
 )
 from surefoot.optim.by_evaluation import StalledWarning
-from surefoot.optim.evaluation import OptimizerError, check_objective, outputs_of
+from surefoot.optim.evaluation import OptimizerError, check_objective, explained, outputs_of
 from surefoot.optim.joint import JointBatches
 from surefoot.optim.pace import Pace
 from surefoot.processes import Processes
@@ -98,17 +98,17 @@ class ProvedEpochs:
     Attributes:
         history: one record per burst.
 
-    >>> import surefoot as sf
     >>> _ = torch.manual_seed(0)
     >>> x = torch.randn(64, 4)
     >>> batches = list(zip(x.split(16), (x[:, 0] > 0).long().split(16)))
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> training = ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), batches, model=model, burst=2)
+    >>> training = sf.ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), batches, model=model, burst=2)
     >>> losses = [training.step() for _ in range(5)]
     >>> all(after <= before for before, after in zip(losses, losses[1:])), losses[-1] < 0.3
     (True, True)
     """
 
+    @explained
     def __init__(
         self,
         optimizer: Optimizer | Callable[..., Optimizer],
@@ -576,6 +576,3 @@ def _check(optimizer: Optimizer, model: nn.Module, loader: Any, burst: float | N
         raise ValueError(f"a burst is a positive number of epochs, got {burst!r}")
     if not 0 <= average <= 1:
         raise ValueError(f"weights are averaged over a part of an epoch between 0 and 1, got {average!r}")
-
-
-__all__ = ["ProvedEpochs"]

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StepRecord:
-    r"""One step.
+    r"""What is recorded about one step.
 
     Attributes:
         step: its number, from 0.
@@ -57,7 +57,7 @@ class Stationarity:
         bound: what the promises prove about it, without looking; ``None`` where they prove nothing.
         why: where the bound comes from, or why there is none.
 
-    >>> Stationarity(3, 0.5, 0.75, "3 promised decreases").smallest
+    >>> sf.optim.Stationarity(3, 0.5, 0.75, "3 promised decreases").smallest
     0.5
     """
 
@@ -131,6 +131,3 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[StepRecord]:
     """The inverse of :func:`to_columns`."""
     names = list(columns)
     return [StepRecord(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)]
-
-
-__all__ = ["Stationarity", "StepRecord", "best_stationarity", "from_columns", "last_run", "to_columns"]

@@ -14,6 +14,7 @@ from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError, composite_iterations, gap_of, require_room, require_smooth
 from surefoot.objectives import Objective
 from surefoot.optim.damped import SecondOrder, Solver
+from surefoot.optim.evaluation import explained
 from surefoot.optim.preconditioning import Preconditioning
 from surefoot.optim.stored import Tensors, square_of
 from surefoot.oracles.choice import Choice
@@ -47,11 +48,10 @@ class GaussNewton(SecondOrder):
             ``progress``; see
             :class:`SecondOrder`.
 
-    >>> import surefoot as sf
     >>> _ = torch.manual_seed(0)
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).double()
+    >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     >>> x = torch.randn(16, 2).double()
-    >>> optimizer = GaussNewton(model, sf.CrossEntropy())
+    >>> optimizer = sf.GaussNewton(model, sf.CrossEntropy())
     >>> losses = [optimizer.step(x, (x[:, 0] > 0).long()) for _ in range(8)]
     >>> all(after < before for before, after in zip(losses, losses[1:])), losses[-1] < 0.01
     (True, True)
@@ -59,6 +59,7 @@ class GaussNewton(SecondOrder):
 
     theorem = "gauss_newton"
 
+    @explained
     def __init__(
         self,
         model: nn.Module,
@@ -180,10 +181,9 @@ class Newton(SecondOrder):
             ``progress``; see
             :class:`SecondOrder`.
 
-    >>> import torch, surefoot as sf
     >>> _ = torch.manual_seed(0)
-    >>> model, x = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)), torch.eye(2)
-    >>> optimizer = Newton(model, sf.CrossEntropy(), regularizer=sf.Ridge(0.01))
+    >>> model, x = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)), torch.eye(2)
+    >>> optimizer = sf.Newton(model, sf.CrossEntropy(), regularizer=sf.Ridge(0.01))
     >>> losses = [optimizer.step(x, torch.tensor([0, 1])) for _ in range(5)]
     >>> losses[-1] < losses[0]
     True
@@ -191,6 +191,7 @@ class Newton(SecondOrder):
 
     theorem = "newton"
 
+    @explained
     def __init__(
         self,
         model: nn.Module,
@@ -220,6 +221,3 @@ class Newton(SecondOrder):
     def curvature(self, proved: ProvedGradient, move: Tensors, certificate: Certificate) -> float:
         """L‖v‖², by Taylor's formula."""
         return float(certificate.smoothness) * square_of(move)
-
-
-__all__ = ["GaussNewton", "Newton"]

@@ -55,6 +55,3 @@ class Shards(Stream):
         record: StepRecord = self.processes.led(take, lambda _: self._one(place), OptimizerError)
         self.processes.spread(weights.values())
         return record
-
-
-__all__ = ["Shards"]

@@ -21,6 +21,7 @@ from surefoot.magnitude import Magnitude, maximum
 from surefoot.objectives import Objective, Regularizer
 from surefoot.optim.base import Closure
 from surefoot.optim.constrained import ConstrainedOptimizer
+from surefoot.optim.evaluation import explained
 from surefoot.optim.record import StepRecord, last_run
 from surefoot.optim.stored import Proposal, norm_of
 
@@ -31,7 +32,7 @@ class VarianceBound:
 
     One that is given is not checked; :meth:`ProjectedSGD.certify_variance` proves one.
 
-    >>> VarianceBound(0.25).value
+    >>> sf.optim.VarianceBound(0.25).value
     0.25
     """
 
@@ -40,11 +41,14 @@ class VarianceBound:
 
 @dataclass(frozen=True)
 class VarianceEstimate:
-    r"""The variance of the mini-batch gradients seen at one point: no bound of anything.
+    r"""The variance of the mini-batch gradients seen at one point: an estimate, not a bound.
 
     Attributes:
         value: :math:`\frac1{b-1}\sum_i\|g_i - \bar g\|^2`.
         batches: b.
+
+    >>> sf.optim.VarianceEstimate(value=0.25, batches=10).value
+    0.25
     """
 
     value: float
@@ -177,14 +181,14 @@ class ProjectedSGD(BatchCertificates):
     Attributes:
         smoothness: L.
 
-    >>> import torch, surefoot as sf
-    >>> model, x, y = torch.nn.Linear(2, 1), torch.eye(2), torch.ones(2, 1)
-    >>> optimizer = ProjectedSGD(model, sf.Square(), domain=sf.ProductBall(2.0))
+    >>> model, x, y = nn.Linear(2, 1), torch.eye(2), torch.ones(2, 1)
+    >>> optimizer = sf.optim.ProjectedSGD(model, sf.Square(), domain=sf.ProductBall(2.0))
     >>> loss = optimizer.step(x[:1], y[:1])
     >>> optimizer.smoothness.is_finite
     True
     """
 
+    @explained
     def __init__(
         self,
         model: nn.Module,
@@ -355,6 +359,3 @@ class ProjectedSGD(BatchCertificates):
             f"of the full objective, {theorem}, counted from step {self.since}, before which L was smaller or not "
             f"known; a batch not seen yet may need a smaller step, and then the count begins anew."
         )
-
-
-__all__ = ["ProjectedSGD", "VarianceBound", "VarianceEstimate"]

@@ -169,6 +169,3 @@ class InDouble:
         """∇F(u), by parameter."""
         known = self._slopes[1]
         return {path: known[name] for path, name in self._names.items() if name in known}
-
-
-__all__ = ["InDouble", "Proposal", "flat_product", "norm_of", "promised", "resolution", "square_of", "stored"]

@@ -51,6 +51,3 @@ def next_radius(radius: float, length: float, ratio: float) -> float:
     if ratio < _POOR:
         return length / 4
     return max(radius, 2 * length) if ratio > _GOOD and length >= (1 - _SLACK) * radius else radius
-
-
-__all__ = ["next_radius", "on_ball"]

@@ -17,6 +17,7 @@ from surefoot.guarantees import GuaranteeError, iterations
 from surefoot.magnitude import Magnitude
 from surefoot.objectives import Objective, Regularizer
 from surefoot.optim.base import Closure, OptimizerError
+from surefoot.optim.evaluation import explained
 from surefoot.optim.record import StepRecord
 from surefoot.optim.stochastic import BatchCertificates
 from surefoot.optim.stored import norm_of
@@ -64,16 +65,16 @@ class ProjectedSVRG(BatchCertificates):
         seed: of the draws.
         regularizer, lower, progress: see :class:`ProjectedGradient`.
 
-    >>> import surefoot as sf
     >>> _ = torch.manual_seed(0)
     >>> model, x = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double(), torch.randn(12, 2).double()
     >>> batches = [(part, part.sum(1, keepdim=True)) for part in x.split(3)]
-    >>> optimizer = ProjectedSVRG(model, sf.Square(), sf.Ball(0.5))
+    >>> optimizer = sf.optim.ProjectedSVRG(model, sf.Square(), sf.Ball(0.5))
     >>> losses = [optimizer.step(batches) for _ in range(10)]
     >>> losses[-1] < losses[0]
     True
     """
 
+    @explained
     def __init__(
         self,
         model: nn.Module,
@@ -219,6 +220,3 @@ def _corrected(
         for name in found:
             found[name] = found[name] + (present[name].double() - before[name]) / len(now)
     return found
-
-
-__all__ = ["ProjectedSVRG"]

@@ -36,6 +36,3 @@ class Layout:
         """The parts of a vector, as views."""
         parts = vector.split([shape.numel() for _, shape in self.shapes])
         return {name: part.view(shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
-
-
-__all__ = ["Layout", "Tensors"]

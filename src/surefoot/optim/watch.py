@@ -266,6 +266,3 @@ def _digest(tensors: Iterable[Tensor]) -> str:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
-
-
-__all__ = ["Fingerprint", "Watch", "same_tensors"]

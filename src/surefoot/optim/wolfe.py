@@ -108,6 +108,3 @@ def _between(low: float, value: float, slope: float, high: float, high_value: fl
     bend = (high_value - value - slope * width) if math.isfinite(high_value) else math.inf
     part = -slope * width / (2 * bend) if 0 < bend < math.inf else 0.1
     return low + min(max(part, 0.1), 0.6) * width
-
-
-__all__ = ["Found", "search"]

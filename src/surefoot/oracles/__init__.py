@@ -20,15 +20,8 @@ from surefoot.oracles.search_along import line_search
 from surefoot.oracles.steps import gauss_newton, gradient, newton
 
 __all__ = [
-    "Autodiff",
-    "OracleError",
-    "Step",
-    "gauss_newton",
-    "gradient",
-    "line_search",
-    "linear_quadratic",
-    "newton",
-]
+    "Autodiff", "OracleError", "Step", "gauss_newton", "gradient", "line_search", "linear_quadratic", "newton",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

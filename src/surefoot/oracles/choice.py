@@ -27,7 +27,7 @@ from functools import cached_property
 
 from surefoot.chain import Chain
 from surefoot.complexity.layers import computation_cost, newton_layer
-from surefoot.operations.rows import separate
+from surefoot.operations.shapes import separate
 from surefoot.oracles.gram import MOST_DUAL, MOST_ROWS, taps
 from surefoot.oracles.kronecker import layers_of
 
@@ -164,6 +164,3 @@ def choose_newton(sizes: Sizes, tolerance: float, most: int | None = None) -> Ch
 def _cheapest(sizes: Sizes, costs: dict[str, float]) -> Choice:
     relative = {name: cost / sizes.gradient for name, cost in costs.items()}
     return Choice(min(relative, key=relative.__getitem__), relative)
-
-
-__all__ = ["Choice", "Sizes", "choose_gauss_newton", "choose_newton"]

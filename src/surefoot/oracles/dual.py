@@ -295,6 +295,3 @@ class _Run:
             f"not solved to the tolerance {self.tolerance:.2g}: after {self.iterations} iterations round-off "
             f"keeps the residual at {self.residual_norm:.2g}; use double precision, or a larger kappa or tolerance"
         )
-
-
-__all__ = ["DualSystem", "solve_dual"]

@@ -230,6 +230,3 @@ def _status(solved: bool, how: str, rounds: int, residual: float, tolerance: flo
         f"not solved to the tolerance {tolerance:.2g}: after {how}{refined} the residual is {residual:.2g}; "
         "use double precision, a larger kappa or a larger tolerance"
     )
-
-
-__all__ = ["DualGram"]

@@ -53,6 +53,3 @@ def accelerated(problem: Problem, step: Step, correct: Correct) -> Step:
 
 def _norm(parts: Mapping[str, Tensor]) -> float:
     return float(sum(part.double().square().sum() for part in parts.values())) ** 0.5
-
-
-__all__ = ["Correct", "accelerated"]

@@ -167,6 +167,3 @@ def layers_of(graph: Graph) -> list[Tap]:
         if paths:
             found.append(Tap(node, paths))
     return found
-
-
-__all__ = ["Kronecker", "layers_of"]

@@ -160,6 +160,3 @@ def _second_order(problem: Problem) -> tuple[Vector, Callable[[Vector], Vector]]
         torch.zeros_like(u) if slope is None else slope.detach() for u, slope in zip(variables, found, strict=True)
     ]
     return [slope + w * u.detach() for slope, w, u in zip(slopes, weights, variables, strict=True)], product
-
-
-__all__ = ["solve_conjugate"]

@@ -178,6 +178,3 @@ def _status(residual: float, tolerance: float, iterations: int, most: int, preco
         f"not solved to the tolerance {tolerance:.2g}: after {how} round-off keeps the residual at "
         f"{residual:.2g}; use double precision, or a larger kappa or tolerance"
     )
-
-
-__all__ = ["LOOSE", "Primal"]

@@ -103,6 +103,3 @@ class PrimalGram:
             matrix.diagonal().add_(metric + torch.finfo(self._matrix.dtype).eps * float(matrix.diagonal().sum()))
             factor = torch.linalg.cholesky(matrix)
         return factor
-
-
-__all__ = ["PrimalGram"]

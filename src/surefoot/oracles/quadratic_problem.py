@@ -160,10 +160,9 @@ def linear_quadratic(
     Raises:
         OracleError: if something does not fit.
 
-    >>> from torch import nn
     >>> from surefoot.objectives import Square
-    >>> chain = Chain(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), torch.tensor([[2.0]]))
-    >>> problem = linear_quadratic(chain, Square(torch.tensor([[0.0]])))
+    >>> chain = sf.Chain(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), torch.tensor([[2.0]]))
+    >>> problem = sf.oracles.linear_quadratic(chain, Square(torch.tensor([[0.0]])))
     >>> problem[0].B.dense(), problem[1].R.shape
     (tensor([[2., 1.]]), (1, 2))
     """

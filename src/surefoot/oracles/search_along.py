@@ -51,11 +51,10 @@ def line_search(
     Raises:
         OracleError: if an argument does not fit, or the direction does not descend.
 
-    >>> import surefoot as sf
     >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]])
-    >>> chain, objective = sf.Chain(torch.nn.Linear(1, 1), x), sf.Square(y)
+    >>> chain, objective = sf.Chain(nn.Linear(1, 1), x), sf.Square(y)
     >>> step = sf.oracles.gradient(chain, objective, kappa=0.1)  # ten times too long
-    >>> found = line_search(chain, objective, step)
+    >>> found = sf.oracles.line_search(chain, objective, step)
     >>> found.length < 1, found.status.endswith(f"shortened to {found.length:g} of it by a line search")
     (True, True)
     """
@@ -137,6 +136,3 @@ def armijo(
             return step, found
         step *= shrink
     return None
-
-
-__all__ = ["armijo", "line_search"]

@@ -72,10 +72,9 @@ def gradient(
     The minimiser is :math:`v = -\nabla F(u)/\kappa`, a gradient step of size 1/κ, and the model falls by
     :math:`\frac1{2\kappa}\|\nabla F(u)\|^2`.
 
-    >>> import torch, surefoot as sf
-    >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0]])
-    >>> chain = sf.Chain(model, x)
-    >>> step = gradient(chain, sf.Square([[0.0]]), kappa=2.0, params={"weight": torch.tensor([[1.0, 0.0]])})
+    >>> model, x = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0]])
+    >>> chain, weights = sf.Chain(model, x), {"weight": torch.tensor([[1.0, 0.0]])}
+    >>> step = sf.oracles.gradient(chain, sf.Square([[0.0]]), kappa=2.0, params=weights)
     >>> step.direction["weight"], step.model_decrease
     (tensor([[-4.5000, -6.0000]]), 56.25)
     """
@@ -92,11 +91,7 @@ def gradient(
 
 
 def _problem(
-    chain: Chain,
-    objective: Objective,
-    params: Mapping[str, Tensor] | None,
-    regularizer: Ridge | None,
-    group: Any,
+    chain: Chain, objective: Objective, params: Mapping[str, Tensor] | None, regularizer: Ridge | None, group: Any
 ) -> Problem:
     return Problem(chain, objective, params, regularizer, None if group is None else Processes(group))
 
@@ -138,9 +133,8 @@ def gauss_newton(
     Raises:
         OracleError: also if the loss is not convex.
 
-    >>> import surefoot as sf
     >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]])
-    >>> step = gauss_newton(sf.Chain(torch.nn.Linear(1, 1), x), sf.Square(y), kappa=1e-3)
+    >>> step = sf.oracles.gauss_newton(sf.Chain(nn.Linear(1, 1), x), sf.Square(y), kappa=1e-3)
     >>> step.solved, step.calls <= 5
     (True, True)
     """
@@ -251,10 +245,9 @@ def newton(
         double: whether kappa is doubled until the model is bounded below; if not, the step is zero and not solved.
         tolerance: of "cg", on the relative residual; by default near what the precision allows.
 
-    >>> import surefoot as sf
-    >>> model = torch.nn.Linear(1, 1, bias=False)
+    >>> model = nn.Linear(1, 1, bias=False)
     >>> x, y = torch.tensor([[2.0]]), torch.tensor([[6.0]])
-    >>> step = newton(Chain(model, x), sf.Square(y), kappa=1e-6, method="dynamic")
+    >>> step = sf.oracles.newton(sf.Chain(model, x), sf.Square(y), kappa=1e-6, method="dynamic")
     >>> round(float(model.weight.detach() + step.direction["weight"]), 4)
     3.0
     >>> print(step.status)
@@ -286,18 +279,3 @@ def newton_method(
         return method, None
     choice = choose_newton(sizes_of(problem), tolerance, most)
     return choice.method, choice
-
-
-__all__ = [
-    "METHODS",
-    "NEWTON_METHODS",
-    "Method",
-    "Solver",
-    "gauss_newton",
-    "gauss_newton_solver",
-    "gradient",
-    "newton",
-    "newton_method",
-    "sizes_of",
-    "solve_gauss_newton",
-]

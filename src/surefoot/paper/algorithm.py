@@ -41,6 +41,10 @@ class InnerTrace:
         restricted_lipschitz, bound, lipschitz, smoothness: :math:`\tilde\ell_{a_{t,j}}`, :math:`m_{t,j}`,
             :math:`\ell^0_{t,j}` and :math:`L_{t,j}`.
         bound_is_active: whether the minimum in :math:`m_{t,j}` is the function's bound :math:`m_{a_{t,j}}`.
+
+    >>> layers = [sf.paper.Computation(sf.paper.fully_connected(), (sf.paper.softplus(4),))] * 2
+    >>> print(sf.paper.algorithm_4(layers, radii=1.0, input_norm=1.0).layers[1].inner[0].bound)
+    1.116e+01
     """
 
     restricted_lipschitz: Magnitude
@@ -61,6 +65,10 @@ class LayerTrace:
         inner: one entry per non-linear function.
         bound, lipschitz, smoothness: :math:`m_t`, :math:`\ell_t` and :math:`L_t`.
         flags: why the constants of this layer are not proved upper bounds.
+
+    >>> layers = [sf.paper.Computation(sf.paper.fully_connected(), (sf.paper.softplus(4),))] * 2
+    >>> print(sf.paper.algorithm_4(layers, radii=1.0, input_norm=1.0).layers[1].smoothness)
+    1.864e+01
     """
 
     name: str
@@ -81,6 +89,12 @@ class Trace:
     Attributes:
         layers: one entry per computation.
         result: the outputs m, ℓ, L of the algorithm and the flags of everything that went in.
+
+    >>> layers = [sf.paper.Computation(sf.paper.fully_connected(), (sf.paper.softplus(4),))] * 2
+    >>> print(sf.paper.algorithm_4(layers, radii=1.0, input_norm=1.0))
+    layer    m_{t,0}        m_t        ℓ_t        L_t
+        1  3.000e+00  4.387e+00  2.000e+00  1.000e+00
+        2  9.773e+00  1.116e+01  7.387e+00  1.864e+01
     """
 
     layers: tuple[LayerTrace, ...]
@@ -150,6 +164,9 @@ def algorithm_4(
 
     Returns:
         Every intermediate number, and the result.
+
+    >>> print(sf.paper.algorithm_4(sf.paper.vgg(), radii=1.0, input_norm=1.0).result.lipschitz)
+    1.628e+12
     """
     bound, lipschitz, smoothness = Magnitude.of(input_norm), ZERO, ZERO
     layers = []
@@ -186,6 +203,10 @@ def around_point(
     :math:`\|b^0\|`, because
     :math:`b(x, u^* + v) = \beta(x,v) + \beta^u(v) + [\beta^x(x) + \beta(x,u^*)] + [b^0 + \beta^u(u^*)]`.
     The radii of the algorithm are then :math:`R_t'`.
+
+    >>> layers = sf.paper.around_point([sf.paper.Computation(sf.paper.fully_connected())], centre_norms=3.0)
+    >>> print(layers[0].biaffine.lipschitz_state)
+    3.000e+00
     """
     moved = []
     for computation, norm in zip(computations, radii_of(centre_norms, len(computations)), strict=True):

@@ -102,6 +102,10 @@ class Bivariate:
         jacobian_parameters_at_zero: :math:`\|\nabla_u\varphi(0,0)\|`.
         jacobian_state_at_zero: :math:`\|\nabla_x\varphi(0,0)\|`.
         unsound: see the module.
+
+    >>> product = sf.paper.Bivariate(*map(sf.Magnitude.of, (9, 3, 3, 0, 1, 0, 0, 0, 0)))
+    >>> print(product.smoothness_mixed)
+    1.000e+00
     """
 
     bound: Magnitude
@@ -124,6 +128,10 @@ class Computation:
         biaffine: the constants of :math:`b_t`.
         nonlinear: the constants of :math:`a_{t,1}, \dots, a_{t,k}`, first applied first; may be empty.
         name: what a table calls the layer.
+
+    >>> layer = sf.paper.Computation(sf.paper.fully_connected(), (sf.paper.relu(),), "first")
+    >>> layer.name, layer.unsound
+    ('first', ())
     """
 
     biaffine: Biaffine
@@ -145,6 +153,9 @@ class Result:
         lipschitz: ℓ.
         smoothness: L.
         flags: why the numbers are not proved upper bounds; empty if they are.
+
+    >>> print(sf.paper.lemma_smooth([(1.0, 0.25)]).smoothness)
+    2.500e-01
     """
 
     bound: Magnitude

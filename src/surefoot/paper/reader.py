@@ -41,7 +41,6 @@ def read(chain: Chain) -> tuple[Computation, ...]:
     Raises:
         UnsupportedOperation: where the paper prints none, naming operation and module.
 
-    >>> import torch
     >>> chain = Chain(nn.Sequential(nn.Linear(3, 4), nn.Softplus(), nn.Linear(4, 2)), torch.ones(5, 3))
     >>> print(algorithm_4(read(chain), radii=1.0, input_norm=1.0))
     layer    m_{t,0}        m_t        ℓ_t        L_t
@@ -183,11 +182,7 @@ def _frozen(layer: Layer, values: _Values, varying: Sequence[str]) -> Computatio
 
 
 def _in_the_input(
-    layers: Sequence[Layer],
-    values: _Values,
-    domain: Domain,
-    input_norm: float | None,
-    keep_value_at_zero: bool,
+    layers: Sequence[Layer], values: _Values, domain: Domain, input_norm: float | None, keep_value_at_zero: bool
 ) -> Certificate:
     names = tuple(values.inputs)
     radius = Magnitude.of(Region.of(domain, {"input": names}).radius(names[0]))

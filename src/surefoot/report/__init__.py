@@ -19,3 +19,7 @@ __all__ = [
     "ReportError", "WhatIf", "render_convergence", "render_report", "render_run", "what_if", "write_convergence",
     "write_report", "write_run",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -33,22 +33,21 @@ def write_convergence(path: str | os.PathLike[str], verdict: Convergence, *, tit
         OSError: if the file cannot be written.
 
     >>> import tempfile, torch, surefoot as sf
-    >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
+    >>> model, x = nn.Linear(2, 1).double(), torch.eye(2).double()
     >>> verdict = sf.convergence(model, x, sf.Square(model(x).detach() + 1e-6))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_convergence(f"{folder}/proof.html", verdict).name
+    ...     sf.report.write_convergence(f"{folder}/proof.html", verdict).name
     'proof.html'
     """
     return written(path, render_convergence(verdict, title=title))
 
 
 def render_convergence(verdict: Convergence, *, title: str | None = None) -> str:
-    """The page itself; see :func:`write_convergence`.
+    """The page as a string; see :func:`write_convergence`.
 
-    >>> import torch, surefoot as sf
-    >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
+    >>> model, x = nn.Linear(2, 1).double(), torch.eye(2).double()
     >>> verdict = sf.convergence(model, x, sf.Square(model(x).detach() + 1e-6))
-    >>> "Convergence of Gauss-Newton" in render_convergence(verdict)
+    >>> "Convergence of Gauss-Newton" in sf.report.render_convergence(verdict)
     True
     """
     name = METHODS[verdict.method]

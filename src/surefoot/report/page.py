@@ -68,9 +68,9 @@ def write_report(
         OSError: if the file cannot be written.
 
     >>> import tempfile, torch, surefoot as sf
-    >>> certificate = sf.certify(torch.nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))
+    >>> certificate = sf.certify(nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_report(f"{folder}/page.html", [("linear", certificate)]).name
+    ...     sf.report.write_report(f"{folder}/page.html", [("linear", certificate)]).name
     'page.html'
     """
     return written(path, render_report(certificates, title=title, estimates=estimates, what_if=what_if))
@@ -105,11 +105,10 @@ def render_report(
     estimates: Estimates | None = None,
     what_if: Mapping[str, WhatIf] | None = None,
 ) -> str:
-    """The page itself; see :func:`write_report`.
+    """The page as a string; see :func:`write_report`.
 
-    >>> import torch, surefoot as sf
-    >>> certificate = sf.certify(torch.nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))
-    >>> "Certificate of linear" in render_report([("linear", certificate)])
+    >>> certificate = sf.certify(nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))
+    >>> "Certificate of linear" in sf.report.render_report([("linear", certificate)])
     True
     """
     if not certificates:

@@ -198,11 +198,7 @@ _ERRATA = (
         "Supervised objectives: only the smoothness of each loss is needed.",
         "The mean of n losses has L = max Lᵢ/n and ℓ = max ℓᵢ/√n.",
     ),
-    Erratum(
-        13,
-        "Logistic loss ℓ ≤ 2, L ≤ 2; soft-max ℓ = 2, L = 4.",
-        "√2 and 1/2; 1/2 and √2/(3√3).",
-    ),
+    Erratum(13, "Logistic loss ℓ ≤ 2, L ≤ 2; soft-max ℓ = 2, L = 4.", "√2 and 1/2; 1/2 and √2/(3√3)."),
     Erratum(
         15,
         "Pooling: ℓ = 1.",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import os
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,11 +50,11 @@ def write_run(
         OSError: if the file cannot be written.
 
     >>> import tempfile, torch, surefoot as sf
-    >>> model, x = torch.nn.Linear(2, 1), torch.eye(2)
+    >>> model, x = nn.Linear(2, 1), torch.eye(2)
     >>> optimizer = sf.CertifiedDescent(model, sf.Square())
     >>> losses = [optimizer.step(x, torch.ones(2, 1)) for _ in range(3)]
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_run(f"{folder}/run.html", optimizer).name
+    ...     sf.report.write_run(f"{folder}/run.html", optimizer).name
     'run.html'
     """
     return written(path, render_run(optimizer, title=title, work=work))
@@ -61,12 +63,11 @@ def write_run(
 def render_run(
     optimizer: GuaranteedOptimizer, *, title: str | None = None, work: Sequence[float] | None = None
 ) -> str:
-    """The page itself; see :func:`write_run`.
+    """The page as a string; see :func:`write_run`.
 
-    >>> import torch, surefoot as sf
-    >>> optimizer = sf.CertifiedDescent(torch.nn.Linear(2, 1), sf.Square())
+    >>> optimizer = sf.CertifiedDescent(nn.Linear(2, 1), sf.Square())
     >>> loss = optimizer.step(torch.eye(2), torch.ones(2, 1))
-    >>> "A run of CertifiedDescent" in render_run(optimizer)
+    >>> "A run of CertifiedDescent" in sf.report.render_run(optimizer)
     True
     """
     history = optimizer.history
@@ -149,10 +150,13 @@ def _charts(
 ) -> Iterable[dict[str, Any]]:
     """Each with its words, its curves, and what is shown under the pointer."""
     records = [history[k] for k in chosen]
-    spent = [float(r.step) for r in records] if work is None else [work[k] for k in chosen]
+    reading = 0.0  # the model, once: what the first step took beyond the others
+    if work is not None and len(work) > 2:
+        reading = max(work[1] - work[0] - statistics.median(map(operator.sub, work[2:], work[1:])), 0.0)
+    spent = [float(history[k].step) if work is None else work[k] - reading * (k > 0) for k in chosen]
     unit = "steps" if work is None else "gradients"
     what, lead = "step" if work is None else "work", f"The objective before each step, by {unit} spent."
-    lead += "" if work is None else " The first step also reads the model."
+    lead += f" Reading the model, once, took {reading:.0f} more." if reading else ""
     losses: list[Quantity] = [("F", "objective", [_size(r.loss) for r in records])]
     yield _chart("loss", f"Loss by {what}", lead, losses, records, spent, unit)
     if any(r.promised_decrease for r in records):

@@ -21,11 +21,14 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class WhatIf:
-    """Certificates of the same problem but for one thing.
+    """Certificates of problems that differ from the first in one thing.
 
     Attributes:
         radii: those of the same model on smaller and larger balls, by radius, in rising order.
         variants: those of other models, by what is different.
+
+    >>> sf.report.WhatIf().radii
+    ()
     """
 
     radii: Sequence[tuple[float, Certificate]] = ()
@@ -46,10 +49,9 @@ def what_if(
         domain: the balls of the certificate; by default the ball around the weights that it chose.
         options: the other arguments of :func:`surefoot.certify`.
 
-    >>> import torch, surefoot as sf
     >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.eye(2)
     >>> ball = sf.Ball(0.1)
-    >>> different = what_if(model, x, sf.certify(model, x, domain=ball), domain=ball)
+    >>> different = sf.report.what_if(model, x, sf.certify(model, x, domain=ball), domain=ball)
     >>> len(different.radii), [name for name, _ in different.variants]
     (10, ['half the radius', 'smooth activations', 'layer normalisation'])
     """

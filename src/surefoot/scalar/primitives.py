@@ -249,11 +249,7 @@ PRIMITIVES: dict[str, Primitive] = {
     ),
     "tan": Primitive(torch.tan, arb_series.tan, taylor.tangent),
     "erf": Primitive(
-        torch.erf,
-        arb_series.erf,
-        taylor.error_function,
-        lambda u: 1 - _erfc_plus(u),
-        lambda u: _erfc_plus(-u) - 1,
+        torch.erf, arb_series.erf, taylor.error_function, lambda u: 1 - _erfc_plus(u), lambda u: _erfc_plus(-u) - 1
     ),
     "erfc": Primitive(
         torch.erfc,

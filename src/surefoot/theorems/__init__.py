@@ -22,16 +22,10 @@ from surefoot.theorems.stochastic import StochasticDescent
 from surefoot.theorems.waiting import until_proved
 
 __all__ = [
-    "Convergence",
-    "FastHeavyBall",
-    "GradientDescent",
-    "HeavyBall",
-    "Hypothesis",
-    "Interpolation",
-    "NothingHere",
-    "Profile",
-    "StochasticDescent",
-    "StronglyConvex",
-    "convergence",
-    "until_proved",
-]
+    "Convergence", "FastHeavyBall", "GradientDescent", "HeavyBall", "Hypothesis", "Interpolation", "NothingHere",
+    "Profile", "StochasticDescent", "StronglyConvex", "convergence", "until_proved",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -321,6 +321,3 @@ def _gauss_newton(problem: Problem, rows: Rows, outer: LossDerivatives) -> Round
     matrix = whole + torch.diag(torch.cat(parts))
     wrong = up(outer.smoothness * apart * (2 * frobenius_norm(jacobian) + apart), 8)
     return Rounded(matrix.value, matrix.error + torch.diag(torch.full((len(matrix.value),), wrong)))
-
-
-__all__ = ["DENSE", "strongly_convex"]

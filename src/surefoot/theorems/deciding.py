@@ -75,9 +75,8 @@ def convergence(
         CaptureError: if the model cannot be read.
         UnsupportedOperation: if an operation has no rule.
 
-    >>> import torch, surefoot as sf
-    >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
-    >>> verdict = convergence(model, x, sf.Square(torch.zeros(2, 1)))
+    >>> model, x = nn.Linear(2, 1).double(), torch.eye(2).double()
+    >>> verdict = sf.convergence(model, x, sf.Square(torch.zeros(2, 1)))
     >>> verdict.proved, verdict.iterations(1e-20)
     (True, 1)
     """

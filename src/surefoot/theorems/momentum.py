@@ -60,6 +60,11 @@ class HeavyBall(SquareOnBall):
     Attributes:
         momentum: :math:`\beta`.
         part: :math:`\theta < 2` with :math:`\alpha = \theta(1 - \beta)/L`.
+
+    >>> profile = sf.theorems.Profile.of([(1.0, 0.01)])
+    >>> theorem = sf.theorems.HeavyBall(1.0, 2.0, profile, bending=0.01, radius=1.0, residual=0.1, weight=1.0)
+    >>> theorem.holds, round(theorem.rate, 2)
+    (True, 0.97)
     """
 
     momentum: float = 0.5
@@ -150,6 +155,11 @@ class FastHeavyBall(SquareOnBall):
 
     Attributes:
         momentum: :math:`\beta`, for a positive :math:`\epsilon` above :math:`((\kappa - 1)/(\kappa + 1))^2`.
+
+    >>> profile = sf.theorems.Profile.of([(1.0, 1e-4)])
+    >>> theorem = sf.theorems.FastHeavyBall(1.0, 2.0, profile, bending=1e-4, radius=1.0, residual=0.1, weight=1.0)
+    >>> theorem.holds, round(theorem.rate, 2)
+    (True, 0.91)
     """
 
     theorem: ClassVar[str] = "heavy ball near an exact solution"
@@ -224,6 +234,3 @@ def with_momentum(ball: SquareOnBall, momentum: float | None) -> Iterator[HeavyB
     slow = 2 / (ball.norm / ball.sigma + 1)  # 1 - √β of the fastest one
     for beta in [(1 - share * slow) ** 2 for share in _SHARES] if momentum is None else (momentum,):
         yield FastHeavyBall(*ball.numbers, beta)
-
-
-__all__ = ["FastHeavyBall", "HeavyBall", "with_momentum"]

@@ -39,6 +39,9 @@ class Hypothesis:
         needs: what the theorem asks of it, or nothing.
         holds: whether that is so; ``None`` if nothing is asked.
         lower: whether it is a lower bound.
+
+    >>> print(sf.theorems.Hypothesis("h", "the quotient", 0.25, "at most ½", True))
+    h ≤ 0.25, the quotient; needs at most ½: yes
     """
 
     symbol: str
@@ -77,7 +80,7 @@ class Convergence:
         weights: :math:`L_b` by path, where norms are :math:`\\sum_bL_b\\|v_b\\|^2`; they are at least one, so that
             distances in the ordinary norm are not larger.
 
-    >>> print(Convergence("newton", "Newton-Kantorovich theorem", False, (), 3.0).verdict)
+    >>> print(sf.Convergence("newton", "Newton-Kantorovich theorem", False, (), 3.0).verdict)
     Convergence of Newton's method from here is not proved (Newton-Kantorovich theorem): a factor of 3 is missing.
     """
 

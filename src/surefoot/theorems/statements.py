@@ -53,6 +53,10 @@ class Profile:
 
     Attributes:
         steps: pairs of a radius and :math:`\omega` up to it, by increasing radius.
+
+    >>> profile = sf.theorems.Profile.of([(0.5, 2.0), (0.1, 1.0)])
+    >>> profile.radius, profile.steps[0]
+    (0.5, (0.1, 1.0))
     """
 
     steps: tuple[tuple[float, float], ...]
@@ -157,6 +161,11 @@ class Interpolation:
         norm: a bound on :math:`\|J\|`.
         residual: a bound on :math:`\|r\|`.
         weight: the objective is this number times half of the squared residual.
+
+    >>> profile = sf.theorems.Profile.of([(1.0, 1.0)])  # ω = 1 up to 1: h = η
+    >>> theorem = sf.theorems.Interpolation(eta=0.125, profile=profile, norm=1.0, residual=0.125, weight=1.0)
+    >>> theorem.h, theorem.holds, theorem.iterations(1e-20)
+    (0.125, True, 4)
     """
 
     eta: float
@@ -250,6 +259,11 @@ class SquareOnBall:
         radius: :math:`\rho`.
         residual: a bound on :math:`\|r\|`.
         weight: :math:`\mu_h`, rounded up.
+
+    >>> from surefoot.theorems.statements import SquareOnBall
+    >>> profile = sf.theorems.Profile.of([(1.0, 0.01)])
+    >>> SquareOnBall(1.0, 2.0, profile, bending=0.01, radius=1.0, residual=0.0, weight=1.0).is_finite
+    True
     """
 
     theorem: ClassVar[str] = "Polyak-Łojasiewicz inequality on a ball"
@@ -354,6 +368,11 @@ class GradientDescent(SquareOnBall):
 
     Attributes:
         part: :math:`\theta`.
+
+    >>> profile = sf.theorems.Profile.of([(1.0, 0.01)])
+    >>> theorem = sf.theorems.GradientDescent(1.0, 2.0, profile, 0.01, radius=1.0, residual=0.1, weight=1.0)
+    >>> theorem.holds, round(theorem.rate, 2)
+    (True, 0.76)
     """
 
     part: float = 1.0
@@ -411,6 +430,10 @@ class StronglyConvex:
         gradient: g.
         radius: :math:`\rho`.
         newton: whether the method is Newton's.
+
+    >>> theorem = sf.theorems.StronglyConvex(1.0, 2.0, variation=0.1, gradient=0.1, radius=1.0, newton=False)
+    >>> theorem.holds, theorem.distance >= 0.1, theorem.rate
+    (True, True, 0.5)
     """
 
     convexity: float
@@ -469,6 +492,9 @@ class NothingHere:
         gradient: a lower bound on the norm of the gradient.
         smoothness: L.
         radius: :math:`\rho`.
+
+    >>> sf.theorems.NothingHere(gradient=1.0, smoothness=2.0, radius=0.25).holds
+    True
     """
 
     gradient: float
@@ -498,9 +524,3 @@ def steps_needed(start: float, rate: float, eps: float) -> int:
         if not needed.is_finite():
             raise OverflowError(f"no number of steps can be given from {start!r} to {eps!r}")
         return math.ceil(Fraction(above(needed)))
-
-
-__all__ = [
-    "GradientDescent", "Interpolation", "NothingHere", "Profile", "SquareOnBall", "StronglyConvex", "above",
-    "below",
-]  # fmt: skip

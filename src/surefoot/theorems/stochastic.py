@@ -77,6 +77,12 @@ class StochasticDescent(SquareOnBall):
         confidence: the probability that is asked for. Half of what is left is for :math:`\delta`, the other half
             for :math:`\varepsilon`.
         part: :math:`\theta` with :math:`\gamma = \theta/B`.
+
+    >>> profile = sf.theorems.Profile.of([(1.0, 1e-4)])
+    >>> numbers = (1.0, 2.0, profile, 1e-4, 1.0, 0.01, 1.0)
+    >>> theorem = sf.theorems.StochasticDescent(*numbers, samples=4, batch_size=2, steepest=1.0)
+    >>> theorem.holds, round(theorem.risk, 4)
+    (True, 0.0002)
     """
 
     theorem: ClassVar[str] = "random batches near an exact solution"
@@ -176,6 +182,3 @@ def in_batches(
     """The theorem on a ball, with some step sizes."""
     for part in _PARTS:
         yield StochasticDescent(*ball.numbers, samples, batch_size, steepest, confidence, part)
-
-
-__all__ = ["StochasticDescent", "in_batches"]

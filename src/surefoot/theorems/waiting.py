@@ -39,10 +39,9 @@ def until_proved(
     Returns:
         How many steps were taken, and the last verdict.
 
-    >>> import torch, surefoot as sf
-    >>> model, x, y = torch.nn.Linear(2, 1).double(), torch.eye(2).double(), torch.ones(2, 1).double()
+    >>> model, x, y = nn.Linear(2, 1).double(), torch.eye(2).double(), torch.ones(2, 1).double()
     >>> optimizer = sf.GaussNewton(model, sf.Square())
-    >>> steps, verdict = until_proved(lambda: optimizer.step(x, y), model, x, sf.Square(y))
+    >>> steps, verdict = sf.theorems.until_proved(lambda: optimizer.step(x, y), model, x, sf.Square(y))
     >>> verdict.proved
     True
     """

@@ -132,6 +132,3 @@ class _Entropy(torch.autograd.Function):
         slope = shares.scatter(1, place, 1.0)
         less_one = torch.where(own == place, -rest, slope.gather(1, own) - (1 + rest))  # without cancellation
         return slope.scatter_(1, own, less_one).mul_((costate * ctx.factor) / (1 + rest)), None, None, None
-
-
-__all__ = ["ENTROPY", "Logistic", "entropy", "is_plain"]

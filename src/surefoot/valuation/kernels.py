@@ -58,5 +58,3 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
     "aten.celu": _celu,
     "surefoot.scale_shift": _scale_shift,
 }
-
-__all__ = ["formula_of"]

@@ -39,6 +39,3 @@ def only_chooses(function: ScalarFunction) -> bool:
         return False
     lines = [piece.affine[-1] for piece in last.pieces]
     return all(line is not None and (line[0] == 0 or (abs(line[0]) == 1 and line[1] == 0)) for line in lines)
-
-
-__all__ = ["only_chooses", "pieces", "steepness"]

@@ -19,7 +19,7 @@ changes by at most :math:`\|d - c\|/\sqrt M`. So the group is off by
 *Range.* Only groups with :math:`\epsilon \ge 2^{-100}`, all sums of squares below :math:`2^{900}`, and e below
 :math:`2^{-30}\hat\rho\sqrt M` are computed here: nothing overflows, and what underflows, at most
 :math:`2^{-1020}` of an entry, is divided by no less than :math:`2^{-51}`. Others are computed by
-:mod:`surefoot.operations.normalisation`, which scales and centres twice.
+:mod:`surefoot.operations.normalised_groups`, which scales and centres twice.
 
 *Slopes* (proved there): the Jacobian of a group has norm :math:`1/\rho_\epsilon`, its second derivative at most
 :math:`(2/\sqrt3)/(\sqrt M\rho_\epsilon^2)`. Where x may move by r, :math:`\rho_\epsilon \ge \hat\rho(1 - (k + 8)u)
@@ -208,6 +208,3 @@ class _Normalise(torch.autograd.Function):
                 costate, d, None, None, None, zeros, inverse.reshape(-1), True, ctx.eps, [True, False, False]
             )[0]
         return back.reshape(d.shape), None, None
-
-
-__all__ = ["BATCH", "Normalised", "Statistics", "depth", "normalised", "staged"]

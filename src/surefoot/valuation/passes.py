@@ -260,7 +260,7 @@ class Run:
         for name in self.shifts:
             found[name] = self.sizes[name] / math.sqrt(self.samples) * (1 + 2.0**-50)
         for name, (other, factor) in self.aliases.items():
-            found[name] = found[other] * factor
+            found[name] = found[other] if factor == 1 else found[other] * factor
         return found
 
     @cached_property
@@ -368,6 +368,3 @@ def _detached(value: Any) -> list[Tensor]:
 def is_measured(value: Any) -> bool:
     """Whether something has a norm: a tensor of real numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-__all__ = ["NEAR", "Constants", "Near", "Plan", "Run", "Values", "is_measured", "norms", "norms_of_samples"]

@@ -254,6 +254,3 @@ def _known(run: Run, name: str, apart: float) -> Enclosure:
         exact.spec, exact.value, exact.bound + spread, exact.peak + minimum(spread, exact.bound + spread), spread,
         None, spread, _NONE,
     )  # fmt: skip
-
-
-__all__ = ["Errors", "errors", "forward_errors"]

@@ -84,6 +84,3 @@ def rounding(
     if kind == "linear":
         return (k + 8) * math.sqrt(k) * 2 * _UNIT * (sizes[node.name] + moved) + lost
     return (k + 16.0) ** 2 * _UNIT * (sizes[node.name] + moved) + lost
-
-
-__all__ = ["rounding"]

@@ -94,6 +94,3 @@ def least(first: Amount, second: Amount) -> Amount:
     """The smaller one, per sample."""
     plain = isinstance(first, float) and isinstance(second, float)
     return min(first, second) if plain else np.minimum(first, second)
-
-
-__all__ = ["Amount", "least", "paired", "samples_of", "shifts_of", "some", "together"]

@@ -204,12 +204,7 @@ class Slopes:
 
 
 def slopes_of(
-    tape: Tape,
-    run: Run,
-    drift: float,
-    *,
-    several: bool = False,
-    errors: Mapping[str, float] | None = None,
+    tape: Tape, run: Run, drift: float, *, several: bool = False, errors: Mapping[str, float] | None = None
 ) -> Slopes:
     """The slopes around a point.
 

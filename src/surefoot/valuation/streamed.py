@@ -50,6 +50,12 @@ class Streamed:
             this one: the parts add up to it.
         batches: how many there were.
         samples: how many there were in them.
+
+    >>> from surefoot.valuation.streamed import StreamedValuer
+    >>> batches = [(torch.eye(2), torch.ones(2, 1))] * 3
+    >>> valuer = StreamedValuer(nn.Linear(2, 1), batches, sf.Square())
+    >>> valuer.evaluate().samples
+    6
     """
 
     evaluation: Evaluation
@@ -92,6 +98,12 @@ class StreamedValuer:
     Raises:
         ObjectiveError: if the loss of all data is not the weighted mean of those of the batches.
         EvaluationError: if the loader can be read only once, or leaves out samples at random.
+
+    >>> from surefoot.valuation.streamed import StreamedValuer
+    >>> batches = [(torch.eye(2), torch.ones(2, 1))] * 3
+    >>> valuer = StreamedValuer(nn.Linear(2, 1), batches, sf.Square())
+    >>> valuer.evaluate().evaluation.error < 1e-6
+    True
     """
 
     def __init__(
@@ -311,6 +323,3 @@ def refuse_objective(objective: Any) -> None:
             raise ObjectiveError(
                 f"the {option} of {name} has a row for each sample of one batch, which batches do not share"
             )
-
-
-__all__ = ["Streamed", "StreamedValuer", "batch_weight", "is_weightless", "refuse_objective", "weight_of"]

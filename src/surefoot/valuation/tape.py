@@ -289,6 +289,3 @@ def _prepared(node: Node) -> Callable[[Values], Any]:
         return target(*args)
 
     return run
-
-
-__all__ = ["PULL", "Tape", "tape_of"]

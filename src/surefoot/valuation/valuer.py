@@ -34,6 +34,7 @@ class Evaluation:
         value: as computed, in double precision.
         error: how far the exact value may be from it.
 
+    >>> from surefoot.valuation.valuer import Evaluation
     >>> found = Evaluation(0.5, 1e-14)
     >>> found.lower < 0.5 < found.upper
     True

@@ -14,7 +14,6 @@ Options with one meaning everywhere: ``activation``, by name or class; ``bias``,
 ``num_classes``, the number of outputs; ``in_channels`` and ``image_size``, the channels and the side of images;
 ``inputs`` and ``outputs``, the sizes of vectors; ``norm_eps``, the ε of normalisations.
 
->>> import torch
 >>> from surefoot import zoo
 >>> with torch.device("meta"):
 ...     model = zoo.build("vgg16-smooth")

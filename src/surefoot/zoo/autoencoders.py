@@ -56,6 +56,9 @@ def autoencoder(
 
     Raises:
         ZooError: the kind is not one of the two, or a size is not positive.
+
+    >>> sf.zoo.autoencoder(sizes=(9, 7, 3)).encoder(torch.ones(2, 9)).shape
+    torch.Size([2, 3])
     """
     if kind == "dense":
         sizes = check_sizes(sizes, "autoencoder")
@@ -86,10 +89,7 @@ def _convolutional(
     encoder: list[nn.Module] = []
     decoder: list[nn.Module] = []
     for inputs, outputs, side in zip(counts[:-1], counts[1:], sides[:-1], strict=True):
-        encoder += [
-            nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=bias),
-            make_activation(activation),
-        ]
+        encoder += [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=bias), make_activation(activation)]
         even = 1 - side % 2
         back = nn.ConvTranspose2d(outputs, inputs, 3, stride=2, padding=1, output_padding=even, bias=bias)
         decoder = [back, make_activation(activation), *decoder]

@@ -126,6 +126,11 @@ def densenet121(
 
     Raises:
         ZooError: a count is not positive.
+
+    >>> with torch.device("meta"):
+    ...     shape = sf.zoo.densenet121(num_classes=10)(torch.empty(1, 3, 64, 64)).shape
+    >>> shape
+    torch.Size([1, 10])
     """
     if growth < 1 or not blocks or min(blocks) < 1:
         raise ZooError(f"densenet121: growth and blocks must be positive, not {growth} and {tuple(blocks)}")

@@ -28,7 +28,7 @@ def mlp(
     Args:
         sizes: the size of the input, then that of each layer's output.
 
-    >>> mlp((2, 8, 1), "tanh")
+    >>> sf.zoo.mlp((2, 8, 1), "tanh")
     Sequential(
       (0): Linear(in_features=2, out_features=8, bias=True)
       (1): Tanh()
@@ -94,6 +94,9 @@ def dense(
 
     Args:
         sizes: the size of the input :math:`x_0`, then that of each state :math:`x_t`.
+
+    >>> sf.zoo.dense((4, 8, 8, 2))(torch.ones(5, 4)).shape
+    torch.Size([5, 2])
     """
     return Dense(check_sizes(sizes, "dense"), activation, bias)
 
@@ -203,6 +206,9 @@ def highway(
         inputs: the size of the input; a gated network embeds it first if it is not ``width``.
         bias: whether layers have intercepts; gates always have.
         gated: whether states are mixed by gates.
+
+    >>> sf.zoo.highway(width=8, depth=2, inputs=4, outputs=3)(torch.ones(5, 4)).shape
+    torch.Size([5, 3])
     """
     sizes = check_sizes((inputs, *[width] * depth, outputs), "highway")
     if gated:
@@ -241,9 +247,7 @@ class Residual(nn.Module):
 
 
 @register(
-    "residual",
-    example=lambda inputs: vector(inputs),
-    small={"width": 6, "depth": 3, "inputs": 5, "outputs": 3},
+    "residual", example=lambda inputs: vector(inputs), small={"width": 6, "depth": 3, "inputs": 5, "outputs": 3}
 )
 def residual(
     width: int = 32,
@@ -262,6 +266,9 @@ def residual(
         width: the size of each state.
         depth: the number of residual layers.
         outputs: the size of the output of the head; ``None`` for no head.
+
+    >>> sf.zoo.residual(width=8, depth=2, inputs=4, outputs=3)(torch.ones(5, 4)).shape
+    torch.Size([5, 3])
     """
     check_sizes((inputs, *[width] * depth, width if outputs is None else outputs), "residual")
     return Residual(width, depth, inputs, outputs, activation, bias)

@@ -82,8 +82,8 @@ def scaled(channels: int, width: float) -> int:
 
 def check_sizes(sizes: Sequence[int], what: str) -> tuple[int, ...]:
     """Layer sizes as a tuple: the input's and at least one layer's, all positive."""
-    checked = tuple(sizes)
-    if len(checked) < 2 or min(checked) < 1:
+    checked = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
+    if len(checked) < 2 or not all(isinstance(size, int) and size >= 1 for size in checked):
         raise ZooError(f"{what}: sizes lists the input's size and that of each layer, all positive: not {checked}")
     return checked
 

@@ -46,7 +46,7 @@ class Sample:
 
         The same seed gives the same numbers, and the global random state is left alone.
 
-        >>> Sample((3,), vocabulary=5).batch(2).dtype
+        >>> sf.zoo.Sample((3,), vocabulary=5).batch(2).dtype
         torch.int64
         """
         shape = (count, *self.shape)
@@ -62,22 +62,38 @@ class Sample:
 
 
 def vector(features: int) -> Sample:
-    """A vector of real numbers."""
+    """A vector of real numbers.
+
+    >>> sf.zoo.vector(4).batch(2).shape
+    torch.Size([2, 4])
+    """
     return Sample((features,))
 
 
 def image(in_channels: int, image_size: int) -> Sample:
-    """A square image."""
+    """A square image.
+
+    >>> sf.zoo.image(in_channels=3, image_size=8).batch(2).shape
+    torch.Size([2, 3, 8, 8])
+    """
     return Sample((in_channels, image_size, image_size))
 
 
 def image_of_any_size(in_channels: int, small_input: bool, image_size: int | None = None) -> Sample:
-    """A square image for a network that takes any: 224×224, or 32×32 if it is made for small ones."""
+    """A square image for a network that takes any size: 224×224, or 32×32 if it is made for small images.
+
+    >>> sf.zoo.image_of_any_size(in_channels=3, small_input=True).shape
+    (3, 32, 32)
+    """
     return image(in_channels, image_size or (32 if small_input else 224))
 
 
 def tokens(length: int, vocabulary: int) -> Sample:
-    """A sequence of integer ids below ``vocabulary``."""
+    """A sequence of integer ids below ``vocabulary``.
+
+    >>> sf.zoo.tokens(length=5, vocabulary=256).batch(2).shape
+    torch.Size([2, 5])
+    """
     return Sample((length,), vocabulary)
 
 
@@ -119,6 +135,9 @@ class Entry:
         base: the name of the model that this is a variant of; its own name if it is none.
         preset: the options that make this variant; empty for the model itself.
         small: options that make the model small enough for a test.
+
+    >>> sf.zoo.entry("vgg16-smooth").preset
+    {'activation': 'softplus', 'pooling': 'average'}
     """
 
     name: str
@@ -171,14 +190,14 @@ def register(
             one of the builder's, or another builder holds the name already.
 
     >>> from surefoot.zoo.registry import vector
-    >>> @register("doctest-line", example=vector)
+    >>> @sf.zoo.register("doctest-line", example=vector)
     ... def line(features: int = 3) -> nn.Module:
     ...     return nn.Linear(features, 1)
-    >>> build("doctest-line", features=5)
+    >>> sf.zoo.build("doctest-line", features=5)
     Linear(in_features=5, out_features=1, bias=True)
-    >>> example_input("doctest-line", batch=4).shape
+    >>> sf.zoo.example_input("doctest-line", batch=4).shape
     torch.Size([4, 3])
-    >>> unregister("doctest-line")
+    >>> sf.zoo.unregister("doctest-line")
     """
 
     def decorate(builder: Builder) -> Builder:
@@ -197,7 +216,15 @@ def register(
 
 
 def unregister(name: str) -> None:
-    """Forget a model and its variants."""
+    """Forget a model and its variants.
+
+    >>> @sf.zoo.register("doctest-line", example=sf.zoo.vector)
+    ... def line(features: int = 3) -> nn.Module:
+    ...     return nn.Linear(features, 1)
+    >>> sf.zoo.unregister("doctest-line")
+    >>> "doctest-line" in sf.zoo.names()
+    False
+    """
     base = entry(name).base
     for other in [other.name for other in _ENTRIES.values() if other.base == base]:
         del _ENTRIES[other]
@@ -206,8 +233,7 @@ def unregister(name: str) -> None:
 def names() -> tuple[str, ...]:
     """All names of the zoo, variants included, in alphabetical order.
 
-    >>> from surefoot import zoo
-    >>> "vgg16-smooth" in zoo.names()
+    >>> "vgg16-smooth" in sf.zoo.names()
     True
     """
     return tuple(sorted(_ENTRIES))
@@ -218,6 +244,9 @@ def entry(name: str) -> Entry:
 
     Raises:
         UnknownModel: the name is not in the zoo; the message gives the closest one and the list.
+
+    >>> sf.zoo.entry("vgg16-smooth").base
+    'vgg16'
     """
     if name not in _ENTRIES:
         raise UnknownModel(unknown("model", name, names()))
@@ -235,8 +264,7 @@ def build(name: str, /, **options: Any) -> nn.Module:
         UnknownModel: there is no such name.
         ZooError: there is no such option.
 
-    >>> from surefoot import zoo
-    >>> zoo.build("mlp", sizes=(4, 3, 2))[0]
+    >>> sf.zoo.build("mlp", sizes=(4, 3, 2))[0]
     Linear(in_features=4, out_features=3, bias=True)
     """
     model = entry(name)
@@ -247,8 +275,8 @@ def build(name: str, /, **options: Any) -> nn.Module:
 def small_options(name: str) -> dict[str, Any]:
     """Options under which ``build(name, **options)`` and its example input are small and fast.
 
-    >>> from surefoot import zoo
-    >>> model = zoo.build("vgg16", **zoo.small_options("vgg16"))
+    >>> sf.zoo.small_options("mlp")
+    {'sizes': (5, 7, 6, 3)}
     """
     return dict(entry(name).small)
 
@@ -276,9 +304,9 @@ def example_input(
         options: the options the model is built with. Models that take inputs of any size have an option
             for it here: ``image_size`` for ``resnet18``, ``length`` for ``gpt``.
 
-    >>> example_input("vgg16", batch=1, image_size=32).shape
+    >>> sf.zoo.example_input("vgg16", batch=1, image_size=32).shape
     torch.Size([1, 3, 32, 32])
-    >>> example_input("resnet18", image_size=64, device="meta").shape
+    >>> sf.zoo.example_input("resnet18", image_size=64, device="meta").shape
     torch.Size([2, 3, 64, 64])
     """
     model = entry(name)

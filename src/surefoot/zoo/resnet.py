@@ -33,13 +33,7 @@ class ResidualBlock(nn.Module):
     """``activation(branch(x) + shortcut(x))``; the shortcut is the identity wherever shapes allow it."""
 
     def __init__(
-        self,
-        branch: _Branch,
-        inputs: int,
-        channels: int,
-        stride: int,
-        activation: Activation,
-        norm_eps: float,
+        self, branch: _Branch, inputs: int, channels: int, stride: int, activation: Activation, norm_eps: float
     ) -> None:
         super().__init__()
         outputs = channels * branch[-1][1]
@@ -121,6 +115,10 @@ def resnet18(
         width: multiplies the channels of every layer.
         small_input: for images of about 32×32: the stem is one 3×3 convolution, without pooling.
         pooling: of the stem, ``"max"`` or ``"average"``.
+
+    >>> with torch.device("meta"):
+    ...     print(sum(p.numel() for p in sf.zoo.resnet18().parameters()))
+    11689512
     """
     options = num_classes, in_channels, width, small_input, activation, pooling, norm_eps
     return ResNet(_BASIC, (2, 2, 2, 2), *options)
@@ -139,6 +137,10 @@ def resnet50(
     """ResNet-50: sixteen bottleneck blocks of 1×1, 3×3 and 1×1 convolutions; options as :func:`resnet18`.
 
     The stride of a block is in its 3×3 convolution, as in the networks torchvision publishes.
+
+    >>> with torch.device("meta"):
+    ...     print(sum(p.numel() for p in sf.zoo.resnet50().parameters()))
+    25557032
     """
     options = num_classes, in_channels, width, small_input, activation, pooling, norm_eps
     return ResNet(_BOTTLENECK, (3, 4, 6, 3), *options)
@@ -154,6 +156,11 @@ def resnet152(
     pooling: str = "max",
     norm_eps: float = 1e-5,
 ) -> ResNet:
-    """ResNet-152: fifty bottleneck blocks; options as :func:`resnet18`."""
+    """ResNet-152: fifty bottleneck blocks; options as :func:`resnet18`.
+
+    >>> with torch.device("meta"):
+    ...     print(sum(p.numel() for p in sf.zoo.resnet152().parameters()))
+    60192808
+    """
     options = num_classes, in_channels, width, small_input, activation, pooling, norm_eps
     return ResNet(_BOTTLENECK, (3, 8, 36, 3), *options)

@@ -181,6 +181,9 @@ def vit(
 
     Raises:
         ZooError: the sizes do not divide, or there is no such pooling.
+
+    >>> sf.zoo.vit(width=16, depth=1)(torch.ones(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
     """
     if patch_size < 1 or image_size < patch_size or image_size % patch_size:
         raise ZooError(f"vit: patches of {patch_size} do not tile images of {image_size}: choose a divisor")
@@ -194,13 +197,7 @@ class LanguageModel(nn.Sequential):
     """Token table, positions, causal blocks, norm, linear head: from ids to logits; made by :func:`gpt`."""
 
     def __init__(
-        self,
-        vocabulary: int,
-        context: int,
-        width: int,
-        blocks: list[Block],
-        tie_weights: bool,
-        norm_eps: float,
+        self, vocabulary: int, context: int, width: int, blocks: list[Block], tie_weights: bool, norm_eps: float
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
@@ -242,6 +239,9 @@ def gpt(
         width, depth, heads, mlp_ratio: as for :func:`vit`.
         tie_weights: whether the head's matrix is the token table itself (the variant ``gpt-tied``).
         bias: whether the matrix products of the blocks have intercepts; the head has none.
+
+    >>> sf.zoo.gpt(width=16, depth=1)(torch.zeros(2, 5, dtype=torch.long)).shape
+    torch.Size([2, 5, 256])
     """
     blocks = [Block(width, heads, mlp_ratio, True, activation, bias, norm_eps) for _ in range(depth)]
     return LanguageModel(vocabulary, context, width, blocks, tie_weights, norm_eps)

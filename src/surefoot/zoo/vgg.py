@@ -76,6 +76,10 @@ def vgg16(
 
     Raises:
         ZooError: an option has no meaning; the message says which do.
+
+    >>> with torch.device("meta"):
+    ...     print(sum(p.numel() for p in sf.zoo.vgg16().parameters()))
+    138357544
     """
     if image_size < _REDUCTION:
         raise ZooError(

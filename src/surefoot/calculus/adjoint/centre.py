@@ -33,7 +33,7 @@ from torch import Tensor
 from surefoot.calculus.adjoint.samples import Samples, Source
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm, spectral_norm
-from surefoot.operations.groups import times_power
+from surefoot.norms.hermitian import times_power
 
 _SLACK = 1 + 1e-9  # for norms of two numbers, and the norm of a direction
 
@@ -70,7 +70,7 @@ def features(source: Source) -> list[Feature]:
     if source.weight is not None:
         largest = float(inputs.abs().max()) if inputs.numel() else 0.0
         exponent = math.frexp(largest)[1] if 0 < largest < math.inf else 0
-        scaled = times_power(inputs, torch.full((), -exponent, device=inputs.device))
+        scaled = times_power(inputs, -exponent)
         direction = _leading(scaled)
         leading = scaled @ direction
         found.append(Feature(source.weight, leading, scaled - leading[:, None] * direction, exponent))

@@ -13,6 +13,7 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.segment.majorant import Majorant, majorant
 from surefoot.calculus.segment.walk import expand, leaf_models
 from surefoot.domains import DomainError
+from surefoot.norms.hermitian import times_power
 from surefoot.operations.moving import Norms
 from surefoot.taylor import TaylorModel, is_finite, reach
 
@@ -133,7 +134,7 @@ def _expand(
             )
         if not is_finite(move):
             raise DomainError(f"the direction of '{path}' is not finite")
-        moves[name] = _times_power(move.double(), exponent)
+        moves[name] = times_power(move.double(), exponent)
     prepared = analysis.reading.prepared
     leaves = leaf_models(prepared, values, moves, math.ldexp(length, -exponent), order, stored)
     outputs = expand(prepared, leaves, order, analysis.reading.norms)
@@ -149,19 +150,11 @@ def _unscaled(model: TaylorModel, length: float, exponent: int) -> TaylorModel:
     :math:`2^{-1022}\sqrt n`: an error of the slope, or :math:`\bar\eta^{j-2}` times that one of second order.
     """
     coefficients = tuple(
-        None if c is None else _times_power(c, -j * exponent) for j, c in enumerate(model.coefficients)
+        None if c is None else times_power(c, -j * exponent) for j, c in enumerate(model.coefficients)
     )
     if model.tail is None:
         return TaylorModel(coefficients, length, None, model.rowwise)
     degrees = zip((model.order, 0, 1, 2), model.tail.split(1, dim=1), strict=True)
-    tail = torch.cat([_times_power(bound, -degree * exponent) for degree, bound in degrees], dim=1)
+    tail = torch.cat([times_power(bound, -degree * exponent) for degree, bound in degrees], dim=1)
     lost = _LOST * tail.new_tensor([0.0, 0.0, 1.0, sum(reach(length, j) for j in range(model.order - 2))])
     return TaylorModel(coefficients, length, tail.clamp(min=2.0**-1022) + lost, model.rowwise)
-
-
-def _times_power(x: Tensor, exponent: int) -> Tensor:
-    """x times a power of two, which alone may be out of range; exact up to underflow."""
-    while exponent:
-        part = max(-1000, min(1000, exponent))
-        x, exponent = x * 2.0**part, exponent - part
-    return x

@@ -37,7 +37,7 @@ from surefoot.operations.call import Bounds, Call
 from surefoot.operations.evaluation import roundoff, value_of
 from surefoot.operations.pushing import differentiated, pushed
 from surefoot.operations.record import rule_for
-from surefoot.operations.rows import rows_of
+from surefoot.operations.shapes import rows_of
 from surefoot.taylor import FLOOR, UNIT, TaylorModel, reach, rounded_up
 
 
