@@ -1,7 +1,8 @@
 """Theorems of convergence whose hypotheses are verified, round-off included.
 
-* ``statements``: the theorems, proved, as functions of verified numbers; ``momentum`` and ``stochastic``: those
-  about gradient steps with momentum and on random batches; ``majorised``: Gauss-Newton with a fixed damping.
+* ``statements``: the theorems, proved, as functions of verified numbers; ``gradient_steps``, ``momentum`` and
+  ``stochastic``: those about gradient steps, plain, with momentum and on random batches; ``majorised``:
+  Gauss-Newton with a fixed damping; ``balls``: what they are computed with.
 * ``deciding``: :func:`convergence`, which theorem applies from the present weights, on which ball; ``descent`` for
   gradient steps, ``convex`` for strict minima, ``problem`` for what all of them compute.
 * ``waiting``: :func:`until_proved`, steps until a theorem applies.
@@ -14,11 +15,13 @@
 * ``hessian``: the dense Hessian of an objective at the weights.
 """
 
+from surefoot.theorems.balls import Profile
 from surefoot.theorems.deciding import convergence
+from surefoot.theorems.gradient_steps import GradientDescent
 from surefoot.theorems.majorised import DampedGaussNewton
 from surefoot.theorems.momentum import FastHeavyBall, HeavyBall
 from surefoot.theorems.record import Convergence, Hypothesis
-from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, Profile, StronglyConvex
+from surefoot.theorems.statements import Interpolation, NothingHere, StronglyConvex
 from surefoot.theorems.stochastic import StochasticDescent
 from surefoot.theorems.waiting import until_proved
 

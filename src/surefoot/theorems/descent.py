@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from surefoot.norms.hermitian import up
+from surefoot.theorems.balls import Profile
+from surefoot.theorems.gradient_steps import GradientDescent, SquareOnBall
 from surefoot.theorems.majorised import DampedGaussNewton
 from surefoot.theorems.momentum import FastHeavyBall, HeavyBall, with_momentum
 from surefoot.theorems.problem import Problem, not_onto, refused
 from surefoot.theorems.record import Convergence, Hypothesis
-from surefoot.theorems.statements import GradientDescent, Profile, SquareOnBall
 from surefoot.theorems.stochastic import StochasticDescent, in_batches
 
 _PARTS = (1.0, 0.5, 0.25, 0.1)

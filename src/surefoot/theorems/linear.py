@@ -165,7 +165,7 @@ def gram_of(jacobian: Jacobian, weights: Mapping[str, float] | None = None) -> S
     Args:
         jacobian: the network layer by layer, or its Jacobian.
         weights: :math:`L_b` of parameters by path, powers of four: norms are those of
-            :class:`~surefoot.theorems.statements.SquareOnBall`.
+            :class:`~surefoot.theorems.gradient_steps.SquareOnBall`.
     """
     if isinstance(jacobian, Layered):
         parts, size = [] if weights is None else jacobian.weights(weights), jacobian.outputs.value.numel()

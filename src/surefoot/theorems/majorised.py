@@ -9,7 +9,8 @@ from typing import ClassVar
 from flint import arb
 
 from surefoot.guarantees import damped_rate
-from surefoot.theorems.statements import SquareOnBall, above, below
+from surefoot.theorems.balls import above, below
+from surefoot.theorems.gradient_steps import SquareOnBall
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from flint import arb
 
-from surefoot.theorems.statements import SquareOnBall, above, below, proved, square, steps_needed
+from surefoot.theorems.balls import above, below, proved, square, steps_needed
+from surefoot.theorems.gradient_steps import SquareOnBall
 
 _MOMENTA = (0.1, 0.5, 0.9)
 _PARTS = (1.0, 0.5)
@@ -83,7 +84,7 @@ class HeavyBall(SquareOnBall):
 
     @cached_property
     def factor(self) -> float:
-        """As in :class:`~surefoot.theorems.statements.SquareOnBall`."""
+        """As in :class:`~surefoot.theorems.gradient_steps.SquareOnBall`."""
         if not self.is_finite or not self.step_size > 0:
             return math.inf
         alpha, beta, b, c = self._coefficients()
@@ -203,7 +204,7 @@ class FastHeavyBall(SquareOnBall):
 
     @cached_property
     def factor(self) -> float:
-        """As in :class:`~surefoot.theorems.statements.SquareOnBall`."""
+        """As in :class:`~surefoot.theorems.gradient_steps.SquareOnBall`."""
         left = (1 - arb(self.momentum)) * (1 - self._contraction)
         if not proved(left > 0):
             return math.inf

@@ -21,6 +21,7 @@ from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square
 from surefoot.operations.shapes import separate
 from surefoot.scalar import Rounded
+from surefoot.theorems.balls import Profile
 from surefoot.theorems.bending import Bending, bending
 from surefoot.theorems.hessian import square_weight
 from surefoot.theorems.layered import Layered, read_layers
@@ -28,7 +29,7 @@ from surefoot.theorems.linear import Jacobian, Linearised, block_weights, gram_o
 from surefoot.theorems.record import Convergence, Hypothesis
 from surefoot.theorems.relative import relative_bending
 from surefoot.theorems.samples import Single, outputs_of_samples, single_samples
-from surefoot.theorems.statements import NothingHere, Profile
+from surefoot.theorems.statements import NothingHere
 
 _ROWS = 10_000  # outputs of networks that are not layered, one adjoint pass each
 _SMALL = 200  # outputs from which relative constants are only computed if at most

@@ -13,9 +13,10 @@ from typing import Any
 from surefoot.certificate.numbers import down, short
 from surefoot.guarantees import GuaranteeError
 from surefoot.magnitude import Magnitude
+from surefoot.theorems.gradient_steps import SquareOnBall
 from surefoot.theorems.majorised import DampedGaussNewton
 from surefoot.theorems.momentum import FastHeavyBall, HeavyBall
-from surefoot.theorems.statements import Interpolation, NothingHere, SquareOnBall, StronglyConvex
+from surefoot.theorems.statements import Interpolation, NothingHere, StronglyConvex
 from surefoot.theorems.stochastic import StochasticDescent
 
 SCHEMA = "surefoot/convergence/1"

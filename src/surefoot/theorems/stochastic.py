@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from flint import arb
 
-from surefoot.theorems.statements import SquareOnBall, above, below, proved, square, steps_needed
+from surefoot.theorems.balls import above, below, proved, square, steps_needed
+from surefoot.theorems.gradient_steps import SquareOnBall
 
 _PARTS = (1.0, 0.5)
 _SLACKS = tuple(2.0**-k for k in range(1, 9))
