@@ -37,7 +37,6 @@ def evaluations(subject: Subject) -> Iterator[Evaluation]:
             elsewhere.enclosed(elsewhere.run({path: value.detach() * factor for path, value in weights.items()}))
     yield elsewhere.enclosed(elsewhere.run(weights))
     elsewhere._forward_decides = len(weights) % 2 == 0
-    elsewhere._is_curved = elsewhere._may_be_sparse = True
     yield elsewhere.enclosed(elsewhere.run(weights, light=True), math.inf)
 
 

@@ -79,7 +79,6 @@ class Run:
         derivatives: whether costates can be computed.
         whole: whether all values were kept.
         light: whether nothing was noted for errors by reverse mode.
-        sparse: whether costates were measured only where several operations read a tensor.
         samples: how many stay apart, so that sizes are those of each; 0 if they are not looked at.
         shifts: the names of parameters that are added to all samples alike.
         error: of the value by forward mode, once it was asked for.
@@ -100,7 +99,6 @@ class Run:
     derivatives: bool
     whole: bool
     light: bool = False
-    sparse: bool = False
     samples: int = 0
     shifts: frozenset[str] = frozenset()
     error: float | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -71,12 +70,6 @@ class Tape:
         return frozenset(
             name for name, record, n in found if record.form_of(n) is not Form.LAYOUT or record.rounds_at(n)
         )
-
-    @cached_property
-    def joints(self) -> frozenset[str]:
-        """The tensors that several operations read, as on the stream of a residual network."""
-        readers = Counter(name for node in self.varying for name in set(node.inputs))
-        return frozenset(name for name, count in readers.items() if count > 1)
 
     @cached_property
     def real(self) -> frozenset[str]:
@@ -160,7 +153,6 @@ class Tape:
         derivatives: bool,
         plan: Plan | None = None,
         light: bool = False,
-        sparse: bool = False,
     ) -> Run:
         """The operations at these parameters, by name of the leaf.
 
@@ -170,12 +162,11 @@ class Tape:
             derivatives: whether the gradient is wanted too.
             plan: what to note and to keep; everything without one.
             light: whether costates and kinks are not looked at, which errors by forward mode do not need.
-            sparse: whether costates are measured only where several operations read a tensor.
         """
         values = dict(constants.values)
         reverse = derivatives and not light
-        watch = self.rounding if plan is None else plan.watch & self.joints if sparse else plan.watch
-        run = Run(self.output, self.moving, values, {}, constants, derivatives, plan is None, light, sparse)
+        watch = self.rounding if plan is None else plan.watch
+        run = Run(self.output, self.moving, values, {}, constants, derivatives, plan is None, light)
         run.samples, run.shifts = self.samples, self.shifts
         if any(node.op == BATCH for node in self.fixed):
             run.statistics = None

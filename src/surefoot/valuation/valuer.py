@@ -76,8 +76,6 @@ class Valuer:
         self._slopes: Slopes | None = None
         self._drift = _WIDEST
         self._forward_decides = True  # at the last passes that might have been light
-        self._is_curved = False  # whether almost all of the error was of second order, likewise
-        self._may_be_sparse = True  # until that was not enough
         self.obstacle = ""  # the operation beyond which nothing was proved at the last pass, in words
 
     @classmethod
@@ -102,15 +100,13 @@ class Valuer:
     ) -> Run:
         """One pass at these weights, by path; with other inputs and targets if these are several.
 
-        With ``light`` it notes less where that was enough of late: no costates where errors by forward mode were
-        small, few where almost all of the error by reverse mode was of second order.
+        With ``light`` it notes no costates where errors by forward mode were small of late.
         """
         by_name = {leaf.name: weights[leaf.path] for leaf in self.tape.graph.parameters}
         plan = None if self._slopes is None else self._slopes.plan
         chosen = self.constants if constants is None else constants
-        few = light and plan is not None
-        light, sparse = few and self._forward_decides, few and self._is_curved and self._may_be_sparse
-        return self.tape.run(by_name, chosen, derivatives=derivatives, plan=plan, light=light, sparse=sparse)
+        light = light and plan is not None and self._forward_decides
+        return self.tape.run(by_name, chosen, derivatives=derivatives, plan=plan, light=light)
 
     def gradient(self, run: Run) -> dict[str, Tensor]:
         """The gradient of a pass, by path."""
@@ -160,9 +156,6 @@ class Valuer:
                 return Evaluation(value, error)
             run = self._full(run)
         known = None if self._slopes is None else self._renewed(run, self._slopes, enough)
-        if run.sparse and (known is None or known > enough):
-            run, self._may_be_sparse = self._full(run), False
-            known = None if self._slopes is None else self._renewed(run, self._slopes, enough)
         if known is None:
             run = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
             known = self._anew(run, enough)
@@ -180,7 +173,6 @@ class Valuer:
             found = self._forward_or_reverse(run, slopes)
             if run.derivatives and not run.light and 0 < enough < math.inf:
                 self._forward_decides = found.apart[self.tape.output] <= _PLENTY * enough
-                self._is_curved = found.leading < _PLENTY * found.total <= _PLENTY * enough
             names = frozenset(slopes.outside(run, found.apart))
             if not names:
                 if not self._is_settled(run, found, enough):
