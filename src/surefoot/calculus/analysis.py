@@ -20,15 +20,9 @@ from surefoot.calculus.leaves import Wrt, captured, enclose_leaves, holds_presen
 from surefoot.calculus.prepare import prepared
 from surefoot.domains import Box, Domain, DomainError, ProductBall, Region
 from surefoot.enclosure import Enclosure
-from surefoot.errors import SurefootError
 from surefoot.graph import Graph, Leaf
-from surefoot.graph.checks import as_inputs, selected
 from surefoot.operations.evaluation import fold_in_double
 from surefoot.operations.moving import Norms
-
-
-class AnalysisError(SurefootError, RuntimeError):
-    """What was read is not what the model computes now."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,41 +105,9 @@ class Analysis:
         kept = {name: value.detach().clone() for name, value in values.items()}
         return cls(model, x, objective, reading, kept)
 
-    def is_current(self) -> bool:
-        """Whether the model still computes this function, at these weights.
-
-        Compared are the values of parameters, buffers, inputs and targets, and what the graph depends on: modes,
-        gradient flags, and all attributes that ``forward`` reads.
-        """
-        graph, values = captured(self.model, self.x, self.objective)
-        return graph is self.reading.graph and self._has(values)
-
     def _has(self, values: Mapping[str, Tensor]) -> bool:
         """PyTorch's count of writes misses those through ``.data`` and NumPy, so values are compared."""
         return all(_equal(values[name], kept) for name, kept in self.values.items())
-
-    def verify(self) -> None:
-        """Compare the centre with what the model computes.
-
-        Half of the digits of the model's type have to agree: this notices another function, not round-off.
-
-        Raises:
-            AnalysisError: if they differ, or the analysis is out of date.
-        """
-        if not self.is_current():
-            raise AnalysisError("the model has changed since it was analysed: make a new one with Analysis.of")
-        args, kwargs = as_inputs(self.x)
-        buffers = {name: value.clone() for name, value in self.model.named_buffers(remove_duplicate=False)}
-        with torch.enable_grad():  # the model may differentiate itself
-            live = torch.func.functional_call(self.model, buffers, args, kwargs)
-        with torch.no_grad():
-            live = live if self.objective is None else self.objective(selected(live))
-        if not isinstance(live, Tensor) or len(self.reading.graph.outputs) != 1:
-            return
-        centre = self.centre[self.reading.graph.outputs[0]]
-        away = float((live.double() - centre).abs().max()) if live.numel() else 0.0
-        if not away <= torch.finfo(live.dtype).eps ** 0.5 * (1 + float(centre.abs().max())):
-            raise AnalysisError(f"the graph computes {centre}, the model {live}")
 
     @cached_property
     def centre(self) -> dict[str, Any]:

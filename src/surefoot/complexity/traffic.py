@@ -80,12 +80,6 @@ class Traffic:
         crossing = self._crossing(self.width * self.parameters, _DOUBLE * self.parameters, bandwidth, latency)
         return self.multiplications / (self.processes * rate) + crossing
 
-    def iteration_seconds(self, rate: float, bandwidth: float, latency: float) -> float:
-        """The time of one iteration of conjugate gradients for a Gauss-Newton step, about two gradients."""
-        sent = self.width * (self.parameters + self.outputs)
-        crossing = self._crossing(sent, _DOUBLE * self.parameters + self.width * self.outputs, bandwidth, latency)
-        return 2 * self.multiplications / (self.processes * rate) + crossing
-
     def _crossing(self, sent: int, added: int, bandwidth: float, latency: float) -> float:
         size = self.processes
         turns = math.ceil(math.log2(size))
