@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import pkgutil
 import platform
 import sys
 from importlib import import_module
@@ -17,13 +16,23 @@ from typing import Any
 
 import torch
 
-import benchmarks
 from benchmarks import equal_work, peers
 from benchmarks.timing import Duration, Measurement
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, KEPT = ROOT / "docs" / "benchmarks.md", ROOT / "build" / "bench"
-_OWN_PAGES = ("convergence", "safe_step", "tightness")  # written by the generators of the same name in docs/
+BENCHMARKS = [
+    "autodiff",
+    "certificates",
+    "clustering",
+    "equal_work",
+    "implicit",
+    "newton",
+    "oracles",
+    "peers",
+    "second_order",
+    "training",
+]
 HEADER = """# Benchmarks
 
 How long surefoot takes compared with plain PyTorch: medians of ratios of processor times, of runs made in turn on
@@ -48,21 +57,19 @@ rates.
 
 
 def main(again: list[str]) -> None:
-    """Run the function ``run`` of every module that has no page of its own, and report.
+    """Run the function ``run`` of every module of this page, and report.
 
     Args:
         again: the modules that are run even where their results are kept.
     """
     found: list[Any] = []
-    for module in pkgutil.iter_modules(benchmarks.__path__):
-        if module.name in ("__main__", "timing", "baselines", "cells", "minibatches", "networks", *_OWN_PAGES):
-            continue
-        kept = KEPT / f"{module.name}.pickle"
-        if kept.exists() and module.name not in again:
+    for module in BENCHMARKS:
+        kept = KEPT / f"{module}.pickle"
+        if kept.exists() and module not in again:
             found += pickle.loads(kept.read_bytes())
             continue
         rows = []
-        for measurement in import_module(f"benchmarks.{module.name}").run():
+        for measurement in import_module(f"benchmarks.{module}").run():
             print(_line(measurement), flush=True)
             rows.append(measurement)
         KEPT.mkdir(parents=True, exist_ok=True)

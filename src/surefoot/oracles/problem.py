@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,10 +112,14 @@ class Problem:
         """The step that process 0 finds while the others help, on all of them."""
         if self.processes is None:
             return solve()
-        assert isinstance(self.autodiff, Batched)
-        step: Step = self.processes.led(solve, self.autodiff.serve, OracleError)
+        step: Step = self.processes.led(solve, self.serve, OracleError)
         here = {path: value.to(self.parameters[path]) for path, value in step.direction.items()}
         return replace(step, direction=here)
+
+    def serve(self, word: Any) -> None:
+        """On a process that does not lead: take part in a pass, or in a function of the problem."""
+        assert isinstance(self.autodiff, Batched)
+        word(self) if callable(word) else self.autodiff.serve(word)
 
     @cached_property
     def _loss(self) -> tuple[float, Tensor]:
