@@ -44,6 +44,11 @@ class DampedGaussNewton(SquareOnBall):
     :math:`\|r_k\|/\sigma_\rho` long, and all steps together are shorter than :math:`\sum_kq^{k/2}\|r\|/\sigma_\rho
     < \rho`: no segment reaches the edge, and the path has a limit. (A. S. Lewis and S. J. Wright, Math. Program.
     158, 2016, and D. Drusvyatskiy and C. Paquette, Math. Program. 178, 2019, for prox-linear steps.)
+
+    >>> profile = sf.theorems.Profile.of([(1.0, 0.01)])
+    >>> theorem = sf.theorems.DampedGaussNewton(1.0, 2.0, profile, 0.01, radius=1.0, residual=0.1, weight=1.0)
+    >>> theorem.holds, theorem.rate < 0.01
+    (True, True)
     """
 
     theorem: ClassVar[str] = "prox-linear majorisation on a ball"
