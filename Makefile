@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all browser lint format readme docs bench soak training clean
+.PHONY: demo test test-all browser lint format readme docs bench peers soak training clean
 
 demo: .venv/.installed-all
 	$(BIN)/python examples/demo.py
@@ -43,11 +43,22 @@ bench: .venv/.installed-test
 soak: .venv/.installed-test
 	$(BIN)/python -m benchmarks.soak
 
+# Other packages, in folders of their own; what cannot be installed is said on the pages.
+PEERS := prodigyopt schedulefree dadaptation curvlinops-for-pytorch backpack-for-pytorch torch-levenberg-marquardt \
+  pytorch-minimize eclipse-nn einconv einops unfoldNd tqdm pytorch_lightning lightning_utilities torchmetrics fsspec \
+  linear_operator jaxtyping wadler_lindig typeguard
+build/peers:
+	for each in $(PEERS); do $(BIN)/python -m pip install --quiet --no-deps --target $@ $$each || echo "without $$each"; done
+
+build/autobound:
+	$(PYTHON) -m venv $@ && $@/bin/pip install --quiet autobound typing_extensions jax==0.4.18 jaxlib==0.4.18 \
+	  'numpy<2' 'scipy<1.13' || { rm -rf $@; echo "without autobound"; }
+
+peers: .venv/.installed-test build/peers build/autobound
+	$(BIN)/python -m docs.peers
+
 # Goes on where it was cut off; make training OPTIONS=--quick takes a quarter of an hour.
-PEERS := prodigyopt schedulefree dadaptation
-training: .venv/.installed-test
-	test -d build/peers || $(BIN)/python -m pip install --quiet --no-deps --target build/peers $(PEERS) \
-	  || echo "without $(PEERS): the page says so"
+training: .venv/.installed-test build/peers
 	$(BIN)/python -m docs.training --jobs 2 $(OPTIONS)
 
 clean:

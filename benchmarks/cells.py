@@ -11,14 +11,15 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "training"
 
 
-def cell(name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def cell(name: str, compute: Callable[[], dict[str, Any]], folder: Path | None = None) -> dict[str, Any]:
     """The result of this name: from its file, or computed and written there."""
-    path = FOLDER / f"{re.sub(r'[^a-zA-Z0-9.+-]+', '-', name)}.json"
+    folder = folder or FOLDER
+    path = folder / f"{re.sub(r'[^a-zA-Z0-9.+-]+', '-', name)}.json"
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
     result = compute()
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")
     temporary.write_text(json.dumps(result), encoding="utf-8")
     temporary.replace(path)

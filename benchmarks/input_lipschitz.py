@@ -161,6 +161,31 @@ def eclipse(weights: list[torch.Tensor]) -> float:
     return math.inf if refused else float(value)
 
 
+def lipsdp(weights: list[torch.Tensor]) -> float:
+    """LipSDP-Neuron (Fazlyab et al. 2019, Theorem 2), as a semidefinite program for cvxpy and Clarabel.
+
+    With slopes in [0, 1], A = [blkdiag(W_0, …, W_{l-1}) 0], B = [0 I] and T diagonal, T ≥ 0: the smallest ρ with
+    AᵀTB + BᵀTA − 2BᵀTB + diag(−ρI, 0, …, W_lᵀW_l) ⪯ 0 is the square of the constant.
+    """
+    cvxpy, numpy = import_module("cvxpy"), import_module("numpy")
+    *hidden, last = (weight.numpy() for weight in weights)
+    first, neurons = hidden[0].shape[1], sum(len(weight) for weight in hidden)
+    a, b = numpy.zeros((neurons, first + neurons)), numpy.zeros((neurons, first + neurons))
+    row = column = 0
+    for weight in hidden:
+        a[row : row + len(weight), column : column + weight.shape[1]] = weight
+        row, column = row + len(weight), column + weight.shape[1]
+    b[:, first:] = numpy.eye(neurons)
+    square, multipliers = cvxpy.Variable(nonneg=True), cvxpy.Variable(neurons, nonneg=True)
+    ends, inputs = numpy.zeros((first + neurons,) * 2), numpy.zeros((first + neurons,) * 2)
+    ends[-last.shape[1] :, -last.shape[1] :], inputs[:first, :first] = last.T @ last, numpy.eye(first)
+    cross = a.T @ cvxpy.diag(multipliers) @ b
+    matrix = cross + cross.T - 2 * b.T @ cvxpy.diag(multipliers) @ b + ends - square * inputs
+    problem = cvxpy.Problem(cvxpy.Minimize(square), [(matrix + matrix.T) / 2 << 0])
+    problem.solve(solver=cvxpy.CLARABEL)
+    return math.sqrt(float(square.value))
+
+
 def rows(folder: Path | None = None) -> Iterator[Row]:
     """One row for each network."""
     fast = import_module("eclipse_nn.eclipsE_fast").ECLipsE_Fast

@@ -12,12 +12,14 @@ What each of them reaches stands beside its time:
 * *error*: the step against a dense solve of the same model on a network of 51 parameters in double precision,
   with κ increased for Newton's model until it has a minimum.
 
-A package that cannot be imported is left out, with a line that says so: ``pip install surefoot[peers]``.
+A package that cannot be imported is left out, with a line that says so: ``pip install surefoot[peers]``, or in
+a folder of their own, ``build/peers``, as ``make peers`` does.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import surefoot as sf
+from benchmarks.baselines import PEERS
 from benchmarks.oracles import PRODUCT, STEP, TOLERANCE, networks
 from benchmarks.timing import Measurement, compare
 from surefoot.oracles.problem import Problem
@@ -55,14 +58,14 @@ def run() -> list[Peer]:
     return list(rows())
 
 
-def rows() -> Iterator[Peer]:
-    """The same, one after the other."""
+def rows(tolerances: tuple[float, ...] | None = None) -> Iterator[Peer]:
+    """The same, one after the other, perhaps for fewer residuals."""
     present = _present()
     for title, model, x, pairs in networks():
         y = torch.randint(0, 10, (len(x),), generator=torch.Generator().manual_seed(1))
         for kappa in (0.1, 1e-3):
             for name in STEPS:
-                for tolerance in RESIDUALS if name in TO_A_RESIDUAL else RESIDUALS[-1:]:
+                for tolerance in (tolerances or RESIDUALS) if name in TO_A_RESIDUAL else RESIDUALS[-1:]:
                     if name.partition(":")[0] in present:
                         yield _step(name, title, model, x, y, kappa, tolerance, pairs)
         for name in PRODUCTS:
@@ -85,6 +88,8 @@ def table(found: list[Any]) -> str:
 def _present() -> set[str]:
     """The packages that can be imported; for the others a line that says why not."""
     found = {"surefoot"}
+    if PEERS.is_dir() and str(PEERS) not in sys.path:
+        sys.path.append(str(PEERS))
     for name, module in _MODULES.items():
         try:
             import_module(module)

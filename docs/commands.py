@@ -18,7 +18,8 @@ $ surefoot certify package.module:make_model --input 8,3,32,32 --json
 $ surefoot compare vgg16 vgg16-smooth vgg16-batchnorm --report out.html
 ```
 
-Results are on standard output, everything else on standard error. `--json` prints exactly one document. Exit
+Results are on standard output, everything else on standard error. `--json` prints exactly one document
+(`certify` of several models prints one per line, as each finishes). Exit
 codes: 0 certified, 1 not certified (∞), 2 usage, 3 unsupported operation. `surefoot --install-completion`
 completes commands, options and names of models in the shell.
 

@@ -1,8 +1,10 @@
-"""``surefoot compare`` over many checkpoints: lines as they finish, failures, workers, going on."""
+"""``surefoot certify`` and ``compare`` over many checkpoints: rows as they finish, failures, workers, going on."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,10 @@ from torch import nn
 
 import surefoot as sf
 from surefoot import zoo
+from surefoot.cli import sweep
+from surefoot.cli.options import Request
+from surefoot.cli.sweep import Certified, Job
+from surefoot.errors import SurefootError
 
 MODEL = "mlp@sizes=3,4,2@activation=tanh"
 
@@ -76,6 +82,88 @@ def test_weights_stand_behind_a_model(surefoot, here):
     files = checkpoints(here)
     assert "name the model before it" in surefoot("compare", *files).stderr
     assert "at least 1" in surefoot("compare", "mlp", "--workers", "0").stderr
+
+
+def test_certify_shows_each_as_it_finishes(surefoot, here):
+    files = checkpoints(here)
+    asked = ("certify", MODEL, *files, "--input", "2,3")
+    compared = json.loads(surefoot("compare", *asked[1:], "--json").stdout)
+    found = surefoot(*asked, "--json", "--log", "rows.jsonl")
+    assert found.exit_code == 1  # one does not fit
+    rows = [json.loads(line) for line in found.stdout.splitlines()]
+    assert rows == lines(here / "rows.jsonl")
+    shown = [row["certificates"]["certified"] for row in rows if "failed" not in row]
+    assert shown == [each["certificate"] for each in compared["models"]]
+    assert [row["name"] for row in rows if "failed" in row] == [f"{MODEL} runs/other.safetensors"]
+    table = surefoot(*asked, "--log", "rows.jsonl", "--resume")
+    assert "there is no certificate for" in table.stderr
+    names = [f"{MODEL} runs/{k}.safetensors" for k in range(3)]
+    assert [line.split("  ")[0] for line in table.stdout.splitlines()[1:]] == names
+    alone = surefoot("certify", MODEL, files[0], "--input", "2,3", "--json")
+    assert json.loads(alone.stdout)["certificate"] == shown[0]
+    assert surefoot("certify", MODEL, *files, "--what-if", "--report", "a.html").exit_code == 2
+
+
+def test_an_unexpected_error_does_not_lose_the_others(surefoot, here, monkeypatch):
+    files, certify = checkpoints(here), sf.certify
+
+    def fails_once(model, *given, **options):
+        if torch.equal(model.state_dict()["0.weight"], weights(1)["0.weight"]):
+            raise ZeroDivisionError("by nothing")
+        return certify(model, *given, **options)
+
+    assert "0.weight" in weights(0)
+    monkeypatch.setattr(sf, "certify", fails_once)
+    for command in ("compare", "certify"):
+        found = surefoot(command, MODEL, *files, "--input", "2,3", "--log", "rows.jsonl")
+        assert "ZeroDivisionError: by nothing" in found.stderr
+        assert ["failed" in line for line in lines(here / "rows.jsonl")] == [False, True, True, False]
+
+
+def test_a_full_disk_leaves_whole_lines(surefoot, here, monkeypatch):
+    files = checkpoints(here)
+    asked = ("certify", MODEL, *files, "--input", "2,3", "--log", "rows.jsonl")
+    surefoot(*asked)
+    before = lines(here / "rows.jsonl")
+    opened = Path.open
+
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def write(self, text):
+            self.file.write(text[:50])
+
+        def __exit__(self, *error):
+            self.file.close()
+            raise OSError(28, "No space left on device")
+
+    def open_full(path, mode="r", *given, **options):
+        file = opened(path, mode, *given, **options)
+        return Full(file) if mode == "a" else file
+
+    monkeypatch.setattr(Path, "open", open_full)
+    found = surefoot(*asked, "--resume")
+    assert found.exit_code == 2
+    assert "rows.jsonl could not be written: [Errno 28] No space left" in found.stderr
+    assert lines(here / "rows.jsonl") == [line for line in before if "failed" not in line]
+
+
+def work(job: Job) -> Certified:
+    """Stands for a certificate; one of them ends its process."""
+    if job.model == "deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Certified(job.model, "", "", None, {})
+
+
+def test_a_worker_that_is_killed_loses_its_job_alone():
+    jobs = [Job(name, Request()) for name in ("a", "deadly", "b", "c")]
+    found = {job.model: result for job, result in sweep.finished(jobs, work, 2)}
+    assert {name for name, result in found.items() if isinstance(result, SurefootError)} == {"deadly"}
+    assert {result.name for result in found.values() if isinstance(result, Certified)} == {"a", "b", "c"}
 
 
 @pytest.mark.slow

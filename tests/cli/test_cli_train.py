@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import surefoot as sf
+from surefoot.errors import SurefootError
 from surefoot.optim import CertifiedDescent
 
 MODEL = "mlp@sizes=4,6,3@activation=tanh"
@@ -103,10 +104,45 @@ def test_nothing_is_left_behind_when_writing_fails(surefoot, data, here, monkeyp
 
     monkeypatch.setattr(torch, "save", fail)
     found = surefoot("train", MODEL, "--data", data, "--steps", 1, "--save", "net.pt")
-    assert found.exit_code == 70
-    assert "the disk is full" in found.stderr
+    assert found.exit_code == 2
+    assert "--save net.pt could not be written: the disk is full. Make room" in found.stderr
     assert (here / "net.pt").read_bytes() == b"precious"
     assert sorted(path.name for path in here.iterdir() if path.is_file()) == ["mine.py", "net.pt", "points.npz"]
+
+
+def test_a_checkpoint_that_cannot_be_written_loses_no_weights(surefoot, data, here, monkeypatch):
+    run(surefoot, "--data", data, "--steps", 1, "--checkpoint", "run.pt")
+    before = (here / "run.pt").read_bytes()
+
+    def fail(*_):
+        raise RuntimeError("unexpected pos 576 vs 534")  # what torch says of a full disk
+
+    monkeypatch.setattr(torch, "save", fail)
+    files = ("--checkpoint", "run.pt", "--every", 2, "--save", "net.safetensors")
+    found = surefoot("train", MODEL, "--data", data, "--steps", 9, *files)
+    assert found.exit_code == 2
+    assert "--checkpoint run.pt could not be written: unexpected pos" in found.stderr
+    assert (here / "run.pt").read_bytes() == before
+    assert set(load_file("net.safetensors")) == set(sf.zoo.mlp((4, 6, 3)).state_dict())
+    assert not [path for path in here.iterdir() if path.name.startswith(".")]
+
+
+def test_a_step_that_is_refused_loses_no_weights(surefoot, data, monkeypatch):
+    steps, step = iter(range(10)), CertifiedDescent.step
+
+    def refused(self, x, y):
+        if next(steps) == 2:
+            raise SurefootError("nothing can be proved")
+        return step(self, x, y)
+
+    monkeypatch.setattr(CertifiedDescent, "step", refused)
+    found = surefoot("train", MODEL, "--data", data, "--steps", 9, "--save", "net.safetensors")
+    assert found.exit_code == 2
+    assert "nothing can be proved" in found.stderr
+    after = load_file("net.safetensors")
+    monkeypatch.setattr(CertifiedDescent, "step", step)
+    run(surefoot, "--data", data, "--steps", 2, "--save", "net.safetensors")
+    assert all(torch.equal(after[name], value) for name, value in load_file("net.safetensors").items())
 
 
 def test_the_table_and_what_is_proved(surefoot, data):

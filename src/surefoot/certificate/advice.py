@@ -19,6 +19,11 @@ _WORTHWHILE = 1.2  # by which a remedy must divide the smoothness to be named
 _STEEP = 2.0  # slopes below this are not pointed at
 
 
+PROXIMAL = (
+    "m and ℓ are with the absolute values of the regulariser, L is without them: steps are proximal ones, which "
+    "take a gradient step on the rest and then move every entry towards zero, by the step size times the weight "
+    "of its absolute value (surefoot.optim.ProjectedGradient; surefoot.CertifiedDescent searches their length)"
+)
 USEFUL, OF_NO_USE, NOT_CERTIFIED = "useful", "finite but of no use", "not certified"
 _HOPELESS = 1e12  # times the gradient, or 1
 _WASTEFUL = 1e6  # times the curvature at the weights
@@ -95,7 +100,8 @@ def _because(certificate: Certificate) -> str:
         return f"the gradient is L-Lipschitz on the domain, but {why}"
     part = certificate.inverse_smoothness * float(certificate.curvature or 0.0)
     more = f"; 1/L is at least {times(part)} of what the curvature at the weights allows" if part else ""
-    return f"the gradient is L-Lipschitz on the domain; gradient steps of at most 1/L descend within it{more}"
+    steps = "proximal" if PROXIMAL in certificate.remarks else "gradient"
+    return f"the gradient is L-Lipschitz on the domain; {steps} steps of at most 1/L descend within it{more}"
 
 
 def _culprits(certificate: Certificate) -> str:

@@ -189,7 +189,7 @@ def certify_proved(
 
 
 def refuse_penalty(penalty: Penalty | None, *, is_objective: bool) -> None:
-    """A penalty is smooth, and of the parameters of a real-valued function.
+    """A penalty is one, and of the parameters of a real-valued function.
 
     Raises:
         DomainError: if it is not.
@@ -200,11 +200,6 @@ def refuse_penalty(penalty: Penalty | None, *, is_objective: bool) -> None:
         raise DomainError(f"regularizer is a surefoot.objectives.Regularizer such as Ridge(1e-3), got {penalty!r}")
     if not is_objective:
         raise DomainError("a regulariser is added to an objective of the parameters: give objective=…")
-    if not penalty.smooth:
-        raise DomainError(
-            f"{penalty!r} has kinks, so the sum has no smoothness: certify without it, and take proximal steps "
-            "(surefoot.optim.ProjectedGradient)"
-        )
 
 
 def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None = None) -> Certificate:

@@ -1,8 +1,8 @@
-"""What ``surefoot certify`` does: the constants of one model."""
+"""What ``surefoot certify`` and ``compare`` do: the constants of one model, or of several."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from surefoot.certificate.numbers import down, log10, quotient
 from surefoot.certificate.text import WIDTH, render
 from surefoot.cli import output
 from surefoot.cli.cases import Case, case, dataset_of, domain_of, refusals_are_usage
-from surefoot.cli.guard import Outcome
-from surefoot.cli.options import Request
+from surefoot.cli.guard import Outcome, UsageError, writing
+from surefoot.cli.options import Request, Sweep
 from surefoot.cli.sweep import Certified, Job, Lines, certified, finished, jobs_of
 from surefoot.data import Dataset
 from surefoot.errors import SurefootError
@@ -22,8 +22,19 @@ from surefoot.magnitude import Magnitude
 from surefoot.report import WhatIf, what_if, write_report
 
 
-def certify_one(model: str, request: Request, json: bool, report: Path | None, compared: bool) -> Outcome:
-    """Certify a model and show it."""
+def certify_each(
+    models: Sequence[str], request: Request, sweep: Sweep, json: bool, report: Path | None, compared: bool
+) -> Outcome:
+    """Certify a model and show it, or several with a row for each as it finishes."""
+    jobs = jobs_of(models, request)
+    if len(jobs) > 1 or sweep.log is not None:
+        if compared:
+            raise UsageError("--what-if is about one model, without --log")
+        return certify_all(models, request, sweep, json, report, as_finished=True)
+    return _certify_one(jobs[0].model, jobs[0].request, json, report, compared)
+
+
+def _certify_one(model: str, request: Request, json: bool, report: Path | None, compared: bool) -> Outcome:
     with output.working(f"certifying {model}"):
         subject = case(model, request)
         found = certificates(subject, request)
@@ -92,63 +103,103 @@ def write_page(path: Path | None, found: Sequence[Certified], others: dict[str, 
     """The report, whole or not at all, if one is asked for."""
     if path is None:
         return
-    shown = [
-        (subject.name if len(subject.certificates) == 1 else f"{subject.name}, {kind}", certificate)
-        for subject in found
-        for kind, certificate in subject.certificates.items()
-    ]
-    write_report(path, shown, what_if=others)
+    with writing(path, "--report"):
+        write_report(path, [each for subject in found for each in _named(subject)], what_if=others)
     output.note(f"the report is in {path}")
+
+
+def _named(subject: Certified) -> list[tuple[str, Certificate]]:
+    """Its certificates, with the kind of constants in the name where there are several."""
+    several = len(subject.certificates) > 1
+    return [
+        (f"{subject.name}, {kind}" if several else subject.name, each)
+        for kind, each in subject.certificates.items()
+    ]
 
 
 _HEAD = ("model", "bound m", "Lipschitz ℓ", "ℓ ratio", "smoothness L", "L ratio")
 _TITLES = {"certified": "Proved:", "paper": "As the paper prints it:"}
+_NUMBER = 12  # signs of a constant, or of its title
 _REASONS = 3  # that are shown of why L is infinite
 
 
 def certify_all(
     models: Sequence[str],
     request: Request,
+    sweep: Sweep,
     json: bool,
     report: Path | None,
-    workers: int = 1,
-    log: Path | None = None,
-    resume: bool = False,
+    as_finished: bool = False,
 ) -> Outcome:
     """Certify models and show them side by side; one that cannot be certified does not lose the others.
+
+    Args:
+        models: names, and files of weights behind them.
+        request: what is asked of each.
+        sweep: how they are gone through.
+        json: whether JSON is printed.
+        report: the page to write.
+        as_finished: whether each is shown as it finishes, and one that is not certified counts.
 
     Raises:
         SurefootError: that of the first model, if none of them can be certified.
     """
-    jobs, lines = jobs_of(models, request), Lines(log, resume)
+    jobs = jobs_of(models, request)
     data = dataset_of(request)  # says at once what is wrong with it
-    work = partial(certify_job, data=data if workers == 1 else None)
-    results: dict[str, Certified | SurefootError] = {}
+    lines = Lines(sweep.log, sweep.resume)
+    work = partial(certify_job, data=data if sweep.workers == 1 else None)
+    results = dict[str, Certified | SurefootError]()
+    show = _row_of(jobs, lines, json) if as_finished else lambda job, result: None
     for job in jobs:
-        earlier = lines.earlier(job)
-        if earlier is not None:
+        if (earlier := lines.earlier(job)) is not None:
             results[job.name] = earlier
+            show(job, earlier)
     left = [job for job in jobs if job.name not in results]
-    with output.progress("certifying", len(jobs), len(jobs) - len(left)) as advance:
-        for job, result in finished(left, work, workers):
+    with output.progress("certifying", len(jobs), len(results)) as advance:
+        for job, result in finished(left, work, sweep.workers):
             results[job.name] = result
             lines.add(job, result)
+            if isinstance(result, SurefootError):
+                output.warn(f"there is no certificate for {job.name}: {result}")
+            show(job, result)
             advance(job.name)
     ordered = {job.name: results[job.name] for job in jobs}
     found = [result for result in ordered.values() if isinstance(result, Certified)]
     failed = {name: result for name, result in ordered.items() if isinstance(result, SurefootError)}
-    for model, why in failed.items():
-        output.warn(f"there is no certificate for {model}: {why}")
     if not found:
         raise next(iter(failed.values()))
     write_page(report, found)
-    if json:
+    if not as_finished and json:
         shown = [document(s, kind, each) for s in found for kind, each in s.certificates.items()]
         output.document({"models": shown, "failed": {model: str(why) for model, why in failed.items()}})
-    else:
+    elif not as_finished:
         _show(found, request.kinds)
-    outcomes = {outcome(each) for subject in found for each in subject.certificates.values()}
-    return Outcome.CERTIFIED if Outcome.CERTIFIED in outcomes else Outcome.NOT_CERTIFIED
+    certain = [outcome(each) is Outcome.CERTIFIED for subject in found for each in subject.certificates.values()]
+    reached = all(certain) and not failed if as_finished else any(certain)
+    return Outcome.CERTIFIED if reached else Outcome.NOT_CERTIFIED
+
+
+def _row_of(jobs: Sequence[Job], lines: Lines, json: bool) -> Callable[[Job, Certified | SurefootError], None]:
+    """Shows a job: a row below a head, or a line of JSON."""
+    head = ("model", "bound m", "Lipschitz ℓ", "smoothness L", "step size")
+    kinds = jobs[0].request.kinds
+    width = max(len(job.name) for job in jobs) + (max(map(len, kinds)) + 2 if len(kinds) > 1 else 0)
+
+    def row(cells: Sequence[str]) -> None:
+        first, *others = cells
+        output.result("  ".join([f"{first:<{width}}", *(f"{cell:>{_NUMBER}}" for cell in others)]))
+
+    def show(job: Job, result: Certified | SurefootError) -> None:
+        if json:
+            output.document(lines.line(job, result), indent=None)
+        elif isinstance(result, Certified):
+            for name, each in _named(result):
+                star, bounds = "*" if each.flags else "", (each.bound, each.lipschitz, each.smoothness)
+                row([name, *(f"{value}{star}" for value in bounds), "–" if star else down(each.step_size)])
+
+    if not json:
+        row(head)
+    return show
 
 
 def certify_job(job: Job, data: Dataset | None) -> Certified:

@@ -91,11 +91,18 @@ def surefoot(
 @app.command()
 @guarded
 def certify(
-    model: o.Model, request: o.Request, json: o.Json = False, report: o.Report = None, what_if: o.WhatIf = False
+    models: o.Models,
+    request: o.Request,
+    sweep: o.Sweep,
+    json: o.Json = False,
+    report: o.Report = None,
+    what_if: o.WhatIf = False,
 ) -> Outcome:
     """Bound a model, its slope and its curvature over a set of parameters, and say which step sizes are safe.
 
-    Exit code 0 if the smoothness is finite and proved, 1 if it is infinite or not proved.
+    Several models or checkpoints give one row each, as it finishes; one that fails does not lose the others.
+
+    Exit code 0 if the smoothness is finite and proved, 1 if it is infinite or not proved, of one of several too.
 
     Examples:
 
@@ -104,11 +111,13 @@ def certify(
       surefoot certify mlp --data digits --objective cross-entropy --radius 0.03 --estimate
 
       surefoot certify mypackage.models:make_model --input 8,3,32,32 --json
+
+      surefoot certify mlp runs/*.safetensors --data digits --workers 4 --log rows.jsonl --resume
     """
     check_destination(report, "--report", (".html",))
     if what_if and report is None:
         raise UsageError("--what-if fills a part of the report: say where to write it, with --report FILE.html")
-    return _module("certifying").certify_one(model, request, json, report, what_if)
+    return _module("certifying").certify_each(models, request, sweep, json, report, what_if)
 
 
 @app.command()
@@ -116,9 +125,7 @@ def certify(
 def compare(
     models: o.Models,
     request: o.Request,
-    workers: o.Workers = 1,
-    log: o.Rows = None,
-    resume: o.Resume = False,
+    sweep: o.Sweep,
     json: o.Json = False,
     report: o.Report = None,
 ) -> Outcome:
@@ -136,11 +143,8 @@ def compare(
 
       surefoot compare mlp runs/*.safetensors --data digits --workers 4 --log rows.jsonl --resume
     """
-    if workers < 1:
-        raise UsageError(f"--workers is at least 1, got {workers}")
     check_destination(report, "--report", (".html",))
-    check_destination(log, "--log", (".jsonl",))
-    return _module("certifying").certify_all(models, request, json, report, workers, log, resume)
+    return _module("certifying").certify_all(models, request, sweep, json, report)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from pathlib import Path
 import surefoot as sf
 from surefoot.cli import output
 from surefoot.cli.cases import trainable
-from surefoot.cli.guard import Outcome, UsageError
+from surefoot.cli.guard import Outcome, UsageError, writing
 from surefoot.cli.options import Start
 from surefoot.report import write_convergence
 from surefoot.theorems import until_proved
@@ -15,6 +15,7 @@ from surefoot.theorems.deciding import Method
 
 METHODS: dict[str, Method] = {
     "gauss-newton": "gauss_newton",
+    "damped": "damped",
     "gradient": "gradient",
     "momentum": "momentum",
     "stochastic": "stochastic",
@@ -45,7 +46,8 @@ def prove(
         )
     if report is not None:  # before anything is printed: a closed pipe does not lose it
         name = f"Convergence of {start.model} on {len(x)} samples of {start.data}, after {taken} steps"
-        write_convergence(report, verdict, title=name)
+        with writing(report, "--report"):
+            write_convergence(report, verdict, title=name)
         output.note(f"the report is in {report}")
     if json:
         output.document({"model": start.model, "data": start.data, "samples": len(x), "steps": taken,

@@ -142,6 +142,39 @@ def _silence() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[None]:
+    """A body that writes a file: where that fails, as on a full disk, it is said of which file.
+
+    Raises:
+        UsageError: in place of whatever the body raises.
+    """
+    try:
+        yield
+    except Exception as error:  # torch and safetensors have their own for a full disk
+        raise UsageError(
+            f"{option} {path} could not be written: {str(error) or type(error).__name__}. Make room or name "
+            "another place, and run the same command again; what stood in the file before is still there"
+        ) from error
+
+
+def append_line(path: Path, option: str, line: str) -> None:
+    """A line more in a file, whole or not at all.
+
+    Raises:
+        UsageError: if there is no room for it.
+    """
+    with writing(path, option):
+        size = path.stat().st_size if path.is_file() else None
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+        except BaseException:
+            if size is not None:
+                os.truncate(path, size)
+            raise
+
+
 def check_destination(path: Path | None, option: str, suffixes: Sequence[str] = ()) -> None:
     """Refuse a path that cannot be written, before anything is computed.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from surefoot.cli.guard import UsageError
+from surefoot.cli.guard import UsageError, check_destination
 from surefoot.cli.zoo_names import complete_model
 
 MODEL_HELP = (
@@ -123,7 +123,9 @@ Every = Annotated[int, _run("N", "Steps between two checkpoints.")]
 
 Converging = Annotated[
     str,
-    _option(None, "NAME", "Whose convergence is proved: gauss-newton, gradient, momentum, stochastic, newton."),
+    _option(
+        None, "NAME", "Whose convergence is proved: gauss-newton, damped, gradient, momentum, stochastic, newton."
+    ),
 ]
 RidgeWeight = Annotated[float, _option(None, "X", "Weight of the ridge ½‖u‖² that is added.", "--ridge")]
 
@@ -134,7 +136,7 @@ Search = Annotated[str | None, _option(None, "TEXT", "Only those that mention th
 Workers = Annotated[int, _output("N", "How many are certified at the same time, in processes of their own.")]
 Rows = Annotated[Path | None, _output("FILE.jsonl", "Write each as a line of JSON as it finishes.", "--log")]
 Resume = Annotated[bool, _output("", "Keep what stands in --log, and certify only the rest.", "--resume")]
-Json = Annotated[bool, _output("", "Print one JSON document.", "--json")]
+Json = Annotated[bool, _output("", "Print one JSON document; of several certificates one per line.", "--json")]
 Report = Annotated[Path | None, _output("FILE.html", "Also write a page to look at.")]
 WhatIf = Annotated[
     bool,
@@ -206,6 +208,22 @@ class Request:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of constants that are asked for."""
         return ("certified", "paper") if self.constants == "both" else (self.constants,)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How ``certify`` and ``compare`` go through many models or checkpoints."""
+
+    workers: Workers = 1
+    log: Rows = None
+    resume: Resume = False
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"--workers is at least 1, got {self.workers}")
+        if self.resume and self.log is None:
+            raise UsageError("--resume goes on with the file of --log: name it")
+        check_destination(self.log, "--log", (".jsonl",))
 
 
 @dataclass(frozen=True)

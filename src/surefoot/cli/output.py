@@ -46,7 +46,7 @@ def _results() -> Any:
 
 
 def _print(text: str) -> None:
-    print(text, file=_results())
+    print(text, file=_results(), flush=True)  # a row of many is read as it finishes
 
 
 def result(text: str) -> None:
@@ -63,10 +63,10 @@ def result(text: str) -> None:
         _print("\n".join(wrapped))
 
 
-def document(content: Any) -> None:
-    """The whole result as one JSON document."""
+def document(content: Any, indent: int | None = 2) -> None:
+    """A JSON document; without indent on one line."""
     ascii_only = not str(getattr(_results(), "encoding", "") or "utf-8").lower().startswith("utf")
-    _print(encoded(content, indent=2, ascii_only=ascii_only))
+    _print(encoded(content, indent=indent, ascii_only=ascii_only))
 
 
 def encoded(content: Any, indent: int | None = None, ascii_only: bool = False) -> str:

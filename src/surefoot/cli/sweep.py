@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 from surefoot.certificate import Certificate
 from surefoot.cli import output
 from surefoot.cli.cases import Case
-from surefoot.cli.guard import UsageError
+from surefoot.cli.guard import UsageError, append_line, writing
 from surefoot.cli.options import Request
 from surefoot.errors import SurefootError
+from surefoot.report.page import written
 
 _WEIGHTS = (".safetensors", ".pt", ".pth")
 
@@ -69,7 +70,7 @@ def jobs_of(arguments: Sequence[str], request: Request) -> list[Job]:
             continue
         if not model or request.weights is not None:
             raise UsageError(
-                f"'{argument}' holds weights: name the model before it, as in compare mlp runs/*.safetensors, and "
+                f"'{argument}' holds weights: name the model before it, as in mlp runs/*.safetensors, and "
                 "leave --weights out"
             )
         if jobs[-1].request.weights is None and jobs[-1].model == model:
@@ -82,34 +83,58 @@ Work = Callable[[Job], Certified]
 
 
 def finished(jobs: Sequence[Job], work: Work, workers: int) -> Iterator[tuple[Job, Certified | SurefootError]]:
-    """Each job with its result, as it finishes; what fails does not lose the others."""
+    """Each job with its result, as it finishes; what fails does not lose the others.
+
+    A worker that is ended from outside takes those beside it along. They are done again, each in a process of its
+    own, so that the one at fault alone is lost. Where the run is broken off, no worker is waited for.
+    """
     if workers <= 1:
-        for job in jobs:
-            try:
-                yield job, work(job)
-            except SurefootError as error:
-                yield job, error
+        yield from ((job, _kept(work, job)) for job in jobs)
         return
+    stopped = list[Job]()
+    for job, result in _in_pool(jobs, work, workers):
+        if result is None:
+            stopped.append(job)
+        else:
+            yield job, result
+    for one in stopped:
+        for job, result in _in_pool([one], work, 1):
+            what = "its worker was ended from outside, perhaps for want of memory: use fewer --workers, --resume"
+            yield job, SurefootError(what) if result is None else result
+
+
+def _in_pool(
+    jobs: Sequence[Job], work: Work, workers: int
+) -> Iterator[tuple[Job, Certified | SurefootError | None]]:
+    """Each job with its result, ``None`` where a worker was ended from outside."""
     with ProcessPoolExecutor(min(workers, len(jobs)) or 1, mp_context=get_context("spawn")) as pool:
-        waiting: dict[Future[Certified | str], Job] = {pool.submit(_kept, work, job): job for job in jobs}
-        for future in as_completed(waiting):
-            try:
-                found = future.result()
-                yield waiting[future], SurefootError(found) if isinstance(found, str) else found
-            except BrokenProcessPool:
-                what = "a worker was ended from outside, perhaps for want of memory: use fewer --workers, --resume"
-                yield waiting[future], SurefootError(what)
+        waiting = {pool.submit(_in_worker, work, job): job for job in jobs}
+        try:
+            for future in as_completed(waiting):
+                try:
+                    yield waiting[future], future.result()
+                except BrokenProcessPool:
+                    yield waiting[future], None
+        except BaseException:
+            for child in active_children():
+                child.terminate()
+            raise
 
 
-def _kept(work: Work, job: Job) -> Certified | str:
-    """In a worker: what went wrong as a sentence, which can be sent whatever was raised."""
+def _in_worker(work: Work, job: Job) -> Certified | SurefootError:
+    """What went wrong as a sentence, which can be sent whatever was raised."""
     output.quiet(True)
+    result = _kept(work, job)
+    return SurefootError(str(result)) if isinstance(result, SurefootError) else result
+
+
+def _kept(work: Work, job: Job) -> Certified | SurefootError:
     try:
         return work(job)
     except SurefootError as error:
-        return str(error)
+        return error
     except Exception as error:
-        return f"an unexpected error, {type(error).__name__}: {error}"
+        return SurefootError(f"an unexpected error, {type(error).__name__}: {error}")
 
 
 class Lines:
@@ -123,8 +148,6 @@ class Lines:
     def __init__(self, path: Path | None, resume: bool) -> None:
         self.path, self.known = path, dict[str, dict[str, Any]]()
         if path is None:
-            if resume:
-                raise UsageError("--resume goes on with the file of --log: name it")
             return
         if resume and path.is_file():
             for text in path.read_text(encoding="utf-8").splitlines():
@@ -134,8 +157,10 @@ class Lines:
                     continue
                 if isinstance(line, dict) and "certificates" in line:
                     self.known[line.get("key", "")] = line
-        written = "".join(f"{output.encoded(line)}\n" for line in self.known.values())
-        path.write_text(written, encoding="utf-8")
+        kept = "".join(f"{output.encoded(line)}\n" for line in self.known.values())
+        if path.is_file() or not path.exists():  # no pipe, no device
+            with writing(path, "--log"):
+                written(path, kept)
 
     def earlier(self, job: Job) -> Certified | None:
         """What was found before."""
@@ -147,16 +172,18 @@ class Lines:
 
     def add(self, job: Job, found: Certified | SurefootError) -> None:
         """Write a line, at once."""
-        if self.path is None:
-            return
+        if self.path is not None:
+            append_line(self.path, "--log", output.encoded(self.line(job, found)))
+
+    def line(self, job: Job, found: Certified | SurefootError) -> dict[str, Any]:
+        """What is written of a job."""
         line: dict[str, Any] = {"key": job.key, "name": job.name}
         if isinstance(found, Certified):
             line |= {"described": found.described, "shapes": found.shapes, "input_norm": found.input_norm}
             line["certificates"] = {kind: each.to_dict() for kind, each in found.certificates.items()}
         else:
             line["failed"] = str(found)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(f"{output.encoded(line)}\n")
+        return line
 
 
 def certified(name: str, subject: Case, certificates: Mapping[str, Certificate]) -> Certified:

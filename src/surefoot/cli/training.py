@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from torch import Tensor, nn
 
 from surefoot.cli import output
 from surefoot.cli.cases import Subject, trainable
-from surefoot.cli.guard import Outcome, UsageError
+from surefoot.cli.guard import Outcome, UsageError, append_line, writing
 from surefoot.cli.options import Run, Start
 from surefoot.cli.suiting import in_evaluation, refusal
 from surefoot.data import Dataset, imported
+from surefoot.errors import SurefootError
 from surefoot.graph.checks import selected
 from surefoot.objectives import Objective
 from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton, StepRecord
@@ -73,7 +73,7 @@ def make_optimizer(name: str, model: nn.Module, objective: Objective, damping: s
 def save_weights(model: nn.Module, path: Path) -> None:
     """Parameters and buffers, as ``.safetensors`` or as a ``torch.save`` of tensors; whole or not at all."""
     state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    with written_whole(path) as temporary:
+    with writing(path, "--save"), written_whole(path) as temporary:
         if path.suffix != ".safetensors":
             torch.save(state, temporary)
             return
@@ -137,7 +137,7 @@ class Keeper:
         if self.path is None:
             return
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        with written_whole(self.path) as temporary:
+        with writing(self.path, "--checkpoint"), written_whole(self.path) as temporary:
             torch.save({"run": dict(self.run), **state}, temporary)
 
 
@@ -173,11 +173,13 @@ def train_model(start: Start, run: Run, json: bool, report: Path | None = None) 
         if report is not None and optimizer.history:
             unit = _of_gradient(parts, *batches(0))
             work = None if done else [each / unit for each in spent[: len(optimizer.history)]]
-            write_run(report, optimizer, title=f"{start.model} on {start.data or 'digits'}", work=work)
+            with writing(report, "--report"):
+                write_run(report, optimizer, title=f"{start.model} on {start.data or 'digits'}", work=work)
             output.note(f"the report is in {report}")
 
+    log = _log(run.log, done)
     try:
-        with output.progress("training", run.steps, min(done, run.steps)) as advance, _log(run.log, done) as log:
+        with output.progress("training", run.steps, min(done, run.steps)) as advance:
             for number in range(done, run.steps):
                 began = time.process_time()
                 loss = optimizer.step(*batches(number))
@@ -185,10 +187,16 @@ def train_model(start: Start, run: Run, json: bool, report: Path | None = None) 
                 log(optimizer.history[-1])
                 advance(f"loss {loss:.4g}")
                 keep.after(number + 1, last=number + 1 == run.steps)
-    except KeyboardInterrupt:
-        keep.interrupted()
-        _save(parts.model, run.save)
+    except (KeyboardInterrupt, SurefootError) as stopped:
+        if isinstance(stopped, SurefootError) and len(optimizer.history) == done:
+            raise  # nothing was reached that could be lost
+        try:
+            keep.interrupted()
+        finally:
+            _save(parts.model, run.save)
         page()
+        if isinstance(stopped, SurefootError):
+            raise
         return Outcome.INTERRUPTED
     summary = _summary(optimizer, parts)
     _save(parts.model, run.save)
@@ -220,22 +228,17 @@ def _save(model: nn.Module, path: Path | None) -> None:
         output.note(f"the weights are in {path}")
 
 
-@contextmanager
-def _log(path: Path | None, done: int) -> Iterator[Callable[[StepRecord], None]]:
+def _log(path: Path | None, done: int) -> Callable[[StepRecord], None]:
     """Writes records of steps as lines of JSON; a resumed run goes on in the same file.
 
     What a step achieved is known with the next one: in its own line it may be ``null``.
     """
     if path is None:
-        yield lambda record: None
-        return
-    with path.open("a" if done else "w", encoding="utf-8") as stream:
-
-        def write(record: StepRecord) -> None:
-            stream.write(output.encoded(asdict(record)) + "\n")
-            stream.flush()
-
-        yield write
+        return lambda record: None
+    if not done:
+        with writing(path, "--log"):
+            path.write_text("", encoding="utf-8")
+    return lambda record: append_line(path, "--log", output.encoded(asdict(record)))
 
 
 def _summary(optimizer: GuaranteedOptimizer, parts: Subject) -> dict[str, Any]:
@@ -291,7 +294,7 @@ def _show(what: str, optimizer: GuaranteedOptimizer, summary: dict[str, Any]) ->
     if summary["train_accuracy"] is not None:
         tested = "" if summary["test_accuracy"] is None else f", {summary['test_accuracy']:.1%} of unseen samples"
         facts.append(
-            ("accuracy", f"{summary['train_accuracy']:.1%} of the samples{tested}; of this nothing is proved")
+            ("accuracy", f"{summary['train_accuracy']:.1%} of the samples{tested}; nothing is proved about this")
         )
     facts.append(("guarantee", summary["guarantee"]))
     for name, fact in facts:

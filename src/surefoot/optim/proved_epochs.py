@@ -33,6 +33,7 @@ from surefoot.optim.evaluation import OptimizerError, check_objective, explained
 from surefoot.optim.joint import JointBatches
 from surefoot.optim.pace import Pace
 from surefoot.processes import Processes
+from surefoot.torch_private import is_sharded
 from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
@@ -557,6 +558,11 @@ def _checked_model(optimizer: Any, model: Any) -> nn.Module:
         raise TypeError(f"the first argument is a torch optimizer, got {type(optimizer).__name__}: {usage}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"the objective of all data needs the model, got {type(model).__name__}: {usage}")
+    if is_sharded(model):
+        raise OptimizerError(
+            "the weights of this model lie with several processes, and its optimizer moves a part of them: train "
+            "by surefoot.CertifiedDescent(model, objective, group=…), or a model that is whole on each process"
+        )
     return model
 
 

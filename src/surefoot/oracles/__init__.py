@@ -7,7 +7,8 @@
 * ``primal``: Gauss-Newton by conjugate gradients on the parameters; ``kronecker``: their preconditioner;
   ``primal_gram``: with their Gram matrix.
 * ``dual``: Gauss-Newton by conjugate gradients on the dual; ``dual_gram``: with the Gram matrix of the dual;
-  ``gram``, ``gram_layers``: how that is assembled; ``factor``: the curvature of a loss as a product.
+  ``gram``, ``gram_layers``, ``gram_pieces``: how that is assembled; ``factor``: the curvature of a loss as a
+  product.
 * ``newton_conjugate``: Newton by conjugate gradients. ``dynamic``, ``riccati``: by dynamic programming, on the
   chain as ``factored`` writes it; ``stages``, ``inner``, ``outer``: one computation in two stages;
   ``vectors``: states as vectors.

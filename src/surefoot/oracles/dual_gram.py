@@ -25,6 +25,7 @@ from surefoot.linear_solve import Conjugate, Flat, Products
 from surefoot.oracles.dual import DualSystem, solve_dual
 from surefoot.oracles.factor import Factor, factor_of
 from surefoot.oracles.gram import Gram, assemble
+from surefoot.oracles.gram_pieces import assemble_pieces
 from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, Step, reached_status
 
@@ -53,7 +54,7 @@ class DualGram:
     @cached_property
     def gram(self) -> Gram | None:
         """The Gram matrix; ``None`` where it is too large."""
-        return assemble(self.problem, self.factor)
+        return (assemble_pieces if self.problem.in_pieces else assemble)(self.problem, self.factor)
 
     def solve(self, kappa: float, tolerance: float, warm_start: Tensor | None = None) -> Step:
         """The Gauss-Newton oracle for one κ.

@@ -3,8 +3,10 @@ r"""The curvature of the loss of a problem as a product: :math:`\nabla^2h(\psi(u
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from surefoot.objectives import Objective
 from surefoot.operations.losses import Factor
@@ -14,6 +16,28 @@ from surefoot.oracles.problem import OracleError, Problem, slope_at
 
 class RowsMeet(OracleError):
     """The loss is not a sum over the rows of the output."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of the factor of a loss."""
+
+    factor: Factor
+    where: slice
+
+    @property
+    def samples(self) -> int:
+        """How many."""
+        return int(self.where.stop - self.where.start)
+
+    @property
+    def columns(self) -> int:
+        """Of the blocks."""
+        return self.factor.columns
+
+    def column(self, j: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """One column of all blocks."""
+        return self.factor.column(j, dtype, device)[self.where]
 
 
 def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
@@ -117,4 +141,4 @@ def _by_eigenvalues(problem: Problem, dtype: torch.dtype) -> Factor:
     return factor
 
 
-__all__ = ["Factor", "RowsMeet", "factor_of", "has_factor", "refuse_negative", "require_convex"]
+__all__ = ["Factor", "Rows", "RowsMeet", "factor_of", "has_factor", "refuse_negative", "require_convex"]

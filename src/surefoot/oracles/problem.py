@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
-from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.batched import Batched
 from surefoot.errors import ChainError, EvaluationError, SurefootError
 from surefoot.objectives import Objective, ObjectiveError, Ridge
@@ -111,15 +111,19 @@ class Problem:
         everyone = [here()] if self.processes is None else self.processes.gathered(here)
         return objective.bound_to(torch.cat([y.to(self.output.device) for part in everyone for y in part]))
 
-    def led(self, solve: Callable[[], Step], oracle: Autodiff | Batched | None = None) -> Step:
+    def led(self, solve: Callable[[], Step], oracle: Batched | None = None) -> Step:
         """The step that process 0 finds while the others help, with this oracle or another, on all of them."""
         if self.processes is None:
             return solve()
-        asked = self.autodiff if oracle is None else oracle
-        assert isinstance(asked, Batched)
-        step: Step = self.processes.led(solve, asked.serve, OracleError)
+        asked = self.serve if oracle is None else oracle.serve
+        step: Step = self.processes.led(solve, asked, OracleError)
         here = {path: value.to(self.parameters[path]) for path, value in step.direction.items()}
         return replace(step, direction=here)
+
+    def serve(self, word: Any) -> None:
+        """On a process that does not lead: take part in a pass, or in a function of the problem."""
+        assert isinstance(self.autodiff, Batched)
+        word(self) if callable(word) else self.autodiff.serve(word)
 
     @cached_property
     def slope(self) -> Tensor:

@@ -10,7 +10,9 @@ targets; and with ``group``, a process group of ``torch.distributed``, every pro
 of the data, ``surefoot.Chain(model, [])`` where it has none. The step is that of the joined batch, the same on all
 processes: outputs and targets of all samples are gathered, activations are those of one batch at a time
 (:mod:`surefoot.chain.batched`). The price is a forward pass for each call where there are several batches.
-Methods that need matrices of all samples at once are left out.
+Of the methods that need matrices of all samples at once there is ``"dual_gram"``, for which the factors of layers
+are gathered on process 0 (:mod:`surefoot.oracles.gram`): their inputs are activations, and with no other method do
+activations cross. So ``"auto"`` is ``"primal"``.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from surefoot.processes import Processes
 
 Method = Literal["auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic"]
 METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")
-IN_PIECES = ("primal", "dual")  # those that need products with the derivative of all data only
+IN_PIECES = ("primal", "dual", "dual_gram")
 NEWTON_METHODS = ("auto", "cg", "dynamic")
 
 
@@ -178,8 +180,8 @@ def gauss_newton_solver(
     if problem.in_pieces:
         if method not in ("auto", *IN_PIECES):
             raise OracleError(
-                f"method={method!r} needs matrices of all samples at once: for data in pieces use "
-                f"{' or '.join(map(repr, IN_PIECES))}, or pass them as one batch"
+                f"method={method!r} needs all samples at once: for data in pieces use "
+                f"{', '.join(map(repr, IN_PIECES))}, or pass them as one batch"
             )
         method = "primal" if method == "auto" else method
     if method == "auto":
@@ -199,7 +201,8 @@ def gauss_newton_solver(
         return Solver(lambda kappa, tolerance, _: direct.solve(kappa, tolerance), choice, direct.correct)
     if chosen == "dual_gram":
         gram = DualGram(problem, accumulate)
-        return Solver(lambda kappa, tolerance, _: gram.solve(kappa, tolerance, warm_start), choice, gram.correct)
+        bend = None if problem.in_pieces else gram.correct
+        return Solver(lambda kappa, tolerance, _: gram.solve(kappa, tolerance, warm_start), choice, bend)
     return Solver(lambda kappa, tol, _: solve_dual(problem, kappa, tol, accumulate, warm_start), choice)
 
 

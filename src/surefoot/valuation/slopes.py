@@ -231,9 +231,9 @@ def slopes_of(
         if node.name in varying or _worth_asking(asked):
             with contextlib.nullcontext() if node.name in varying else contextlib.suppress(UnsupportedOperation):
                 found.by_name[node.name] = _asked(found, tape.graph, asked, enclosures)
-        value, fixed = run.values[node.name], node.name not in varying
+        fixed = node.name not in varying
         if fixed and node.name not in loose:
-            enclosures[node.name] = _valued(node, value)
+            enclosures[node.name] = _valued(node, run.values[node.name])
         else:
             wide = apart.get(node.name, 0.0)
             enclosures[node.name] = _sized(found, run, node.name, node.spec, wide, fixed=fixed)

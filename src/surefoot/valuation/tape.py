@@ -22,7 +22,7 @@ from surefoot.operations.call import Use
 from surefoot.operations.record import Form, record_of
 from surefoot.valuation.entropy import ENTROPY
 from surefoot.valuation.kernels import formula_of
-from surefoot.valuation.kinks import pieces, steepness
+from surefoot.valuation.kinks import bends_by_pieces, pieces, steepness
 from surefoot.valuation.normalising import BATCH
 from surefoot.valuation.passes import Constants, Plan, Run, Values, is_measured, norms
 
@@ -189,7 +189,9 @@ class Tape:
                 if reverse and node.name in watch and isinstance(value, Tensor):
                     value = run.watched(node.name, value)
                 values[node.name] = value
-                for name in self.graph.finished[node.name] if plan is not None else ():
+                for name in self.graph.finished[node.name]:
+                    if plan is None and name not in self.spare:
+                        continue
                     if name not in keep and name not in constants.values and name not in run.parameters:
                         del values[name]
         return run
@@ -237,6 +239,22 @@ class Tape:
                         steepest * (1 + 2.0**-40),
                     )  # and the round-off of the kernel
         return found
+
+    @cached_property
+    def spare(self) -> frozenset[str]:
+        """The results of products of which no rule needs more than the norm, even where nothing is known yet: they
+        have no stated error, and only such functions read them.
+        """
+        readers: dict[str, set[str]] = {}
+        for node in self.graph.nodes:
+            for name in node.inputs:
+                readers.setdefault(name, set()).add(node.name)
+        products = {
+            node.name for node in self.varying
+            if record_of(node).form_of(node) is Form.PRODUCT and record_of(node).error is None
+        }  # fmt: skip
+        plain = {name for name in self.derived if bends_by_pieces(self.asked[name].args[1])}
+        return frozenset(name for name in products if plain >= readers.get(name, {""}))
 
     @cached_property
     def matched(self) -> dict[str, tuple[str, str]]:
