@@ -62,6 +62,7 @@ class Autodiff:
             self._leaves = {path: v.requires_grad_() for path, v in varying.items()}
             read = [_usable(value) for value in inputs]
             ahead = None if along is None else _pushed_ahead(graph, values, read, along)
+            self.pushed: Any
             self._outputs, self.pushed = ahead or (run_graph(graph, values, read), None)
         self._linear: tuple[tuple[Tensor, ...], dict[str, GradientEdge]] | None = None
         self.value = _one_or_all(tuple(output.detach() for output in self._outputs))
