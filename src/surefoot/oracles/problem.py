@@ -115,15 +115,15 @@ class Problem:
         """The step that process 0 finds while the others help, with this oracle or another, on all of them."""
         if self.processes is None:
             return solve()
-        asked = self.serve if oracle is None else oracle.serve
-        step: Step = self.processes.led(solve, asked, OracleError)
+        step: Step = self.processes.led(solve, lambda word: self.serve(word, oracle), OracleError)
         here = {path: value.to(self.parameters[path]) for path, value in step.direction.items()}
         return replace(step, direction=here)
 
-    def serve(self, word: Any) -> None:
-        """On a process that does not lead: take part in a pass, or in a function of the problem."""
-        assert isinstance(self.autodiff, Batched)
-        word(self) if callable(word) else self.autodiff.serve(word)
+    def serve(self, word: Any, oracle: Batched | None = None) -> None:
+        """On a process that does not lead: take part in a pass of an oracle, or in a function of the problem."""
+        asked = self.autodiff if oracle is None else oracle
+        assert isinstance(asked, Batched)
+        word(self) if callable(word) else asked.serve(word)
 
     @cached_property
     def slope(self) -> Tensor:
