@@ -21,19 +21,19 @@ from benchmarks.timing import Duration, Measurement
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, KEPT = ROOT / "docs" / "benchmarks.md", ROOT / "build" / "bench"
-BENCHMARKS = [
+MODULES = (
     "autodiff",
     "certificates",
-    "choice",
-    "clustering",
-    "equal_work",
     "implicit",
     "newton",
     "oracles",
-    "peers",
     "second_order",
     "training",
-]
+    "clustering",
+    "peers",
+    "equal_work",
+    "choice",
+)
 HEADER = """# Benchmarks
 
 How long surefoot takes compared with plain PyTorch: medians of ratios of processor times, of runs made in turn on
@@ -71,13 +71,13 @@ def main(again: list[str]) -> None:
         again: the modules that are run even where their results are kept.
     """
     found: list[Any] = []
-    for module in BENCHMARKS:
-        kept = KEPT / f"{module}.pickle"
-        if kept.exists() and module not in again:
+    for name in MODULES:
+        kept = KEPT / f"{name}.pickle"
+        if kept.exists() and name not in again:
             found += pickle.loads(kept.read_bytes())
             continue
         rows = []
-        for measurement in import_module(f"benchmarks.{module}").run():
+        for measurement in import_module(f"benchmarks.{name}").run():
             print(_line(measurement), flush=True)
             rows.append(measurement)
         KEPT.mkdir(parents=True, exist_ok=True)

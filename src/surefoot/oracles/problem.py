@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
-from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.batched import Batched
 from surefoot.errors import ChainError, EvaluationError, SurefootError
 from surefoot.objectives import Objective, ObjectiveError, Ridge
@@ -112,7 +111,7 @@ class Problem:
         everyone = [here()] if self.processes is None else self.processes.gathered(here)
         return objective.bound_to(torch.cat([y.to(self.output.device) for part in everyone for y in part]))
 
-    def led(self, solve: Callable[[], Step], oracle: Autodiff | Batched | None = None) -> Step:
+    def led(self, solve: Callable[[], Step], oracle: Batched | None = None) -> Step:
         """The step that process 0 finds while the others help, with this oracle or another, on all of them."""
         if self.processes is None:
             return solve()
@@ -120,7 +119,7 @@ class Problem:
         here = {path: value.to(self.parameters[path]) for path, value in step.direction.items()}
         return replace(step, direction=here)
 
-    def serve(self, word: Any, oracle: Autodiff | Batched | None = None) -> None:
+    def serve(self, word: Any, oracle: Batched | None = None) -> None:
         """On a process that does not lead: take part in a pass of an oracle, or in a function of the problem."""
         asked = self.autodiff if oracle is None else oracle
         assert isinstance(asked, Batched)
