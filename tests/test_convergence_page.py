@@ -15,19 +15,27 @@ def rows(columns: int) -> list[list[str]]:
     return [
         row
         for row in cells
-        if len(row) == columns and not row[0].startswith(("problem", "samples", "rows", "network"))
+        if len(row) == columns and not row[0].startswith(("problem", "samples", "rows", "network", "aim"))
     ]
 
 
 def test_every_problem_is_proved_for_both_methods():
-    found = [row for row in rows(7) if not row[1].startswith("after")]
+    found = rows(8)
     assert len(found) == 26
     assert len({row[0] for row in found}) == 13
-    for _, _, steps, residual, _, distance, iterations in found:
+    assert sum(bool(row[7]) for row in found) >= 12
+    for _, _, steps, residual, _, distance, iterations, kept in found:
         assert int(steps) <= 25
         assert float(residual) > 0
         assert float(distance) > 0
         assert int(iterations.replace(",", "")) >= 0
+        assert 0 < float(kept or 1) <= 1, "a promise was broken in 200 bits"
+
+
+def test_every_aim_says_whether_it_is_met():
+    found = rows(3)
+    assert len(found) == 9
+    assert {row[1] for row in found} == {"met"}
 
 
 def test_before_the_first_step_the_border_is_half():

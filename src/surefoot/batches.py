@@ -1,6 +1,7 @@
 """Data in pieces: batches ``(x, y)`` that are read many times, always the same, and mean one objective together.
 
-To see how far a pass is, wrap the loader in a progress bar: ``tqdm(loader)`` is read like the loader itself.
+To see how far a pass is, wrap the loader in a progress bar: ``tqdm(loader)`` is read like the loader itself, and
+starts again with each pass.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Batches:
             raise EvaluationError(
                 f"a {type(loader).__name__} can be read only once: pass a DataLoader or a list of batches"
             )
+        loader, self._bar = _apart(loader)
         _refuse_random_samples(loader)
         self.loader = _in_order(loader) if ordered else loader
         self._seen: list[int] | None = [] if ordered else None
@@ -48,7 +50,11 @@ class Batches:
             CaptureError: naming the batch, if its inputs are no tensors, or not finite.
             EvaluationError: if it is no pair, or not the batch of that number at the first pass.
         """
+        if self._bar is not None:
+            self._bar.reset()
         for number, batch in enumerate(self.loader):
+            if self._bar is not None:
+                self._bar.update()
             if not isinstance(batch, list | tuple) or len(batch) != 2:
                 kind = f"{len(batch)} things" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
                 raise EvaluationError(f"a batch is a pair (x, y) of inputs and targets: batch {number} is {kind}")
@@ -89,6 +95,17 @@ class Batches:
             raise EvaluationError(
                 f"the batches do not fit into one ({str(error).splitlines()[0]}): give them samples of one shape"
             ) from error
+
+
+def _apart(loader: Any) -> tuple[Iterable[Any], Any]:
+    """A loader without its progress bar, which closes after one pass if it is read itself; and the bar."""
+    is_bar = all(hasattr(loader, name) for name in ("iterable", "reset", "update"))
+    return (loader.iterable, loader) if is_bar else (loader, None)
+
+
+def first_of(loader: Any) -> Any:
+    """The first batch of a loader; ``None`` if there is none."""
+    return next(iter(_apart(loader)[0]), None)
 
 
 def _stacked(parts: Sequence[Any]) -> Any:

@@ -14,11 +14,13 @@ from surefoot.certificate import Certificate
 from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
-from surefoot.graph.checks import is_loader, unwrapped
+from surefoot.graph.checks import as_inputs, is_loader, unwrapped
+from surefoot.graph.sharded import norms_of_shards
 from surefoot.lower import curvature_at_weights
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
 from surefoot.processes import Processes
+from surefoot.torch_private import is_sharded
 from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
@@ -52,12 +54,15 @@ def certify(
             which the longest gradient step can be proved (:mod:`surefoot.certificate.proving`); otherwise
             every parameter block within 1 of the origin, or with ``wrt="input"`` the input within 1 of the origin.
         wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
-        input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``.
+        input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``. Then
+            the certificate of a network whose weights are sharded rests on norms of them that are computed where
+            they lie (:mod:`surefoot.graph.sharded`); without it they are gathered.
         effort: what a certificate of an objective may cost. ``"quick"``: products of norms, about ten gradients
             for each ball that is tried. ``"normal"``: sharper where samples do not interact and linear layers are
             not too many and too wide, up to some thousand gradients. ``"high"``: the same for wider layers, and on
             balls around the weights, if at most 12,000 numbers vary, exact derivatives at the weights along each
-            of them, about ten gradients for each (:mod:`surefoot.calculus.effort`). The certificate says the cost.
+            of them, about ten gradients for each (:mod:`surefoot.calculus.effort`); the step size is then proved
+            on the segment against the gradient as well, a few hundred gradients. The certificate says the cost.
         regularizer: a smooth function of the parameters that is added to the objective, such as
             ``surefoot.Ridge(1e-4)``.
         constants: ``"certified"``, or ``"paper"`` for Algorithm 4 as printed, with the paper's constants.
@@ -77,6 +82,11 @@ def certify(
     >>> sf.certify(model, x, objective=sf.CrossEntropy(torch.tensor([0, 1]))).step_size > 0
     True
     """
+    plain = objective is None and (constants, wrt, group) == ("certified", "params", None) and not is_loader(x)
+    around = ProductBall(1.0) if domain is None else domain
+    simple = isinstance(around, ProductBall | Ball) and isinstance(around.center, str)
+    if input_norm is not None and plain and simple and is_sharded(model) and next(model.buffers(), None) is None:
+        return _of_shards(model, x, around, input_norm, effort)
     model = unwrapped(model)
     if objective is not None:
         objective = as_objective(objective, y)
@@ -113,6 +123,17 @@ def certify(
         )
     with ordinary_device():
         return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
+
+
+def _of_shards(model: nn.Module, x: Any, domain: Any, input_norm: float, effort: str) -> Certificate:
+    """Of a model whose weights lie with several processes, from norms alone: no matrix is gathered."""
+    args, kwargs = as_inputs(x)
+    shapes = {key: value.to("meta") for key, value in (*enumerate(args), *kwargs.items())}
+    x = {str(key): value for key, value in shapes.items()} if kwargs else tuple(shapes.values())
+    empty, known, _ = norms_of_shards(model, measured=domain.center == "present")
+    around = replace(domain, center=known) if known else domain
+    found = certify_proved(empty, x, domain=around, input_norm=input_norm, effort=effort)
+    return replace(found, weights_inside=True if known else None)
 
 
 _PRODUCTS = {"quick": 3, "normal": 5, "high": 8}  # with the Hessian, about two gradients each

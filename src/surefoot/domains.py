@@ -24,7 +24,7 @@ from torch import Tensor
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
 
-Center = Literal["origin", "present"] | Mapping[str, Tensor]
+Center = Literal["origin", "present"] | Mapping[str, Any]
 
 
 class DomainError(SurefootError, ValueError):

@@ -18,7 +18,7 @@ spread is measured from the computed centre, so round-off is part of it and need
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -184,6 +184,53 @@ class Computed(Enclosure):
     def entry_radius(self) -> Tensor | None:
         """How far each entry may be from the centre."""
         return self.entries if isinstance(self.value, Tensor) else None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Norms of a matrix whose entries lie elsewhere, with several processes.
+
+    Attributes:
+        size: Euclidean.
+        peak: its largest entry.
+        matrix: spectral.
+        longest: of its longest row.
+    """
+
+    size: float
+    peak: float
+    matrix: float
+    longest: float
+
+
+@dataclass(frozen=True)
+class Elsewhere(Enclosure):
+    """A variable or a constant of which norms are known, but no value.
+
+    Attributes:
+        matrix: bounds its spectral norm over the domain.
+        longest: bounds the norms of its rows.
+    """
+
+    matrix: Magnitude = field(default_factory=Magnitude.infinity)
+    longest: Magnitude = field(default_factory=Magnitude.infinity)
+
+    @classmethod
+    def of(cls, norms: Measured, radius: Magnitude, spec: Spec, lipschitz: Magnitude) -> Elsewhere:
+        """Within a radius of a centre with these norms; a constant if it does not vary."""
+        size, peak, matrix, longest = (
+            Magnitude.of(number) + radius for number in (norms.size, norms.peak, norms.matrix, norms.longest)
+        )
+        far, fixed = Magnitude.infinity(), lipschitz.is_zero
+        return cls(spec, None, size, peak, far, None, far, lipschitz, fixed, matrix=matrix, longest=longest)
+
+    def centre_matrix_norm(self) -> Magnitude:
+        """The spectral norm."""
+        return self.matrix
+
+    def matrix_norm(self) -> Magnitude:
+        """Likewise."""
+        return minimum(self.bound, self.matrix)
 
 
 def unknown_constant(spec: Spec | tuple[Spec, ...], variables: int, bound: Magnitude | None = None) -> Enclosure:

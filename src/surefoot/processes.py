@@ -64,6 +64,16 @@ class Processes:
         """What it gives on each process, by rank. If it raises on one, all raise: nobody waits for the others."""
         return self._exchanged(compute, lambda mine: mine)[1]
 
+    def collected(self, compute: Callable[[], Any]) -> list[Any]:
+        """The same on the leader; nothing is sent to the others, which get an empty list."""
+        mine = self.together(compute)
+        everyone: list[Any] | None = [None] * self.size if self.leads else None
+        if not self.leads:
+            self._count(mine)
+        with _answering():
+            self._torch.gather_object(mine, everyone, dst=self._first, group=self._group)
+        return everyone or []
+
     def together(self, compute: Callable[[], Any]) -> Any:
         """What it gives here, which is not sent. If it raises on one process, all raise."""
         return self._exchanged(compute, lambda mine: None)[0]

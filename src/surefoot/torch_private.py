@@ -6,7 +6,8 @@ A new release of PyTorch may move any of these names; then this is the one file 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -112,6 +113,61 @@ def with_buffer(module: _Module, name: str, value: Tensor | None) -> _Module:
     return copied
 
 
+def is_sharded(model: Any) -> bool:
+    """Whether parameters of a model lie with several processes, or would if they were not just in use."""
+    if not isinstance(model, nn.Module):
+        return False
+    return any(map(lies_elsewhere, model.parameters())) or any(True for _ in sharded_modules(model))
+
+
+def lies_elsewhere(value: Tensor) -> bool:
+    """Whether a tensor is one of several processes; to import the type of these takes long."""
+    return hasattr(value, "device_mesh")
+
+
+def sharded_modules(model: nn.Module) -> Iterator[Any]:
+    """The modules that ``fully_shard`` was called on; whoever did has imported it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        yield from (module for module in model.modules() if isinstance(module, fsdp.FSDPModule))
+
+
+def unsharded_copy(
+    module: _Module, value: Callable[[Tensor], Tensor], memo: dict[int, Any] | None = None
+) -> _Module:
+    """A copy of a module and its children as they were before ``torch.distributed`` changed them.
+
+    ``fully_shard`` puts another class in front of that of a module, hooks and attributes into it, and refuses
+    copies; public is only what undoes it for one forward pass.
+
+    Args:
+        module: the module.
+        value: what stands for a parameter or buffer in the copy.
+        memo: copies that were made.
+    """
+    memo = {} if memo is None else memo
+    if id(module) not in memo:
+        kind: Any = type(module)
+        kind = kind.__mro__[getattr(kind, "_orig_cls_mro_index", 0)]
+        copied = memo[id(module)] = kind.__new__(kind)
+        for key, item in vars(module).items():
+            if key in ("_parameters", "_buffers"):
+                item = {name: None if tensor is None else value(tensor) for name, tensor in item.items()}
+            elif key == "_modules":
+                item = {name: child and unsharded_copy(child, value, memo) for name, child in item.items()}
+            elif key in STANDARD_TABLES and isinstance(item, dict):
+                item = type(item)((k, hook) for k, hook in item.items() if not _is_of_distributed(hook))
+            if not key.startswith(("__composable", "_fsdp", "_is_fsdp", "_distribute_module")):
+                copied.__dict__[key] = item
+    found: _Module = memo[id(module)]
+    return found
+
+
+def _is_of_distributed(hook: Any) -> bool:
+    hook = getattr(hook, "func", hook)
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
+
+
 def global_hooks() -> dict[str, Any]:
     """The tables of hooks that are called on all modules, by name; they cannot be read in public."""
     return {key: getattr(_module, key) for key in _GLOBAL_HOOKS}
@@ -130,6 +186,6 @@ def constants_allowed() -> AbstractContextManager[None]:
 __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "children_of", "constants_allowed",
-    "global_forward_hooks", "global_hooks", "is_view", "pre_hooks_of", "schema_of", "set_writes_of", "storage_of",
-    "with_buffer", "writes_of",
+    "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "pre_hooks_of", "schema_of",
+    "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer", "writes_of",
 ]  # fmt: skip

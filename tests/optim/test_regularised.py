@@ -183,17 +183,114 @@ def test_evaluated_steps_take_smooth_penalties() -> None:
     assert float(torch.func.grad(value)(flat(model)).norm()) < 1e-2
 
 
+@pytest.mark.parametrize("domain", [None, sf.Ball(0.2), sf.ProductBall(0.1, center="present")])
+@pytest.mark.parametrize("kind", ["elastic", "absolute"])
+def test_a_certificate_with_absolute_values_is_about_proximal_steps(kind: str, domain: sf.Ball | None) -> None:
+    """m and ℓ bound the whole objective; proximal steps of the sizes it names stay inside and descend."""
+    model, (x, y) = network(), data()
+    penalty = PENALTIES[kind]()
+    certificate = sf.certify(model, x, objective=sf.CrossEntropy(y), regularizer=penalty, domain=domain)
+    plain = sf.certify(
+        model,
+        x,
+        objective=sf.CrossEntropy(y),
+        regularizer=penalty.smooth_part,
+        domain=domain or sf.Ball(certificate.radius),
+    )
+    assert float(certificate.smoothness) == float(plain.smoothness)
+    assert "proximal steps of at most 1/L" in str(certificate)
+    assert "absolute values" in " ".join(certificate.remarks)
+    value, smooth, start = objective_of(model, penalty), objective_of(model, penalty.smooth_part), flat(model)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    names = [name for name, _ in model.named_parameters()]
+    weights = torch.cat(
+        [torch.full((n,), penalty.threshold_of(name)).double() for n, name in zip(sizes, names, strict=True)]
+    )
+    slope = torch.func.grad(smooth)(start)
+    radius = certificate.radius if isinstance(certificate.radius, float) else 0.1
+    torch.manual_seed(5)
+    for _ in range(20):
+        move = torch.randn_like(start)
+        there = start + radius * torch.rand(()).double() * move / move.norm()
+        assert float(value(there)) <= float(certificate.bound)
+        assert abs(float(value(there) - value(start))) <= float(certificate.lipschitz) * float(
+            (there - start).norm()
+        )
+    blocks = torch.cat(
+        [
+            torch.full((n,), certificate.block_step_sizes[name.partition(".")[0]]).double()
+            for n, name in zip(sizes, names, strict=True)
+        ]
+    )
+    for steps in (torch.full_like(start, certificate.step_size), blocks):
+        aim = start - steps * slope
+        after = aim.sign() * (aim.abs() - steps * weights).clamp_min(0)
+        reached = after - start
+        parts = [float(part.norm()) for part in reached.split([sizes[0] + sizes[1], sizes[2] + sizes[3]])]
+        assert max(parts) <= radius if isinstance(domain, sf.ProductBall) else float(reached.norm()) <= radius
+        assert float(value(start) - value(after)) >= 0.5 * float((reached.square() / steps).sum()) * (1 - 1e-9) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_evaluated_proximal_steps_reach_the_minimum_of_scipy(dtype: torch.dtype) -> None:
+    """A linear model has one minimum; scipy finds it with positive and negative parts."""
+    torch.manual_seed(0)
+    model, (x, y) = nn.Linear(3, 2).to(dtype), data()
+    penalty = ElasticNet(0.05, 0.1)
+    value, start = objective_of(nn.Linear(3, 2).double(), penalty, dtype), flat(model).double()
+    smooth = objective_of(nn.Linear(3, 2).double(), Ridge(0.1), dtype)
+    optimizer = sf.CertifiedDescent(model, sf.CrossEntropy(), regularizer=penalty)
+    before = float(value(start))
+    for _ in range(40):
+        optimizer.step(x.to(dtype), y)
+        record, after = optimizer.history[-1], float(value(flat(model).double()))
+        if record.step_size:
+            assert before - after >= record.promised_decrease > 0
+        before = after
+        if not record.step_size:
+            break
+
+    def parted(both: np.ndarray) -> tuple[float, np.ndarray]:
+        up, down = torch.as_tensor(both).split(8)
+        slope = torch.func.grad(smooth)(up - down)
+        total = float(smooth(up - down)) + 0.05 * float((up + down).sum())
+        return total, torch.cat([slope + 0.05, 0.05 - slope]).numpy()
+
+    best = minimize(
+        parted, np.full(16, 0.1), jac=True, bounds=[(0, None)] * 16, method="L-BFGS-B", options={"ftol": 1e-15}
+    )
+    assert before <= best.fun + (1e-6 if dtype == torch.float32 else 1e-9)
+    assert bool((flat(model) == 0).any())
+    assert optimizer.history[-1].stationarity < 1e-3
+
+
+def test_proximal_steps_on_a_loader_and_with_kinks_in_the_network() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).double(), data()
+    penalty = ElasticNet({"0": 0.02})
+    value = objective_of(model, penalty)
+    optimizer = sf.CertifiedDescent(model, sf.CrossEntropy(), regularizer=penalty)
+    loader, before = [(x[:5], y[:5]), (x[5:], y[5:])], float(value(flat(model)))
+    for _ in range(30):
+        assert optimizer.step(loader) == pytest.approx(before, rel=1e-12)
+        after = float(value(flat(model)))
+        assert before - after >= optimizer.history[-1].promised_decrease > 0
+        before = after
+    resumed = sf.CertifiedDescent(model, sf.CrossEntropy(), regularizer=penalty)
+    resumed.load_state_dict(optimizer.state_dict())
+    assert resumed.step(loader) == pytest.approx(before, rel=1e-12)
+    assert bool((flat(model) == 0).any())
+
+
 def test_what_does_not_fit_is_refused() -> None:
     model, (x, y) = network(), data()
     bound = sf.CrossEntropy(y)
-    with pytest.raises(DomainError, match="has kinks"):
-        sf.certify(model, x, objective=bound, regularizer=ElasticNet(0.1))
     with pytest.raises(DomainError, match="objective"):
         sf.certify(model, x, regularizer=Ridge(0.1), domain=sf.Ball(0.1))
     with pytest.raises(DomainError, match="segment"):
         sf.certify(model, x, objective=bound, domain=sf.Segment(None, 0.1), regularizer=Ridge(0.1))
     with pytest.raises(ValueError, match="proximal"):
-        sf.CertifiedDescent(model, sf.CrossEntropy(), regularizer=ElasticNet(0.1))
+        sf.CertifiedDescent(model, sf.CrossEntropy(), direction="lbfgs", regularizer=ElasticNet(0.1))
     with pytest.raises(TypeError, match="Ridge as its regulariser"):
         GaussNewton(model, sf.CrossEntropy(), regularizer=PseudoHuber(0.1))
     with pytest.raises(OptimizerError, match="ridge"):

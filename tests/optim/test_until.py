@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot.data import load
 
 
 def problem() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -44,3 +45,41 @@ def test_descent_looks_for_gradient_descent():
     assert not optimizer.convergence.proved
     with pytest.raises(ValueError, match="until"):
         sf.CertifiedDescent(model, sf.Square(), until="bored")
+
+
+def digits(count: int, outputs: int) -> tuple[Tensor, Tensor]:
+    found = load("digits").flat()
+    return found.x[:count].double(), (found.y[:count, None].double() / 9 if outputs == 1 else found.y[:count] % 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "activation", "width"),
+    [
+        ("GaussNewton", nn.Tanh, 32),
+        ("GaussNewton", nn.ReLU, 64),
+        ("CertifiedDescent", nn.Tanh, 32),
+        ("Newton", nn.Tanh, 2),
+        ("Newton", nn.ReLU, 2),
+    ],
+)
+def test_each_stops_on_digits_and_prints_its_certificate(kind: str, activation: type[nn.Module], width: int):
+    torch.manual_seed(0)
+    x, y = digits(5, 2 if kind == "Newton" else 1)
+    if kind == "Newton":
+        model = nn.Sequential(nn.Linear(64, width), activation(), nn.Linear(width, 2)).double()
+        optimizer = sf.optim.Newton(model, sf.CrossEntropy(), regularizer=sf.Ridge(0.1), until="proved")
+    else:
+        model = nn.Sequential(nn.Linear(64, width), activation(), nn.Linear(width, 1)).double()
+        options = {"direction": "gauss_newton"} if kind == "CertifiedDescent" else {}
+        optimizer = getattr(sf.optim, kind)(model, sf.Square(), until="proved", **options)
+    for _ in range(30):
+        optimizer.step(x, y)
+        if optimizer.convergence.proved:
+            break
+    verdict, taken = optimizer.convergence, len(optimizer.history)
+    assert verdict.proved, str(verdict)
+    assert verdict.method == {"GaussNewton": "gauss_newton", "CertifiedDescent": "gradient"}.get(kind, "newton")
+    assert ("strict local minimum" if kind == "Newton" else "zero loss") in str(verdict)
+    assert verdict.to_html() == verdict._repr_html_()
+    optimizer.step(x, y)
+    assert len(optimizer.history) == taken, "it stays where the theorem holds"

@@ -13,6 +13,8 @@ from torch.distributed import checkpoint
 
 import surefoot as sf
 from surefoot.optim import GaussNewton, Newton, ProvedEpochs
+from surefoot.oracles.factor import factor_of
+from surefoot.oracles.gram_pieces import assemble_pieces
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
 
@@ -21,6 +23,7 @@ ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gradient": (sf.oracles.gradient, {"kappa": 2.0}),
     "primal": (sf.oracles.gauss_newton, {"method": "primal", "regularizer": sf.Ridge(0.1)}),
     "dual": (sf.oracles.gauss_newton, {"method": "dual"}),
+    "gram": (sf.oracles.gauss_newton, {"method": "dual_gram", "regularizer": sf.Ridge(0.1)}),
     "conjugate": (sf.oracles.newton, {"method": "cg", "kappa": 0.5}),
 }
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -35,14 +38,12 @@ DOMAINS: dict[str, dict[str, Any]] = {
 STEPS = 3
 
 
-def directions(network: nn.Module, part: Part, size: int = 2, **group: Any) -> dict[str, Any]:
-    """Of all oracles, or of some for more processes, with the decrease of the model, κ and the calls."""
+def directions(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
+    """Of all oracles, with the decrease of the model, κ and the calls."""
     x, y = part
     chain, loss = sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y)
     found = {}
     for name, (oracle, options) in ORACLES.items():
-        if size > 2 and name not in ("gradient", "dual"):
-            continue
         step = oracle(chain, loss, **options, **group)
         found[name] = dict(step.direction), step.model_decrease, step.kappa, step.calls
     return found
@@ -60,6 +61,34 @@ def trained(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
         sent = 0 if training.processes is None else training.processes.sent
         found[name] = weights, losses, training.kappa, sent, repr(training.history)
     return found
+
+
+def proved(network: nn.Module, *data: Any, **group: Any) -> tuple[Any, ...]:
+    """Weights, losses and promises of Gauss-Newton steps whose damping is certified."""
+    model = copy.deepcopy(network)
+    training = GaussNewton(model, sf.CrossEntropy(), damping="certified", regularizer=sf.Ridge(0.01), **group)
+    given = data[0] if isinstance(data[0], tuple) else data
+    losses = [training.step(*given) for _ in range(2)]
+    losses.append(training.value(*given))
+    weights = {path: value.detach() for path, value in model.named_parameters()}
+    return weights, losses, [record.promised_decrease for record in training.history]
+
+
+def calls(model: nn.Module, loader: Any, **group: Any) -> dict[str, Any]:
+    """Everything that takes a loader."""
+    loss = sf.CrossEntropy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {
+        "evaluate": lambda: sf.evaluate(model, loader, loss, **group),
+        "certify": lambda: sf.certify(model, loader, objective=loss, domain=sf.Ball(0.02), **group),
+        "convergence": lambda: sf.convergence(model, loader, loss, method="newton", effort="low", **group),
+        "gradient": lambda: sf.oracles.gradient(sf.Chain(model, loader), loss, **group),
+        "gauss_newton": lambda: sf.oracles.gauss_newton(sf.Chain(model, loader), loss, **group),
+        "newton": lambda: sf.oracles.newton(sf.Chain(model, loader), loss, kappa=1.0, method="cg", **group),
+        "CertifiedDescent": lambda: sf.CertifiedDescent(model, loss, **group).step(loader),
+        "GaussNewton": lambda: GaussNewton(model, loss, **group).step(loader),
+        "ProvedEpochs": lambda: ProvedEpochs(optimizer, loss, loader, model=model, **group).step(),
+    }
 
 
 def certificates(network: nn.Module, parts: list[Part], names: list[str], **group: Any) -> dict[str, Any]:
@@ -101,19 +130,44 @@ def bursts(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, 
     return weights, losses, [record.kept for record in training.history], training.rate
 
 
+def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str, Any]:
+    """What is said of a model whose weights lie with several processes, and of one whose weights do not; ``make``
+    gives others with the same weights.
+    """
+    x, y = part
+    domains = sf.Ball(0.1), sf.ProductBall(1.0), sf.ProductBall(0.2, center="present")
+    found: dict[str, Any] = {}
+    for number, domain in enumerate(domains):
+        norms = sf.certify(model, torch.ones(30, 4).double(), domain=domain, input_norm=3.0)
+        found[f"norms {number}"] = [float(n) for n in (norms.bound, norms.lipschitz, norms.smoothness)]
+    batches = mini_batches(part, 50)
+    found["certificate"] = float(sf.certify(model, batches, **DOMAINS["ridge"], **group).smoothness)
+    found["value"] = sf.evaluate(model, x, sf.CrossEntropy(), y, **group).value
+    found["directions"] = directions(model, part, **group)
+    kinds: dict[str, Any] = {"descent": (sf.CertifiedDescent, {}), "second": OPTIMIZERS["gauss_newton"]}
+    for name, (optimizer, options) in kinds.items():
+        moved = make()
+        training = optimizer(moved, sf.CrossEntropy(), **options, **group)
+        losses = [training.step(x, y) for _ in range(STEPS)] + [training.value(x, y)]
+        whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in moved.parameters()]
+        found[name] = losses, [value.detach() for value in whole]
+    return found
+
+
 def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
-    """Bytes that this process hands over: a pull-back, a push-forward, a Gauss-Newton step of some iterations."""
+    """Bytes that this process hands over: a pull-back, a push-forward, the factors of a Gram matrix."""
     x, y = part
     processes = Processes(group)
     problem = Problem(sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y), None, None, processes)
     asked: list[Any] = [
         lambda: problem.autodiff.pullback(problem.slope),
         lambda: problem.autodiff.pushforward(problem.parameters),
+        lambda: assemble_pieces(problem, factor_of(problem, torch.float64)),
     ]
     found = []
     for ask in asked:
         before = processes.sent
-        processes.led(lambda ask=ask: ask() is None, problem.autodiff.serve)  # type: ignore[union-attr,misc]
+        processes.led(lambda ask=ask: ask() is None, problem.serve)  # type: ignore[misc]
         found.append(processes.sent - before)
     return found
 
@@ -159,8 +213,9 @@ def answers(network: nn.Module, part: Part, group: Any, size: int) -> dict[str, 
     """All of these, on one process of a group."""
     x, y = part
     return {
-        "directions": directions(network, part, size, group=group),
-        "trained": trained(network, part, group=group) if size == 2 else {},
+        "directions": directions(network, part, group=group),
+        "trained": trained(network, part, group=group),
+        "proved": proved(network, part, group=group),
         "certificates": certificates(network, [part], asked_of(size), group=group),
         "bursts": bursts(network, mini_batches(part, 5), group=group),
         "sent": sent(network, part, group),

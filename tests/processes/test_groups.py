@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ import group_oracles
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
+from surefoot.graph.sharded import norms_of_shards
 from surefoot.objectives import Poisson
-from surefoot.optim import CertifiedDescent, by_evaluation
+from surefoot.optim import CertifiedDescent, ProvedEpochs, by_evaluation
 from surefoot.processes import ProcessError, Processes, ProcessLost
 from surefoot.valuation.streamed import Streamed, StreamedValuer
 
@@ -85,6 +86,8 @@ def work(rank: int, folder: str) -> None:
     everyone = distributed.group.WORLD
     four, two = asked(everyone, ["lbfgs"]), {}
     four["answers"] = group_oracles.answers(network(), part_of(everyone), everyone, 4)
+    mesh = DeviceMesh.from_group(everyone, "cpu")
+    four["sharded"] = few_shards(*part_of(everyone), shards(mesh), group=everyone)
     if rank >= 2:
         two = asked(pair, list(RUNS)) | refusals(pair)
         group_oracles.checkpointed(network(), part_of(pair), f"{folder}/two", pair)
@@ -106,23 +109,52 @@ def work(rank: int, folder: str) -> None:
         four["unchanged"] = not optimizer.history and all(
             map(torch.equal, model.parameters(), network().parameters())
         )
-        x, y = part_of(None)
-        four["died"] = refused(lambda: sf.evaluate(model, x, sf.CrossEntropy(), y, group=everyone))
+        loader = group_oracles.mini_batches(part_of(None), 5)
+        died = group_oracles.calls(model, loader, group=everyone)
+        four["died"] = {name: refused(call) for name, call in died.items()}
     torch.save((two, four), f"{folder}/{rank}.pt")
     os._exit(0)  # the group cannot be left in order
 
 
-def sharded(group: Any) -> tuple[str, float]:
-    """What is said of weights that lie with several processes, and the value with a plain copy of them."""
-    mesh = DeviceMesh.from_group(group, "cpu")
-    model, plain = fully_shard(network(), mesh=mesh), network()
-    said = refused(lambda: sf.evaluate(model, *data()[:1], sf.CrossEntropy(), data()[1]))
-    with torch.no_grad():
-        for value in plain.parameters():
-            value.zero_()
-    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    plain.load_state_dict(whole)
-    return said, sf.evaluate(plain, *data()[:1], sf.CrossEntropy(), data()[1]).value
+def shards(mesh: DeviceMesh, model: nn.Module | None = None) -> nn.Module:
+    """A network whose weights lie with the processes of a mesh."""
+    model = network() if model is None else model
+    for child in model:  # type: ignore[attr-defined]
+        if any(True for _ in child.parameters()):
+            fully_shard(child, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def few_shards(x: Tensor, y: Tensor, model: nn.Module, **group: Any) -> list[float]:
+    """Of weights one of which has fewer rows than there are processes."""
+    norms = sf.certify(model, torch.ones(2, 4).double(), domain=sf.Ball(0.1), input_norm=1.0)
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), **group)
+    losses = [optimizer.step(x, y), optimizer.step(x, y)]
+    return [float(norms.smoothness), *losses, sf.evaluate(model, x, sf.CrossEntropy(), y, **group).value]
+
+
+def sharded(group: Any) -> dict[str, Any]:
+    """Of weights that lie with several processes: results, bytes, refusals, and whether shards stay shards."""
+    (x, y), make = part_of(group), partial(shards, DeviceMesh.from_group(group, "cpu"))
+    model = make()
+    model(x)  # after which some weights are whole for a while
+    found: dict[str, Any] = {"said": group_oracles.of_shards(model, (x, y), make, group=group)}
+    found["kinds"] = {type(value).__name__ for value in model.parameters()}
+    found["bytes"] = norms_of_shards(make(nn.Sequential(nn.Linear(10, 200, bias=False).double())))[2]
+    optimizer = CertifiedDescent(model, sf.CrossEntropy(), params=model[0].parameters(), group=group)  # type: ignore[index]
+    before = [value.full_tensor() for value in model.parameters()]  # type: ignore[operator]
+    found["nan"] = refused(lambda: optimizer.step(x if distributed.get_rank(group) else x * torch.nan, y))
+    found["kept"] = [torch.equal(a, b.full_tensor()) for a, b in zip(before, model.parameters(), strict=True)]  # type: ignore[operator]
+    optimizer.step(x, y)
+    found["moved"] = [not torch.equal(a, b.full_tensor()) for a, b in zip(before, model.parameters(), strict=True)]  # type: ignore[operator]
+    model[1] = nn.Sigmoid()  # type: ignore[operator]
+    found["replaced"] = refused(lambda: optimizer.step(x, y))
+    found["no group"] = refused(lambda: CertifiedDescent(model, sf.CrossEntropy()).step(x, y))
+    found["epochs"] = refused(
+        lambda: ProvedEpochs(torch.optim.SGD, sf.CrossEntropy(), [(x, y)], model=model, group=group)
+    )
+    found["export"] = refused(lambda: sf.estimate(model, x))
+    return found
 
 
 def part_of(group: Any) -> tuple[Tensor, Tensor]:
@@ -222,6 +254,9 @@ def refusals(group: Any) -> dict[str, Any]:
     model = network()
     optimizer = CertifiedDescent(model, sf.CrossEntropy(), group=group)
     found["nan step"] = refused(lambda: optimizer.step(spoilt, labels))
+    loader = [(x, y), (spoilt, labels)]
+    spoilt_calls = group_oracles.calls(network(), loader, group=group)
+    found["nan calls"] = {name: refused(call) for name, call in spoilt_calls.items()}
     found["no targets"] = refused(lambda: optimizer.step(x, y if rank else None))
     found["closure"] = refused(lambda: optimizer.step(x, y, None if rank else lambda: (x, x)))
     found["kept"] = all(map(torch.equal, model.parameters(), network().parameters())), len(optimizer.history)
@@ -349,6 +384,9 @@ def test_what_goes_wrong_on_one_process_is_raised_on_all(two: Outcome) -> None:
         assert "NaN" in part["nan"]
         assert ("process 1 of the group failed" in part["nan"]) == (rank != 1)
         assert "NaN" in part["nan step"]
+        for said in part["nan calls"].values():
+            assert "batch 1 of the loader" in said
+            assert rank == 1 or "process 1 of the group failed" in said
         assert "targets" in part["no targets"]
         assert "closure" in part["closure"]
         assert part["kept"] == (True, 0)
@@ -369,9 +407,9 @@ def test_a_process_that_is_not_in_the_group_is_told_so(four: Outcome) -> None:
 
 def test_a_process_that_hangs_or_dies_raises_on_the_others(four: Outcome) -> None:
     for part in four[:-1]:
-        for how in ("hung", "died"):
-            assert part[how].startswith(ProcessLost.__name__)
-            assert "start all of them again" in part[how]
+        for said in (part["hung"], *part["died"].values()):
+            assert said.startswith(ProcessLost.__name__)
+            assert "start all of them again" in said
         assert part["unchanged"]
 
 
@@ -406,7 +444,7 @@ def close(value: Any, expected: Any) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_oracles_of_several_processes_are_those_of_one(two: Outcome, four: Outcome, size: int) -> None:
     found = [part["answers"]["directions"] for part in (two if size == 2 else four)]
-    expected = group_oracles.directions(network(), data(), size)
+    expected = group_oracles.directions(network(), data())
     for part in found:
         close(part, expected)
         for name, (direction, *numbers) in part.items():
@@ -414,8 +452,9 @@ def test_oracles_of_several_processes_are_those_of_one(two: Outcome, four: Outco
             assert all(torch.equal(value, found[0][name][0][path]) for path, value in direction.items())
 
 
-def test_second_order_steps_of_several_processes(two: Outcome) -> None:
-    expected, outcome = group_oracles.trained(network(), data()), two
+@pytest.mark.parametrize("size", [2, 4])
+def test_second_order_steps_of_several_processes(two: Outcome, four: Outcome, size: int) -> None:
+    expected, outcome = group_oracles.trained(network(), data()), two if size == 2 else four
     bytes_of_weights = 8 * sum(value.numel() for value in network().parameters())
     for part in outcome:
         for name, (weights, losses, kappa, sent, history) in part["answers"]["trained"].items():
@@ -424,6 +463,17 @@ def test_second_order_steps_of_several_processes(two: Outcome) -> None:
             assert all(torch.equal(value, first[0][path]) for path, value in weights.items())
             assert (losses, kappa, history) == (first[1], first[2], first[4])
             assert bytes_of_weights < sent < 300 * bytes_of_weights
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_certified_damping_of_several_processes_keeps_its_promises(two: Outcome, four: Outcome, size: int) -> None:
+    found = [part["answers"]["proved"] for part in (two if size == 2 else four)]
+    batches = [part for part in parts_of(SHARES[size]) if len(part[1])]
+    expected = group_oracles.proved(network(), batches)
+    assert all(0 < promise <= a - b for promise, (a, b) in zip(expected[2], pairwise(expected[1]), strict=True))
+    for part in found:
+        close(part, expected)
+        assert part[1:] == found[0][1:]
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -448,13 +498,42 @@ def test_a_checkpoint_is_resumed_on_another_number_of_processes(two: Outcome) ->
         close(part["resumed"], (losses, len(optimizer.history)))
 
 
-def test_wrapped_and_sharded_models(two: Outcome) -> None:
+def test_wrapped_models(two: Outcome) -> None:
     x, y = data()
     whole = sf.evaluate(network(), x, sf.CrossEntropy(y))
     for part in two:
         assert abs(part["wrapped"][0] - whole.value) <= part["wrapped"][1] + whole.error
-        assert "is a DTensor, whose entries lie with several processes" in part["sharded"][0]
-        assert part["sharded"][1] == whole.value
+
+
+def test_sharded_weights_give_what_whole_ones_do(two: Outcome) -> None:
+    expected = group_oracles.of_shards(network(), data(), network)
+    del expected["certificate"]
+    parts = [batch for part in parts_of(SHARES[2]) for batch in group_oracles.mini_batches(part, 50)]
+    whole = sf.certify(network(), parts, **group_oracles.DOMAINS["ridge"])
+    for part in two:
+        found = part["sharded"]
+        assert found["said"].pop("certificate") == pytest.approx(float(whole.smoothness), rel=1e-8)
+        close(found["said"], expected)
+        assert found["kinds"] == {"DTensor"}
+        assert 800 < found["bytes"] < 1200  # a Gram matrix of 10 × 10; the weight has 16,000
+
+
+def test_weights_with_fewer_rows_than_processes(four: Outcome) -> None:
+    expected = few_shards(*data(), network())
+    for part in four:
+        close(part["sharded"], expected)
+
+
+def test_sharded_weights_change_all_or_none(two: Outcome) -> None:
+    for part in two:
+        found = part["sharded"]
+        assert "NaN" in found["nan"]
+        assert found["kept"] == [True] * 4
+        assert found["moved"] == [True, True, False, False]
+        assert "were replaced" in found["replaced"]
+        assert "group=" in found["no group"]
+        assert "CertifiedDescent" in found["epochs"]
+        assert "is a DTensor, whose entries lie with several processes" in found["export"]
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -462,8 +541,11 @@ def test_what_crosses_is_what_is_predicted(two: Outcome, four: Outcome, size: in
     traffic = sf.cost(network(), data()[0], processes=size).traffic
     assert traffic is not None
     for rank, part in enumerate(two if size == 2 else four):
-        for found, predicted in zip(part["answers"]["sent"], (traffic.pull, traffic.push), strict=True):
+        *passes, factors = part["answers"]["sent"]
+        for found, predicted in zip(passes, (traffic.pull, traffic.push), strict=True):
             assert 0 < found - predicted[min(rank, 1)] < 300  # words, and that all went well
+        share = size * len(parts_of(SHARES[size])[rank][1]) / len(data()[1])
+        assert 0 < factors - traffic.gram[min(rank, 1)] * share < 3000  # names of parameters too
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -13,9 +13,22 @@ from torch import nn
 
 import surefoot as sf
 from judges.exact import stored
+from surefoot.calculus.analysis import Analysis
 from surefoot.guarantees import GuaranteeError
-from surefoot.theorems import GradientDescent, Interpolation, Profile, StronglyConvex
-from theorems.small_networks import BITS, Exact, data, distance, gauss_newton, middle, perceptron, square, trained
+from surefoot.theorems import GradientDescent, Interpolation, Profile, StronglyConvex, linear
+from surefoot.theorems.samples import outputs_of_samples
+from theorems.small_networks import (
+    BITS,
+    Exact,
+    data,
+    distance,
+    gauss_newton,
+    linearised,
+    middle,
+    perceptron,
+    square,
+    trained,
+)
 
 _HAIR = arb(1 + 2.0**-40)  # far more than 200 bits lose in a run
 
@@ -201,6 +214,30 @@ def test_a_network_of_another_kind_is_proved_too() -> None:
     far = sf.convergence(model, x, sf.Square(here + 3.0))
     assert not far.proved
     assert far.missing > 1
+
+
+def test_a_jacobian_that_does_not_fit_into_memory_is_computed_by_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2)).double()
+    x = torch.randn(4, 1, 3, 3, dtype=torch.float64)
+    targets = model(x).detach() + 1e-5
+    written = sf.convergence(model, x, sf.Square(targets))
+    dense = linearised(model, x, targets)[0]
+    monkeypatch.setattr(linear, "_ENTRIES", 0)
+    monkeypatch.setattr(linear, "_PANEL_ENTRIES", 3 * dense.shape[1])
+    analysis = Analysis.of(model, x)
+    jacobian = linear.jacobian_rows(analysis, outputs_of_samples(analysis))
+    assert isinstance(jacobian, linear.Panels)
+    gram = linear.gram_of(jacobian)
+    assert [(start, stop) for start, stop, _ in gram.panels()] == [(0, 3), (3, 6), (6, 8)]
+    for start, stop, found in gram.panels():
+        exact = (dense @ dense.mT)[start:stop, :stop]
+        assert bool(((found.value - exact).abs() <= found.error + 1e-14).all())
+        assert float(found.error.max()) < 1e-9
+    panels = sf.convergence(model, x, sf.Square(targets))
+    assert panels.proved
+    assert panels.distance == pytest.approx(written.distance, rel=1e-6)
+    assert sf.convergence(model, x, sf.Square(targets), method="gradient", per_block=True).proved
 
 
 def test_half_is_the_border_for_a_constant_profile() -> None:

@@ -8,14 +8,22 @@ import math
 import flint
 import pytest
 import torch
-from flint import arb
+from flint import arb, arb_mat
 from torch import Tensor, nn
 
 import surefoot as sf
+from judges.exact import stored
 from surefoot.calculus.analysis import Analysis
 from surefoot.guarantees import GuaranteeError
 from surefoot.norms.verified import largest_eigenvalue, smallest_eigenvalue
-from surefoot.theorems import FastHeavyBall, GradientDescent, HeavyBall, Profile, StochasticDescent
+from surefoot.theorems import (
+    DampedGaussNewton,
+    FastHeavyBall,
+    GradientDescent,
+    HeavyBall,
+    Profile,
+    StochasticDescent,
+)
 from surefoot.theorems.bending import bending
 from surefoot.theorems.layered import read_layers
 from surefoot.theorems.linear import block_weights, gram_of, jacobian_rows
@@ -57,6 +65,60 @@ def test_the_heavy_ball_keeps_its_promise(scale: float, kind: type) -> None:
             assert value <= arb(factor) * first * arb(statement.rate) ** k * _HAIR
             assert distance(start, u) <= arb(statement.radius)
     assert verdict.iterations(1e-30) > verdict.iterations(1e-20) > 0
+
+
+@pytest.mark.parametrize("scale", [0.02, 1e-5])
+def test_damped_gauss_newton_keeps_its_promise(scale: float) -> None:
+    """The steps with the κ that is proved, solved in 200 bits."""
+    model, x, y = nearly_solved(scale)
+    verdict = sf.convergence(model, x, sf.Square(y), method="damped")
+    assert verdict.proved, str(verdict)
+    statement = verdict.statement
+    assert isinstance(statement, DampedGaussNewton)
+    assert 0 < statement.rate < (0.9 if scale > 1e-3 else 0.1)
+    outputs, loss = Exact(model, lambda: model(x)), Exact(model, square(model, x, y))
+    with flint.ctx.workprec(BITS):
+        start = u = outputs.start()
+        (first,) = loss.values(u)
+        shift = arb_mat([[arb(statement.kappa * len(x)) * (i == j) for j in range(len(x))] for i in range(len(x))])
+        for k in range(1, 9):
+            jacobian = outputs.jacobian(u)
+            apart = [[value - t] for value, t in zip(outputs.values(u), stored(y).reshape(-1), strict=True)]
+            step = jacobian.transpose() * (jacobian * jacobian.transpose() + shift).solve(arb_mat(apart))
+            u = middle([a - step[i, 0] for i, a in enumerate(u)])
+            (value,) = loss.values(u)
+            assert value <= first * arb(statement.rate) ** k * _HAIR
+            assert distance(start, u) <= arb(statement.radius)
+    assert verdict.iterations(1e-30) > verdict.iterations(1e-20) > 0
+    assert "the damping" in str(verdict)
+
+
+def test_what_is_missing_of_damped_steps_is_enough() -> None:
+    model, x, y = nearly_solved(1.0)
+    verdict = sf.convergence(model, x, sf.Square(y), method="damped")
+    assert not verdict.proved
+    here = model(x).detach()
+    closer = here + (y - here) / (1.01 * verdict.missing)
+    assert sf.convergence(model, x, sf.Square(closer), method="damped").proved
+    with pytest.raises(GuaranteeError, match="exact solutions"):
+        sf.convergence(model, x, sf.Square(y), sf.Ridge(0.1), method="damped")
+
+
+def test_gauss_newton_foresees_its_rate() -> None:
+    """The damping is fixed, and no step of the run breaks the rate that was reported before it."""
+    model, x, y = nearly_solved(0.02)
+    optimizer = sf.optim.GaussNewton(model, sf.Square(), damping="certified")
+    far = optimizer.foresee(x, y + 3.0)
+    assert not far.proved
+    assert optimizer.damping == "certified"
+    verdict = optimizer.foresee(x, y)
+    assert optimizer.damping == verdict.statement.kappa
+    first = optimizer.value(x, y)
+    promised = verdict.iterations(1e-6 * first)
+    for k in range(promised):
+        optimizer.step(x, y)
+        assert optimizer.value(x, y) <= first * verdict.rate ** (k + 1) * (1 + 1e-9)
+    assert optimizer.value(x, y) <= 1e-6 * first
 
 
 def test_the_proved_steps_are_those_of_torch() -> None:

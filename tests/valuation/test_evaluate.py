@@ -162,3 +162,18 @@ def test_steep_functions_are_looked_at_where_they_are(function) -> None:
     found = sf.evaluate(model, x, sf.Square(torch.zeros(4, 6, dtype=torch.float64)))
     assert found.value == pytest.approx(float((model(x).detach() ** 2).sum() / 8), rel=1e-12)
     assert found.error < 1e-10
+
+
+def test_a_first_pass_keeps_what_rules_ask_for_and_no_more() -> None:
+    """The results of layers in front of gentle functions are dropped, and known by their norms."""
+    torch.manual_seed(0)
+    gentle = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+    steep = nn.Sequential(nn.Linear(3, 8), nn.ELU(1e9), nn.Linear(8, 2)).double()
+    x, objective = torch.randn(5, 3).double(), sf.CrossEntropy(torch.arange(5) % 2)
+    for model, dropped in ((gentle, 2), (steep, 0)):
+        valuer = Valuer.of(model, x, objective)
+        run = valuer.run(dict(model.named_parameters()))
+        gone = [node.name for node in valuer.tape.varying if node.name not in run.values]
+        assert len(gone) == dropped
+        assert all(run.sizes[name] > 0 for name in gone)
+        assert valuer.enclosed(run).error < 1e-5

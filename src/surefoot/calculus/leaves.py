@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from surefoot.calculus.attach import attach
 from surefoot.domains import Domain, DomainError, Region
-from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
+from surefoot.enclosure import Elsewhere, Enclosure, Measured, constant, measure, unknown_constant
 from surefoot.graph import Graph, Leaf, Source
 from surefoot.graph.checks import as_inputs
 from surefoot.magnitude import Magnitude
@@ -65,7 +65,9 @@ def enclose_leaves(
         elif leaf.source is Source.INPUT and value.is_floating_point():
             enclosures[leaf.name] = _fixed_input(leaf, value, count, input_norm)
         elif value.device.type == "meta":
-            enclosures[leaf.name] = unknown_constant(leaf.spec, count)
+            enclosures[leaf.name] = _elsewhere(leaf, domain, Magnitude.zero(), Magnitude.zero((count,))) or (
+                unknown_constant(leaf.spec, count)
+            )
         else:
             enclosures[leaf.name] = constant(value.detach(), count)
     return enclosures, region
@@ -110,6 +112,9 @@ def _variable(leaf: Leaf, present: Tensor, domain: Domain, region: Region) -> En
     radius = Magnitude.of(region.radius(leaf.name))
     unit = Magnitude.of(np.array([float(name == leaf.name) for name in region.variables]))
     if present.device.type == "meta":
+        found = _elsewhere(leaf, domain, radius, unit)
+        if found is not None:
+            return found
         if domain.center != "origin":
             raise DomainError(
                 f"'{leaf.path}' is on the meta device and has no value to be the centre: use "
@@ -120,6 +125,19 @@ def _variable(leaf: Leaf, present: Tensor, domain: Domain, region: Region) -> En
     value = _centre(leaf, present, domain.center)
     size, peak = measure(value)
     return Enclosure(leaf.spec, value, size + radius, peak + radius, radius, None, Magnitude.zero(), unit)
+
+
+def _elsewhere(leaf: Leaf, domain: Domain, radius: Magnitude, lipschitz: Magnitude) -> Enclosure | None:
+    """A parameter on the meta device whose centre, or whose norms, are those of weights that lie elsewhere."""
+    known = domain.center.get(leaf.path) if isinstance(domain.center, Mapping) else None
+    if isinstance(known, Measured):
+        return Elsewhere.of(known, radius, leaf.spec, lipschitz)
+    if known is None:
+        return None
+    value = known.detach().to(torch.float64)
+    size, peak = measure(value)
+    size, peak, exact, fixed = size + radius, peak + radius, Magnitude.zero(), lipschitz.is_zero
+    return Enclosure(leaf.spec, value, size, peak, radius, None, exact, lipschitz, is_constant=fixed)
 
 
 def _centre(leaf: Leaf, present: Tensor, center: Any) -> Tensor:

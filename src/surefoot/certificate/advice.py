@@ -19,6 +19,11 @@ _WORTHWHILE = 1.2  # by which a remedy must divide the smoothness to be named
 _STEEP = 2.0  # slopes below this are not pointed at
 
 
+PROXIMAL = (
+    "m and ℓ are with the absolute values of the regulariser, L is without them: steps are proximal ones, which "
+    "take a gradient step on the rest and then move every entry towards zero, by the step size times the weight "
+    "of its absolute value (surefoot.optim.ProjectedGradient; surefoot.CertifiedDescent searches their length)"
+)
 USEFUL, OF_NO_USE, NOT_CERTIFIED = "useful", "finite but of no use", "not certified"
 _HOPELESS = 1e12  # times the gradient, or 1
 _WASTEFUL = 1e6  # times the curvature at the weights
@@ -31,7 +36,8 @@ def worth(certificate: Certificate) -> str:
     domain, or a step 1/L is so short that nobody would take it. That is so if :math:`L \ge
     10^{12}\max(1, \|\nabla F\|)`, with the gradient at the centre: the weights then move by less than
     :math:`10^{-12}`. Where the curvature c at the weights is known, it is so already if :math:`L \ge 10^6\max(1,
-    \|\nabla F\|, c)`: the step is then less than a millionth of 1/c too.
+    \|\nabla F\|, c)`: the step is then less than a millionth of 1/c too. A longer
+    step that is proved otherwise (``step_size``) is of use.
     """
     if certificate.segment_step is not None and not certificate.flags:
         return USEFUL if certificate.segment_step > 0 else NOT_CERTIFIED
@@ -42,7 +48,8 @@ def worth(certificate: Certificate) -> str:
     scale = max(1.0, math.hypot(*(certificate.block_gradients or {}).values()))
     bent = certificate.curvature
     most = _HOPELESS * scale if bent is None else _WASTEFUL * max(scale, float(bent))
-    return OF_NO_USE if certificate.smoothness >= most else USEFUL
+    short = certificate.smoothness >= most and not certificate.step_size * most > 1
+    return OF_NO_USE if short else USEFUL
 
 
 def headline(certificate: Certificate) -> str:
@@ -64,7 +71,7 @@ def headline(certificate: Certificate) -> str:
         return f"Steps up to {step} against the gradient descend while they stay in the domain."
     said = f"Steps up to {step} against the gradient are proved to descend"
     bent = 0.0 if certificate.curvature is None else float(certificate.curvature)
-    if not bent:
+    if (not certificate.step_size * bent < 1 and certificate.gradient_step) or not bent:
         return f"{said}."
     allowed = readable((Magnitude.of(1.0) / bent).format(2))
     return f"{said}; the curvature at these weights would allow {allowed} at most."
@@ -95,7 +102,8 @@ def _because(certificate: Certificate) -> str:
         return f"the gradient is L-Lipschitz on the domain, but {why}"
     part = certificate.inverse_smoothness * float(certificate.curvature or 0.0)
     more = f"; 1/L is at least {times(part)} of what the curvature at the weights allows" if part else ""
-    return f"the gradient is L-Lipschitz on the domain; gradient steps of at most 1/L descend within it{more}"
+    steps = "proximal" if PROXIMAL in certificate.remarks else "gradient"
+    return f"the gradient is L-Lipschitz on the domain; {steps} steps of at most 1/L descend within it{more}"
 
 
 def _culprits(certificate: Certificate) -> str:

@@ -23,21 +23,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surefoot.batches import Batches, digest_of, numbered, refuse_other_models, refuse_statistics
-from surefoot.calculus.adjoint.gradient import proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import effort_named
 from surefoot.certificate.proving import certify_proved, longest_proved, refuse_penalty
 from surefoot.certificate.record import Certificate
 from surefoot.certificate.regularised import Penalty, regularised
+from surefoot.certificate.summed import ProvedSum
 from surefoot.domains import Box, Domain, DomainError, ProductBall, Segment
 from surefoot.errors import EvaluationError
 from surefoot.magnitude import Magnitude, minimum, stack
@@ -55,18 +54,6 @@ class _Part:
     fields: dict[str, Any] | None = None
     total: Fraction = Fraction(0)
     penalty: dict[str, Any] | None = None
-
-
-@dataclass
-class _Slopes:
-    """The gradient at the weights, added up by weight, with what it may be off by and what was added."""
-
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    errors: dict[str, float] = field(default_factory=dict)
-    sizes: dict[str, float] = field(default_factory=dict)
-    blocks: dict[str, list[str]] = field(default_factory=dict)
-    total: Fraction = Fraction(0)
-    count: int = 0
 
 
 class InPieces:
@@ -98,7 +85,7 @@ class InPieces:
         refuse_penalty(regularizer, is_objective=objective is not None)
         self.model, self.batches, self.objective, self.processes = model, batches, objective, processes
         self.regularizer, self.effort = regularizer, effort
-        self._slopes: dict[str, float] | None = None
+        self._summed: ProvedSum | None = None
 
     def certify(self, domain: Domain | Box | Segment | None) -> Certificate:
         """On a domain; by default, for an objective, the ball on which the longest step can be proved.
@@ -112,16 +99,17 @@ class InPieces:
 
         def lead() -> Certificate:
             if domain is not None or self.objective is None:
-                return self._on(ProductBall(1.0) if domain is None else domain)
-            return longest_proved(self._on, replace(effort_named(self.effort), shells=0))
+                return self.on(ProductBall(1.0) if domain is None else domain)
+            return longest_proved(self.on, replace(effort_named(self.effort), shells=0))
 
         if self.processes is None:
             return lead()
         held = [*self.model.parameters(), *self.model.buffers()]
         refuse_other_models(self.processes.gathered(lambda: digest_of(held)))
-        return Certificate(**self.processes.led(lambda: _fields(lead()), self._shared, EvaluationError))
+        return Certificate(**self.processes.led(lambda: _fields(lead()), self.serve, EvaluationError))
 
-    def _on(self, domain: Domain | Box) -> Certificate:
+    def on(self, domain: Domain | Box) -> Certificate:
+        """The same on one domain; process 0 calls it, the others serve it."""
         if self.processes is not None:
             self.processes.ask(domain)
         return self._shared(domain)
@@ -138,10 +126,11 @@ class InPieces:
         if self.objective is not None:
             whole = _added([(_up(Fraction(1) / total), whole)]) if self._is_mean else whole
             if whole.radius is not None:
-                whole = replace(whole, block_gradients=self._gradients())
-            if isinstance(whole.radius, float):
-                reached = whole.smoothness * whole.radius + math.hypot(*self._gradients().values()) * (1 + 1e-12)
-                whole = replace(whole, lipschitz=minimum(whole.lipschitz, reached))
+                norms = self._gradient().norms()
+                whole = replace(whole, block_gradients=norms)
+                if isinstance(whole.radius, float):
+                    reached = whole.smoothness * whole.radius + math.hypot(*norms.values()) * (1 + 1e-12)
+                    whole = replace(whole, lipschitz=minimum(whole.lipschitz, reached))
         added = next((part.penalty for part in parts if part.penalty is not None), None)
         if added is None:
             return whole
@@ -198,48 +187,23 @@ class InPieces:
         empty = replace(nothing, block_gradients=dict.fromkeys(like.block_lipschitz, 0.0))
         return regularised(empty, self.regularizer, analysis.variables(), analysis.enclosed(balls)[0])
 
-    def _gradients(self) -> dict[str, float]:
-        """Bounds on the norm of the gradient of all data at the weights, by block; computed once."""
-        if self._slopes is None:
-            several = self.processes
-            mine = self._slopes_here() if several is None else several.together(self._slopes_here)
-            told = replace(mine, sums={})
-            parts = [told] if several is None else several.gathered(lambda: told)
-            blocks = next(part.blocks for part in parts if part.blocks)
-            trained = dict(self.model.named_parameters())
-            sums = {
-                path: mine.sums.get(path, torch.zeros_like(trained[path], dtype=torch.float64))
-                for paths in blocks.values()
-                for path in paths
-            }
-            if several is not None:
-                several.add(sums.values())
-            whole = float(sum((part.total for part in parts), Fraction(0))) if self._is_mean else 1.0
-            rounding = (sum(part.count for part in parts) + len(parts) + 8) * 2.0**-52
-            self._slopes = {}
-            for block, paths in blocks.items():
-                size = math.hypot(*(float(torch.linalg.vector_norm(sums[path])) for path in paths))
-                off = sum(
-                    part.errors.get(p, 0.0) + rounding * part.sizes.get(p, 0.0) for part in parts for p in paths
-                )
-                self._slopes[block] = (size + off) / whole * (1 + 1e-12) + 2.0**-1000
-        return self._slopes
+    def gradient(self) -> ProvedSum:
+        """The gradient of all data at the weights, computed once; process 0 calls it, the others serve it."""
+        if self._summed is None and self.processes is not None:
+            self.processes.ask(("gradient",))
+        return self._gradient()
 
-    def _slopes_here(self) -> _Slopes:
-        found = _Slopes()
-        for _, analysis, weight in self._analyses():
-            proved, factor = proved_gradient(analysis), float(weight)
-            found.blocks = {
-                block: [leaf.path for leaf in leaves] for block, leaves in analysis.variables().items()
-            }
-            for path in (path for paths in found.blocks.values() for path in paths):
-                slope = proved.slopes[path] * factor
-                found.sums[path] = found.sums[path].add_(slope) if path in found.sums else slope
-                found.errors[path] = found.errors.get(path, 0.0) + proved.errors[path] * factor * (1 + 2.0**-50)
-                found.sizes[path] = found.sizes.get(path, 0.0) + float(torch.linalg.vector_norm(slope)) * 1.0001
-            found.total += weight
-            found.count += 1
-        return found
+    def _gradient(self) -> ProvedSum:
+        if self._summed is None:
+            trained = dict(self.model.named_parameters())
+            self._summed = ProvedSum(self._analyses, trained, self._is_mean, self.processes)
+        return self._summed
+
+    def serve(self, word: Any) -> object:
+        """On a process that does not lead: take part in the certificate on a domain, or in the gradient."""
+        if not isinstance(word, tuple):
+            return self._shared(word)
+        return self._gradient() if word[0] == "gradient" else self._gradient().bent_here(word[1])
 
 
 def _added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = False) -> Certificate:
@@ -259,6 +223,7 @@ def _added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = Fa
     return replace(
         first,
         one_step=None,
+        gradient_step=None,
         bound=total(lambda one: one.bound),
         lipschitz=total(lambda one: one.lipschitz),
         smoothness=total(lambda one: one.smoothness),

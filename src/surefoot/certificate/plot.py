@@ -47,7 +47,7 @@ def data_frame(certificate: Certificate) -> DataFrame:
     try:
         import pandas
     except ImportError as error:
-        raise MissingPackage("to_pandas needs pandas: pip install surefoot[pandas]") from error
+        raise MissingPackage("to_pandas needs pandas: pip install pandas") from error
     rows = certificate.rows
     columns: dict[str, list[Any]] = {
         name: [getattr(row, name) for row in rows] for name in ("module", "operation", "shape")
@@ -90,7 +90,7 @@ def figure_of(certificate: Certificate) -> tuple[Figure, tuple[Axes, Axes]]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingPackage("plot needs matplotlib: pip install surefoot[plot]") from error
+        raise MissingPackage("plot needs matplotlib: pip install matplotlib") from error
     wide = min(13.0, 6.0 + 0.17 * len(certificate.rows))
     figure = Figure(figsize=(wide + 5.5, 5.5), layout="constrained")
     growth, blocks = figure.subplots(1, 2, width_ratios=[wide, 5.5])

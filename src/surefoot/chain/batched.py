@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from surefoot.batches import digest_of, refuse_other_models
-from surefoot.chain.autodiff import Autodiff
+from surefoot.chain.autodiff import Autodiff, run_graph
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
 from surefoot.processes import Processes
@@ -38,6 +38,7 @@ class Batched:
     Attributes:
         value: the outputs of all samples, detached.
         calls: how many pull-backs and push-forwards of all data were made so far.
+        first: the number of the first row of this process.
 
     Raises:
         ChainError: if the model returns several tensors, or outputs that do not fit below each other.
@@ -66,7 +67,7 @@ class Batched:
             raise ChainError(f"{what}: data in pieces are batches with outputs that fit below each other")
         ((self._tail, self._dtype),) = shapes
         self._total = sum(rows for rows, *_ in kinds)
-        self._first = sum(rows for rows, *_ in kinds[: processes.rank]) if processes is not None else 0
+        self.first = sum(rows for rows, *_ in kinds[: processes.rank]) if processes is not None else 0
         self.value = self._whole(here)
 
     def pullback(self, slope: Tensor) -> dict[str, Tensor]:
@@ -139,7 +140,7 @@ class Batched:
 
     def _outputs(self, parameters: Mapping[str, Tensor]) -> list[Tensor]:
         with torch.no_grad():
-            found = [graph.run(parameters, inputs) for graph, inputs in self._pieces()]
+            found = [run_graph(graph, parameters, inputs) for graph, inputs in self._pieces()]
         if any(len(outputs) != 1 or not outputs[0].dim() for outputs in found):
             raise ChainError("data in pieces need a model that returns one tensor, with a row for each sample")
         return [outputs[0] for outputs in found]
@@ -148,7 +149,7 @@ class Batched:
         """Call it with the oracle of each batch and its rows; one is dropped before the next is made."""
 
         def all_of_them() -> None:
-            place = self._first
+            place = self.first
             if len(self._rows) == 1:
                 if self._only is None:
                     ((graph, inputs),) = self._pieces()
@@ -181,6 +182,6 @@ class Batched:
         like = next(iter(self._parameters.values()))
         whole = torch.zeros(self._total, *self._tail, dtype=self._dtype, device=like.device)
         if parts:
-            whole[self._first : self._first + sum(self._rows)] = torch.cat(list(parts))
+            whole[self.first : self.first + sum(self._rows)] = torch.cat(list(parts))
         self.processes.add([whole])
         return whole

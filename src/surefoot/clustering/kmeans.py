@@ -31,10 +31,7 @@ from surefoot.objectives.constants import ObjectiveError
 from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE
 
-MISSING = (
-    "{what} is solved by scikit-learn, which is not installed: install the extra surefoot[clustering] "
-    "(scikit-learn and scipy)"
-)
+MISSING = "{what} is solved by scikit-learn, which is not installed: pip install scikit-learn scipy"
 
 _KINK = (
     "k-means has a kink where two assignments are equally good: take steps on KMeans.majoriser(outputs), a square "

@@ -265,7 +265,12 @@ def cost(model: nn.Module, x: Any, processes: int = 1) -> Cost:
     leaves = chain.graph.parameters
     size, width = sum(leaf.spec.numel for leaf in leaves), max(leaf.spec.dtype.itemsize for leaf in leaves)
     both = found.structured.forward_backward
-    return replace(found, traffic=Traffic(processes, size, found.outputs, width, both))
+    layers = [node for node in chain.graph.nodes if node.op == "aten.linear" and len(node.specs[0].shape) == 2]
+    factors = sum(
+        chain.graph.numel(node.args[0].name) + node.numel * found.outputs // node.specs[0].shape[0]
+        for node in layers
+    )
+    return replace(found, traffic=Traffic(processes, size, found.outputs, width, both, factors))
 
 
 def chain_cost(chain: Chain) -> Cost:

@@ -4,7 +4,9 @@ With p parameters, d numbers of output of all samples and P processes (:mod:`sur
 sends and all hand over
 
 * pull-back: the slope, d numbers; gradients, p numbers in double precision, added up;
-* push-forward: the direction, p numbers; outputs, d numbers, added up row by row.
+* push-forward: the direction, p numbers; outputs, d numbers, added up row by row;
+* Gram matrix (:mod:`surefoot.oracles.gram_pieces`): what linear layers read, and their slopes for each output of a
+  sample. Process 0 sends nothing, the others their share.
 
 Words, failures and sizes are some hundred bytes. An addition of N bytes over a ring moves :math:`2\frac{P-1}PN`
 bytes through each process in :math:`2(P - 1)` messages, sending N bytes to all takes :math:`\lceil\log_2P\rceil`
@@ -30,6 +32,7 @@ class Traffic:
         outputs: d, of all samples.
         width: bytes of one number of the model.
         multiplications: of a forward and a backward pass over all samples.
+        factors: numbers that linear layers on one vector per sample read, and their slopes, over all samples.
     """
 
     processes: int
@@ -37,6 +40,7 @@ class Traffic:
     outputs: int
     width: int
     multiplications: int
+    factors: int = 0
 
     @property
     def pull(self) -> tuple[int, int]:
@@ -47,6 +51,16 @@ class Traffic:
     def push(self) -> tuple[int, int]:
         """The same for a push-forward."""
         return self.width * (self.parameters + self.outputs), self.width * self.outputs
+
+    @property
+    def descent(self) -> tuple[int, int]:
+        """Of a pass of proved descent: weights are sent, gradients added up."""
+        return (self.width + _DOUBLE) * self.parameters, _DOUBLE * self.parameters
+
+    @property
+    def gram(self) -> tuple[int, int]:
+        """Of the factors of a Gram matrix, for a network of linear layers with even shares."""
+        return 0, self.width * self.factors // self.processes
 
     def gauss_newton(self, iterations: int) -> tuple[int, int]:
         """The same for a step by conjugate gradients: a gradient, a push-forward and a pull-back for each

@@ -12,8 +12,9 @@ from torch.nn.parameter import is_lazy
 
 from surefoot.errors import CaptureError
 from surefoot.graph.nodes import Node, Ref, Spec
+from surefoot.graph.sharded import Sharded
 from surefoot.graph.structure import Graph
-from surefoot.torch_private import Dropout
+from surefoot.torch_private import Dropout, is_sharded, lies_elsewhere
 
 
 def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -94,9 +95,12 @@ def check_model(model: Any) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without the wrapper that averages gradients of several processes."""
-    wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
-    return model.module if wrapped else model  # type: ignore[return-value]
+    """The model itself, without the wrapper that averages gradients of several processes; a plain copy, if its
+    weights lie with several of them.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.module
+    return Sharded(model).plain if is_sharded(model) else model
 
 
 def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
@@ -116,10 +120,10 @@ def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
     """What is wrong with a parameter or buffer, and what to do about it."""
-    if hasattr(value, "device_mesh"):
+    if lies_elsewhere(value):
         yield (
             "is a DTensor, whose entries lie with several processes",
-            "Bounds and proved steps need whole weights: load them into a plain copy of the model, "
+            "This needs whole weights: load them into a plain copy of the model, "
             "copy.load_state_dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))) "
             "with torch.distributed.checkpoint.state_dict.",
         )

@@ -8,6 +8,7 @@ rounded upwards.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from surefoot.norms.hermitian import (
     up,
 )
 
-_LARGEST_EXACT = 4096
+LARGEST_EXACT = 4096  # the smaller side of a matrix whose norm is computed at once
 _STRIP = 2048
 _ROWS = 8192
 _SAFE = 2.0**400  # squared norms between 1 / _SAFE and _SAFE need no scaling
@@ -63,7 +64,7 @@ def spectral_norm(a: Tensor) -> float:
     if a.ndim != 2:
         raise ValueError(f"spectral_norm needs a matrix, got a tensor of shape {tuple(a.shape)}")
     a = a.detach()
-    if min(a.shape) > _LARGEST_EXACT:
+    if min(a.shape) > LARGEST_EXACT:
         return strip_norm(a, _STRIP)
     if a.numel() == 0:
         return 0.0
@@ -75,10 +76,32 @@ def spectral_norm(a: Tensor) -> float:
             return top
         power = exponent(top)
         gram, trace = _gram(times_power(wide(a), -power))
-    error = product_error(max(a.shape), gram.dtype)
-    squared = up(trace / (1 - error - gamma(min(a.shape))))  # an upper bound of the squared Frobenius norm
+    return unscale(_norm_of_gram(gram, trace, max(a.shape)), power)
+
+
+def _norm_of_gram(gram: Tensor, trace: float, inner: int) -> float:
+    error = product_error(inner, gram.dtype)
+    squared = up(trace / (1 - error - gamma(len(gram))))  # an upper bound of the squared Frobenius norm
     largest = min(squared, up(float(eigenvalue_bounds(gram)) + up(error * squared)))
-    return unscale(up(math.sqrt(largest)), power)
+    return up(math.sqrt(largest))
+
+
+def norm_of_parts(part: Tensor, rows: int, add: Callable[[Tensor], None]) -> float | None:
+    r"""The same for a matrix of so many rows, in all, of which only some are here: an upper bound of
+    :math:`\|A\|_2` from the Gram matrices of the parts, :math:`A^\top A = \sum_rA_r^\top A_r`. Its entries are
+    still inner products of as many terms as A has rows, summed in some order, so that the proof is the same.
+    ``None`` where the sum is out of range and A has to be scaled.
+
+    Args:
+        part: the rows that are here, perhaps none.
+        rows: of A.
+        add: makes a tensor the sum of those of all parts.
+    """
+    flat = wide(part.detach())
+    gram = flat.mH @ flat
+    add(gram)
+    trace = float(gram.diagonal().real.sum())
+    return _norm_of_gram(gram, trace, max(rows, len(gram))) if 1 / _SAFE < trace < _SAFE else None
 
 
 def strip_norm(a: Tensor, width: int) -> float:

@@ -102,7 +102,9 @@ def largest_eigenvalue(matrix: Rounded | Symmetric) -> float:
 
 
 def _written_out(matrix: Symmetric) -> Tensor:
-    value = matrix.rows(0, matrix.size).value
+    value = torch.zeros(matrix.size, matrix.size, dtype=torch.float64)
+    for start, stop, found in matrix.panels():  # one that is kept knows whole panels only
+        value[start:stop, :stop] = found.value
     return value.tril() + value.tril(-1).mT
 
 

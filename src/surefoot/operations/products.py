@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.enclosure import Enclosure, row_norms
+from surefoot.enclosure import Elsewhere, Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import spectral_norm
 from surefoot.norms.matrix import affordable_norm
@@ -260,6 +260,8 @@ def bilinear(call: Call) -> Bounds:
 
 def _longest_row(e: Enclosure, count: int) -> Magnitude:
     """The largest norm of a row along the last dimension."""
+    if isinstance(e, Elsewhere):
+        return minimum(e.bound, e.longest)
     if not isinstance(e.value, torch.Tensor) or count == 0:
         return e.bound if count else ZERO
     within = e.rows is not None and len(e.shape) > 1

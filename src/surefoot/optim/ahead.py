@@ -12,6 +12,7 @@ from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.calculus.segment.along import Along
 from surefoot.calculus.segment.majorant import Majorant
 from surefoot.certificate import Certificate
+from surefoot.certificate.proving import certify_proved
 from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError
 from surefoot.operations.moving import Norms
@@ -83,9 +84,7 @@ class Ahead:
         else:
             proved = owner.proved_gradient(x, y, loss)
             proposal = self._ball.step(
-                owner.model,
-                x,
-                owner.objective.bound_to(y),
+                lambda ball: certify_proved(owner.model, x, objective=owner.objective.bound_to(y), domain=ball),
                 owner.trainable,
                 lambda certificate, radius: self._within(certificate, radius, gradient, proved),
             )

@@ -16,6 +16,7 @@ from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph import Graph
 from surefoot.graph.checks import is_loader, unwrapped
+from surefoot.graph.sharded import Sharded
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.operations.captured import capture
 from surefoot.optim.evaluation import Closure, OptimizerError, check_objective, gradient_of, loss_of, number
@@ -26,7 +27,7 @@ from surefoot.processes import Processes
 from surefoot.theorems.deciding import Method
 from surefoot.theorems.record import Convergence
 from surefoot.theorems.waiting import proved_from_here
-from surefoot.torch_private import copied_together
+from surefoot.torch_private import copied_together, is_sharded
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
@@ -52,7 +53,8 @@ class GuaranteedOptimizer(Optimizer):
     one that was used stands in the history.
 
     Args:
-        model: the network.
+        model: the network. If its weights lie with several processes (``fully_shard``, DTensor), and only then,
+            a plain copy of it is optimised and written back into the shards after each step.
         objective: a loss without targets, such as ``surefoot.CrossEntropy()``; the targets come with each step.
         regularizer: a function of the parameters that is added to the loss, or ``None``.
         params: the parameters that are optimised, or parameter groups; all that are trainable by default. What is
@@ -96,7 +98,9 @@ class GuaranteedOptimizer(Optimizer):
                 f"{type(self).__name__}(model, surefoot.CrossEntropy()), and params=... for a part of its "
                 f"parameters. Got {type(model).__name__}"
             )
-        model, objective = unwrapped(model), check_objective(objective, "the data, step(x, y)")
+        self._sharded = Sharded(model) if is_sharded(model) else None
+        model = unwrapped(model) if self._sharded is None else self._sharded.plain
+        objective = check_objective(objective, "the data, step(x, y)")
         if lower is None:
             lower = 0.0 if objective.nonnegative else -math.inf
         elif not math.isfinite(lower):
@@ -119,7 +123,11 @@ class GuaranteedOptimizer(Optimizer):
         self.fingerprint, self.watch = Fingerprint(), Watch()
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("no parameter of the model asks for gradients: call model.requires_grad_(True)")
-        chosen = [value for value in model.parameters() if value.requires_grad] if params is None else params
+        chosen: Any = params
+        if params is None:
+            chosen = [value for value in model.parameters() if value.requires_grad]
+        elif self._sharded is not None:
+            chosen = self._sharded.stand_ins(params)
         super().__init__(chosen, dict(defaults or {}))
 
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
@@ -143,11 +151,14 @@ class GuaranteedOptimizer(Optimizer):
             OptimizerError: if the step cannot be taken. The parameters are as before.
         """
         self.check_data(x, y)
+        self.gather()
         with self._looking() as reset, self.unchanged_on_error(), self._others_constant():
             if self._is_done(x, y, reset):
                 return self.history[-1].loss
             record = self.advance(x, y, closure)
             self._append(record, "the function" if self.changed else "the weights" if reset else "")
+            if self._sharded is not None:
+                self._sharded.write()
         if self.until is not None:
             with self._others_constant():
                 self.convergence = proved_from_here(
@@ -156,6 +167,20 @@ class GuaranteedOptimizer(Optimizer):
         if self.progress is not None:
             self.progress(self.history[-1])
         return record.loss
+
+    def gather(self) -> None:
+        """The weights as they are now, where they lie with several processes, which all call this.
+
+        Raises:
+            OptimizerError: if these do not say whose data the objective is about.
+        """
+        if self._sharded is not None:
+            if self.processes is None:
+                raise OptimizerError(
+                    "the weights of this model lie with several processes, which take each step together: pass "
+                    f"{type(self).__name__}(…, group=…), the process group of their mesh"
+                )
+            self._sharded.gather()
 
     @contextmanager
     def _looking(self) -> Iterator[bool]:
@@ -294,6 +319,7 @@ class GuaranteedOptimizer(Optimizer):
         Raises:
             OptimizerError: if it is not finite, or the closure does not return what it should.
         """
+        self.gather()
         with torch.no_grad():
             return number(self._regularized(loss_of(self.model, self.objective, x, y, closure)))
 

@@ -11,11 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.batches import first_of
 from surefoot.chain import Chain
 from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs, is_loader
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
-from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, LimitedMemory, Linearised, Proposed
+from surefoot.optim.directions import (
+    Chosen,
+    Conjugate,
+    Direction,
+    Gradient,
+    LimitedMemory,
+    Linearised,
+    Proposed,
+    Proximal,
+)
 from surefoot.optim.evaluation import check_slope, loss_of, number
 from surefoot.optim.point import Batch, Data, Function, Point, Stream
 from surefoot.optim.record import StepRecord
@@ -37,7 +47,7 @@ NAMED: Mapping[str, Callable[[], Direction]] = {
 }
 
 _ANGLE = 1e-10  # the least cosine between a direction and minus the gradient
-_FOREIGN_TRIALS = 8
+_FOREIGN_TRIALS, _PROXIMAL_TRIALS = 8, 40
 _STALLS = 2
 _PART = 0.1  # of a decrease that errors may take away before they are made smaller
 
@@ -51,7 +61,8 @@ class ByEvaluation:
     (:mod:`surefoot.valuation`), is below that at the old one.
 
     Any direction will do. Where it is not one of descent (the cosine with minus the gradient is below 1e-10), or
-    no step along it can be proved, the gradient takes its place for one step.
+    no step along it can be proved, the gradient takes its place for one step. Where the regulariser has absolute
+    values, steps are proximal (:mod:`surefoot.optim.constrained`).
 
     Args:
         owner: the optimizer.
@@ -62,6 +73,8 @@ class ByEvaluation:
     def __init__(self, owner: GuaranteedOptimizer, direction: Any, processes: Processes | None = None) -> None:
         self.owner, self.processes = owner, processes
         self.direction = Linearised(self._problem) if direction == "gauss_newton" else _direction(direction, owner)
+        if owner.regularizer is not None and not owner.regularizer.smooth:
+            self.direction = Proximal()
         self._fallback = Gradient()
         self._stalls = 0
         self.forget()
@@ -99,8 +112,13 @@ class ByEvaluation:
                 check_slope(name, slopes[name], loss)
             parameter.grad = slopes[name].to(parameter.dtype)
         record = StepRecord(len(owner.history), loss, size, 0.0, promised_decrease=0.0, data=data)
+        if isinstance(self.direction, Proximal):
+            first = self.direction.first(point, point.gradient)
+            size = function.proximal(point, first)[1] / first
+            record = replace(record, stationarity=size)
         if size == 0:
-            return self._stayed(record, "the gradient is zero", stalled=False)
+            what = "gradient mapping" if isinstance(self.direction, Proximal) else "gradient"
+            return self._stayed(record, f"the {what} is zero", stalled=False)
         stuck = self._stuck is not None and self._stuck[0] is point
         found, why = (None, self._stuck[1]) if stuck and self._stuck else self._found(point)
         if found is None:
@@ -148,7 +166,7 @@ class ByEvaluation:
                 raise OptimizerError(
                     "a closure knows the loss of one process: leave it out where there is a group"
                 )
-            first = next(iter(x), None) if is_loader(x) else (x, y) if len(y) else None
+            first = first_of(x) if is_loader(x) else (x, y) if len(y) else None
             if first is not None and (not isinstance(first, list | tuple) or len(first) != 2):
                 raise OptimizerError("a loader gives pairs (x, y) of inputs and targets")
             key = "" if is_loader(x) else owner.fingerprint(x, y), None if first is None else owner.graph(first[0])
@@ -187,7 +205,7 @@ class ByEvaluation:
     def _function_of_all(self, loader: Any) -> Function:
         """The objective of all batches; kept while loader and model are the same."""
         owner = self.owner
-        first = next(iter(loader), None)
+        first = first_of(loader)
         if not isinstance(first, list | tuple) or len(first) != 2:
             raise OptimizerError("a loader gives pairs (x, y) of inputs and targets")
         key = "", owner.graph(first[0])
@@ -231,6 +249,9 @@ class ByEvaluation:
 
     def _found(self, point: Point) -> tuple[Found | None, str]:
         """A proved step along the direction, else along the gradient; and what is to be said about it."""
+        if isinstance(self.direction, Proximal):
+            proximal = self._proximal(point, self.direction)
+            return proximal, "" if proximal is not None else self._reason(point)
         foreign = isinstance(self.direction, Proposed | Chosen)
         direction, first = self.direction.propose(point)
         slope, length = point.slope(direction), float(direction.norm())
@@ -255,6 +276,21 @@ class ByEvaluation:
         if not foreign:
             self.direction.learn(point, found.point, found.step)
         return found, note
+
+    def _proximal(self, point: Point, direction: Proximal) -> Found | None:
+        r"""A proximal step that is proved to descend: its size :math:`\gamma` is halved until :math:`F(u) - F(p)
+        \ge \frac1{4\gamma}\|p - u\|^2`. Where the smooth part is L-smooth, p is the minimum of a
+        :math:`\frac1\gamma`-strongly convex function, so the decrease is at least :math:`(\frac1\gamma - \frac
+        L2)\|p - u\|^2`, and :math:`\gamma \le \frac3{2L}` is enough.
+        """
+        step = direction.first(point, point.gradient)
+        for _ in range(_PROXIMAL_TRIALS):
+            after, length = point.function.proximal(point, step)
+            if point.value - after.value >= length**2 / (4 * step) and self._is_proved(point, after):
+                direction.learn(point, after, step)
+                return Found(step, after)
+            step /= 2
+        return None
 
     def _along(self, point: Point, direction: Tensor, first: float, kind: Direction, trials: int) -> Found | None:
         """A step along a direction that is proved to descend; none where all of its decrease is round-off."""
@@ -291,7 +327,7 @@ class ByEvaluation:
         if self._stalls == _STALLS:
             warnings.warn(
                 f"the last {_STALLS} steps were not taken. {why[0].upper()}{why[1:]}: the objective is "
-                f"{record.loss:.6g} with a gradient of norm {record.gradient_norm:.3g}, and is known up to "
+                f"{record.loss:.6g} with a gradient of norm {record.stationarity:.3g}, and is known up to "
                 f"{self._point.enclosed().error if self._point else math.nan:.1e}. "
                 "If that is not good enough, use model.double(), scale the data, or add a regulariser",
                 StalledWarning,
@@ -359,7 +395,10 @@ def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:
         held = {id(parameter) for group in chosen.param_groups for parameter in group["params"]}
         strangers = [name for name, value in owner.trainable.items() if id(value) not in held]
         if strangers:
-            raise ValueError(f"{type(chosen).__name__} does not hold '{strangers[0]}': give it model.parameters()")
+            raise ValueError(
+                f"{type(chosen).__name__} does not hold '{strangers[0]}': give it model.parameters(), or pass the "
+                "class if weights are sharded"
+            )
         return Proposed(chosen, owner)
     if callable(chosen) and not isinstance(chosen, str | type):
         return Chosen(chosen)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from surefoot.batches import Batches
 from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
+from surefoot.certificate.pieces import InPieces
+from surefoot.certificate.proving import certify_proved
+from surefoot.certificate.summed import ProvedSum
 from surefoot.chain import Chain
-from surefoot.chain.batched import Batched
-from surefoot.errors import EvaluationError
+from surefoot.domains import Ball
+from surefoot.errors import EvaluationError, SurefootError
 from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective, Ridge
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
@@ -38,6 +43,7 @@ from surefoot.processes import Processes
 
 Damping = Literal["adapted", "trust_region", "certified"] | float
 Solver = Callable[[float], Step]
+Proved = ProvedGradient | ProvedSum
 
 _TRIALS = 40  # values of κ before giving up
 _ACCEPTED = 1e-4  # part of the predicted decrease that a step must achieve
@@ -113,11 +119,8 @@ class SecondOrder(GuaranteedOptimizer):
             raise ValueError("a certified step needs no line search: its decrease is proved")
         if not 0 < kappa < math.inf:
             raise ValueError(f"kappa is a positive number, got {kappa!r}")
-        if group is not None and (damping == "certified" or options.get("until") is not None):
-            raise ValueError(
-                "with a group, the damping is adapted or a number, without until='proved': the others are about "
-                "the data of one process"
-            )
+        if group is not None and options.get("until") is not None:
+            raise ValueError("with a group there is no until='proved', which is about the data of one process")
         super().__init__(model, objective, **options)
         self.damping, self.line_search = damping, line_search
         self.kappa = float(damping) if is_number else float(kappa)
@@ -149,31 +152,39 @@ class SecondOrder(GuaranteedOptimizer):
         """A κ with which the model majorises the objective on the domain of the certificate."""
         raise NotImplementedError
 
-    def curvature(self, proved: ProvedGradient, move: Tensors, certificate: Certificate) -> float:
+    def curvature(self, proved: Proved, move: Tensors, certificate: Certificate) -> float:
         r"""A bound on :math:`2(F(u + v) - F(u) - \langle\nabla F, v\rangle)` for a move v in the domain."""
         raise NotImplementedError
 
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step."""
         if self.processes is None and not is_loader(x):
-            loss, data = self.value(x, y, closure), self.fingerprint(x, y)
-            return self._advanced(self._problem(x, y), loss, data, x, y)
+            if closure is not None or next(self.model.buffers(), None) is not None:  # a pass updates buffers
+                loss, problem = self.value(x, y, closure), self._problem(x, y)
+            else:
+                try:
+                    problem = self._problem(x, y)
+                    loss = problem.value
+                except SurefootError:
+                    self.value(x, y)  # says it of the loss, where that is not finite
+                    raise
+            return self._advanced(problem, loss, self.fingerprint(x, y), x, y)
         if closure is not None:
             raise OptimizerError("a closure knows the loss of one batch: leave it out for loaders and groups")
         problem = self._problem(x, y)
         batches, processes = problem.chain.batches, self.processes
         name = self.fingerprint(x, y) if batches is None else batches.name
+        pieces = self._pieces(batches, x, y) if self.damping == "certified" else None
         if processes is None:
-            return self._advanced(problem, problem.value, name, x, y)
+            return self._advanced(problem, problem.value, name, x, y, pieces)
         told = processes.gathered(lambda: (name, self.changed))
         if any(changed for _, changed in told):
             self.changed = True
             self.forget()
         name = "".join(part for part, _ in told)[:64]
-        assert isinstance(problem.autodiff, Batched)
         record, state = processes.led(
-            lambda: (self._advanced(problem, problem.value, name, x, y), self.extra_state()),
-            problem.autodiff.serve,
+            lambda: (self._advanced(problem, problem.value, name, x, y, pieces), self.extra_state()),
+            lambda word: pieces.serve(word) if pieces is not None and _is_asked(word) else problem.serve(word),
             OptimizerError,
         )
         self.load_extra_state(state)
@@ -184,6 +195,7 @@ class SecondOrder(GuaranteedOptimizer):
         """The objective at the present parameters, without derivatives; of all data, if they come in pieces."""
         if self.processes is None and not is_loader(x):
             return super().value(x, y, closure)
+        self.gather()
         return self._problem(x, y).value
 
     def _problem(self, x: Any, y: Any) -> Problem:
@@ -202,7 +214,14 @@ class SecondOrder(GuaranteedOptimizer):
         except (OracleError, EvaluationError) as error:
             raise OptimizerError(str(error)) from error
 
-    def _advanced(self, problem: Problem, loss: float, data: str, x: Any, y: Any) -> StepRecord:
+    def _pieces(self, batches: Batches | None, x: Any, y: Any) -> InPieces:
+        """What is proved of data in pieces."""
+        given = Batches([(x, y)] if len(y) else []) if batches is None else batches
+        return InPieces(self.model, given, self.objective, processes=self.processes)
+
+    def _advanced(
+        self, problem: Problem, loss: float, data: str, x: Any, y: Any, pieces: InPieces | None = None
+    ) -> StepRecord:
         try:
             gradient = problem.gradient
             size = norm_of(gradient)
@@ -215,10 +234,14 @@ class SecondOrder(GuaranteedOptimizer):
                 promise = 0.0 if self.damping == "certified" else None
                 proposal = Proposal({}, 0.0, promised=promise, note="the gradient is zero")
             elif self.damping == "certified":
-                if problem.in_pieces:
-                    raise OptimizerError("damping='certified' is about one batch: adapt it for loaders")
-                proved = self.proved_gradient(x, y, loss)
-                proposal = self._certified(problem, self.solver(problem, data), x, proved)
+                certify = partial(certify_proved, self.model, x, objective=problem.objective)
+                proved: Proved
+                if pieces is None:
+                    proved, on = self.proved_gradient(x, y, loss), lambda ball: certify(domain=ball)
+                else:
+                    proved, on = pieces.gradient(), pieces.on
+                    self.check_value(proved.value + self.penalty, loss)
+                proposal = self._certified(problem, self.solver(problem, data), on, proved)
             else:
                 proposal = self._measured(problem, self.solver(problem, data))
         except OracleError as error:
@@ -278,7 +301,9 @@ class SecondOrder(GuaranteedOptimizer):
         elif self.damping == "trust_region":
             self._region = length / 4
 
-    def _certified(self, problem: Problem, solver: Solver, x: Any, proved: ProvedGradient) -> Proposal:
+    def _certified(
+        self, problem: Problem, solver: Solver, certify: Callable[[Ball], Certificate], proved: Proved
+    ) -> Proposal:
         """A step on a ball whose radius follows the length of the steps."""
         ridges = {name: problem.weight(name) for name in problem.parameters}
         wide = {name: value.double() for name, value in problem.parameters.items()}
@@ -308,7 +333,7 @@ class SecondOrder(GuaranteedOptimizer):
             note = "" if promise > 0 else resolution(problem.parameters)
             return Proposal(after, part / step.kappa, smoothness, promise, radius, part * length, note)
 
-        return self._ball.step(self.model, x, problem.objective, problem.parameters, propose)
+        return self._ball.step(certify, problem.parameters, propose)
 
     def extra_state(self) -> dict[str, Any]:
         """The damping, the radius and the tolerance of the next step."""
@@ -327,6 +352,11 @@ class SecondOrder(GuaranteedOptimizer):
         if self.damping != "certified":
             return "nothing is proved: steps are judged by the objective after them. Use damping='certified'"
         return self.promises_kept() if self.history else "nothing yet: the first step brings its own proof"
+
+
+def _is_asked(word: Any) -> bool:
+    """Whether it is about what is proved, and not about passes."""
+    return isinstance(word, Ball | tuple)
 
 
 def _bent(move: Tensors, bend: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -52,7 +52,9 @@ class CertifiedDescent(GuaranteedOptimizer):
             of weights and gradient, by name, that returns a direction. Promises ahead take ``"conjugate"`` (along
             segments, their default) and ``"gradient"``.
         order: Taylor coefficients along a segment, 2 to 5: more cost more and allow longer steps.
-        regularizer: added to the loss; with ``proof="evaluation"``.
+        regularizer: added to the loss; with ``proof="evaluation"``. Absolute values in it
+            (:class:`surefoot.ElasticNet`) are met by proximal gradient steps, whose length is searched; the
+            stationarity in the history is then the norm of the gradient mapping.
         weight_decay: the same as ``regularizer=surefoot.Ridge(weight_decay)``.
         params: the parameters that are optimised, or parameter groups; all that are trainable by default. Layers
             that are unfrozen later take part after ``add_param_group``.
@@ -103,10 +105,12 @@ class CertifiedDescent(GuaranteedOptimizer):
                 f"proof={proof!r} promises for the loss alone: a regulariser needs proof='evaluation'"
             )
         if regularizer is not None and not regularizer.smooth:
-            raise ValueError(
-                f"{regularizer!r} has kinks, where a gradient step may stall: take proximal steps, "
-                "surefoot.optim.ProjectedGradient(model, objective, regularizer=…)"
-            )
+            if direction not in (None, "gradient"):
+                raise ValueError(
+                    f"{regularizer!r} has kinks, where steps along a line may stall: its steps are proximal ones "
+                    f"along the gradient, so leave direction={direction!r} out"
+                )
+            direction = "gradient"
         if group is not None and (proof != "evaluation" or until is not None or direction == "gauss_newton"):
             raise ValueError(
                 "with a group, steps are proved by proof='evaluation', without until='proved', along any "
@@ -147,6 +151,7 @@ class CertifiedDescent(GuaranteedOptimizer):
         """The objective at the present parameters; where it is evaluated for proofs, in double precision too."""
         if isinstance(self._method, Ahead):
             return super().value(x, y, closure)
+        self.gather()
         return self._method.value(x, y)
 
     def extra_state(self) -> dict[str, Any]:

@@ -91,6 +91,22 @@ class Gradient:
         self._length = state["length"]
 
 
+class Proximal(Gradient):
+    """Proximal gradient steps: the first trial has the size that a parabola through the last two gradients asks
+    for (J. Barzilai and J. M. Borwein, IMA J. Numer. Anal. 8, 1988). Kept is that size.
+    """
+
+    def first(self, point: Point, direction: Tensor) -> float:
+        """The size to try first."""
+        return super().first(point, direction) if self._length is None else self._length
+
+    def learn(self, before: Point, after: Point, step: float) -> None:
+        """How the gradient changed; twice the last size where it did not grow along the step."""
+        move = after.vector - before.vector
+        bent = float(move @ (after.gradient - before.gradient))
+        self._length = min(float(move @ move) / bent, 1e3 * step) if bent > 0 else 2 * step
+
+
 class Conjugate(Gradient):
     """Polak and Ribière's conjugate direction, and the gradient where that does not descend."""
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from surefoot.certificate import Certificate
-from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball
 from surefoot.guarantees import GuaranteeError
-from surefoot.objectives import Objective
 from surefoot.optim.stored import Proposal, norm_of
 
 _TRIALS = 40  # balls before giving up
@@ -37,9 +34,7 @@ class MovingBall:
 
     def step(
         self,
-        model: nn.Module,
-        x: Any,
-        objective: Objective,
+        certify: Callable[[Ball], Certificate],
         weights: Mapping[str, Tensor],
         propose: Callable[[Certificate, float], Proposal],
     ) -> Proposal:
@@ -49,9 +44,7 @@ class MovingBall:
         its own size, because a bound on a ball that is much larger than the step is loose.
 
         Args:
-            model: the model.
-            x: the batch.
-            objective: bound to its targets.
+            certify: the certificate of the objective on a ball.
             weights: the parameters that vary.
             propose: the step that a certificate allows on the ball of a radius.
 
@@ -61,7 +54,7 @@ class MovingBall:
         known = self.radius is not None
         radius = self.start * (norm_of(weights) or 1.0) if self.radius is None else self.radius
         for _ in range(_TRIALS):
-            certificate = certify_proved(model, x, objective=objective, domain=Ball(radius))
+            certificate = certify(Ball(radius))
             if not certificate.smoothness.is_finite:
                 radius, known = radius / 10, False
                 continue

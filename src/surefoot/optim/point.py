@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from surefoot.objectives import Regularizer
+from surefoot.optim.projection import shrunk
 from surefoot.optim.vectors import Layout, Tensors
 from surefoot.valuation.normalising import Statistics
 from surefoot.valuation.passes import Run
@@ -139,7 +140,7 @@ class Function:
 
     Args:
         data: the loss.
-        regularizer: smooth, added to it, or ``None``.
+        regularizer: added to it, or ``None``; gradients are without its absolute values.
         weights: the parameters; points are rounded to their types.
     """
 
@@ -155,7 +156,20 @@ class Function:
 
     def near(self, point: Point, move: Tensor) -> Point:
         """The point at a move from another, rounded to the types of the parameters."""
-        vector = point.vector + move
+        return self._stored(point.vector + move)
+
+    def proximal(self, point: Point, step: float) -> tuple[Point, float]:
+        r"""The point :math:`\arg\min_p\frac1{2\gamma}\|p - u + \gamma\nabla F(u)\|^2 +
+        \sum_t\lambda_t\|p_t\|_1` after a proximal step of size :math:`\gamma`, rounded likewise, and how far it is
+        before that.
+        """
+        assert self.regularizer is not None
+        aim = self.layout.unpack(point.vector - step * point.gradient)
+        thresholds = {name: step * self.regularizer.threshold_of(name) for name in aim}
+        vector = self.layout.pack(shrunk(aim, thresholds))
+        return self._stored(vector), float((vector - point.vector).norm())
+
+    def _stored(self, vector: Tensor) -> Point:
         moved = self.layout.unpack(vector)
         if self._is_double:
             return Point(self, moved, vector)

@@ -8,12 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from surefoot.calculus.adjoint.gradient import ProvedGradient
 from surefoot.certificate import Certificate
 from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError, composite_iterations, gap_of, require_room, require_smooth
 from surefoot.objectives import Objective
-from surefoot.optim.damped import SecondOrder, Solver
+from surefoot.optim.damped import Proved, SecondOrder, Solver
 from surefoot.optim.evaluation import explained
 from surefoot.optim.preconditioning import Preconditioning
 from surefoot.optim.stored import Tensors, square_of
@@ -24,6 +23,9 @@ from surefoot.oracles.newton_conjugate import solve_conjugate
 from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, Step, check_tolerance
 from surefoot.oracles.steps import METHODS, NEWTON_METHODS, Method, gauss_newton_solver, newton_method
+from surefoot.theorems.majorised import DampedGaussNewton
+from surefoot.theorems.record import Convergence
+from surefoot.theorems.waiting import proved_from_here
 
 
 class GaussNewton(SecondOrder):
@@ -45,8 +47,7 @@ class GaussNewton(SecondOrder):
             (:mod:`surefoot.oracles.kronecker`); by default where that is predicted to pay and does
             (:mod:`surefoot.optim.preconditioning`).
         options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
-            ``progress``; see
-            :class:`SecondOrder`.
+            ``progress``; see :class:`SecondOrder`.
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)).double()
@@ -149,7 +150,28 @@ class GaussNewton(SecondOrder):
         require_room(certificate, most, eps)
         return composite_iterations(self.kappa, most, eps)
 
-    def curvature(self, proved: ProvedGradient, move: Tensors, certificate: Certificate) -> float:
+    def foresee(self, x: Any, y: Any) -> Convergence:
+        """Fix the damping so that all steps on these data, from the present weights, have one proved rate.
+
+        The verdict is about the run before its first step (:class:`surefoot.theorems.DampedGaussNewton`): rate,
+        ball and ``iterations(eps)``. Where it is not proved, it says what is missing, and the damping stays.
+
+        Raises:
+            GuaranteeError: if the objective is not a square loss without a regulariser.
+
+        >>> import torch, surefoot as sf
+        >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
+        >>> optimizer = GaussNewton(model, sf.Square())
+        >>> optimizer.foresee(x, torch.ones(2, 1).double()).iterations(1e-9)
+        1
+        """
+        with self._others_constant():
+            verdict = proved_from_here(self.model, x, self.objective.bound_to(y), self.ridge, "damped")
+        if isinstance(verdict.statement, DampedGaussNewton) and verdict.proved:
+            self.damping = self.kappa = verdict.statement.kappa
+        return verdict
+
+    def curvature(self, proved: Proved, move: Tensors, certificate: Certificate) -> float:
         """That of the Gauss-Newton model with this κ, which majorises the objective; L‖v‖² where that is less."""
         square = square_of(move)
         return min(proved.bent(move) + self.kappa * square, float(certificate.smoothness) * square)
@@ -178,8 +200,7 @@ class Newton(SecondOrder):
             solve inexactly where the damping is adapted, by the forcing sequence of
             :mod:`surefoot.optim.forcing`.
         options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
-            ``progress``; see
-            :class:`SecondOrder`.
+            ``progress``; see :class:`SecondOrder`.
 
     >>> _ = torch.manual_seed(0)
     >>> model, x = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)), torch.eye(2)
@@ -218,6 +239,6 @@ class Newton(SecondOrder):
         require_smooth(certificate)
         return math.nextafter(2 * float(certificate.smoothness), math.inf)
 
-    def curvature(self, proved: ProvedGradient, move: Tensors, certificate: Certificate) -> float:
+    def curvature(self, proved: Proved, move: Tensors, certificate: Certificate) -> float:
         """L‖v‖², by Taylor's formula."""
         return float(certificate.smoothness) * square_of(move)

@@ -3,17 +3,41 @@ r"""The curvature of the loss of a problem as a product: :math:`\nabla^2h(\psi(u
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from surefoot.objectives import Objective
 from surefoot.operations.losses import Factor
 from surefoot.operations.record import records
-from surefoot.oracles.problem import OracleError, Problem
+from surefoot.oracles.problem import OracleError, Problem, slope_at
 
 
 class RowsMeet(OracleError):
     """The loss is not a sum over the rows of the output."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of the factor of a loss."""
+
+    factor: Factor
+    where: slice
+
+    @property
+    def samples(self) -> int:
+        """How many."""
+        return int(self.where.stop - self.where.start)
+
+    @property
+    def columns(self) -> int:
+        """Of the blocks."""
+        return self.factor.columns
+
+    def column(self, j: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """One column of all blocks."""
+        return self.factor.column(j, dtype, device)[self.where]
 
 
 def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
@@ -32,7 +56,8 @@ def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
     if stated is not None:
         targets = objective.chosen().to(output.device)
         rows, marks = objective.arranged(output, targets)
-        slope = objective.arranged(problem.fine_slope.to(dtype), targets)[0]
+        fine = problem.slope if output.dtype == dtype else slope_at(objective, output).to(dtype)
+        slope = objective.arranged(fine, targets)[0]
         factor: Factor | None = stated(rows, marks, slope.reshape(rows.shape[0], -1), **objective.options)
         if factor is not None and rows is not output:
             places = torch.arange(output.numel(), device=output.device).reshape(output.shape)
@@ -116,4 +141,4 @@ def _by_eigenvalues(problem: Problem, dtype: torch.dtype) -> Factor:
     return factor
 
 
-__all__ = ["Factor", "RowsMeet", "factor_of", "has_factor", "refuse_negative", "require_convex"]
+__all__ = ["Factor", "Rows", "RowsMeet", "factor_of", "has_factor", "refuse_negative", "require_convex"]

@@ -11,7 +11,7 @@ left - operations without a formula, samples that meet - gets its rows by one pu
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from surefoot.graph import Graph, Leaf, Node
 from surefoot.graph.nodes import Ref
 from surefoot.operations.shapes import separate
-from surefoot.oracles.factor import Factor
+from surefoot.oracles.factor import Factor, Rows
 from surefoot.oracles.gram_layers import Outer, Outers, pieces, slots_of, whole_rows
 from surefoot.oracles.problem import Problem
 from surefoot.oracles.vectors import gradients
@@ -72,12 +72,12 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
     if size > MOST_DUAL:
         return None
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        pass_ = _pass(problem, factor)
+        pass_ = pass_of(problem, factor)
         taps, rest = pass_.taps, pass_.rest
         held = sum(leaf.spec.numel for leaf in rest) + sum(tap.node.numel // factor.samples for tap in taps)
         if size * held > MOST_ROWS:
             return None
-        sums = _Sums(problem.output.new_zeros, size)
+        sums = Sums(problem.output.new_zeros, size)
         shared = pass_.shared
         plain = [tap for tap in taps if tap.is_outer and shared.isdisjoint(tap.paths.values())]
         others = [tap for tap in taps if tap not in plain]
@@ -94,7 +94,7 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
     return Gram(outers, sums.finished())
 
 
-class _Sums:
+class Sums:
     """Products of rows with themselves, by the weight of the regulariser; narrow pieces wait for one another."""
 
     def __init__(self, zeros: Callable[[int, int], Tensor], size: int) -> None:
@@ -124,7 +124,7 @@ def jacobian(problem: Problem, factor: Factor) -> Tensor:
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         whole = problem.output.new_zeros(size, sum(sizes))
         parts = dict(zip(paths, whole.split(sizes, dim=1), strict=True))
-        pass_ = _pass(problem, factor)
+        pass_ = pass_of(problem, factor)
         everything = frozenset(paths)
         for path, rows in pass_.pieces(pass_.taps, pass_.slopes(pass_.taps, factor), everything):
             parts[path].copy_(rows)
@@ -166,23 +166,34 @@ def _complete(found: list[Tap], uses: Mapping[str, int]) -> list[Tap]:
     return [tap for tap in kept if tap.paths]
 
 
-def _pass(problem: Problem, factor: Factor) -> Pass:
+def pass_of(
+    problem: Problem, factor: Factor | Rows, graph: Graph | None = None, inputs: Sequence[Tensor] | None = None
+) -> Pass:
     """A pass with the layers whose rows are those of single samples."""
-    graph = problem.chain.graph
-    found = taps(graph, factor.samples)
-    first = Pass(problem, found)
+    found = taps(problem.chain.graph if graph is None else graph, factor.samples)
+    first = Pass(problem, found, graph, inputs)
     kept = first.apart(found, factor)
     if len(kept) == len(found):
         return first
-    return Pass(problem, _complete(kept, Counter(path for tap in found for path in tap.paths.values())))
+    whole = _complete(kept, Counter(path for tap in found for path in tap.paths.values()))
+    return Pass(problem, whole, graph, inputs)
 
 
 class Pass:
-    """One forward pass, and pull-backs to the results of layers and to the parameters of no layer."""
+    """One forward pass, and pull-backs to the results of layers and to the parameters of no layer; of a batch of
+    the problem, where its data are in pieces.
+    """
 
-    def __init__(self, problem: Problem, taps: list[Tap]) -> None:
-        graph = problem.chain.graph
-        self.problem, self.taps = problem, taps
+    def __init__(
+        self,
+        problem: Problem,
+        taps: list[Tap],
+        graph: Graph | None = None,
+        inputs: Sequence[Tensor] | None = None,
+    ) -> None:
+        graph = problem.chain.graph if graph is None else graph
+        inputs = problem.chain.inputs if inputs is None else inputs
+        self.problem, self.taps, self.graph = problem, taps, graph
         uses = Counter(path for tap in taps for path in tap.paths.values())
         self.shared = frozenset(path for path, count in uses.items() if count > 1)
         covered = {path for tap in taps for path in tap.paths.values()}
@@ -194,7 +205,7 @@ class Pass:
         }
         self.rest = [leaf for leaf in graph.parameters if leaf.path not in covered]
         names = {tap.node.name for tap in taps}
-        self.values = graph.bind({**leaves, **self.parameters}, [value.detach() for value in problem.chain.inputs])
+        self.values = graph.bind({**leaves, **self.parameters}, [value.detach() for value in inputs])
         for node in graph.nodes:
             if node.name not in graph.constant_names:
                 value = self.values[node.name] = node.run(self.values)
@@ -210,7 +221,7 @@ class Pass:
         found = torch.autograd.grad(self.output, targets, slope, retain_graph=True, allow_unused=True)
         return [torch.zeros_like(t) if f is None else f for t, f in zip(targets, found, strict=True)]
 
-    def slopes(self, taps: list[Tap], factor: Factor) -> list[Tensor]:
+    def slopes(self, taps: list[Tap], factor: Factor | Rows) -> list[Tensor]:
         """For each layer the slopes of all columns: columns × the shape of its result."""
         targets = [self.values[tap.node.name] for tap in taps]
         if not targets or not factor.columns or not self.output.requires_grad:
@@ -222,7 +233,7 @@ class Pass:
         single = [self.pull(targets, column) for column in columns]
         return [torch.stack(column) for column in zip(*single, strict=True)]
 
-    def _columns(self, factor: Factor) -> Iterator[Tensor]:
+    def _columns(self, factor: Factor | Rows) -> Iterator[Tensor]:
         for j in range(factor.columns):
             yield factor.column(j, self.output.dtype, self.output.device)
 
@@ -245,7 +256,7 @@ class Pass:
                     uses = kept.pop(path)
                     yield path, uses[0] if len(uses) == 1 else torch.stack(uses).sum(0)
 
-    def rows(self, leaves: list[Leaf], factor: Factor) -> dict[str, Tensor]:
+    def rows(self, leaves: list[Leaf], factor: Factor | Rows) -> dict[str, Tensor]:
         """The rows of parameters, one pull-back each."""
         targets = [self.parameters[leaf.path] for leaf in leaves]
         rows: list[list[Tensor]] = [[] for _ in targets]
@@ -261,9 +272,9 @@ class Pass:
             for leaf, found, target in zip(leaves, rows, targets, strict=True)
         }
 
-    def apart(self, taps: list[Tap], factor: Factor) -> list[Tap]:
+    def apart(self, taps: list[Tap], factor: Factor | Rows) -> list[Tap]:
         """The layers whose row i moves row i of the output only."""
-        n, graph = factor.samples, self.problem.chain.graph
+        n, graph = factor.samples, self.graph
         if n == 1 or not taps or separate(graph, graph.nodes, [tap.node.name for tap in taps], n):
             return taps
         targets = [self.values[tap.node.name] for tap in taps]

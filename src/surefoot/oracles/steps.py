@@ -10,7 +10,9 @@ targets; and with ``group``, a process group of ``torch.distributed``, every pro
 of the data, ``surefoot.Chain(model, [])`` where it has none. The step is that of the joined batch, the same on all
 processes: outputs and targets of all samples are gathered, activations are those of one batch at a time
 (:mod:`surefoot.chain.batched`). The price is a forward pass for each call where there are several batches.
-Methods that need matrices of all samples at once are left out.
+Of the methods that need matrices of all samples at once there is ``"dual_gram"``, for which the factors of layers
+are gathered on process 0 (:mod:`surefoot.oracles.gram`): their inputs are activations, and with no other method do
+activations cross. So ``"auto"`` is ``"primal"``.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.factor import has_factor, require_convex
 from surefoot.oracles.geodesic import Correct
 from surefoot.oracles.kronecker import Kronecker
+from surefoot.oracles.measured import measured
 from surefoot.oracles.newton_conjugate import solve_conjugate
 from surefoot.oracles.primal import Primal
 from surefoot.oracles.primal_gram import PrimalGram
@@ -39,7 +42,7 @@ from surefoot.processes import Processes
 
 Method = Literal["auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic"]
 METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")
-IN_PIECES = ("primal", "dual")  # those that need products with the derivative of all data only
+IN_PIECES = ("primal", "dual", "dual_gram")
 NEWTON_METHODS = ("auto", "cg", "dynamic")
 
 
@@ -142,22 +145,14 @@ def gauss_newton(
     if method not in METHODS:
         raise OracleError(f"method is one of {', '.join(map(repr, METHODS))}, got {method!r}")
     problem = _problem(chain, objective, params, regularizer, group)
-    return problem.led(lambda: solve_gauss_newton(problem, kappa, method, tolerance, accumulate, warm_start))
+    exact = check_tolerance(tolerance, problem.output.dtype)
 
+    def solve() -> Step:
+        require_convex(problem.objective)
+        solver = gauss_newton_solver(problem, method, exact, None, accumulate, warm_start)
+        return _explained(solver.solve(kappa, exact, None), solver.choice)
 
-def solve_gauss_newton(
-    problem: Problem,
-    kappa: float,
-    method: Method = "auto",
-    tolerance: float | None = None,
-    accumulate: torch.dtype | None = torch.float64,
-    warm_start: Tensor | None = None,
-) -> Step:
-    """The same for a problem that is set up."""
-    tolerance = check_tolerance(tolerance, problem.output.dtype)
-    require_convex(problem.objective)
-    solver = gauss_newton_solver(problem, method, tolerance, None, accumulate, warm_start)
-    return _explained(solver.solve(kappa, tolerance, None), solver.choice)
+    return measured(problem, problem.led(solve), exact)
 
 
 def gauss_newton_solver(
@@ -185,8 +180,8 @@ def gauss_newton_solver(
     if problem.in_pieces:
         if method not in ("auto", *IN_PIECES):
             raise OracleError(
-                f"method={method!r} needs matrices of all samples at once: for data in pieces use "
-                f"{' or '.join(map(repr, IN_PIECES))}, or pass them as one batch"
+                f"method={method!r} needs all samples at once: for data in pieces use "
+                f"{', '.join(map(repr, IN_PIECES))}, or pass them as one batch"
             )
         method = "primal" if method == "auto" else method
     if method == "auto":
@@ -206,7 +201,8 @@ def gauss_newton_solver(
         return Solver(lambda kappa, tolerance, _: direct.solve(kappa, tolerance), choice, direct.correct)
     if chosen == "dual_gram":
         gram = DualGram(problem, accumulate)
-        return Solver(lambda kappa, tolerance, _: gram.solve(kappa, tolerance, warm_start), choice, gram.correct)
+        bend = None if problem.in_pieces else gram.correct
+        return Solver(lambda kappa, tolerance, _: gram.solve(kappa, tolerance, warm_start), choice, bend)
     return Solver(lambda kappa, tol, _: solve_dual(problem, kappa, tol, accumulate, warm_start), choice)
 
 
@@ -260,7 +256,8 @@ def newton(
     chosen, choice = newton_method(problem, method, exact)
     if chosen == "dynamic":
         return _explained(solve_dynamic(problem, kappa, "newton", double), choice)
-    return _explained(problem.led(lambda: solve_conjugate(problem, kappa, double, tolerance)), choice)
+    step = problem.led(lambda: solve_conjugate(problem, kappa, double, tolerance))
+    return _explained(measured(problem, step, 10 * exact, newton=True), choice)
 
 
 def newton_method(

@@ -2,7 +2,7 @@ r"""How a bound was built: the rules of the operations that occur, and the errat
 
 Their docstrings become HTML: ``docutils`` reads them, ``latex2mathml`` their formulas. The elements of the page
 are made here, and every text is escaped, so a docstring can put nothing into a page but text and formulas. Without
-the packages (``pip install surefoot[report]``) paragraphs and formulas are shown as they are written.
+the packages (``pip install latex2mathml docutils``) paragraphs and formulas are shown as they are written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Theorems of convergence whose hypotheses are verified, round-off included.
 
 * ``statements``: the theorems, proved, as functions of verified numbers; ``momentum`` and ``stochastic``: those
-  about gradient steps with momentum and on random batches.
+  about gradient steps with momentum and on random batches; ``majorised``: Gauss-Newton with a fixed damping.
 * ``deciding``: :func:`convergence`, which theorem applies from the present weights, on which ball; ``descent`` for
   gradient steps, ``convex`` for strict minima, ``problem`` for what all of them compute.
 * ``waiting``: :func:`until_proved`, steps until a theorem applies.
@@ -15,6 +15,7 @@
 """
 
 from surefoot.theorems.deciding import convergence
+from surefoot.theorems.majorised import DampedGaussNewton
 from surefoot.theorems.momentum import FastHeavyBall, HeavyBall
 from surefoot.theorems.record import Convergence, Hypothesis
 from surefoot.theorems.statements import GradientDescent, Interpolation, NothingHere, Profile, StronglyConvex
@@ -22,8 +23,9 @@ from surefoot.theorems.stochastic import StochasticDescent
 from surefoot.theorems.waiting import until_proved
 
 __all__ = [
-    "Convergence", "FastHeavyBall", "GradientDescent", "HeavyBall", "Hypothesis", "Interpolation", "NothingHere",
-    "Profile", "StochasticDescent", "StronglyConvex", "convergence", "until_proved",
+    "Convergence", "DampedGaussNewton", "FastHeavyBall", "GradientDescent", "HeavyBall", "Hypothesis",
+    "Interpolation", "NothingHere", "Profile", "StochasticDescent", "StronglyConvex", "convergence",
+    "until_proved",
 ]  # fmt: skip
 
 

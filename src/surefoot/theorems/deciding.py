@@ -27,7 +27,7 @@ from surefoot.theorems.problem import Problem, not_onto, refused
 from surefoot.theorems.record import METHODS, Convergence, Hypothesis, most
 from surefoot.theorems.statements import Interpolation
 
-Method = Literal["gauss_newton", "gradient", "momentum", "stochastic", "newton"]
+Method = Literal["gauss_newton", "damped", "gradient", "momentum", "stochastic", "newton"]
 _KANTOROVICH = "Newton-Kantorovich theorem, underdetermined"
 
 
@@ -53,8 +53,9 @@ def convergence(
             theorems are about the Jacobian of all samples at once.
         objective: a loss bound to its targets; without targets where the batches bring them.
         regularizer: added to it.
-        method: ``"gauss_newton"`` (square loss: to an exact solution), ``"gradient"`` (to zero loss, or to a
-            strict local minimum), ``"momentum"`` (to zero loss, the steps of ``torch.optim.SGD`` with momentum),
+        method: ``"gauss_newton"`` (square loss: to an exact solution), ``"damped"`` (the same with a fixed
+            damping, ``statement.kappa``, at a linear rate), ``"gradient"`` (to zero loss, or to a strict local
+            minimum), ``"momentum"`` (to zero loss, the steps of ``torch.optim.SGD`` with momentum),
             ``"stochastic"`` (to zero loss, on random batches, with some probability), ``"newton"`` (to a strict
             local minimum).
         effort: ``"low"`` for a quick look with coarser constants.
@@ -110,7 +111,7 @@ def convergence(
     with ordinary_device():
         problem = Problem(model, x, objective, regularizer, effort, per_block)
         interpolates = isinstance(objective, Square) and regularizer is None
-        if method in ("gauss_newton", "momentum", "stochastic") or per_block:
+        if method in ("gauss_newton", "damped", "momentum", "stochastic") or per_block:
             if not interpolates:
                 name = "step sizes per block" if per_block else METHODS[method]
                 raise GuaranteeError(
@@ -147,7 +148,7 @@ def _check(method: str, momentum: float | None, batch_size: int, confidence: flo
             f"batches have at least one sample and the confidence is between 0 and 1, got {batch_size!r} and "
             f"{confidence!r}"
         )
-    if per_block and method in ("gauss_newton", "newton"):
+    if per_block and method in ("gauss_newton", "damped", "newton"):
         raise GuaranteeError(f"{METHODS[method]} has no step sizes: per_block goes with gradient steps")
 
 

@@ -1,4 +1,6 @@
-"""Which theorem about gradient steps applies, on which ball: plain ones, with momentum, on random batches."""
+"""Which theorem about a linear rate applies, on which ball: that of gradient steps, plain, with momentum or on
+random batches, or of damped Gauss-Newton steps.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from surefoot.norms.hermitian import up
+from surefoot.theorems.majorised import DampedGaussNewton
 from surefoot.theorems.momentum import FastHeavyBall, HeavyBall, with_momentum
 from surefoot.theorems.problem import Problem, not_onto, refused
 from surefoot.theorems.record import Convergence, Hypothesis
@@ -17,7 +20,7 @@ _PARTS = (1.0, 0.5, 0.25, 0.1)
 _SMALLER = tuple(4.0**-k for k in range(1, 9))
 _GRADIENT = SquareOnBall.theorem
 
-OnBall = GradientDescent | HeavyBall | FastHeavyBall | StochasticDescent
+OnBall = GradientDescent | HeavyBall | FastHeavyBall | StochasticDescent | DampedGaussNewton
 Theorems = Callable[[SquareOnBall], Iterable[OnBall]]
 
 
@@ -40,6 +43,8 @@ def theorems_of(problem: Problem, method: str, momentum: float | None, batches: 
         return lambda ball: with_momentum(ball, momentum)
     if method == "gradient":
         return plain
+    if method == "damped":
+        return lambda ball: [DampedGaussNewton(*ball.numbers)]
     samples = problem.count
     if samples is None:
         return None
@@ -95,6 +100,7 @@ def descent(problem: Problem, method: str, momentum: float | None, batches: Batc
             Hypothesis("σ", "the smallest singular value of the Jacobian", sigma, "> 0", True, True),
             Hypothesis("‖J‖", "the norm of the Jacobian", linear.norm),
             Hypothesis("K", f"the Lipschitz constant of the Jacobian within {best.radius:.4g}", best.bending),
+            *([Hypothesis("κ", "the damping", best.kappa)] if isinstance(best, DampedGaussNewton) else []),
             *_asked(best),
         ),
         missing,

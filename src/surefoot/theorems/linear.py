@@ -2,7 +2,9 @@ r"""A network linearised at its weights: the Gram matrix of the Jacobian and the
 
 *Layered networks*: see :mod:`surefoot.theorems.layered`. *Others*: the row of one output is the gradient of
 :math:`\langle c, \psi\rangle` with c the unit vector, by the adjoint pass, whose error is proved
-(:func:`~surefoot.calculus.adjoint.gradient.proved_gradient`): :math:`\|J_i - \hat J_i\| \le \varepsilon_i`. So
+(:func:`~surefoot.calculus.adjoint.gradient.proved_gradient`): :math:`\|J_i - \hat J_i\| \le \varepsilon_i`. It is
+a pass over one sample where samples do not interact. A Jacobian that does not fit into memory is computed by
+panels of rows, and again whenever two panels meet. So
 
 .. math:: |\langle J_i, J_j\rangle - \mathrm{fl}\langle\hat J_i, \hat J_j\rangle| \le \varepsilon_i\|\hat J_j\| +
     \|\hat J_i\|\varepsilon_j + \varepsilon_i\varepsilon_j + \gamma_p\|\hat J_i\|\|\hat J_j\| .
@@ -11,7 +13,7 @@ r"""A network linearised at its weights: the Gram matrix of the Jacobian and the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -30,6 +32,9 @@ from surefoot.scalar import Rounded
 from surefoot.theorems.layered import Layered
 
 _SMALL = 1500  # rows up to which the Gram matrix is written out
+_PANEL = 512  # rows at a time
+_ENTRIES = 2**28  # of a Jacobian that is kept, two gigabytes; twice that while it is written
+_PANEL_ENTRIES = 2**26  # of a panel, half a gigabyte
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +90,7 @@ class Linearised:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The Jacobian written out.
+    """Rows of the Jacobian written out.
 
     Attributes:
         slopes: by path of the parameter, outputs × entries.
@@ -95,20 +100,66 @@ class Rows:
     slopes: Mapping[str, Tensor]
     errors: Mapping[str, Tensor]
 
-    def gram(self, weights: Mapping[str, float] | None = None) -> Rounded:
-        """:math:`\\sum_bJ_bJ_b^\\top/L_b`; the weights are powers of four, so the roots are exact."""
+    def flat(self, weights: Mapping[str, float] | None = None) -> _Flat:
+        """All parameters side by side, divided by the roots of weights, which are powers of four: exactly."""
         parts = {path: 1.0 if weights is None else weights[path] ** -0.5 for path in self.slopes}
         rows = torch.cat([self.slopes[path] * part for path, part in parts.items()], 1)
         errors = torch.stack([self.errors[path] * part for path, part in parts.items()])
-        errors = torch.linalg.vector_norm(errors, dim=0) * (1 + 1e-12)
-        sizes = torch.linalg.vector_norm(rows, dim=1) * (1 + 1e-9)
-        cross = errors[:, None] * sizes[None, :]
-        apart = cross + cross.mT + errors[:, None] * errors[None, :]
-        apart = apart + product_error(rows.shape[1]) * sizes[:, None] * sizes[None, :]
-        return Rounded(rows @ rows.mT, apart * (1 + 1e-9))
+        return _Flat(rows, torch.linalg.vector_norm(errors, dim=0) * (1 + 1e-12))
 
 
-def gram_of(jacobian: Layered | Rows, weights: Mapping[str, float] | None = None) -> Symmetric:
+@dataclass(frozen=True, eq=False)
+class _Flat:
+    """Rows with bounds on the norms of their errors."""
+
+    rows: Tensor
+    errors: Tensor
+
+    def __getitem__(self, part: slice) -> _Flat:
+        return _Flat(self.rows[part], self.errors[part])
+
+    def times(self, other: _Flat) -> Rounded:
+        """Inner products with other rows."""
+        mine, others = (torch.linalg.vector_norm(one.rows, dim=1) * (1 + 1e-9) for one in (self, other))
+        apart = self.errors[:, None] * others + mine[:, None] * other.errors + self.errors[:, None] * other.errors
+        apart = apart + product_error(self.rows.shape[1]) * mine[:, None] * others
+        return Rounded(self.rows @ other.rows.mT, apart * (1 + 1e-9))
+
+
+@dataclass(frozen=True, eq=False)
+class Panels:
+    """A Jacobian that does not fit into memory: panels of rows are computed whenever they are asked for.
+
+    Attributes:
+        output: an output, by its number, as a function by itself.
+        size: how many outputs there are.
+        panel: how many rows there are at a time.
+    """
+
+    output: Callable[[int], Analysis]
+    size: int
+    panel: int
+
+    def part(self, start: int, stop: int) -> Rows:
+        """These rows, one adjoint pass each."""
+        slopes: dict[str, list[Tensor]] = {}
+        errors: dict[str, list[float]] = {}
+        for output in map(self.output, range(start, stop)):
+            found = proved_gradient(output)
+            for leaf in output.reading.graph.parameters:
+                if leaf.path in found.slopes:
+                    slopes.setdefault(leaf.path, []).append(found.slopes[leaf.path].reshape(-1))
+                    errors.setdefault(leaf.path, []).append(found.errors[leaf.path])
+        return Rows(
+            {path: torch.stack(slopes.pop(path)) for path in list(slopes)},
+            {path: torch.tensor(each, dtype=torch.float64) for path, each in errors.items()},
+        )
+
+
+Jacobian = Layered | Rows | Panels
+
+
+def gram_of(jacobian: Jacobian, weights: Mapping[str, float] | None = None) -> Symmetric:
     """:math:`JJ^\\top` by panels of rows, written out where it is small.
 
     Args:
@@ -116,19 +167,33 @@ def gram_of(jacobian: Layered | Rows, weights: Mapping[str, float] | None = None
         weights: :math:`L_b` of parameters by path, powers of four: norms are those of
             :class:`~surefoot.theorems.statements.SquareOnBall`.
     """
-    if isinstance(jacobian, Rows):
-        return Symmetric.dense(jacobian.gram(weights))
-    parts, size = [] if weights is None else jacobian.weights(weights), jacobian.outputs.value.numel()
-    gram = Symmetric(size, lambda start, stop: jacobian.gram_rows(start, stop, parts))
-    return gram.kept() if size > _SMALL else Symmetric.dense(gram.rows(0, size))
+    if isinstance(jacobian, Layered):
+        parts, size = [] if weights is None else jacobian.weights(weights), jacobian.outputs.value.numel()
+        gram = Symmetric(size, lambda start, stop: jacobian.gram_rows(start, stop, parts))
+    else:
+        if isinstance(jacobian, Rows):
+            whole, panel = jacobian.flat(weights), _PANEL
+            size, part = len(whole.rows), lambda start, stop: whole[start:stop]
+        else:
+            size, panel, streamed = jacobian.size, jacobian.panel, jacobian
+            part = lambda start, stop: streamed.part(start, stop).flat(weights)  # noqa: E731
+
+        def rows(start: int, stop: int) -> Rounded:
+            last = part(start, stop)
+            found = [last.times(part(k, min(k + panel, start))) for k in range(0, start, panel)]
+            found.append(last.times(last))
+            return Rounded(*(torch.cat([getattr(one, name) for one in found], 1) for name in ("value", "error")))
+
+        gram = Symmetric(size, rows, panel)
+    return gram.kept() if size > _SMALL or isinstance(jacobian, Panels) else Symmetric.dense(gram.rows(0, size))
 
 
-def linearise(analysis: Analysis, jacobian: Layered | Rows, gram: Symmetric, targets: Tensor) -> Linearised:
+def linearise(analysis: Analysis, jacobian: Jacobian, gram: Symmetric, targets: Tensor) -> Linearised:
     """The network at its weights, compared with targets of the shape of its outputs."""
     graph = analysis.reading.graph
     parameters = sum(graph.numel(leaf.name) for leaf in graph.parameters if leaf.trainable)
     wanted = targets.detach().double().reshape(-1)
-    if isinstance(jacobian, Rows):
+    if not isinstance(jacobian, Layered):
         result = analysis.over(Ball(0.0))
         wrong = result.enclosures[result.outputs[0]].error
         residual = analysis.centre[graph.outputs[0]].reshape(-1) - wanted
@@ -137,10 +202,12 @@ def linearise(analysis: Analysis, jacobian: Layered | Rows, gram: Symmetric, tar
     return Linearised(gram, flat.value, frobenius_norm(flat.error), parameters)
 
 
-def block_weights(jacobian: Layered | Rows) -> dict[str, float]:
+def block_weights(jacobian: Jacobian) -> dict[str, float]:
     """:math:`L_b` by path, powers of four and at least one: about in proportion to :math:`\\|J_bJ_b^\\top\\|`,
     so that no block turns the outputs much faster than another. Any weights are right.
     """
+    if isinstance(jacobian, Panels):
+        jacobian = jacobian.part(0, min(jacobian.panel, jacobian.size))
     if isinstance(jacobian, Rows):
         sizes = {path: float((rows @ rows.mT).norm()) for path, rows in jacobian.slopes.items()}
     else:
@@ -173,8 +240,8 @@ class _Along(nn.Module):
         return (outputs * self.costate).sum()
 
 
-def single_outputs(analysis: Analysis) -> list[Analysis]:
-    """Each output of a network as a function by itself; all share one reading."""
+def single_outputs(analysis: Analysis) -> Callable[[int], Analysis]:
+    """Each output of a network, by its number, as a function by itself; all share one reading."""
     spec = analysis.reading.graph.spec(analysis.reading.graph.outputs[0])
     assert isinstance(spec, Spec)
     like = next(iter(analysis.values.values()))
@@ -183,21 +250,26 @@ def single_outputs(analysis: Analysis) -> list[Analysis]:
              if name not in analysis.values and weighted.values[name].shape == spec.shape]  # fmt: skip
     if len(names) != 1:
         raise RuntimeError("the graph of a linear function of the outputs is not what was expected")
-    units = torch.eye(math.prod(spec.shape), dtype=torch.float64, device=like.device)
-    return [replace(weighted, values={**weighted.values, names[0]: unit.reshape(spec.shape)}) for unit in units]
+
+    def output(number: int) -> Analysis:
+        unit = torch.zeros(math.prod(spec.shape), dtype=torch.float64, device=like.device)
+        unit[number] = 1.0
+        return replace(weighted, values={**weighted.values, names[0]: unit.reshape(spec.shape)})
+
+    return output
 
 
-def jacobian_rows(analysis: Analysis) -> Rows:
-    """The rows of the Jacobian, one adjoint pass each."""
-    slopes: dict[str, list[Tensor]] = {}
-    errors: dict[str, list[float]] = {}
-    for output in single_outputs(analysis):
-        found = proved_gradient(output)
-        for leaf in output.reading.graph.parameters:
-            if leaf.path in found.slopes:
-                slopes.setdefault(leaf.path, []).append(found.slopes[leaf.path].reshape(-1))
-                errors.setdefault(leaf.path, []).append(found.errors[leaf.path])
-    return Rows(
-        {path: torch.stack(rows) for path, rows in slopes.items()},
-        {path: torch.tensor(each, dtype=torch.float64) for path, each in errors.items()},
+def jacobian_rows(analysis: Analysis, output: Callable[[int], Analysis] | None = None) -> Rows | Panels:
+    """The Jacobian, one adjoint pass for each row; by panels if it does not fit into so much memory.
+
+    Args:
+        analysis: the network.
+        output: an output as a function by itself; by default of all samples.
+    """
+    graph = analysis.reading.graph
+    entries = sum(graph.numel(leaf.name) for leaf in graph.parameters if leaf.trainable)
+    size = graph.numel(graph.outputs[0])
+    panels = Panels(
+        output or single_outputs(analysis), size, min(max(_PANEL_ENTRIES // max(entries, 1), 1), _PANEL)
     )
+    return panels.part(0, size) if size * entries <= _ENTRIES else panels

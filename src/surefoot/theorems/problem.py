@@ -24,13 +24,13 @@ from surefoot.scalar import Rounded
 from surefoot.theorems.bending import Bending, bending
 from surefoot.theorems.hessian import square_weight
 from surefoot.theorems.layered import Layered, read_layers
-from surefoot.theorems.linear import Linearised, Rows, block_weights, gram_of, jacobian_rows, linearise
+from surefoot.theorems.linear import Jacobian, Linearised, block_weights, gram_of, jacobian_rows, linearise
 from surefoot.theorems.record import Convergence, Hypothesis
 from surefoot.theorems.relative import relative_bending
-from surefoot.theorems.samples import Single, single_samples
+from surefoot.theorems.samples import Single, outputs_of_samples, single_samples
 from surefoot.theorems.statements import NothingHere, Profile
 
-_ROWS = 3000  # outputs of networks that are not layered, one adjoint pass each
+_ROWS = 10_000  # outputs of networks that are not layered, one adjoint pass each
 _SMALL = 200  # outputs from which relative constants are only computed if at most
 _GAIN = 100.0  # this factor is missing
 _EXCLUDED = 20_000  # parameters up to which a refusal also says how far away stationary points are
@@ -67,8 +67,8 @@ class Problem:
         return up(square_weight(self.objective, outputs))
 
     @cached_property
-    def jacobian(self) -> Layered | Rows:
-        """The Jacobian at the weights: layer by layer, or written out."""
+    def jacobian(self) -> Jacobian:
+        """The Jacobian at the weights: layer by layer, written out, or by panels."""
         if self.layered is not None:
             return self.layered
         if self.outputs > _ROWS:
@@ -76,7 +76,7 @@ class Problem:
                 f"the Jacobian has {self.outputs} rows, and only those of linear layers and element-wise "
                 f"functions are computed together: take at most {_ROWS} outputs"
             )
-        return jacobian_rows(self.network)
+        return jacobian_rows(self.network, outputs_of_samples(self.network))
 
     @cached_property
     def weights(self) -> dict[str, float] | None:

@@ -13,6 +13,7 @@ from typing import Any
 from surefoot.certificate.numbers import down, short
 from surefoot.guarantees import GuaranteeError
 from surefoot.magnitude import Magnitude
+from surefoot.theorems.majorised import DampedGaussNewton
 from surefoot.theorems.momentum import FastHeavyBall, HeavyBall
 from surefoot.theorems.statements import Interpolation, NothingHere, SquareOnBall, StronglyConvex
 from surefoot.theorems.stochastic import StochasticDescent
@@ -20,6 +21,7 @@ from surefoot.theorems.stochastic import StochasticDescent
 SCHEMA = "surefoot/convergence/1"
 METHODS = {
     "gauss_newton": "Gauss-Newton",
+    "damped": "Gauss-Newton with a fixed damping",
     "gradient": "gradient descent",
     "momentum": "gradient descent with momentum",
     "stochastic": "stochastic gradient descent",
@@ -66,7 +68,7 @@ class Convergence:
     """A verdict about a method, from the present weights.
 
     Attributes:
-        method: ``"gauss_newton"``, ``"gradient"``, ``"momentum"``, ``"stochastic"`` or ``"newton"``.
+        method: ``"gauss_newton"``, ``"damped"``, ``"gradient"``, ``"momentum"``, ``"stochastic"`` or ``"newton"``.
         theorem: its name.
         proved: whether all hypotheses are verified.
         hypotheses: with their verified numbers.
@@ -198,7 +200,9 @@ class Convergence:
         if isinstance(statement, StochasticDescent):
             size = f"{size} on batches of {statement.batch_size} of {statement.samples} samples"
             sure = f", with a probability of at least {math.floor(1e4 * (1 - statement.risk)) / 1e4:g}"
-        return f"{name.capitalize()} with {size} converges to the global minimum, zero loss, {where}{sure}"
+        if isinstance(statement, DampedGaussNewton):
+            name, size = "Gauss-Newton", f"the damping {most(statement.kappa)}"
+        return f"{name[0].upper()}{name[1:]} with {size} converges to the global minimum, zero loss, {where}{sure}"
 
     def _progress(self) -> str:
         """How fast."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,7 +44,28 @@ def single_samples(analysis: Analysis, outputs: bool = True) -> tuple[Single, ..
     if not all(_same(graph, one.reading.graph) for one in found):
         return ()
     few = outputs and graph.numel(graph.outputs[0]) <= _MOST_OUTPUTS
-    return tuple(Single(one, single_outputs(one) if few else ()) for one in found)
+    each = range(graph.numel(graph.outputs[0]) // len(x) if few else 0)
+    return tuple(Single(one, list(map(single_outputs(one), each)) if few else ()) for one in found)
+
+
+def outputs_of_samples(analysis: Analysis) -> Callable[[int], Analysis]:
+    """Each output of a batch, by its number, as a function by itself: of its sample alone, if samples do not
+    interact and one alone is treated in the same way.
+    """
+    x, graph = analysis.x, analysis.reading.graph
+    if not isinstance(x, Tensor) or x.ndim < 2 or not len(x) > 1 or len(graph.inputs) != 1:
+        return single_outputs(analysis)
+    one, (leaf,) = Analysis.of(analysis.model, x[:1]), graph.inputs
+    if not separate(graph, graph.nodes, [leaf.name], len(x)) or not _same(graph, one.reading.graph):
+        return single_outputs(analysis)
+    each = one.reading.graph.numel(one.reading.graph.outputs[0])
+    outputs, samples = list(map(single_outputs(one), range(each))), analysis.values[leaf.name]
+
+    def output(number: int) -> Analysis:
+        n, first = number // each, outputs[number % each]
+        return replace(first, x=x[n : n + 1], values={**first.values, leaf.name: samples[n : n + 1]})
+
+    return output
 
 
 def _same(batch: Graph, one: Graph) -> bool:

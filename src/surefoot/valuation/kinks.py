@@ -25,6 +25,12 @@ def pieces(function: ScalarFunction) -> tuple[tuple[float, ...], float]:
 
 
 @cache
+def bends_by_pieces(function: ScalarFunction) -> bool:
+    """Whether its curvature is bounded on the whole line, or on the pieces between its breaks."""
+    return bool(pieces(function)[0]) or math.isfinite(float(supremum(function, 2)))
+
+
+@cache
 def steepness(function: ScalarFunction) -> tuple[float, float]:
     """The largest slope on the whole line, and the value at zero."""
     zero = torch.zeros(1, dtype=torch.float64)

@@ -102,6 +102,11 @@ class Slope:
         return "linear" if record.form_of(node) is Form.LINEAR else "other"
 
     @cached_property
+    def moves_only(self) -> bool:
+        """Whether it leaves the numbers of one tensor as they are, all or some."""
+        return self.kind == "exact" and not self.needs_values and list(self.jacobian.values()) == [1.0]
+
+    @cached_property
     def underflow(self) -> float:
         """What underflows take away, where no argument is larger than 1."""
         return math.sqrt(self.node.numel) * (self.reduction + 16.0) ** 2 * 2.0**-1000
@@ -231,9 +236,9 @@ def slopes_of(
         if node.name in varying or _worth_asking(asked):
             with contextlib.nullcontext() if node.name in varying else contextlib.suppress(UnsupportedOperation):
                 found.by_name[node.name] = _asked(found, tape.graph, asked, enclosures)
-        value, fixed = run.values[node.name], node.name not in varying
+        fixed = node.name not in varying
         if fixed and node.name not in loose:
-            enclosures[node.name] = _valued(node, value)
+            enclosures[node.name] = _valued(node, run.values[node.name])
         else:
             wide = apart.get(node.name, 0.0)
             enclosures[node.name] = _sized(found, run, node.name, node.spec, wide, fixed=fixed)

@@ -22,9 +22,10 @@ from surefoot.operations.call import Use
 from surefoot.operations.record import Form, record_of
 from surefoot.valuation.entropy import ENTROPY
 from surefoot.valuation.kernels import formula_of
-from surefoot.valuation.kinks import pieces, steepness
+from surefoot.valuation.kinks import bends_by_pieces, pieces, steepness
 from surefoot.valuation.normalising import BATCH
-from surefoot.valuation.passes import Constants, Plan, Run, Values, is_measured, norms
+from surefoot.valuation.passes import Constants, Plan, Run, Values, is_measured, norms, norms_of_samples
+from surefoot.valuation.samples import samples_of, shifts_of
 
 PULL = 2.0**-30
 _SAME = frozenset(
@@ -117,6 +118,18 @@ class Tape:
         return frozenset(names)
 
     @cached_property
+    def samples(self) -> int:
+        """How many samples stay apart, where errors are carried along for each: in attention, whose products of
+        tensors that vary multiply errors. 0 elsewhere.
+        """
+        return samples_of(self.graph, self.varying) if self.matched else 0
+
+    @cached_property
+    def shifts(self) -> frozenset[str]:
+        """The parameters that are added to all samples alike, where these are looked at."""
+        return shifts_of(self.graph) if self.samples else frozenset()
+
+    @cached_property
     def moving(self) -> frozenset[str]:
         """The names of what a parameter enters."""
         return frozenset(node.name for node in self.varying) | {leaf.name for leaf in self.graph.parameters}
@@ -129,7 +142,9 @@ class Tape:
             for node in self.fixed:
                 values[node.name] = self._compute(node, values)
         real = {name: value for name, value in values.items() if is_measured(value)}
-        return Constants(values, dict(zip(real, norms(real.values()), strict=True)))
+        inputs = [leaf.name for leaf in self.graph.inputs if leaf.name in real] if self.samples else []
+        each = {name: norms_of_samples(real[name], self.samples) for name in inputs}
+        return Constants(values, dict(zip(real, norms(real.values()), strict=True)), each)
 
     def _compute(self, node: Node, values: Values) -> Any:
         value = self._wide[node.name](values)
@@ -161,6 +176,7 @@ class Tape:
         reverse = derivatives and not light
         watch = self.rounding if plan is None else plan.watch & self.joints if sparse else plan.watch
         run = Run(self.output, self.moving, values, {}, constants, derivatives, plan is None, light, sparse)
+        run.samples, run.shifts = self.samples, self.shifts
         if any(node.op == BATCH for node in self.fixed):
             run.statistics = None
         keep = set() if plan is None else set(plan.keep)
@@ -180,7 +196,7 @@ class Tape:
                     run.aliases[node.name] = node.inputs[0], 1.0
                 elif node.name in self.derived:
                     run.aliases[node.name] = self.derived[node.name]
-                else:
+                elif node.name not in run.given:
                     run.measure(node.name, value)
                 if node.name in self.matched:
                     run.measure_matrices(self.matched[node.name])
@@ -189,7 +205,9 @@ class Tape:
                 if reverse and node.name in watch and isinstance(value, Tensor):
                     value = run.watched(node.name, value)
                 values[node.name] = value
-                for name in self.graph.finished[node.name] if plan is not None else ():
+                for name in self.graph.finished[node.name]:
+                    if plan is None and name not in self.spare:
+                        continue
                     if name not in keep and name not in constants.values and name not in run.parameters:
                         del values[name]
         return run
@@ -237,6 +255,22 @@ class Tape:
                         steepest * (1 + 2.0**-40),
                     )  # and the round-off of the kernel
         return found
+
+    @cached_property
+    def spare(self) -> frozenset[str]:
+        """The results of products of which no rule needs more than the norm, even where nothing is known yet: they
+        have no stated error, and only such functions read them.
+        """
+        readers: dict[str, set[str]] = {}
+        for node in self.graph.nodes:
+            for name in node.inputs:
+                readers.setdefault(name, set()).add(node.name)
+        products = {
+            node.name for node in self.varying
+            if record_of(node).form_of(node) is Form.PRODUCT and record_of(node).error is None
+        }  # fmt: skip
+        plain = {name for name in self.derived if bends_by_pieces(self.asked[name].args[1])}
+        return frozenset(name for name in products if plain >= readers.get(name, {""}))
 
     @cached_property
     def matched(self) -> dict[str, tuple[str, str]]:

@@ -1,0 +1,122 @@
+"""The gradient of the objective of data in pieces, with a proved bound on its error, and how it bends.
+
+Gradients of batches are added up by weight in double precision, over batches and processes; the errors are theirs
+and those of the sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from surefoot.calculus.adjoint.gradient import proved_gradient
+from surefoot.calculus.analysis import Analysis
+from surefoot.errors import EvaluationError
+from surefoot.processes import Processes
+
+Weighted = Callable[[], Iterator[tuple[int, Analysis, Fraction]]]  # number, analysis and weight of each batch
+
+
+@dataclass
+class _Part:
+    """What one process has, added up by weight, with what it may be off by and what was added."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)
+    blocks: dict[str, list[str]] = field(default_factory=dict)
+    value: float = 0.0
+    total: Fraction = Fraction(0)
+    count: int = 0
+
+
+class ProvedSum:
+    """The gradient at the weights; compare :class:`surefoot.calculus.adjoint.gradient.ProvedGradient`.
+
+    All processes make it at the same time.
+
+    Args:
+        batches: those that are here.
+        like: the parameters, by path.
+        is_mean: whether the objective divides by the weights.
+        processes: all of them, or ``None``.
+
+    Attributes:
+        value: of the objective, as computed.
+        slopes: by path of the parameter.
+        errors: how far they may be off, in norm, by path.
+        blocks: the paths of each block.
+
+    Raises:
+        EvaluationError: if there is nothing to add up.
+    """
+
+    def __init__(
+        self, batches: Weighted, like: Mapping[str, Tensor], is_mean: bool, processes: Processes | None
+    ) -> None:
+        self._batches, self._processes = batches, processes
+        mine = self._here() if processes is None else processes.together(self._here)
+        told = replace(mine, sums={})
+        parts = [told] if processes is None else processes.gathered(lambda: told)
+        self.blocks = next((part.blocks for part in parts if part.blocks), {})
+        total = sum((part.total for part in parts), Fraction(0))
+        if not self.blocks or not total:
+            raise EvaluationError("no batch has a sample with a weight: there is no gradient")
+        paths = [path for paths in self.blocks.values() for path in paths]
+        sums = {p: mine.sums.get(p, torch.zeros_like(like[p], dtype=torch.float64)) for p in paths}
+        if processes is not None:
+            processes.add(sums.values())
+        self._whole = float(total) if is_mean else 1.0
+        rounding = (sum(part.count for part in parts) + len(parts) + 9) * 2.0**-52
+        self.value = sum(part.value for part in parts) / self._whole
+        self.slopes = {path: value / self._whole for path, value in sums.items()}
+        off = {
+            p: sum(part.errors.get(p, 0.0) + rounding * part.sizes.get(p, 0.0) for part in parts) for p in paths
+        }
+        self.errors = {path: lost / self._whole * (1 + 1e-12) + 2.0**-1000 for path, lost in off.items()}
+
+    def _here(self) -> _Part:
+        found = _Part()
+        for _, analysis, weight in self._batches():
+            proved, factor = proved_gradient(analysis), float(weight)
+            found.blocks = {
+                block: [leaf.path for leaf in leaves] for block, leaves in analysis.variables().items()
+            }
+            for path in (path for paths in found.blocks.values() for path in paths):
+                slope = proved.slopes[path] * factor
+                found.sums[path] = found.sums[path].add_(slope) if path in found.sums else slope
+                found.errors[path] = found.errors.get(path, 0.0) + proved.errors[path] * factor * (1 + 2.0**-50)
+                found.sizes[path] = found.sizes.get(path, 0.0) + float(torch.linalg.vector_norm(slope)) * 1.0001
+            found.value += factor * proved.value
+            found.total += weight
+            found.count += 1
+        return found
+
+    def norms(self) -> dict[str, float]:
+        """Bounds on the norm of the gradient, by block."""
+        found = {}
+        for block, paths in self.blocks.items():
+            size = math.hypot(*(float(torch.linalg.vector_norm(self.slopes[path])) for path in paths))
+            found[block] = (size + sum(self.errors[path] for path in paths)) * (1 + 1e-12) + 2.0**-1000
+        return found
+
+    def bent(self, move: Mapping[str, Tensor]) -> float:
+        """What the loss curves along a move, at most; process 0 calls it, the others :meth:`bent_here`."""
+        if self._processes is not None:
+            self._processes.ask(("bent", dict(move)))
+        return self.bent_here(move)
+
+    def bent_here(self, move: Mapping[str, Tensor]) -> float:
+        """The same, where all processes call it."""
+
+        def part() -> float:
+            each = [float(weight) * proved_gradient(one).bent(move) for _, one, weight in self._batches()]
+            return math.fsum(each) * (1 + 2.0**-49)
+
+        parts = [part()] if self._processes is None else self._processes.gathered(part)
+        return math.fsum(parts) / self._whole * (1 + 2.0**-50)
