@@ -303,8 +303,9 @@ def render(parts: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Measure what is missing, and write the page."""
+    """Measure what is missing, and write the page; with ``--without-steps`` that table is left to the benchmarks."""
     torch.set_num_threads(1)
+    left_out = sys.argv[1:] == ["--without-steps"]
     head, *exponents = growth()
     shown: dict[str, tuple[Sequence[str], Sequence[Sequence[str]]]] = {
         "taylor": (
@@ -314,9 +315,12 @@ def main() -> None:
         "growth": (head, exponents),
         "training": (("network", "method", "loss", "ratio", ""), training()),
         "lipschitz": (("network", "method", "constant", "ratio", "", "time", "ratio", ""), lipschitz()),
-        "steps": (("work", "package", "what", "gradients", "residual", "ratio", ""), steps()),
+        "steps": (("work", "package", "what", "gradients", "residual", "ratio", ""), [] if left_out else steps()),
     }
-    PAGE.write_text(render({name: table(*each) for name, each in shown.items()}), encoding="utf-8")
+    parts = {name: table(*each) for name, each in shown.items()}
+    if left_out:
+        parts["steps"] = "Not measured in this run: the numbers of an earlier one are on that page."
+    PAGE.write_text(render(parts), encoding="utf-8")
 
 
 if __name__ == "__main__":
