@@ -45,8 +45,8 @@ LBFGS = "torch LBFGS"
 TEXT = """\
 # Beside its peers
 
-surefoot next to packages that do a part of what it does: the same work, in one run, on one thread, in processor
-time. A ratio is that of the other package to surefoot, so that above 1 surefoot is ahead; where it is behind, the
+surefoot next to packages that do a part of what it does: the same work, on one thread, in processor
+time, each row's methods one after the other. A ratio is that of the other package to surefoot, so that above 1 surefoot is ahead; where it is behind, the
 row says so. Written by `make peers`, which installs the packages into a folder of their own and leaves the
 installed PyTorch alone. {absent}
 
@@ -87,6 +87,7 @@ count round-off. surefoot's bound has 5 Taylor coefficients, counts round-off an
 ## Growth
 
 Exponents p of processor time ~ size^p, fitted to {sizes}. A gradient by PyTorch stands for what cannot be avoided.
+At these sizes fixed costs count: exponents far below those of a gradient are mostly overhead.
 With processes that share the same data, −1 would be perfect: the time is that of the busiest one, with messages.
 
 {growth}
@@ -277,10 +278,10 @@ def absent() -> str:
     there = [f"{name} {held[name]}" for name in wanted.split() if name in held]
     left = [name for name in wanted.split() if name not in held]
     if AUTOBOUND.exists():
-        there.append("autobound 0.1.4 on jax 0.4.18, the last that it runs on here")
+        there.append("autobound 0.1.4 on jax 0.4.18 (it cannot be imported with jax 0.10)")
     else:
         left.append("autobound")
-    text = f"Took part: {', '.join(there)}."
+    text = f"Installed: {', '.join(there)}."
     return text + (f" Could not be installed: {', '.join(left)}." if left else "")
 
 
@@ -303,7 +304,7 @@ def render(parts: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Measure what is missing, and write the page; with ``--without-steps`` that table is left to the benchmarks."""
+    """Measure what is missing, and write the page; ``--without-steps`` leaves that table to the benchmarks."""
     torch.set_num_threads(1)
     left_out = sys.argv[1:] == ["--without-steps"]
     head, *exponents = growth()
