@@ -47,8 +47,8 @@ TEXT = """\
 
 surefoot next to packages that do a part of what it does: the same work, on one thread, in processor
 time, each row's methods one after the other. A ratio is that of the other package to surefoot, so that above 1
-surefoot is ahead; where it is behind, the row says so. Written by `make peers`, which installs the packages into a folder of their own and leaves the
-installed PyTorch alone. {absent}
+surefoot is ahead; where it is behind, the row says so. Written by `make peers`, which installs the packages into
+a folder of their own and leaves the installed PyTorch alone. {absent}
 
 ## Second-order steps
 
