@@ -58,10 +58,10 @@ def run() -> list[Peer]:
     return list(rows())
 
 
-def rows(tolerances: tuple[float, ...] | None = None) -> Iterator[Peer]:
-    """The same, one after the other, perhaps for fewer residuals."""
+def rows(tolerances: tuple[float, ...] | None = None, first: int | None = None) -> Iterator[Peer]:
+    """The same, one after the other, perhaps for fewer residuals, or the first networks alone."""
     present = _present()
-    for title, model, x, pairs in networks():
+    for title, model, x, pairs in networks()[:first]:
         y = torch.randint(0, 10, (len(x),), generator=torch.Generator().manual_seed(1))
         for kappa in (0.1, 1e-3):
             for name in STEPS:

@@ -45,17 +45,18 @@ LBFGS = "torch LBFGS"
 TEXT = """\
 # Beside its peers
 
-surefoot next to packages that do a part of what it does: the same work, in one run, on one thread, in processor
-time. A ratio is that of the other package to surefoot, so that above 1 surefoot is ahead; where it is behind, the
-row says so. Written by `make peers`, which installs the packages into a folder of their own and leaves the
-installed PyTorch alone. {absent}
+surefoot next to packages that do a part of what it does: the same work, on one thread, in processor
+time, each row's methods one after the other. A ratio is that of the other package to surefoot, so that above 1
+surefoot is ahead; where it is behind, the row says so. Written by `make peers`, which installs the packages into
+a folder of their own and leaves the installed PyTorch alone. {absent}
 
 ## Second-order steps
 
 A Gauss-Newton step of the same model on the same batch with the same damping κ, to a relative residual of 1e-6
 where a package lets one choose. Residuals are judged in double precision. curvlinops and BackPACK have products,
 to which plain conjugate gradients are added; torch-levenberg-marquardt and pytorch-minimize solve models of their
-own to an accuracy of their own: less work for less.
+own to an accuracy of their own: less work for less. A convolutional network and other residuals are on the page
+of [benchmarks](benchmarks.md).
 
 {steps}
 
@@ -86,6 +87,7 @@ count round-off. surefoot's bound has 5 Taylor coefficients, counts round-off an
 ## Growth
 
 Exponents p of processor time ~ size^p, fitted to {sizes}. A gradient by PyTorch stands for what cannot be avoided.
+At these sizes fixed costs count: exponents far below those of a gradient are mostly overhead.
 With processes that share the same data, −1 would be perfect: the time is that of the busiest one, with messages.
 
 {growth}
@@ -105,7 +107,7 @@ def steps() -> list[list[str]]:
     """Rows: what, by whom, gradients, residual, ratio, verdict."""
 
     def compute() -> dict[str, Any]:
-        found = list(peers.rows(tolerances=(1e-6,)))
+        found = list(peers.rows(tolerances=(1e-6,), first=1))
         return {"rows": [[m.subject, m.ratio, m.residual, m.error] for m in found]}
 
     rows, best = [], {}
@@ -276,10 +278,10 @@ def absent() -> str:
     there = [f"{name} {held[name]}" for name in wanted.split() if name in held]
     left = [name for name in wanted.split() if name not in held]
     if AUTOBOUND.exists():
-        there.append("autobound 0.1.4 on jax 0.4.18, the last that it runs on here")
+        there.append("autobound 0.1.4 on jax 0.4.18 (it cannot be imported with jax 0.10)")
     else:
         left.append("autobound")
-    text = f"Took part: {', '.join(there)}."
+    text = f"Installed: {', '.join(there)}."
     return text + (f" Could not be installed: {', '.join(left)}." if left else "")
 
 
@@ -302,8 +304,9 @@ def render(parts: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Measure what is missing, and write the page."""
+    """Measure what is missing, and write the page; ``--without-steps`` leaves that table to the benchmarks."""
     torch.set_num_threads(1)
+    left_out = sys.argv[1:] == ["--without-steps"]
     head, *exponents = growth()
     shown: dict[str, tuple[Sequence[str], Sequence[Sequence[str]]]] = {
         "taylor": (
@@ -313,9 +316,12 @@ def main() -> None:
         "growth": (head, exponents),
         "training": (("network", "method", "loss", "ratio", ""), training()),
         "lipschitz": (("network", "method", "constant", "ratio", "", "time", "ratio", ""), lipschitz()),
-        "steps": (("work", "package", "what", "gradients", "residual", "ratio", ""), steps()),
+        "steps": (("work", "package", "what", "gradients", "residual", "ratio", ""), [] if left_out else steps()),
     }
-    PAGE.write_text(render({name: table(*each) for name, each in shown.items()}), encoding="utf-8")
+    parts = {name: table(*each) for name, each in shown.items()}
+    if left_out:
+        parts["steps"] = "Not measured in this run: the numbers of an earlier one are on that page."
+    PAGE.write_text(render(parts), encoding="utf-8")
 
 
 if __name__ == "__main__":

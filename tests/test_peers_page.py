@@ -43,9 +43,10 @@ def test_rows_that_are_behind_say_so() -> None:
     assert headings == [
         "Second-order steps", "Lipschitz constants in the input", "Training", "Taylor bounds", "Growth",
     ]  # fmt: skip
-    steps = [line.split(" | ") for line in text.partition("## Lipschitz")[0].splitlines() if line.startswith("| ")]
-    judged = [row for row in steps if len(row) == 7 and row[5].replace(".", "").isdigit()]
+    training = text.partition("\n## Training")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in training.splitlines() if line.startswith("| digits")]
+    judged = [row for row in rows if row[3].strip()]
     assert len(judged) > 8
     for row in judged:
-        ratio, verdict = float(row[5]), row[6].strip(" |")
+        ratio, verdict = float(row[3]), row[4].strip()
         assert verdict == ("**behind**" if ratio < 0.95 else "ahead" if ratio > 1.06 else verdict)
