@@ -1,4 +1,4 @@
-"""Run every benchmark, print the table and write it to ``docs/benchmarks.md``.
+"""Run every benchmark that has no page of its own, print the table and write it to ``docs/benchmarks.md``.
 
 What a module measured is kept in ``build/bench``, so that a run that was cut off goes on there. Remove the folder
 to begin anew, or name the modules that are to be measured again: ``python -m benchmarks second_order peers``.
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import equal_work, peers
+from benchmarks import choice, equal_work, peers
 from benchmarks.timing import Duration, Measurement
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +24,7 @@ PAGE, KEPT = ROOT / "docs" / "benchmarks.md", ROOT / "build" / "bench"
 BENCHMARKS = [
     "autodiff",
     "certificates",
+    "choice",
     "clustering",
     "equal_work",
     "implicit",
@@ -56,8 +57,15 @@ rates.
 """
 
 
+CHOICE = """## The choice of a method
+
+Exact Gauss-Newton steps, κ = 0.01, to a residual of 1e-6: the method that `method="auto"` chooses from counts
+alone, how much longer it takes than the best of all methods, and the cost of that one.
+"""
+
+
 def main(again: list[str]) -> None:
-    """Run the function ``run`` of every module of this page, and report.
+    """Run the function ``run`` of every module, and report.
 
     Args:
         again: the modules that are run even where their results are kept.
@@ -81,6 +89,8 @@ def main(again: list[str]) -> None:
 def _line(m: Any) -> str:
     if isinstance(m, equal_work.Reached):
         return equal_work.table([m])
+    if isinstance(m, choice.Chosen):
+        return choice.table([m]).splitlines()[2]
     if isinstance(m, Duration):
         return f"{m.subject}: {m.seconds:.2f} s, target {m.target:g} s; {m.note}"
     spread = f"[{m.low:.2f}, {m.high:.2f}]"
@@ -101,7 +111,9 @@ def _table(found: list[Any]) -> str:
     ]
     compared, reached = peers.table(found), equal_work.table(found)
     page = "\n".join(rows) + "\n" + (f"\n{PEERS}\n{compared}" if compared else "")
-    return page + (f"\n{WORK}\n{reached}" if reached else "")
+    page += f"\n{WORK}\n{reached}" if reached else ""
+    chosen = choice.table(found)
+    return page + (f"\n{CHOICE}\n{chosen}" if chosen else "")
 
 
 def _machine() -> str:

@@ -51,21 +51,28 @@ of the layers in between. The certificates of this table are computed sample by 
 SECOND = """
 ## Networks of several kinds
 
-The longest gradient step that balls around the weights prove, `sf.certify(model, x,
-objective=sf.CrossEntropy(y), effort="high").step_size`, times the norm of the second derivative at the weights: 1
-would be the step of a quadratic function. The step is at most one over the mean curvature on the way from the
-weights, which balls inside the last one bound (`Certificate.one_step`). Next to it the smoothness proved at the
-weights (radius 0) over that norm. 64 digits, PyTorch's default weights, double precision, seed 0. Where at most
-12,000 numbers vary, the second derivative at the weights is computed along every direction, which is sharp for
-every network; how far it moves is bounded by products of the norms of exact derivatives at the weights. Costs are
-in gradients, as measured and as the certificate states them.
+The longest gradient step that is proved, `sf.certify(model, x, objective=sf.CrossEntropy(y),
+effort="high").step_size`, times the norm of the second derivative at the weights: 1 would be the step of a
+quadratic function that curves the most along its gradient. "By balls" is what balls around the weights prove: one
+over the mean curvature on the way from the weights to the edge, which balls inside the last one bound
+(`Certificate.one_step`). "Step" is what the segment against the gradient proves, if that is more: Taylor
+coefficients along this one direction are exact, and F curves less along it than in the worst direction
+(`Certificate.gradient_step`). Next to it the smoothness proved at the weights (radius 0) over that norm. 64
+digits, PyTorch's default weights, double precision, seed 0. Where at most 12,000 numbers vary, the second
+derivative at the weights is computed along every direction, which is sharp for every network; how far it moves is
+bounded by products of the norms of exact derivatives at the weights. Costs are in gradients, of all balls and
+segments that are tried, as measured and as the certificate states them.
 
-| network | numbers | step | target | at the weights | target | cost | stated |
-|---|---|---|---|---|---|---|---|
+| network | numbers | by balls | step | target | at the weights | target | cost | stated |
+|---|---|---|---|---|---|---|---|---|
 """
 THIRD = """
+Balls alone reach the targets of steps in {reached} of {rows} rows.
+
 There is no row of ResNet-18: beyond 12,000 numbers convolutions are bounded by norms, 111,000 times the norm of
-the second derivative at the weights (target ≤ 10).
+the second derivative at the weights (target ≤ 10). Made smooth, in evaluation mode and on 16 images of 32×32, the
+segment against its gradient proves a step of 0.0047, in 58 gradients; what limits it is the error that is proved
+for the gradient, 0.05 % of its norm.
 
 ## Width
 
@@ -130,12 +137,13 @@ def page(processes: int | None) -> str:
     networks: list[Sharpness] = found[: len(NETWORKS)]
     widths: list[Width] = found[len(NETWORKS) : len(NETWORKS) + len(WIDTHS)]
     perceptrons = [row for rows in found[len(NETWORKS) + len(WIDTHS) :] for row in rows]
+    reached = sum(row.by_balls >= row.target for row in networks)
     by_width = [f"| {w.width} | **{w.centre:.3g}** | {w.cost:,.0f} | {w.stated:,} |" for w in widths]
     return "\n".join(
         [
             HEAD.format(minutes=minutes) + "\n".join(first_table(perceptrons)),
             TAIL + SECOND + "\n".join(map(line, networks)),
-            THIRD + "\n".join(by_width) + "\n",
+            THIRD.format(reached=reached, rows=len(networks)) + "\n".join(by_width) + "\n",
         ]
     )
 

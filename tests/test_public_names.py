@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -114,3 +116,19 @@ def test_mistakes_are_answered_with_what_to_write() -> None:
         sf.certify(model, x.numpy())
     with pytest.raises(sf.errors.SurefootError, match=r"sizes lists the input's size and that of each layer"):
         sf.zoo.mlp(64)  # type: ignore[arg-type]
+
+
+def test_names_load_under_any_default_device() -> None:
+    script = """
+import torch, surefoot as sf
+with torch.device("meta"):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softplus())
+    names = [getattr(sf, name) for name in sf.__all__]
+    print(sf.certify(model, torch.ones(2, 4), domain=sf.ProductBall(1.0), input_norm=1.0).smoothness)
+model = model.to_empty(device="cpu")
+print(sf.certify(model, torch.ones(2, 4), domain=sf.ProductBall(1.0), input_norm=1.0).smoothness)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    on_meta, on_cpu = run.stdout.split()
+    assert on_meta == on_cpu != "inf"

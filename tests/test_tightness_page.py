@@ -29,14 +29,21 @@ def test_missed_targets_are_marked_and_no_bound_is_below_the_truth():
 def test_networks_of_several_kinds():
     found = rows(1)
     assert len(found) == 9
-    for _, numbers, step, longest, centre, most, cost, stated in found:
+    for _, numbers, balls, step, longest, centre, most, cost, stated in found:
         proved, ratio = float(step.strip("*")), float(centre.strip("*"))
-        assert 0 < proved <= 1.0 <= ratio
+        assert 0 < float(balls) <= 1.0 <= ratio
+        assert float(balls) <= proved
         assert longest.endswith("(missed)") == (
             proved < float(longest.removeprefix("≥ ").removesuffix(" (missed)"))
         )
         assert most.endswith("(missed)") == (ratio > float(most.removeprefix("≤ ").removesuffix(" (missed)")))
         assert all(int(count.replace(",", "")) > 0 for count in (numbers, cost, stated))
+
+
+def test_what_balls_reach_is_said():
+    targets = [(float(row[2]), float(row[4].removeprefix("≥ ").removesuffix(" (missed)"))) for row in rows(1)]
+    reached = sum(balls >= target for balls, target in targets)
+    assert f"Balls alone reach the targets of steps in {reached} of 9 rows." in PAGE.read_text(encoding="utf-8")
 
 
 def test_there_is_no_cliff_at_a_width_before_the_budget_ends():

@@ -31,6 +31,7 @@ def block_step_sizes(certificate: Certificate) -> dict[str, float]:
     than it reaches: any :math:`\gamma_s \le 1/D_s` promise :math:`\frac12\sum_s\gamma_s\|\nabla_sF\|^2`. On a ball
     all are shortened by the same factor, on a product each by its own. The same is done to 1/L, or what is known
     of one step, and what promises more is chosen; it is the latter wherever a ball shortens it, by Cauchy-Schwarz.
+    A longer step that is proved against the gradient, ``Certificate.gradient_step``, is the same for all blocks.
 
     Raises:
         GuaranteeError: if the function is not real-valued or the constants are not bounds.
@@ -41,6 +42,7 @@ def block_step_sizes(certificate: Certificate) -> dict[str, float]:
     sizes = gradient_sizes(certificate)
     same = dict.fromkeys(steps, inverse_of_one_step(certificate))
     choices = [_within(certificate.radius, each, sizes) for each in (steps, same)]
+    choices.append(dict.fromkeys(steps, certificate.gradient_step or 0.0))
     return max(choices, key=lambda each: sum(each[s] * sizes[s] * sizes[s] for s in each if each[s] and sizes[s]))
 
 

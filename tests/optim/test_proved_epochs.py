@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import time
 import warnings
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import surefoot as sf
 from judges.exact import exact_value
 from surefoot.optim import BurstRecord, ProvedEpochs, StalledWarning
+from surefoot.optim.beyond import Way
 from surefoot.optim.bursts import Bend, as_one, built_up, fixed_data
 from surefoot.optim.pace import Pace
-from surefoot.valuation.valuer import EvaluationError
+from surefoot.valuation.valuer import Evaluation, EvaluationError
 
 
 def _data(count: int = 48) -> tuple[Tensor, Tensor]:
@@ -157,6 +159,28 @@ def test_an_interrupt_loses_nothing() -> None:
     assert training.step() <= history[-1].after
 
 
+def test_an_interrupt_leaves_weights_that_were_changed() -> None:
+    class Interrupted(nn.Module):
+        stop = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.stop:
+                raise KeyboardInterrupt
+            return x
+
+    stop = Interrupted()
+    model = _model(stop)
+    training = _epochs(model)
+    training.step()
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    changed, stop.stop = _contents(model), True
+    training._keeper.all_data._valuer = None
+    with pytest.raises(KeyboardInterrupt):
+        training.step()
+    assert _equal(changed, _contents(model))
+
+
 def test_the_objective_is_the_deterministic_one() -> None:
     model = _model(nn.BatchNorm1d(6), nn.Dropout(0.2))
     training = _epochs(model)
@@ -189,6 +213,10 @@ def test_a_resumed_run_goes_on() -> None:
     assert resumed.step() <= last.value
     assert resumed.history[-1].before == pytest.approx(last.value, abs=last.error)
     assert "tried" not in resumed.history[-1].note
+    again = _epochs(other)
+    again.load_state_dict(resumed.state_dict())
+    assert again.value is not None
+    assert again.run(0.01) == again.value.value
     with pytest.raises(ValueError, match="not of ProvedEpochs"):
         resumed.load_state_dict(training.optimizer.state_dict())
 
@@ -350,6 +378,34 @@ class TestPace:
             rates.append(pace.rate)
         assert rates == pytest.approx([1.5, 1.1, 0.8, 0.8, 0.8])
 
+    def test_on_a_straight_way_rates_grow_faster(self) -> None:
+        for failed in (False, True):
+            rates = []
+            for bend in (0.01, 0.2, 0.4):
+                pace = Pace(1.0)
+                if failed:
+                    pace.fail(1.0)
+                for _ in range(4):
+                    pace.adapt(1.0, gain=1.5, bend=bend)
+                rates.append(pace.rate)
+            assert rates[0] > 1.2 * rates[1] >= 1.2 * rates[2]
+
+    def test_without_gain_on_a_bent_way_the_rate_is_halved(self) -> None:
+        bent, straight = Pace(1.0), Pace(1.0)
+        for _ in range(3):
+            bent.adapt(1.0, gain=1.0, bend=0.5)
+            straight.adapt(1.0, gain=1.01, bend=0.01)
+        assert bent.rate == pytest.approx(0.5)
+        assert straight.rate > 1
+
+    def test_near_the_end_rates_fall_unless_the_way_is_straight(self) -> None:
+        rates = []
+        for noise, bend in ((1.0, 0.2), (2.4, 0.2), (1.0, 0.01), (2.4, 0.01)):
+            pace = Pace(1.0)
+            pace.adapt(noise, gain=1.5, bend=bend, late=True)
+            rates.append(pace.rate)
+        assert rates == pytest.approx([0.85, 0.5, 1.2, 0.5])
+
     def test_a_rate_that_does_nothing_grows_quickly(self) -> None:
         pace = Pace(1e-6)
         pace.adapt(1.0, gain=1.0001)
@@ -360,6 +416,62 @@ class TestPace:
             pace = Pace(first)
             pace.search(2.3, lambda rate: 2.3 if rate < 0.2 else 5.0)
             assert 0.002 < pace.rate < 0.2
+
+
+def _value(value: float) -> Evaluation:
+    return Evaluation(value, 1e-9)
+
+
+class TestWay:
+    @pytest.mark.parametrize("best", [0.3, 1.0, 3.0, 9.0])
+    def test_the_lowest_point_beyond_the_end_is_met_within_a_factor(self, best: float) -> None:
+        point = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
+        way, step = Way([point]), torch.tensor([1.0, 2.0], dtype=torch.float64)
+        with torch.no_grad():
+            point.add_(step)
+        end = point.detach().clone()
+        aim = end + best * step
+
+        def distance() -> Evaluation:
+            return _value(float((point.detach() - aim).norm()))
+
+        before = distance()
+        after = way.go_on([point], before, distance, 6)
+        assert after.value == distance().value < before.value
+        assert torch.allclose(point, end + way.part * step)
+        assert best / 2 < way.part < 2 * best
+
+    def test_where_nothing_beyond_is_lower_the_end_stays_bit_by_bit(self) -> None:
+        point = nn.Parameter(torch.tensor([0.1, 1e-20]))
+        way = Way([torch.ones(2)])
+        end = point.detach().clone()
+        values = iter([_value(2.0), None, _value(1.0 - 1e-10), _value(math.inf)])
+        after = way.go_on([point], _value(1.0), lambda: next(values), 4)
+        assert after == _value(1.0)
+        assert torch.equal(point, end)
+        assert way.part == 0
+
+
+@pytest.mark.filterwarnings("ignore:2 bursts in a row")
+def test_a_run_ends_beyond_the_last_weights_where_that_is_proved_lower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "process_time", count().__next__)  # as if all took equally long, in every run
+    x, _ = _data(24)
+    y, values = (x[:, 0] > 0).long(), []
+    for beyond in (False, True):
+        model = _model().double()
+        batches = list(zip(x.double().split(6), y.split(6), strict=True))
+        training = _epochs(model, 3e-2, loader=batches, beyond=beyond)
+        values.append(training.run(60))
+        exact = exact_value(lambda model=model: nn.functional.cross_entropy(model(x.double()), y), model)
+        assert training.value is not None
+        assert training.value.lower <= exact <= training.value.upper
+        assert any("beyond" in record.note for record in training.history) == beyond
+        again = training.run(20)
+        assert again <= values[-1]
+        assert all(r.after + r.after_error < r.before - r.before_error for r in training.history if r.kept)
+    assert values[1] < values[0]
 
 
 class TestBend:

@@ -107,6 +107,29 @@ def test_single_precision_reaches_its_tolerance(method: Any, accumulate: Any, ka
     assert {value.dtype for value in step.direction.values()} == {torch.float32}
 
 
+@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize("kappa", [0.1, 1e-3, 1e-6])
+@pytest.mark.parametrize("size", [1.0, 60.0, 300.0])
+def test_the_residual_in_single_precision_is_the_true_one(size: float, kappa: float, in_pieces: bool) -> None:
+    """A saturated soft-max hides most of it in single precision; the judge is dense and in double."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    with torch.no_grad():
+        for parameter in model[2].parameters():
+            parameter.mul_(size)
+    x, y, ridge = torch.randn(7, 4), torch.randint(0, 3, (7,)), Ridge(1e-4)
+    judge = DenseModel(copy.deepcopy(model).double(), x.double(), sf.CrossEntropy(y), ridge)
+    for method in ("primal", "dual") if in_pieces else METHODS:
+        chain = sf.Chain(model, [(x[:3], y[:3]), (x[3:], y[3:])] if in_pieces else x)
+        objective = sf.CrossEntropy() if in_pieces else sf.CrossEntropy(y)
+        for tolerance in (0.1, 1e-6):
+            step = gauss_newton(chain, objective, kappa, method, regularizer=ridge, tolerance=tolerance)  # type: ignore[arg-type]
+            true = judge.residual(step, "gauss_newton")
+            assert step.residual == pytest.approx(true, rel=1e-2, abs=1e-10), method
+            assert step.solved == (step.residual <= tolerance), step.status
+            assert step.status.startswith("not solved") <= (not step.solved)
+
+
 def test_the_gram_matrix_serves_every_kappa_and_every_weight() -> None:
     model, x = build("convolution")
     chain, objective = sf.Chain(model, x), objectives(4)["labels"]

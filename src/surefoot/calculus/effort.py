@@ -5,7 +5,10 @@
   multiplications of numbers, some thousand gradients: with 64 samples five layers of width 175.
 * ``"high"``: the same up to a hundred times as many, and where the variables hold at most 12,000 numbers, exact
   derivatives at the weights along every direction (:mod:`surefoot.calculus.adjoint.dense`), about ten gradients
-  for each number; balls are taken apart in shells.
+  for each number; balls are taken apart in shells, and the segment against the gradient is looked at
+  (:mod:`surefoot.certificate.downhill`).
+
+What a certificate states is the cost of all balls and segments that were tried for it.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ class Effort:
 QUICK = Effort("quick", 0.0, 0)
 NORMAL = Effort("normal", 6e9, 0)
 HIGH = Effort("high", 6e11, 12_000, 6, 64)
-_ONE_BALL, _ONE_DIRECTION, _ONE_UNIT = 10, 10, 10  # gradients, measured
+_ONE_DIRECTION, _ONE_UNIT, _ONE_EXPANSION = 10, 10, 20  # gradients, measured
+ONE_BALL, AROUND_DIRECTIONS, AROUND_SAMPLES = 10, 30, 90  # for each ball: norms, and what starts from the centre
 
 
 def effort_named(name: str) -> Effort:
@@ -57,12 +61,12 @@ def effort_named(name: str) -> Effort:
     raise DomainError(f"effort is 'quick', 'normal' or 'high', got {name!r}")
 
 
-def in_gradients(widths: Sequence[int], weights: int, directions: int) -> int:
-    """The cost for one ball, in gradients: of norms, of linear layers of these widths with so many weights that
-    are followed sample by sample, and of directions, which are followed once for all balls.
+def in_gradients(widths: Sequence[int] = (), weights: int = 0, directions: int = 0, expansions: int = 0) -> int:
+    """The cost in gradients: of linear layers of these widths with so many weights that are followed sample by
+    sample and of directions, once for all balls, and of expansions along a segment.
 
     A gradient multiplies every weight with every sample a few times; sample by sample the derivatives of
     every layer in every other are products of matrices.
     """
     separate = _ONE_UNIT * sum(widths) ** 2 * max(widths) / max(1, weights) if widths else 0.0
-    return round(_ONE_BALL + separate + _ONE_DIRECTION * directions)
+    return round(separate + _ONE_DIRECTION * directions + _ONE_EXPANSION * expansions)

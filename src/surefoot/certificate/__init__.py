@@ -1,6 +1,7 @@
 """The certificate and how it is shown.
 
 * ``proving``: from the passes of the calculus to a certificate, and on which ball, if none is given.
+* ``downhill``: a step that is proved on the segment against the gradient.
 * ``pieces``: the certificate of data in pieces, from those of the batches; ``summed``: their gradient.
 * ``regularised``: with a function of the parameters added.
 * ``record``: :class:`Certificate`. ``rows``: its table, and the table as a tree of modules.

@@ -36,7 +36,8 @@ def worth(certificate: Certificate) -> str:
     domain, or a step 1/L is so short that nobody would take it. That is so if :math:`L \ge
     10^{12}\max(1, \|\nabla F\|)`, with the gradient at the centre: the weights then move by less than
     :math:`10^{-12}`. Where the curvature c at the weights is known, it is so already if :math:`L \ge 10^6\max(1,
-    \|\nabla F\|, c)`: the step is then less than a millionth of 1/c too.
+    \|\nabla F\|, c)`: the step is then less than a millionth of 1/c too. A longer
+    step that is proved otherwise (``step_size``) is of use.
     """
     if certificate.segment_step is not None and not certificate.flags:
         return USEFUL if certificate.segment_step > 0 else NOT_CERTIFIED
@@ -47,7 +48,8 @@ def worth(certificate: Certificate) -> str:
     scale = max(1.0, math.hypot(*(certificate.block_gradients or {}).values()))
     bent = certificate.curvature
     most = _HOPELESS * scale if bent is None else _WASTEFUL * max(scale, float(bent))
-    return OF_NO_USE if certificate.smoothness >= most else USEFUL
+    short = certificate.smoothness >= most and not certificate.step_size * most > 1
+    return OF_NO_USE if short else USEFUL
 
 
 def headline(certificate: Certificate) -> str:
@@ -69,7 +71,7 @@ def headline(certificate: Certificate) -> str:
         return f"Steps up to {step} against the gradient descend while they stay in the domain."
     said = f"Steps up to {step} against the gradient are proved to descend"
     bent = 0.0 if certificate.curvature is None else float(certificate.curvature)
-    if not bent:
+    if (not certificate.step_size * bent < 1 and certificate.gradient_step) or not bent:
         return f"{said}."
     allowed = readable((Magnitude.of(1.0) / bent).format(2))
     return f"{said}; the curvature at these weights would allow {allowed} at most."

@@ -223,6 +223,7 @@ def _added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = Fa
     return replace(
         first,
         one_step=None,
+        gradient_step=None,
         bound=total(lambda one: one.bound),
         lipschitz=total(lambda one: one.lipschitz),
         smoothness=total(lambda one: one.smoothness),

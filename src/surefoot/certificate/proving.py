@@ -39,17 +39,19 @@ from surefoot.calculus.breakdown import (
     shares,
     smoothness_by_tensor,
 )
-from surefoot.calculus.effort import NORMAL, Effort, effort_named
+from surefoot.calculus.effort import NORMAL, Effort, effort_named, in_gradients
 from surefoot.calculus.forward import Pass
 from surefoot.calculus.increments import input_gain
 from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
 from surefoot.calculus.segment.majorant import majorant
 from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, ten_times_epsilon
+from surefoot.certificate.downhill import gradient_step
 from surefoot.certificate.record import Certificate, Row
 from surefoot.certificate.regularised import Penalty, regularised
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
 from surefoot.enclosure import norm
+from surefoot.errors import UnsupportedOperation
 from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.operations.call import label
 from surefoot.operations.evaluation import remarks
@@ -129,6 +131,15 @@ def _from_weights(certificate: Certificate, radius: float, inner: list[tuple[flo
     return replace(certificate, one_step=guarantees.seen_from_weights([*inner, (radius, certificate.smoothness)]))
 
 
+def with_gradient_step(certificate: Certificate, analysis: Analysis, centre: Centre) -> Certificate:
+    """With the longest step that is proved on the segment against the gradient, if a ball proves any at all."""
+    try:
+        step, expansions = gradient_step(analysis, certificate.step_size)
+    except UnsupportedOperation:
+        return certificate
+    return replace(certificate, gradient_step=step, gradients=centre.cost + in_gradients(expansions=expansions))
+
+
 _REFINEMENTS = 10  # of the length of a segment
 
 
@@ -184,8 +195,15 @@ def certify_proved(
             found = on(domain)
             if isinstance(domain, Ball) and inner:
                 found = _from_weights(found, domain.radius, inner)
+            if spent.shells and around and known and found.step_size and wrt == "params" and regularizer is None:
+                found = with_gradient_step(found, analysis, centre)
             return replace(found, weights_inside=analysis.is_inside(domain, wrt))
-        return longest_proved(on, spent) if wrt == "params" and known else on(ProductBall(1.0))
+        if wrt != "params" or not known:
+            return on(ProductBall(1.0))
+        found = longest_proved(on, spent)
+        if spent.shells and regularizer is None:
+            return with_gradient_step(found, analysis, centre)
+        return replace(found, gradients=found.gradients and centre.cost)
 
 
 def refuse_penalty(penalty: Penalty | None, *, is_objective: bool) -> None:

@@ -53,8 +53,11 @@ class Certificate:
         one_step: :math:`\bar L \le L` of single moves d from the weights, as long as the radius at most:
             :math:`F(u + d) \le F(u) + \langle\nabla F(u), d\rangle + \frac{\bar L}2\|d\|^2`; ``None`` if it is
             L. See :func:`surefoot.guarantees.seen_from_weights`.
+        gradient_step: a step against the gradient at the weights that is proved on the segment which it goes, and
+            may leave the domain; ``None`` if none was looked for. See :mod:`surefoot.certificate.downhill`.
         effort: what it was allowed to cost; see :func:`surefoot.certify`.
-        gradients: what it costs, in gradients, as far as that is known before; ``None`` if it needs none.
+        gradients: what it cost, in gradients, with all balls and segments that were tried; ``None`` if it needs
+            none.
         estimate: lower bounds found by a search, to be shown next to the upper ones; see :meth:`with_estimate`.
         regularizer: what was added to the objective, in words; empty if nothing was.
         version: of surefoot, that made it.
@@ -88,6 +91,7 @@ class Certificate:
     weights_inside: bool | None = None
     curvature: LowerBound | None = None
     one_step: Magnitude | None = None
+    gradient_step: float | None = None
     effort: str = "normal"
     gradients: int | None = None
     estimate: Estimate | None = None
@@ -114,11 +118,13 @@ class Certificate:
         :math:`\min(1/L, r/\|\nabla F\|)` on a ball of radius r around the weights, with :attr:`one_step` in place
         of L where that is known, and for a product of balls with the smallest such quotient over the blocks; see
         :func:`surefoot.guarantees.longest_step`. Around another point, and for a function that is not real-valued,
-        it is 1/L. On a segment it is :attr:`safe_step`.
+        it is 1/L. On a segment it is :attr:`safe_step`. Where the segment against the gradient was looked at as
+        well, it is :attr:`gradient_step` if that is longer, and ends where no more than that is known.
         """
         if self.segment_step is not None:
             return self.segment_step
-        return min(guarantees.inverse_of_one_step(self), guarantees.longest_step(self))
+        within = min(guarantees.inverse_of_one_step(self), guarantees.longest_step(self))
+        return max(within, self.gradient_step or 0.0)
 
     @cached_property
     def block_step_sizes(self) -> dict[str, float]:

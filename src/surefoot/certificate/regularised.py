@@ -85,6 +85,7 @@ def regularised(
         and {p: g + _at_centre(bends[p], blocks[p], enclosures) + float(steep[p]) for p, g in gradients.items()},
         curvature=None,
         one_step=None,
+        gradient_step=None,
         regularizer=repr(penalty),
         remarks=(*certificate.remarks, *(() if penalty.smooth else [PROXIMAL])),
     )

@@ -7,15 +7,20 @@ pass over the chain, for as many slopes as one likes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
+from surefoot.graph.nodes import in_double
+from surefoot.graph.structure import outputs_of
 
 
 class Autodiff:
@@ -26,9 +31,12 @@ class Autodiff:
         inputs: what it reads.
         parameters: where, by path: all trainable parameters that the graph reads. Frozen ones among them are
             constants; the derivative in any other is zero.
+            Where they are in double precision, so is everything, whatever the model's.
+        along: a direction that is pushed forward in the forward pass, if all operations have a forward derivative.
 
     Attributes:
         value: the output, detached; a tuple of tensors if the model returns several.
+        pushed: the push-forward of ``along``, or ``None``.
         calls: how many pull-backs and push-forwards were made so far.
 
     >>> from surefoot.operations.captured import capture
@@ -40,15 +48,22 @@ class Autodiff:
     (tensor([[7.]]), 2)
     """
 
-    def __init__(self, graph: Graph, inputs: Sequence[Any], parameters: Mapping[str, Tensor]) -> None:
-        frozen = {leaf.path for leaf in graph.frozen}
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Sequence[Any],
+        parameters: Mapping[str, Tensor],
+        along: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        frozen, self.calls = {leaf.path for leaf in graph.frozen}, 0
         with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
             values = {path: _usable(value) for path, value in parameters.items()}
             varying = {path: v for path, v in values.items() if path not in frozen and v.is_floating_point()}
             self._leaves = {path: v.requires_grad_() for path, v in varying.items()}
-            self._outputs = graph.run(values, [_usable(value) for value in inputs])
-        self._linear: tuple[tuple[Tensor, ...], dict[str, Tensor]] | None = None
-        self.calls = 0
+            read = [_usable(value) for value in inputs]
+            ahead = None if along is None else _pushed_ahead(graph, values, read, along)
+            self._outputs, self.pushed = ahead or (run_graph(graph, values, read), None)
+        self._linear: tuple[tuple[Tensor, ...], dict[str, GradientEdge]] | None = None
         self.value = _one_or_all(tuple(output.detach() for output in self._outputs))
 
     def pullback(self, slope: Tensor | Sequence[Tensor]) -> dict[str, Tensor]:
@@ -71,6 +86,7 @@ class Autodiff:
         r"""The Jacobian-vector product :math:`\nabla\psi(u)^\top v`, of the shape of the value.
 
         The pull-back is linear in its slope, so its own derivative is the push-forward: no second forward pass.
+        Its graph is recorded at the slope zero, where all slopes are zero: of these only the shapes are kept.
         The direction v is given by parameter path; a missing path means zero.
 
         Raises:
@@ -83,12 +99,15 @@ class Autodiff:
         if self._linear is None:  # the pull-back at a symbolic slope, kept for all later push-forwards
             with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
                 unknown = tuple(torch.zeros_like(output).requires_grad_() for output in self._outputs)
-                self._linear = unknown, self._gradients(unknown, create_graph=True)
-        slopes, gradients = self._linear
+                with saved_tensors_hooks(_without_zeros, lambda kept: kept[0].expand(kept[1])):
+                    found = self._gradients(unknown, create_graph=True)
+                edges = {path: get_gradient_edge(g) for path, g in found.items() if g.requires_grad}
+                self._linear = unknown, edges
+        slopes, edges = self._linear
         self.calls += 1
-        paths = [path for path in direction if gradients[path].requires_grad]
+        paths = [path for path in direction if path in edges]
         return _one_or_all(
-            _differentiated([gradients[path] for path in paths], slopes, [direction[path] for path in paths])
+            _differentiated([edges[path] for path in paths], slopes, [direction[path] for path in paths])
         )
 
     def bent(self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor) -> dict[str, Tensor]:
@@ -115,8 +134,31 @@ class Autodiff:
         return dict(zip(self._leaves, found, strict=True))
 
 
+def run_graph(graph: Graph, parameters: Mapping[str, Tensor], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of a graph; in double precision where parameters are, and the graph is not."""
+    if not any(parameters[p.path].dtype is torch.float64 is not p.spec.dtype for p in graph.parameters):
+        return graph.run(parameters, inputs)
+    bound = graph.bind(parameters, inputs).items()
+    return outputs_of(graph, {name: in_double(v) if isinstance(v, Tensor) else v for name, v in bound})
+
+
+def _pushed_ahead(
+    graph: Graph, values: Mapping[str, Tensor], inputs: Sequence[Any], along: Mapping[str, Tensor]
+) -> tuple[tuple[Any, ...], Any] | None:
+    """The outputs and their change; ``None`` where an operation has no forward derivative."""
+    with warnings.catch_warnings(), forward_ad.dual_level():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, at its first forward derivative
+        moved = {path: forward_ad.make_dual(values[path], change) for path, change in along.items()}
+        try:
+            pairs = [forward_ad.unpack_dual(out) for out in run_graph(graph, {**values, **moved}, inputs)]
+        except (RuntimeError, NotImplementedError):
+            return None
+    changes = [torch.zeros_like(at) if change is None else change.detach() for at, change in pairs]
+    return tuple(at for at, _ in pairs), _one_or_all(tuple(changes))
+
+
 def _differentiated(
-    outputs: Sequence[Tensor], variables: Sequence[Tensor], weights: Sequence[Tensor], create_graph: bool = False
+    outputs: Sequence[Any], variables: Sequence[Tensor], weights: Sequence[Tensor], create_graph: bool = False
 ) -> tuple[Tensor, ...]:
     """Vector-Jacobian products; zero where nothing depends on a variable."""
     if not outputs or not variables:
@@ -130,6 +172,12 @@ def _differentiated(
         allow_unused=True,
         materialize_grads=True,
     )
+
+
+def _without_zeros(saved: Tensor) -> Any:
+    """What a graph keeps of a tensor: of zeros one, and the shape."""
+    zero = saved.is_floating_point() and not saved.is_meta and not bool(saved.any())
+    return saved.new_zeros(()) if zero else saved, saved.shape
 
 
 def _usable(value: Any) -> Any:

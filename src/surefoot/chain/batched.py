@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from surefoot.batches import digest_of, refuse_other_models
-from surefoot.chain.autodiff import Autodiff
+from surefoot.chain.autodiff import Autodiff, run_graph
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
 from surefoot.processes import Processes
@@ -140,7 +140,7 @@ class Batched:
 
     def _outputs(self, parameters: Mapping[str, Tensor]) -> list[Tensor]:
         with torch.no_grad():
-            found = [graph.run(parameters, inputs) for graph, inputs in self._pieces()]
+            found = [run_graph(graph, parameters, inputs) for graph, inputs in self._pieces()]
         if any(len(outputs) != 1 or not outputs[0].dim() for outputs in found):
             raise ChainError("data in pieces need a model that returns one tensor, with a row for each sample")
         return [outputs[0] for outputs in found]

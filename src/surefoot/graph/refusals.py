@@ -270,7 +270,10 @@ def _problems(node: Node) -> Iterator[tuple[str, str]]:
         yield what, "Compute with the tensor itself: a number has no gradient."
     if any(size < 0 for spec in node.specs for size in spec.shape):
         what = f"the shape of what '{node.op}' returns depends on the data"
-        yield what, "Keep all entries and mask them, for example with torch.where; a mask in a buffer is fine."
+        remedy = (
+            "Keep all entries and mask them, for example with torch.where(mask, x, 0), or pick from the input "
+        )
+        yield what, remedy + "before the model is called; a mask in a buffer is fine."
     schema = schema_of(node.target)
     if schema is not None and schema.is_mutable:
         what = f"the operation '{node.op}' writes into its argument"

@@ -13,9 +13,10 @@
   asked; ``shards``: the same where several processes hold the data; ``vectors``: parameters as one vector.
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`; ``variance_reduced``:
   :class:`ProjectedSVRG`.
-* ``proved_epochs``: :class:`ProvedEpochs`; ``bursts``: what it keeps of mini-batches and states;
-  ``joint``: mini-batches of several processes; ``pace``: its
-  learning rate.
+* ``proved_epochs``: :class:`ProvedEpochs`; ``burst_keeping``: bursts kept or undone; ``burst_training``: their
+  mini-batch steps; ``pace``: their learning rate; ``beyond``: points beyond their end; ``all_data``: the value
+  that decides; ``burst_ledger``: what became of them; ``bursts``: records, states, batches; ``joint``:
+  mini-batches of several processes.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share; ``forcing``: how
   exactly they solve; ``trust_region``: damping by the length of steps;
   ``preconditioning``: whether their conjugate gradients are preconditioned.

@@ -176,7 +176,7 @@ def built_up(optimizer: Optimizer, steps: int) -> float:
     return sum(1 - momentum**k for k in range(1, steps + 1)) / steps if 0 < momentum < 1 else 1.0
 
 
-class Batches:
+class EndlessBatches:
     """The batches of a loader, one pass after the other."""
 
     def __init__(self, loader: Iterable[Any]) -> None:

@@ -18,7 +18,7 @@ from surefoot.certificate.proving import certify_proved
 from surefoot.certificate.summed import ProvedSum
 from surefoot.chain import Chain
 from surefoot.domains import Ball
-from surefoot.errors import EvaluationError
+from surefoot.errors import EvaluationError, SurefootError
 from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective, Ridge
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
@@ -159,8 +159,16 @@ class SecondOrder(GuaranteedOptimizer):
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         """One step."""
         if self.processes is None and not is_loader(x):
-            loss, data = self.value(x, y, closure), self.fingerprint(x, y)
-            return self._advanced(self._problem(x, y), loss, data, x, y)
+            if closure is not None or next(self.model.buffers(), None) is not None:  # a pass updates buffers
+                loss, problem = self.value(x, y, closure), self._problem(x, y)
+            else:
+                try:
+                    problem = self._problem(x, y)
+                    loss = problem.value
+                except SurefootError:
+                    self.value(x, y)  # says it of the loss, where that is not finite
+                    raise
+            return self._advanced(problem, loss, self.fingerprint(x, y), x, y)
         if closure is not None:
             raise OptimizerError("a closure knows the loss of one batch: leave it out for loaders and groups")
         problem = self._problem(x, y)

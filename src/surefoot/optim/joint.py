@@ -25,7 +25,7 @@ _FIRST = 8  # mini-batches that judge and that rates are tried on, which are ask
 
 
 class JointBatches:
-    """The mini-batches of all processes, one pass after the other; compare :class:`surefoot.optim.bursts.Batches`.
+    """The mini-batches of all processes, one pass after the other; compare :class:`.EndlessBatches`.
 
     Args:
         loader: that of this process.

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 _WIDE = 8.0  # between the rates of the first search
 _TRIALS = 14
 _HARMLESS = 1.01  # a trial that ends below that many times its start did no harm
-_EARLY = (
-    0.05  # the part of the loss by which a trial is to lower it, if that grows with the rate: where to look next
-)
+_EARLY = 0.05  # the part of the loss by which a trial is to lower it, if that grows with the rate
 _STEEP = 1.5  # times what is lost at the smaller rate: more at the larger one says little of the best between
 _WARY = 4.0  # how far below the largest harmless rate to begin where trials hardly lower the loss
 _SHADE = 0.8  # the rate that is best for a few steps is too large for many
-_NOISE = 2.5  # what the noise of an epoch is led to
-_UP, _AGAIN, _DOWN = (1.5, 1.2, 2.0)  # the most by which an epoch changes it: up, up after a failure, down
-_BENT, _BENT_UP, _TOO_BENT = 0.3, 1.1, 0.75  # with that much bend it grows by 1.1 at most, and above that it falls
+_NOISE, _COOL = 2.5, 1.2  # what the noise of an epoch is led to, and near the end
+_UP, _AGAIN, _DOWN = 1.5, 1.2, 2.0  # the most by which an epoch changes it: up, up after a failure, down
+_STRAIGHT, _WARY_UP, _WARY_AGAIN = 0.1, 1.2, 1.08  # with more bend it grows more slowly, and so after a failure
+_BENT, _BENT_UP = 0.3, 1.1  # with that much bend it grows by 1.1 at most
+_HALF_BENT, _TOO_BENT = 0.5, 0.75  # with that much it stays, and with that much it falls
 _LESS = 0.8  # the least fall, with too much bend, or where the loss is higher than the lowest by as much
-_SLOW, _FAST = 1.002, 8.0  # an epoch with less gain and noise was far too slow: the rate is multiplied by eight
+_GAIN, _PATIENCE, _CURVED = 1.05, 3, 0.2  # so many epochs with less gain, the last with so much bend: too large
+_LATE = 0.85  # what the rate falls by, at least, near the end, unless the way is straight
+_SLOW, _FAST = 1.002, 4.5  # an epoch with less gain and noise was far too slow: the rate is multiplied by that
 _BELOW, _EASED = 1.4, 1.1  # how far below a rate that failed the rate stays, and how fast that is forgotten
 
 
@@ -30,10 +32,12 @@ class Pace:
     Attributes:
         rate: of the next epoch.
         ceiling: what it does not exceed, since one near it ended too high; it rises with each epoch.
+        idle: for how many epochs there has been hardly any gain.
     """
 
     rate: float
     ceiling: float = math.inf
+    idle: int = 0
 
     def search(self, start: float, judged: Callable[[float], float]) -> int:
         """Look for a rate to begin with: a factor of eight apart until the best is between two others.
@@ -79,28 +83,41 @@ class Pace:
         self.rate = float(f"{rate:.3g}")  # the same however losses are rounded
         return len(levels)
 
-    def adapt(self, noise: float, gain: float, bend: float = 0.0, wanted: float = _NOISE) -> None:
+    def adapt(self, noise: float, gain: float, bend: float = 0.0, *, late: bool = False) -> None:
         """Go on from an epoch.
+
+        A rate without noise wastes time, one whose noise dominates gets nowhere: the rate is multiplied by
+        2.5/noise, within 1/2 and 1.5. It grows faster on a straight way, hardly on a bent one, and falls with too
+        much bend: rates that are too large at the beginning do damage that is not made good. After three epochs
+        without gain, on a bent way, it is halved.
 
         Args:
             noise: how many times higher the loss is at the last weights than at the mean of its last weights.
             gain: how many times higher the lowest loss of epochs before was.
             bend: how much of the decrease that gradients promise was lost to curvature.
-            wanted: what the noise is led to.
+            late: whether training is about to end.
         """
+        self.idle = 0 if gain > _GAIN else self.idle + 1
+        if self.idle >= _PATIENCE and bend > _CURVED and not late:
+            self.fail(self.rate)
+            return
         least, most = 1 / _DOWN, _UP if self.ceiling == math.inf else _AGAIN
         if max(noise, gain) < _SLOW <= _SLOW * gain:
             least = most = _FAST
+        if bend > _STRAIGHT:
+            most = min(most, _WARY_UP if self.ceiling == math.inf else _WARY_AGAIN)
+        elif gain > _GAIN:
+            self.ceiling *= _AGAIN
         if bend > _BENT:
-            most = min(most, _BENT_UP)
-        if bend > _TOO_BENT:
+            most = min(most, _BENT_UP if gain > _BENT_UP and bend <= _HALF_BENT else 1.0)
+        if bend > _TOO_BENT or gain < _LESS:
             most = min(most, _LESS)
-        if gain < _LESS:
-            most = min(most, _LESS)
-        factor = wanted / noise if noise > 0 else math.inf
+        if late:
+            most = min(most, _AGAIN if bend < _STRAIGHT else _LATE)
+        factor = (_COOL if late else _NOISE) / noise if noise > 0 else math.inf
         self.rate = min(self.rate * min(most, max(least, factor)), self.ceiling)
         self.ceiling *= _EASED
 
     def fail(self, first: float) -> None:
         """Go on from an epoch or a burst that ended too high, and began with this rate."""
-        self.rate, self.ceiling = min(self.rate, first / _DOWN), first / _BELOW
+        self.rate, self.ceiling, self.idle = min(self.rate, first / _DOWN), first / _BELOW, 0

@@ -47,8 +47,7 @@ class GaussNewton(SecondOrder):
             (:mod:`surefoot.oracles.kronecker`); by default where that is predicted to pay and does
             (:mod:`surefoot.optim.preconditioning`).
         options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
-            ``progress``; see
-            :class:`SecondOrder`.
+            ``progress``; see :class:`SecondOrder`.
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)).double()
@@ -201,8 +200,7 @@ class Newton(SecondOrder):
             solve inexactly where the damping is adapted, by the forcing sequence of
             :mod:`surefoot.optim.forcing`.
         options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
-            ``progress``; see
-            :class:`SecondOrder`.
+            ``progress``; see :class:`SecondOrder`.
 
     >>> _ = torch.manual_seed(0)
     >>> model, x = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)), torch.eye(2)

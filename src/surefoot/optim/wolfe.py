@@ -10,6 +10,9 @@ gradient too, which the next step needs anyway. Between a step that is too short
 trial is the minimiser of the parabola through what is known (Lewis and Overton, Nonsmooth optimization via
 quasi-Newton methods, Mathematical Programming 141, 2013, for the bracketing, which ends for every function that
 is bounded below along the direction).
+
+Where all of the slope is round-off, trials go up however short they are. Near a step of zero :math:`(f(t) -
+f(0))/t` of a function that descends goes down with t; where it does not any more, the search is given up.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from surefoot.optim.point import Point
 
 _DECREASE, _CURVATURE = 1e-4, 0.9
 _TRIALS = 24
+_FAILURES = 4  # shorter and shorter trials after which the function itself has to show that it descends
 _PART = 0.01  # of a decrease: errors up to that prove it, and still do where the next is a tenth of it
 
 
@@ -61,6 +65,7 @@ def search(
     low, low_value, low_slope = 0.0, value, slope
     high, high_value = math.inf, math.inf
     best: Found | None = None
+    rises: list[float] = []  # by the step, of trials that went up
     step = first
     for _ in range(trials):
         if -slope * step < least:
@@ -68,6 +73,9 @@ def search(
         point = trial(step)
         if not point.value <= value + _DECREASE * step * slope or not point.value < value:
             high, high_value = step, point.value
+            rises.append((point.value - value) / step)
+            if best is None and len(rises) > _FAILURES and rises[-1] > 0.9 * rises[-2] > 0:
+                return None
         else:
             best = Found(step, point)
             point.foresee(_PART * (value - point.value))

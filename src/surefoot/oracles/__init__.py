@@ -2,7 +2,8 @@
 
 * ``problem``: what an oracle is asked and what it returns; ``steps``: :func:`gradient`, :func:`gauss_newton`,
   :func:`newton`; ``search_along``: :func:`line_search`, how far to go in place of the proximal term.
-* ``choice``: which method is predicted to cost least; ``geodesic``: steps bent by their acceleration.
+* ``choice``: which method is predicted to cost least; ``measured``: the residual of a step, in double precision;
+  ``geodesic``: steps bent by their acceleration.
 * ``primal``: Gauss-Newton by conjugate gradients on the parameters; ``kronecker``: their preconditioner;
   ``primal_gram``: with their Gram matrix.
 * ``dual``: Gauss-Newton by conjugate gradients on the dual; ``dual_gram``: with the Gram matrix of the dual;

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from surefoot.linear_solve import Conjugate, Flat, Orthogonal
 from surefoot.oracles.factor import Factor, factor_of
-from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step
+from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step, reached_status
 
 _PATIENCE = 50  # iterations without a smaller residual before round-off is taken to be in the way
 _ROUNDS = 4  # of refinement
@@ -288,10 +288,5 @@ class _Run:
                 f"{self.iterations} iterations of conjugate gradients on the dual, as many as it has dimensions, "
                 "which solve it but for round-off; no call was left to measure the residual"
             )
-        if self.solved:
-            plural = "s" if self.iterations != 1 else ""
-            return f"solved by {self.iterations} iteration{plural} of conjugate gradients on the dual"
-        return (
-            f"not solved to the tolerance {self.tolerance:.2g}: after {self.iterations} iterations round-off "
-            f"keeps the residual at {self.residual_norm:.2g}; use double precision, or a larger kappa or tolerance"
-        )
+        how = f"{self.iterations} iteration{'s' * (self.iterations != 1)} of conjugate gradients on the dual"
+        return reached_status(how, self.residual_norm, self.tolerance)

@@ -27,7 +27,7 @@ from surefoot.oracles.factor import Factor, factor_of
 from surefoot.oracles.gram import Gram, assemble
 from surefoot.oracles.gram_pieces import assemble_pieces
 from surefoot.oracles.primal import LOOSE
-from surefoot.oracles.problem import Problem, Step
+from surefoot.oracles.problem import Problem, Step, reached_status
 
 _ROUNDS = 8  # of refinement
 _FRACTION = 0.5  # of the tolerance that conjugate gradients aim at, so that the measured residual is below it
@@ -96,7 +96,7 @@ class DualGram:
             direction=system.space.split(v),
             kappa=kappa,
             model_decrease=system.decrease(v, slope) if system.scale else 0.0,
-            status=_status(solved, matrix.how, rounds, residual, tolerance),
+            status=reached_status(matrix.how, residual if system.scale else 0.0, tolerance, rounds),
             solved=solved,
             calls=self.problem.autodiff.calls - before,
             iterations=matrix.iterations,
@@ -129,7 +129,7 @@ class DualGram:
             direction=system.space.split(v),
             kappa=system.kappa,
             model_decrease=system.decrease(v, torch.zeros_like(v)),
-            status=_status(residual <= tolerance, matrix.how, 1, residual, tolerance),
+            status=reached_status(matrix.how, residual, tolerance),
             solved=residual <= tolerance,
             calls=system.calls - before,
             iterations=matrix.iterations,
@@ -221,13 +221,3 @@ class _Matrix:
         x = torch.cholesky_solve(column, self._cholesky).to(r.dtype).view_as(r)
         rest = r - x - self.apply(x)
         return x, max(float((rest * self.apply(rest)).sum()), 0.0) ** 0.5
-
-
-def _status(solved: bool, how: str, rounds: int, residual: float, tolerance: float) -> str:
-    refined = f" and {rounds - 1} rounds of refinement" if rounds > 1 else ""
-    if solved:
-        return f"solved by {how}{refined}"
-    return (
-        f"not solved to the tolerance {tolerance:.2g}: after {how}{refined} the residual is {residual:.2g}; "
-        "use double precision, a larger kappa or a larger tolerance"
-    )

@@ -46,11 +46,10 @@ def solve_dynamic(problem: Problem, kappa: float, model: Model, double: bool = T
         raise OracleError(f"the model is one of {', '.join(MODELS)}, got {model!r}")
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         factored = Factored(problem, model, form)
-        doubled, unbounded = 0, None
+        doubled, unbounded, where = 0, None, ""
         while isinstance(eliminations := _eliminate(factored, kappa), int):
-            unbounded = eliminations
+            unbounded, where = eliminations, f"at computation {eliminations}"
             if not double or doubled == _MOST_DOUBLINGS:
-                where = f"at computation {unbounded}"
                 return refused(problem, model, kappa, doubled, where, unbounded)
             kappa, doubled = 2 * kappa, doubled + 1
         found, residual, decrease, rounds = _minimise(factored, kappa, eliminations)
@@ -62,13 +61,7 @@ def solve_dynamic(problem: Problem, kappa: float, model: Model, double: bool = T
         direction=direction,
         kappa=kappa,
         model_decrease=decrease + gained,
-        status=solved_status(
-            model,
-            kappa,
-            doubled,
-            None if unbounded is None else f"at computation {unbounded}",
-            "dynamic programming",
-        ),
+        status=solved_status(model, kappa, doubled, where, "dynamic programming"),
         calls=problem.autodiff.calls,
         iterations=rounds,
         residual=residual,

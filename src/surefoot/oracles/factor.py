@@ -11,7 +11,7 @@ from torch import Tensor
 from surefoot.objectives import Objective
 from surefoot.operations.losses import Factor
 from surefoot.operations.record import records
-from surefoot.oracles.problem import OracleError, Problem
+from surefoot.oracles.problem import OracleError, Problem, slope_at
 
 
 class RowsMeet(OracleError):
@@ -56,7 +56,8 @@ def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
     if stated is not None:
         targets = objective.chosen().to(output.device)
         rows, marks = objective.arranged(output, targets)
-        slope = objective.arranged(problem.fine_slope.to(dtype), targets)[0]
+        fine = problem.slope if output.dtype == dtype else slope_at(objective, output).to(dtype)
+        slope = objective.arranged(fine, targets)[0]
         factor: Factor | None = stated(rows, marks, slope.reshape(rows.shape[0], -1), **objective.options)
         if factor is not None and rows is not output:
             places = torch.arange(output.numel(), device=output.device).reshape(output.shape)

@@ -92,13 +92,13 @@ def solve_conjugate(
     if looks:
         least = _excluded(high - low, sum(g.numel() for g in gradient))
         status += f"; no curvature below {-least:.1e} with a confidence of {1 - _DOUBT:.0%}"
+    if not solved:
+        status = f"stopped after {iterations} iterations with a relative residual of {residual:.1e}"
     return Step(
         direction=dict(zip(problem.parameters, found.x, strict=True)),
         kappa=kappa,
         model_decrease=max(0.0, -space.dot(gradient, found.x) - 0.5 * space.dot(found.x, curved)),
-        status=status
-        if solved
-        else f"stopped after {iterations} iterations with a relative residual of {residual:.1e}",
+        status=status,
         solved=solved,
         calls=problem.autodiff.calls,
         iterations=iterations + looks,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from surefoot.linear_solve import Conjugate, Flat
 from surefoot.oracles.dual import DualSystem
 from surefoot.oracles.kronecker import Kronecker
-from surefoot.oracles.problem import OracleError, Problem, Step
+from surefoot.oracles.problem import OracleError, Problem, Step, reached_status
 
 LOOSE = 1e-3  # from here on residuals are taken as conjugate gradients update them, in the model's precision
 _ROUNDS = 4  # of refinement
@@ -112,6 +113,8 @@ class _Run:
     def __init__(self, system: DualSystem, v: Tensor, rest: Tensor, change: Tensor) -> None:
         self.system, self.v, self.rest, self.change = system, v, rest, change
         self.iterations = 0
+        self._pushed: Any = None  # Jp and RᵀJp of the direction p, as long as they are needed
+        self._bent: Any = None
 
     def gain(self, v: Tensor, rest: Tensor) -> float:
         """Twice the decrease of the model at a point."""
@@ -122,7 +125,8 @@ class _Run:
         curved = self.curvature(direction)
         length = float(torch.dot(self.rest, direction)) / curved if curved > 0 else 0.0
         self.rest = self.residual(self.rest, direction, length)
-        self.v, self.change = torch.add(self.v, direction, alpha=length), self.change + length * self._pushed
+        self.v = torch.add(self.v, direction, alpha=length)
+        self.change = torch.add(self.change, self._pushed, alpha=length)
 
     def curvature(self, direction: Tensor) -> float:
         """⟨p, Ap⟩, by a push-forward."""
@@ -135,8 +139,9 @@ class _Run:
 
     def residual(self, before: Tensor, direction: Tensor, length: float) -> Tensor:
         """The residual after a step, by a pull-back."""
-        image = self.system.pull(self._bent).addcmul_(self.system.metric, direction)
-        return torch.add(before, image, alpha=-length)
+        bent, self._bent = self._bent, None
+        image = self.system.pull(bent).addcmul_(self.system.metric, direction)
+        return torch.add(before, image, alpha=-length, out=image)
 
     def iterate(self, tolerance: float, most: int, precondition: Precondition | None) -> bool:
         """Until the tolerance is met or the iterations are spent; whether it is worth to refine what was reached.
@@ -150,7 +155,8 @@ class _Run:
         best, smallest, waited = (self.gain(self.v, self.rest), self.v, self.rest, self.change), math.inf, 0
         while float(run.residual.norm()) > goal and self.iterations < most and waited <= _PATIENCE:
             curved, square = run.look(), run.square
-            self.change = self.change + (square / curved) * self._pushed
+            self.change = torch.add(self.change, self._pushed, alpha=square / curved)
+            self._pushed = None
             run.step()
             self.iterations += 1
             reached = self.gain(run.x, run.residual)
@@ -170,11 +176,6 @@ class _Run:
 def _status(residual: float, tolerance: float, iterations: int, most: int, preconditioned: bool) -> str:
     how = f"{iterations} iteration{'s' if iterations != 1 else ''} of conjugate gradients on the parameters"
     how += ", preconditioned by Kronecker factors" if preconditioned else ""
-    if residual <= tolerance:
-        return f"solved by {how}"
-    if iterations >= most:
+    if residual > tolerance and iterations >= most:
         return f"stopped after {how}, as many as were allowed, with a relative residual of {residual:.2g}"
-    return (
-        f"not solved to the tolerance {tolerance:.2g}: after {how} round-off keeps the residual at "
-        f"{residual:.2g}; use double precision, or a larger kappa or tolerance"
-    )
+    return reached_status(how, residual, tolerance)

@@ -15,7 +15,7 @@ from torch import Tensor
 from surefoot.oracles.dual import DualSystem
 from surefoot.oracles.factor import factor_of
 from surefoot.oracles.gram import add_product, jacobian
-from surefoot.oracles.problem import Problem, Step
+from surefoot.oracles.problem import Problem, Step, reached_status
 
 _ROUNDS = 8  # of refinement
 
@@ -69,17 +69,12 @@ class PrimalGram:
                 break
         residual, v, slope, change = best
         self._change = change
-        refined = f" and {rounds - 1} rounds of refinement" if rounds > 1 else ""
-        how = f"a Cholesky factor of the Gram matrix of the parameters{refined}"
-        status = f"solved by {how}"
-        if residual > tolerance:
-            status = f"not solved to the tolerance {tolerance:.2g}: after {how} the residual is {residual:.2g}; "
-            status += "use double precision, a larger kappa or a larger tolerance"
+        how = "a Cholesky factor of the Gram matrix of the parameters"
         return Step(
             direction=system.space.split(v),
             kappa=kappa,
             model_decrease=system.decrease(v, slope),
-            status=status,
+            status=reached_status(how, residual, tolerance, rounds),
             solved=residual <= tolerance,
             calls=self.problem.autodiff.calls - before,
             iterations=rounds,

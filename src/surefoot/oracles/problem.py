@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
+from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.batched import Batched
 from surefoot.errors import ChainError, EvaluationError, SurefootError
 from surefoot.objectives import Objective, ObjectiveError, Ridge
@@ -42,6 +43,7 @@ class Problem:
         parameters: the point, detached, by path; only what varies.
         point: the same with the values that were given for frozen parameters.
         autodiff: the oracle at the point; it counts its calls.
+        loss: h(ψ(u)).
 
     Raises:
         OracleError: if something is not finite, is in half precision, or does not fit.
@@ -71,13 +73,15 @@ class Problem:
         self.parameters = {path: value for path, value in self.point.items() if path in trainable}
         self._check() if processes is None else processes.together(self._check)
         try:
-            self.autodiff = chain.autodiff(None if params is None else params, processes)
+            self.autodiff = chain.autodiff(params, processes)
             self.output: Tensor = self.autodiff.value
             if self.in_pieces:
                 self.objective = objective = self._of_all(objective)
-            objective(self.output)
+            self.loss = float(objective(self.output))
         except (ObjectiveError, ChainError, EvaluationError) as error:
             raise OracleError(str(error)) from error
+        if not math.isfinite(self.loss):
+            raise OracleError(f"the objective is {self.loss} at this point")
 
     def _check(self) -> None:
         """Parameters and inputs are finite, and in a precision for linear solves."""
@@ -108,44 +112,29 @@ class Problem:
         everyone = [here()] if self.processes is None else self.processes.gathered(here)
         return objective.bound_to(torch.cat([y.to(self.output.device) for part in everyone for y in part]))
 
-    def led(self, solve: Callable[[], Step]) -> Step:
-        """The step that process 0 finds while the others help, on all of them."""
+    def led(self, solve: Callable[[], Step], oracle: Autodiff | Batched | None = None) -> Step:
+        """The step that process 0 finds while the others help, with this oracle or another, on all of them."""
         if self.processes is None:
             return solve()
-        step: Step = self.processes.led(solve, self.serve, OracleError)
+        step: Step = self.processes.led(solve, lambda word: self.serve(word, oracle), OracleError)
         here = {path: value.to(self.parameters[path]) for path, value in step.direction.items()}
         return replace(step, direction=here)
 
-    def serve(self, word: Any) -> None:
-        """On a process that does not lead: take part in a pass, or in a function of the problem."""
-        assert isinstance(self.autodiff, Batched)
-        word(self) if callable(word) else self.autodiff.serve(word)
-
-    @cached_property
-    def _loss(self) -> tuple[float, Tensor]:
-        with torch.enable_grad():  # in double precision: a soft-max that is saturated cancels in single
-            output = self.output.detach().double().requires_grad_()
-            (slope,) = torch.autograd.grad(self.objective(output), output)
-        with torch.no_grad():
-            value = float(self.objective(self.output))
-        if not math.isfinite(value):
-            raise OracleError(f"the objective is {value} at this point")
-        return value, slope
-
-    @property
-    def fine_slope(self) -> Tensor:
-        """∇h(ψ(u)) in double precision, of the shape of the output."""
-        return self._loss[1]
+    def serve(self, word: Any, oracle: Autodiff | Batched | None = None) -> None:
+        """On a process that does not lead: take part in a pass of an oracle, or in a function of the problem."""
+        asked = self.autodiff if oracle is None else oracle
+        assert isinstance(asked, Batched)
+        word(self) if callable(word) else asked.serve(word)
 
     @cached_property
     def slope(self) -> Tensor:
-        """The same in the precision of the output."""
-        return self.fine_slope.to(self.output.dtype)
+        """∇h(ψ(u)), of the shape of the output and in its precision; computed in double."""
+        return slope_at(self.objective, self.output).to(self.output.dtype)
 
     @property
     def value(self) -> float:
         """F(u)."""
-        return self._loss[0] + (0.0 if self.regularizer is None else float(self.regularizer(self.parameters)))
+        return self.loss + (0.0 if self.regularizer is None else float(self.regularizer(self.parameters)))
 
     def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0) -> float:
         """F(u + tv) for a direction v and t = part; a forward pass, without derivatives."""
@@ -254,11 +243,11 @@ class Step:
         solved: whether v is the minimiser, up to the residual.
         calls: of the automatic-differentiation oracle: pull-backs and push-forwards through the whole chain.
             Dynamic programming makes such passes itself, and they count; the matrices of single computations,
-            which it differentiates one by one, do not.
+            which it differentiates one by one, do not, nor does what measures a residual in double precision.
         iterations: of the inner solver; where it is direct, how often its result was refined.
-        residual: norm of the gradient of the model at v relative to that at 0, as measured: by dynamic programming
-            in double precision, at v as it is returned; by the other methods with passes in the precision of the
-            model, before v is rounded to it. ``None`` where the calls that are allowed were spent before.
+        residual: norm of the gradient of the model at v, as it is returned, relative to that at 0: measured in
+            double precision (:mod:`surefoot.oracles.measured`). For a model in double precision ``None`` where
+            the calls that are allowed were spent before.
         length: t, where a line search made tv of the minimiser v; then the direction is tv.
         doubled: how often kappa was doubled until the model was bounded below.
         unbounded_at: the computation at which the last infeasible kappa failed, counted from 1.
@@ -293,6 +282,17 @@ def solved_status(model: str, kappa: float, doubled: int, where: str | None, how
     return f"{found}; the model was unbounded below {where}, and κ was doubled {times}"
 
 
+def reached_status(how: str, residual: float, tolerance: float, rounds: int = 1) -> str:
+    """What to say of a step that was solved for up to a residual, perhaps in several rounds."""
+    how += f" and {rounds - 1} rounds of refinement" if rounds > 1 else ""
+    if residual <= tolerance:
+        return f"solved by {how}"
+    return (
+        f"not solved to the tolerance {tolerance:.2g}: after {how} the residual is {residual:.2g}; "
+        "use double precision, or a larger kappa or tolerance"
+    )
+
+
 def refused(
     problem: Problem,
     model: str,
@@ -315,6 +315,14 @@ def refused(
         doubled=doubled,
         unbounded_at=unbounded,
     )
+
+
+def slope_at(objective: Objective, output: Tensor) -> Tensor:
+    """∇h at an output, in double precision: a soft-max that is saturated cancels in single."""
+    with torch.enable_grad():
+        point = output.detach().double().requires_grad_()
+        (slope,) = torch.autograd.grad(objective(point), point)
+    return slope
 
 
 def curved_along(objective: Objective, output: Tensor, direction: Tensor) -> Tensor:

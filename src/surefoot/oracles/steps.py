@@ -33,6 +33,7 @@ from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.factor import has_factor, require_convex
 from surefoot.oracles.geodesic import Correct
 from surefoot.oracles.kronecker import Kronecker
+from surefoot.oracles.measured import measured
 from surefoot.oracles.newton_conjugate import solve_conjugate
 from surefoot.oracles.primal import Primal
 from surefoot.oracles.primal_gram import PrimalGram
@@ -144,22 +145,14 @@ def gauss_newton(
     if method not in METHODS:
         raise OracleError(f"method is one of {', '.join(map(repr, METHODS))}, got {method!r}")
     problem = _problem(chain, objective, params, regularizer, group)
-    return problem.led(lambda: solve_gauss_newton(problem, kappa, method, tolerance, accumulate, warm_start))
+    exact = check_tolerance(tolerance, problem.output.dtype)
 
+    def solve() -> Step:
+        require_convex(problem.objective)
+        solver = gauss_newton_solver(problem, method, exact, None, accumulate, warm_start)
+        return _explained(solver.solve(kappa, exact, None), solver.choice)
 
-def solve_gauss_newton(
-    problem: Problem,
-    kappa: float,
-    method: Method = "auto",
-    tolerance: float | None = None,
-    accumulate: torch.dtype | None = torch.float64,
-    warm_start: Tensor | None = None,
-) -> Step:
-    """The same for a problem that is set up."""
-    tolerance = check_tolerance(tolerance, problem.output.dtype)
-    require_convex(problem.objective)
-    solver = gauss_newton_solver(problem, method, tolerance, None, accumulate, warm_start)
-    return _explained(solver.solve(kappa, tolerance, None), solver.choice)
+    return measured(problem, problem.led(solve), exact)
 
 
 def gauss_newton_solver(
@@ -263,7 +256,8 @@ def newton(
     chosen, choice = newton_method(problem, method, exact)
     if chosen == "dynamic":
         return _explained(solve_dynamic(problem, kappa, "newton", double), choice)
-    return _explained(problem.led(lambda: solve_conjugate(problem, kappa, double, tolerance)), choice)
+    step = problem.led(lambda: solve_conjugate(problem, kappa, double, tolerance))
+    return _explained(measured(problem, step, 10 * exact, newton=True), choice)
 
 
 def newton_method(

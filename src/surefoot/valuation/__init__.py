@@ -7,6 +7,7 @@
 * ``kinks``: where scalar functions have kinks.
 * ``normalising``: normalisations in few passes, with their error.
 * ``entropy``: the logistic loss, likewise.
+* ``samples``: where the samples of a batch stay apart, so that errors are known for each.
 * ``rounding``: how far each operation is off by itself.
 * ``propagation``: from these to the error of the value, by reverse mode.
 * ``valuer``: one function at many weights, as value and error.

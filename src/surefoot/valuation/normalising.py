@@ -35,6 +35,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,19 +54,19 @@ class Normalised:
     """What is known of a normalisation as computed.
 
     Attributes:
-        error: how far the result is off.
-        least: a lower bound on ρ of all groups, where the argument does not move.
+        error: how far the result is off, in all or, if there are samples, each of them.
+        least: a lower bound on ρ of all groups, or of those of each sample, where the argument does not move.
         size: numbers per group.
     """
 
     error: float
-    least: float
+    least: Any
     size: int
 
-    def slopes(self, moved: float) -> tuple[float, float]:
+    def slopes(self, moved: Any) -> tuple[Any, Any]:
         """Jacobian and curvature where the argument may move by so much; infinite where nothing is known."""
         rho = self.least - moved / math.sqrt(self.size) * _UP
-        if not rho > 0:
+        if not np.all(rho > 0):
             return math.inf, math.inf
         return _UP / rho, _CURVED * _UP / (math.sqrt(self.size) * rho * rho)
 
@@ -85,9 +86,11 @@ class Statistics:
     variance: Tensor
 
 
-def normalised(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, Normalised, Statistics | None] | None:
-    """The result of a normalisation, what is known of it, and the statistics of a batch; ``None`` if it is not
-    one, or out of range.
+def normalised(
+    node: Node, values: Mapping[str, Any], samples: int = 0
+) -> tuple[Tensor, Normalised, Statistics | None] | None:
+    """The result of a normalisation, what is known of it, per sample if there are several, and the statistics of
+    a batch; ``None`` if it is not one, or out of range.
     """
     if node.op not in _LAID_OUT:
         return None
@@ -101,7 +104,7 @@ def normalised(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, Normalise
     shape = _LAID_OUT[node.op](x.shape, arguments)
     z, mean, rho = _Normalise.apply(x.reshape(shape), eps, node.op != "aten.rms_norm")
     mean, rho = mean.reshape(-1), rho.reshape(-1)
-    facts = _facts(shape, mean, rho, eps)
+    facts = _facts(shape, mean, rho, samples)
     if facts is None:
         return None
     statistics = None
@@ -111,17 +114,19 @@ def normalised(node: Node, values: Mapping[str, Any]) -> tuple[Tensor, Normalise
     return z.reshape(x.shape), facts, statistics
 
 
-def _facts(shape: tuple[int, int, int], mean: Tensor, rho: Tensor, eps: float) -> Normalised | None:
+def _facts(shape: tuple[int, int, int], mean: Tensor, rho: Tensor, samples: int) -> Normalised | None:
     """See the module; ``None`` out of range."""
     size, deep = shape[0] * shape[2], depth(shape[0]) + depth(shape[2])
     root, unit = math.sqrt(size), (deep + 12) * _UNIT * _UP
     shift = mean / rho  # e/√M is at most unit (2 + |shift|) ρ, as ‖d‖ ≤ √M ρ
+    groups = math.sqrt(shape[1] // (samples or 1))
     found = [*torch.aminmax(rho), torch.linalg.vector_norm(shift, math.inf), torch.linalg.vector_norm(shift)]
     low, high, farthest, shifts = torch.stack(found).tolist()
     ratio = unit * (2 + farthest * _UP)
     if not (high < math.sqrt(_LARGEST / size) and ratio < _TRUSTED and low > 0):
         return None
-    groups = math.sqrt(shape[1])
+    if samples:
+        low, shifts = rho.reshape(samples, -1).amin(dim=1).cpu().numpy(), min(shifts, farthest * groups)
     relative = unit * ((2 * groups + shifts * _UP) / (1 - unit - ratio) + groups)  # of √M, all groups together
     return Normalised(relative * root * _UP + groups * root * 2.0**-900, low * (1 - unit - ratio) / _UP, size)
 

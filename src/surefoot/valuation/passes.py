@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from surefoot.graph import Node
 from surefoot.torch_private import differences_together, norms_together
 from surefoot.valuation.entropy import ENTROPY, Logistic, entropy
 from surefoot.valuation.normalising import BATCH, Normalised, Statistics, normalised
+from surefoot.valuation.samples import Amount, least, together
 
 Values = dict[str, Any]
 
@@ -40,10 +42,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Constants:
-    """What no parameter enters: values and sizes, by name."""
+    """What no parameter enters: values and sizes, by name; of inputs also those of each sample."""
 
     values: Values
     sizes: dict[str, float]
+    each: dict[str, Amount] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,15 @@ class Run:
         whole: whether all values were kept.
         light: whether nothing was noted for errors by reverse mode.
         sparse: whether costates were measured only where several operations read a tensor.
+        samples: how many stay apart, so that sizes are those of each; 0 if they are not looked at.
+        shifts: the names of parameters that are added to all samples alike.
         error: of the value by forward mode, once it was asked for.
         near: how near a scalar function's argument comes to a kink, by name of the function.
         facts: of normalisations.
         losses: what is known of them.
         statistics: what batch-normalisations computed from the batch; ``None`` if one of them is not known.
         watching: the names of tensors whose costates are measured; none comes back where that is zero.
+        given: norms that follow from what a tensor is, of samples that are alike.
         aliases: where the norm of a tensor is at most a factor times that of another, its name and the factor.
     """
 
@@ -95,16 +101,20 @@ class Run:
     whole: bool
     light: bool = False
     sparse: bool = False
+    samples: int = 0
+    shifts: frozenset[str] = frozenset()
     error: float | None = None
     near: dict[str, Near] = field(default_factory=dict)
     facts: dict[str, Normalised] = field(default_factory=dict)
     losses: dict[str, Logistic] = field(default_factory=dict)
     statistics: list[Statistics] | None = field(default_factory=list)
     watching: set[str] = field(default_factory=set)
+    given: dict[str, float] = field(default_factory=dict)
     aliases: dict[str, tuple[str, float]] = field(default_factory=dict)
     _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _distances: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _known: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
+    _each: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _matrices: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _squares: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _later: dict[str, Tensor] = field(default_factory=dict)  # to be measured
@@ -119,17 +129,18 @@ class Run:
     def by_formula(self, node: Node) -> Tensor | None:
         """The value of an operation by a formula whose error is proved and noted; ``None`` without one."""
         if node.op == ENTROPY:
-            loss = entropy(node, self.values)
+            loss = entropy(node, self.values, self.samples)
             if loss is None:
                 return None
             self.losses[node.name] = loss[1]
             return loss[0]
-        special = normalised(node, self.values)
+        special = normalised(node, self.values, self.samples)
         if special is None:
             if node.op == BATCH:
                 self.statistics = None
             return None
         value, self.facts[node.name], statistics = special
+        self.given[node.name] = math.sqrt(value.numel()) * (1 + 2.0**-20)
         if statistics is not None and self.statistics is not None:
             self.statistics.append(statistics)
         return value
@@ -147,9 +158,11 @@ class Run:
             self._sizes |= {n: (t.numel(), size) for n, t, size in zip(names, here, sizes, strict=True)}
 
     def measure(self, name: str, value: Any) -> None:
-        """Note the norm of a tensor, or of several together."""
+        """Note the norm of a tensor, or of several together; of each sample where these stay apart."""
         real = _detached(value)
-        if len(real) == 1 and real[0].numel() <= _SMALL:
+        if self.samples and name != self.output:
+            self._each[name] = _rows(real, self.samples)
+        elif len(real) == 1 and real[0].numel() <= _SMALL:
             self._later[name] = real[0]
         elif real:
             sizes = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in real]
@@ -157,7 +170,8 @@ class Run:
             self._sizes[name] = sum(part.numel() for part in real), size
 
     def measure_matrices(self, names: tuple[str, str]) -> None:
-        r"""Note the largest norms of the matrices that the last two dimensions of a tensor make.
+        r"""Note the largest norms of the matrices that the last two dimensions of a tensor make; in a light pass
+        over samples that stay apart no operator norms.
 
         The operator norm of A is at most :math:`\|A^\top A\|_F^{1/2}`. Computed, :math:`A^\top A` is off by at
         most :math:`\gamma_k\|A\|_F^2 \le \gamma_k\sqrt n\,\|A^\top A\|_F` with its size n and k numbers per sum.
@@ -166,10 +180,10 @@ class Run:
             value = self.values[name].detach()
             if name not in self._matrices and value.numel():
                 rows, columns = value.shape[-2:]
-                gram = value.mT @ value if columns <= rows else value @ value.mT
-                sizes, squares = (torch.linalg.vector_norm(part, dim=(-2, -1)).amax() for part in (value, gram))
-                self._matrices[name] = rows * columns, sizes
-                self._squares[name] = 4 * rows * columns, squares
+                self._matrices[name] = rows * columns, _largest(value, self.samples)
+                if not (self.samples and self.light):
+                    gram = value.mT @ value if columns <= rows else value @ value.mT
+                    self._squares[name] = 4 * rows * columns, _largest(gram, self.samples)
 
     def note_kinks(self, name: str, argument: str, breaks: tuple[float, ...]) -> None:
         """How near the argument of a scalar function comes to its kinks."""
@@ -191,7 +205,8 @@ class Run:
         """The tensor itself; the norm of its costate is kept when that is computed."""
         if value.requires_grad:
             self.watching.add(name)
-            value.register_hook(partial(_seen, self._norms, self._costates, self.near.get(name), name))
+            samples = self.samples if name in self.moving and name != self.output else 0
+            value.register_hook(partial(_seen, self._norms, self._costates, self.near.get(name), name, samples))
         return value
 
     @cached_property
@@ -218,7 +233,8 @@ class Run:
     def sizes(self) -> dict[str, float]:
         """Bounds on the norms of values, parameters and constants."""
         self._sizes |= _measured(self._later)
-        found = self.constants.sizes | dict(zip(self._sizes, _bounds(list(self._sizes.values())), strict=True))
+        found = {name: together(amount) for name, amount in self._bounded.items()} | self.given
+        found |= self.constants.sizes | dict(zip(self._sizes, _bounds(list(self._sizes.values())), strict=True))
         for name, distance in self.distances.items():
             found[name] = (self._known[name][1] + distance) * (1 + 2.0**-50)
         for name, size in found.items():
@@ -229,28 +245,58 @@ class Run:
         return found
 
     @cached_property
-    def matrices(self) -> dict[str, float]:
+    def _bounded(self) -> dict[str, Amount]:
+        """Bounds on the norms of values, of each sample."""
+        return dict(zip(self._each, _bounds(list(self._each.values())), strict=True))
+
+    @cached_property
+    def each(self) -> Mapping[str, Amount]:
+        """The sizes, of each sample where these stay apart; of a shift the part that counts for a sample."""
+        if not self.samples:
+            return self.sizes
+        found: dict[str, Amount] = self.sizes | self.constants.each | self._bounded
+        for name, size in self.given.items():
+            found[name] = np.full(self.samples, size / math.sqrt(self.samples) * (1 + 2.0**-50))
+        for name in self.shifts:
+            found[name] = self.sizes[name] / math.sqrt(self.samples) * (1 + 2.0**-50)
+        for name, (other, factor) in self.aliases.items():
+            found[name] = found[other] if factor == 1 else found[other] * factor
+        return found
+
+    @cached_property
+    def matrices(self) -> dict[str, Amount]:
         """Bounds on the norms of all matrices of a tensor, of factors that meet matrix by matrix."""
         return dict(zip(self._matrices, _bounds(list(self._matrices.values())), strict=True))
 
     @cached_property
-    def operators(self) -> dict[str, float]:
+    def operators(self) -> dict[str, Amount]:
         """Likewise on their operator norms."""
         squares = zip(self._squares, _bounds(list(self._squares.values())), strict=True)
-        return {name: min(math.sqrt(square) * (1 + 2.0**-50), self.matrices[name]) for name, square in squares}
+        return self.matrices | {
+            name: least(square**0.5 * (1 + 2.0**-50), self.matrices[name]) for name, square in squares
+        }
 
     @cached_property
-    def costate_sizes(self) -> dict[str, float]:
-        """Bounds on the norms of the costates as computed, where they were measured and did come back."""
+    def costate_sizes(self) -> dict[str, Amount]:
+        """Bounds on the norms of the costates as computed, where they were measured and did come back; of each
+        sample where these stay apart.
+        """
         _ = self.gradient
         found = self._norms | _measured(self._costates)
         return dict(zip(found, _bounds(list(found.values())), strict=True))
 
 
 def _seen(
-    sizes: dict[str, tuple[int, Tensor]], later: dict[str, Tensor], near: Near | None, name: str, costate: Tensor
+    sizes: dict[str, tuple[int, Tensor]],
+    later: dict[str, Tensor],
+    near: Near | None,
+    name: str,
+    samples: int,
+    costate: Tensor,
 ) -> None:
-    if costate.numel() <= _SMALL:
+    if samples:
+        sizes[name] = _rows([costate.detach()], samples)
+    elif costate.numel() <= _SMALL:
         later[name] = costate.detach()
     else:
         sizes[name] = costate.numel(), torch.linalg.vector_norm(costate)
@@ -276,14 +322,42 @@ def norms(tensors: Iterable[Tensor]) -> list[float]:
     return _bounds([(t.numel(), size) for t, size in zip(given, norms_together(given), strict=True)])
 
 
-def _bounds(found: list[tuple[int, Tensor]]) -> list[float]:
+def norms_of_samples(value: Tensor, samples: int) -> Amount:
+    """The same for each sample of a tensor; infinite for all where one is not finite."""
+    return _bounds([_rows([value], samples)])[0]
+
+
+def _rows(parts: list[Tensor], samples: int) -> tuple[int, Tensor]:
+    """The norms of the samples of a tensor, and how many numbers each has."""
+    [value] = parts
+    return value.numel() // samples, torch.linalg.vector_norm(value.reshape(samples, -1), dim=1)
+
+
+def _largest(matrices: Tensor, samples: int) -> Tensor:
+    """The largest norm of all matrices, or of those of each sample."""
+    sizes = torch.linalg.vector_norm(matrices, dim=(-2, -1))
+    return sizes.reshape(samples, -1).amax(dim=1) if samples else sizes.amax()
+
+
+def _bounds(found: list[tuple[int, Tensor]]) -> list[Any]:
     if not found:
         return []
+    if any(size.dim() for _, size in found):
+        return _bounds_of_samples(found)
     sizes = torch.stack([size for _, size in found]).tolist()
     return [
         size * (1 + (count + 8) * 2.0**-52) + count**0.5 * 2.0**-500 if size < math.inf else math.inf
         for size, (count, _) in zip(sizes, found, strict=True)
     ]
+
+
+def _bounds_of_samples(found: list[tuple[int, Tensor]]) -> list[Amount]:
+    """The same where most are of each sample."""
+    rows = torch.stack([size for _, size in found if size.dim()]).cpu().numpy()
+    counts = np.array([[count] for count, size in found if size.dim()], dtype=float)
+    rows = rows * (1 + (counts + 8) * 2.0**-52) + np.sqrt(counts) * 2.0**-500
+    known = iter(rows if np.isfinite(rows).all() else [r if np.isfinite(r).all() else math.inf for r in rows])
+    return [next(known) if size.dim() else _bounds([(count, size)])[0] for count, size in found]
 
 
 def _detached(value: Any) -> list[Tensor]:

@@ -35,9 +35,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +48,7 @@ from surefoot.operations.call import Call
 from surefoot.operations.record import rule_for
 from surefoot.valuation.passes import NEAR, Run
 from surefoot.valuation.rounding import rounding
+from surefoot.valuation.samples import Amount, least, paired, some, together
 from surefoot.valuation.slopes import Slope, Slopes, slope_of
 from surefoot.valuation.tape import Tape
 
@@ -62,46 +64,60 @@ class Errors:
         total: of the output.
         leading: the same without what is of second order, by reverse mode.
         apart: how far each tensor may be from its exact value, by name.
-        own: what each operation adds, by name.
+        own: what each operation adds, by name; per sample where these stay apart.
     """
 
     total: float
     leading: float
-    apart: Mapping[str, float]
-    own: Mapping[str, float]
+    apart: Mapping[str, Amount]
+    own: Mapping[str, Amount]
 
 
 class _Local(NamedTuple):
     """One operation at the point of a run: what is claimed of it, and its slopes there."""
 
     slope: Slope
-    jacobian: Mapping[str, float]
-    curvature: Mapping[tuple[str, str], float]
+    jacobian: Mapping[str, Amount]
+    curvature: Mapping[tuple[str, str], Amount]
 
 
+@np.errstate(all="ignore")  # what is not a number is not known
 def forward_errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     """How far every tensor is off, from one forward pass; the total is that of the output."""
-    return _forward(tape, run, slopes)[0]
+    return _in_all(_forward(tape, run, slopes)[0])
+
+
+def _in_all(found: Errors) -> Errors:
+    """The same for all samples together."""
+    return replace(found, apart={name: together(amount) for name, amount in found.apart.items()})
 
 
 def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _Local]]:
     """The same, with the slopes of all operations there."""
-    apart: dict[str, float] = {}
-    own: dict[str, float] = {}
+    apart: dict[str, Amount] = {}
+    own: dict[str, Amount] = {}
     local: dict[str, _Local] = {}
-    distances, by_name, sizes = slopes.distances(run), slopes.by_name, run.sizes
+    distances, by_name, sizes = slopes.distances(run), slopes.by_name, run.each
     for node in tape.graph.nodes:
         name = node.name
         slope = by_name.get(name) if name in tape.real else None
         if slope is None:  # no parameter enters, and nothing is known: exact if nothing is computed
-            exact = name not in tape.rounding and not any(apart.get(argument) for argument in node.inputs)
+            exact = name not in tape.rounding and not any(
+                some(apart.get(argument, 0.0)) for argument in node.inputs
+            )
             apart[name] = own[name] = 0.0 if exact or name not in tape.real else math.inf
             continue
         jacobian, curvature = slope.at(distances), slope.curvature
+        if slope.moves_only:
+            [argument] = jacobian
+            apart[name], own[name] = apart.get(argument, 0.0), 0.0
+            local[name] = _Local(slope, jacobian, curvature)
+            continue
         if name in run.losses and not slope.pointwise:
-            first = node.inputs[0]
-            curvature = {(first, first): run.losses[name].curvature(apart.get(first, 0.0))}
-            own[name] = run.losses[name].error
+            first, loss = node.inputs[0], run.losses[name]
+            off = apart.get(first, 0.0)
+            jacobian = {first: least(jacobian[first], loss.slope(off))}
+            curvature, own[name] = {(first, first): loss.curvature(off)}, loss.error
         elif name in run.facts:
             first = node.inputs[0]
             steepness, bend = run.facts[name].slopes(apart.get(first, 0.0))
@@ -110,31 +126,35 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
         elif slope.needs_values:
             inputs = slope.node.inputs
             call = Call(
-                slope.node, {argument: _known(run, argument, apart.get(argument, 0.0)) for argument in inputs}
+                slope.node,
+                {argument: _known(run, argument, together(apart.get(argument, 0.0))) for argument in inputs},
             )
             if slope.pointwise:
                 slope = slope_of(slope.node, rule_for(slope.node, tape.graph)(call))
                 jacobian, curvature = slope.jacobian, slope.curvature
             value = run.values.get(name)
             value = value.detach() if isinstance(value, Tensor) else value
-            own[name] = rounding(slope, jacobian, sizes, call=call, value=value)
+            own[name] = rounding(slope, jacobian, sizes, run.sizes, call=call, value=value)
         elif name in tape.matched and slope.product is not None:
-            own[name] = rounding(slope, jacobian, sizes, _together(run, *tape.matched[name]))
+            own[name] = rounding(slope, jacobian, sizes, run.sizes, _together(run, *tape.matched[name]))
             jacobian = _by_matrices(run, slope, jacobian, *tape.matched[name], apart)
         else:
-            own[name] = rounding(slope, jacobian, sizes)
+            own[name] = rounding(slope, jacobian, sizes, run.sizes)
         local[name] = _Local(slope, jacobian, curvature)
+        if run.samples and name != tape.output and isinstance(own[name], float) and own[name]:
+            own[name] = np.full(run.samples, own[name])  # a bound for each, not for all together
         moved = own[name]
         for argument, amount in jacobian.items():
-            if apart.get(argument):
-                moved += amount * apart[argument]
+            if some(apart.get(argument, 0.0)):
+                add_up = name == tape.output
+                moved = moved + (paired(amount, apart[argument]) if add_up else amount * apart[argument])
         apart[name] = moved * _SLACK
     return Errors(apart[tape.output], 0.0, apart, own), local
 
 
 def _by_matrices(
-    run: Run, slope: Slope, jacobian: Mapping[str, float], first: str, second: str, apart: Mapping[str, float]
-) -> Mapping[str, float]:
+    run: Run, slope: Slope, jacobian: Mapping[str, Amount], first: str, second: str, apart: Mapping[str, Amount]
+) -> Mapping[str, Amount]:
     r"""Where both factors vary and meet matrix by matrix, the slope in one is at most the largest operator norm of
     a matrix of the other: :math:`\|\delta A_kB_k\| \le \|\delta A_k\|\|B_k\|_2`.
     """
@@ -144,78 +164,81 @@ def _by_matrices(
     found = dict(jacobian)
     for name, other in ((first, second), (second, first)):
         size = (run.operators.get(other, 0.0) + apart.get(other, 0.0)) * slope.product[2] * _SLACK
-        found[name] = min(found[name], size)
+        found[name] = least(found[name], size)
     return found
 
 
-def _together(run: Run, first: str, second: str) -> float:
+def _together(run: Run, first: str, second: str) -> Amount:
     r"""Of factors that meet matrix by matrix,
     :math:`\sum_k\|A_k\|^2\|B_k\|^2 \le \max_k\|A_k\|^2\,\|B\|^2`.
     """
-    return min(run.matrices.get(a, math.inf) * run.sizes[b] for a, b in ((first, second), (second, first)))
+    return least(*(run.matrices.get(a, math.inf) * run.each[b] for a, b in ((first, second), (second, first))))
 
 
+@np.errstate(all="ignore")
 def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     """The error of the value by reverse mode; never more than that of the forward mode."""
     first, local = _forward(tape, run, slopes)
     if tape.output not in local or not tape.varying:
-        return first
+        return _in_all(first)
     size, apart = run.costate_sizes, first.apart
     varying = tape.reached
-    off: dict[str, float] = {tape.output: 0.0}  # between costates and what is computed of them
-    bound: dict[str, float] = {tape.output: 1.0}  # on costates, from those of the readers
-    reach: dict[str, float] = {tape.output: 1.0}  # on computed costates
+    off: dict[str, Amount] = {tape.output: 0.0}  # between costates and what is computed of them
+    bound: dict[str, Amount] = {tape.output: 1.0}  # on costates, from those of the readers
+    reach: dict[str, Amount] = {tape.output: 1.0}  # on computed costates
     total = leading = 0.0
     for node in reversed(tape.varying):
         name = node.name
         if name not in bound:
             continue
         if name in run.watching:
-            reach[name] = min(size.get(name, 0.0), reach[name])
+            reach[name] = least(size.get(name, 0.0), reach[name])
         here, away = reach[name], off[name]
-        costate = min(bound[name], here + away)
-        if first.own[name]:
-            total += first.own[name] * costate
-            leading += first.own[name] * min(here, costate)
+        costate = least(bound[name], here + away)
+        if some(first.own[name]):
+            total += paired(first.own[name], costate)
+            leading += paired(first.own[name], least(here, costate))
         (slope, jacobian, curvature), pull = local[name], tape.pulls[name]
         for argument, steepness in jacobian.items():
             if argument not in varying:
                 continue
-            bend = 0.0
+            bend: Amount = 0.0
             for pair, amount in curvature.items():
-                if argument in pair and apart.get(pair[pair[0] == argument]):
-                    bend += amount * apart[pair[pair[0] == argument]]
+                if argument in pair and some(apart.get(pair[pair[0] == argument], 0.0)):
+                    bend = bend + amount * apart[pair[pair[0] == argument]]
             change = _near_kinks(run, slope, argument, apart, steepness, here) if slope.breaks else 0.0
-            if here:
-                change += (bend + pull * steepness) * here
+            if some(here):
+                change = change + (bend + pull * steepness) * here
                 reach[argument] = reach.get(argument, 0.0) + steepness * (1 + pull) * _SLACK * here
-            if away:
-                change += steepness * away
+            if some(away):
+                change = change + steepness * away
             off[argument] = (off.get(argument, 0.0) + change) * _SLACK
-            if costate:
+            if some(costate):
                 bound[argument] = (bound.get(argument, 0.0) + steepness * costate) * _SLACK
             reach.setdefault(argument, 0.0)
             bound.setdefault(argument, 0.0)
     for name in tape.boundary:
-        if apart[name] and name in bound:
-            total += apart[name] * min(bound[name], min(size.get(name, 0.0), reach[name]) + off[name])
-    return Errors(min(total * _SLACK, first.total), leading, apart, first.own)
+        if some(apart[name]) and name in bound:
+            costate = least(bound[name], least(size.get(name, 0.0), reach[name]) + off[name])
+            total += together(apart[name]) * float(np.sum(costate))  # all samples may read the same numbers
+    total = math.nan if math.isnan(first.total) else min(total * _SLACK, first.total)
+    return _in_all(Errors(total, leading, apart, first.own))
 
 
 def _near_kinks(
-    run: Run, slope: Slope, argument: str, apart: Mapping[str, float], steepness: float, whole: float
-) -> float:
+    run: Run, slope: Slope, argument: str, apart: Mapping[str, Amount], steepness: float, whole: Amount
+) -> Amount:
     """What the costate may change by at entries that are as near to a kink as they may be off."""
-    if not slope.breaks or not apart.get(argument) or not whole:
+    if not slope.breaks or not some(apart.get(argument, 0.0)) or not some(whole):
         return 0.0
-    wide = apart[argument] * _SLACK + 2.0**-50 * max(map(abs, slope.breaks))
+    wide = together(apart[argument]) * _SLACK + 2.0**-50 * max(map(abs, slope.breaks))
     near = run.near.get(slope.node.name)
     if near is not None and near.nearest > wide:
         return 0.0
     if near is None or near.distances is None or len(near.costates) != 1 or wide >= NEAR:
         return 2 * steepness * whole
     close = near.costates[0][near.distances <= wide]
-    return 2 * steepness * min(whole, float(torch.linalg.vector_norm(close)) * _SLACK + 2.0**-500)
+    return 2 * steepness * least(whole, float(torch.linalg.vector_norm(close)) * _SLACK + 2.0**-500)
 
 
 def _known(run: Run, name: str, apart: float) -> Enclosure:

@@ -30,6 +30,7 @@ from typing import Any
 
 from surefoot.operations.call import Call
 from surefoot.operations.record import record_of
+from surefoot.valuation.samples import Amount, least
 from surefoot.valuation.slopes import Slope
 
 _UNIT = 2.0**-53
@@ -38,19 +39,21 @@ _KERNEL = 64 * _UNIT
 
 def rounding(
     slope: Slope,
-    jacobian: Mapping[str, float],
-    sizes: Mapping[str, float],
-    together: float = math.inf,
+    jacobian: Mapping[str, Amount],
+    sizes: Mapping[str, Amount],
+    in_all: Mapping[str, float],
+    together: Amount = math.inf,
     *,
     call: Call | None = None,
     value: Any = None,
-) -> float:
+) -> Amount:
     """The error of one operation.
 
     Args:
         slope: what is known of it.
         jacobian: its slopes at the point, by name of the argument.
-        sizes: norms of its arguments and its result, by name.
+        sizes: norms of its arguments and its result, by name; or of each sample.
+        in_all: the same, of all samples together.
         together: a bound on the norm of all products of norms of matrices, where two factors meet matrix by
             matrix.
         call: the operation with the values of its arguments, where its record states the error.
@@ -65,20 +68,19 @@ def rounding(
         if found is not None:
             return float(found)
     lost = slope.underflow
-    moved = 0.0
-    for name, amount in jacobian.items():
-        moved += amount * sizes[name]
-        if sizes[name] > 1:  # one by one, as sizes alone may overflow
-            lost *= sizes[name]
+    for name in jacobian:
+        if in_all[name] > 1:  # one by one, as sizes alone may overflow
+            lost *= in_all[name]
     if kind == "squares":
         return (k + 16) * 2 * _UNIT * sizes[node.name] + lost
-    if kind == "scalar":
-        return _KERNEL * (sizes[node.name] + moved) + lost
     if slope.product is not None and slope.product[1] in sizes and slope.product[0] in sizes:  # not a mask
         first, second, bilinear = slope.product
         shift = sum(amount * sizes[n] for n, amount in jacobian.items() if n not in (first, second))
-        products = bilinear * min(sizes[first] * sizes[second], together)
+        products = bilinear * least(sizes[first] * sizes[second], together)
         return (k + 8) * (1 + 1e-6) * _UNIT * (products + shift) + lost
+    moved = sum(amount * sizes[name] for name, amount in jacobian.items())
+    if kind == "scalar":
+        return _KERNEL * (sizes[node.name] + moved) + lost
     if kind == "linear":
         return (k + 8) * math.sqrt(k) * 2 * _UNIT * (sizes[node.name] + moved) + lost
     return (k + 16.0) ** 2 * _UNIT * (sizes[node.name] + moved) + lost

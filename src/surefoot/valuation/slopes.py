@@ -102,6 +102,11 @@ class Slope:
         return "linear" if record.form_of(node) is Form.LINEAR else "other"
 
     @cached_property
+    def moves_only(self) -> bool:
+        """Whether it leaves the numbers of one tensor as they are, all or some."""
+        return self.kind == "exact" and not self.needs_values and list(self.jacobian.values()) == [1.0]
+
+    @cached_property
     def underflow(self) -> float:
         """What underflows take away, where no argument is larger than 1."""
         return math.sqrt(self.node.numel) * (self.reduction + 16.0) ** 2 * 2.0**-1000

@@ -252,7 +252,7 @@ class StreamedValuer:
         if self._seen not in (None, seen):
             raise EvaluationError(
                 "the loader gave other numbers than in the first pass: an objective is a function of the weights "
-                "alone. Take out random augmentation, or pass a list of batches"
+                "alone. Take out random augmentation, or pass a list of batches (to ProvedEpochs as data=)"
             )
         self._seen = seen
         if not total:

@@ -24,7 +24,8 @@ from surefoot.valuation.entropy import ENTROPY
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import bends_by_pieces, pieces, steepness
 from surefoot.valuation.normalising import BATCH
-from surefoot.valuation.passes import Constants, Plan, Run, Values, is_measured, norms
+from surefoot.valuation.passes import Constants, Plan, Run, Values, is_measured, norms, norms_of_samples
+from surefoot.valuation.samples import samples_of, shifts_of
 
 PULL = 2.0**-30
 _SAME = frozenset(
@@ -117,6 +118,18 @@ class Tape:
         return frozenset(names)
 
     @cached_property
+    def samples(self) -> int:
+        """How many samples stay apart, where errors are carried along for each: in attention, whose products of
+        tensors that vary multiply errors. 0 elsewhere.
+        """
+        return samples_of(self.graph, self.varying) if self.matched else 0
+
+    @cached_property
+    def shifts(self) -> frozenset[str]:
+        """The parameters that are added to all samples alike, where these are looked at."""
+        return shifts_of(self.graph) if self.samples else frozenset()
+
+    @cached_property
     def moving(self) -> frozenset[str]:
         """The names of what a parameter enters."""
         return frozenset(node.name for node in self.varying) | {leaf.name for leaf in self.graph.parameters}
@@ -129,7 +142,9 @@ class Tape:
             for node in self.fixed:
                 values[node.name] = self._compute(node, values)
         real = {name: value for name, value in values.items() if is_measured(value)}
-        return Constants(values, dict(zip(real, norms(real.values()), strict=True)))
+        inputs = [leaf.name for leaf in self.graph.inputs if leaf.name in real] if self.samples else []
+        each = {name: norms_of_samples(real[name], self.samples) for name in inputs}
+        return Constants(values, dict(zip(real, norms(real.values()), strict=True)), each)
 
     def _compute(self, node: Node, values: Values) -> Any:
         value = self._wide[node.name](values)
@@ -161,6 +176,7 @@ class Tape:
         reverse = derivatives and not light
         watch = self.rounding if plan is None else plan.watch & self.joints if sparse else plan.watch
         run = Run(self.output, self.moving, values, {}, constants, derivatives, plan is None, light, sparse)
+        run.samples, run.shifts = self.samples, self.shifts
         if any(node.op == BATCH for node in self.fixed):
             run.statistics = None
         keep = set() if plan is None else set(plan.keep)
@@ -180,7 +196,7 @@ class Tape:
                     run.aliases[node.name] = node.inputs[0], 1.0
                 elif node.name in self.derived:
                     run.aliases[node.name] = self.derived[node.name]
-                else:
+                elif node.name not in run.given:
                     run.measure(node.name, value)
                 if node.name in self.matched:
                     run.measure_matrices(self.matched[node.name])

@@ -121,7 +121,7 @@ class Valuer:
 
         To be asked before its gradient, which costs as much as two passes.
         """
-        if not run.light or not math.isfinite(run.value) or self._by_forward(run) <= enough:
+        if not run.light or not math.isfinite(run.value) or self._by_forward(run, enough) <= enough:
             return run
         self._forward_decides = False
         return self._full(run)
@@ -130,10 +130,10 @@ class Valuer:
         plan = None if self._slopes is None else self._slopes.plan
         return self.tape.run(run.parameters, run.constants, derivatives=run.derivatives, plan=plan)
 
-    def _by_forward(self, run: Run) -> float:
+    def _by_forward(self, run: Run, enough: float) -> float:
         """The error of a light pass by forward mode, if it is known; else infinite."""
-        if run.error is None:
-            found = None if self._slopes is None else self._renewed(run, self._slopes, math.inf)
+        if run.error is None or enough < run.error < math.inf:
+            found = None if self._slopes is None else self._renewed(run, self._slopes, enough)
             run.error = math.inf if found is None else found
         return run.error
 
@@ -155,7 +155,7 @@ class Valuer:
             )
         value = run.value
         if run.light:
-            error = self._by_forward(run)
+            error = self._by_forward(run, enough)
             if error <= enough:
                 return Evaluation(value, error)
             run = self._full(run)
@@ -184,10 +184,10 @@ class Valuer:
             names = frozenset(slopes.outside(run, found.apart))
             if not names:
                 if not self._is_settled(run, found, enough):
-                    names = slopes.moved(run, narrow=self._drift > _LEAST)
+                    names = slopes.moved(run, narrow=self._drift > _LEAST and not run.light)
                 if not names:
                     return found.total if 0 <= found.total < math.inf else math.inf if run.whole else None
-                self._drift = max(self._drift / 4, _LEAST)
+                self._drift = self._drift if run.light else max(self._drift / 4, _LEAST)
             elif not all(math.isfinite(found.apart.get(name, 0.0)) for name in names):
                 return None
             slopes.renew(run, names, self._drift, found.apart)
@@ -196,7 +196,7 @@ class Valuer:
     @staticmethod
     def _is_settled(run: Run, found: Errors, enough: float) -> bool:
         """Whether slopes for a smaller neighbourhood would not make the error much smaller, or need not."""
-        return run.light or not run.derivatives or found.total <= max(2 * found.leading, enough)
+        return not run.derivatives or found.total <= max(2 * found.leading, enough)
 
     def _anew(self, run: Run, enough: float) -> float:
         """The error, from slopes that are asked for again: with room for errors larger than sizes, and for

@@ -253,7 +253,10 @@ def test_what_has_no_proved_derivative_falls_back() -> None:
         for effort in ("high", "normal")
     )
     assert high.smoothness == normal.smoothness
-    assert high.gradients == normal.gradients
+    assert high.gradients is not None
+    assert normal.gradients is not None
+    spent = high.gradients - normal.gradients  # on the segment against the gradient
+    assert 0 < spent < 10 * sum(parameter.numel() for parameter in model.parameters()) + 1000
 
 
 def test_layers_wider_than_those_of_normal_effort() -> None:

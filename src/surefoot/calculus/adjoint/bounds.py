@@ -22,7 +22,7 @@ from surefoot.calculus.adjoint.dense import Dense, derivatives_at_centre
 from surefoot.calculus.adjoint.samples import Samples, samples
 from surefoot.calculus.adjoint.tangents import tangents
 from surefoot.calculus.assemble import Term, assemble, smoothness, terms
-from surefoot.calculus.effort import NORMAL, Effort, in_gradients
+from surefoot.calculus.effort import AROUND_DIRECTIONS, AROUND_SAMPLES, NORMAL, ONE_BALL, Effort, in_gradients
 from surefoot.calculus.forward import Pass
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, minimum, stack
@@ -54,7 +54,7 @@ class ScalarBounds:
 
 
 class Centre:
-    """What is found at the centre with some effort, once for all domains around it.
+    """What is found at the centre with some effort, once for all domains around it, and what all of them cost.
 
     Args:
         effort: what it may cost.
@@ -63,7 +63,7 @@ class Centre:
 
     def __init__(self, effort: Effort = NORMAL, dense: Dense | None = None) -> None:
         self.effort, self.dense = effort, dense
-        self.cost = in_gradients((), 0, 0 if dense is None else dense.directions)
+        self.cost = 0 if dense is None else in_gradients(directions=dense.directions)
         self._balls: list[Around] = []
         self._by_sample: tuple[Samples, SampleCentre] | None = None
         self._asked = False
@@ -95,7 +95,7 @@ class Centre:
             return None
         centre = at_the_centre(found, len(result.region.variables), round_off(result))
         widths, weights = zip(*((source.width, source.matrix.numel()) for source in found.sources), strict=True)
-        self.cost += in_gradients(widths, sum(weights), 0)
+        self.cost += in_gradients(widths, sum(weights))
         return found, centre
 
 
@@ -112,8 +112,10 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
     first, centre = result, Centre() if centre is None else centre
     result, found, back = _costates(result, at, centre)
     norm, dense = None, centre.dense
+    centre.cost += ONE_BALL if back is None else ONE_BALL + AROUND_SAMPLES
     if dense is not None:
         around = centre.around(first, at)
+        centre.cost += AROUND_DIRECTIONS
         norm = dense.norm + around.moved
         if back is not None:
             norm = minimum(norm, dense.norm + smoothness(back.variation))

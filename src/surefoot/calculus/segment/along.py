@@ -26,7 +26,7 @@ class Along:
     """A function of a model's parameters along segments from its present weights.
 
     Built once per batch. Whatever changed in between, a segment starts at the weights as they are when it is
-    asked for, and is one of the function that the model computes then.
+    asked for, and is one of the function that the model computes then. ``expansions`` counts them.
 
     Args:
         model: the model, with values.
@@ -35,6 +35,9 @@ class Along:
         norms: what is known about the norms of its layers, shared from batch to batch and from step to step.
         stored: whether what is said of steps of an eighth of a segment or more shall hold for weights that are
             rounded to double precision at the end.
+        aside: by path, how far other directions may be from those that are asked for, in norm, if what is said
+            shall hold along them as well.
+        previous: an analysis of the same, which is used as long as it is true.
     """
 
     def __init__(
@@ -45,9 +48,11 @@ class Along:
         norms: Norms | None = None,
         *,
         stored: bool = False,
+        aside: Mapping[str, float] | None = None,
+        previous: Analysis | None = None,
     ) -> None:
-        self._stored = stored
-        self._last = Analysis.of(model, x, objective, norms=norms)
+        self._stored, self._aside, self.expansions = stored, aside or {}, 0
+        self._last = Analysis.of(model, x, objective, previous, norms)
         self._last.require_values()
 
     @property
@@ -62,7 +67,8 @@ class Along:
         Raises:
             DomainError: if the direction does not fit the parameters, or the length is not finite.
         """
-        return _expand(self.analysis, direction, length, order, self._stored)
+        self.expansions += 1
+        return _expand(self.analysis, direction, length, order, self._stored, self._aside)
 
     def majorant(self, direction: Mapping[str, Tensor], length: float, order: int) -> Majorant:
         """The quadratic upper bound of the objective along a direction."""
@@ -111,7 +117,12 @@ class Along:
 
 
 def _expand(
-    analysis: Analysis, direction: Mapping[str, Tensor], length: float, order: int, stored: bool
+    analysis: Analysis,
+    direction: Mapping[str, Tensor],
+    length: float,
+    order: int,
+    stored: bool,
+    aside: Mapping[str, float],
 ) -> tuple[TaylorModel, ...]:
     """The outputs, for extreme lengths by way of one from 1 to 2: the direction is multiplied by a power of two.
 
@@ -123,7 +134,7 @@ def _expand(
     graph, values = analysis.reading.graph, analysis.values
     names = {leaf.path: leaf.name for leaf in graph.parameters}
     exponent = 0 if 2.0**-_EXTREME <= length <= 2.0**_EXTREME else math.frexp(length)[1] - 1
-    moves = {}
+    moves, off = {}, {}
     for path, move in direction.items():
         name = names.get(graph.aliases.get(path, path))
         if name is None:
@@ -135,8 +146,9 @@ def _expand(
         if not is_finite(move):
             raise DomainError(f"the direction of '{path}' is not finite")
         moves[name] = times_power(move.double(), exponent)
+        off[name] = math.ldexp(aside.get(path, 0.0), exponent)
     prepared = analysis.reading.prepared
-    leaves = leaf_models(prepared, values, moves, math.ldexp(length, -exponent), order, stored)
+    leaves = leaf_models(prepared, values, moves, math.ldexp(length, -exponent), order, stored, off)
     outputs = expand(prepared, leaves, order, analysis.reading.norms)
     if not exponent:
         return outputs

@@ -27,6 +27,7 @@ def leaf_models(
     length: float,
     order: int,
     stored: bool = False,
+    aside: Mapping[str, float] | None = None,
 ) -> dict[str, TaylorModel]:
     r"""Leaves along the segment; values and the direction by leaf name.
 
@@ -34,15 +35,21 @@ def leaf_models(
     :math:`u + \eta d + \delta`, :math:`\|\delta\| \le 2^{-53}(\|u\| + 2\eta\|d\|)(1 + 2^{-52})`, once for the
     product and once for the sum. So the step is one along :math:`d + \delta/\eta`, and the slope of the weights is
     off by at most :math:`2^{-53}(8\|u\|/\bar\eta + 2\|d\|)(1 + 2^{-52})`.
+
+    ``aside`` is how far another direction may be from this one, in norm, by leaf name: what is said then holds
+    along all of these, their slope being one that is off by so much.
     """
     models = {}
     for name, leaf in graph.leaves.items():
         value = in_double(values[name].detach())
         if name in direction:
             model = TaylorModel((value, in_double(direction[name].detach())), length)
+            off = (aside or {}).get(name, 0.0)
             if stored and length:
                 size, speed = (float(norm) for norm in model.norms if norm is not None)
-                error = rounded_up(value.new_tensor([[0.0, 0.0, UNIT * (8 * size / length + 2 * speed), 0.0]]))
+                off += UNIT * (8 * size / length + 2 * speed)
+            if off:
+                error = rounded_up(value.new_tensor([[0.0, 0.0, off, 0.0]]))
                 model = TaylorModel(model.padded(order).coefficients, length, error)
             models[name] = model
         else:

@@ -270,13 +270,15 @@ def separable(
     """
     if isinstance(form, ScalarFunction):
         function = form
-        bends = derivatives(function, torch.linspace(-50, 50, 4001, dtype=torch.float64), 2)[2]
+        with torch.device("cpu"):
+            bends = derivatives(function, torch.linspace(-50, 50, 4001, dtype=torch.float64), 2)[2]
         if bool((bends < -1e-9 * bends.abs().nan_to_num().max()).any()):
             raise SurefootError(f"'{name}' is no convex function of the differences: it bends downwards")
         form = partial(_of_differences, function)
         extremes = extremes or (lambda: (supremum(function, 1), supremum(function, 2)))
     loss = Entrywise(form, sum_of, extremes, reason)
-    loss.register(name, {**keywords(loss.form), "reduction": "mean", "scale": 1.0}, nonnegative)
+    with torch.device("cpu"):  # whatever the default is while losses are loaded
+        loss.register(name, {**keywords(loss.form), "reduction": "mean", "scale": 1.0}, nonnegative)
     return name
 
 

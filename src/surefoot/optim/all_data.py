@@ -1,0 +1,85 @@
+"""The objective of all data, enclosed, while mini-batches train: :class:`AllData`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.objectives import Objective
+from surefoot.optim.bursts import evaluating
+from surefoot.optim.evaluation import outputs_of
+from surefoot.processes import Processes
+from surefoot.valuation.streamed import StreamedValuer
+from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
+
+
+class AllData:
+    """Evaluations of a model in evaluation mode: one forward pass each, and what they cost.
+
+    Args:
+        model: read when the first evaluation is asked for, and again when its buffers have changed.
+        objective: a loss without targets.
+        data: batches ``(x, y)``, the same in every pass.
+        processes: those that share the data, which evaluate at the same time.
+
+    Attributes:
+        cost: processor seconds of an evaluation: the least that was seen.
+        reading: seconds that reading the model took, once; set to 0 by who has counted them.
+        summon: calls other processes to an evaluation.
+    """
+
+    def __init__(
+        self, model: nn.Module, objective: Objective, data: Iterable[Any], processes: Processes | None
+    ) -> None:
+        self.model, self.objective, self.data, self.processes = model, objective, data, processes
+        self.cost = self.reading = 0.0
+        self.summon: Callable[[], object] | None = None
+        self._valuer: StreamedValuer | None = None
+        self._buffers: list[Tensor] = []
+
+    def evaluate(self) -> Evaluation:
+        """The objective at the present weights."""
+        if self.summon is not None:
+            self.summon()
+        return self.evaluate_here()
+
+    def evaluate_here(self) -> Evaluation:
+        """The same, for a process that takes part."""
+        start = time.process_time()
+        buffers = list(self.model.buffers())
+        same = len(buffers) == len(self._buffers) and all(map(torch.equal, buffers, self._buffers))
+        with evaluating(self.model):
+            if self._valuer is None:
+                self._valuer = StreamedValuer(self.model, self.data, self.objective, self.processes)
+                self._valuer.evaluate()
+                self.reading = time.process_time() - start
+                start = time.process_time()
+            elif not same:  # other running statistics: another graph, of the same data
+                self._valuer = self._valuer.anew()
+            self._buffers = [buffer.clone() for buffer in buffers]
+            evaluation = self._valuer.evaluate().evaluation
+        spent = time.process_time() - start
+        self.cost = min(self.cost, spent) if self.cost else spent
+        return evaluation
+
+    def if_finite(self) -> Evaluation | None:
+        """The same; ``None`` where the objective, or a running statistic, is not finite."""
+        statistics = (buffer for buffer in self.model.buffers() if buffer.is_floating_point())
+        if not all(bool(torch.isfinite(buffer).all()) for buffer in statistics):
+            return None
+        try:
+            return self.evaluate()
+        except EvaluationError as error:
+            if self.processes is not None:
+                if isinstance(error, InfiniteValue):
+                    return None
+                raise
+            with evaluating(self.model), torch.no_grad():
+                if all(math.isfinite(float(self.objective(outputs_of(self.model, x), y))) for x, y in self.data):
+                    raise
+            return None

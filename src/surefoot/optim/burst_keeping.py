@@ -1,0 +1,183 @@
+"""One burst after the other: trained, evaluated, kept or undone, by :class:`BurstKeeper`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from surefoot.optim.all_data import AllData
+from surefoot.optim.beyond import Way
+from surefoot.optim.burst_ledger import Ledger
+from surefoot.optim.burst_training import BurstTraining
+from surefoot.optim.bursts import BurstRecord, Snapshot
+from surefoot.optim.pace import Pace
+from surefoot.valuation.valuer import Evaluation, EvaluationError
+
+_SHARE = 0.06  # of the work of training that evaluations take, about
+_FIRST, _SHORTEST, _LONGEST = 2.0, 4.0, 8.0  # epochs of the first burst, of the shortest afterwards, the longest
+_SCRAP = 0.25  # epochs: less is not worth a burst
+_LOOKS = 5  # evaluations beyond the end
+
+
+class BurstKeeper:
+    """What was kept last, and how it comes to something lower.
+
+    Args:
+        training: runs over mini-batches.
+        all_data: evaluates what decides.
+
+    Attributes:
+        ledger: what became of bursts.
+        value: the objective of what was kept last; ``None`` before the first burst.
+    """
+
+    def __init__(self, training: BurstTraining, all_data: AllData) -> None:
+        self.training, self.all_data, self.ledger = training, all_data, Ledger()
+        self.value: Evaluation | None = None
+        self._kept: Snapshot | None = None
+        self._ahead: Snapshot | None = None  # where training goes on, if that is not where it was kept
+        self._lowest = math.inf  # the lowest mean of the losses of an epoch
+        self._way: Way | None = None
+        self._searched = False
+
+    @property
+    def evaluation(self) -> float:
+        """What an evaluation costs, in training epochs."""
+        return self.training.in_epochs(self.all_data.cost)
+
+    def has_room(self, left: float, *, beyond: bool) -> bool:
+        """Whether another burst fits into this work, besides a search beyond its end."""
+        return self.value is None or left >= (1 + _LOOKS * beyond) * self.evaluation + _SCRAP
+
+    def burst(self, length: float | None, left: float = math.inf, late: float = math.inf, *, beyond: bool) -> None:
+        """Train for one burst, evaluate, and keep what is lower.
+
+        Args:
+            length: in epochs; by default as long as it takes for evaluations to cost a small part.
+            left: all the work that there is.
+            late: after how many epochs of this burst rates are to fall.
+            beyond: whether a search beyond its end is to come.
+        """
+        began, training = time.process_time(), self.training
+        with self._back_if_interrupted():
+            note = self._look()
+            start, before, way = self._standing()
+            if length is None:
+                length = min(max(_SHORTEST, self.evaluation / _SHARE), _LONGEST) if self.ledger.history else _FIRST
+            room = left - self._spent(began) - (1 + _LOOKS * beyond) * self.evaluation
+            if room < length + self.evaluation + _SCRAP:
+                length = max(room, _SCRAP)
+            count, rate, part = max(1, round(length * training.batches.per_epoch)), training.pace.rate, way.part
+            lowest, ahead = training.run(count, start, self._ahead, self._lowest, late)
+            after = None if lowest is None else self.all_data.if_finite()
+            if after is not None and part:
+                after = way.go_on(training.parameters, after, self.all_data.if_finite, _LOOKS)
+            if lowest is not None and after is not None and after.upper < before.lower:
+                self._kept, self.value = Snapshot(training.model, training.optimizer), after
+                self._lowest, self._ahead = lowest, ahead
+            else:
+                start.restore()
+                self._ahead, way.part = None, part
+                training.pace.fail(rate)
+            training.set_rate(training.pace.rate)
+            self._enter(before, after, note, count, rate, began)
+
+    def go_beyond(self) -> bool:
+        """Look for a lower point beyond what was kept, once; training will go on from where it was."""
+        began, training = time.process_time(), self.training
+        if self._kept is None or not self._kept.is_live():
+            return False
+        start, before, way = self._standing()
+        if way.part:
+            return False
+        with self._back_if_interrupted():
+            after = way.go_on(training.parameters, before, self.all_data.if_finite, _LOOKS)
+            if way.part:
+                self._ahead = self._ahead or start
+                self._kept, self.value = Snapshot(training.model, training.optimizer), after
+            self._enter(before, after, f"{way.part:.2g} of the way beyond its end", 0, training.pace.rate, began)
+        return True
+
+    def _standing(self) -> tuple[Snapshot, Evaluation, Way]:
+        assert self._kept is not None
+        assert self.value is not None
+        assert self._way is not None
+        return self._kept, self.value, self._way
+
+    @contextmanager
+    def _back_if_interrupted(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            if self._kept is not None:
+                self._kept.restore()
+                self.training.set_rate(self.training.pace.rate)
+            raise
+
+    def _look(self) -> str:
+        """Evaluate and search where nothing is known yet, or the weights are not those that were kept."""
+        note, training = "", self.training
+        if self._kept is None or not self._kept.is_live():
+            known, self._kept = self.value, None
+            self.value = self.all_data.evaluate()
+            if not math.isfinite(self.value.error):
+                raise EvaluationError(
+                    f"no error of the objective {self.value.value:g} can be proved: nothing could be kept. Begin "
+                    "with smaller weights, or use surefoot.evaluate to find the batch"
+                )
+            self._kept, self._ahead = Snapshot(training.model, training.optimizer), None
+            same = known is not None and known.lower <= self.value.upper and self.value.lower <= known.upper
+            if known is not None and not same:
+                note = "weights or data were changed since the last burst"
+            if self._way is None or not same:
+                self._way, self._lowest = Way(training.parameters), self.value.value
+        if not self._searched:
+            note = training.search(self._kept)
+            self._searched = True
+        return note
+
+    def _spent(self, began: float) -> float:
+        """Processor time since then, in training epochs; without reading the model."""
+        return self.training.in_epochs(time.process_time() - began - self.all_data.reading)
+
+    def _enter(
+        self, before: Evaluation, after: Evaluation | None, note: str, count: int, rate: float, began: float
+    ) -> None:
+        work, self.all_data.reading = self._spent(began), 0.0
+        self.ledger.enter(before, after, rate, count, self.training.batches.per_epoch, work, note)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the states of model and optimizer."""
+        training, way = self.training, self._way
+        return {
+            "history": [asdict(record) for record in self.ledger.history],
+            "value": None if self.value is None else [self.value.value, self.value.error],
+            "searched": self._searched,
+            "pace": asdict(training.pace),
+            "seconds": training.seconds,
+            "trained": training.trained,
+            "cost": self.all_data.cost,
+            "stalls": self.ledger.stalls,
+            "lowest": self._lowest,
+            "origin": None if way is None else way.origin,
+            "part": 0.0 if way is None else way.part,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken."""
+        training, ledger = self.training, self.ledger
+        ledger.history, ledger.stalls = [BurstRecord(**record) for record in state["history"]], state["stalls"]
+        self.value = None if state["value"] is None else Evaluation(*state["value"])
+        self._kept, self._searched = None, state["searched"]
+        training.seconds, training.trained = state["seconds"], state["trained"]
+        training.pace = Pace(**state["pace"])
+        training.set_rate(training.pace.rate)
+        self.all_data.cost = state["cost"]
+        self._way, self._lowest = None, state.get("lowest", math.inf)
+        if state.get("origin") is not None:
+            self._way = Way(state["origin"])
+            self._way.part = state["part"]

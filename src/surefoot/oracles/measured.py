@@ -1,0 +1,59 @@
+r"""The residual of a step of a model in single precision, measured in double.
+
+Solvers judge themselves by passes in the precision of the model, before the step is rounded to it. Where a
+soft-max is saturated, or the model is ill-conditioned, both hide most of the residual. So
+:math:`\nabla m(v) = \nabla F(u) + J^\top\nabla^2h\,Jv + \nabla^2r\,v + \kappa v` (for Newton's model with the
+curvature of the chain along the slope of the loss) is evaluated once more, in double precision, at v as it is
+returned: Jv comes with the forward pass where operations have forward derivatives, and two pull-backs follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from surefoot.chain.autodiff import Autodiff
+from surefoot.graph.nodes import in_double
+from surefoot.oracles.problem import Problem, Step, curved_along, slope_at
+
+
+def measured(problem: Problem, step: Step, tolerance: float, newton: bool = False) -> Step:
+    """The step with its residual and the decrease of its model in double precision.
+
+    Args:
+        problem: the objective around a point; of several processes, all of them ask.
+        step: the minimiser of its Gauss-Newton or Newton model.
+        tolerance: up to which residual it is solved.
+        newton: whether the model is Newton's.
+    """
+    single = any(value.dtype != torch.float64 for value in (problem.output, *problem.parameters.values()))
+    if not single or not any(bool(part.any()) for part in step.direction.values()):
+        return step
+    v = {path: part.double() for path, part in step.direction.items()}
+    chain, wide = problem.chain, {path: in_double(value) for path, value in problem.point.items()}
+    oracle: Any = chain.autodiff(wide, problem.processes) if problem.in_pieces else None
+    oracle = oracle or Autodiff(chain.graph, chain.inputs, wide, along=v)
+
+    def judged() -> Step:
+        ahead = getattr(oracle, "pushed", None)
+        change = oracle.pushforward(v) if ahead is None else ahead
+        slope = slope_at(problem.objective, oracle.value)
+        bent = slope + curved_along(problem.objective, oracle.value, change)
+        left = oracle.bent(v, slope, bent) if newton else oracle.pullback(bent)
+        gradient, size, scale, decrease = oracle.pullback(slope), 0.0, 0.0, 0.0
+        for path, part in v.items():
+            pull, weight = problem.parameters[path].double(), problem.weight(path)
+            first = torch.add(gradient[path], pull, alpha=weight)
+            rest = torch.add(left[path], part, alpha=step.kappa + weight).add_(pull, alpha=weight)
+            size, scale = size + float(rest.square().sum()), scale + float(first.square().sum())
+            decrease -= 0.5 * float(((first + rest) * part).sum())
+        residual = (size / scale) ** 0.5 if scale else 0.0
+        solved, status = residual <= tolerance, step.status
+        if not (solved and step.solved):
+            verdict = "solved" if solved else f"not solved to the tolerance {tolerance:.2g}"
+            status = f"{verdict}: in double precision the residual is {residual:.2g}; {status}"
+        return replace(step, residual=residual, solved=solved, model_decrease=max(decrease, 0.0), status=status)
+
+    return problem.led(judged, oracle)
