@@ -164,6 +164,9 @@ PROBLEMS = (
     Problem(
         "digits 0 and 1, small CNN, cross-entropy, ridge 0.01", partial(small_convolution, 2), two_digits, 0.01
     ),
+    Problem(
+        "digits 0 and 1, small CNN, cross-entropy, ridge 0.001", partial(small_convolution, 2), two_digits, 0.001
+    ),
     Problem("digits, tanh 64-256-10, 100 × 10", _layers(nn.Tanh, 64, 256, 10), partial(digits, 100, classes=True)),
 )
 

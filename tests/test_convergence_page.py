@@ -21,8 +21,8 @@ def rows(columns: int) -> list[list[str]]:
 
 def test_every_problem_is_proved_for_both_methods():
     found = rows(8)
-    assert len(found) == 26
-    assert len({row[0] for row in found}) == 13
+    assert len(found) == 28
+    assert len({row[0] for row in found}) == 14
     assert sum(bool(row[7]) for row in found) >= 12
     for _, _, steps, residual, _, distance, iterations, kept in found:
         assert int(steps) <= 25

@@ -59,7 +59,6 @@ def digits(count: int, outputs: int) -> tuple[Tensor, Tensor]:
         ("GaussNewton", nn.ReLU, 64),
         ("CertifiedDescent", nn.Tanh, 32),
         ("Newton", nn.Tanh, 2),
-        ("Newton", nn.ReLU, 2),
     ],
 )
 def test_each_stops_on_digits_and_prints_its_certificate(kind: str, activation: type[nn.Module], width: int):
