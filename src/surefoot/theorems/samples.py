@@ -55,8 +55,11 @@ def outputs_of_samples(analysis: Analysis) -> Callable[[int], Analysis]:
     x, graph = analysis.x, analysis.reading.graph
     if not isinstance(x, Tensor) or x.ndim < 2 or not len(x) > 1 or len(graph.inputs) != 1:
         return single_outputs(analysis)
-    one, (leaf,) = Analysis.of(analysis.model, x[:1]), graph.inputs
-    if not separate(graph, graph.nodes, [leaf.name], len(x)) or not _same(graph, one.reading.graph):
+    (leaf,) = graph.inputs
+    if not separate(graph, graph.nodes, [leaf.name], len(x)):
+        return single_outputs(analysis)
+    one = Analysis.of(analysis.model, x[:1])
+    if not _same(graph, one.reading.graph):
         return single_outputs(analysis)
     each = one.reading.graph.numel(one.reading.graph.outputs[0])
     outputs, samples = list(map(single_outputs(one), range(each))), analysis.values[leaf.name]
