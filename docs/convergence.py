@@ -38,7 +38,7 @@ HEAD = """# Convergence, proved
 
 `sf.convergence(model, x, objective)` proves that a method converges from the present weights: to what, how near,
 how fast. Every hypothesis is verified with its round-off; the theorems and their proofs are in
-`surefoot.theorems.statements`, `gradient_steps`, `momentum` and `stochastic`. Written by `python docs/convergence.py`.
+`surefoot.theorems` (`statements`, `gradient_steps`, `momentum`, `stochastic`). Written by `docs/convergence.py`.
 
 ## On real data
 

@@ -56,7 +56,6 @@ class Autodiff:
         along: Mapping[str, Tensor] | None = None,
     ) -> None:
         frozen, self.calls = {leaf.path for leaf in graph.frozen}, 0
-        self.pushed: Any
         with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
             values = {path: _usable(value) for path, value in parameters.items()}
             varying = {path: v for path, v in values.items() if path not in frozen and v.is_floating_point()}
