@@ -150,5 +150,5 @@ def test_what_does_not_fit_is_refused(make, word):
 
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(ObjectiveError, match=r"surefoot\[clustering\]"):
+    with pytest.raises(ObjectiveError, match=r"pip install scikit-learn"):
         KMeans(2)(points())

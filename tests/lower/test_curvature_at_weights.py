@@ -56,7 +56,7 @@ def test_a_certificate_says_what_the_curvature_would_allow() -> None:
     assert isinstance(certificate.curvature, LowerBound)
     assert float(certificate.curvature) <= dense_norm(model, x, objective) * (1 + 1e-9)
     assert float(certificate.curvature) <= float(certificate.smoothness)
-    said = str(certificate).split("; the curvature at these weights would allow ")[1].split()[0]
+    said = " ".join(str(certificate).split()).split("; the curvature at these weights would allow ")[1].split()[0]
     assert float(said) >= 1 / float(certificate.curvature) >= certificate.step_size
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 

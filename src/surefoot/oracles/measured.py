@@ -53,7 +53,8 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
         solved, status = residual <= tolerance, step.status
         if not (solved and step.solved):
             verdict = "solved" if solved else f"not solved to the tolerance {tolerance:.2g}"
-            status = f"{verdict}: in double precision the residual is {residual:.2g}; {status}"
+            how = status.removeprefix("solved ")
+            status = f"{verdict}: measured in double precision the residual is {residual:.2g}; {how}"
         return replace(step, residual=residual, solved=solved, model_decrease=max(decrease, 0.0), status=status)
 
     return problem.led(judged, oracle)
