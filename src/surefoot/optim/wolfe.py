@@ -68,7 +68,7 @@ def search(
     rises: list[float] = []  # by the step, of trials that went up
     step = first
     for _ in range(trials):
-        if -slope * step < least:
+        if not step > 0 or -slope * step < least:  # a step may underflow
             return best
         point = trial(step)
         if not point.value <= value + _DECREASE * step * slope or not point.value < value:
