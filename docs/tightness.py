@@ -2,7 +2,7 @@
 
 ``python docs/tightness.py`` measures everything, on as many processes as there are processors or as are given
 behind it, and rewrites the page, which says how much processor time that took. If it is interrupted, it goes on
-from ``tightness.partial`` the next time.
+from ``build/tightness.partial`` the next time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.sharpness import NETWORKS, Sharpness, Width, line, measured, of_
 from benchmarks.tightness import ACTIVATIONS, LAYERS, SAMPLES, WIDTH, Tightness, rows_of  # noqa: E402
 
 PAGE = ROOT / "docs" / "tightness.md"
-PARTIAL = PAGE.with_suffix(".partial")
+PARTIAL = ROOT / "build" / "tightness.partial"
 SEEDS = (0, 1, 2)
 WIDTHS = (64, 128, 136, 168, 256)
 HEAD = f"""# How tight certificates are
@@ -122,6 +122,7 @@ def results_of(tasks: list[Task], processes: int | None) -> list[tuple[Any, floa
         futures = {pool.submit(done, task): task for task in tasks if task not in kept}
         for future in as_completed(futures):
             kept[futures[future]] = future.result()
+            PARTIAL.parent.mkdir(exist_ok=True)
             PARTIAL.write_bytes(pickle.dumps(kept))
     return [kept[task] for task in tasks]
 
