@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from autobound.jax import taylor_bounds
+from bracketing import longest  # beside this script
 
 jax.config.update("jax_enable_x64", True)
 
@@ -42,15 +43,7 @@ def main(path: str) -> None:
     def safe(e: float) -> bool:
         return 2 * float(bound(e)) * e <= square
 
-    low = float(held["guess"])
-    while not safe(low) and low > 1e-60:
-        low /= 4
-    high = 4 * low
-    while safe(high):
-        low, high = high, 4 * high
-    while high > low * 1.001:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if safe(middle) else (low, middle)
+    low = longest(safe, float(held["guess"]))
     times = []
     for _ in range(5):
         start = time.process_time()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from benchmarks.second_order import Case, Recurrent, convolutional, perceptron
+from benchmarks.timing import one_thread
 from surefoot.objectives import Objective
 from surefoot.oracles.choice import choose_gauss_newton
 from surefoot.oracles.problem import OracleError, Problem
@@ -70,9 +71,7 @@ def _small_convolutional() -> nn.Module:
 
 def run(kappa: float = 1e-2) -> Iterator[Chosen]:
     """For each case the method that is chosen, and how much longer it takes than the best one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for name, make, batch, classes in small_cases():
             torch.manual_seed(0)
             model, x = make(), batch()
@@ -80,8 +79,6 @@ def run(kappa: float = 1e-2) -> Iterator[Chosen]:
             chosen, seconds = _timed(case, kappa)
             best = min(seconds, key=seconds.__getitem__)
             yield Chosen(name, chosen, seconds[chosen] / seconds[best], best, seconds[best] / case.gradient())
-    finally:
-        torch.set_num_threads(threads)
 
 
 def table(found: list[object]) -> str:

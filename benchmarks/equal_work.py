@@ -18,6 +18,7 @@ from examples import poisson
 from torch import Tensor, nn
 
 import surefoot as sf
+from benchmarks.timing import one_thread
 from surefoot import data
 from surefoot.objectives import Objective
 
@@ -49,16 +50,12 @@ def problems() -> Iterator[tuple[str, nn.Module, Tensor, Tensor, Objective]]:
 
 def run() -> Iterator[Reached]:
     """The losses of all methods."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for name, model, x, y, objective in problems():
             unit = _unit(model, x, y, objective)
             yield Reached(
                 name, {who: _losses(make, model, x, y, objective, unit) for who, make in METHODS.items()}
             )
-    finally:
-        torch.set_num_threads(threads)
 
 
 def table(found: list[object]) -> str:

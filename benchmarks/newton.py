@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from benchmarks.timing import Measurement, compare
+from benchmarks.timing import Measurement, compare, one_thread
 from surefoot.oracles import newton
 
 WIDTH, BATCH = 8, 16
@@ -46,12 +46,8 @@ def _against_dense(depth: int) -> Measurement:
 
 def _growth() -> Measurement:
     steps = [_dynamic(*_problem(depth, BATCH)) for depth in DEPTHS]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         rounds = [[_seconds(step) for step in steps] for _ in range(12)][2:]
-    finally:
-        torch.set_num_threads(threads)
     depths = [math.log(depth) for depth in DEPTHS]
     exponents = [linear_regression(depths, [math.log(s) for s in seconds]).slope for seconds in rounds]
     low, _, high = quantiles(exponents, n=4)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from benchmarks.bracketing import longest
 from surefoot.calculus.segment.along import Along
 
 DEPTHS = (1, 2, 4, 8, 16)
@@ -91,18 +92,7 @@ def longest_safe_step(along: Along, direction: Mapping[str, Tensor], order: int,
     def safe(length: float) -> bool:
         return along.majorant(direction, length, order).step >= length
 
-    low = guess
-    while not safe(low):
-        low /= 4
-        if low < 1e-60 * guess:
-            return 0.0
-    high = 4 * low
-    while safe(high):
-        low, high = high, 4 * high
-    while high > low * 1.001:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if safe(middle) else (low, middle)
-    return low
+    return longest(safe, guess)
 
 
 def fractions(hidden: int, seed: int, orders: Sequence[int] = ORDERS, samples: int = 256) -> dict[int, float]:

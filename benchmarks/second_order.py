@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import surefoot as sf
-from benchmarks.timing import Measurement
+from benchmarks.timing import Measurement, one_thread
 from surefoot import data, zoo
 from surefoot.objectives import Objective
 
@@ -138,22 +138,20 @@ def _peak(function: Callable[[], object]) -> int:
 
 
 def _steps(case: Case) -> Measurement:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         unit = case.gradient()
         optimizer = sf.optim.GaussNewton(case.model, case.objective)
         optimizer.step(case.x, case.y)
         costs = []
         gc.collect()
         gc.disable()
-        for _ in range(STEPS):
-            start = time.process_time()
-            optimizer.step(case.x, case.y)
-            costs.append((time.process_time() - start) / unit)
-    finally:
-        gc.enable()
-        torch.set_num_threads(threads)
+        try:
+            for _ in range(STEPS):
+                start = time.process_time()
+                optimizer.step(case.x, case.y)
+                costs.append((time.process_time() - start) / unit)
+        finally:
+            gc.enable()
     costs.sort()
     return Measurement(
         f"{case.name}: step of GaussNewton",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, quantiles
 
@@ -44,6 +45,17 @@ class Duration:
     note: str = ""
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes on one thread, as long as it lasts."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def compare(
     subject: str,
     function: Callable[[], object],
@@ -71,9 +83,7 @@ def compare(
         calls: how many calls make one run; more for short functions.
         warm_up: how many runs of both go before and are not counted.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for _ in range(warm_up):
             _seconds(function, calls), _seconds(other, calls)
         times = []
@@ -85,8 +95,6 @@ def compare(
                 theirs = _seconds(other, calls)
                 mine = _seconds(function, calls)
             times.append((mine, theirs))
-    finally:
-        torch.set_num_threads(threads)
     ratios = [mine / theirs for mine, theirs in times]
     low, _, high = quantiles(ratios, n=4)
     typical = median(theirs for _, theirs in times) / calls

@@ -19,6 +19,16 @@ def flat(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
 
 
+def saturated(size: float) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """A classifier in single precision whose logits are so many times as large as usual, samples and classes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    with torch.no_grad():
+        for parameter in model[2].parameters():
+            parameter.mul_(size)
+    return model, torch.randn(7, 4), torch.randint(0, 3, (7,))
+
+
 @dataclass(frozen=True)
 class DenseModel:
     """An objective of a model around its present parameters, those that are trainable."""

@@ -11,7 +11,7 @@ from torch import nn
 
 import surefoot as sf
 from judges.layered import F64, MODELS, build, objectives
-from judges.steps import DenseModel
+from judges.steps import DenseModel, saturated
 from surefoot.objectives import Ridge
 from surefoot.oracles import OracleError, gauss_newton
 from surefoot.oracles.dual import solve_dual
@@ -112,12 +112,7 @@ def test_single_precision_reaches_its_tolerance(method: Any, accumulate: Any, ka
 @pytest.mark.parametrize("size", [1.0, 60.0, 300.0])
 def test_the_residual_in_single_precision_is_the_true_one(size: float, kappa: float, in_pieces: bool) -> None:
     """A saturated soft-max hides most of it in single precision; the judge is dense and in double."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-    with torch.no_grad():
-        for parameter in model[2].parameters():
-            parameter.mul_(size)
-    x, y, ridge = torch.randn(7, 4), torch.randint(0, 3, (7,)), Ridge(1e-4)
+    (model, x, y), ridge = saturated(size), Ridge(1e-4)
     judge = DenseModel(copy.deepcopy(model).double(), x.double(), sf.CrossEntropy(y), ridge)
     for method in ("primal", "dual") if in_pieces else METHODS:
         chain = sf.Chain(model, [(x[:3], y[:3]), (x[3:], y[3:])] if in_pieces else x)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from judges.networks import CLASSES, MAKERS, make
-from judges.steps import DenseModel, flat
+from judges.steps import DenseModel, flat, saturated
 from surefoot.chain import Chain
 from surefoot.objectives import CrossEntropy, Objective, Ridge, Square
 from surefoot.oracles import Step, factored, gauss_newton, inner, newton
@@ -327,12 +327,7 @@ def test_normalised_weights_have_the_second_derivative_of_their_formula() -> Non
 @pytest.mark.parametrize("size", [1.0, 60.0, 300.0])
 def test_a_saturated_soft_max_in_single_precision(size: float, kappa: float, model: str) -> None:
     """The residual is that of the rounded step, which is large where the model is ill-conditioned."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-    with torch.no_grad():
-        for parameter in network[2].parameters():
-            parameter.mul_(size)
-    x, y = torch.randn(7, 4), torch.randint(0, 3, (7,))
+    network, x, y = saturated(size)
     oracle = gauss_newton if model == "gauss_newton" else newton
     step = oracle(Chain(network, x), CrossEntropy(y), kappa, method="dynamic")
     judge = DenseModel(copy.deepcopy(network).double(), x.double(), CrossEntropy(y))

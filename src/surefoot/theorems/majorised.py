@@ -73,6 +73,3 @@ class DampedGaussNewton(SquareOnBall):
             return math.inf
         left = self.lowest * arb(self.radius) * (1 - arb(self.rate).sqrt())
         return above(arb(self.residual) / left)
-
-
-__all__ = ["DampedGaussNewton"]

@@ -36,9 +36,7 @@ def single_samples(analysis: Analysis, outputs: bool = True) -> tuple[Single, ..
     sizes, which operations that move numbers around are given, may differ.
     """
     x, graph = analysis.x, analysis.reading.graph
-    if not isinstance(x, Tensor) or x.ndim < 2 or not 1 < len(x) <= _MOST or len(graph.inputs) != 1:
-        return ()
-    if not separate(graph, graph.nodes, [graph.inputs[0].name], len(x)):
+    if not isinstance(x, Tensor) or x.ndim < 2 or len(x) > _MOST or not _do_not_interact(graph, len(x)):
         return ()
     found = tuple(Analysis.of(analysis.model, x[n : n + 1]) for n in range(len(x)))
     if not all(_same(graph, one.reading.graph) for one in found):
@@ -53,12 +51,9 @@ def outputs_of_samples(analysis: Analysis) -> Callable[[int], Analysis]:
     interact and one alone is treated in the same way.
     """
     x, graph = analysis.x, analysis.reading.graph
-    if not isinstance(x, Tensor) or x.ndim < 2 or not len(x) > 1 or len(graph.inputs) != 1:
+    if not isinstance(x, Tensor) or x.ndim < 2 or not _do_not_interact(graph, len(x)):
         return single_outputs(analysis)
-    (leaf,) = graph.inputs
-    if not separate(graph, graph.nodes, [leaf.name], len(x)):
-        return single_outputs(analysis)
-    one = Analysis.of(analysis.model, x[:1])
+    one, (leaf,) = Analysis.of(analysis.model, x[:1]), graph.inputs
     if not _same(graph, one.reading.graph):
         return single_outputs(analysis)
     each = one.reading.graph.numel(one.reading.graph.outputs[0])
@@ -69,6 +64,12 @@ def outputs_of_samples(analysis: Analysis) -> Callable[[int], Analysis]:
         return replace(first, x=x[n : n + 1], values={**first.values, leaf.name: samples[n : n + 1]})
 
     return output
+
+
+def _do_not_interact(graph: Graph, samples: int) -> bool:
+    """Whether there are several samples of one input, each of which has its own row in every tensor."""
+    several = samples > 1 and len(graph.inputs) == 1
+    return several and separate(graph, graph.nodes, [graph.inputs[0].name], samples)
 
 
 def _same(batch: Graph, one: Graph) -> bool:
