@@ -88,8 +88,9 @@ def test_certified_losses_fall_with_work(text: str) -> None:
         assert _number(second["certified"]) <= _number(first["certified"])
 
 
-def test_mini_batches(text: str) -> None:
-    for row in _table(text, "Mini-batches"):
+@pytest.mark.parametrize("heading", ["Mini-batches", "Mini-batches: networks that were not tuned on"])
+def test_mini_batches(text: str, heading: str) -> None:
+    for row in _table(text, heading):
         best = _number(row["best fixed rate"])
         cells = [re.fullmatch(r"(\S+) \((\S+)\)", cell) for name, cell in row.items() if name.startswith("proved")]
         ratios = [float(cell[2]) for cell in cells if cell]
