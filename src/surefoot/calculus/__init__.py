@@ -9,6 +9,6 @@
 * ``increments``: how much larger a difference of inputs may come out.
 * ``adjoint``: for one number, a sharper one by a pass backwards.
 * ``effort``: what a certificate may cost.
-* ``breakdown``, ``whatif``: where the constants come from, and what would change them.
+* ``breakdown``: where the constants come from, and what would change them.
 * ``segment``: a function along a direction.
 """

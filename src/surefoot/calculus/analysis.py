@@ -21,8 +21,8 @@ from surefoot.calculus.prepare import prepared
 from surefoot.domains import Box, Domain, DomainError, ProductBall, Region
 from surefoot.enclosure import Enclosure
 from surefoot.graph import Graph, Leaf
+from surefoot.operations.call import Norms
 from surefoot.operations.evaluation import fold_in_double
-from surefoot.operations.moving import Norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,11 +161,7 @@ class Analysis:
         return {path: [graph.leaves[n] for n in names] for path, names in variable_blocks(graph, wrt).items()}
 
     def balls_around(self, box: Box, wrt: Wrt = "params") -> ProductBall:
-        """The balls that contain a box, one per block.
-
-        Raises:
-            DomainError: if the box does not fit.
-        """
+        """The balls that contain a box, one per block."""
         blocks = self.variables(wrt)
         shapes = {leaf.path: leaf.spec.shape for leaves in blocks.values() for leaf in leaves}
         return box.around({block: tuple(v.path for v in leaves) for block, leaves in blocks.items()}, shapes)

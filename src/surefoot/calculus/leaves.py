@@ -50,11 +50,7 @@ def enclose_leaves(
     wrt: Wrt = "params",
     input_norm: float | None = None,
 ) -> tuple[dict[str, Enclosure], Region]:
-    """Enclosures of inputs, parameters, buffers and constants over the domain.
-
-    Raises:
-        DomainError: if the domain does not fit.
-    """
+    """Enclosures of inputs, parameters, buffers and constants over the domain."""
     region = Region.of(domain, variable_blocks(graph, wrt))
     count = len(region.variables)
     enclosures: dict[str, Enclosure] = {}

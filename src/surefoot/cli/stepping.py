@@ -68,11 +68,7 @@ class Point:
 
     @classmethod
     def of(cls, model: nn.Module, x: Tensor, objective: Objective, y: Tensor | None) -> Point:
-        """The present parameters.
-
-        Raises:
-            SurefootError: if the model cannot be read, or the objective does not fit.
-        """
+        """The present parameters."""
         chain = sf.Chain(model, x)
         bound = objective if y is None else objective.bound_to(y)
         taken = [_timed(lambda: sf.oracles.gradient(chain, bound))[1] for _ in range(4)]
@@ -81,11 +77,7 @@ class Point:
         return cls(chain, bound, loss, _proved_step(model, x, objective, y), chain_cost(chain), min(taken))
 
     def trial(self, name: str, kappa: float) -> Trial:
-        """Take one step.
-
-        Raises:
-            SurefootError: if the oracle cannot be asked here.
-        """
+        """Take one step."""
         kappa = 1 / self.step_size if name == "gradient" and self.step_size > 0 else kappa
         ask = self._oracle(name, kappa)
         step, seconds = _timed(ask)

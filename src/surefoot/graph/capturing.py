@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from surefoot.graph.checks import as_inputs, check_inputs, check_model, refuse_masked_rows, refuse_wrong_ids
-from surefoot.graph.masks import masks_of
+from surefoot.graph.flatten import masks_of
 from surefoot.graph.nodes import Source
 from surefoot.graph.preserve import preserved
 from surefoot.graph.read import Rewrite, dense, read

@@ -262,14 +262,6 @@ def _by(target: Any, node: Node, **changes: Any) -> Node:
 _VIEWS = ("aten.view", "aten._unsafe_view")
 _DETACHES = ("aten.detach", "aten.detach_")
 _FILLS: dict[str, float | None] = {
-    "aten.zeros_like": 0,
-    "aten.new_zeros": 0,
-    "aten.empty": 0,
-    "aten.empty_like": 0,
-    "aten.empty_strided": 0,
-    "aten.new_empty": 0,
-    "aten.ones_like": 1,
-    "aten.new_ones": 1,
-    "aten.full_like": None,
-    "aten.new_full": None,
-}
+    "aten.zeros_like": 0, "aten.new_zeros": 0, "aten.empty": 0, "aten.empty_like": 0, "aten.empty_strided": 0,
+    "aten.new_empty": 0, "aten.ones_like": 1, "aten.new_ones": 1, "aten.full_like": None, "aten.new_full": None,
+}  # fmt: skip

@@ -65,11 +65,7 @@ def starting_point(problem: Problem, tensors: Tensors, start: Tensor | None) -> 
 
 
 def factorised(hessian: Tensor, iteration: int, residual: float) -> Tensor:
-    """The Cholesky factors of Hessians.
-
-    Raises:
-        ImplicitError: if one is not positive definite.
-    """
+    """The Cholesky factors of Hessians; refuses one that is not positive definite."""
     factor, failed = torch.linalg.cholesky_ex(hessian)
     if bool(failed.any()):
         row = int(failed.nonzero()[0])

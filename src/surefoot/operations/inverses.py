@@ -37,10 +37,9 @@ from surefoot.graph.structure import Graph, Node, Ref
 from surefoot.magnitude import Magnitude
 from surefoot.norms import spectral_norm
 from surefoot.operations.call import Bounds, Call, Slot
-from surefoot.operations.common import root
+from surefoot.operations.common import batch, root
 from surefoot.operations.record import Expansion, expansion, operation
 from surefoot.operations.rounded_matrices import RoundedMatrices, residual
-from surefoot.operations.shapes import batch
 from surefoot.operations.softmax import summed
 from surefoot.operations.written_out import written_out
 from surefoot.scalar import Rounded
@@ -114,22 +113,9 @@ def _inverse_error(call: Call, value: Any) -> Magnitude | None:
     return Magnitude.of(rest).norm() * norm * (1 + 2.0**-40) if math.isfinite(norm) else Magnitude.infinity()
 
 
-def _pull_inverse(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
-    return {"A": _between(_centre_inverse(call["A"]).transposed, costate)}
-
-
-def _push_inverse(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
-    return _between(_centre_inverse(call["A"]), tangents["A"])
-
-
-@operation(
-    "aten.linalg_inv",
-    evaluate=inverted,
-    rows=batch("A", 3),
-    error=_inverse_error,
-    pullback=_pull_inverse,
-    push=_push_inverse,
-)
+@operation("aten.linalg_inv", evaluate=inverted, rows=batch("A", 3), error=_inverse_error,
+           pullback=lambda call, costate: {"A": _between(_centre_inverse(call["A"]).transposed, costate)},
+           push=lambda call, tangents: _between(_centre_inverse(call["A"]), tangents["A"]))  # fmt: skip
 def inverse(call: Call) -> Bounds:
     """The inverse of each matrix of a stack: slope s², curvature 2s³."""
     a = call["A"]
@@ -163,16 +149,13 @@ def _gradient_of_logarithm(call: Call) -> Rounded:
     return Rounded(inverse.value.mT, inverse.error[..., None, None])
 
 
-def _pull_determinant(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
-    return {"self": _gradient_of_logarithm(call) * costate[..., None, None]}
-
-
 def _push_determinant(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
     total = summed(_gradient_of_logarithm(call) * tangents["self"], (-2, -1))
     return Rounded(total.value[..., 0, 0], total.error[..., 0, 0])
 
 
-@operation("aten.logdet", rows=batch("self", 3), error=_determinant_error, pullback=_pull_determinant,
+@operation("aten.logdet", rows=batch("self", 3), error=_determinant_error,
+           pullback=lambda call, costate: {"self": _gradient_of_logarithm(call) * costate[..., None, None]},
            push=_push_determinant)  # fmt: skip
 def log_determinant(call: Call) -> Bounds:
     """The logarithm of the determinant of each matrix of a stack: slope √n s, curvature s²."""

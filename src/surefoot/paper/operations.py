@@ -34,9 +34,9 @@ from surefoot.implicit.operation import Minimiser
 from surefoot.implicit.solvers import solved
 from surefoot.magnitude import Magnitude
 from surefoot.norms import patch_overlap
-from surefoot.operations import families  # noqa: F401  registers the operations
+from surefoot.operations import captured  # noqa: F401  registers the operations
+from surefoot.operations.common import spatial
 from surefoot.operations.forms import Form, form_of
-from surefoot.operations.shapes import spatial
 from surefoot.paper import layers
 from surefoot.paper.constants import ZERO, Biaffine, Smooth
 from surefoot.paper.layers import CONVOLUTION_BIAS, OVERLAPPING_MAX_POOL

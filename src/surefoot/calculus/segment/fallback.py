@@ -34,10 +34,10 @@ from surefoot.enclosure import Enclosure, constant, measure
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call
+from surefoot.operations.common import rows_of
 from surefoot.operations.evaluation import roundoff, value_of
 from surefoot.operations.pushing import differentiated, pushed
 from surefoot.operations.record import rule_for
-from surefoot.operations.shapes import rows_of
 from surefoot.taylor import FLOOR, UNIT, TaylorModel, reach, rounded_up
 
 

@@ -14,8 +14,8 @@ from surefoot.calculus.segment.fallback import by_rule, constant_error
 from surefoot.errors import UnsupportedOperation
 from surefoot.graph.nodes import in_double
 from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
+from surefoot.operations.call import Moving, Norms
 from surefoot.operations.evaluation import value_of
-from surefoot.operations.moving import Moving, Norms
 from surefoot.operations.record import Form, record_of
 from surefoot.taylor import UNIT, TaylorModel, is_finite, rounded_up
 
