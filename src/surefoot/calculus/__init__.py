@@ -1,7 +1,7 @@
 """The smoothness calculus, on (model, batch, objective) read once.
 
 * ``analysis``: what was read, and whether it is still true.
-* ``attach``, ``leaves``: an objective behind a model; the leaves of the graph over a domain.
+* ``leaves``: an objective behind a model; the leaves of the graph over a domain.
 * ``prepare``: the graph rewritten into operations with sharp constants.
 * ``folding``: what no variable enters, computed once, with its error.
 * ``forward``: bound, spread and Lipschitz constants of every tensor, by one forward pass over the rules.

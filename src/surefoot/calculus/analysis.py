@@ -83,10 +83,6 @@ class Analysis:
 
         A new one takes over what holds for all weights, if the graph is the same; otherwise it starts with these
         norms of layers.
-
-        Raises:
-            CaptureError: if the model cannot be read.
-            ObjectiveError: if the objective does not fit the outputs.
         """
         graph, values = captured(model, x, objective)
         if previous is not None and previous.model is model and previous.reading.graph is graph:
@@ -177,10 +173,6 @@ class Analysis:
         """The forward pass over a domain.
 
         Centre values are kept for a scalar function, for a pass backwards, and where the input varies.
-
-        Raises:
-            DomainError: if the domain does not fit.
-            UnsupportedOperation: if an operation has no rule.
         """
         leaves, region = self.enclosed(domain, wrt, input_norm)
         return forward(self.reading.prepared, leaves, region, keep=self.reading.is_scalar or wrt == "input")

@@ -88,9 +88,6 @@ def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region, keep:
     """Run the rules over the graph, from enclosures of the leaves.
 
     Centre values are kept for a pass backwards, or dropped as soon as no later operation reads them.
-
-    Raises:
-        UnsupportedOperation: if an operation that varies has no rule.
     """
     enclosures = dict(leaves)
     steps: list[Step] = []

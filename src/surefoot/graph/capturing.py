@@ -47,9 +47,6 @@ def capture_with(model: nn.Module, x: Any, rewrite: Rewrite) -> Graph:
         The graph, whose buffers and constants refer to the model's. It is the same object as long as neither
         the model nor its buffers and constants change.
 
-    Raises:
-        CaptureError: if the model or the input cannot be read faithfully; it says what, where, what to do.
-
     >>> graph = sf.graph.capture_with(nn.ReLU(), torch.ones(2, 3), rewrite=lambda graph: graph)
     >>> graph.nodes[0].op
     'aten.relu'

@@ -23,11 +23,7 @@ UNKNOWN = -1  # a size that only the data decides
 
 
 def read(program: ExportedProgram, model: nn.Module, rewrite: Rewrite) -> Graph:
-    """The graph of a traced model, its operations rewritten.
-
-    Raises:
-        CaptureError: if the program holds control flow, or writes into what the output is computed from.
-    """
+    """The graph of a traced model, its operations rewritten."""
     owned = Owned(model)
     leaves: dict[str, Leaf] = {}
     held: dict[str, Tensor] = {}

@@ -8,7 +8,7 @@
 * ``regularizers``: functions of the parameters: :class:`Ridge`, :class:`PseudoHuber`, :class:`ElasticNet`.
 """
 
-from surefoot.calculus.attach import attach
+from surefoot.calculus.leaves import attach
 from surefoot.objectives.base import Loss, Objective
 from surefoot.objectives.constants import Constants, ObjectiveError
 from surefoot.objectives.cross_entropy import CrossEntropy, NegativeLogLikelihood

@@ -17,10 +17,10 @@ Families:
 * ``layout``: operations that move numbers around. ``choices``: what fixed indices, masks and conditions choose.
   ``conditions``: comparisons, and what jumps.
 * ``complex_pairs``: complex tensors as pairs of real ones, and Fourier transforms.
-* ``inverses``: inverses and determinants of matrices. ``cholesky_factors``, ``matrix_exponentials``: with their
-  round-off by ``rounded_matrices``.
+* ``inverses``: inverses and determinants of matrices, and matrices with their errors. ``cholesky_factors``,
+  ``matrix_exponentials``: the same of those.
 * ``writing``: tensors written into others.
-* ``formulas``: operations that are made of others, and those whose form is known and whose bounds are not.
+* ``formulas``: operations that are made of others. ``without_bounds``: those whose form alone is known.
 * ``arithmetic``: sums, means, products and quotients, entry by entry.
 * ``products``: fully-connected layers, scale and shift, forms of three tensors. ``matmul``: batches of matrix
   products, sums over shared indices. ``convolution``: convolutions, plain and transposed. ``bilinear``: all of

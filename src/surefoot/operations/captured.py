@@ -34,6 +34,7 @@ from surefoot.operations import (  # noqa: F401  registers the operations
     scaled,
     softmax,
     statistics,
+    without_bounds,
     writing,
 )
 from surefoot.operations.record import record_of

@@ -1,13 +1,8 @@
-"""Formulas of operations that are made of others.
-
-Operations whose form is known and whose bounds are not: chains are cut and costs counted, certificates
-refused.
-"""
+"""Formulas of operations that are made of others."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +10,30 @@ from torch import Tensor
 
 from surefoot.graph.structure import Graph, Node, Ref, Role
 from surefoot.operations.common import aligned, normalized_dim, unless_along
-from surefoot.operations.record import Form, declare
-from surefoot.operations.written_out import Formula, written_out
+from surefoot.operations.record import declare
+from surefoot.operations.written_out import written_out
 
 _LONGEST = 4096  # factors of a product that is written out
+
+
+@written_out("aten.addcmul")
+def _product_added(self: Tensor, tensor1: Tensor, tensor2: Tensor, value: float = 1) -> Tensor:
+    return self + (tensor1 * tensor2 if value == 1 else value * (tensor1 * tensor2))
+
+
+@written_out("aten.addcdiv")
+def _quotient_added(self: Tensor, tensor1: Tensor, tensor2: Tensor, value: float = 1) -> Tensor:
+    return self + (tensor1 / tensor2 if value == 1 else value * (tensor1 / tensor2))
+
+
+@written_out("aten.lerp")
+def _between(self: Tensor, end: Tensor, weight: Any) -> Tensor:
+    return self + weight * (end - self) if isinstance(weight, Tensor) else (1 - weight) * self + weight * end
+
+
+@written_out("aten.logaddexp")
+def _log_of_two(self: Tensor, other: Tensor) -> Tensor:
+    return torch.logsumexp(torch.stack(torch.broadcast_tensors(self, other)), 0)
 
 
 def _is_number(graph: Graph, argument: Any) -> bool:
@@ -28,81 +43,65 @@ def _is_number(graph: Graph, argument: Any) -> bool:
     return graph.roles[argument.name] == Role.CONSTANT and graph.numel(argument.name) == 1
 
 
-def _two_tensors(graph: Graph, node: Node, keys: tuple[str, str] = ("self", "other")) -> bool:
-    return not any(_is_number(graph, node.arguments[key]) for key in keys)
+def _two_tensors(graph: Graph, node: Node) -> bool:
+    return not any(_is_number(graph, node.arguments[key]) for key in ("self", "other"))
 
 
+def _limited_by_tensors(graph: Graph, node: Node) -> bool:
+    return not all(_is_number(graph, node.arguments.get(key)) for key in ("min", "max"))
+
+
+@written_out("aten.maximum", "aten.fmax", when=_two_tensors)
+def _larger(self: Tensor, other: Tensor) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(self, other)).amax(0)
+
+
+@written_out("aten.minimum", "aten.fmin", when=_two_tensors)
+def _smaller(self: Tensor, other: Tensor) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(self, other)).amin(0)
+
+
+@written_out("aten.clamp", "aten.clamp_min", "aten.clamp_max", when=_limited_by_tensors)
 def _limited(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """Limits that are tensors; numbers are a scalar function."""
     above = self if min is None else torch.maximum(self, min) if isinstance(min, Tensor) else self.clamp(min)
     return above if max is None else torch.minimum(above, max) if isinstance(max, Tensor) else above.clamp(max=max)
 
 
-def _with_mean(spread: Any) -> Formula:
-    """A variance or a deviation, and the mean."""
-
-    def formula(self: Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
-        dims = list(range(self.dim())) if dim in (None, []) else dim
-        return spread(self, dims, keepdim=keepdim, correction=_correction(options)), self.mean(dims, keepdim)
-
-    return formula
-
-
-def _pair(first: Tensor, second: Tensor) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(first, second))
-
-
-_FORMULAS: dict[str, Formula] = {
-    "addcmul": lambda self, tensor1, tensor2, value=1: (
-        self + (tensor1 * tensor2 if value == 1 else value * (tensor1 * tensor2))
-    ),
-    "addcdiv": lambda self, tensor1, tensor2, value=1: (
-        self + (tensor1 / tensor2 if value == 1 else value * (tensor1 / tensor2))
-    ),
-    "lerp": lambda self, end, weight: (
-        self + weight * (end - self) if isinstance(weight, Tensor) else (1 - weight) * self + weight * end
-    ),
-    "logaddexp": lambda self, other: torch.logsumexp(_pair(self, other), 0),
-    "hypot": lambda self, other: torch.linalg.vector_norm(_pair(self, other), dim=0),
-    # half the angle is that to the point (|z| + x, y), which stays away from zero unless z is on the cut
-    "atan2": lambda self, other: 2 * torch.atan(self / (torch.hypot(self, other) + other)),
-    "xlogy": lambda self, other: self * (torch.log(other) if isinstance(other, Tensor) else math.log(other)),
-    "var_mean": _with_mean(torch.var),
-    "std_mean": _with_mean(torch.std),
-    "cdist": lambda x1, x2, p=2, compute_mode=None: torch.linalg.vector_norm(
-        x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1
-    ),
-    "norm": lambda self, p=2, dim=None, keepdim=False, dtype=None: torch.linalg.vector_norm(
-        self, 2 if p is None else p, dim if dim else None, keepdim
-    ),
-    "trace": lambda self: self.diagonal().sum(),
-    "addmv": lambda self, mat, vec, beta=1, alpha=1: torch.addmm(
-        self.unsqueeze(-1), mat, vec.unsqueeze(-1), beta=beta, alpha=alpha
-    ).squeeze(-1),
-    "addr": lambda self, vec1, vec2, beta=1, alpha=1: beta * self + alpha * (vec1.unsqueeze(-1) * vec2),
-    "take": lambda self, index: self.reshape(-1)[index],
-    "nan_to_num": lambda self, **_: self,  # what is enclosed is finite
-    "ldexp": lambda self, other: self * torch.pow(2.0, other),
-}
-for _name, _formula in _FORMULAS.items():
-    written_out(f"aten.{_name}")(_formula)
-written_out("aten._cdist_forward")(_FORMULAS["cdist"])
-# with a number in one place these are scalar functions of the other
-written_out("aten.maximum", "aten.fmax", when=_two_tensors)(lambda self, other: _pair(self, other).amax(0))
-written_out("aten.minimum", "aten.fmin", when=_two_tensors)(lambda self, other: _pair(self, other).amin(0))
-written_out(
-    "aten.clamp", "aten.clamp_min", "aten.clamp_max",
-    when=lambda graph, node: not all(_is_number(graph, node.arguments.get(key)) for key in ("min", "max")),
-)(_limited)  # fmt: skip
-written_out("aten.pow", when=partial(_two_tensors, keys=("self", "exponent")))(  # of what is positive
-    lambda self, exponent: torch.exp(exponent * torch.log(self))
-)
-
-
 @written_out("aten.aminmax")
 def _both_ends(self: Tensor, dim: int | None, keepdim: bool) -> tuple[Tensor, Tensor]:
     dims = list(range(self.dim())) if dim is None else [dim]
     return self.amin(dims, keepdim), self.amax(dims, keepdim)
+
+
+@written_out("aten.hypot")
+def _length_of_two(self: Tensor, other: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack(torch.broadcast_tensors(self, other)), dim=0)
+
+
+@written_out("aten.atan2")
+def _angle(self: Tensor, other: Tensor) -> Tensor:
+    """Half the angle is that to the point (|z| + x, y), which stays away from zero unless z is on the cut."""
+    return 2 * torch.atan(self / (torch.hypot(self, other) + other))
+
+
+@written_out("aten.xlogy")
+def _times_log(self: Any, other: Any) -> Tensor:
+    return self * torch.log(other) if isinstance(other, Tensor) else self * math.log(other)
+
+
+@written_out("aten.var_mean")
+def _variance_and_mean(
+    self: Tensor, dim: Any = None, keepdim: bool = False, **options: Any
+) -> tuple[Tensor, Tensor]:
+    dims = list(range(self.dim())) if dim in (None, []) else dim
+    return torch.var(self, dims, keepdim=keepdim, correction=_correction(options)), self.mean(dims, keepdim)
+
+
+@written_out("aten.std_mean")
+def _deviation_and_mean(self: Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+    dims = list(range(self.dim())) if dim in (None, []) else dim
+    return torch.std(self, dims, keepdim=keepdim, correction=_correction(options)), self.mean(dims, keepdim)
 
 
 def _correction(options: dict[str, Any]) -> float:
@@ -144,6 +143,16 @@ def _logs_of_sums(self: Tensor, dim: int) -> Tensor:
     return torch.cat(parts, dim)
 
 
+@written_out("aten.cdist", "aten._cdist_forward")
+def _distances(x1: Tensor, x2: Tensor, p: float = 2, compute_mode: Any = None) -> Tensor:
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+
+
+@written_out("aten.norm")
+def _norm(self: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    return torch.linalg.vector_norm(self, 2 if p is None else p, dim if dim else None, keepdim)
+
+
 @written_out("aten.linalg_vector_norm", when=lambda graph, node: node.arguments["ord"] in (1, math.inf))
 def _other_norm(self: Tensor, ord: float, dim: Any, keepdim: bool, dtype: Any) -> Tensor:
     """Sums of absolute values and the largest of them; the Euclidean norm has a record."""
@@ -157,6 +166,44 @@ def _cross(self: Tensor, other: Tensor, dim: int | None = -1) -> Tensor:
         return NotImplemented
     turned = [(x.roll(-1, dim), x.roll(1, dim)) for x in torch.broadcast_tensors(self, other)]
     return turned[0][0] * turned[1][1] - turned[0][1] * turned[1][0]
+
+
+@written_out("aten.trace")
+def _trace(self: Tensor) -> Tensor:
+    return self.diagonal().sum()
+
+
+@written_out("aten.addmv")
+def _matrix_vector(self: Tensor, mat: Tensor, vec: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    return torch.addmm(self.unsqueeze(-1), mat, vec.unsqueeze(-1), beta=beta, alpha=alpha).squeeze(-1)
+
+
+@written_out("aten.addr")
+def _outer_added(self: Tensor, vec1: Tensor, vec2: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+    return beta * self + alpha * (vec1.unsqueeze(-1) * vec2)
+
+
+@written_out("aten.take")
+def _taken(self: Tensor, index: Tensor) -> Tensor:
+    return self.reshape(-1)[index]
+
+
+written_out("aten.nan_to_num")(lambda self, **_: self)  # what is enclosed is finite
+
+
+@written_out("aten.ldexp")
+def _scaled_by_power(self: Tensor, other: Tensor) -> Tensor:
+    return self * torch.pow(2.0, other)
+
+
+@written_out("aten.pow", when=lambda graph, node: _two_powers(graph, node))
+def _power(self: Tensor, exponent: Tensor) -> Tensor:
+    """Exponents that vary, of what is positive; a number in either place makes it a scalar function."""
+    return torch.exp(exponent * torch.log(self))
+
+
+def _two_powers(graph: Graph, node: Node) -> bool:
+    return not any(_is_number(graph, node.arguments[key]) for key in ("self", "exponent"))
 
 
 @written_out("aten.einsum", when=lambda graph, node: len(node.arguments["tensors"]) > 2)
@@ -176,15 +223,3 @@ def _contraction(equation: str, tensors: list[Tensor], path: Any = None) -> Tens
 declare("aten.addcmul", "aten.addcdiv", "aten.lerp", "aten.logaddexp", "aten.maximum", "aten.minimum", "aten.fmax",
         "aten.fmin", "aten.hypot", "aten.atan2", "aten.xlogy", rows=aligned)  # fmt: skip
 declare("aten.prod", "aten.cumprod", "aten.logcumsumexp", rows=unless_along())
-
-
-declare(
-    "aten.real", "aten.imag", "aten.view_as_real", form=Form.LAYOUT, rounds=False,
-)  # fmt: skip
-declare(
-    "aten.fft_fft", "aten.fft_ifft", "aten.fft_rfft", "aten.fft_irfft", "aten.fft_fft2", "aten.fft_ifft2",
-    form=Form.LINEAR,
-)  # fmt: skip
-declare("aten.full", "aten.zeros", "aten.ones", "aten.eye", "aten.scalar_tensor", form=Form.LAYOUT, rounds=False)
-declare("aten.inner", form=Form.PRODUCT, factors=("self", "other"))
-declare("aten.addcmul", form=Form.PRODUCT, factors=("tensor1", "tensor2"))

@@ -12,7 +12,7 @@ at most the distance from the centre. A skew matrix, the usual way to orthogonal
 
 *Evaluation* by a formula of our own: :math:`e^A = (e^B)^{2^s}` with :math:`B = 2^{-s}A`, :math:`\|B\| \le 1/2`,
 and :math:`e^B` by its Taylor polynomial of degree 18, whose rest is at most
-:math:`2\cdot2^{-19}/19! < 2^{-74}`. Round-off is carried along (:mod:`surefoot.operations.rounded_matrices`).
+:math:`2\cdot2^{-19}/19! < 2^{-74}`. Round-off is carried along (:mod:`surefoot.operations.inverses`).
 Derivatives are blocks of an exponential again (Van Loan, Computing integrals involving the matrix exponential,
 1978; Mathias, A chain rule for matrix functions, 1996):
 
@@ -35,8 +35,8 @@ from surefoot.norms import spectral_norm
 from surefoot.norms.hermitian import times_power
 from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.common import batch, root
+from surefoot.operations.inverses import RoundedMatrices, size_of
 from surefoot.operations.record import operation
-from surefoot.operations.rounded_matrices import RoundedMatrices, size_of
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL
 

@@ -80,11 +80,7 @@ def printed(*operations: str) -> Callable[[_Reader], _Reader]:
 
 
 def constants_of(graph: Graph, node: Node) -> Smooth | Biaffine:
-    """The printed constants of an operation; of a bi-affine one, all its tensors being parameters.
-
-    Raises:
-        UnsupportedOperation: if the paper does not list it.
-    """
+    """The printed constants of an operation; of a bi-affine one, all its tensors being parameters."""
     reader = _PRINTED.get(node.op)
     if reader is None:
         refuse(node, _REMARKS.get(node.op, ""))

@@ -121,11 +121,12 @@ def _plain() -> dict[str, ScalarFunction]:
     }
 
 
-ACTIVATIONS |= {
+_FURTHER: dict[str, Callable[..., ScalarFunction]] = {
     "prelu": lambda weight=0.25: leaky_relu(weight),  # of a fixed, learned slope
     "rrelu": lambda lower=1.0 / 8, upper=1.0 / 3: leaky_relu((lower + upper) / 2),  # as evaluated: the mean slope
     "hardtanh": lambda min_val=-1.0, max_val=1.0: clamp(min_val, max_val),
     "softshrink": lambda lambd=0.5: piecewise([-lambd, lambd], [x + lambd, 0.0, x - lambd]) if lambd else x,
     "pow": lambda exponent: x**exponent,
-    **{name: lambda function=function: function for name, function in _plain().items()},
 }
+ACTIVATIONS |= _FURTHER
+ACTIVATIONS |= {name: lambda function=function: function for name, function in _plain().items()}

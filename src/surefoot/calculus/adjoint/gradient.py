@@ -106,10 +106,6 @@ def proved_gradient(analysis: Analysis) -> ProvedGradient:
 
     Their errors contain those of the values, of all costates on the way and of every product
     (:mod:`surefoot.calculus.adjoint.costates`). They are infinite where the pass back is not finite.
-
-    Raises:
-        DomainError: if there are no values.
-        UnsupportedOperation: if an operation has no rule.
     """
     result = analysis.over(Ball(0.0))
     graph, at = analysis.reading.graph, backward(result)

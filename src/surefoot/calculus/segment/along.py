@@ -140,11 +140,7 @@ class Along:
         return self._last
 
     def expand(self, direction: Mapping[str, Tensor], length: float, order: int) -> tuple[TaylorModel, ...]:
-        """The outputs along a direction, by parameter path.
-
-        Raises:
-            DomainError: if the direction does not fit the parameters, or the length is not finite.
-        """
+        """The outputs along a direction, by parameter path."""
         self.expansions += 1
         return _expand(self.analysis, direction, length, order, self._stored, self._aside)
 

@@ -42,11 +42,7 @@ from surefoot.taylor import FLOOR, UNIT, TaylorModel, reach, rounded_up
 
 
 def by_rule(graph: Graph, node: Node, models: dict[str, TaylorModel], order: int) -> TaylorModel:
-    """The model of an operation from what its rule says, by tensor name.
-
-    Raises:
-        UnsupportedOperation: if it has no rule, or returns several tensors that move.
-    """
+    """The model of an operation from what its rule says, by tensor name."""
     call = Call(node, {name: enclosure_of(model) for name, model in models.items()})
     if isinstance(node.spec, tuple):
         raise call.refuse("operations with several results are not covered along a segment")

@@ -59,11 +59,7 @@ def leaf_models(
 
 
 def expand(graph: Graph, leaves: Mapping[str, TaylorModel], order: int, norms: Norms) -> tuple[TaylorModel, ...]:
-    """The outputs of a graph along a segment, to an order of at least 2; not numbers where something overflows.
-
-    Raises:
-        UnsupportedOperation: if an operation that moves has no rule.
-    """
+    """The outputs of a graph along a segment, to an order of at least 2; not numbers where something overflows."""
     models = dict(leaves)
     length = next(model.length for model in models.values())
     graph = _picked(graph)
