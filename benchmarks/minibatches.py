@@ -27,6 +27,7 @@ EPOCHS, BATCH, SMALL, FEW = 30, 128, 32, 1000  # batches of 32 for fewer than 1,
 STARTS = (1e-5, 1e-3, 1.0)
 MOMENTUM = "SGD with momentum"  # the optimizer of rows whose names end so; Adam's the others
 LOSS_TARGET, WORK_TARGET = 1.3, 1.4
+NOTHING = 1e-9  # losses below are all the same
 SEEDS = 1  # medians of so many
 _SETTLED = 10.0  # epochs of work after which the rate counts as settled
 Parts = tuple[Callable[[], tuple[Tensor, Tensor]], Callable[[], nn.Module]]
@@ -71,8 +72,8 @@ class Comparison:
         return min(self.fixed, key=lambda rate: self.fixed[rate])
 
     def ratio(self, start: float) -> float:
-        """The loss of the proved run from a rate over that of the best fixed one."""
-        return self.proved[start] / self.fixed[self.best]
+        """The loss of the proved run from a rate over that of the best fixed one; those below 1e-9 are equal."""
+        return max(self.proved[start], NOTHING) / max(self.fixed[self.best], NOTHING)
 
 
 def _start(name: str, seed: int) -> tuple[nn.Module, DataLoader[Any], Tensor, Tensor]:

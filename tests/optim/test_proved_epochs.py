@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import surefoot as sf
 from judges.exact import exact_value
 from surefoot.optim import BurstRecord, ProvedEpochs, StalledWarning
+from surefoot.optim.all_data import AllData
 from surefoot.optim.beyond import Way
 from surefoot.optim.bursts import Bend, as_one, built_up, fixed_data
 from surefoot.optim.pace import Pace
@@ -492,6 +493,49 @@ def test_a_run_ends_beyond_the_last_weights_where_that_is_proved_lower(
         assert again <= values[-1]
         assert all(r.after + r.after_error < r.before - r.before_error for r in training.history if r.kept)
     assert values[1] < values[0]
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [sf.CrossEntropy(), sf.CrossEntropy(weight=(1.0, 3.0)), sf.CrossEntropy(reduction="sum"), sf.Square()],
+    ids=["mean", "weighted", "sum", "square"],
+)
+def test_a_look_is_near_the_value_that_is_proved(objective: Any) -> None:
+    x, y = _data(11)
+    targets = nn.functional.one_hot(y, 2).float() if isinstance(objective, sf.Square) else y
+    data = AllData(
+        _model(nn.BatchNorm1d(6)), objective, list(zip(x.split(4), targets.split(4), strict=True)), None
+    )
+    value = data.evaluate()
+    assert data.look() == pytest.approx(value.value, rel=1e-5)
+    assert data.model.training
+
+
+class _Noted(torch.optim.SGD):
+    """Writes down the rates it is given."""
+
+    def step(self, closure: Any = None) -> Any:
+        rates: list[float] = self.__dict__.setdefault("rates", [])
+        rates.append(self.param_groups[0]["lr"])
+        return super().step(closure)
+
+
+def test_first_rates_rise_and_a_resumed_run_does_not_begin_anew() -> None:
+    model = _model()
+    training = ProvedEpochs(_Noted(model.parameters(), lr=0.1), sf.CrossEntropy(), _loader(), model=model, burst=1)
+    training.step()
+    first = training.optimizer.rates[-4:]
+    assert first == pytest.approx([first[0] * k for k in (1, 2, 3, 4)])
+    state, weights = training.state_dict(), _contents(model)
+    training.step()
+    assert training.optimizer.rates[-4:] == pytest.approx(
+        [training.history[-1].rate * k / 8 for k in (5, 6, 7, 8)]
+    )
+    model.load_state_dict(weights)
+    again = ProvedEpochs(_Noted(model.parameters(), lr=0.1), sf.CrossEntropy(), _loader(), model=model, burst=1)
+    again.load_state_dict(state)
+    again.step()
+    assert again.optimizer.rates[-4:] == pytest.approx([again.history[-1].rate * k / 8 for k in (5, 6, 7, 8)])
 
 
 class TestBend:
