@@ -13,7 +13,8 @@ The bounds of an operation :math:`z = f(x_1, …, x_k)` are claims over all argu
 
 This is the paper's Lemma smooth_gen for any number of arguments.
 
-One operation along a segment: the Taylor models of its arguments, and norms that are kept between segments.
+Along a segment the operation has Taylor models of its arguments (:class:`Moving`), and norms that are kept
+from one segment to the next (:class:`Norms`).
 """
 
 from __future__ import annotations
