@@ -1,8 +1,8 @@
 r"""Normalisations rewritten: split from their own scale and shift, and recognised where they are written out.
 
-A layer is two things: a normalisation, which is one of the paper's non-affine parts :math:`\nu_t`, and a biaffine map
-of its result and the module's parameters. As two nodes, the next computation of the chain starts where its
-parameters enter, and each has one rule.
+A layer is two things: a normalisation, which is one of the paper's non-affine parts :math:`\nu_t`, and a
+biaffine map of its result and the module's parameters. As two nodes, the next computation of the chain starts
+where its parameters enter, and each has one rule.
 
 Along the last dimension frameworks write normalisations out, as
 
