@@ -56,8 +56,10 @@ def weights(result: Pass) -> dict[str, Magnitude]:
         weight = total.get(step.node.name)
         if weight is None:
             continue
+        slopes = (step.bounds.instead or step.bounds).jacobian
         for slot, name in step.names.items():
-            total[name] = total.get(name, Magnitude.zero()) + weight * step.bounds.jacobian[slot]
+            if slot in slopes:
+                total[name] = total.get(name, Magnitude.zero()) + weight * slopes[slot]
     return total
 
 
@@ -65,8 +67,9 @@ def weighted_curvature(result: Pass) -> Curvatures:
     """The curvatures of every operation as they count at the output: times its weight."""
     weight = weights(result)
     return {
-        step.node.name: {pair: weight[step.node.name] * amount for pair, amount in step.bounds.curvature.items()}
+        step.node.name: {pair: weight[step.node.name] * amount for pair, amount in bends.items()}
         for step in result.steps
+        for bends in [(step.bounds.instead or step.bounds).curvature]
         if step.node.name in weight
     }
 
