@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from surefoot.graph.structure import Graph, Node, Ref, Role
-from surefoot.operations.record import declare
+from surefoot.operations.record import Expansion, declare, expansion
 from surefoot.operations.shapes import aligned, normalized_dim, unless_along
-from surefoot.operations.written_out import written_out
+from surefoot.operations.written_out import traced, written_out
 
 _LONGEST = 4096  # factors of a product that is written out
 
@@ -34,6 +37,19 @@ def _between(self: Tensor, end: Tensor, weight: Any) -> Tensor:
 @written_out("aten.logaddexp")
 def _log_of_two(self: Tensor, other: Tensor) -> Tensor:
     return torch.logsumexp(torch.stack(torch.broadcast_tensors(self, other)), 0)
+
+
+@written_out("aten.logaddexp2")
+def _binary_log_of_two(self: Tensor, other: Tensor) -> Tensor:
+    return torch.log2(torch.exp2(self) + torch.exp2(other))
+
+
+@written_out("aten.binary_cross_entropy")
+def _entropy_of_chances(self: Tensor, target: Tensor, weight: Any = None, reduction: int = 1) -> Tensor:
+    """PyTorch cuts logarithms off at −100."""
+    losses = -(target * torch.log(self).clamp(min=-100) + (1 - target) * torch.log(1 - self).clamp(min=-100))
+    losses = losses if weight is None else losses * weight
+    return (losses, losses.mean(), losses.sum())[reduction]
 
 
 def _is_number(graph: Graph, argument: Any) -> bool:
@@ -153,6 +169,27 @@ def _norm(self: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtyp
     return torch.linalg.vector_norm(self, 2 if p is None else p, dim if dim else None, keepdim)
 
 
+@written_out("aten.dist")
+def _distance(self: Tensor, other: Tensor, p: float = 2) -> Tensor:
+    return torch.linalg.vector_norm(self - other, p)
+
+
+@expansion("aten.pow", "aten.square", "aten.mul")
+def _squared_norm(graph: Graph, node: Node) -> Expansion | None:
+    """The square of a length is a sum of squares, without the kink of the length at zero."""
+    a = node.arguments
+    length = graph.by_name.get(getattr(a["self"], "name", ""))
+    if length is None or length.op != "aten.linalg_vector_norm" or length.arguments["ord"] != 2:
+        return None
+    squared = a["self"] == a["other"] if "other" in a else a.get("exponent", 2) == 2
+    whole = replace(node, target=length.target, args=length.args, kwargs=length.kwargs)
+    return traced(graph, whole, _sum_of_squares) if squared else None
+
+
+def _sum_of_squares(self: Tensor, ord: float, dim: Any, keepdim: bool, dtype: Any) -> Tensor:
+    return self.square().sum(list(range(self.dim())) if dim is None else dim, keepdim)
+
+
 @written_out("aten.linalg_vector_norm", when=lambda graph, node: node.arguments["ord"] in (1, math.inf))
 def _other_norm(self: Tensor, ord: float, dim: Any, keepdim: bool, dtype: Any) -> Tensor:
     """Sums of absolute values and the largest of them; the Euclidean norm has a record."""
@@ -166,6 +203,37 @@ def _cross(self: Tensor, other: Tensor, dim: int | None = -1) -> Tensor:
         return NotImplemented
     turned = [(x.roll(-1, dim), x.roll(1, dim)) for x in torch.broadcast_tensors(self, other)]
     return turned[0][0] * turned[1][1] - turned[0][1] * turned[1][0]
+
+
+@written_out("aten.det")
+def _determinant(self: Tensor) -> Tensor:
+    """Small ones, by minors of the first row; the logarithm of a determinant has a record."""
+    size = self.shape[-1]
+    if not 1 <= size <= 4:
+        return NotImplemented
+    if size == 1:
+        return self[..., 0, 0]
+    rows = self[..., 1:, :]
+    minors = [_determinant(torch.cat([rows[..., :k], rows[..., k + 1 :]], -1)) for k in range(size)]
+    terms = [self[..., 0, k] * minor for k, minor in enumerate(minors)]
+    return torch.stack(terms[::2]).sum(0) - torch.stack(terms[1::2]).sum(0)
+
+
+written_out("aten.linalg_det")(lambda A: _determinant(A))
+
+
+@written_out("aten.linalg_slogdet", "aten.slogdet")
+def _sign_and_logarithm(**argument: Tensor) -> tuple[Tensor, Tensor]:
+    (matrix,) = argument.values()
+    return torch.sign(torch.linalg.det(matrix)), torch.logdet(matrix @ matrix.mT) / 2
+
+
+@written_out("aten.block_diag")
+def _blocks(tensors: list[Tensor]) -> Tensor:
+    parts = [torch.atleast_2d(part) for part in tensors]
+    ends = [0, *itertools.accumulate(part.shape[1] for part in parts)]
+    sides = zip(parts, ends, ends[1:], strict=False)
+    return torch.cat([F.pad(part, (start, ends[-1] - end)) for part, start, end in sides])
 
 
 @written_out("aten.trace")
