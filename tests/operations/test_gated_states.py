@@ -40,8 +40,8 @@ _LSTM, _GRU = {"gates": slice(0, 4), "cell": slice(4, 5)}, {
     "inputs": slice(0, 3), "recurrent": slice(3, 6), "state": slice(6, 7)
 }  # fmt: skip
 _SUBJECTS: dict[str, tuple[Function, Callable[..., Tensor], dict[str, slice]]] = {
-    "surefoot.gated_cell": (_cell, recurrent.cell_of, _LSTM),
-    "surefoot.gated_output": (_output, recurrent.output_of, _LSTM),
+    "surefoot.gated_cell": (_cell, recurrent.gated, _LSTM),
+    "surefoot.gated_output": (_output, recurrent.gated, _LSTM),
     "surefoot.gated_state": (_state, recurrent.state_of, _GRU),
 }
 

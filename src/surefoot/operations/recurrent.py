@@ -88,13 +88,8 @@ class _Builder:
         return self.add("stack", _aten.stack.default, parts, dim, shape=(*shape[:dim], len(parts), *shape[dim:]))
 
 
-def cell_of(self: Tensor, gates: Tensor, cell: Tensor) -> Tensor:
-    """The first argument: the next cell of an LSTM."""
-    return self
-
-
-def output_of(self: Tensor, gates: Tensor, cell: Tensor) -> Tensor:
-    """The first argument: the next output of an LSTM."""
+def gated(self: Tensor, gates: Tensor, cell: Tensor) -> Tensor:
+    """The first argument: the next cell of an LSTM, or its next output."""
     return self
 
 
@@ -111,16 +106,14 @@ def _known(name: str, *lends: Slot) -> Callable[[Rule], Rule]:
 _LOGISTIC, _TANH = 0.0963, 0.77  # second derivatives are at most 3^(-1/2)/6 and 4·3^(-3/2)
 
 
-def _as_function(call: Call, instead: Bounds, lipschitz: Magnitude | None = None, **sizes: Magnitude) -> Bounds:
+def _as_function(call: Call, instead: Bounds, lipschitz: Magnitude | None = None) -> Bounds:
     """The identity on the first argument, and the same as a function of others, if that says more."""
     if lipschitz is None:
         moving = [e.lipschitz * instead.jacobian[slot] for slot, e in call.varying.items() if slot != "self"]
         lipschitz = stack(moving).sum(axis=0)
-    first = call["self"]
-    more, sizes = lipschitz.norm() <= first.lipschitz.norm(), {"bound": first.bound, "peak": first.peak} | sizes
-    nothing: dict[str, Magnitude] = {slot: ZERO for slot in call.slots if slot != "self"}
-    jacobian = {"self": ONE, **nothing}
-    return Bounds(jacobian, lipschitz=lipschitz, instead=instead if more else None, **sizes)
+    first, slopes = call["self"], {slot: ONE if slot == "self" else ZERO for slot in call.slots}
+    says_more = instead if lipschitz.norm() <= first.lipschitz.norm() else None
+    return Bounds(slopes, bound=first.bound, peak=first.peak, lipschitz=lipschitz, instead=says_more)
 
 
 def _open(peak: Magnitude) -> Magnitude:
@@ -208,7 +201,8 @@ def next_state(call: Call) -> Bounds:
     bends |= {("state", part): Magnitude.of(0.25) for part in parts}
     instead = Bounds({"new": ZERO, "state": ONE} | dict.fromkeys(parts, rest.max()), bends)
     size = Magnitude(np.array([new.bound.log2, state.bound.log2])).norm()
-    return _as_function(call, instead, lipschitz.max(axis=0), bound=size, peak=maximum(new.peak, state.peak))
+    found = _as_function(call, instead, lipschitz.max(axis=0))
+    return replace(found, bound=size, peak=maximum(new.peak, state.peak))
 
 
 _Step = Callable[[_Builder, Ref, Ref, list[Ref]], list[Ref]]
@@ -233,8 +227,7 @@ def _lstm(b: _Builder, a: Ref, g: Ref, state: list[Ref]) -> list[Ref]:
     cell = b.both("add", kept, b.both("mul", b.apply("sigmoid", i), b.apply("tanh", c)))
     output = b.both("mul", b.apply("sigmoid", o), b.apply("tanh", cell))
     return [
-        b.known("gated_output", output_of, output, gates, state[1]),
-        b.known("gated_cell", cell_of, cell, gates, state[1]),
+        b.known(f"gated_{name}", gated, x, gates, state[1]) for name, x in (("output", output), ("cell", cell))
     ]
 
 

@@ -183,10 +183,7 @@ def _on_symmetric(function: ScalarFunction, order: int, reach: float) -> Magnitu
 
 def _reason(call: Call, slope: Magnitude) -> str:
     if not slope.is_finite:
-        return (
-            f"'{call.label}' jumps or has an unbounded slope within reach: use a continuous function with bounded "
-            "slopes, or shrink the domain"
-        )
+        return f"'{call.label}' jumps or has an unbounded slope within reach: use another, or shrink the domain"
     return (
         f"'{call.label}' has a kink or an unbounded curvature within reach: use a smooth activation such as "
         "soft-plus (surefoot.smooth), or shrink the domain"
