@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from surefoot.graph.structure import Graph, Node, Ref, Role
+from surefoot.operations.common import aligned, normalized_dim, unless_along
 from surefoot.operations.record import Expansion, declare, expansion
-from surefoot.operations.shapes import aligned, normalized_dim, unless_along
 from surefoot.operations.written_out import Formula, traced, written_out
 
 _LONGEST = 4096  # factors of a product that is written out
