@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import hessian, jacrev, vmap
 
 import surefoot as sf
+from judges import assert_upper_bound
 from surefoot.enclosure import Enclosure
 from surefoot.graph.nodes import Node, Ref, Spec
 from surefoot.magnitude import Magnitude
@@ -129,3 +130,20 @@ def test_certificates_hold_on_the_ball(layer: Callable[..., nn.Module]) -> None:
         assert float(torch.linalg.matrix_norm(jacrev(outputs)(point), 2)) <= float(certificate.lipschitz)
         bends = hessian(outputs)(point)
         assert float(torch.linalg.matrix_norm(bends, 2).max()) <= float(certificate.smoothness)
+
+
+class _Loss(_Outputs):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean()
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("domain", [sf.ProductBall(1.0), sf.Ball(0.01)])
+def test_certificates_of_one_number_hold(
+    layer: Callable[..., nn.Module], domain: sf.ProductBall | sf.Ball
+) -> None:
+    torch.manual_seed(0)
+    model, x = _Loss(layer(2, 2)).double(), torch.randn(3, 2, 2, dtype=D)
+    certificate = sf.certify(model, x, domain=domain)
+    assert certificate.smoothness.is_finite
+    assert_upper_bound(certificate, model, x, domain, starts=1, steps=1)

@@ -47,8 +47,11 @@ class Term:
         return self.weight * self.left.norm() * self.right.norm()
 
 
-def weights(result: Pass) -> dict[str, Magnitude]:
-    """How much a second derivative of each tensor counts at the output."""
+def weights(result: Pass, instead: bool = False) -> dict[str, Magnitude]:
+    """How much a second derivative of each tensor counts at the output.
+
+    With ``instead``, operations are functions of the slots that they prefer, and what these pass by does not count.
+    """
     total: dict[str, Magnitude] = {}
     for name in result.outputs:
         total[name] = total.get(name, Magnitude.zero()) + 1.0
@@ -56,7 +59,7 @@ def weights(result: Pass) -> dict[str, Magnitude]:
         weight = total.get(step.node.name)
         if weight is None:
             continue
-        slopes = (step.bounds.instead or step.bounds).jacobian
+        slopes = ((instead and step.bounds.instead) or step.bounds).jacobian
         for slot, name in step.names.items():
             if slot in slopes:
                 total[name] = total.get(name, Magnitude.zero()) + weight * slopes[slot]
@@ -65,7 +68,7 @@ def weights(result: Pass) -> dict[str, Magnitude]:
 
 def weighted_curvature(result: Pass) -> Curvatures:
     """The curvatures of every operation as they count at the output: times its weight."""
-    weight = weights(result)
+    weight = weights(result, instead=True)
     return {
         step.node.name: {pair: weight[step.node.name] * amount for pair, amount in bends.items()}
         for step in result.steps
