@@ -50,7 +50,7 @@ class Term:
 def weights(result: Pass, instead: bool = False) -> dict[str, Magnitude]:
     """How much a second derivative of each tensor counts at the output.
 
-    With ``instead``, operations are functions of the slots that they prefer, and what these pass by does not count.
+    With ``instead``, operations are functions of the slots they prefer, and what these pass by does not count.
     """
     total: dict[str, Magnitude] = {}
     for name in result.outputs:
