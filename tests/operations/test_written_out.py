@@ -58,7 +58,6 @@ SMOOTH: dict[str, Function] = {
     "dist": lambda h, w: torch.dist(h + 9, w[0]),
     "power spectrum": lambda h, w: torch.fft.rfft(h, dim=1).abs() ** 2 + torch.fft.rfft(h, dim=1).abs().square(),
     "squared norm": lambda h, w: h.norm(dim=1) * h.norm(dim=1),
-    "block_diag": lambda h, w: torch.block_diag(h, w, w[0]).sin(),
     "det": lambda h, w: h * torch.linalg.det(w[:, :3]) + torch.det(h[:4, :4]),
     "slogdet": lambda h, w: h + torch.linalg.slogdet(-9 * torch.eye(3, dtype=w.dtype) + w[:, :3])[1],
     "cross": lambda h, w: torch.linalg.cross(h[:, :3], w[:1, 3:], dim=1),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from surefoot.graph.structure import Graph, Node, Ref, Role
 from surefoot.operations.common import aligned, normalized_dim, unless_along
@@ -141,14 +139,6 @@ def _determinant(self: Tensor) -> Tensor:
     minors = [_determinant(torch.cat([rows[..., :k], rows[..., k + 1 :]], -1)) for k in range(size)]
     terms = [self[..., 0, k] * minor for k, minor in enumerate(minors)]
     return torch.stack(terms[::2]).sum(0) - torch.stack(terms[1::2]).sum(0)
-
-
-@written_out("aten.block_diag")
-def _blocks(tensors: list[Tensor]) -> Tensor:
-    parts = [torch.atleast_2d(part) for part in tensors]
-    ends = [0, *itertools.accumulate(part.shape[1] for part in parts)]
-    sides = zip(parts, ends, ends[1:], strict=False)
-    return torch.cat([F.pad(part, (start, ends[-1] - end)) for part, start, end in sides])
 
 
 @written_out("aten.pow", when=lambda graph, node: _two_powers(graph, node))
