@@ -50,3 +50,10 @@ def test_there_is_no_cliff_at_a_width_before_the_budget_ends():
     ratios = {int(width): float(ratio.strip("*")) for width, ratio, _, _ in rows(2)}
     assert all(ratio >= 1.0 for ratio in ratios.values())
     assert ratios[136] <= 1.2 * ratios[128]
+
+
+def test_one_step_of_a_gated_network_is_one_factor():
+    growth = {network: float(per.split()[0]) for network, _, _, _, per in rows(3)}
+    assert all(factor >= 1.0 for factor in growth.values())
+    assert growth["GRU"] < 2.0
+    assert growth["LSTM"] < 5.0

@@ -187,6 +187,8 @@ def test_samples_that_meet_are_not_taken_apart() -> None:
     assert samples(lambda m, z: m.last(z[:, 0]), x) == 3
     assert samples(lambda m, z: m.last(z.mean(dim=1)), x) == 3
     assert samples(lambda m, z: m.last(z).flatten(0, 1), x, torch.arange(9) % 3) == 3
+    assert samples(lambda m, z: m.last(torch.cat(z.chunk(2, 2)[::-1], 2)[:, 0]), x) == 3
+    assert samples(lambda m, z: m.last(torch.stack(z.unbind(0)[::-1])[:, 0]), x) == 0
     assert samples(lambda m, z: m.last(z.mean(dim=0)), x) == 0
     assert samples(lambda m, z: m.last(z[0]), x) == 0
     assert samples(lambda m, z: m.last(z.transpose(0, 1)[:, 0]), x) == 0

@@ -47,8 +47,11 @@ class Term:
         return self.weight * self.left.norm() * self.right.norm()
 
 
-def weights(result: Pass) -> dict[str, Magnitude]:
-    """How much a second derivative of each tensor counts at the output."""
+def weights(result: Pass, instead: bool = False) -> dict[str, Magnitude]:
+    """How much a second derivative of each tensor counts at the output.
+
+    With ``instead``, operations are functions of the slots they prefer, and what these pass by does not count.
+    """
     total: dict[str, Magnitude] = {}
     for name in result.outputs:
         total[name] = total.get(name, Magnitude.zero()) + 1.0
@@ -56,17 +59,20 @@ def weights(result: Pass) -> dict[str, Magnitude]:
         weight = total.get(step.node.name)
         if weight is None:
             continue
+        slopes = ((instead and step.bounds.instead) or step.bounds).jacobian
         for slot, name in step.names.items():
-            total[name] = total.get(name, Magnitude.zero()) + weight * step.bounds.jacobian[slot]
+            if slot in slopes:
+                total[name] = total.get(name, Magnitude.zero()) + weight * slopes[slot]
     return total
 
 
 def weighted_curvature(result: Pass) -> Curvatures:
     """The curvatures of every operation as they count at the output: times its weight."""
-    weight = weights(result)
+    weight = weights(result, instead=True)
     return {
-        step.node.name: {pair: weight[step.node.name] * amount for pair, amount in step.bounds.curvature.items()}
+        step.node.name: {pair: weight[step.node.name] * amount for pair, amount in bends.items()}
         for step in result.steps
+        for bends in [(step.bounds.instead or step.bounds).curvature]
         if step.node.name in weight
     }
 

@@ -121,6 +121,8 @@ def _enclose(call: Call, bounds: Bounds, value: Any, region: Region) -> Enclosur
     """The enclosure of a result, around its centre where that is known and finite."""
     joined = stack([e.lipschitz * bounds.jacobian[slot] for slot, e in call.varying.items()])
     lipschitz = joined.norm(axis=0) if bounds.orthogonal else joined.sum(axis=0)
+    if bounds.lipschitz is not None:
+        lipschitz = minimum(lipschitz, bounds.lipschitz)
     if value is not None:
         size, peak = measure(value)
         if size.is_finite:

@@ -63,6 +63,9 @@ class Bounds:
             arguments may be from that at their centres.
         jacobian_change: how far each row of the Jacobian in a slot may be from that at the centre, where that is
             less than curvature times spread.
+        lipschitz: on the norm of the derivative in each variable, where that is less than what follows.
+        instead: slopes and curvatures as a function of other slots, in place of these where derivatives are
+            followed by norms alone.
         reason: why something is infinite, and what to do about it.
     """
 
@@ -79,6 +82,8 @@ class Bounds:
     rows_along: Along | None = None
     change_along: Along | None = None
     jacobian_change: Callable[[], Mapping[Slot, Magnitude]] | None = None
+    lipschitz: Magnitude | None = None
+    instead: Bounds | None = None
     reason: str = ""
 
 
