@@ -89,6 +89,7 @@ def work(rank: int, folder: str) -> None:
     four["answers"] = group_oracles.answers(network(), part_of(everyone), everyone, 4)
     mesh = DeviceMesh.from_group(everyone, "cpu")
     four["sharded"] = few_shards(*part_of(everyone), shards(mesh), group=everyone)
+    apart = shards(mesh)
     if rank >= 2:
         two = asked(pair, list(RUNS)) | refusals(pair)
         group_oracles.checkpointed(network(), part_of(pair), f"{folder}/two", pair)
@@ -112,6 +113,7 @@ def work(rank: int, folder: str) -> None:
         )
         loader = group_oracles.mini_batches(part_of(None), 5)
         died = group_oracles.calls(model, loader, group=everyone)
+        died["sharded"] = lambda: sf.evaluate(apart, loader, sf.CrossEntropy(), group=everyone)
         four["died"] = {name: refused(call) for name, call in died.items()}
     torch.save((two, four), f"{folder}/{rank}.pt")
     os._exit(0)  # the group cannot be left in order
