@@ -112,7 +112,7 @@ def enclose(
     call = Call(node, enclosures)
     bounds = rule_for(node, graph)(call)
     names = {slot: name for slot, name in call.names.items() if slot in call.varying}
-    rows = frozenset(slot for slot in rows_of(call) & names.keys() if names[slot] not in region.variables)
+    rows = frozenset(slot for slot in rows_of(call) & names.keys() if names[slot] not in region.radii)
     inexact = {slot: name for slot, name in call.names.items() if slot in call.inexact}
     return Step(node, bounds, names, rows, inexact), _enclose(call, bounds, value, region)
 
