@@ -151,9 +151,16 @@ class Problem:
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
-        """∇F(u), by path: one call of the oracle, counted."""
+        """∇F(u), by path."""
+        return ParameterSpace(self).split(self.whole_gradient) if self.parameters else {}
+
+    @cached_property
+    def whole_gradient(self) -> Tensor:
+        """∇F(u) as one vector: one call of the oracle, counted."""
         found = self.autodiff.pullback(self.slope)
-        return {path: slope + self.weight(path) * self.parameters[path] for path, slope in found.items()}
+        if self.regularizer is not None:
+            found = {path: slope + self.weight(path) * self.parameters[path] for path, slope in found.items()}
+        return ParameterSpace(self).join(found)
 
     def curve(self, direction: Tensor) -> Tensor:
         """∇²h(ψ(u)) applied to a change of the output."""
@@ -219,10 +226,9 @@ class ParameterSpace:
         Raises:
             OracleError: if it is not finite.
         """
-        found = self.problem.gradient
-        vector = self.join(found)
+        vector = self.problem.whole_gradient.to(self.dtype)
         if not all_finite(vector):
-            path = next(path for path, value in found.items() if not all_finite(value))
+            path = next(path for path, value in self.problem.gradient.items() if not all_finite(value))
             raise OracleError(
                 f"the gradient with respect to '{path}' is not finite: look for divisions by zero and "
                 "overflow there"
