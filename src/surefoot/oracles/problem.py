@@ -187,7 +187,8 @@ class ParameterSpace:
             raise OracleError("no parameter of the model asks for gradients: call model.requires_grad_(True)")
         self.problem, self.paths = problem, tuple(problem.parameters)
         self._like = tuple(problem.parameters.values())
-        self._sizes = [value.numel() for value in self._like]
+        self._sizes, self._shapes = [value.numel() for value in self._like], [value.shape for value in self._like]
+        self._types = [value.dtype for value in self._like]
         given = self._like[0].dtype
         for value in self._like[1:]:
             given = torch.promote_types(given, value.dtype)
@@ -205,11 +206,9 @@ class ParameterSpace:
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """A vector as tensors of the shapes and types of the parameters."""
-        parts = vector.split(self._sizes)
-        return {
-            path: part.view(like.shape).to(like.dtype)
-            for path, part, like in zip(self.paths, parts, self._like, strict=True)
-        }
+        parts = vector.split_with_sizes(self._sizes)
+        several = zip(self.paths, parts, self._shapes, self._types, strict=True)
+        return {path: part.view(s) if vector.dtype == t else part.view(s).to(t) for path, part, s, t in several}
 
     def metric(self, kappa: float) -> Tensor:
         """The diagonal of κI + ∇²r: one number if it is the same everywhere, else one per entry."""
