@@ -122,6 +122,18 @@ class Rows:
         return torch.where(active, over / torch.where(active, under, 1.0), 0.0)
 
 
+class Columns(Rows):
+    """Systems side by side: dimension 1 counts them, the others hold their vectors."""
+
+    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """⟨a, b⟩, system by system."""
+        return torch.einsum("ikj,ikj->k", a, b)
+
+    def plus(self, a: Tensor, b: Tensor, factor: Tensor) -> Tensor:
+        """a + factor·b, system by system."""
+        return torch.addcmul(a, factor[:, None], b)
+
+
 class System(Protocol[Vector]):
     """A, as an iteration needs it: first the curvature of a direction, then, if it goes on, the new residual."""
 

@@ -79,7 +79,7 @@ class Nearest(Generic[Result]):
     Attributes:
         point: :math:`z`, of the shape of the outputs.
         penalty: :math:`\Omega(z)`.
-        derivative: applies :math:`Dz(\hat y)`, a symmetric operator.
+        derivative: applies :math:`Dz(\hat y)`, a symmetric operator; to several directions stacked in front, too.
         accuracy: proves how good it is.
         result: what the solver has to say, in the words of the objective.
     """
@@ -369,5 +369,4 @@ class _Curve(_Differentiated):
             raise NotImplementedError(
                 "clustering objectives are functions of one batch of outputs: loop over batches"
             )
-        slices = direction.unbind(in_dims[1])
-        return torch.stack([_Curve.apply(outputs, part, held, scale) for part in slices]), 0
+        return _Curve.apply(outputs, direction.movedim(in_dims[1], 0), held, scale), 0

@@ -60,8 +60,8 @@ def patches(x: Tensor, slopes: Tensor) -> Iterator[Piece]:
         for start in range(0, outputs, size):
             some = slopes[:, :, group, start : start + size]
             o = some.shape[2]
-            rows = torch.bmm(some.reshape(n, c * o, places), x[:, group].transpose(1, 2))
-            yield "weight", rows.reshape(n * c, o * x.shape[2])
+            wanted = n * c, o * x.shape[2]
+            yield "weight", torch.bmm(some.reshape(n, c * o, places), x[:, group].transpose(1, 2)).reshape(wanted)
 
 
 def convolution_rows(arguments: dict[str, Any], slopes: Tensor, slots: Slots) -> Iterator[Piece]:

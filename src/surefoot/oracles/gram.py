@@ -84,8 +84,11 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
         slopes = pass_.slopes(plain + others, factor)
         if not rest:
             pass_.keep_inputs()
-        for path, rows in pass_.pieces(others, slopes[len(plain) :], shared):
+        later = slopes[len(plain) :]
+        del slopes[len(plain) :]
+        for path, rows in pass_.pieces(others, later, shared):
             sums.add(problem.weight(path), rows)
+            del rows  # before the next piece is made
         if rest:
             for path, rows in pass_.rows(rest, factor).items():
                 sums.add(problem.weight(path), rows)
@@ -253,17 +256,22 @@ class Pass:
             self.problem.autodiff.calls += factor.columns
             return gradients(self.output, targets, torch.stack(list(columns)))
         single = [self.pull(targets, column) for column in columns]
-        return [torch.stack(column) for column in zip(*single, strict=True)]
+        several = zip(*single, strict=True)
+        return [column[0].unsqueeze(0) if len(column) == 1 else torch.stack(column) for column in several]
 
     def _columns(self, factor: Factor | Rows) -> Iterator[Tensor]:
         for j in range(factor.columns):
             yield factor.column(j, self.output.dtype, self.output.device)
 
     def pieces(self, taps: list[Tap], slopes: list[Tensor], whole: frozenset[str]) -> Iterator[tuple[str, Tensor]]:
-        """The rows of the parameters of layers by path: those of ``whole`` in one piece, added up over layers."""
+        """The rows of the parameters of layers by path: those of ``whole`` in one piece, added up over layers.
+
+        Slopes are taken out of their list, one layer after the other.
+        """
         kept: dict[str, list[Tensor]] = {}
         left = Counter(path for tap in taps for path in tap.paths.values())
-        for tap, found in zip(taps, slopes, strict=True):
+        for tap in taps:
+            found = slopes.pop(0)
             values = {name: self.values[name].detach() for name in tap.node.inputs}
             parts: dict[str, list[Tensor]] = defaultdict(list)
             for slot, rows in pieces(tap.node, values, found.transpose(0, 1).contiguous(), frozenset(tap.paths)):
@@ -271,6 +279,7 @@ class Pass:
                     parts[tap.paths[slot]].append(rows)
                 else:
                     yield tap.paths[slot], rows
+                del rows  # before the next piece is made
             for path, several in parts.items():
                 kept.setdefault(path, []).append(whole_rows(tap.node, values, several))
                 left[path] -= 1
