@@ -36,9 +36,6 @@ class Space(Protocol[Vector]):
     def plus(self, a: Vector, b: Vector, factor: Scalar) -> Vector:
         """a + factor·b."""
 
-    def turned(self, fresh: Vector, direction: Vector, factor: Scalar) -> Vector:
-        """fresh + factor·direction, in place of the direction, which is not needed any more."""
-
     def ratio(self, over: Scalar, under: Scalar, active: Any) -> Scalar:
         """The quotient for systems that are not solved yet, 0 for the others."""
 
@@ -58,10 +55,6 @@ class Flat:
         """a + factor·b."""
         return torch.add(a, b, alpha=factor)
 
-    def turned(self, fresh: Tensor, direction: Tensor, factor: float) -> Tensor:
-        """fresh + factor·direction."""
-        return self.plus(fresh, direction, factor)
-
     def ratio(self, over: float, under: float, active: bool) -> float:
         """The quotient; 0 where nothing is left to solve."""
         return over / under if active else 0.0
@@ -76,10 +69,6 @@ class InPlace(Flat):
     def plus(self, a: Tensor, b: Tensor, factor: float) -> Tensor:
         """a + factor·b, in place of a."""
         return a.add_(b, alpha=factor)
-
-    def turned(self, fresh: Tensor, direction: Tensor, factor: float) -> Tensor:
-        """fresh + factor·direction, in place of the direction."""
-        return direction.mul_(factor).add_(fresh)
 
 
 class Parts(Flat):
@@ -112,10 +101,6 @@ class Rows:
     def plus(self, a: Tensor, b: Tensor, factor: Tensor) -> Tensor:
         """a + factor·b, row by row."""
         return a + factor[..., None] * b
-
-    def turned(self, fresh: Tensor, direction: Tensor, factor: Tensor) -> Tensor:
-        """fresh + factor·direction, row by row."""
-        return self.plus(fresh, direction, factor)
 
     def ratio(self, over: Tensor, under: Tensor, active: Tensor) -> Tensor:
         """The quotient in rows that are not solved yet, 0 in the others."""
@@ -213,7 +198,10 @@ class Conjugate(Generic[Vector]):
         after = space.dot(self.residual, fresh)
         self.beta = space.ratio(after, square, active)
         self.square = after if isinstance(active, bool) else torch.where(active, after, square)
-        self.direction = space.turned(fresh, self.direction, self.beta)
+        if isinstance(space, InPlace):
+            self.direction.mul_(self.beta).add_(fresh)
+        else:
+            self.direction = space.plus(fresh, self.direction, self.beta)
         self.curvature, self.before, self.iterations = None, curvature, self.iterations + 1
 
 

@@ -126,7 +126,7 @@ class Autodiff:
         """The pull-back at a symbolic slope, kept for all later push-forwards: that slope, and the graph."""
         with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
             unknown = tuple(o.new_zeros(()).expand_as(o).requires_grad_() for o in self._outputs)
-            with saved_tensors_hooks(_without_zeros, _with_zeros):
+            with saved_tensors_hooks(_without_zeros, lambda kept: kept[0].expand(kept[1])):
                 found = self._gradients(unknown, create_graph=True)
             return unknown, {path: get_gradient_edge(g) for path, g in found.items() if g.requires_grad}
 
@@ -197,14 +197,9 @@ def _differentiated(
 def _without_zeros(saved: Tensor) -> Any:
     """What a graph keeps of a tensor: of zeros one, and the shape."""
     if not saved.is_floating_point() or saved.is_meta or not saved.numel():
-        return saved
-    if bool(saved[(0,) * saved.dim()]) or bool(saved.any()):  # most tensors do not begin with zero
-        return saved
-    return saved.new_zeros(()), saved.shape
-
-
-def _with_zeros(kept: Any) -> Tensor:
-    return kept if isinstance(kept, Tensor) else kept[0].expand(kept[1])
+        return saved, saved.shape
+    zero = not bool(saved[(0,) * saved.dim()]) and not bool(saved.any())  # most do not begin with zero
+    return saved.new_zeros(()) if zero else saved, saved.shape
 
 
 def _usable(value: Any) -> Any:

@@ -74,9 +74,7 @@ class Nearest(Generic[Result]):
 
     point: Tensor  # :math:`z`, of the shape of the outputs
     penalty: float  # :math:`\Omega(z)`
-    derivative: Callable[
-        [Tensor], Tensor
-    ]  # applies :math:`Dz(\hat y)`, symmetric; also to several stacked in front
+    derivative: Callable[[Tensor], Tensor]  # applies the symmetric :math:`Dz(\hat y)`, to several at once too
     accuracy: Callable[[], Accuracy]  # proves how good it is
     result: Result  # what the solver has to say, in the words of the objective
 

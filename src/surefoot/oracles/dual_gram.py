@@ -27,7 +27,7 @@ from surefoot.oracles.factor import Factor, factor_of
 from surefoot.oracles.gram import Gram, assemble
 from surefoot.oracles.gram_pieces import assemble_pieces
 from surefoot.oracles.primal import LOOSE
-from surefoot.oracles.problem import OracleError, Problem, Step, reached_status
+from surefoot.oracles.problem import Problem, Step, reached_status
 
 _ROUNDS = 8  # of refinement
 _FRACTION = 0.5  # of the tolerance that conjugate gradients aim at, so that the measured residual is below it
@@ -206,9 +206,7 @@ class _Matrix:
         if int(_factor_in_place(matrix)):
             matrix = self._formed(like).double()
             matrix.diagonal().add_(torch.finfo(like.dtype).eps * float(matrix.diagonal().sum()))
-            failed = int(_factor_in_place(matrix))
-            if failed:
-                raise OracleError(f"the Gram matrix has no Cholesky factor (minor {failed}): take kappa larger")
+            return torch.linalg.cholesky(matrix)
         return matrix
 
     def _formed(self, like: Tensor) -> Tensor:
@@ -232,10 +230,7 @@ class _Matrix:
 
 
 def _factor_in_place(matrix: Tensor) -> Tensor:
-    """Write the lower Cholesky factor over a lower triangle; the number of a minor that is not positive, or 0.
-
-    The transpose lies in memory by columns, as LAPACK wants it, so nothing is copied.
-    """
+    """Write the lower Cholesky factor over a lower triangle; 0, or the number of a minor that is not positive."""
     failed = torch.empty((), dtype=torch.int32, device=matrix.device)
-    torch.linalg.cholesky_ex(matrix.mT, upper=True, out=(matrix.mT, failed))
+    torch.linalg.cholesky_ex(matrix.mT, upper=True, out=(matrix.mT, failed))  # by columns: nothing is copied
     return failed

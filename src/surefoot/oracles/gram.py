@@ -264,14 +264,11 @@ class Pass:
             yield factor.column(j, self.output.dtype, self.output.device)
 
     def pieces(self, taps: list[Tap], slopes: list[Tensor], whole: frozenset[str]) -> Iterator[tuple[str, Tensor]]:
-        """The rows of the parameters of layers by path: those of ``whole`` in one piece, added up over layers.
-
-        Slopes are taken out of their list, one layer after the other.
-        """
+        """The rows of the parameters of layers by path: those of ``whole`` in one piece, added up over layers."""
         kept: dict[str, list[Tensor]] = {}
         left = Counter(path for tap in taps for path in tap.paths.values())
         for tap in taps:
-            found = slopes.pop(0)
+            found = slopes.pop(0)  # which frees it after its layer
             values = {name: self.values[name].detach() for name in tap.node.inputs}
             parts: dict[str, list[Tensor]] = defaultdict(list)
             for slot, rows in pieces(tap.node, values, found.transpose(0, 1).contiguous(), frozenset(tap.paths)):

@@ -49,19 +49,16 @@ class Primal:
         self._system: DualSystem | None = None
         self._at: tuple[float, Tensor, Tensor, Tensor] | None = None  # κ, v, minus the gradient of the model, Jv
 
-    def solve(
-        self, kappa: float, tolerance: float, most: int | None = None, warm_start: Tensor | None = None
-    ) -> Step:
+    def solve(self, kappa: float, tolerance: float, most: int | None = None) -> Step:
         """The Gauss-Newton oracle for one κ.
 
         Args:
             kappa: the weight of the proximal term.
             tolerance: of the gradient of the model at the result, relative to that at 0.
             most: how many iterations are made at most.
-            warm_start: a guess of v as one vector. It costs two calls; of its multiples the best one is taken.
         """
         before = self.problem.autodiff.calls
-        run = self._begin(kappa, tolerance, warm_start)
+        run = self._begin(kappa, tolerance)
         system, rounds = run.system, 0
         if system.scale == 0:
             return Step(system.space.split(-system.gradient), kappa, 0.0, "the gradient is zero", calls=1)
@@ -86,7 +83,7 @@ class Primal:
             output_change=run.change,
         )
 
-    def _begin(self, kappa: float, tolerance: float, warm_start: Tensor | None) -> _Run:
+    def _begin(self, kappa: float, tolerance: float) -> _Run:
         dtype = None if tolerance >= LOOSE else self.accumulate
         if self._system is None or (dtype is not None and self._system.space.dtype != dtype):
             self._system, self._at = DualSystem(self.problem, kappa, dtype), None
@@ -96,11 +93,8 @@ class Primal:
         if self._at is not None:
             last, v, rest, change = self._at
             return _Run(system, v.clone(), torch.add(rest, v, alpha=last - kappa), change.clone())
-        zero = torch.zeros_like(system.gradient)
-        run = _Run(system, zero, -system.gradient, torch.zeros_like(self.problem.output, dtype=system.space.dtype))
-        if warm_start is not None and system.scale > 0:
-            run.along(warm_start.to(zero))
-        return run
+        change = torch.zeros_like(self.problem.output, dtype=system.space.dtype)
+        return _Run(system, torch.zeros_like(system.gradient), -system.gradient, change)
 
 
 class _Run:
@@ -121,14 +115,6 @@ class _Run:
     def gain(self, v: Tensor, rest: Tensor) -> float:
         """Twice the decrease of the model at a point."""
         return float(torch.dot(rest, v)) - float(torch.dot(self.system.gradient, v))
-
-    def along(self, direction: Tensor) -> None:
-        """Go to the lowest point on the line along a direction that is not a residual."""
-        curved = self.curvature(direction)
-        length = float(torch.dot(self.rest, direction)) / curved if curved > 0 else 0.0
-        self.rest = self.residual(self.rest, direction, length)
-        self.v.add_(direction, alpha=length)
-        self.change.add_(self._pushed, alpha=length)
 
     def curvature(self, direction: Tensor) -> float:
         """⟨p, Ap⟩, by a push-forward."""
