@@ -190,7 +190,9 @@ class Conjugate(Generic[Vector]):
 
         Where several systems are solved at once, those that are not ``active`` are solved and stay.
         """
-        space, curvature, square = self._space, self.look(), self.square
+        space: Any = self._space
+        p: Any = self.direction
+        curvature, square = self.look(), self.square
         length = space.ratio(square, curvature, active)
         self.x = space.plus(self.x, self.direction, length)
         self.residual = self._system.residual(self.residual, self.direction, length)
@@ -198,10 +200,8 @@ class Conjugate(Generic[Vector]):
         after = space.dot(self.residual, fresh)
         self.beta = space.ratio(after, square, active)
         self.square = after if isinstance(active, bool) else torch.where(active, after, square)
-        if isinstance(space, InPlace):
-            self.direction.mul_(self.beta).add_(fresh)
-        else:
-            self.direction = space.plus(fresh, self.direction, self.beta)
+        over = isinstance(space, InPlace)
+        self.direction = p.mul_(self.beta).add_(fresh) if over else space.plus(fresh, p, self.beta)
         self.curvature, self.before, self.iterations = None, curvature, self.iterations + 1
 
 
