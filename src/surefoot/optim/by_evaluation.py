@@ -49,7 +49,7 @@ NAMED: Mapping[str, Callable[[], Direction]] = {
 _ANGLE = 1e-10  # the least cosine between a direction and minus the gradient
 _FOREIGN_TRIALS, _PROXIMAL_TRIALS = 8, 40
 _STALLS = 2
-_PART = 0.1  # of a decrease that errors may take away before they are made smaller
+_PARTS = (0.4, 0.1)  # of a decrease that errors may take away before they are made smaller
 
 
 class StalledWarning(UserWarning):
@@ -130,8 +130,10 @@ class ByEvaluation:
         owner.write(found.point.weights)
         found.point.forget_pass()
         self._point = found.point
+        loss = point.value  # more precisely than before, if that was needed
         return replace(
             record,
+            loss=loss,
             step_size=found.step,
             promised_decrease=point.enclosed(math.inf).lower - found.point.enclosed(math.inf).upper,
             actual_decrease=loss - found.point.value,
@@ -195,7 +197,7 @@ class ByEvaluation:
         owner, known = self.owner, self._function
         key = owner.fingerprint(x, y), owner.graph(x)
         if known is None or known[0] != key:
-            batch = Batch(Valuer.of(owner.model, x, owner.objective.bound_to(y)), key[0])
+            batch = Batch(Valuer.of(owner.model, x, owner.objective.bound_to(y), single=True), key[0])
             self._keep(key, batch)
         assert self._function is not None
         if known is None or known[0][1] is not key[1] or closure is not None:
@@ -297,7 +299,7 @@ class ByEvaluation:
         hoped = -first * point.slope(direction)
         least = point.enclosed(math.inf).error
         if least > hoped:
-            least = point.enclosed(_PART * hoped).error
+            least = point.enclosed(_PARTS[-1] * hoped).error
         found = search(
             point,
             direction,
@@ -311,9 +313,12 @@ class ByEvaluation:
 
     def _is_proved(self, before: Point, after: Point) -> bool:
         """Whether the value is lower in exact arithmetic; errors are made as small as that takes, no smaller."""
-        enough = _PART * (before.value - after.value)
-        upper = after.enclosed(enough).upper
-        return upper < before.enclosed(math.inf).lower or upper < before.enclosed(enough).lower
+        for part in _PARTS:
+            enough = part * (before.value - after.value)
+            upper = after.enclosed(enough).upper
+            if upper < before.enclosed(math.inf).lower or upper < before.enclosed(enough).lower:
+                return True
+        return False
 
     def _reason(self, point: Point) -> str:
         """Why no step was found."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from surefoot.calculus.leaves import captured
 from surefoot.errors import EvaluationError, UnsupportedOperation, describe
+from surefoot.graph.nodes import in_double
 from surefoot.valuation.passes import Constants, Run
 from surefoot.valuation.propagation import Errors, errors, forward_errors
 from surefoot.valuation.slopes import Slopes, slopes_of
@@ -76,11 +77,13 @@ class Valuer:
         self._slopes: Slopes | None = None
         self._drift = _WIDEST
         self._forward_decides = True  # at the last passes that might have been light
+        self.in_single: Valuer | None = None  # the same, where that may decide
         self.obstacle = ""  # the operation beyond which nothing was proved at the last pass, in words
 
     @classmethod
-    def of(cls, model: nn.Module, x: Any, objective: nn.Module) -> Valuer:
-        """The valuer for the objective of a model on a batch.
+    def of(cls, model: nn.Module, x: Any, objective: nn.Module, *, single: bool = False) -> Valuer:
+        """The valuer for the objective of a model on a batch; if ``single`` is set, with the one in single
+        precision where there is one (:mod:`surefoot.valuation.single`).
 
         Raises:
             CaptureError: if the model cannot be read.
@@ -88,7 +91,11 @@ class Valuer:
         """
         graph, values = captured(model, x, objective)
         tape = tape_of(graph)
-        return cls(tape, tape.constants(values))
+        found = cls(tape, tape.constants(values))
+        if single and tape.fits:
+            narrow = tape_of(graph, single=True)
+            found.in_single = cls(narrow, narrow.constants(values))
+        return found
 
     def run(
         self,
@@ -110,7 +117,7 @@ class Valuer:
 
     def gradient(self, run: Run) -> dict[str, Tensor]:
         """The gradient of a pass, by path."""
-        return {leaf.path: run.gradient[leaf.name] for leaf in self.tape.graph.parameters}
+        return {leaf.path: in_double(run.gradient[leaf.name]) for leaf in self.tape.graph.parameters}
 
     def foreseen(self, run: Run, enough: float) -> Run:
         """The pass itself if an error below ``enough`` can be told from it; else, of a light one, a full one.
@@ -172,7 +179,8 @@ class Valuer:
                 return None
             found = self._forward_or_reverse(run, slopes)
             if run.derivatives and not run.light and 0 < enough < math.inf:
-                self._forward_decides = found.apart[self.tape.output] <= _PLENTY * enough
+                plenty = 0.5 if self.tape.single else _PLENTY
+                self._forward_decides = found.apart[self.tape.output] <= plenty * enough
             names = frozenset(slopes.outside(run, found.apart))
             if not names:
                 if not self._is_settled(run, found, enough):
