@@ -27,7 +27,7 @@ from surefoot.optim.directions import (
     Proximal,
 )
 from surefoot.optim.evaluation import check_slope, loss_of, number
-from surefoot.optim.point import Batch, Data, Function, Point, Stream
+from surefoot.optim.point import Batch, Data, Function, Point, Stream, Turns
 from surefoot.optim.record import StepRecord
 from surefoot.optim.shards import Shards
 from surefoot.optim.stored import resolution
@@ -76,6 +76,7 @@ class ByEvaluation:
         if owner.regularizer is not None and not owner.regularizer.smooth:
             self.direction = Proximal()
         self._fallback = Gradient()
+        self._turns = Turns()
         self._stalls = 0
         self.forget()
 
@@ -185,7 +186,7 @@ class ByEvaluation:
         if self._function is None or any(other for _, other, _ in found):
             loader = x if is_loader(x) else [(x, y)] if len(y) else []
             valuer = processes.together(lambda: StreamedValuer(owner.model, loader, owner.objective, processes))
-            self._keep(key, Shards(valuer, processes))
+            self._keep(key, Shards(valuer, self._turns, processes))
             self._loader = x
         assert self._function is not None
         shards = self._function[1].data
@@ -197,8 +198,8 @@ class ByEvaluation:
         owner, known = self.owner, self._function
         key = owner.fingerprint(x, y), owner.graph(x)
         if known is None or known[0] != key:
-            batch = Batch(Valuer.of(owner.model, x, owner.objective.bound_to(y), single=True), key[0])
-            self._keep(key, batch)
+            valuer = Valuer.of(owner.model, x, owner.objective.bound_to(y), single=True)
+            self._keep(key, Batch(valuer, key[0], self._turns))
         assert self._function is not None
         if known is None or known[0][1] is not key[1] or closure is not None:
             self._compare(self._function[1], x, y, closure)
@@ -212,7 +213,7 @@ class ByEvaluation:
             raise OptimizerError("a loader gives pairs (x, y) of inputs and targets")
         key = "", owner.graph(first[0])
         if self._function is None or self._function[0] != key or self._loader is not loader:
-            self._keep(key, Stream(StreamedValuer(owner.model, loader, owner.objective)))
+            self._keep(key, Stream(StreamedValuer(owner.model, loader, owner.objective), self._turns))
             self._loader = loader
         assert self._function is not None
         return self._function[1]

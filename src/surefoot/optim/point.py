@@ -120,9 +120,7 @@ class Batch:
 
     valuer: Valuer
     name: str
-
-    def __post_init__(self) -> None:
-        self.turns = Turns()
+    turns: Turns
 
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """A pass forward; backward when the gradient is asked for."""
@@ -182,9 +180,7 @@ class Stream:
     """All batches of a loader."""
 
     valuer: StreamedValuer
-
-    def __post_init__(self) -> None:
-        self._turns = Turns()
+    turns: Turns
 
     @property
     def name(self) -> str:
@@ -193,11 +189,11 @@ class Stream:
 
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """One pass over the loader, with derivatives: most trials need them."""
-        if not self._turns.in_single():
+        if not self.turns.in_single():
             return StreamedPass(self.valuer.evaluate(weights, derivatives=True))
 
         def again(derivatives: bool) -> Streamed:
-            self._turns.wait()
+            self.turns.wait()
             return self.valuer.evaluate(weights, derivatives=derivatives)
 
         return StreamedPass(self.valuer.evaluate(weights, derivatives=True, single=True), again)

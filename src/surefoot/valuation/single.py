@@ -106,8 +106,8 @@ def is_exact_here(tensors: Mapping[str, Any]) -> bool:
     """Whether torch multiplies numbers of single precision as they are, where these tensors live."""
     if torch.is_autocast_enabled("cpu") or torch.get_float32_matmul_precision() != "highest":
         return False
-    chosen = (torch.backends.mkldnn.matmul.fp32_precision, torch.backends.mkldnn.conv.fp32_precision)
-    if any(precision not in ("none", "ieee") for precision in chosen):
+    parts = (getattr(torch.backends.mkldnn, part, None) for part in ("matmul", "conv"))
+    if any(getattr(part, "fp32_precision", "none") not in ("none", "ieee") for part in parts):
         return False
     return all(t.device.type == "cpu" for t in tensors.values() if isinstance(t, Tensor))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from surefoot.errors import EvaluationError, UnsupportedOperation, describe
 from surefoot.graph.nodes import in_double
 from surefoot.valuation.passes import Constants, Run
 from surefoot.valuation.propagation import Errors, errors, forward_errors
+from surefoot.valuation.single import is_exact_here
 from surefoot.valuation.slopes import Slopes, slopes_of
 from surefoot.valuation.tape import Tape, tape_of
 
@@ -67,13 +69,16 @@ class Valuer:
 
     Args:
         tape: the operations.
-        constants: inputs, targets and buffers, and what is computed from them (:meth:`Tape.constants`).
+        constants: inputs, targets and buffers, and what is computed from them (:meth:`Tape.constants`); or what
+            returns them, when they are needed.
         several: whether passes may be made with other inputs and targets of the same shapes. Then what is known
             of the operations holds for all inputs up to a size, and not only for these.
     """
 
-    def __init__(self, tape: Tape, constants: Constants, *, several: bool = False) -> None:
-        self.tape, self.constants, self.several = tape, constants, several
+    def __init__(
+        self, tape: Tape, constants: Constants | Callable[[], Constants], *, several: bool = False
+    ) -> None:
+        self.tape, self._constants, self.several = tape, constants, several
         self._slopes: Slopes | None = None
         self._drift = _WIDEST
         self._forward_decides = True  # at the last passes that might have been light
@@ -91,11 +96,26 @@ class Valuer:
         """
         graph, values = captured(model, x, objective)
         tape = tape_of(graph)
-        found = cls(tape, tape.constants(values))
+        found = cls(tape, lambda: tape.constants(values))
         if single and tape.fits:
             narrow = tape_of(graph, single=True)
             found.in_single = cls(narrow, narrow.constants(values))
         return found
+
+    @cached_property
+    def constants(self) -> Constants:
+        """Inputs, targets and buffers, and what is computed from them."""
+        return self._constants() if callable(self._constants) else self._constants
+
+    def evaluate(self, weights: Mapping[str, Tensor], enough: float = 0.0) -> Evaluation:
+        """The interval at these weights: in single precision, if there is such a valuer and that is enough."""
+        narrow = self.in_single if enough and is_exact_here(weights) else None
+        if narrow is not None:
+            run = narrow.run(weights)
+            found = narrow.enclosed(run, enough) if math.isfinite(run.value) else None
+            if found is not None and found.error <= enough:
+                return found
+        return self.enclosed(self.run(weights), enough)
 
     def run(
         self,
