@@ -151,12 +151,7 @@ class Box:
         return bool(((value.detach() >= lower) & (value.detach() <= upper)).all())
 
     def around(self, blocks: Mapping[str, tuple[str, ...]], shapes: Mapping[str, tuple[int, ...]]) -> ProductBall:
-        r"""The balls that contain it, rounded up: a middle errs by :math:`u(|a| + |b|)`, a difference likewise.
-
-        Args:
-            blocks: paths of variables by block.
-            shapes: of the variables, by path.
-        """
+        r"""The balls that contain it, rounded up: a middle errs by :math:`u(|a| + |b|)`, a difference likewise."""
         centre, radii = {}, {}
         for block, paths in blocks.items():
             total = 0.0

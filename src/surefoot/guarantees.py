@@ -131,9 +131,6 @@ def seen_from_weights(balls: Sequence[tuple[float, Magnitude]]) -> Magnitude:
     :math:`\frac\gamma2\|\nabla F(u)\|^2` at least, as 1/L does. Where the curvature grows linearly, :math:`\bar L`
     has a third of the growth.
 
-    Args:
-        balls: radii, in order, and the smoothness on each.
-
     >>> round(float(seen_from_weights([(0.5, Magnitude.of(1.0)), (1.0, Magnitude.of(2.0))])), 9)
     1.25
     """
@@ -289,11 +286,6 @@ def damped_rate(kappa: float, sigma: float, weight: float) -> float:
         = \tfrac\mu2\,r^\top\kappa(\mu JJ^\top + \kappa I)^{-1}r \le \frac{\kappa}{\kappa + \mu\sigma^2}F(u) .
 
     :meth:`surefoot.optim.GaussNewton.foresee` uses it for whole runs.
-
-    Args:
-        kappa: :math:`\kappa`, not negative.
-        sigma: :math:`\sigma`.
-        weight: :math:`\mu`.
 
     >>> damped_rate(1.0, 1.0, 3.0)
     0.25

@@ -52,14 +52,6 @@ class Reading:
 class Analysis:
     """A function of the parameters: the outputs of a model on a batch, or an objective of them.
 
-    Attributes:
-        model: the model; it is not changed.
-        x: a batch.
-        objective: a loss bound to its targets, or any module that maps the outputs to one number; ``None`` for
-            the outputs.
-        reading: what holds for all weights.
-        values: of the leaves of the graph, by name, as they were when it was read.
-
     >>> model, x = nn.Linear(2, 1), torch.ones(3, 2)
     >>> first = Analysis.of(model, x)
     >>> Analysis.of(model, x, None, first) is first
@@ -71,11 +63,12 @@ class Analysis:
     (False, True)
     """
 
-    model: nn.Module
-    x: Any
+    model: nn.Module  # the model; it is not changed
+    x: Any  # a batch
+    # a loss bound to its targets, or any module that maps the outputs to one number; ``None`` for the outputs
     objective: nn.Module | None
-    reading: Reading
-    values: Mapping[str, Tensor]
+    reading: Reading  # what holds for all weights
+    values: Mapping[str, Tensor]  # of the leaves of the graph, by name, as they were when it was read
 
     @classmethod
     def of(
@@ -118,11 +111,7 @@ class Analysis:
 
     @cached_property
     def costates(self) -> dict[str, Tensor]:
-        """The derivatives of the one number that is the output in all tensors that depend on parameters.
-
-        Raises:
-            DomainError: if the output is not one number, or there are no values.
-        """
+        """The derivatives of the one number that is the output in all tensors that depend on parameters."""
         self.require_values()
         if not self.reading.is_scalar:
             raise DomainError("steepest descent is that of an objective: give one, or a direction")

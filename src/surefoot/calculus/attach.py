@@ -43,9 +43,6 @@ def attach(graph: Graph, objective: nn.Module) -> tuple[Graph, dict[str, Tensor]
 
     The objective is a loss bound to targets, or any module that maps the outputs to one number.
 
-    Raises:
-        ObjectiveError: if it does not fit the outputs.
-
     >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
     >>> whole, targets = sf.objectives.attach(graph, sf.Square(torch.zeros(5, 3)))
     >>> [node.op for node in whole.nodes], list(targets)

@@ -89,11 +89,7 @@ def holds_present(graph: Graph, values: Mapping[str, Tensor], domain: Domain, wr
 
 
 def variable_blocks(graph: Graph, wrt: Wrt) -> dict[str, tuple[str, ...]]:
-    """The names of the leaves that vary, by block.
-
-    Raises:
-        DomainError: if nothing does.
-    """
+    """The names of the leaves that vary, by block."""
     if wrt == "input":
         names = tuple(leaf.name for leaf in graph.inputs if leaf.spec.dtype.is_floating_point)
         if not names:

@@ -133,13 +133,7 @@ def certify_all(
 ) -> Outcome:
     """Certify models and show them side by side; one that cannot be certified does not lose the others.
 
-    Args:
-        models: names, and files of weights behind them.
-        request: what is asked of each.
-        sweep: how they are gone through.
-        json: whether JSON is printed.
-        report: the page to write.
-        as_finished: whether each is shown as it finishes, and one that is not certified counts.
+    With ``as_finished`` each is shown as it finishes, and one that is not certified counts.
 
     Raises:
         SurefootError: that of the first model, if none of them can be certified.

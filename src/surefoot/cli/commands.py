@@ -42,11 +42,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def _configured(context: typer.Context, path: Path | None) -> None:
-    """Take defaults of options from a file.
-
-    Raises:
-        typer.BadParameter: if it is no such file, or names what no command has.
-    """
+    """Take defaults of options from a file."""
     if path is None or context.resilient_parsing:
         return
     try:

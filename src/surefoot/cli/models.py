@@ -36,9 +36,6 @@ class Spec:
 
         >>> Spec.of("mlp@sizes=64,32,10@activation=tanh").options
         {'sizes': (64, 32, 10), 'activation': 'tanh'}
-
-        Raises:
-            UsageError: if an option has no value.
         """
         target, *parts = text.split("@")
         options = {}
@@ -233,11 +230,7 @@ def _imported(spec: Spec) -> Built:
 
 
 def _accepted(spec: Spec, make: Any) -> Mapping[str, Any]:
-    """The options, if the callable can be called with them alone.
-
-    Raises:
-        UsageError: if it cannot.
-    """
+    """The options, if the callable can be called with them alone."""
     try:
         inspect.signature(make).bind(**spec.options)
     except TypeError as error:

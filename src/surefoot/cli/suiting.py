@@ -56,11 +56,7 @@ def _shape(value: Tensor) -> str:
 
 
 def suited(model: nn.Module, data: Dataset) -> Dataset:
-    """The data as images or flat, whichever the model takes.
-
-    Raises:
-        UsageError: if it takes neither.
-    """
+    """The data as images or flat, whichever the model takes."""
     given = [data, data.flat()] if data.x.dim() != 2 and data.x.is_floating_point() else [data]
     found = [(each, refusal(model, each.x[:2])) for each in given]
     found += [(each, refusal(model, each.x)) for each in given if all(error for _, error in found)]
@@ -123,11 +119,7 @@ def with_batch(inputs: Any, batch: int) -> Any:
 
 
 def device_named(name: str) -> torch.device:
-    """The device of this name, if doubles can be put there.
-
-    Raises:
-        UsageError: if PyTorch has no such device here.
-    """
+    """The device of this name, if doubles can be put there."""
     try:
         device = torch.device(name)
         torch.zeros(1, dtype=torch.float64, device=device).item()  # on the meta device there are no numbers

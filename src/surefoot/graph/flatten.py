@@ -32,10 +32,7 @@ _TRANSFORMS = {
 class Flat(nn.Module):
     """A model by the operations that its forward pass consists of, with the same parameters and buffers.
 
-    Args:
-        selected: a module that holds the model as ``model`` and returns a tuple of tensors.
-        args: an example.
-        kwargs: keyword arguments of it.
+    It is made from a module that holds the model as ``model`` and returns a tuple of tensors, and an example.
     """
 
     def __init__(self, selected: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> None:

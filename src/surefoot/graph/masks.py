@@ -36,12 +36,7 @@ def places_of(model: nn.Module) -> dict[str, Places]:
 
 
 class MasksAsIndices(TorchFunctionMode):
-    """Indexing by the places of a mask instead of the mask.
-
-    Args:
-        model: what is traced, with the buffers it has then.
-        places: of its masks, as they were before.
-    """
+    """Indexing by the places of a mask instead of the mask."""
 
     def __init__(self, model: nn.Module, places: Mapping[str, Places]) -> None:
         super().__init__()

@@ -213,11 +213,7 @@ class Owned:
         return source, first, None if source is Source.PARAMETER else value
 
     def identify(self, path: str, value: Tensor) -> tuple[Source, str, Tensor | None]:
-        """What a constant of a traced program is: a parameter that was reached by another way, or indeed constant.
-
-        Raises:
-            CaptureError: if it is a part of a parameter.
-        """
+        """What a constant of a traced program is: a parameter reached by another way, or a constant."""
         for name, (source, owned) in self._tensors.items():
             overlaps = _overlap(owned, value)
             same = overlaps and span(owned) == span(value) and owned.shape == value.shape

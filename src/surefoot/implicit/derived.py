@@ -114,23 +114,15 @@ _DERIVATIVES: dict[Any, Callable[..., Tensor]] = {
 
 @dataclass(frozen=True)
 class Derived:
-    r"""What was found, for the stacked minimisers of the batch.
+    r"""What was found, for the stacked minimisers of the batch."""
 
-    Attributes:
-        strong_convexity: over all that the arguments reach, at least the declared one.
-        slopes: :math:`\ell_s`, by name of the tensor; the one of :math:`\beta` is under ``"beta"``.
-        bends: :math:`L_{ss'}`, likewise, both ways round.
-        reach: r.
-        rows: the same for every minimiser.
-        bound: on the norm of the stacked minimisers.
-    """
-
-    strong_convexity: float
+    strong_convexity: float  # over all that the arguments reach, at least the declared one
+    # :math:`\ell_s`, by name of the tensor; the one of :math:`\beta` is under ``"beta"``
     slopes: Mapping[str, Magnitude]
-    bends: Mapping[tuple[str, str], Magnitude]
-    reach: Magnitude
-    rows: Magnitude
-    bound: Magnitude
+    bends: Mapping[tuple[str, str], Magnitude]  # :math:`L_{ss'}`, likewise, both ways round
+    reach: Magnitude  # r
+    rows: Magnitude  # the same for every minimiser
+    bound: Magnitude  # on the norm of the stacked minimisers
 
 
 def derived(

@@ -228,9 +228,6 @@ def read(tensors: Sequence[_Item], layer: int) -> tuple[Minimiser, tuple[list[_I
     """The function that a recorded operation stands for, and its inputs, parameters and buffers.
 
     What reads a graph relies on second derivatives, so there they are always implicit and exact.
-
-    Raises:
-        ImplicitError: if its layer is gone.
     """
     source = _layers.get(layer)
     if source is None:

@@ -47,23 +47,14 @@ _UP = 1 + 2.0**-40
 
 @dataclass(frozen=True)
 class Minimum:
-    """The gradient of an inner problem at computed minimisers, over a ball that contains the exact ones.
+    """The gradient of an inner problem at computed minimisers, over a ball that contains the exact ones."""
 
-    Attributes:
-        problem: the problem.
-        values: its tensors.
-        beta: the computed minimisers, rows × size.
-        mu: a bound on the strong convexity, from below.
-        result: the forward pass through the gradient, with centre values.
-        error: on the distance between the computed and the exact minimisers, all rows together.
-    """
-
-    problem: Problem
-    values: Tensors
-    beta: Tensor
-    mu: float
-    result: Pass
-    error: Magnitude
+    problem: Problem  # the problem
+    values: Tensors  # its tensors
+    beta: Tensor  # the computed minimisers, rows × size
+    mu: float  # a bound on the strong convexity, from below
+    result: Pass  # the forward pass through the gradient, with centre values
+    error: Magnitude  # on the distance between the computed and the exact minimisers, all rows together
 
     @classmethod
     def of(cls, problem: Problem, values: Tensors, beta: Tensor, mu: float) -> Minimum:

@@ -24,17 +24,12 @@ _SWEEPS = 60
 
 @dataclass(frozen=True, eq=False)
 class Symmetric:
-    """Such a matrix.
+    """Such a matrix."""
 
-    Attributes:
-        size: how many rows there are.
-        rows: those from one number to another, columns up to the second: the lower triangle, and a little more.
-        panel: how many rows are computed together.
-    """
-
-    size: int
+    size: int  # how many rows there are
+    # those from one number to another, columns up to the second: the lower triangle, and a little more
     rows: Callable[[int, int], Rounded]
-    panel: int = _PANEL
+    panel: int = _PANEL  # how many rows are computed together
 
     @staticmethod
     def dense(matrix: Rounded) -> Symmetric:

@@ -135,13 +135,7 @@ def least_solution(gram: Symmetric, right: Tensor, error: float, sigma: float) -
 
     .. math:: \|J^+r\| \le \sqrt{w^\top Gw} + \|r - Gw\|/\sigma .
 
-    w is the solution by a Cholesky factor, refined once.
-
-    Args:
-        gram: G.
-        right: r as computed.
-        error: a bound on the norm of its error.
-        sigma: positive.
+    w is the solution by a Cholesky factor, refined once. ``error`` bounds the norm of the error of r.
     """
     factor = gram.plain
     if factor is None:

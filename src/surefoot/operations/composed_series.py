@@ -64,11 +64,7 @@ def beyond_second(rule: Taylor) -> Taylor:
 
 
 def function_of(function: ScalarFunction, x: TaylorModel) -> TaylorModel:
-    """A scalar function of every entry.
-
-    Raises:
-        OverflowError: if the argument has left the range of doubles.
-    """
+    """A scalar function of every entry."""
     finite = all(is_finite(c) for c in x.coefficients if c is not None)
     if not finite or not (x.tail is None or is_finite(x.reach_of_tail)) or not is_finite(x.move):
         raise OverflowError

@@ -158,12 +158,8 @@ def transposed_convolution(call: Call) -> Bounds:
 def _bounds(call: Call, setting: Setting, at_centre: Magnitude, patches: Magnitude, inner: int) -> Bounds:
     """What both share.
 
-    Args:
-        call: the operation.
-        setting: how it walks.
-        at_centre: its norm in x at the centre of w.
-        patches: its norm in w at the centre of x.
-        inner: how many products are added up for one entry.
+    ``at_centre`` is the norm in x at the centre of w, ``patches`` that in w at the centre of x; ``inner`` products
+    are added up for one entry.
     """
     x, w, bias = call["input"], call["weight"], call["bias"]
     dims = len(setting.size)

@@ -150,11 +150,7 @@ def _matrices(op: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[in
 def _met(e: Enclosure, shape: tuple[int, ...], partner: tuple[int, ...], summed: int) -> Side:
     """For one matrix of the partner, the norm of all matrices of ``e`` that it meets, side by side.
 
-    Args:
-        e: the factor that the partner is multiplied by.
-        shape: its shape as matrices.
-        partner: the shape of the partner as matrices.
-        summed: which of the last two dimensions of ``e`` is summed over, 0 or 1.
+    ``summed`` is which of the last two dimensions of ``e`` is summed over, 0 or 1; shapes are those of matrices.
     """
     if not isinstance(e.value, Tensor):
         return Side(e.bound, Magnitude.infinity())

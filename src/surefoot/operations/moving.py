@@ -16,19 +16,12 @@ from surefoot.taylor import TaylorModel
 
 @dataclass(frozen=True)
 class Gain:
-    r"""A norm of :math:`\beta(\cdot, w)` at some weights, and C with :math:`\|\beta(x, w)\| \le C\|x\|\|w\|`.
+    r"""A norm of :math:`\beta(\cdot, w)` at some weights, and C with :math:`\|\beta(x, w)\| \le C\|x\|\|w\|`."""
 
-    Attributes:
-        weights: the weights.
-        norm: the norm there.
-        constant: C.
-        reduction: how many products are added up for one entry.
-    """
-
-    weights: Tensor
-    norm: float
-    constant: float
-    reduction: int
+    weights: Tensor  # the weights
+    norm: float  # the norm there
+    constant: float  # C
+    reduction: int  # how many products are added up for one entry
 
 
 class Norms:
@@ -58,19 +51,12 @@ class Norms:
 
 @dataclass(frozen=True)
 class Moving:
-    """One operation along a segment.
+    """One operation along a segment."""
 
-    Attributes:
-        node: the operation.
-        slots: the models of its tensors, by slot.
-        order: how many coefficients the result shall have.
-        norms: norms kept from earlier segments.
-    """
-
-    node: Node
-    slots: Mapping[str, TaylorModel]
-    order: int
-    norms: Norms
+    node: Node  # the operation
+    slots: Mapping[str, TaylorModel]  # the models of its tensors, by slot
+    order: int  # how many coefficients the result shall have
+    norms: Norms  # norms kept from earlier segments
 
     @property
     def use(self) -> Use:

@@ -35,19 +35,13 @@ Arrange = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Layout:
-    """Which numbers of a tensor form a group.
+    """Which numbers of a tensor form a group."""
 
-    Attributes:
-        shape: of the tensor.
-        count: how many groups there are; each is a block of consecutive numbers.
-        turned: whether that is so after the first two dimensions were exchanged: channels over the whole batch.
-        centre: whether the mean of a group is subtracted.
-    """
-
-    shape: tuple[int, ...]
-    count: int
+    shape: tuple[int, ...]  # of the tensor
+    count: int  # how many groups there are; each is a block of consecutive numbers
+    # whether that is so after the first two dimensions were exchanged: channels over the whole batch
     turned: bool = False
-    centre: bool = True
+    centre: bool = True  # whether the mean of a group is subtracted
 
     @property
     def size(self) -> int:
@@ -247,12 +241,8 @@ def _fixed_statistics(call: Call, x: Enclosure) -> Bounds:
 def normalise(call: Call, x: Enclosure, arrange: Arrange, size: int, *, centre: bool) -> Bounds:
     """The bounds all normalisations share; sharper where the centre keeps the groups away from zero.
 
-    Args:
-        call: the operation.
-        x: its argument.
-        arrange: lays a tensor of its shape out as a matrix with one group per row.
-        size: numbers per group.
-        centre: whether the mean is subtracted.
+    ``arrange`` lays a tensor of the shape of x out as a matrix with one group of ``size`` numbers per row; with
+    ``centre`` the mean is subtracted.
 
     Where rows of the result are those of the argument, groups lie within rows, in consecutive blocks.
     """

@@ -141,14 +141,7 @@ def biaffine(
     Row i of the result moves by at most :math:`\|\beta(\cdot, w)\|` times the move of row i of x, plus L times
     the norm of row i of x at the centre times the move of w, plus what the bias adds to one row.
 
-    Args:
-        call: the operation.
-        slots: the names of x, w and the bias among its arguments.
-        x: the data.
-        w: the weights.
-        bias: the bias, if any.
-        partial: the constants of the bilinear map.
-        inner: how many products are added up for one entry.
+    ``slots`` are the names of x, w and the bias; ``inner`` products are added up for one entry.
     """
     slot_x, slot_w, slot_bias = slots
     jacobian = {slot_x: partial.norm_w, slot_w: partial.norm_x}

@@ -361,13 +361,7 @@ def _top(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """For each fibre, what its largest probability, and the others together, stay below over the domain.
 
-    ``None`` if nothing is known.
-
-    Args:
-        x: the argument.
-        probabilities: at the centre.
-        dim: along which they add up to 1.
-        whole: whether the fibres run through the first dimension, so that row spreads do not apply to them.
+    ``None`` if nothing is known. ``whole`` fibres run through the first dimension, where row spreads do not apply.
     """
     if probabilities is None or not probabilities.numel():
         return None

@@ -62,10 +62,7 @@ def _laid(column: Tensor, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
 def _by_group(x: Enclosure, dims: list[int], centre: bool = False) -> tuple[Magnitude, Magnitude]:
     """The largest norm of a group over the domain, and upper bounds of one over the norm of each group.
 
-    Args:
-        x: the argument.
-        dims: the dimensions a group runs over.
-        centre: whether the mean of each group is subtracted.
+    A group runs over ``dims``; with ``centre`` its mean is subtracted.
     """
     if not isinstance(x.value, Tensor) or not x.numel:
         return x.bound, Magnitude(np.full(1, np.inf))

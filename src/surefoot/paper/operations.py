@@ -92,11 +92,7 @@ def constants_of(graph: Graph, node: Node) -> Smooth | Biaffine:
 
 
 def refuse(node: Node, why: str = "") -> NoReturn:
-    """Say that the paper has nothing about an operation.
-
-    Raises:
-        UnsupportedOperation: always.
-    """
+    """Say that the paper has nothing about an operation."""
     because = f": in the paper {why}" if why else ""
     raise UnsupportedOperation(
         f"the paper gives no constant for '{node.op}' as used in {describe(node.module)}{because}. "

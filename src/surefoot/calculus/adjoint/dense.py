@@ -42,31 +42,21 @@ _ENTRIES = 8.0e6  # numbers held at a time for one tensor
 
 @dataclass(frozen=True)
 class Dense:
-    """Derivatives at the centre.
+    """Derivatives at the centre."""
 
-    Attributes:
-        norm: of the second derivative; infinite where it is kept.
-        first: of :math:`X_z`, for the tensors that curved operations read.
-        second: of :math:`\\Lambda_z`, for the results of curved operations.
-        labels: for tensors whose entries belong to samples that do not interact, which sample that is.
-        count: the number of samples.
-        directions: how many were followed.
-        offset: how far the second derivative may be from that at the weights, as the centre is known as computed;
-            infinite until :func:`surefoot.calculus.adjoint.bounds.dense_centre` has found it.
-        hessian: the second derivative as computed, the lower triangle of its symmetric part; ``None`` if it is not
-            kept.
-        error: a bound on the norm of its error.
-    """
-
-    norm: Magnitude
-    first: Mapping[str, Sizes]
-    second: Mapping[str, Sizes]
+    norm: Magnitude  # of the second derivative; infinite where it is kept
+    first: Mapping[str, Sizes]  # of :math:`X_z`, for the tensors that curved operations read
+    second: Mapping[str, Sizes]  # of :math:`\Lambda_z`, for the results of curved operations
+    # for tensors whose entries belong to samples that do not interact, which sample that is
     labels: Mapping[str, Tensor]
-    count: int
-    directions: int
+    count: int  # the number of samples
+    directions: int  # how many were followed
+    # how far the second derivative may be from that at the weights, as the centre is known as computed; infinite
+    # until :func:`surefoot.calculus.adjoint.bounds.dense_centre` has found it
     offset: Magnitude
+    # the second derivative as computed, the lower triangle of its symmetric part; ``None`` if it is not kept
     hessian: Tensor | None = None
-    error: Magnitude | None = None
+    error: Magnitude | None = None  # a bound on the norm of its error
 
 
 def _plain(result: Pass, step: Step) -> bool:
@@ -88,9 +78,7 @@ def curved(step: Step) -> bool:
 def derivatives_at_centre(result: Pass, keep: bool = False) -> Dense | None:
     """All of it, from a forward pass over the centre alone; ``None`` if an operation has no proved derivatives.
 
-    Args:
-        result: the forward pass.
-        keep: whether the second derivative is kept, instead of its norm.
+    With ``keep`` the second derivative is kept, instead of its norm.
 
     Raises:
         OverflowError: if entries are too large.

@@ -20,19 +20,12 @@ from surefoot.operations.record import record_of
 
 @dataclass(frozen=True)
 class ProvedGradient:
-    """A gradient as computed in double precision.
+    """A gradient as computed in double precision."""
 
-    Attributes:
-        value: of the function; infinite where it is not known.
-        slopes: the gradient, by path of the parameter.
-        errors: how far it may be off, in norm, by path.
-        result: the forward pass at the weights.
-    """
-
-    value: float
-    slopes: Mapping[str, Tensor]
-    errors: Mapping[str, float]
-    result: Pass
+    value: float  # of the function; infinite where it is not known
+    slopes: Mapping[str, Tensor]  # the gradient, by path of the parameter
+    errors: Mapping[str, float]  # how far it may be off, in norm, by path
+    result: Pass  # the forward pass at the weights
 
     def bent(self, move: Mapping[str, Tensor]) -> float:
         r"""A bound on :math:`\langle Jv, \nabla^2h\,Jv\rangle`, what a loss h of outputs with Jacobian J, on their

@@ -26,10 +26,7 @@ from surefoot.operations.pushing import Pushed, pushed
 def push(result: Pass, moves: Mapping[str, Tensor], output: str) -> Pushed | None:
     """The derivative of a tensor along moves of the variables, by name; ``None`` if nothing is proved.
 
-    Args:
-        result: a forward pass with centre values, of which the errors are those of the values.
-        moves: of the variables; those that are missing stay.
-        output: the tensor.
+    The pass has centre values, and its errors are those of the values. Variables without a move stay.
     """
     found = {name: Pushed(move.double(), Magnitude.zero()) for name, move in moves.items()}
     for step in result.steps:

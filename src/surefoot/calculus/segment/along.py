@@ -83,12 +83,6 @@ class Along:
         The bound of a shorter segment is lower, so its step may be longer. The best part is as long as its step:
         the length is reduced until the step is a quarter of it, then, if wanted, found by halving the interval.
         Where nothing is found, the step is zero.
-
-        Args:
-            direction: by parameter path.
-            whole: the bound on all of the segment.
-            order: Taylor coefficients.
-            refinements: how often the interval is halved.
         """
         bound, too_long = whole, whole.length
         for _ in range(_TRIALS):

@@ -24,25 +24,15 @@ _UP = 1 + 2.0**-40
 
 @dataclass(frozen=True)
 class Majorant:
-    r"""A quadratic upper bound along a segment: :math:`F(\eta) \le F(0) + (F_1 + e_1)\eta + \frac S2\eta^2`.
+    r"""A quadratic upper bound along a segment: :math:`F(\eta) \le F(0) + (F_1 + e_1)\eta + \frac S2\eta^2`."""
 
-    Attributes:
-        value: F_0, as computed.
-        slope: F_1, as computed.
-        curvature: S; infinite if there is none.
-        curvature_at_start: the second derivative at the beginning, as computed.
-        length: up to which step it holds.
-        error: on the round-off in F.
-        slope_error: e_1, on that of F_1.
-    """
-
-    value: float
-    slope: float
-    curvature: float
-    curvature_at_start: float
-    length: float
-    error: float
-    slope_error: float = 0.0
+    value: float  # F_0, as computed
+    slope: float  # F_1, as computed
+    curvature: float  # S; infinite if there is none
+    curvature_at_start: float  # the second derivative at the beginning, as computed
+    length: float  # up to which step it holds
+    error: float  # on the round-off in F
+    slope_error: float = 0.0  # e_1, on that of F_1
 
     @property
     def step(self) -> float:
