@@ -21,7 +21,7 @@ from surefoot.valuation.streamed import Streamed, StreamedValuer
 from surefoot.valuation.valuer import Evaluation, InfiniteValue, Valuer
 
 _NARROW = 30.0  # times a hundredth of a decrease: errors in single precision that prove it
-_SHORTEST, _LONGEST = 4, 256
+_SHORTEST, _LONGEST = 8, 512  # passes in double after one in single precision that did not decide
 
 
 class Passed(Protocol):
@@ -82,9 +82,13 @@ class _BatchPass:
 
     def enclosed(self, enough: float) -> Evaluation:
         found = self._in_double or self.valuer.enclosed(self.run, enough)
-        if self.valuer.tape.single and found.error > enough:
+        if not self.valuer.tape.single:
+            return found
+        if found.error > enough:
             self.batch.turns.wait()
             found = self._in_double = self._told(enough)
+        elif self._in_double is None and enough < math.inf:
+            self.batch.turns.decided()
         return found
 
     def _told(self, enough: float) -> Evaluation:
@@ -111,7 +115,11 @@ class Turns:
     def wait(self) -> None:
         """Single precision did not decide: it is tried again later, and later still if that does not either."""
         if self._waiting < 0:
-            self._waiting, self._patience = self._patience, min(2 * self._patience, _LONGEST)
+            self._waiting, self._patience = self._patience, min(4 * self._patience, _LONGEST)
+
+    def decided(self) -> None:
+        """Single precision did decide."""
+        self._patience = _SHORTEST
 
 
 @dataclass

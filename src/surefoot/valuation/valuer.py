@@ -22,6 +22,7 @@ from surefoot.valuation.tape import Tape, tape_of
 # How far parameters may move, relative to their norms, before slopes are asked for anew.
 _WIDEST, _LEAST = 1.0, 0.01
 _ATTEMPTS = 4
+_HOPELESS = 64.0
 _PLENTY = 2.0**-7  # of an error that is enough: what forward mode has to reach before passes are light again
 
 
@@ -213,10 +214,12 @@ class Valuer:
             slopes.renew(run, names, self._drift, found.apart)
         return None
 
-    @staticmethod
-    def _is_settled(run: Run, found: Errors, enough: float) -> bool:
-        """Whether slopes for a smaller neighbourhood would not make the error much smaller, or need not."""
-        return not run.derivatives or found.total <= max(2 * found.leading, enough)
+    def _is_settled(self, run: Run, found: Errors, enough: float) -> bool:
+        """Whether slopes for a smaller neighbourhood would not make the error much smaller, or need not; nor will
+        they do where single precision is far from enough.
+        """
+        hopeless = self.tape.single and 0 < _HOPELESS * enough < found.total
+        return not run.derivatives or hopeless or found.total <= max(2 * found.leading, enough)
 
     def _anew(self, run: Run, enough: float) -> float:
         """The error, from slopes that are asked for again: with room for errors larger than sizes, and for
