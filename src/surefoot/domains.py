@@ -127,11 +127,7 @@ class Box:
     upper: Bound
 
     def ends(self, path: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """The bounds of the entries of one variable, in double precision.
-
-        Raises:
-            DomainError: if they are missing, not finite, of another shape or the wrong way round.
-        """
+        """The bounds of the entries of one variable, in double precision."""
         ends = []
         for given in (self.lower, self.upper):
             if isinstance(given, Mapping) and path not in given:

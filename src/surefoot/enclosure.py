@@ -119,10 +119,7 @@ class Enclosure:
         return Magnitude.of(spectral_norm(self.value.reshape(-1, width)))
 
     def matrix_norm(self) -> Magnitude:
-        r"""A bound on :math:`\|Z\|_2` for that matrix over the domain.
-
-        :math:`\|Z\|_2 \le \|\hat Z\|_2 + \|Z - \hat Z\|_F`.
-        """
+        r"""A bound on :math:`\|Z\|_2 \le \|\hat Z\|_2 + \|Z - \hat Z\|_F` for that matrix over the domain."""
         return minimum(self.bound, self.centre_matrix_norm() + self.spread)
 
     def radius(self) -> Tensor | None:

@@ -41,11 +41,7 @@ def require_smooth(certificate: Certificate) -> None:
 
 
 def require_bounds(certificate: Certificate) -> None:
-    """Refuse what is not a bound of a real-valued function on a set with an inside.
-
-    Raises:
-        GuaranteeError: saying what it is instead.
-    """
+    """Refuse what is not a bound of a real-valued function on a set with an inside, saying what it is."""
     if not certificate.scalar:
         raise GuaranteeError(
             "the certificate is that of a network's outputs, which are not descended: certify an objective, for "

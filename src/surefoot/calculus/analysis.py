@@ -21,8 +21,8 @@ from surefoot.calculus.prepare import prepared
 from surefoot.domains import Box, Domain, DomainError, ProductBall, Region
 from surefoot.enclosure import Enclosure
 from surefoot.graph import Graph, Leaf
+from surefoot.operations.call import Norms
 from surefoot.operations.evaluation import fold_in_double
-from surefoot.operations.moving import Norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +83,6 @@ class Analysis:
 
         A new one takes over what holds for all weights, if the graph is the same; otherwise it starts with these
         norms of layers.
-
-        Raises:
-            CaptureError: if the model cannot be read.
-            ObjectiveError: if the objective does not fit the outputs.
         """
         graph, values = captured(model, x, objective)
         if previous is not None and previous.model is model and previous.reading.graph is graph:
@@ -161,11 +157,7 @@ class Analysis:
         return {path: [graph.leaves[n] for n in names] for path, names in variable_blocks(graph, wrt).items()}
 
     def balls_around(self, box: Box, wrt: Wrt = "params") -> ProductBall:
-        """The balls that contain a box, one per block.
-
-        Raises:
-            DomainError: if the box does not fit.
-        """
+        """The balls that contain a box, one per block."""
         blocks = self.variables(wrt)
         shapes = {leaf.path: leaf.spec.shape for leaves in blocks.values() for leaf in leaves}
         return box.around({block: tuple(v.path for v in leaves) for block, leaves in blocks.items()}, shapes)
@@ -181,10 +173,6 @@ class Analysis:
         """The forward pass over a domain.
 
         Centre values are kept for a scalar function, for a pass backwards, and where the input varies.
-
-        Raises:
-            DomainError: if the domain does not fit.
-            UnsupportedOperation: if an operation has no rule.
         """
         leaves, region = self.enclosed(domain, wrt, input_norm)
         return forward(self.reading.prepared, leaves, region, keep=self.reading.is_scalar or wrt == "input")

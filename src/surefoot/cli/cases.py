@@ -78,11 +78,7 @@ def dataset_of(request: Request) -> Dataset | None:
 
 
 def case(name: str, request: Request, data: Dataset | None = None) -> Case:
-    """Build what the request is about; its data may be at hand.
-
-    Raises:
-        SurefootError: if something does not exist or does not fit.
-    """
+    """Build what the request is about, or refuse it; its data may be at hand."""
     spec, data = Spec.of(name), dataset_of(request) if data is None else data
     values = request.needs_numbers
     meta = spec.is_zoo and not values
@@ -213,11 +209,7 @@ class Subject:
 
 
 def trainable(start: Start, test: float) -> Subject:
-    """Build and load all of it.
-
-    Raises:
-        SurefootError: if something does not exist or does not fit.
-    """
+    """Build and load all of it, or refuse what does not exist or does not fit."""
     kind, data, objective = objective_class(start.objective), start.data or "digits", start.objective
     request = Request(
         data=data,

@@ -216,7 +216,7 @@ def converge(
         raise UsageError("--batch is at least 1, --steps and --ridge are not negative")
     check_destination(report, "--report", (".html",))
     start = o.Start(model=model, data=data, objective=objective, seed=seed, device=device)
-    return _module("converge").prove(start, batch, steps, method, ridge, json, report)
+    return _module("stepping").prove(start, batch, steps, method, ridge, json, report)
 
 
 @app.command()

@@ -155,11 +155,7 @@ def writing(path: Path, option: str) -> Iterator[None]:
 
 
 def append_line(path: Path, option: str, line: str) -> None:
-    """A line more in a file, whole or not at all.
-
-    Raises:
-        UsageError: if there is no room for it.
-    """
+    """A line more in a file, whole or not at all."""
     with writing(path, option):
         size = path.stat().st_size if path.is_file() else None
         try:

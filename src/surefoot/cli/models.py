@@ -88,9 +88,6 @@ def build(
     Models of the zoo are built to take the first shape and to return so many classes, if these are known, and on
     ``meta`` without being allocated. The batch counts where no shape is given; the seed is that of first weights
     and of a random input.
-
-    Raises:
-        SurefootError: if there is no such model, or it cannot be built.
     """
     torch.manual_seed(seed)
     if spec.is_file:

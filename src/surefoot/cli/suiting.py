@@ -16,12 +16,7 @@ from surefoot.data import Dataset, read_tensors
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load all parameters and buffers from ``.safetensors`` or from a ``torch.save`` of tensors.
-
-    Raises:
-        DataError: if the file cannot be read without running code.
-        UsageError: if names, shapes or kinds of numbers do not fit; the model is then as it was.
-    """
+    """Load all parameters and buffers from ``.safetensors`` or from a ``torch.save`` of tensors."""
     held = _without_prefix(read_tensors(path), set(model.state_dict()))
     wanted = model.state_dict()
     wrong = [

@@ -134,10 +134,7 @@ def _kept(work: Work, job: Job) -> Certified | SurefootError:
 
 
 class Lines:
-    """A file with one line of JSON for each job.
-
-    With ``resume``, what stands in it is kept and not computed again; failures are.
-    """
+    """A file with one line of JSON for each job; with ``resume`` what stands in it is kept, but for failures."""
 
     def __init__(self, path: Path | None, resume: bool) -> None:
         self.path, self.known = path, dict[str, dict[str, Any]]()

@@ -222,9 +222,7 @@ class Over:
 
     @property
     def distance(self) -> Magnitude:
-        """From the set, at the centre: z is off it by the round-off of a mean or of a product with singular
-        vectors.
-        """
+        """From the set, at the centre: the round-off of a mean or of a product with singular vectors."""
         assert self.nearest is not None
         shape = self.outputs.shape
         off = self.outputs.centre_norm * (16.0 * (sum(shape) + 16) * min(shape) ** 0.5 * UNIT)

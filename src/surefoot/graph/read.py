@@ -23,11 +23,7 @@ UNKNOWN = -1  # a size that only the data decides
 
 
 def read(program: ExportedProgram, model: nn.Module, rewrite: Rewrite) -> Graph:
-    """The graph of a traced model, its operations rewritten.
-
-    Raises:
-        CaptureError: if the program holds control flow, or writes into what the output is computed from.
-    """
+    """The graph of a traced model, its operations rewritten."""
     owned = Owned(model)
     leaves: dict[str, Leaf] = {}
     held: dict[str, Tensor] = {}
@@ -262,14 +258,6 @@ def _by(target: Any, node: Node, **changes: Any) -> Node:
 _VIEWS = ("aten.view", "aten._unsafe_view")
 _DETACHES = ("aten.detach", "aten.detach_")
 _FILLS: dict[str, float | None] = {
-    "aten.zeros_like": 0,
-    "aten.new_zeros": 0,
-    "aten.empty": 0,
-    "aten.empty_like": 0,
-    "aten.empty_strided": 0,
-    "aten.new_empty": 0,
-    "aten.ones_like": 1,
-    "aten.new_ones": 1,
-    "aten.full_like": None,
-    "aten.new_full": None,
-}
+    "aten.zeros_like": 0, "aten.new_zeros": 0, "aten.empty": 0, "aten.empty_like": 0, "aten.empty_strided": 0,
+    "aten.new_empty": 0, "aten.ones_like": 1, "aten.new_ones": 1, "aten.full_like": None, "aten.new_full": None,
+}  # fmt: skip

@@ -36,9 +36,6 @@ def refuse_severed(program: ExportedProgram) -> None:
     """Refuse a tensor that depends on trainable parameters, reaches the output, and is cut off from its gradient.
 
     This is decided on the program as it was traced: its functional form no longer says where gradients were off.
-
-    Raises:
-        CaptureError: naming the module that calls ``detach`` or works under ``torch.no_grad``.
     """
     values = program.state_dict
     paths = program.graph_signature.inputs_to_parameters

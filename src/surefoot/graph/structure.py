@@ -189,10 +189,7 @@ class Graph:
         return outputs_of(self, self.bind(parameters, inputs), Node.run)
 
     def bind(self, parameters: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> dict[str, Any]:
-        """Values of all leaves and constants, by name.
-
-        A frozen parameter has the model's value unless another one is given.
-        """
+        """Values of all leaves and constants, by name; a frozen parameter has the model's unless one is given."""
         if len(inputs) != len(self.inputs):
             raise ValueError(f"the graph reads {len(self.inputs)} inputs, got {len(inputs)}")
         values = self.constants_at(parameters)

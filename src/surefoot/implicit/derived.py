@@ -53,11 +53,7 @@ _aten: Any = torch.ops.aten
 
 
 def gradient_graph(problem: Problem, specs: Sequence[Spec], device: torch.device) -> Graph:
-    """The graph of the gradient: leaves are the tensors of the problem by name, and ``beta``, rows × size.
-
-    Raises:
-        SurefootError: if the gradient cannot be written as a graph.
-    """
+    """The graph of the gradient: leaves are the tensors of the problem by name, and ``beta``, rows × size."""
     key = tuple(specs)
     if key not in problem.kept:
         problem.kept[key] = _traced(problem, specs, device)
@@ -132,9 +128,6 @@ def derived(
 
     The enclosures are those of the tensors of the problem, in order; ``centre`` are minimisers at their centres,
     or near, rows × size, if these are known, and ``least`` bounds the eigenvalues of the Hessians there.
-
-    Raises:
-        SurefootError: if the gradient of ζ cannot be traced, or one of its operations has no rule.
     """
     specs = [e.spec for e in enclosures]
     assert all(isinstance(spec, Spec) for spec in specs)

@@ -63,11 +63,7 @@ class Minimiser:
 
 
 def minimiser(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> Tensor:
-    """The minimisers, rows × size.
-
-    Raises:
-        ImplicitError: if the problem cannot be solved.
-    """
+    """The minimisers, rows × size."""
     problem.check(tensors)
     problem.refuse_hidden(tensors)
     beta, inverse, steps, momenta = _Solve.apply(problem, start, *tensors)

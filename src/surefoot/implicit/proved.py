@@ -28,7 +28,7 @@ from torch import Tensor
 
 from surefoot.calculus.adjoint.backward import backward
 from surefoot.calculus.adjoint.costates import costates
-from surefoot.calculus.adjoint.push import push
+from surefoot.calculus.adjoint.gradient import push
 from surefoot.calculus.forward import Pass, forward
 from surefoot.domains import Region
 from surefoot.enclosure import constant, norm
@@ -58,11 +58,7 @@ class Minimum:
 
     @classmethod
     def of(cls, problem: Problem, values: Tensors, beta: Tensor, mu: float) -> Minimum:
-        """The same.
-
-        Raises:
-            SurefootError: if the gradient is not made of operations with rules.
-        """
+        """The same, if the gradient is made of operations with rules."""
         specs = [Spec(tuple(value.shape), value.dtype) for value in values]
         graph = gradient_graph(problem, specs, beta.device)
         names = [leaf.name for leaf in graph.inputs][1:]

@@ -58,9 +58,7 @@ class Symmetric:
 
     @cached_property
     def size_and_error(self) -> tuple[float, float]:
-        """The trace of absolute values, approximately, and a bound on the norm of the error: the largest sum of a
-        row, or the Frobenius norm.
-        """
+        """About the trace of absolute values, and a bound on the norm of the error, by rows or Frobenius."""
         sums, squares, trace = torch.zeros(self.size, dtype=torch.float64), 0.0, 0.0
         for start, stop, found in self.panels():
             lower = found.error.tril(start)

@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 
 from surefoot.operations.bilinear import product, sizes_of
-from surefoot.operations.moving import Moving
+from surefoot.operations.call import Moving
+from surefoot.operations.common import rows_of
 from surefoot.operations.scalar_taylor import composed
-from surefoot.operations.shapes import rows_of
 from surefoot.scalar import ScalarFunction
 from surefoot.taylor import UNIT, TaylorModel, is_finite, passed_on, reach, rounded_up, row_norms
 

@@ -1,6 +1,4 @@
-"""Comparisons of what varies: pieces of a scalar function where they choose between functions of one tensor, jumps
-anywhere else.
-"""
+"""Comparisons of what varies: pieces of a scalar function of one tensor, jumps anywhere else."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from surefoot.norms.hermitian import times_power
 from surefoot.operations.call import Call, Slot
+from surefoot.operations.common import normalized_dims
 from surefoot.operations.groups import Groups, centred, scaled
 from surefoot.operations.record import Near
-from surefoot.operations.shapes import normalized_dims
 from surefoot.operations.softmax import summed
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL

@@ -26,11 +26,10 @@ from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import batched_spectral_norm
 from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.common import ONE, root
+from surefoot.operations.common import ONE, aligned, root, rows_of
 from surefoot.operations.composed_series import matrices_along
 from surefoot.operations.products import added, costate_norm
 from surefoot.operations.record import Form, Rule, declare, operation, record_of
-from surefoot.operations.shapes import aligned, rows_of
 from surefoot.operations.sparsity import Contraction, Sparsity, linear_terms, product, tensors
 
 

@@ -19,14 +19,12 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure, measure, row_norms
 from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.common import ONE, affine, root
+from surefoot.operations.call import Bounds, Call, Moving, Slot, Use
+from surefoot.operations.common import ONE, affine, batch, root, rows_of
 from surefoot.operations.composed_series import normalised_along
-from surefoot.operations.moving import Moving
 from surefoot.operations.normalised_groups import constants, evaluation_error, near, normalised, pulled
 from surefoot.operations.record import Form, Near, declare, operation
 from surefoot.operations.scaled import scale_shift
-from surefoot.operations.shapes import batch, rows_of
 from surefoot.operations.sparsity import Sparsity, grouped, linear_terms
 from surefoot.scalar import Rounded
 
@@ -97,10 +95,6 @@ def _of(call: Call) -> Layout | None:
 def _form(node: Node) -> Form:
     """With running statistics affine."""
     return Form.LINEAR if node.arguments["running_mean"] is not None else Form.OTHER
-
-
-def _batch_rows(use: Use) -> list[Slot]:
-    return ["input"] if use["running_mean"] is not None and not use["training"] else []
 
 
 def _cost(use: Use) -> Sparsity:
@@ -201,7 +195,9 @@ _CHANNELS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@operation("aten.batch_norm", rows=_batch_rows, evaluate=_by_channels(_batch), **_CHANNELS)
+@operation("aten.batch_norm",
+           rows=lambda use: ["input"] if use["running_mean"] is not None and not use["training"] else [],
+           evaluate=_by_channels(_batch), **_CHANNELS)  # fmt: skip
 @operation("aten.instance_norm", rows=batch("input", 3), evaluate=_by_channels(_instance), **_CHANNELS)
 @operation(
     "aten.layer_norm",

@@ -22,8 +22,7 @@ from torch import Tensor
 from surefoot.errors import SurefootError, UnsupportedOperation, describe
 from surefoot.graph.structure import Graph, Node, Ref
 from surefoot.magnitude import Magnitude
-from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.moving import Moving
+from surefoot.operations.call import Bounds, Call, Moving, Slot, Use
 from surefoot.operations.sparsity import Sparsity
 from surefoot.scalar import Rounded
 from surefoot.taylor import TaylorModel

@@ -59,11 +59,7 @@ class Layer:
 
 
 def layers_of(graph: Graph) -> tuple[Layer, ...]:
-    """The layers of a graph, in order.
-
-    Raises:
-        UnsupportedOperation: where the paper prints no constants, naming operation and module.
-    """
+    """The layers of a graph, in order; refuses what the paper prints no constants for."""
     return _Walk(graph).run()
 
 

@@ -70,9 +70,7 @@ class Centre:
         return self._balls[-1]
 
     def by_sample(self, result: Pass) -> tuple[Samples, SampleCentre] | None:
-        """Derivatives sample by sample, from a forward pass; ``None`` if samples interact or it would cost too
-        much.
-        """
+        """Derivatives sample by sample; ``None`` if samples interact or it would cost too much."""
         if not self._asked:
             self._asked = True
             try:
@@ -138,9 +136,7 @@ def dense_centre(result: Pass, effort: Effort, keep: bool = False) -> Dense | No
 
 
 def moved_from(dense: Dense, result: Pass) -> Magnitude:
-    """How far the second derivative on the ball of a forward pass may be from that of local derivatives at the
-    computed centre.
-    """
+    """How far the second derivative on the ball may be from that of local derivatives at the computed centre."""
     at = backward(result)
     return Magnitude.infinity() if at is None else Around(result, dense, at).moved
 
@@ -148,9 +144,7 @@ def moved_from(dense: Dense, result: Pass) -> Magnitude:
 def _costates(
     result: Pass, at: Backward, centre: Centre
 ) -> tuple[Pass, Mapping[str, Enclosure], Cotangents | None]:
-    """The forward pass and the costates; where samples are separate, sharper, and with bounds of the second
-    derivative.
-    """
+    """The forward pass and the costates; where samples are separate, sharper, and the second derivative."""
     known = centre.by_sample(result)
     if known is None:
         return result, costates(result, at), None
