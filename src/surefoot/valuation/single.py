@@ -33,8 +33,7 @@ known then.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -110,13 +109,6 @@ def is_exact_here(tensors: Mapping[str, Any]) -> bool:
     if any(getattr(part, "fp32_precision", "none") not in ("none", "ieee") for part in parts):
         return False
     return all(t.device.type == "cpu" for t in tensors.values() if isinstance(t, Tensor))
-
-
-@contextmanager
-def summing_products() -> Iterator[None]:
-    """Convolutions by sums of products alone."""
-    with torch.backends.nnpack.flags(enabled=False):
-        yield
 
 
 def in_single(value: Any) -> Any:

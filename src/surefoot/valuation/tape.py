@@ -25,7 +25,7 @@ from surefoot.valuation.kinks import bends_by_pieces, pieces, steepness
 from surefoot.valuation.normalising import BATCH
 from surefoot.valuation.passes import Constants, Plan, Run, Values, is_measured, norms, norms_of_samples
 from surefoot.valuation.samples import IN_ORDER, samples_of, shifts_of
-from surefoot.valuation.single import SAME, fits, in_single, is_narrow, lost_behind, pull_of, summing_products
+from surefoot.valuation.single import SAME, fits, in_single, is_narrow, lost_behind, pull_of
 
 PULL = 2.0**-30
 _GENTLE = 1.3  # slopes up to which norms are not measured on both sides
@@ -203,7 +203,7 @@ class Tape:
         keep = set() if plan is None else set(plan.keep)
         default = nullcontext() if self._is_real else double_by_default()
         wide = in_single if self.single else in_double
-        exactly = summing_products() if self._convolves else nullcontext()
+        exactly: Any = torch.backends.nnpack.flags(enabled=False) if self._convolves else nullcontext()
         with torch.set_grad_enabled(derivatives), default, exactly:
             for name, given in parameters.items():
                 values[name] = run.parameters[name] = wide(given.detach()).requires_grad_(derivatives)
