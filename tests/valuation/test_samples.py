@@ -77,8 +77,8 @@ class Spoilt:
         def _compute(self: Tape, node: Any, values: Any) -> Any:
             return looks.moved(node.name, compute(self, node, values), tape)
 
-        def by_formula(self: Run, node: Any) -> Any:
-            value = formula(self, node)
+        def by_formula(self: Run, node: Any, values: Any) -> Any:
+            value = formula(self, node, values)
             for facts in (self.facts, self.losses):
                 if node.name in facts:
                     facts[node.name] = replace(facts[node.name], error=facts[node.name].error + looks.size)
