@@ -19,7 +19,7 @@ from surefoot.valuation.tape import Tape, tape_of
 # How far parameters may move, relative to their norms, before slopes are asked for anew.
 _WIDEST, _LEAST = 1.0, 0.01
 _ATTEMPTS = 4
-_PLENTY = 2.0**-7  # of an error that is enough: what forward mode has to reach before passes are light again
+_PLENTY = 2.0**-4  # of an error that is enough: what forward mode has to reach before passes are light again
 
 
 class InfiniteValue(EvaluationError):
