@@ -58,6 +58,7 @@ class LimitedMemory(Gradient):
         self._table = np.zeros((0, 0))  # products of moves with changes
         self._at: tuple[Tensor, np.ndarray] | None = None  # a gradient, and the products of the moves with it
         self._tensors: Tensor | None = None  # the number of the tensor of each parameter
+        self._counts: Tensor | None = None  # how many parameters each tensor has
         self._squares: Tensor | None = None  # of moves and changes, with less weight the older they are
         self._scales: Tensor | None = None  # the diagonal that the loops start from
 
@@ -130,9 +131,9 @@ class LimitedMemory(Gradient):
         weights = units.new_tensor([[size / inner * size] for size in sizes])
         squares = units.square().mul_(weights)
         self._squares = squares if self._squares is None else squares.add_(self._squares, alpha=_MEMORY)
-        counts = torch.bincount(self._tensors)
-        means = torch.zeros(2, len(counts), dtype=squares.dtype, device=squares.device)
-        means = means.index_add_(1, self._tensors, squares).div_(counts.clamp(min=1))
+        if self._counts is None:
+            self._counts = torch.bincount(self._tensors).clamp(min=1)
+        means = squares.new_zeros(2, len(self._counts)).index_add_(1, self._tensors, squares).div_(self._counts)
         means.add_(squares.mean(dim=1, keepdim=True), alpha=_ALL)
         ratio = squares + means.index_select(1, self._tensors)
         scales = (ratio[_MOVES] / ratio[_CHANGES]).sqrt_()
