@@ -29,14 +29,7 @@ class _Group(dict[str, Any]):
 
 
 class HeldParameters(Optimizer):
-    """An optimizer of some or all parameters of one model, which can be saved and taken back.
-
-    Attributes:
-        model: the network.
-        history: one record per step.
-        quiet: during a step, whether a quick look before it found weights and function as the last step left them.
-        watch: what the last step left.
-    """
+    """An optimizer of some or all parameters of one model, which can be saved and taken back."""
 
     model: nn.Module
     history: list[StepRecord]

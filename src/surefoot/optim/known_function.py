@@ -22,14 +22,7 @@ from surefoot.processes import Processes
 
 
 class KnownFunction(HeldParameters):
-    """An optimizer that knows the function it minimises: the loss of a model on data, plus a regulariser.
-
-    Attributes:
-        objective: the loss, without targets.
-        regularizer: what is added to it, or ``None``.
-        until: ``"proved"``, or ``None``.
-        changed: whether the function was changed before the last step.
-    """
+    """An optimizer that knows the function it minimises: the loss of a model on data, plus a regulariser."""
 
     takes_loaders = False  # whether step(loader) is one on the objective of all its batches
     processes: Processes | None = None  # those that have a part of the data each

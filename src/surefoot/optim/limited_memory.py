@@ -135,8 +135,8 @@ class LimitedMemory(Gradient):
             self._counts = torch.bincount(self._tensors).clamp(min=1)
         means = squares.new_zeros(2, len(self._counts)).index_add_(1, self._tensors, squares).div_(self._counts)
         means.add_(squares.mean(dim=1, keepdim=True), alpha=_ALL)
-        ratio = squares + means.index_select(1, self._tensors)
-        scales = (ratio[_MOVES] / ratio[_CHANGES]).sqrt_()
+        moves, changes = means.index_select(1, self._tensors).add_(squares).sqrt_()
+        scales = moves / changes
         along = float(units[_CHANGES] @ (scales * units[_CHANGES])) * sizes[_CHANGES]
         self._scales = scales.mul_(inner / sizes[_CHANGES] / along)
 
