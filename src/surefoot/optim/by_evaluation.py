@@ -21,12 +21,12 @@ from surefoot.optim.directions import (
     Conjugate,
     Direction,
     Gradient,
-    LimitedMemory,
     Linearised,
     Proposed,
     Proximal,
 )
 from surefoot.optim.evaluation import check_slope, loss_of, number
+from surefoot.optim.limited_memory import LimitedMemory
 from surefoot.optim.point import Batch, Data, Function, Point, Stream, Turns
 from surefoot.optim.record import StepRecord
 from surefoot.optim.shards import Shards

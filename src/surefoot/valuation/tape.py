@@ -19,6 +19,7 @@ from surefoot.graph.nodes import Ref, double_by_default, in_double, widened
 from surefoot.graph.structure import needed
 from surefoot.operations.call import Use
 from surefoot.operations.record import Form, record_of
+from surefoot.torch_private import FORMULAS
 from surefoot.valuation.entropy import ENTROPY
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import bends_by_pieces, pieces, steepness
@@ -197,7 +198,7 @@ class Tape:
         reverse = derivatives and not light
         watch = self.rounding if plan is None else plan.watch
         run = Run(self.output, self.moving, values, {}, constants, derivatives, plan is None, light)
-        run.samples, run.shifts = self.samples, self.shifts
+        run.samples, run.shifts, run.aliases = self.samples, self.shifts, self.aliases
         if any(node.op == BATCH for node in self.fixed):
             run.statistics = None
         keep = set() if plan is None else set(plan.keep)
@@ -218,11 +219,7 @@ class Tape:
                 if value is None:
                     value = self._compute(node, values)
                     keep.update((node.name, *node.inputs) if node.name in self.special else ())
-                if node.op in SAME:
-                    run.aliases[node.name] = node.inputs[0], 1.0
-                elif node.name in self.derived:
-                    run.aliases[node.name] = self.derived[node.name]
-                elif node.name not in run.given:
+                if node.name not in self.aliases and node.name not in run.given:
                     run.measure(node.name, value)
                 if node.name in self.matched:
                     run.measure_matrices(self.matched[node.name])
@@ -231,12 +228,30 @@ class Tape:
                 if reverse and node.name in watch and isinstance(value, Tensor):
                     value = run.watched(node.name, value)
                 values[node.name] = value
-                for name in self.graph.finished[node.name]:
-                    if plan is None and name not in self.spare:
-                        continue
-                    if name not in keep and name not in constants.values and name not in run.parameters:
+                for name in self._finished[node.name]:
+                    if name not in keep and (plan is not None or name in self.spare):
                         del values[name]
         return run
+
+    @cached_property
+    def _finished(self) -> dict[str, tuple[str, ...]]:
+        """By name of what varies, what else of that nothing reads after it."""
+        names = {node.name for node in self.varying}
+        return {name: tuple(names.intersection(self.graph.finished[name])) for name in names}
+
+    @cached_property
+    def aliases(self) -> dict[str, tuple[str, float]]:
+        """Where the norm of a result is at most a factor times that of an argument, its name and the factor: what
+        only moves numbers, one of several results, and scalar functions (:attr:`derived`).
+        """
+        found: dict[str, tuple[str, float]] = {}
+        for node in self.varying:  # in order, as one may rest on another
+            part = node.op == "getitem" and isinstance(self.graph.spec(node.inputs[0]), tuple)
+            if node.op in SAME or part:
+                found[node.name] = node.inputs[0], 1.0
+            elif node.name in self.derived:
+                found[node.name] = self.derived[node.name]
+        return found
 
     @cached_property
     def asked(self) -> dict[str, Node]:
@@ -328,17 +343,25 @@ class Tape:
         return frozenset(node.name for node in chosen)
 
 
+def _is_plain(argument: Any) -> bool:
+    """Whether an argument is no tensor and holds none."""
+    if isinstance(argument, list | tuple):
+        return all(isinstance(part, int | float) for part in argument)
+    return not isinstance(argument, Ref | dict | slice)
+
+
 def _prepared(node: Node) -> Callable[[Values], Any]:
     """What computes a node from values by name, without a look at its arguments each time."""
-    if node.kwargs or any(isinstance(argument, list | tuple) for argument in node.args):
-        return node.run
     names = [(k, argument.name) for k, argument in enumerate(node.args) if isinstance(argument, Ref)]
-    template, target = list(node.args), node.target
+    rest = (*(argument for argument in node.args if not isinstance(argument, Ref)), *node.kwargs.values())
+    if not all(map(_is_plain, rest)) or (node.kwargs and node.op in FORMULAS):
+        return node.run
+    template, target, options = list(node.args), node.target, node.kwargs
 
     def run(values: Values) -> Any:
         args = template.copy()
         for k, name in names:
             args[k] = values[name]
-        return target(*args)
+        return target(*args, **options)
 
     return run

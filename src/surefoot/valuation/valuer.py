@@ -23,7 +23,7 @@ from surefoot.valuation.tape import Tape, tape_of
 _WIDEST, _LEAST = 1.0, 0.01
 _ATTEMPTS = 4
 _HOPELESS = 64.0
-_PLENTY = 2.0**-7  # of an error that is enough: what forward mode has to reach before passes are light again
+_PLENTY = 2.0**-4  # of an error that is enough: what forward mode has to reach before passes are light again
 
 
 class InfiniteValue(EvaluationError):
