@@ -5,8 +5,9 @@
   multiplications of numbers, some thousand gradients: with 64 samples five layers of width 175.
 * ``"high"``: the same up to a hundred times as many, and where the variables hold at most 12,000 numbers, exact
   derivatives at the weights along every direction (:mod:`surefoot.calculus.adjoint.dense`), about ten gradients
-  for each number; balls are taken apart in shells, and the segment against the gradient is looked at
-  (:mod:`surefoot.certificate.downhill`).
+  for each number; beyond, for the weights alone, Jacobians between the cuts of a network in at most 1,900
+  (:mod:`surefoot.calculus.adjoint.composed`); balls are taken apart in shells, and the segment against the
+  gradient is looked at (:mod:`surefoot.certificate.downhill`).
 
 What a certificate states is the cost of all balls and segments that were tried for it.
 """
@@ -28,12 +29,14 @@ class Effort:
         products: linear layers are followed sample by sample as long as these are not more multiplications.
         directions: all directions of the variables are followed if they are not more.
         balls: how many are tried, after the weights alone, for the longest step.
+        composed: what Jacobians between cuts may cost, in gradients.
         shells: in how many at most a ball is then taken apart, to sum up what each adds to the curvature.
     """
 
     name: str
     products: float
     directions: int
+    composed: float = 0.0
     balls: int = 6
     shells: int = 0
 
@@ -44,7 +47,7 @@ class Effort:
 
 QUICK = Effort("quick", 0.0, 0)
 NORMAL = Effort("normal", 6e9, 0)
-HIGH = Effort("high", 6e11, 12_000, 6, 64)
+HIGH = Effort("high", 6e11, 12_000, 1900.0, 6, 64)
 _ONE_DIRECTION, _ONE_UNIT, _ONE_EXPANSION = 10, 10, 20  # gradients, measured
 ONE_BALL, AROUND_DIRECTIONS, AROUND_SAMPLES = 10, 30, 90  # for each ball: norms, and what starts from the centre
 
