@@ -228,7 +228,7 @@ def wide_line(row: Wide) -> str:
     met = row.proved <= MOST_WIDE and row.cost <= MOST_GRADIENTS
     proved = f"**{row.proved:.3g}** | ≤ {MOST_WIDE:g} in {MOST_GRADIENTS:,}{'' if met else ' (missed)'}"
     likely = f"{row.likely:.3g} but for {row.failure:.0e} | {row.budget:,}"
-    sizes = f"{row.norm:.3g} | {row.by_norms:,.0f}"
+    sizes = f"{row.numbers:,} | {row.norm:.3g} | {row.by_norms:,.0f}"
     return (
         f"| {row.network} | {row.numbers:,} | {sizes} | {proved} | {row.cost:,.0f} | {row.stated:,} | {likely} |"
     )

@@ -49,8 +49,8 @@ class Step:
     @property
     def light(self) -> Step:
         """The same without what depends on centre values."""
-        names = "curvature_along", "rows_along", "change_along", "entries_along", "jacobian_change"
-        return replace(self, bounds=replace(self.bounds, **dict.fromkeys(names)))
+        numbers = replace(self.bounds, curvature_along=None, rows_along=None, change_along=None)
+        return replace(self, bounds=replace(numbers, entries_along=None, jacobian_change=None))
 
     def partners(self, slot: Slot) -> list[tuple[Pair, Slot]]:
         """The pairs with curvature that a slot belongs to, each with the other slot, if that varies or is not
