@@ -122,7 +122,8 @@ class Estimate:
         domain: where it was found, in words.
         wrt: what varied.
         at_centre: for a function with one value, a bound of :math:`\|D^2f\|_2` at the centre of the domain that
-            holds with a stated probability over a random start, the round-off of products not counted.
+            holds with a stated probability over a random start, the round-off of products not counted. Kinks
+            show nothing in it.
 
     >>> found = Estimate(LowerBound(1.0), LowerBound(2.0), LowerBound(0.5), "on a ball")
     >>> float(found.lipschitz)
@@ -138,9 +139,8 @@ class Estimate:
 
     def __str__(self) -> str:
         what = "parameters" if self.wrt == "params" else "the input"
-        end = (
-            "" if self.at_centre is None else f"\n  at the centre, smoothness L ≤ {self.at_centre} over the start"
-        )
+        likely = self.at_centre
+        end = "" if likely is None else f"\n  at the centre, smoothness L ≤ {likely} over the start"
         return (
             f"Found with respect to {what}: {self.domain}\n"
             f"  bound m ≥ {self.bound}   Lipschitz ℓ ≥ {self.lipschitz}   smoothness L ≥ {self.smoothness}{end}"
