@@ -9,7 +9,7 @@ from decimal import ROUND_UP, Context, Decimal, localcontext
 
 import surefoot.clustering
 import surefoot.implicit
-import surefoot.operations.families  # noqa: F401  registers the operations
+import surefoot.operations.captured  # noqa: F401  registers the operations
 from surefoot.operations.record import Rule, rules
 from surefoot.scalar import supremum
 from surefoot.scalar.function import ACTIVATIONS, ScalarFunction

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import surefoot.operations.families  # noqa: F401  registers the operations
+import surefoot.operations.captured  # noqa: F401  registers the operations
 from judges.pages import from_docs
 from surefoot import zoo
 from surefoot.operations import record

@@ -8,31 +8,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 # Public names and where they live. They are loaded on first use, so that what does not compute starts at once.
-_NAMES = {
-    "Ball": "surefoot.domains",
-    "Box": "surefoot.domains",
-    "Certificate": "surefoot.certificate",
-    "CertifiedDescent": "surefoot.optim",
-    "Chain": "surefoot.chain",
-    "Convergence": "surefoot.theorems",
-    "CrossEntropy": "surefoot.objectives",
-    "ElasticNet": "surefoot.objectives",
-    "GaussNewton": "surefoot.optim",
-    "Magnitude": "surefoot.magnitude",
-    "Newton": "surefoot.optim",
-    "ProductBall": "surefoot.domains",
-    "ProvedEpochs": "surefoot.optim",
-    "Ridge": "surefoot.objectives",
-    "Segment": "surefoot.domains",
-    "Square": "surefoot.objectives",
-    "certify": "surefoot.certifying",
-    "convergence": "surefoot.theorems",
-    "cost": "surefoot.complexity",
-    "estimate": "surefoot.lower",
-    "evaluate": "surefoot.certifying",
-    "register_rule": "surefoot.operations",
-    "smooth": "surefoot.smoothing",
-}
+_HOMES = {
+    "certificate": "Certificate", "certifying": "certify evaluate", "chain": "Chain", "complexity": "cost",
+    "domains": "Ball Box ProductBall Segment", "lower": "estimate", "magnitude": "Magnitude",
+    "objectives": "CrossEntropy ElasticNet Ridge Square", "operations": "register_rule",
+    "optim": "CertifiedDescent GaussNewton Newton ProvedEpochs", "smoothing": "smooth",
+    "theorems": "Convergence convergence",
+}  # fmt: skip
+_NAMES = {name: f"surefoot.{home}" for home, names in _HOMES.items() for name in names.split()}
 _MODULES = (
     "clustering", "data", "errors", "graph", "implicit", "objectives", "operations", "optim", "oracles", "paper",
     "report", "theorems", "zoo",

@@ -81,11 +81,7 @@ class Batches:
         return f"{hash(tuple(self._seen)) % 2**64:016x}" if self._seen else ""
 
     def joined(self) -> tuple[Any, Tensor]:
-        """All of them as one batch.
-
-        Raises:
-            EvaluationError: if there are none, or they do not fit together.
-        """
+        """All of them as one batch."""
         parts = [(x, y) for _, x, y in self]
         if not parts:
             raise EvaluationError("the loader has no batches: there is nothing to evaluate")
@@ -137,11 +133,7 @@ def _refuse_random_samples(loader: Iterable[Any]) -> None:
 
 
 def refuse_statistics(graph: Graph) -> None:
-    """Refuse batch normalisation in training mode: what it computes of a sample depends on the others.
-
-    Raises:
-        EvaluationError: naming the module.
-    """
+    """Refuse batch normalisation in training mode: what it computes of a sample depends on the others."""
     for node in graph.nodes:
         arguments = node.arguments
         if node.op == "aten.batch_norm" and (arguments["training"] or arguments["running_mean"] is None):
@@ -187,11 +179,7 @@ def digest_of(tensors: Iterable[Tensor]) -> int:
 
 
 def refuse_other_models(digests: Sequence[int]) -> None:
-    """Refuse processes that do not have the same parameters and buffers.
-
-    Raises:
-        EvaluationError: naming the first that has others than process 0.
-    """
+    """Refuse processes that do not have the same parameters and buffers."""
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is not None:
         raise EvaluationError(

@@ -112,11 +112,7 @@ def load(name: str) -> Dataset:
 
 
 def _require_plain(path: Path, name: str, value: Tensor) -> None:
-    """Refuse what nothing can be computed with.
-
-    Raises:
-        DataError: if there are no entries, or they are complex, not stored densely, NaN or infinite.
-    """
+    """Refuse what nothing can be computed with."""
     if value.layout != torch.strided or value.is_quantized:
         raise DataError(f"'{path}': {name} is not stored densely: save {name}.to_dense(), or numbers")
     if value.is_complex():
@@ -225,11 +221,7 @@ def _table(path: Path, table: np.ndarray) -> dict[str, Tensor]:
 
 
 def _unpickled(path: Path) -> Any:
-    """What ``torch.save`` wrote, if it is tensors in plain containers.
-
-    Raises:
-        DataError: if loading it would need more than that, saying what.
-    """
+    """What ``torch.save`` wrote, if it is tensors in plain containers."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -127,11 +127,7 @@ class Box:
     upper: Bound
 
     def ends(self, path: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """The bounds of the entries of one variable, in double precision.
-
-        Raises:
-            DomainError: if they are missing, not finite, of another shape or the wrong way round.
-        """
+        """The bounds of the entries of one variable, in double precision."""
         ends = []
         for given in (self.lower, self.upper):
             if isinstance(given, Mapping) and path not in given:
@@ -151,12 +147,7 @@ class Box:
         return bool(((value.detach() >= lower) & (value.detach() <= upper)).all())
 
     def around(self, blocks: Mapping[str, tuple[str, ...]], shapes: Mapping[str, tuple[int, ...]]) -> ProductBall:
-        r"""The balls that contain it, rounded up: a middle errs by :math:`u(|a| + |b|)`, a difference likewise.
-
-        Args:
-            blocks: paths of variables by block.
-            shapes: of the variables, by path.
-        """
+        r"""The balls that contain it, rounded up: a middle errs by :math:`u(|a| + |b|)`, a difference likewise."""
         centre, radii = {}, {}
         for block, paths in blocks.items():
             total = 0.0

@@ -119,10 +119,7 @@ class Enclosure:
         return Magnitude.of(spectral_norm(self.value.reshape(-1, width)))
 
     def matrix_norm(self) -> Magnitude:
-        r"""A bound on :math:`\|Z\|_2` for that matrix over the domain.
-
-        :math:`\|Z\|_2 \le \|\hat Z\|_2 + \|Z - \hat Z\|_F`.
-        """
+        r"""A bound on :math:`\|Z\|_2 \le \|\hat Z\|_2 + \|Z - \hat Z\|_F` for that matrix over the domain."""
         return minimum(self.bound, self.centre_matrix_norm() + self.spread)
 
     def radius(self) -> Tensor | None:
@@ -163,13 +160,9 @@ def constant(value: Tensor, variables: int) -> Enclosure:
 
 @dataclass(frozen=True)
 class Computed(Enclosure):
-    """A tensor that no variable enters, as computed.
+    """A tensor that no variable enters, as computed."""
 
-    Attributes:
-        entries: how far each entry may be from the exact one, in the shape of the value.
-    """
-
-    entries: Any = None
+    entries: Any = None  # how far each entry may be from the exact one, in the shape of the value
 
     @classmethod
     def of(cls, value: Any, entries: Any, spec: Spec | tuple[Spec, ...], variables: int) -> Computed:
@@ -188,32 +181,20 @@ class Computed(Enclosure):
 
 @dataclass(frozen=True)
 class Measured:
-    """Norms of a matrix whose entries lie elsewhere, with several processes.
+    """Norms of a matrix whose entries lie elsewhere, with several processes."""
 
-    Attributes:
-        size: Euclidean.
-        peak: its largest entry.
-        matrix: spectral.
-        longest: of its longest row.
-    """
-
-    size: float
-    peak: float
-    matrix: float
-    longest: float
+    size: float  # Euclidean
+    peak: float  # its largest entry
+    matrix: float  # spectral
+    longest: float  # of its longest row
 
 
 @dataclass(frozen=True)
 class Elsewhere(Enclosure):
-    """A variable or a constant of which norms are known, but no value.
+    """A variable or a constant of which norms are known, but no value."""
 
-    Attributes:
-        matrix: bounds its spectral norm over the domain.
-        longest: bounds the norms of its rows.
-    """
-
-    matrix: Magnitude = field(default_factory=Magnitude.infinity)
-    longest: Magnitude = field(default_factory=Magnitude.infinity)
+    matrix: Magnitude = field(default_factory=Magnitude.infinity)  # bounds its spectral norm over the domain
+    longest: Magnitude = field(default_factory=Magnitude.infinity)  # bounds the norms of its rows
 
     @classmethod
     def of(cls, norms: Measured, radius: Magnitude, spec: Spec, lipschitz: Magnitude) -> Elsewhere:

@@ -41,11 +41,7 @@ def require_smooth(certificate: Certificate) -> None:
 
 
 def require_bounds(certificate: Certificate) -> None:
-    """Refuse what is not a bound of a real-valued function on a set with an inside.
-
-    Raises:
-        GuaranteeError: saying what it is instead.
-    """
+    """Refuse what is not a bound of a real-valued function on a set with an inside, saying what it is."""
     if not certificate.scalar:
         raise GuaranteeError(
             "the certificate is that of a network's outputs, which are not descended: certify an objective, for "
@@ -130,9 +126,6 @@ def seen_from_weights(balls: Sequence[tuple[float, Magnitude]]) -> Magnitude:
     step :math:`\gamma \le 1/\bar L` with :math:`\gamma\|\nabla F(u)\| \le r` makes F smaller by
     :math:`\frac\gamma2\|\nabla F(u)\|^2` at least, as 1/L does. Where the curvature grows linearly, :math:`\bar L`
     has a third of the growth.
-
-    Args:
-        balls: radii, in order, and the smoothness on each.
 
     >>> round(float(seen_from_weights([(0.5, Magnitude.of(1.0)), (1.0, Magnitude.of(2.0))])), 9)
     1.25
@@ -289,11 +282,6 @@ def damped_rate(kappa: float, sigma: float, weight: float) -> float:
         = \tfrac\mu2\,r^\top\kappa(\mu JJ^\top + \kappa I)^{-1}r \le \frac{\kappa}{\kappa + \mu\sigma^2}F(u) .
 
     :meth:`surefoot.optim.GaussNewton.foresee` uses it for whole runs.
-
-    Args:
-        kappa: :math:`\kappa`, not negative.
-        sigma: :math:`\sigma`.
-        weight: :math:`\mu`.
 
     >>> damped_rate(1.0, 1.0, 3.0)
     0.25

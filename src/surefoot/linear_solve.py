@@ -165,8 +165,7 @@ class Conjugate(Generic[Vector]):
     def step(self, active: Any = True) -> None:
         """Go to the lowest point along the direction, and turn.
 
-        Args:
-            active: where several systems are solved at once, which of them are not solved yet; the others stay.
+        Where several systems are solved at once, those that are not ``active`` are solved and stay.
         """
         space, curvature, square = self._space, self.look(), self.square
         length = space.ratio(square, curvature, active)

@@ -140,10 +140,7 @@ def unsharded_copy(
     ``fully_shard`` puts another class in front of that of a module, hooks and attributes into it, and refuses
     copies; public is only what undoes it for one forward pass.
 
-    Args:
-        module: the module.
-        value: what stands for a parameter or buffer in the copy.
-        memo: copies that were made.
+    ``value`` is what stands for a parameter or buffer in the copy, ``memo`` holds copies that were made.
     """
     memo = {} if memo is None else memo
     if id(module) not in memo:

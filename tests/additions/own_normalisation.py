@@ -1,8 +1,8 @@
 """Rows divided by their root-mean-square, as an operation of its own."""
 
 from surefoot.operations import Bounds, Call, operation
+from surefoot.operations.common import batch
 from surefoot.operations.normalisation import normalise
-from surefoot.operations.shapes import batch
 
 
 @operation("example.unit_rms", rows=batch("input"), epsilon="eps")

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.calculus.adjoint.gradient import proved_gradient
-from surefoot.calculus.adjoint.push import push
+from surefoot.calculus.adjoint.gradient import proved_gradient, push
 from surefoot.calculus.analysis import Analysis
 from surefoot.clustering import ConvexClustering, KMeans, Spectral
 

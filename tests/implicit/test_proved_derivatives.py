@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import surefoot as sf
-from surefoot.calculus.adjoint.gradient import proved_gradient
-from surefoot.calculus.adjoint.push import push
+from surefoot.calculus.adjoint.gradient import proved_gradient, push
 from surefoot.calculus.analysis import Analysis
 from surefoot.errors import UnsupportedOperation
 from surefoot.implicit import ArgMin, Constants

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from surefoot.norms.symmetric import symmetric_norm
+from surefoot.norms.verified import symmetric_norm
 
 
 @pytest.mark.parametrize("decay", [0.1, 3.0, 1e6])

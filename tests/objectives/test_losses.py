@@ -172,7 +172,7 @@ def test_the_smoothness_of_a_ridge():
 
 
 def test_a_composition_is_made_once():
-    from surefoot.calculus.attach import attach
+    from surefoot.calculus.leaves import attach
     from surefoot.operations.captured import capture
 
     model, x = network()

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import surefoot.operations.families  # noqa: F401  registers the rules
+import surefoot.operations.captured  # noqa: F401  registers the rules
 from operations.case import Case
 from operations.derivatives import gradients, jacobian, second_derivative, spectral, tensor_norm
 from surefoot.calculus.forward import Pass, Step, forward

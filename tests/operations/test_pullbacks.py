@@ -15,8 +15,7 @@ from torch.nn import functional as F
 import surefoot as sf
 from judges.exact import stored, truth
 from judges.exact_numbers import exactly
-from surefoot.calculus.adjoint.gradient import proved_gradient
-from surefoot.calculus.adjoint.push import push
+from surefoot.calculus.adjoint.gradient import proved_gradient, push
 from surefoot.calculus.analysis import Analysis
 from surefoot.magnitude import Magnitude
 from surefoot.operations.pushing import Pushed

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import surefoot.clustering
 import surefoot.implicit
-import surefoot.operations.families  # noqa: F401  registers the operations
+import surefoot.operations.captured  # noqa: F401  registers the operations
 from operations.catalogue import CASES, built
 from surefoot.complexity.layers import sparsity
 from surefoot.errors import SurefootError, UnsupportedOperation

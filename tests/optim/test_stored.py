@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.calculus.adjoint.gradient import proved_gradient
-from surefoot.calculus.adjoint.push import push
+from surefoot.calculus.adjoint.gradient import proved_gradient, push
 from surefoot.calculus.analysis import Analysis
 from surefoot.operations.captured import capture
 from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton, ProjectedGradient

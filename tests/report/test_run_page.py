@@ -16,7 +16,7 @@ from torch import nn
 import surefoot as sf
 from surefoot.certificate.numbers import upper
 from surefoot.report import ReportError, render_report, render_run, what_if, write_run
-from surefoot.report.architecture import architecture
+from surefoot.report.blocks import architecture
 from surefoot.report.run import promises
 from surefoot.report.variants import normalised
 

@@ -21,8 +21,8 @@ from surefoot.calculus.prepare import prepared
 from surefoot.domains import Box, Domain, DomainError, ProductBall, Region
 from surefoot.enclosure import Enclosure
 from surefoot.graph import Graph, Leaf
+from surefoot.operations.call import Norms
 from surefoot.operations.evaluation import fold_in_double
-from surefoot.operations.moving import Norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +52,6 @@ class Reading:
 class Analysis:
     """A function of the parameters: the outputs of a model on a batch, or an objective of them.
 
-    Attributes:
-        model: the model; it is not changed.
-        x: a batch.
-        objective: a loss bound to its targets, or any module that maps the outputs to one number; ``None`` for
-            the outputs.
-        reading: what holds for all weights.
-        values: of the leaves of the graph, by name, as they were when it was read.
-
     >>> model, x = nn.Linear(2, 1), torch.ones(3, 2)
     >>> first = Analysis.of(model, x)
     >>> Analysis.of(model, x, None, first) is first
@@ -71,11 +63,12 @@ class Analysis:
     (False, True)
     """
 
-    model: nn.Module
-    x: Any
+    model: nn.Module  # the model; it is not changed
+    x: Any  # a batch
+    # a loss bound to its targets, or any module that maps the outputs to one number; ``None`` for the outputs
     objective: nn.Module | None
-    reading: Reading
-    values: Mapping[str, Tensor]
+    reading: Reading  # what holds for all weights
+    values: Mapping[str, Tensor]  # of the leaves of the graph, by name, as they were when it was read
 
     @classmethod
     def of(
@@ -90,10 +83,6 @@ class Analysis:
 
         A new one takes over what holds for all weights, if the graph is the same; otherwise it starts with these
         norms of layers.
-
-        Raises:
-            CaptureError: if the model cannot be read.
-            ObjectiveError: if the objective does not fit the outputs.
         """
         graph, values = captured(model, x, objective)
         if previous is not None and previous.model is model and previous.reading.graph is graph:
@@ -118,11 +107,7 @@ class Analysis:
 
     @cached_property
     def costates(self) -> dict[str, Tensor]:
-        """The derivatives of the one number that is the output in all tensors that depend on parameters.
-
-        Raises:
-            DomainError: if the output is not one number, or there are no values.
-        """
+        """The derivatives of the one number that is the output in all tensors that depend on parameters."""
         self.require_values()
         if not self.reading.is_scalar:
             raise DomainError("steepest descent is that of an objective: give one, or a direction")
@@ -172,11 +157,7 @@ class Analysis:
         return {path: [graph.leaves[n] for n in names] for path, names in variable_blocks(graph, wrt).items()}
 
     def balls_around(self, box: Box, wrt: Wrt = "params") -> ProductBall:
-        """The balls that contain a box, one per block.
-
-        Raises:
-            DomainError: if the box does not fit.
-        """
+        """The balls that contain a box, one per block."""
         blocks = self.variables(wrt)
         shapes = {leaf.path: leaf.spec.shape for leaves in blocks.values() for leaf in leaves}
         return box.around({block: tuple(v.path for v in leaves) for block, leaves in blocks.items()}, shapes)
@@ -192,10 +173,6 @@ class Analysis:
         """The forward pass over a domain.
 
         Centre values are kept for a scalar function, for a pass backwards, and where the input varies.
-
-        Raises:
-            DomainError: if the domain does not fit.
-            UnsupportedOperation: if an operation has no rule.
         """
         leaves, region = self.enclosed(domain, wrt, input_norm)
         return forward(self.reading.prepared, leaves, region, keep=self.reading.is_scalar or wrt == "input")

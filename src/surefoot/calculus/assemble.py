@@ -74,10 +74,7 @@ def weighted_curvature(result: Pass) -> Curvatures:
 def terms(result: Pass, contracted: Curvatures, lipschitz: Mapping[str, Magnitude] | None = None) -> list[Term]:
     """The summands of H that are not zero, from the contracted curvatures of each operation.
 
-    Args:
-        result: the forward pass.
-        contracted: the curvatures; those of operations that are not named do not count.
-        lipschitz: of every tensor that varies; by default that of the forward pass.
+    Operations without one do not count. ``lipschitz`` is that of the forward pass, unless given.
     """
     summands: list[Term] = []
     slopes = {name: e.lipschitz for name, e in result.enclosures.items()} if lipschitz is None else lipschitz

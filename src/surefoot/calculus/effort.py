@@ -22,23 +22,14 @@ from surefoot.domains import DomainError
 
 @dataclass(frozen=True)
 class Effort:
-    """What may be spent.
+    """What may be spent."""
 
-    Attributes:
-        name: what it is called.
-        products: linear layers are followed sample by sample as long as these are not more multiplications.
-        directions: all directions of the variables are followed if they are not more.
-        balls: how many are tried, after the weights alone, for the longest step.
-        composed: what Jacobians between cuts may cost, in gradients.
-        shells: in how many at most a ball is then taken apart, to sum up what each adds to the curvature.
-    """
-
-    name: str
-    products: float
-    directions: int
-    composed: float = 0.0
-    balls: int = 6
-    shells: int = 0
+    name: str  # what it is called
+    products: float  # linear layers are followed sample by sample as long as these are not more multiplications
+    directions: int  # all directions of the variables are followed if they are not more
+    composed: float = 0.0  # what Jacobians between cuts may cost, in gradients
+    balls: int = 6  # how many are tried, after the weights alone, for the longest step
+    shells: int = 0  # in how many at most a ball is then taken apart, to sum up what each adds to the curvature
 
     def separates(self, widths: Sequence[int], count: int) -> bool:
         """Whether layers of these widths are followed sample by sample."""
@@ -53,11 +44,7 @@ ONE_BALL, AROUND_DIRECTIONS, AROUND_SAMPLES = 10, 30, 90  # for each ball: norms
 
 
 def effort_named(name: str) -> Effort:
-    """The effort of this name.
-
-    Raises:
-        DomainError: if there is none.
-    """
+    """The effort of this name."""
     for effort in (QUICK, NORMAL, HIGH):
         if effort.name == name:
             return effort

@@ -29,9 +29,9 @@ from surefoot.enclosure import Enclosure, measure, unknown_constant
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.operations.call import Bounds, Call, Pair, Slot
+from surefoot.operations.common import rows_of
 from surefoot.operations.evaluation import roundoff, value_of
 from surefoot.operations.record import record_of, rule_for
-from surefoot.operations.shapes import rows_of
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,7 @@ class Step:
         return replace(self, bounds=replace(numbers, entries_along=None, jacobian_change=None))
 
     def partners(self, slot: Slot) -> list[tuple[Pair, Slot]]:
-        """The pairs with curvature that a slot belongs to, each with the other slot, if that varies or is not
-        exact.
-        """
+        """The pairs with curvature of a slot, each with the other slot, if that varies or is not exact."""
         pairs = [(pair, pair[pair[0] == slot]) for pair in self.bounds.curvature if slot in pair]
         return [(pair, other) for pair, other in pairs if other in self.names or other in self.inexact]
 
@@ -70,9 +68,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Pass:
-    """The outcome of a forward pass: the enclosures and the steps, in order; with the graph if centre values are
-    kept.
-    """
+    """The outcome of a forward pass: enclosures and steps, in order; the graph if centre values are kept."""
 
     region: Region
     enclosures: Mapping[str, Enclosure]
@@ -90,9 +86,6 @@ def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region, keep:
     """Run the rules over the graph, from enclosures of the leaves.
 
     Centre values are kept for a pass backwards, or dropped as soon as no later operation reads them.
-
-    Raises:
-        UnsupportedOperation: if an operation that varies has no rule.
     """
     enclosures = dict(leaves)
     steps: list[Step] = []

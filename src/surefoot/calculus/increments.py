@@ -33,10 +33,10 @@ from surefoot.norms import spectral_norm
 from surefoot.norms.hermitian import up
 from surefoot.norms.multipliers import Bounded, Linear, System
 from surefoot.operations.call import Call
+from surefoot.operations.common import rows_of
 from surefoot.operations.evaluation import run_in_double
 from surefoot.operations.record import Form, record_of
 from surefoot.operations.scalar_functions import derivative_moved, slopes_laid
-from surefoot.operations.shapes import rows_of
 from surefoot.scalar import Rounded, ScalarFunction, range_on, rounded_derivatives, supremum
 
 _IMPROVED = 384  # entries of v up to which multipliers are improved

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-import surefoot.operations.families  # noqa: F401  registers the operations
+import surefoot.operations.captured  # noqa: F401  registers the operations
 from surefoot.calculus.folding import fold
 from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Graph, Node, Ref, Role, Spec, needed
@@ -179,8 +179,8 @@ def _expression(
 
 
 def _same_shape(graph: Graph, argument: Ref, node: Node, is_known: bool) -> bool:
-    """Whether a tensor meets the result entry by entry; whole numbers are not functions of x, conditions on x
-    are known.
+    """Whether a tensor meets the result entry by entry; whole numbers are not functions of x, conditions on x are
+    known.
     """
     spec = graph.spec(argument.name)
     if not isinstance(spec, Spec) or not isinstance(node.spec, Spec) or not (spec.is_real or is_known):

@@ -3,7 +3,7 @@ r"""A step against the gradient that is proved on the segment which it goes, not
 Let g be the gradient at the weights u and :math:`d` close to :math:`-g`, as it is computed. Along all directions
 :math:`d'` close to d, :math:`-g` among them, the Taylor models of :mod:`surefoot.calculus.segment` have the same
 coefficients, errors of the slopes of weights included, and so the same bound S of the curvature
-(:mod:`surefoot.calculus.segment.majorant`):
+(:mod:`surefoot.calculus.segment.along`):
 
 .. math:: F(u + \gamma d') \le F(u) + \gamma\langle g, d'\rangle + \tfrac S2\gamma^2 \qquad (0 \le \gamma \le
     \bar\gamma).

@@ -33,19 +33,21 @@ from surefoot.calculus.assemble import (
     weighted_curvature,
 )
 from surefoot.calculus.breakdown import (
+    bits_gained,
+    epsilon_of,
+    half_the_radius,
     largest_curvature,
     largest_slope,
     reasons,
     shares,
     smoothness_by_tensor,
+    ten_times_epsilon,
 )
 from surefoot.calculus.effort import NORMAL, Effort, effort_named, in_gradients
 from surefoot.calculus.forward import Pass
 from surefoot.calculus.increments import input_gain
 from surefoot.calculus.leaves import Wrt, ordinary_device
-from surefoot.calculus.segment.along import Along
-from surefoot.calculus.segment.majorant import majorant
-from surefoot.calculus.whatif import bits_gained, epsilon_of, half_the_radius, ten_times_epsilon
+from surefoot.calculus.segment.along import Along, majorant
 from surefoot.certificate.downhill import gradient_step
 from surefoot.certificate.record import Certificate, Row
 from surefoot.certificate.regularised import Penalty, regularised

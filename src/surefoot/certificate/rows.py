@@ -34,7 +34,7 @@ class Row:
         curvature: the rule's constant for the second derivative, the largest over pairs of arguments.
         epsilon: of a normalisation.
         bits_by_radius: by how many powers of two the operation's part of the smoothness falls, or more, when the
-            radius of the domain is halved (:mod:`surefoot.calculus.whatif`).
+            radius of the domain is halved (:mod:`surefoot.calculus.breakdown`).
         bits_by_epsilon: the same when the ε of every normalisation is multiplied by ten.
 
     >>> certificate = sf.certify(nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))

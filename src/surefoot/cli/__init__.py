@@ -4,8 +4,8 @@
   zoo's names. ``guard``: errors as sentences, exit codes, interrupts, where files may be written. ``output``:
   tables, JSON, notes, progress.
 * ``sweep``: many models or checkpoints, in several processes and in several runs.
-* ``certifying`` (one model or several), ``training``, ``stepping``, ``converge``, ``catalogue`` (rules, models,
-  what is installed): what the commands do.
+* ``certifying`` (one model or several), ``training``, ``stepping`` (steps, their cost, convergence), ``catalogue``
+  (rules, models, what is installed): what the commands do.
 * ``models``: a model by name, by import or from a file; ``suiting``: its weights, and data as it takes them;
   ``exported``: files of ``torch.export``, read without running what may be hidden in them.
 * ``cases``: from options to a model, a batch, an objective and a domain.

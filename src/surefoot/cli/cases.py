@@ -59,11 +59,7 @@ def domain_of(request: Request) -> sf.Ball | sf.ProductBall:
 
 
 def dataset_of(request: Request) -> Dataset | None:
-    """The data, or a random part of them.
-
-    Raises:
-        UsageError: if a shape is given as well, or an objective has nothing to compare with.
-    """
+    """The data, or a random part of them."""
     targets = request.objective and objective_class(request.objective).takes_targets  # a wrong name is said first
     if request.data is None:
         if targets:
@@ -82,11 +78,7 @@ def dataset_of(request: Request) -> Dataset | None:
 
 
 def case(name: str, request: Request, data: Dataset | None = None) -> Case:
-    """Build what the request is about; its data may be at hand.
-
-    Raises:
-        SurefootError: if something does not exist or does not fit.
-    """
+    """Build what the request is about, or refuse it; its data may be at hand."""
     spec, data = Spec.of(name), dataset_of(request) if data is None else data
     values = request.needs_numbers
     meta = spec.is_zoo and not values
@@ -130,11 +122,7 @@ def case(name: str, request: Request, data: Dataset | None = None) -> Case:
 
 @contextmanager
 def refusals_are_usage(subject: Case) -> Iterator[None]:
-    """In the body, a model that cannot be read because it does not take its input at all is a matter of usage.
-
-    Raises:
-        UsageError: if the model itself raises on the input.
-    """
+    """In the body, a model that cannot be read because it does not take its input at all is a matter of usage."""
     try:
         yield
     except CaptureError as error:
@@ -151,11 +139,7 @@ def _converted(x: Any, dtype: torch.dtype) -> Any:
 
 
 def objective_class(name: str) -> type[objectives.Objective]:
-    """The objective of this name: ``cross-entropy`` is ``CrossEntropy``.
-
-    Raises:
-        UsageError: if there is none, or it needs more than its name.
-    """
+    """The objective of this name: ``cross-entropy`` is ``CrossEntropy``."""
     exported = [getattr(objectives, attribute) for attribute in objectives.__all__]
     losses = [each for each in exported if isinstance(each, type) and issubclass(each, objectives.Objective)]
     losses = [*losses, clustering.ConvexClustering, clustering.KMeans, clustering.Spectral]
@@ -174,11 +158,7 @@ def objective_class(name: str) -> type[objectives.Objective]:
 
 
 def one_hot(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """Class numbers as vectors with a one.
-
-    Raises:
-        UsageError: if a class number is negative.
-    """
+    """Class numbers as vectors with a one."""
     if bool((targets < 0).any()):
         raise UsageError(f"class numbers are not negative, and the targets y hold {int(targets.min())}")
     return nn.functional.one_hot(targets.long(), classes).to(dtype)
@@ -229,11 +209,7 @@ class Subject:
 
 
 def trainable(start: Start, test: float) -> Subject:
-    """Build and load all of it.
-
-    Raises:
-        SurefootError: if something does not exist or does not fit.
-    """
+    """Build and load all of it, or refuse what does not exist or does not fit."""
     kind, data, objective = objective_class(start.objective), start.data or "digits", start.objective
     request = Request(
         data=data,

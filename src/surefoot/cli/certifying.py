@@ -51,11 +51,7 @@ def _certify_one(model: str, request: Request, json: bool, report: Path | None, 
 
 
 def certificates(subject: Case, request: Request) -> dict[str, Certificate]:
-    """The certificate for each choice of constants; proved ones with lower bounds, if the request asks for them.
-
-    Raises:
-        SurefootError: as ``surefoot.certify``.
-    """
+    """The certificate for each choice of constants; proved ones with lower bounds, if the request asks for it."""
     asked: dict[str, Any] = {"objective": subject.objective, "domain": domain_of(request), "wrt": request.wrt}
     kinds: Any = request.kinds
     with refusals_are_usage(subject):
@@ -133,16 +129,7 @@ def certify_all(
 ) -> Outcome:
     """Certify models and show them side by side; one that cannot be certified does not lose the others.
 
-    Args:
-        models: names, and files of weights behind them.
-        request: what is asked of each.
-        sweep: how they are gone through.
-        json: whether JSON is printed.
-        report: the page to write.
-        as_finished: whether each is shown as it finishes, and one that is not certified counts.
-
-    Raises:
-        SurefootError: that of the first model, if none of them can be certified.
+    With ``as_finished`` each is shown as it finishes, and one that is not certified counts.
     """
     jobs = jobs_of(models, request)
     data = dataset_of(request)  # says at once what is wrong with it

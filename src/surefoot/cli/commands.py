@@ -42,11 +42,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def _configured(context: typer.Context, path: Path | None) -> None:
-    """Take defaults of options from a file.
-
-    Raises:
-        typer.BadParameter: if it is no such file, or names what no command has.
-    """
+    """Take defaults of options from a file."""
     if path is None or context.resilient_parsing:
         return
     try:
@@ -220,7 +216,7 @@ def converge(
         raise UsageError("--batch is at least 1, --steps and --ridge are not negative")
     check_destination(report, "--report", (".html",))
     start = o.Start(model=model, data=data, objective=objective, seed=seed, device=device)
-    return _module("converge").prove(start, batch, steps, method, ridge, json, report)
+    return _module("stepping").prove(start, batch, steps, method, ridge, json, report)
 
 
 @app.command()

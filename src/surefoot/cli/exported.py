@@ -44,11 +44,7 @@ _DATA_KEYS = frozenset({"as_string", "as_strings", "torch_version", "verifiers",
 
 
 def load_exported(path: Path) -> tuple[nn.Module, Any]:
-    """The module and the example input of a ``.pt2`` file.
-
-    Raises:
-        UsageError: if there is no such file, or it is not made of tensors and ``aten`` operations alone.
-    """
+    """The module and the example input of a ``.pt2`` file."""
     if not path.is_file():
         raise UsageError(f"there is no file '{path}'")
     try:

@@ -144,11 +144,7 @@ def _silence() -> None:
 
 @contextmanager
 def writing(path: Path, option: str) -> Iterator[None]:
-    """A body that writes a file: where that fails, as on a full disk, it is said of which file.
-
-    Raises:
-        UsageError: in place of whatever the body raises.
-    """
+    """A body that writes a file: where that fails, as on a full disk, it is said of which file."""
     try:
         yield
     except Exception as error:  # torch and safetensors have their own for a full disk
@@ -159,11 +155,7 @@ def writing(path: Path, option: str) -> Iterator[None]:
 
 
 def append_line(path: Path, option: str, line: str) -> None:
-    """A line more in a file, whole or not at all.
-
-    Raises:
-        UsageError: if there is no room for it.
-    """
+    """A line more in a file, whole or not at all."""
     with writing(path, option):
         size = path.stat().st_size if path.is_file() else None
         try:
@@ -176,12 +168,7 @@ def append_line(path: Path, option: str, line: str) -> None:
 
 
 def check_destination(path: Path | None, option: str, suffixes: Sequence[str] = ()) -> None:
-    """Refuse a path that cannot be written, before anything is computed.
-
-    Raises:
-        UsageError: if its folder does not exist or is not writable, it is a folder or read-only, or its
-            suffix is another one.
-    """
+    """Refuse a path that cannot be written, before anything is computed."""
     if path is None:
         return
     if suffixes and path.suffix not in suffixes:

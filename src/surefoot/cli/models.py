@@ -36,9 +36,6 @@ class Spec:
 
         >>> Spec.of("mlp@sizes=64,32,10@activation=tanh").options
         {'sizes': (64, 32, 10), 'activation': 'tanh'}
-
-        Raises:
-            UsageError: if an option has no value.
         """
         target, *parts = text.split("@")
         options = {}
@@ -91,9 +88,6 @@ def build(
     Models of the zoo are built to take the first shape and to return so many classes, if these are known, and on
     ``meta`` without being allocated. The batch counts where no shape is given; the seed is that of first weights
     and of a random input.
-
-    Raises:
-        SurefootError: if there is no such model, or it cannot be built.
     """
     torch.manual_seed(seed)
     if spec.is_file:
@@ -233,11 +227,7 @@ def _imported(spec: Spec) -> Built:
 
 
 def _accepted(spec: Spec, make: Any) -> Mapping[str, Any]:
-    """The options, if the callable can be called with them alone.
-
-    Raises:
-        UsageError: if it cannot.
-    """
+    """The options, if the callable can be called with them alone."""
     try:
         inspect.signature(make).bind(**spec.options)
     except TypeError as error:

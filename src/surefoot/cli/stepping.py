@@ -1,4 +1,4 @@
-"""What ``surefoot step`` and ``surefoot cost`` do: what steps of each kind gain, and what they cost."""
+"""What ``surefoot step``, ``cost`` and ``converge`` do: what steps of each kind gain, cost and lead to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,16 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot.cli import output
 from surefoot.cli.cases import case, refusals_are_usage, trainable
-from surefoot.cli.guard import Outcome
+from surefoot.cli.guard import Outcome, UsageError, writing
 from surefoot.cli.options import Request, Start
 from surefoot.complexity import Cost, chain_cost
 from surefoot.errors import SurefootError
 from surefoot.objectives import Objective
 from surefoot.oracles import Step
 from surefoot.oracles.search_along import armijo
+from surefoot.report import write_convergence
+from surefoot.theorems import until_proved
+from surefoot.theorems.deciding import Method
 
 KINDS = ("gradient", "Gauss-Newton, dual", "Gauss-Newton, Gram", "Newton, CG")
 _OPTIMIZERS = {"gradient": "certified", "Newton, CG": "newton"}
@@ -68,11 +72,7 @@ class Point:
 
     @classmethod
     def of(cls, model: nn.Module, x: Tensor, objective: Objective, y: Tensor | None) -> Point:
-        """The present parameters.
-
-        Raises:
-            SurefootError: if the model cannot be read, or the objective does not fit.
-        """
+        """The present parameters."""
         chain = sf.Chain(model, x)
         bound = objective if y is None else objective.bound_to(y)
         taken = [_timed(lambda: sf.oracles.gradient(chain, bound))[1] for _ in range(4)]
@@ -81,11 +81,7 @@ class Point:
         return cls(chain, bound, loss, _proved_step(model, x, objective, y), chain_cost(chain), min(taken))
 
     def trial(self, name: str, kappa: float) -> Trial:
-        """Take one step.
-
-        Raises:
-            SurefootError: if the oracle cannot be asked here.
-        """
+        """Take one step."""
         kappa = 1 / self.step_size if name == "gradient" and self.step_size > 0 else kappa
         ask = self._oracle(name, kappa)
         step, seconds = _timed(ask)
@@ -224,3 +220,48 @@ def _advice(subject: str, trials: list[Trial], best: Trial) -> list[str]:
         f"To go on: surefoot train {subject} --optimizer {best.optimizer}",
         "One step says little about later ones: near a minimum quadratic models gain.",
     ]
+
+
+METHODS: dict[str, Method] = {
+    "gauss-newton": "gauss_newton",
+    "damped": "damped",
+    "gradient": "gradient",
+    "momentum": "momentum",
+    "stochastic": "stochastic",
+    "newton": "newton",
+}
+
+
+def prove(
+    start: Start, batch: int, steps: int, method: str, ridge: float, json: bool, report: Path | None
+) -> Outcome:
+    """Train on some samples until a theorem applies; Gauss-Newton steps, or Newton's for other objectives."""
+    if method not in METHODS:
+        raise UsageError(f"--method is one of {', '.join(METHODS)}, got {method!r}")
+    parts = trainable(start, test=0.0)
+    x, y = parts.train.x[:batch], parts.train.y
+    if y is None:
+        raise UsageError(
+            f"--objective {start.objective} has no targets: convergence is proved for those that have"
+        )
+    regularizer = sf.Ridge(ridge) if ridge else None
+    interpolates = isinstance(parts.objective, sf.Square) and regularizer is None
+    kind, called = (sf.optim.GaussNewton, "Gauss-Newton") if interpolates else (sf.optim.Newton, "Newton")
+    optimizer = kind(parts.model, parts.objective, regularizer=regularizer)
+    objective = parts.objective.bound_to(y[:batch])
+    with output.working("taking steps until convergence is proved"):
+        taken, verdict = until_proved(
+            lambda: optimizer.step(x, y[:batch]), parts.model, x, objective, regularizer, METHODS[method], steps
+        )
+    if report is not None:  # before anything is printed: a closed pipe does not lose it
+        name = f"Convergence of {start.model} on {len(x)} samples of {start.data}, after {taken} steps"
+        with writing(report, "--report"):
+            write_convergence(report, verdict, title=name)
+        output.note(f"the report is in {report}")
+    if json:
+        output.document({"model": start.model, "data": start.data, "samples": len(x), "steps": taken,
+                         "convergence": verdict.to_dict()})  # fmt: skip
+    else:
+        output.result(f"{start.model} on {len(x)} samples of {start.data}, after {taken} {called} steps\n")
+        output.result(str(verdict))
+    return Outcome.CERTIFIED if verdict.proved else Outcome.NOT_CERTIFIED

@@ -16,12 +16,7 @@ from surefoot.data import Dataset, read_tensors
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load all parameters and buffers from ``.safetensors`` or from a ``torch.save`` of tensors.
-
-    Raises:
-        DataError: if the file cannot be read without running code.
-        UsageError: if names, shapes or kinds of numbers do not fit; the model is then as it was.
-    """
+    """Load all parameters and buffers from ``.safetensors`` or from a ``torch.save`` of tensors."""
     held = _without_prefix(read_tensors(path), set(model.state_dict()))
     wanted = model.state_dict()
     wrong = [
@@ -56,11 +51,7 @@ def _shape(value: Tensor) -> str:
 
 
 def suited(model: nn.Module, data: Dataset) -> Dataset:
-    """The data as images or flat, whichever the model takes.
-
-    Raises:
-        UsageError: if it takes neither.
-    """
+    """The data as images or flat, whichever the model takes."""
     given = [data, data.flat()] if data.x.dim() != 2 and data.x.is_floating_point() else [data]
     found = [(each, refusal(model, each.x[:2])) for each in given]
     found += [(each, refusal(model, each.x)) for each in given if all(error for _, error in found)]
@@ -123,11 +114,7 @@ def with_batch(inputs: Any, batch: int) -> Any:
 
 
 def device_named(name: str) -> torch.device:
-    """The device of this name, if doubles can be put there.
-
-    Raises:
-        UsageError: if PyTorch has no such device here.
-    """
+    """The device of this name, if doubles can be put there."""
     try:
         device = torch.device(name)
         torch.zeros(1, dtype=torch.float64, device=device).item()  # on the meta device there are no numbers

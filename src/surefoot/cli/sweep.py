@@ -56,11 +56,7 @@ class Certified:
 
 
 def jobs_of(arguments: Sequence[str], request: Request) -> list[Job]:
-    """A file of weights is a checkpoint of the model that stands before it.
-
-    Raises:
-        UsageError: if none does, or ``--weights`` says something else.
-    """
+    """A file of weights is a checkpoint of the model that stands before it."""
     jobs: list[Job] = []
     model = ""
     for argument in arguments:
@@ -138,12 +134,7 @@ def _kept(work: Work, job: Job) -> Certified | SurefootError:
 
 
 class Lines:
-    """A file with one line of JSON for each job.
-
-    Args:
-        path: the file, or ``None`` for none.
-        resume: whether what stands in it is kept, and not computed again; failures are.
-    """
+    """A file with one line of JSON for each job; with ``resume`` what stands in it is kept, but for failures."""
 
     def __init__(self, path: Path | None, resume: bool) -> None:
         self.path, self.known = path, dict[str, dict[str, Any]]()

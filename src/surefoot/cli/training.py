@@ -51,11 +51,7 @@ class Batches:
 
 
 def check_whole(name: str, model: nn.Module, *parts: Dataset) -> None:
-    """Refuse a model that does not take all samples at once, as the losses before and after training need.
-
-    Raises:
-        UsageError: if it does not, as one that was exported for one number of samples.
-    """
+    """Refuse a model that does not take all samples at once, as the losses before and after training need."""
     for part in parts:
         error = refusal(model, part.x) if len(part) else None
         if error is not None:
@@ -92,11 +88,7 @@ class Keeper:
     run: Mapping[str, Any]  # the options that make two runs the same
 
     def resumed(self) -> int:
-        """Continue where the checkpoint was taken, if there is one; returns how many steps it has behind it.
-
-        Raises:
-            UsageError: if the file is no checkpoint, or that of another run.
-        """
+        """Continue where the checkpoint was taken, if there is one; returns how many steps it has behind it."""
         if self.path is None or not self.path.exists():
             return 0
         try:

@@ -60,35 +60,23 @@ UNIT = 2.0**-52
 
 
 class Accuracy(NamedTuple):
-    r"""How good a solution is, without the factor s.
+    r"""How good a solution is, without the factor s."""
 
-    Attributes:
-        value: on how far :math:`\frac12\|\hat y - z\|^2 + \Omega(z)`, z as stored and :math:`\Omega` as computed,
-            is from its minimum; for k-means from that over the centres of the assignment that was found.
-        point: on the distance of z from the exact solution; ``None`` if that may be elsewhere.
-    """
-
+    # on how far :math:`\frac12\|\hat y - z\|^2 + \Omega(z)`, z as stored and :math:`\Omega` as computed, is from
+    # its minimum; for k-means from that over the centres of the assignment that was found
     value: float
-    point: float | None
+    point: float | None  # on the distance of z from the exact solution; ``None`` if that may be elsewhere
 
 
 @dataclass(frozen=True)
 class Nearest(Generic[Result]):
-    r"""A solution of the inner problem.
+    r"""A solution of the inner problem."""
 
-    Attributes:
-        point: :math:`z`, of the shape of the outputs.
-        penalty: :math:`\Omega(z)`.
-        derivative: applies :math:`Dz(\hat y)`, a symmetric operator.
-        accuracy: proves how good it is.
-        result: what the solver has to say, in the words of the objective.
-    """
-
-    point: Tensor
-    penalty: float
-    derivative: Callable[[Tensor], Tensor]
-    accuracy: Callable[[], Accuracy]
-    result: Result
+    point: Tensor  # :math:`z`, of the shape of the outputs
+    penalty: float  # :math:`\Omega(z)`
+    derivative: Callable[[Tensor], Tensor]  # applies :math:`Dz(\hat y)`, a symmetric operator
+    accuracy: Callable[[], Accuracy]  # proves how good it is
+    result: Result  # what the solver has to say, in the words of the objective
 
 
 class Proximity(Generic[Result]):
@@ -234,9 +222,7 @@ class Over:
 
     @property
     def distance(self) -> Magnitude:
-        """From the set, at the centre: z is off it by the round-off of a mean or of a product with singular
-        vectors.
-        """
+        """From the set, at the centre: the round-off of a mean or of a product with singular vectors."""
         assert self.nearest is not None
         shape = self.outputs.shape
         off = self.outputs.centre_norm * (16.0 * (sum(shape) + 16) * min(shape) ** 0.5 * UNIT)

@@ -152,11 +152,7 @@ class Means:
 
 
 def lloyd(points: Tensor, k: int, seed: int, restarts: int, start: Tensor | None = None) -> tuple[Tensor, int]:
-    """Labels by scikit-learn's k-means, run until no label changes, and how many iterations the best run took.
-
-    Raises:
-        ObjectiveError: if scikit-learn is not installed.
-    """
+    """Labels by scikit-learn's k-means, run until no label changes, and how many iterations the best run took."""
     try:
         import sklearn.cluster
         from sklearn.exceptions import ConvergenceWarning

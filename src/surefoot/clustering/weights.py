@@ -162,11 +162,6 @@ def kept(first: Tensor, second: Tensor, weights: Tensor, count: int) -> Edges:
 class Incidence:
     r"""The map B with :math:`(Bx)_e = x_i - x_j` for an edge e = (i, j), row by row, and its transpose.
 
-    Args:
-        first: i of every edge.
-        second: j of every edge.
-        count: how many nodes.
-
     >>> b = Incidence(torch.tensor([0, 0]), torch.tensor([1, 2]), 3)
     >>> b.differences(torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64)).T.tolist()
     [[-1.0, -3.0]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import surefoot.operations.families  # noqa: F401  registers the operations
+import surefoot.operations.captured  # noqa: F401  registers the operations
 from surefoot.chain import Computation
 from surefoot.graph import Graph, Node, Role
 from surefoot.operations.call import Use

@@ -72,10 +72,8 @@ class Traffic:
     def seconds(self, rate: float, bandwidth: float, latency: float) -> float:
         """The time of one gradient of proved descent: weights are sent, gradients added up.
 
-        Args:
-            rate: multiplications per second of one process.
-            bandwidth: bytes per second.
-            latency: seconds for each message.
+        ``rate`` is multiplications per second of a process, ``bandwidth`` bytes per second, ``latency`` seconds
+        per message.
         """
         crossing = self._crossing(self.width * self.parameters, _DOUBLE * self.parameters, bandwidth, latency)
         return self.multiplications / (self.processes * rate) + crossing

@@ -8,8 +8,7 @@
   processes.
 * ``survey``, ``preserve``: all that a forward pass may read; the model stays as it was, and unless it changes it
   is not captured again; ``guard``: a quick look whether anything of that was touched.
-* ``flatten``: models that differentiate inside ``forward``, to one level of operations.
-* ``masks``: boolean masks as indices.
+* ``flatten``: models that differentiate inside ``forward``, to one level of operations; boolean masks as indices.
 * ``trace``, ``read``: ``torch.export``, with its errors in the user's terms; from an exported program to a graph.
 * ``refusals``: graphs that would not say the truth about the model.
 """

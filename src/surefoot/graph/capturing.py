@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from surefoot.graph.checks import as_inputs, check_inputs, check_model, refuse_masked_rows, refuse_wrong_ids
-from surefoot.graph.masks import masks_of
+from surefoot.graph.flatten import masks_of
 from surefoot.graph.nodes import Source
 from surefoot.graph.preserve import preserved
 from surefoot.graph.read import Rewrite, dense, read
@@ -46,9 +46,6 @@ def capture_with(model: nn.Module, x: Any, rewrite: Rewrite) -> Graph:
     Returns:
         The graph, whose buffers and constants refer to the model's. It is the same object as long as neither
         the model nor its buffers and constants change.
-
-    Raises:
-        CaptureError: if the model or the input cannot be read faithfully; it says what, where, what to do.
 
     >>> graph = sf.graph.capture_with(nn.ReLU(), torch.ones(2, 3), rewrite=lambda graph: graph)
     >>> graph.nodes[0].op

@@ -18,11 +18,7 @@ from surefoot.torch_private import Dropout, is_sharded, lies_elsewhere
 
 
 def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Positional and keyword inputs from a tensor, a sequence of tensors or a mapping of names to tensors.
-
-    Raises:
-        CaptureError: if something else was given.
-    """
+    """Positional and keyword inputs from a tensor, a sequence of tensors or a mapping of names to tensors."""
     args: tuple[Tensor, ...] = ()
     kwargs: dict[str, Tensor] = {}
     if isinstance(x, Tensor):
@@ -50,11 +46,7 @@ def is_loader(x: Any) -> bool:
 
 
 def check_inputs(args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> None:
-    """Refuse inputs on which no statement about the model could be made.
-
-    Raises:
-        CaptureError: on an empty batch, on NaN or infinite entries, on complex numbers.
-    """
+    """Refuse inputs on which no statement about the model could be made."""
     if not args and not kwargs:
         raise CaptureError("no input was given", remedy="Pass an example batch: surefoot reads shapes from it.")
     for name, value in _labelled(args, kwargs):
@@ -73,12 +65,7 @@ def check_inputs(args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Refuse models on which no statement could be made.
-
-    Raises:
-        CaptureError: if it is no module, is compiled to TorchScript or not initialised, if a weight or buffer is
-            NaN, infinite or complex, if parameters share memory, or if dropout is random.
-    """
+    """Refuse models on which no statement could be made."""
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
         remedy = "Pass an instance of a module; wrap a function in a small module whose forward calls it."
@@ -208,9 +195,6 @@ def select_outputs(result: Any) -> tuple[Tensor, ...]:
     output object, a tuple of this and that) stands for the one tensor in it that goes by an obvious name
     (``loss`` if that is a number, ``logits``, ``last_hidden_state``, …), or for the only one there is, at any
     depth. Without such a name, an output object of the ``transformers`` package stands for its tensors, in order.
-
-    Raises:
-        CaptureError: if there is no tensor, or no obvious one.
     """
     if isinstance(result, Tensor):
         return _real({"the output": result})
@@ -273,11 +257,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def refuse_wrong_ids(graph: Graph, inputs: Sequence[Tensor]) -> None:
-    """Refuse ids that an embedding does not have.
-
-    Raises:
-        CaptureError: naming the embedding.
-    """
+    """Refuse ids that an embedding does not have."""
     given = {leaf.name: value for leaf, value in zip(graph.inputs, inputs, strict=True)}
     for node in graph.nodes:
         indices = node.arguments.get("indices") if node.op == "aten.embedding" else None
@@ -296,9 +276,6 @@ def refuse_masked_rows(graph: Graph, inputs: Sequence[Tensor], parameters: Mappi
 
     A mask is computed from integers, truth values and constants. Where an operation reads one and a whole row
     comes out as minus infinity, the model is run: some return zeros for such a row, and that is a function.
-
-    Raises:
-        CaptureError: naming the module that reads the mask, if the model returns NaN.
     """
     given = {leaf.name: value for leaf, value in zip(graph.inputs, inputs, strict=True)}
     varies = {*graph.parameters, *graph.frozen, *(leaf for leaf in graph.inputs if leaf.spec.is_real)}

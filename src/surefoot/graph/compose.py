@@ -29,11 +29,7 @@ class Naming:
 
 
 def compose(first: Graph, second: Graph, naming: Naming, second_naming: Naming) -> Graph:
-    """The graph of ``second`` after ``first``; parameters that get equal paths become one leaf.
-
-    Raises:
-        ChainError: if what the first returns is not what the second reads.
-    """
+    """The graph of ``second`` after ``first``; parameters that get equal paths become one leaf."""
     returned = [_one(first, name) for name in first.outputs]
     wanted = [leaf.spec for leaf in second.inputs]
     if returned != wanted:

@@ -33,9 +33,6 @@ class Guard:
     slots) that cannot be told without reading them: the guard of a model that has one never holds. Values of
     parameters and buffers are not looked at, as in a survey.
 
-    Args:
-        model: the model, which is kept alive.
-
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     >>> guard = Guard(model)
     >>> guard.holds(), model.eval() is model, guard.holds()

@@ -63,21 +63,15 @@ class Role(Flag):
 class Leaf:
     """A tensor that comes from outside: an input, a parameter, a buffer or a constant.
 
-    Attributes:
-        name: its name in the graph.
-        path: its name in the model: ``features.0.weight``.
-        source: where it comes from. A parameter that asks for no gradient is frozen: it does not vary.
-        spec: its shape and type.
-
     >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
     >>> [leaf.path for leaf in graph.parameters]
     ['weight', 'bias']
     """
 
-    name: str
-    path: str
-    source: Source
-    spec: Spec
+    name: str  # its name in the graph
+    path: str  # its name in the model: ``features.0.weight``
+    source: Source  # where it comes from. A parameter that asks for no gradient is frozen: it does not vary.
+    spec: Spec  # its shape and type
 
     @property
     def trainable(self) -> bool:
@@ -97,27 +91,18 @@ _ROLE_OF = {Source.INPUT: Role.INPUT, Source.PARAMETER: Role.PARAMETERS}
 class Node:
     """One operation.
 
-    Attributes:
-        name: the name of its result.
-        op: the operation without its overload: ``aten.conv2d``.
-        target: the function that computes it.
-        args: positional arguments, with :class:`Ref` in place of tensors.
-        kwargs: keyword arguments, likewise.
-        module: path of the module that called it; ``""`` is the model itself.
-        spec: shape and type of the result, a tuple of them if there are several.
-
     >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
     >>> graph.nodes[0].op, graph.nodes[0].module, str(graph.nodes[0].spec)
     ('aten.linear', '', '5×3')
     """
 
-    name: str
-    op: str
-    target: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    module: str
-    spec: Spec | tuple[Spec, ...]
+    name: str  # the name of its result
+    op: str  # the operation without its overload: ``aten.conv2d``
+    target: Callable[..., Any]  # the function that computes it
+    args: tuple[Any, ...]  # positional arguments, with :class:`Ref` in place of tensors
+    kwargs: Mapping[str, Any]  # keyword arguments, likewise
+    module: str  # path of the module that called it; ``""`` is the model itself
+    spec: Spec | tuple[Spec, ...]  # shape and type of the result, a tuple of them if there are several
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -182,17 +167,13 @@ def roles_of(leaves: Mapping[str, Leaf], nodes: Iterable[Node]) -> dict[str, Rol
 class Block:
     """What one module directly owns: weight and bias together, the paper's :math:`u_t`.
 
-    Attributes:
-        path: path of the owning module.
-        parameters: names of its leaves in the graph.
-
     >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
     >>> graph.blocks
     {'': Block(path='', parameters=('p_model_weight', 'p_model_bias'))}
     """
 
-    path: str
-    parameters: tuple[str, ...]
+    path: str  # path of the owning module
+    parameters: tuple[str, ...]  # names of its leaves in the graph
 
 
 def _refs(argument: Any) -> Iterator[Ref]:

@@ -23,11 +23,7 @@ UNKNOWN = -1  # a size that only the data decides
 
 
 def read(program: ExportedProgram, model: nn.Module, rewrite: Rewrite) -> Graph:
-    """The graph of a traced model, its operations rewritten.
-
-    Raises:
-        CaptureError: if the program holds control flow, or writes into what the output is computed from.
-    """
+    """The graph of a traced model, its operations rewritten."""
     owned = Owned(model)
     leaves: dict[str, Leaf] = {}
     held: dict[str, Tensor] = {}
@@ -213,11 +209,7 @@ class Owned:
         return source, first, None if source is Source.PARAMETER else value
 
     def identify(self, path: str, value: Tensor) -> tuple[Source, str, Tensor | None]:
-        """What a constant of a traced program is: a parameter that was reached by another way, or indeed constant.
-
-        Raises:
-            CaptureError: if it is a part of a parameter.
-        """
+        """What a constant of a traced program is: a parameter reached by another way, or a constant."""
         for name, (source, owned) in self._tensors.items():
             overlaps = _overlap(owned, value)
             same = overlaps and span(owned) == span(value) and owned.shape == value.shape
@@ -266,14 +258,6 @@ def _by(target: Any, node: Node, **changes: Any) -> Node:
 _VIEWS = ("aten.view", "aten._unsafe_view")
 _DETACHES = ("aten.detach", "aten.detach_")
 _FILLS: dict[str, float | None] = {
-    "aten.zeros_like": 0,
-    "aten.new_zeros": 0,
-    "aten.empty": 0,
-    "aten.empty_like": 0,
-    "aten.empty_strided": 0,
-    "aten.new_empty": 0,
-    "aten.ones_like": 1,
-    "aten.new_ones": 1,
-    "aten.full_like": None,
-    "aten.new_full": None,
-}
+    "aten.zeros_like": 0, "aten.new_zeros": 0, "aten.empty": 0, "aten.empty_like": 0, "aten.empty_strided": 0,
+    "aten.new_empty": 0, "aten.ones_like": 1, "aten.new_ones": 1, "aten.full_like": None, "aten.new_full": None,
+}  # fmt: skip

@@ -36,9 +36,6 @@ def refuse_severed(program: ExportedProgram) -> None:
     """Refuse a tensor that depends on trainable parameters, reaches the output, and is cut off from its gradient.
 
     This is decided on the program as it was traced: its functional form no longer says where gradients were off.
-
-    Raises:
-        CaptureError: naming the module that calls ``detach`` or works under ``torch.no_grad``.
     """
     values = program.state_dict
     paths = program.graph_signature.inputs_to_parameters
@@ -61,9 +58,6 @@ def refuse_other_derivative(
     derivatives of what forward computes, at the example and at eight times it, for random slopes. That is a test
     at two inputs and no proof: a backward that is wrong elsewhere only passes. Constants and promises are
     those of what forward computes, with derivatives from the graph.
-
-    Raises:
-        CaptureError: naming the functions, if they differ or cannot be compared; or what was lost on the way.
     """
     functions = " and ".join(f"'{name}'" for name in names)
     try:
@@ -166,11 +160,7 @@ _DETACH = (torch.ops.aten.detach.default, torch.ops.aten.detach_.default)
 
 
 def refuse_stored(changes: Sequence[Change], model: nn.Module) -> None:
-    """Refuse a forward pass that stores a tensor on a module: the next one may read it.
-
-    Raises:
-        CaptureError: naming the module and the attribute.
-    """
+    """Refuse a forward pass that stores a tensor on a module: the next one may read it."""
     for change in changes:
         path, attribute = _split(change.label, model)
         hooked = _computed_by_hook(model.get_submodule(path), attribute)
@@ -181,11 +171,7 @@ def refuse_stored(changes: Sequence[Change], model: nn.Module) -> None:
 
 
 def refuse_effects(written: Sequence[str], drawn: Sequence[str]) -> None:
-    """Refuse a forward pass that writes into tensors beside parameters and buffers, or draws random numbers.
-
-    Raises:
-        CaptureError: naming them.
-    """
+    """Refuse a forward pass that writes into tensors beside parameters and buffers, or draws random numbers."""
     if written:
         raise CaptureError(f"the forward pass writes into the tensor '{written[0]}'", where="", remedy=PURE)
     if drawn:
@@ -194,11 +180,7 @@ def refuse_effects(written: Sequence[str], drawn: Sequence[str]) -> None:
 
 
 def refuse_other(graph: Graph, again: Graph, changes: Sequence[Change], model: nn.Module) -> None:
-    """Refuse a forward pass that changes something and computes another function the next time.
-
-    Raises:
-        CaptureError: naming what it changes.
-    """
+    """Refuse a forward pass that changes something and computes another function the next time."""
     if not same_function(graph, again):
         path, attribute = _split(changes[0].label, model)
         what = f"the forward pass changes '{attribute}', and the next one computes something else"
@@ -247,11 +229,7 @@ def _computed_by_hook(module: nn.Module, attribute: str) -> bool:
 
 
 def refuse_unfaithful(graph: Graph) -> None:
-    """Refuse what is random, depends on the data, treats integers as numbers, or ignores the input.
-
-    Raises:
-        CaptureError: naming the operation and its module.
-    """
+    """Refuse what is random, depends on the data, treats integers as numbers, or ignores the input."""
     given = {leaf.name for leaf in graph.inputs if leaf.spec.dtype in INTEGERS}
     for node in graph.nodes:
         for what, remedy in (*_problems(node), *_mixed_types(graph, node), *_integers(graph, node, given)):

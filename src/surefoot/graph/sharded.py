@@ -69,11 +69,7 @@ class Sharded:
         return [one(item) for item in given]
 
     def gather(self) -> None:
-        """The copy gets the present modes, and the present weights one after the other.
-
-        Raises:
-            CaptureError: if modules were replaced.
-        """
+        """The copy gets the present modes, and the present weights one after the other."""
         modules, copies = list(self.model.modules()), list(self.plain.modules())
         if len(modules) != len(copies) or not all(map(isinstance, modules, map(type, copies))):
             remedy = "Make another optimizer for the model as it is now."

@@ -25,24 +25,18 @@ class Graph:
     The graph depends on shapes, not on values: parameters are passed when it is run. Buffers, constants and
     frozen parameters come along by reference.
 
-    Attributes:
-        leaves: inputs, and the parameters, buffers and constants that the output depends on, by name.
-        nodes: the operations, in an order in which they can be computed.
-        outputs: names of the tensors the model returns.
-        blocks: parameter blocks, by module path, in order of first use.
-        held: values of buffers, constants and frozen parameters, by leaf name.
-        aliases: for tied weights, every further path to the path under which the graph knows it.
-
     >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
     >>> [node.op for node in graph.nodes], sorted(graph.leaves)
     (['aten.linear'], ['args_0', 'p_model_bias', 'p_model_weight'])
     """
 
+    # inputs, and the parameters, buffers and constants that the output depends on, by name
     leaves: Mapping[str, Leaf]
-    nodes: tuple[Node, ...]
-    outputs: tuple[str, ...]
-    blocks: Mapping[str, Block]
-    held: Mapping[str, Tensor]
+    nodes: tuple[Node, ...]  # the operations, in an order in which they can be computed
+    outputs: tuple[str, ...]  # names of the tensors the model returns
+    blocks: Mapping[str, Block]  # parameter blocks, by module path, in order of first use
+    held: Mapping[str, Tensor]  # values of buffers, constants and frozen parameters, by leaf name
+    # for tied weights, every further path to the path under which the graph knows it
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -195,14 +189,7 @@ class Graph:
         return outputs_of(self, self.bind(parameters, inputs), Node.run)
 
     def bind(self, parameters: Mapping[str, Tensor], inputs: Sequence[Tensor]) -> dict[str, Any]:
-        """Values of all leaves and constants, by name.
-
-        A frozen parameter has the model's value unless another one is given.
-
-        Raises:
-            KeyError: if a parameter is missing.
-            ValueError: if the number of inputs is not the graph's.
-        """
+        """Values of all leaves and constants, by name; a frozen parameter has the model's unless one is given."""
         if len(inputs) != len(self.inputs):
             raise ValueError(f"the graph reads {len(self.inputs)} inputs, got {len(inputs)}")
         values = self.constants_at(parameters)

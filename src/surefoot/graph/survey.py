@@ -60,9 +60,6 @@ class Same:
 
     An identity alone would not do: it may be given to a new object once the old one is gone. And a strong
     reference would keep models alive.
-
-    Raises:
-        TypeError: if the object cannot be referred to weakly.
     """
 
     def __init__(self, value: Any) -> None:

@@ -26,8 +26,7 @@ from torch.export import ExportedProgram
 import surefoot
 from surefoot.errors import CaptureError, SurefootError
 from surefoot.graph.checks import select_outputs
-from surefoot.graph.flatten import Flat, has_transforms
-from surefoot.graph.masks import MasksAsIndices, places_of
+from surefoot.graph.flatten import Flat, MasksAsIndices, has_transforms, places_of
 from surefoot.graph.nodes import PREFIX, module_path
 from surefoot.graph.preserve import Change, Watch
 from surefoot.graph.survey import Survey
@@ -87,11 +86,7 @@ class Traced:
 def trace(
     model: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], survey: Survey, calls: int = 1
 ) -> Traced:
-    """Trace a forward pass: the last one of so many calls in a row.
-
-    Raises:
-        CaptureError: if the forward pass fails or cannot be traced.
-    """
+    """Trace a forward pass, the last one of so many calls in a row, or say why it cannot be traced."""
     changes: list[Change] = []
     custom: list[str] = []
     selected = _Selected(model, survey, calls, changes, custom)

@@ -66,11 +66,7 @@ class ImplicitError(SurefootError, RuntimeError):
 
 
 def refuse_nan(gradient: Tensor, iteration: int, residual: float | None = None) -> None:
-    """Refuse a gradient that is not finite.
-
-    Raises:
-        ImplicitError: naming the first such row.
-    """
+    """Refuse a gradient that is not finite."""
     rows = ~torch.isfinite(gradient).all(dim=1)
     if bool(rows.any()):
         raise ImplicitError(

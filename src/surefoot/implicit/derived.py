@@ -53,11 +53,7 @@ _aten: Any = torch.ops.aten
 
 
 def gradient_graph(problem: Problem, specs: Sequence[Spec], device: torch.device) -> Graph:
-    """The graph of the gradient: leaves are the tensors of the problem by name, and ``beta``, rows × size.
-
-    Raises:
-        SurefootError: if the gradient cannot be written as a graph.
-    """
+    """The graph of the gradient: leaves are the tensors of the problem by name, and ``beta``, rows × size."""
     key = tuple(specs)
     if key not in problem.kept:
         problem.kept[key] = _traced(problem, specs, device)
@@ -114,23 +110,15 @@ _DERIVATIVES: dict[Any, Callable[..., Tensor]] = {
 
 @dataclass(frozen=True)
 class Derived:
-    r"""What was found, for the stacked minimisers of the batch.
+    r"""What was found, for the stacked minimisers of the batch."""
 
-    Attributes:
-        strong_convexity: over all that the arguments reach, at least the declared one.
-        slopes: :math:`\ell_s`, by name of the tensor; the one of :math:`\beta` is under ``"beta"``.
-        bends: :math:`L_{ss'}`, likewise, both ways round.
-        reach: r.
-        rows: the same for every minimiser.
-        bound: on the norm of the stacked minimisers.
-    """
-
-    strong_convexity: float
+    strong_convexity: float  # over all that the arguments reach, at least the declared one
+    # :math:`\ell_s`, by name of the tensor; the one of :math:`\beta` is under ``"beta"``
     slopes: Mapping[str, Magnitude]
-    bends: Mapping[tuple[str, str], Magnitude]
-    reach: Magnitude
-    rows: Magnitude
-    bound: Magnitude
+    bends: Mapping[tuple[str, str], Magnitude]  # :math:`L_{ss'}`, likewise, both ways round
+    reach: Magnitude  # r
+    rows: Magnitude  # the same for every minimiser
+    bound: Magnitude  # on the norm of the stacked minimisers
 
 
 def derived(
@@ -140,9 +128,6 @@ def derived(
 
     The enclosures are those of the tensors of the problem, in order; ``centre`` are minimisers at their centres,
     or near, rows × size, if these are known, and ``least`` bounds the eigenvalues of the Hessians there.
-
-    Raises:
-        SurefootError: if the gradient of ζ cannot be traced, or one of its operations has no rule.
     """
     specs = [e.spec for e in enclosures]
     assert all(isinstance(spec, Spec) for spec in specs)

@@ -63,11 +63,7 @@ class Minimiser:
 
 
 def minimiser(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> Tensor:
-    """The minimisers, rows × size.
-
-    Raises:
-        ImplicitError: if the problem cannot be solved.
-    """
+    """The minimisers, rows × size."""
     problem.check(tensors)
     problem.refuse_hidden(tensors)
     beta, inverse, steps, momenta = _Solve.apply(problem, start, *tensors)
@@ -228,9 +224,6 @@ def read(tensors: Sequence[_Item], layer: int) -> tuple[Minimiser, tuple[list[_I
     """The function that a recorded operation stands for, and its inputs, parameters and buffers.
 
     What reads a graph relies on second derivatives, so there they are always implicit and exact.
-
-    Raises:
-        ImplicitError: if its layer is gone.
     """
     source = _layers.get(layer)
     if source is None:

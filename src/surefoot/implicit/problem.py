@@ -115,11 +115,7 @@ class Problem:
         return functools.reduce(torch.promote_types, real) if real else torch.get_default_dtype()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """Refuse inputs that do not fit.
-
-        Raises:
-            ImplicitError: saying what was expected.
-        """
+        """Refuse inputs that do not fit."""
         given = tensors[: len(self.inputs)]
         if not given:
             raise ImplicitError("an ArgMin layer was called without input", "Pass at least one tensor.")
@@ -162,11 +158,7 @@ class Problem:
         return float(torch.linalg.eigvalsh(0.5 * (hessian + hessian.mT)).min())
 
     def refuse_overstated(self, beta: Tensor, tensors: Tensors, mu: float) -> None:
-        """Refuse a declared strong convexity that a Hessian contradicts.
-
-        Raises:
-            ImplicitError: with the eigenvalue that was found.
-        """
+        """Refuse a declared strong convexity that a Hessian contradicts."""
         least = self.least_curvature(beta, tensors)
         if least < mu * (1 - 1e3 * torch.finfo(beta.dtype).eps):
             raise ImplicitError(
@@ -198,11 +190,7 @@ class Problem:
         return value.reshape(())
 
     def refuse_hidden(self, tensors: Tensors) -> None:
-        """Refuse a ζ that reads tensors which ask for gradients and are not its parameters: they would get none.
-
-        Raises:
-            ImplicitError: saying how to pass them.
-        """
+        """Refuse a ζ that reads tensors which ask for gradients and are no parameters: they would get none."""
         beta = torch.zeros(1, self.size, dtype=self.dtype(tensors), device=tensors[0].device)
         first = torch.zeros(1, dtype=torch.long, device=tensors[0].device)
         with torch.enable_grad():

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from surefoot.calculus.adjoint.backward import backward
 from surefoot.calculus.adjoint.costates import costates
-from surefoot.calculus.adjoint.push import push
+from surefoot.calculus.adjoint.gradient import push
 from surefoot.calculus.forward import Pass, forward
 from surefoot.domains import Region
 from surefoot.enclosure import constant, norm
@@ -47,31 +47,18 @@ _UP = 1 + 2.0**-40
 
 @dataclass(frozen=True)
 class Minimum:
-    """The gradient of an inner problem at computed minimisers, over a ball that contains the exact ones.
+    """The gradient of an inner problem at computed minimisers, over a ball that contains the exact ones."""
 
-    Attributes:
-        problem: the problem.
-        values: its tensors.
-        beta: the computed minimisers, rows × size.
-        mu: a bound on the strong convexity, from below.
-        result: the forward pass through the gradient, with centre values.
-        error: on the distance between the computed and the exact minimisers, all rows together.
-    """
-
-    problem: Problem
-    values: Tensors
-    beta: Tensor
-    mu: float
-    result: Pass
-    error: Magnitude
+    problem: Problem  # the problem
+    values: Tensors  # its tensors
+    beta: Tensor  # the computed minimisers, rows × size
+    mu: float  # a bound on the strong convexity, from below
+    result: Pass  # the forward pass through the gradient, with centre values
+    error: Magnitude  # on the distance between the computed and the exact minimisers, all rows together
 
     @classmethod
     def of(cls, problem: Problem, values: Tensors, beta: Tensor, mu: float) -> Minimum:
-        """The same.
-
-        Raises:
-            SurefootError: if the gradient is not made of operations with rules.
-        """
+        """The same, if the gradient is made of operations with rules."""
         specs = [Spec(tuple(value.shape), value.dtype) for value in values]
         graph = gradient_graph(problem, specs, beta.device)
         names = [leaf.name for leaf in graph.inputs][1:]

@@ -177,11 +177,8 @@ class _Layout:
     ) -> Bounds:
         """Bounds from those of the stacked minimisers, by name.
 
-        Args:
-            jacobian: of the stacked minimisers.
-            curvature: likewise.
-            rows: how far each minimiser may be from its centre.
-            shared: curvatures of single minimisers between arguments that all samples share.
+        ``rows`` is how far each minimiser may be from its centre; ``shared`` are curvatures of single minimisers
+        between arguments that all samples share.
         """
         slots, count = self.slots, self.count
         both = [pair for pair in curvature if self.per_sample.issuperset(pair)]

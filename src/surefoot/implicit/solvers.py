@@ -46,11 +46,7 @@ class Outcome:
 
 
 def solved(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> Outcome:
-    """The minimisers by the solver of the settings, not differentiable.
-
-    Raises:
-        ImplicitError: if a Hessian is not positive definite, something is not finite, or there is no convergence.
-    """
+    """The minimisers by the solver of the settings, not differentiable."""
     begin = starting_point(problem, tensors, start)
     return (_newton if problem.settings.solver == "newton" else _accelerated)(problem, tensors, begin)
 
@@ -65,11 +61,7 @@ def starting_point(problem: Problem, tensors: Tensors, start: Tensor | None) -> 
 
 
 def factorised(hessian: Tensor, iteration: int, residual: float) -> Tensor:
-    """The Cholesky factors of Hessians.
-
-    Raises:
-        ImplicitError: if one is not positive definite.
-    """
+    """The Cholesky factors of Hessians; refuses one that is not positive definite."""
     factor, failed = torch.linalg.cholesky_ex(hessian)
     if bool(failed.any()):
         row = int(failed.nonzero()[0])
@@ -212,9 +204,6 @@ def inverse_product(problem: Problem, beta: Tensor, tensors: Tensors, right: Ten
     """The inverse Hessians at some rows times vectors, to nearly the precision of the element type.
 
     ``right`` has the shape of β, rows × size, or is any number of such matrices stacked in front.
-
-    Raises:
-        ImplicitError: if a Hessian has a direction of negative or no curvature.
     """
 
     def product(direction: Tensor) -> Tensor:

@@ -52,9 +52,6 @@ def keep_if_lower(data: Any, objective: nn.Module, *, every: int = 1, slower: fl
         objective: the loss of the outputs of ``forward``, without targets.
         every: how many epochs lie between two checks.
         slower: factor of the learning rates after weights were not kept.
-
-    Raises:
-        IntegrationError: if Lightning is not installed.
     """
     for package in ("lightning.pytorch", "pytorch_lightning"):
         try:

@@ -28,18 +28,12 @@ _INSIDE = 1 - 2.0**-40
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    r"""A product of balls :math:`\{u : \|u_g - c_g\|_2 \le r_g \text{ for every group } g\}`.
+    r"""A product of balls :math:`\{u : \|u_g - c_g\|_2 \le r_g \text{ for every group } g\}`."""
 
-    Attributes:
-        names: of the variable tensors, in the order in which they lie in the vector.
-        shapes: of the variable tensors.
-        center: the vector :math:`c`.
-        groups: positions in ``names`` that share a radius, with that radius.
-    """
-
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    center: Tensor
+    names: tuple[str, ...]  # of the variable tensors, in the order in which they lie in the vector
+    shapes: tuple[torch.Size, ...]  # of the variable tensors
+    center: Tensor  # the vector :math:`c`
+    # positions in ``names`` that share a radius, with that radius
     groups: tuple[tuple[tuple[int, ...], float], ...]
 
     @classmethod

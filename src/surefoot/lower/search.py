@@ -33,21 +33,13 @@ _HALVINGS = 24
 
 @dataclass(frozen=True)
 class Found:
-    r"""A value at a point, how it grows there, and the directions it was found with.
+    r"""A value at a point, how it grows there, and the directions it was found with."""
 
-    Attributes:
-        value: attained.
-        point: where.
-        uphill: the gradient of the value in the point.
-        left: :math:`w`.
-        right: :math:`v`.
-    """
-
-    value: float
-    point: Tensor
-    uphill: Tensor
-    left: Tensor
-    right: Tensor
+    value: float  # attained
+    point: Tensor  # where
+    uphill: Tensor  # the gradient of the value in the point
+    left: Tensor  # :math:`w`
+    right: Tensor  # :math:`v`
 
 
 _Score = Callable[[Expansion, Tensor, Tensor, Tensor], Found]

@@ -3,11 +3,11 @@
 * ``hermitian``: what floating-point arithmetic may have lost; the largest eigenvalue of a Hermitian matrix, by a
   residual;
 * ``matrix``: spectral and Frobenius norms of matrices, of batches of matrices and of matrices of magnitudes;
-* ``symmetric``: the norm of a large symmetric matrix, by its leading eigenvectors and the rest;
 * ``symbol``: the norm of a convolution from its values at the frequencies of a torus;
 * ``convolution``: the norm of PyTorch's convolutions, and the overlap of their patches;
-* ``blocked``: symmetric matrices by panels of rows, and their Cholesky factors.
-* ``verified``: linear algebra with a proof: products, extreme eigenvalues, least solutions;
+* ``blocked``: symmetric matrices by panels of rows, and their Cholesky factors;
+* ``verified``: linear algebra with a proof: products, extreme eigenvalues, least solutions, the norm of a large
+  symmetric matrix by its leading eigenvectors and the rest;
 * ``multipliers``: the norm of linear maps with operations of bounded slope between them.
 """
 

@@ -24,17 +24,12 @@ _SWEEPS = 60
 
 @dataclass(frozen=True, eq=False)
 class Symmetric:
-    """Such a matrix.
+    """Such a matrix."""
 
-    Attributes:
-        size: how many rows there are.
-        rows: those from one number to another, columns up to the second: the lower triangle, and a little more.
-        panel: how many rows are computed together.
-    """
-
-    size: int
+    size: int  # how many rows there are
+    # those from one number to another, columns up to the second: the lower triangle, and a little more
     rows: Callable[[int, int], Rounded]
-    panel: int = _PANEL
+    panel: int = _PANEL  # how many rows are computed together
 
     @staticmethod
     def dense(matrix: Rounded) -> Symmetric:
@@ -63,9 +58,7 @@ class Symmetric:
 
     @cached_property
     def size_and_error(self) -> tuple[float, float]:
-        """The trace of absolute values, approximately, and a bound on the norm of the error: the largest sum of a
-        row, or the Frobenius norm.
-        """
+        """About the trace of absolute values, and a bound on the norm of the error, by rows or Frobenius."""
         sums, squares, trace = torch.zeros(self.size, dtype=torch.float64), 0.0, 0.0
         for start, stop, found in self.panels():
             lower = found.error.tril(start)

@@ -122,9 +122,8 @@ def excess(gram: Tensor, shift: Tensor) -> Tensor:
     :math:`\sqrt2\|\mathrm{tril}(P - M)\|_F + c\|R\|_F^2 + 2u\lambda`; the norms themselves are sums of
     :math:`n^2` squares in double precision, of differences rounded once.
 
-    Args:
-        gram: with a non-negative diagonal, shape (..., n, n), single or double precision, real or complex.
-        shift: positive, shape (...), double precision but representable in the precision of ``gram``.
+    ``gram`` has a non-negative diagonal and shape (..., n, n), in single or double precision, real or complex;
+    ``shift`` is positive, of shape (...), in double precision but representable in the precision of ``gram``.
     """
     size, dtype = gram.shape[-1], gram.dtype
     matrix = -gram

@@ -41,15 +41,10 @@ _SLACKS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2)  # relative room for the proof
 
 @dataclass(frozen=True)
 class Linear:
-    """A tensor as a linear function of the first entries of v.
+    """A tensor as a linear function of the first entries of v."""
 
-    Attributes:
-        value: the matrix as computed, one row per entry of the tensor.
-        error: on the norm of each column of the difference to the exact one.
-    """
-
-    value: Tensor
-    error: Tensor
+    value: Tensor  # the matrix as computed, one row per entry of the tensor
+    error: Tensor  # on the norm of each column of the difference to the exact one
 
     def padded(self, width: int) -> Linear:
         """The same as a function of more entries, which do not enter."""
@@ -69,11 +64,8 @@ class Bounded:
 class System:
     """The matrices of the inequality.
 
-    Args:
-        inputs: entries of ξ.
-        groups: what bounds the entries of w, in order.
-        output: Cv.
-        improve: whether the multipliers of the closed form are improved.
+    ξ has ``inputs`` entries, the ``groups`` bound the entries of w in order, ``output`` is Cv. With ``improve``,
+    the multipliers of the closed form are improved.
     """
 
     def __init__(self, inputs: int, groups: Sequence[Bounded], output: Linear, improve: bool = True) -> None:

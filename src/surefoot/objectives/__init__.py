@@ -4,12 +4,11 @@
 * ``constants``: :class:`Constants` of an objective as a function of the stacked outputs; as the paper prints them.
 * ``cross_entropy``: :class:`CrossEntropy` and :class:`NegativeLogLikelihood`, losses of class numbers.
 * ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Reconstruction`.
-* ``returned``: :class:`ModelLoss`, of models that return their loss.
-* ``torch_losses``: losses of torch.nn as objectives.
+* ``torch_losses``: losses of torch.nn as objectives, and :class:`ModelLoss`, of models that return their loss.
 * ``regularizers``: functions of the parameters: :class:`Ridge`, :class:`PseudoHuber`, :class:`ElasticNet`.
 """
 
-from surefoot.calculus.attach import attach
+from surefoot.calculus.leaves import attach
 from surefoot.objectives.base import Loss, Objective
 from surefoot.objectives.constants import Constants, ObjectiveError
 from surefoot.objectives.cross_entropy import CrossEntropy, NegativeLogLikelihood
@@ -25,8 +24,7 @@ from surefoot.objectives.entrywise import (
     encode_decode,
 )
 from surefoot.objectives.regularizers import ElasticNet, PseudoHuber, Regularizer, Ridge
-from surefoot.objectives.returned import ModelLoss
-from surefoot.objectives.torch_losses import as_objective, from_torch
+from surefoot.objectives.torch_losses import ModelLoss, as_objective, from_torch
 
 __all__ = [
     "Absolute", "BinaryCrossEntropy", "Constants", "CrossEntropy", "Divergence", "ElasticNet", "Huber", "Loss",

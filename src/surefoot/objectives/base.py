@@ -304,11 +304,7 @@ def shape_of(spec: Spec) -> str:
 
 
 def frozen_numbers(value: Any, what: str) -> Numbers | None:
-    """Weights as numbers in tuples, which can be compared and hashed.
-
-    Raises:
-        ObjectiveError: if one of them is negative or not finite.
-    """
+    """Weights as numbers in tuples, which can be compared and hashed."""
     if value is None:
         return None
     try:

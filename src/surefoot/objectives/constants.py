@@ -54,11 +54,7 @@ class Constants:
 
 
 def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
-    """What the rule of an objective says on a ball of outputs around zero; targets may be unknown.
-
-    Raises:
-        ObjectiveError: if the objective has no rule.
-    """
+    """What the rule of an objective says on a ball of outputs around zero; targets may be unknown."""
     rule = rules().get(objective.operation)
     if rule is None:
         raise ObjectiveError(
@@ -116,19 +112,12 @@ TWO_CLUSTERED_POINTS = (
 
 @dataclass(frozen=True)
 class PrintedLoss:
-    r"""What the paper prints about a real function h.
+    r"""What the paper prints about a real function h."""
 
-    Attributes:
-        lipschitz: :math:`\ell_h`.
-        smoothness: :math:`L_h`.
-        jacobian_at_zero: :math:`\|\nabla h(0)\|_2`.
-        unsound: one sentence per constant that is printed but is not an upper bound.
-    """
-
-    lipschitz: Magnitude
-    smoothness: Magnitude
-    jacobian_at_zero: Magnitude
-    unsound: tuple[str, ...] = ()
+    lipschitz: Magnitude  # :math:`\ell_h`
+    smoothness: Magnitude  # :math:`L_h`
+    jacobian_at_zero: Magnitude  # :math:`\|\nabla h(0)\|_2`
+    unsound: tuple[str, ...] = ()  # one sentence per constant that is printed but is not an upper bound
 
 
 def square_loss(radius: Number, label_radius: Number) -> PrintedLoss:

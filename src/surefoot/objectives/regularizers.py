@@ -91,11 +91,7 @@ class Regularizer(ABC):
         return 0.0
 
     def __call__(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The value, differentiable in the parameters.
-
-        Raises:
-            ObjectiveError: if there are no parameters.
-        """
+        """The value, differentiable in the parameters."""
         terms = [self._term(path, value) for path, value in parameters.items()]
         if not terms:
             raise ObjectiveError("a regulariser needs parameters")

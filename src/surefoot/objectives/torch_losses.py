@@ -1,4 +1,4 @@
-"""Losses of torch.nn as objectives with constants."""
+"""Losses of torch.nn as objectives with constants, and models that return their loss."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from surefoot.objectives.base import Loss, Objective
-from surefoot.objectives.constants import ObjectiveError
+from surefoot.errors import ObjectiveError
+from surefoot.graph.nodes import Spec
+from surefoot.objectives.base import Loss, Objective, shape_of
 from surefoot.objectives.cross_entropy import CrossEntropy, NegativeLogLikelihood
 from surefoot.objectives.entrywise import (
     Absolute,
@@ -148,3 +149,24 @@ _REFUSED: dict[type, str] = {
     nn.CTCLoss: "it sums over alignments; no constants are known",
     nn.AdaptiveLogSoftmaxWithLoss: "it has parameters of its own; make it part of the model",
 }
+
+
+class ModelLoss(Objective):
+    """The loss that the model itself computes and returns, from targets among its inputs.
+
+    Whether that is convex in anything, or never negative, is not known: optimizers ask for a lower bound before
+    they speak of one.
+
+    >>> float(sf.objectives.ModelLoss()(torch.tensor(3.0)))
+    3.0
+    """
+
+    operation = "surefoot.returned"
+    takes_targets = False
+
+    def check(self, outputs: Spec, targets: Spec | None) -> None:
+        """There is one number."""
+        if outputs.numel != 1:
+            raise ObjectiveError(
+                f"ModelLoss is for models that return one number, their loss, got {shape_of(outputs)} outputs"
+            )

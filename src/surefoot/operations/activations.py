@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
 from torch.nn import functional
 
+from surefoot.operations.common import aligned
 from surefoot.operations.record import Form, Scalar, declare
-from surefoot.operations.shapes import aligned
 from surefoot.scalar import ScalarFunction
 
 
@@ -68,11 +67,6 @@ def _logit(x: ScalarFunction, eps: float | None = None) -> ScalarFunction:
     return _LOG.compose(z) - _LOG.compose(1.0 - z)
 
 
-def _randomised(x: ScalarFunction, lower: float, upper: float) -> ScalarFunction:
-    """Slopes as they are evaluated, with their mean; while training they are refused before."""
-    return ScalarFunction.named("leaky_relu", negative_slope=(float(lower) + float(upper)) / 2).compose(x)
-
-
 def _extreme(name: str) -> Scalar:
     return lambda o: ScalarFunction.apply(name, o["self"], o["other"])
 
@@ -81,52 +75,20 @@ _EXP, _LOG = _named("exp")(ScalarFunction.variable()), _named("log")(ScalarFunct
 _LOG_2, _LOG_10 = (_LOG.compose(ScalarFunction.constant(base)) for base in (2.0, 10.0))
 _RIGHT_ANGLE = 2.0 * ScalarFunction.named("atan").compose(ScalarFunction.constant(1.0))
 for _name in [
-    "relu",
-    "relu6",
-    "selu",
-    "silu",
-    "mish",
-    "sigmoid",
-    "log_sigmoid",
-    "tanh",
-    "hardswish",
-    "hardsigmoid",
-    "sin",
-    "cos",
-    "tan",
-    "atan",
-    "sinh",
-    "cosh",
-    "asinh",
-    "exp",
-    "expm1",
-    "log",
-    "log1p",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "square",
-    "abs",
-    "sign",
-    "erf",
-    "erfc",
-]:
+    "relu", "relu6", "selu", "silu", "mish", "sigmoid", "log_sigmoid", "tanh", "hardswish", "hardsigmoid", "sin",
+    "cos", "tan", "atan", "sinh", "cosh", "asinh", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal",
+    "square", "abs", "sign", "erf", "erfc",
+]:  # fmt: skip
     elementwise(f"aten.{_name}", scalar=_named(_name))
 for _name, _keys in {
-    "leaky_relu": ("negative_slope",),
-    "elu": ("alpha", "scale", "input_scale"),
-    "celu": ("alpha",),
-    "gelu": ("approximate",),
-    "softplus": ("beta", "threshold"),
-    "hardtanh": ("min_val", "max_val"),
-    "threshold": ("threshold", "value"),
-    "softshrink": ("lambd",),
-    "hardshrink": ("lambd",),
+    "leaky_relu": ("negative_slope",), "elu": ("alpha", "scale", "input_scale"), "celu": ("alpha",),
+    "gelu": ("approximate",), "softplus": ("beta", "threshold"), "hardtanh": ("min_val", "max_val"),
+    "threshold": ("threshold", "value"), "softshrink": ("lambd",), "hardshrink": ("lambd",),
     "clamp": ("min", "max"),
-}.items():
+}.items():  # fmt: skip
     elementwise(f"aten.{_name}", scalar=_named(_name), keys=_keys)
 elementwise("aten.clamp_min", "aten.clamp_max", scalar=_named("clamp"), keys=("min", "max"))
-elementwise("aten.rrelu", scalar=_randomised, keys=("lower", "upper"))
+elementwise("aten.rrelu", scalar=_named("rrelu"), keys=("lower", "upper"))  # while training it is refused before
 elementwise("aten.exp2", scalar=lambda x: _EXP.compose(x * _LOG_2))
 elementwise("aten.log2", scalar=lambda x: _LOG.compose(x) / _LOG_2)
 elementwise("aten.log10", scalar=lambda x: _LOG.compose(x) / _LOG_10)
@@ -143,8 +105,5 @@ _declare("aten.minimum", scalar=_extreme("minimum"))
 declare("aten.neg", scalar=lambda o: ScalarFunction.named("neg").compose(o["self"]))
 
 
-def _hardsigmoid(x: Tensor) -> Tensor:
-    return functional.relu6(x + 3) / 6
-
-
-declare("aten.hardsigmoid", evaluate=_hardsigmoid)  # the derivative of the kernel holds 1/6 in single precision
+# the derivative of the kernel holds 1/6 in single precision
+declare("aten.hardsigmoid", evaluate=lambda x: functional.relu6(x + 3) / 6)

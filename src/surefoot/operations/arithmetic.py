@@ -11,21 +11,24 @@ import torch
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, largest
-from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.common import ONE, ZERO, affine, root, size_of
-from surefoot.operations.composed_series import product_along, quotient_along
-from surefoot.operations.gram import is_shift, shift_rows
-from surefoot.operations.record import Form, GramRows, declare, operation
-from surefoot.operations.shapes import (
+from surefoot.operations.common import (
+    ONE,
+    ZERO,
+    affine,
     aligned,
     broadcast_copies,
     broadcast_dims,
     normalized_dim,
     normalized_dims,
+    root,
+    size_of,
     unless_along,
 )
+from surefoot.operations.composed_series import product_along, quotient_along
+from surefoot.operations.gram import is_shift, shift_rows
+from surefoot.operations.record import Form, GramRows, declare, operation
 from surefoot.operations.softmax import summed
 from surefoot.operations.sparsity import Sparsity, entrywise_product, linear_terms
 from surefoot.scalar import Rounded, ScalarFunction
@@ -204,14 +207,6 @@ def centre_meeting_norm(other: Enclosure, mine: tuple[int, ...], result: tuple[i
     return (largest(total).sqrt() * (1 + (count + 8) * 2.0**-52) + root(count) * 2.0**-511) * unit
 
 
-def _fused_quotient(o: dict[str, Any]) -> ScalarFunction | None:
-    return None if o.get("rounding_mode") is not None else o["self"] / o["other"]
-
-
-def _quotient_form(node: Node) -> Form:
-    return Form.OTHER if node.arguments.get("rounding_mode") is not None else Form.QUOTIENT
-
-
 def _pull_quotient(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     r""":math:`\lambda/b` and :math:`-\lambda z/b`, added up over the entries that an argument is copied to."""
     a, b = call["self"], call["other"]
@@ -244,18 +239,11 @@ def _gathered(terms: Rounded, mine: tuple[int, ...], result: tuple[int, ...]) ->
     return Rounded(total.value.reshape(mine), total.error.reshape(mine))
 
 
-@operation(
-    "aten.div",
-    "aten.divide",
-    "aten.true_divide",
-    form=_quotient_form,
-    rows=aligned,
-    scalar=_fused_quotient,
-    entry_error=_quotient_errors,
-    pullback=_pull_quotient,
-    push=_push_quotient,
-    taylor=quotient_along,
-)
+@operation("aten.div", "aten.divide", "aten.true_divide",
+           form=lambda node: Form.OTHER if node.arguments.get("rounding_mode") is not None else Form.QUOTIENT,
+           rows=aligned, scalar=lambda o: None if o.get("rounding_mode") is not None else o["self"] / o["other"],
+           entry_error=_quotient_errors, pullback=_pull_quotient, push=_push_quotient,
+           taylor=quotient_along)  # fmt: skip
 def quotient(call: Call) -> Bounds:
     r"""``self / other``, entry by entry, by a number or by a tensor that keeps away from zero.
 
@@ -309,12 +297,8 @@ def _by_tensor(call: Call, a: Any, b: Enclosure, inverse: Magnitude) -> Bounds:
     )
 
 
-def _each_once(use: Use) -> Sparsity:
-    """Each input entry is used once."""
-    return Sparsity(terms=linear_terms(use, math.prod(use.shapes["self"]), "self"))
-
-
-@operation("aten.sum", "aten.mean", form=Form.LINEAR, rows=unless_along(), cost=_each_once)
+@operation("aten.sum", "aten.mean", form=Form.LINEAR, rows=unless_along(),
+           cost=lambda use: Sparsity(terms=linear_terms(use, math.prod(use.shapes["self"]), "self")))  # fmt: skip
 def summation(call: Call) -> Bounds:
     r"""Sums and means over c entries: norm √c and 1/√c (Cauchy-Schwarz, reached at equal entries)."""
     x = call["self"]

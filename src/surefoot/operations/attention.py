@@ -17,8 +17,8 @@ from torch import Tensor
 
 from surefoot.graph.structure import Graph, Node, Ref, Role, Spec
 from surefoot.operations.call import Slot, Use
+from surefoot.operations.common import aligned
 from surefoot.operations.record import Expansion, declare, expansion
-from surefoot.operations.shapes import aligned
 from surefoot.operations.sparsity import Contraction, Sparsity, tensors
 
 _aten: Any = torch.ops.aten

@@ -35,10 +35,9 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure, Spec, constant
 from surefoot.graph.structure import Node, Ref
 from surefoot.magnitude import Magnitude
-from surefoot.operations.call import Call, Slot
-from surefoot.operations.moving import Gain, Moving
+from surefoot.operations.call import Call, Gain, Moving, Slot
+from surefoot.operations.common import rows_of
 from surefoot.operations.record import record_of
-from surefoot.operations.shapes import rows_of
 from surefoot.taylor import UNIT, TaylorModel, passed_on, reach, rounded_up
 from surefoot.torch_private import schema_of
 

@@ -9,8 +9,34 @@ from typing import Any
 
 from torch import nn
 
-import surefoot.operations.families  # noqa: F401  registers the operations
 from surefoot.graph import Graph, Node, capture_with
+from surefoot.operations import (  # noqa: F401  registers the operations
+    activations,
+    arithmetic,
+    attention,
+    choices,
+    cholesky_factors,
+    compositions,
+    conditions,
+    convolution,
+    formulas,
+    inverses,
+    layout,
+    losses,
+    matmul,
+    matrix_exponentials,
+    maxima,
+    normalisation,
+    pooling,
+    products,
+    recurrent,
+    scalar_functions,
+    scaled,
+    softmax,
+    statistics,
+    without_bounds,
+    writing,
+)
 from surefoot.operations.record import record_of
 
 

@@ -7,7 +7,6 @@ chosen entry is chosen, counted where the indices are known.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,17 +21,21 @@ from surefoot.operations.common import (
     ONE,
     ZERO,
     affine,
+    aligned,
+    broadcast_copies,
+    broadcast_dims,
     largest_peak,
     multiplicity,
+    normalized_dim,
     root,
     row_multiplicities,
     same_norm,
     size_of,
+    unless_along,
 )
 from surefoot.operations.gram import lookup_rows
 from surefoot.operations.layout import layout
 from surefoot.operations.record import Form, GramRows, operation
-from surefoot.operations.shapes import aligned, broadcast_copies, broadcast_dims, normalized_dim, unless_along
 
 _LARGEST_BAGS = 2**20  # entries of the matrix of bags that is formed
 
@@ -98,9 +101,7 @@ def index_select(call: Call) -> Bounds:
 
 
 def _first_taken_whole(use: Use) -> list[Slot]:
-    """The argument, if its first dimension is taken whole and indices stand side by side, so that it stays
-    first.
-    """
+    """The argument, if its first dimension is taken whole and stays first, the indices being side by side."""
     used = [k for k, index in enumerate(use["indices"]) if index is not None]
     return ["self"] if used and used[0] > 0 and used == list(range(used[0], used[-1] + 1)) else []
 
@@ -124,11 +125,9 @@ def advanced_indexing(call: Call) -> Bounds:
     return affine(call, {"self": root(count)}, peak=x.peak)
 
 
-def _gathered_within(use: Use) -> Iterable[Slot]:
-    return [] if use["dim"] is None or not use.shape else unless_along()(use)
-
-
-@layout("aten.gather", "aten.take_along_dim", rows=_gathered_within, selects=("index", "indices"))
+@layout("aten.gather", "aten.take_along_dim",
+        rows=lambda use: [] if use["dim"] is None or not use.shape else unless_along()(use),
+        selects=("index", "indices"))  # fmt: skip
 def gather(call: Call) -> Bounds:
     """Along one dimension, entries chosen by indices, each at its own place along the others.
 
@@ -210,16 +209,8 @@ def _chosen(condition: Enclosure, when: bool, shape: tuple[int, ...], call: Call
     return int(counts.max()) if counts.numel() else 0
 
 
-@operation(
-    "aten.zeros_like",
-    "aten.ones_like",
-    "aten.full_like",
-    "aten.new_zeros",
-    "aten.new_ones",
-    "aten.new_full",
-    "aten.fill",
-    rounds=False,
-)
+@operation("aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.new_zeros", "aten.new_ones",
+           "aten.new_full", "aten.fill", rounds=False)  # fmt: skip
 def filled(call: Call) -> Bounds:
     """A constant whose shape or type comes from a tensor: norm 0."""
     sizes = {"aten.ones_like": 1.0, "aten.new_ones": 1.0}

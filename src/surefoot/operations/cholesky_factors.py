@@ -46,10 +46,9 @@ from surefoot.graph.structure import Node, Ref
 from surefoot.magnitude import Magnitude
 from surefoot.norms import spectral_norm
 from surefoot.operations.call import Bounds, Call, Slot
-from surefoot.operations.common import root
+from surefoot.operations.common import batch, root
+from surefoot.operations.inverses import RoundedMatrices, residual
 from surefoot.operations.record import declare, operation
-from surefoot.operations.rounded_matrices import RoundedMatrices, residual
-from surefoot.operations.shapes import batch
 from surefoot.operations.written_out import written_out
 from surefoot.scalar import Rounded
 

@@ -31,11 +31,7 @@ _REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def in_pairs(graph: Graph) -> Graph:
-    """The same graph with pairs in place of complex tensors, those among its leaves too.
-
-    Raises:
-        UnsupportedOperation: if there is no formula for an operation on complex numbers.
-    """
+    """The same graph with pairs in place of complex tensors, those among its leaves too."""
     leaves = {name: leaf.spec for name, leaf in graph.leaves.items() if leaf.spec.dtype in _REAL_OF}
     names = {name: f"{name}_pair" for name in leaves}
     nodes = [_split(name, names[name], spec) for name, spec in leaves.items()]

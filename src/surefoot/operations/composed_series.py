@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 
 from surefoot.operations.bilinear import product, sizes_of
-from surefoot.operations.moving import Moving
+from surefoot.operations.call import Moving
+from surefoot.operations.common import rows_of
 from surefoot.operations.scalar_taylor import composed
-from surefoot.operations.shapes import rows_of
 from surefoot.scalar import ScalarFunction
 from surefoot.taylor import UNIT, TaylorModel, is_finite, passed_on, reach, rounded_up, row_norms
 
@@ -64,11 +64,7 @@ def beyond_second(rule: Taylor) -> Taylor:
 
 
 def function_of(function: ScalarFunction, x: TaylorModel) -> TaylorModel:
-    """A scalar function of every entry.
-
-    Raises:
-        OverflowError: if the argument has left the range of doubles.
-    """
+    """A scalar function of every entry."""
     finite = all(is_finite(c) for c in x.coefficients if c is not None)
     if not finite or not (x.tail is None or is_finite(x.reach_of_tail)) or not is_finite(x.move):
         raise OverflowError

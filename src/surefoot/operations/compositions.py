@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from surefoot.graph.structure import Graph, Node, Ref, Spec
+from surefoot.operations.common import unless_along
 from surefoot.operations.record import Expansion, declare, expansion
-from surefoot.operations.shapes import unless_along
 from surefoot.operations.sparsity import every_entry
 
 _aten: Any = torch.ops.aten

@@ -1,6 +1,4 @@
-"""Comparisons of what varies: pieces of a scalar function where they choose between functions of one tensor, jumps
-anywhere else.
-"""
+"""Comparisons of what varies: pieces of a scalar function of one tensor, jumps anywhere else."""
 
 from __future__ import annotations
 
@@ -22,15 +20,10 @@ _PIECE = ScalarFunction | int | float
 
 @dataclass(frozen=True)
 class Condition:
-    """Whether x is above a number; the number itself belongs to either side, as only jumps could tell.
+    """Whether x is above a number; the number itself belongs to either side, as only jumps could tell."""
 
-    Attributes:
-        edge: the number.
-        above: whether it holds above it, or below.
-    """
-
-    edge: float
-    above: bool
+    edge: float  # the number
+    above: bool  # whether it holds above it, or below
 
     def choose(self, yes: Any, no: Any) -> ScalarFunction | None:
         """One function where it holds, another where it does not."""

@@ -32,11 +32,10 @@ from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.norms import convolution_norm, patch_overlap, spectral_norm
 from surefoot.operations.bilinear import along_segment
 from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.common import root
+from surefoot.operations.common import root, spatial
 from surefoot.operations.gram import convolution_rows
 from surefoot.operations.products import Partial, added, biaffine, costate_norm
 from surefoot.operations.record import Form, GramRows, declare, operation
-from surefoot.operations.shapes import spatial
 from surefoot.operations.sparsity import Sparsity, product
 
 _LARGEST_MATRIX = 2**24  # entries of the matrix of patches
@@ -158,12 +157,8 @@ def transposed_convolution(call: Call) -> Bounds:
 def _bounds(call: Call, setting: Setting, at_centre: Magnitude, patches: Magnitude, inner: int) -> Bounds:
     """What both share.
 
-    Args:
-        call: the operation.
-        setting: how it walks.
-        at_centre: its norm in x at the centre of w.
-        patches: its norm in w at the centre of x.
-        inner: how many products are added up for one entry.
+    ``at_centre`` is the norm in x at the centre of w, ``patches`` that in w at the centre of x; ``inner`` products
+    are added up for one entry.
     """
     x, w, bias = call["input"], call["weight"], call["bias"]
     dims = len(setting.size)

@@ -49,7 +49,7 @@ from typing import Any
 
 import torch
 
-import surefoot.operations.families  # noqa: F401  registers the operations
+import surefoot.operations.captured  # noqa: F401  registers the operations
 from surefoot.enclosure import Enclosure
 from surefoot.graph.nodes import run_widened
 from surefoot.graph.structure import Graph, Node, Ref, fold, outputs_of
@@ -89,10 +89,7 @@ def fold_in_double(graph: Graph, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def roundoff(call: Call, bounds: Bounds, value: Any, size: Magnitude) -> Magnitude:
-    """How far a computed value, of at most this norm, may be from the exact one at the same arguments.
-
-    See the module for the proof.
-    """
+    """How far a computed value of at most this norm may be from the exact one; the module has the proof."""
     record = record_of(call.node)
     stated = None if record.error is None else record.error(call, value)
     if not record.rounds_at(call.node):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from surefoot.graph.structure import Graph, Node, Ref, Role
+from surefoot.operations.common import aligned, normalized_dim, unless_along
 from surefoot.operations.record import declare
-from surefoot.operations.shapes import aligned, normalized_dim, unless_along
 from surefoot.operations.written_out import written_out
 
 _LONGEST = 4096  # factors of a product that is written out

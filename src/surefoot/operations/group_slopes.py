@@ -18,9 +18,9 @@ from torch import Tensor
 
 from surefoot.norms.hermitian import times_power
 from surefoot.operations.call import Call, Slot
+from surefoot.operations.common import normalized_dims
 from surefoot.operations.groups import Groups, centred, scaled
 from surefoot.operations.record import Near
-from surefoot.operations.shapes import normalized_dims
 from surefoot.operations.softmax import summed
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL
@@ -40,25 +40,15 @@ def groups_along(x: Tensor, dims: list[int], centre: bool = False) -> Groups:
 
 @dataclass(frozen=True)
 class Directions:
-    """The groups of a tensor along some dimensions.
+    """The groups of a tensor along some dimensions."""
 
-    Attributes:
-        shape: of the tensor.
-        dims: the dimensions.
-        unit: the directions, one group per row.
-        length: their lengths on their scale, as a column; one where a group is zero.
-        exponents: of the scales.
-        zero: which groups may be zero.
-        low, high: bounds of the lengths, as a column.
-    """
-
-    shape: tuple[int, ...]
-    dims: list[int]
-    unit: Rounded
-    length: Rounded
-    exponents: Tensor
-    zero: Tensor
-    low: Tensor
+    shape: tuple[int, ...]  # of the tensor
+    dims: list[int]  # the dimensions
+    unit: Rounded  # the directions, one group per row
+    length: Rounded  # their lengths on their scale, as a column; one where a group is zero
+    exponents: Tensor  # of the scales
+    zero: Tensor  # which groups may be zero
+    low: Tensor  # bounds of the lengths, as a column
     high: Tensor
 
     @classmethod

@@ -39,17 +39,11 @@ _LOST = 2.0**-1020  # more than underflow takes from one entry, in a few operati
 
 @dataclass(frozen=True)
 class Groups:
-    r"""Numbers in groups, :math:`2^e` times what is stored.
+    r"""Numbers in groups, :math:`2^e` times what is stored."""
 
-    Attributes:
-        numbers: one group per row; differentiable if they were made from what is.
-        exponents: e, one whole number per group, as a column.
-        error: on the distance of the stored numbers of each group from the exact ones, as a column.
-    """
-
-    numbers: Tensor
-    exponents: Tensor
-    error: Tensor
+    numbers: Tensor  # one group per row; differentiable if they were made from what is
+    exponents: Tensor  # e, one whole number per group, as a column
+    error: Tensor  # on the distance of the stored numbers of each group from the exact ones, as a column
 
     @property
     def size(self) -> int:

@@ -17,8 +17,21 @@ Algorithms, theorem 9.3: :math:`|E| \le \gamma_n|L||U|`), and n logarithms are a
 :math:`n\,\hat sg/(1 - \hat sg)` and the round-off of the sum.
 
 *Derivatives.* Any X is off by at most :math:`d = \hat s\|I - \hat AX\|_F`, and with that error in the product
-:math:`X\dot AX`, or with X transposed to pull costates back (:mod:`surefoot.operations.rounded_matrices`). The
+:math:`X\dot AX`, or with X transposed to pull costates back (:class:`RoundedMatrices`). The
 gradient of the logarithm, :math:`X^\top`, is off by d.
+
+Matrices as computed, each with a proved bound on the Frobenius norm of its error.
+
+A product of matrices with inner dimension k, :math:`A' = A + E_A` and :math:`B' = B + E_B`, is computed as
+:math:`\mathrm{fl}(AB)` with :math:`|\mathrm{fl}(AB) - AB| \le \gamma_k|A||B|` in whatever order products are added
+(Higham, Accuracy and Stability of Numerical Algorithms, section 3.5), so it is off by
+
+.. math:: \|A\|_F\|E_B\|_F + \|E_A\|_F(\|B\|_F + \|E_B\|_F) + \gamma_{k+4}\|A\|_F\|B\|_F + \eta
+
+with :math:`\eta` what underflow takes. A sum rounds each entry once. Bounds are raised by :math:`2^{-40}`, more
+than their own round-off: they are sums of fewer than :math:`2^{10}` terms, and norms of matrices with fewer than
+:math:`2^{12}` rows and columns have a relative error below :math:`2^{-42}` where entries are summed pairwise or in
+blocks, :math:`2^{-28}` in any order; :func:`size_of` adds the latter.
 """
 
 from __future__ import annotations
@@ -26,7 +39,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,14 +49,87 @@ from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Graph, Node, Ref
 from surefoot.magnitude import Magnitude
 from surefoot.norms import spectral_norm
+from surefoot.norms.hermitian import gamma
 from surefoot.operations.call import Bounds, Call, Slot
-from surefoot.operations.common import root
+from surefoot.operations.common import batch, root
 from surefoot.operations.record import Expansion, expansion, operation
-from surefoot.operations.rounded_matrices import RoundedMatrices, residual
-from surefoot.operations.shapes import batch
 from surefoot.operations.softmax import summed
 from surefoot.operations.written_out import written_out
 from surefoot.scalar import Rounded
+
+_UP = 1 + 2.0**-40
+_SMALL = 2.0**-1000  # more than what underflows in a product of matrices
+
+
+def size_of(matrices: Tensor) -> Tensor:
+    """Frobenius norms, rounded up, one for each matrix of a stack."""
+    matrices = matrices.detach()
+    count = matrices.shape[-1] * matrices.shape[-2]
+    largest = matrices.abs().amax(dim=(-2, -1)).clamp_min(2.0**-500)  # no square leaves the range of doubles
+    norm = torch.linalg.matrix_norm(matrices / largest[..., None, None]) * largest
+    return norm * (1 + (count + 8) * 2.0**-52) + _SMALL
+
+
+@dataclass(frozen=True, eq=False)
+class RoundedMatrices:
+    """Computed matrices in double precision, and for each a bound on the norm of its error."""
+
+    value: Tensor
+    error: Tensor
+
+    @staticmethod
+    def exact(value: Tensor) -> RoundedMatrices:
+        """Matrices that are what they are."""
+        wide = value.double()
+        return RoundedMatrices(wide, wide.new_zeros(wide.shape[:-2]))
+
+    @property
+    def size(self) -> Tensor:
+        """On the norms of the exact matrices."""
+        return (size_of(self.value) + self.error) * _UP
+
+    @property
+    def transposed(self) -> RoundedMatrices:
+        """The transposed matrices."""
+        return RoundedMatrices(self.value.mT, self.error)
+
+    def __matmul__(self, other: RoundedMatrices) -> RoundedMatrices:
+        a, b = size_of(self.value), size_of(other.value)
+        rounding = gamma(self.value.shape[-1] + 4) * a * b + _SMALL
+        error = a * other.error + self.error * (b + other.error) + rounding
+        return RoundedMatrices(self.value @ other.value, error * _UP)
+
+    def __add__(self, other: RoundedMatrices) -> RoundedMatrices:
+        value = self.value + other.value
+        return RoundedMatrices(value, (self.error + other.error + 2.0**-53 * size_of(value)) * _UP)
+
+    def scaled(self, factor: float) -> RoundedMatrices:
+        """The product with a number that is off by at most a relative u."""
+        value = self.value * factor
+        return RoundedMatrices(value, (abs(factor) * _UP * self.error + 2.0**-51 * size_of(value)) * _UP)
+
+    def enlarged(self, error: Tensor | float) -> RoundedMatrices:
+        """The same, off by so much more."""
+        return RoundedMatrices(self.value, (self.error + error) * _UP)
+
+    def below(self, halved: bool = False) -> RoundedMatrices:
+        """The part on and below the diagonal, which may be halved: a map of norm 1."""
+        value = self.value.tril()
+        if halved:
+            value = value - 0.5 * torch.diag_embed(value.diagonal(dim1=-2, dim2=-1))  # exact, but for underflow
+        return RoundedMatrices(value, self.error + (_SMALL if halved else 0.0))
+
+    def block(self, rows: slice, columns: slice) -> RoundedMatrices:
+        """A part of each matrix."""
+        return RoundedMatrices(self.value[..., rows, columns], self.error)
+
+
+def residual(matrix: Tensor, inverse: Tensor) -> Tensor:
+    """Bounds of the Frobenius norms of AX - I, one for each matrix of a stack."""
+    eye = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device).expand(matrix.shape)
+    product = RoundedMatrices.exact(matrix) @ RoundedMatrices.exact(inverse)
+    return (product + RoundedMatrices.exact(-eye)).size
+
 
 _REASON = "a matrix that is inverted may be singular on the domain: shrink the domain, or keep it away from that"
 _LARGEST = 2048  # rows of a matrix that is looked at
@@ -114,22 +200,9 @@ def _inverse_error(call: Call, value: Any) -> Magnitude | None:
     return Magnitude.of(rest).norm() * norm * (1 + 2.0**-40) if math.isfinite(norm) else Magnitude.infinity()
 
 
-def _pull_inverse(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
-    return {"A": _between(_centre_inverse(call["A"]).transposed, costate)}
-
-
-def _push_inverse(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
-    return _between(_centre_inverse(call["A"]), tangents["A"])
-
-
-@operation(
-    "aten.linalg_inv",
-    evaluate=inverted,
-    rows=batch("A", 3),
-    error=_inverse_error,
-    pullback=_pull_inverse,
-    push=_push_inverse,
-)
+@operation("aten.linalg_inv", evaluate=inverted, rows=batch("A", 3), error=_inverse_error,
+           pullback=lambda call, costate: {"A": _between(_centre_inverse(call["A"]).transposed, costate)},
+           push=lambda call, tangents: _between(_centre_inverse(call["A"]), tangents["A"]))  # fmt: skip
 def inverse(call: Call) -> Bounds:
     """The inverse of each matrix of a stack: slope s², curvature 2s³."""
     a = call["A"]
@@ -163,16 +236,13 @@ def _gradient_of_logarithm(call: Call) -> Rounded:
     return Rounded(inverse.value.mT, inverse.error[..., None, None])
 
 
-def _pull_determinant(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
-    return {"self": _gradient_of_logarithm(call) * costate[..., None, None]}
-
-
 def _push_determinant(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
     total = summed(_gradient_of_logarithm(call) * tangents["self"], (-2, -1))
     return Rounded(total.value[..., 0, 0], total.error[..., 0, 0])
 
 
-@operation("aten.logdet", rows=batch("self", 3), error=_determinant_error, pullback=_pull_determinant,
+@operation("aten.logdet", rows=batch("self", 3), error=_determinant_error,
+           pullback=lambda call, costate: {"self": _gradient_of_logarithm(call) * costate[..., None, None]},
            push=_push_determinant)  # fmt: skip
 def log_determinant(call: Call) -> Bounds:
     """The logarithm of the determinant of each matrix of a stack: slope √n s, curvature s²."""

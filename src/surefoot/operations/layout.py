@@ -18,9 +18,20 @@ from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.norms import patch_overlap
 from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.common import ONE, ZERO, affine, largest_peak, multiplicity, root, same_norm
+from surefoot.operations.common import (
+    ONE,
+    ZERO,
+    affine,
+    aligned,
+    batch,
+    largest_peak,
+    multiplicity,
+    normalized_dim,
+    root,
+    same_norm,
+    unless_along,
+)
 from surefoot.operations.record import Form, Rows, Rule, declare, operation
-from surefoot.operations.shapes import aligned, batch, normalized_dim, unless_along
 
 
 def layout(*names: str, rows: Rows, **readings: Any) -> Callable[[Rule], Rule]:
@@ -135,12 +146,8 @@ def item(call: Call) -> Bounds:
     return affine(call, same_norm(call), rows=whole.rows, peak=whole.peak)
 
 
-def _self_aligned(use: Use) -> list[Slot]:
-    return [slot for slot in aligned(use) if slot == "self"]
-
-
-@layout("aten.expand", "aten.expand_as", "aten.broadcast_to", "aten.repeat", "aten.tile", rows=_self_aligned,
-        lends=("other",))  # fmt: skip
+@layout("aten.expand", "aten.expand_as", "aten.broadcast_to", "aten.repeat", "aten.tile",
+        rows=lambda use: [slot for slot in aligned(use) if slot == "self"], lends=("other",))  # fmt: skip
 def copies(call: Call) -> Bounds:
     """Every entry copied c times: norm √c. Another tensor only lends its shape."""
     x = call["self"]

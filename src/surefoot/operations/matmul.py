@@ -26,11 +26,10 @@ from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import batched_spectral_norm
 from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.common import ONE, root
+from surefoot.operations.common import ONE, aligned, root, rows_of
 from surefoot.operations.composed_series import matrices_along
 from surefoot.operations.products import added, costate_norm
 from surefoot.operations.record import Form, Rule, declare, operation, record_of
-from surefoot.operations.shapes import aligned, rows_of
 from surefoot.operations.sparsity import Contraction, Sparsity, linear_terms, product, tensors
 
 
@@ -150,11 +149,7 @@ def _matrices(op: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[in
 def _met(e: Enclosure, shape: tuple[int, ...], partner: tuple[int, ...], summed: int) -> Side:
     """For one matrix of the partner, the norm of all matrices of ``e`` that it meets, side by side.
 
-    Args:
-        e: the factor that the partner is multiplied by.
-        shape: its shape as matrices.
-        partner: the shape of the partner as matrices.
-        summed: which of the last two dimensions of ``e`` is summed over, 0 or 1.
+    ``summed`` is which of the last two dimensions of ``e`` is summed over, 0 or 1; shapes are those of matrices.
     """
     if not isinstance(e.value, Tensor):
         return Side(e.bound, Magnitude.infinity())

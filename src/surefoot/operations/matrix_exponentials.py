@@ -12,7 +12,7 @@ at most the distance from the centre. A skew matrix, the usual way to orthogonal
 
 *Evaluation* by a formula of our own: :math:`e^A = (e^B)^{2^s}` with :math:`B = 2^{-s}A`, :math:`\|B\| \le 1/2`,
 and :math:`e^B` by its Taylor polynomial of degree 18, whose rest is at most
-:math:`2\cdot2^{-19}/19! < 2^{-74}`. Round-off is carried along (:mod:`surefoot.operations.rounded_matrices`).
+:math:`2\cdot2^{-19}/19! < 2^{-74}`. Round-off is carried along (:mod:`surefoot.operations.inverses`).
 Derivatives are blocks of an exponential again (Van Loan, Computing integrals involving the matrix exponential,
 1978; Mathias, A chain rule for matrix functions, 1996):
 
@@ -34,10 +34,9 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import spectral_norm
 from surefoot.norms.hermitian import times_power
 from surefoot.operations.call import Bounds, Call, Slot
-from surefoot.operations.common import root
+from surefoot.operations.common import batch, root
+from surefoot.operations.inverses import RoundedMatrices, size_of
 from surefoot.operations.record import operation
-from surefoot.operations.rounded_matrices import RoundedMatrices, size_of
-from surefoot.operations.shapes import batch
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL
 
@@ -105,9 +104,7 @@ def _push(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded | None:
 @operation("aten.linalg_matrix_exp", rows=batch("self", 3), evaluate=lambda self: _exponential(self).value,
            error=_error, pullback=_pull, push=_push)  # fmt: skip
 def matrix_exponential(call: Call) -> Bounds:
-    r"""The exponential of each matrix of a stack: slope and curvature :math:`e^\mu`, norm
-    :math:`\sqrt n\,e^\mu`.
-    """
+    r"""The exponential of a stack of matrices: slope and curvature :math:`e^\mu`, norm :math:`\sqrt n\,e^\mu`."""
     a = call["self"]
     growth = _growth(a)
     whole = growth * root(a.numel // max(1, a.shape[-1]))

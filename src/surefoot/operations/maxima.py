@@ -20,10 +20,9 @@ from torch.nn import functional as F
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.common import ZERO, root
+from surefoot.operations.common import ZERO, normalized_dims, root, spatial, unless_along
 from surefoot.operations.pooling import batched, patch_entries
 from surefoot.operations.record import operation
-from surefoot.operations.shapes import normalized_dims, spatial, unless_along
 from surefoot.operations.sparsity import Sparsity
 from surefoot.scalar import Rounded
 
@@ -65,11 +64,9 @@ def _pull_max_pool(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     return {"self": Rounded(total, torch.where(count > 1, sizes * (count * 2.0**-52), 0.0))}
 
 
-@operation(
-    "aten.max_pool1d", "aten.max_pool1d_with_indices", "aten.max_pool2d", "aten.max_pool2d_with_indices",
-    "aten.max_pool3d", "aten.max_pool3d_with_indices", rows=batched, cost=_one_of_each_patch, errata=(15,),
-    rounds=False, pullback=_pull_max_pool,
-)  # fmt: skip
+@operation("aten.max_pool1d", "aten.max_pool1d_with_indices", "aten.max_pool2d", "aten.max_pool2d_with_indices",
+           "aten.max_pool3d", "aten.max_pool3d_with_indices", rows=batched, cost=_one_of_each_patch, errata=(15,),
+           rounds=False, pullback=_pull_max_pool)  # fmt: skip
 def max_pool(call: Call) -> Bounds:
     """Slope √c; curvature 0 where every maximum keeps its place over the domain, otherwise a kink.
 

@@ -19,14 +19,12 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure, measure, row_norms
 from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.common import ONE, affine, root
+from surefoot.operations.call import Bounds, Call, Moving, Slot, Use
+from surefoot.operations.common import ONE, affine, batch, root, rows_of
 from surefoot.operations.composed_series import normalised_along
-from surefoot.operations.moving import Moving
 from surefoot.operations.normalised_groups import constants, evaluation_error, near, normalised, pulled
 from surefoot.operations.record import Form, Near, declare, operation
 from surefoot.operations.scaled import scale_shift
-from surefoot.operations.shapes import batch, rows_of
 from surefoot.operations.sparsity import Sparsity, grouped, linear_terms
 from surefoot.scalar import Rounded
 
@@ -35,19 +33,13 @@ Arrange = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Layout:
-    """Which numbers of a tensor form a group.
+    """Which numbers of a tensor form a group."""
 
-    Attributes:
-        shape: of the tensor.
-        count: how many groups there are; each is a block of consecutive numbers.
-        turned: whether that is so after the first two dimensions were exchanged: channels over the whole batch.
-        centre: whether the mean of a group is subtracted.
-    """
-
-    shape: tuple[int, ...]
-    count: int
+    shape: tuple[int, ...]  # of the tensor
+    count: int  # how many groups there are; each is a block of consecutive numbers
+    # whether that is so after the first two dimensions were exchanged: channels over the whole batch
     turned: bool = False
-    centre: bool = True
+    centre: bool = True  # whether the mean of a group is subtracted
 
     @property
     def size(self) -> int:
@@ -103,10 +95,6 @@ def _of(call: Call) -> Layout | None:
 def _form(node: Node) -> Form:
     """With running statistics affine."""
     return Form.LINEAR if node.arguments["running_mean"] is not None else Form.OTHER
-
-
-def _batch_rows(use: Use) -> list[Slot]:
-    return ["input"] if use["running_mean"] is not None and not use["training"] else []
 
 
 def _cost(use: Use) -> Sparsity:
@@ -207,7 +195,9 @@ _CHANNELS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@operation("aten.batch_norm", rows=_batch_rows, evaluate=_by_channels(_batch), **_CHANNELS)
+@operation("aten.batch_norm",
+           rows=lambda use: ["input"] if use["running_mean"] is not None and not use["training"] else [],
+           evaluate=_by_channels(_batch), **_CHANNELS)  # fmt: skip
 @operation("aten.instance_norm", rows=batch("input", 3), evaluate=_by_channels(_instance), **_CHANNELS)
 @operation(
     "aten.layer_norm",
@@ -247,12 +237,8 @@ def _fixed_statistics(call: Call, x: Enclosure) -> Bounds:
 def normalise(call: Call, x: Enclosure, arrange: Arrange, size: int, *, centre: bool) -> Bounds:
     """The bounds all normalisations share; sharper where the centre keeps the groups away from zero.
 
-    Args:
-        call: the operation.
-        x: its argument.
-        arrange: lays a tensor of its shape out as a matrix with one group per row.
-        size: numbers per group.
-        centre: whether the mean is subtracted.
+    ``arrange`` lays a tensor of the shape of x out as a matrix with one group of ``size`` numbers per row; with
+    ``centre`` the mean is subtracted.
 
     Where rows of the result are those of the argument, groups lie within rows, in consecutive blocks.
     """

@@ -19,9 +19,8 @@ from torch.nn import functional as F
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.norms import spectral_norm
 from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.common import affine
+from surefoot.operations.common import affine, spatial
 from surefoot.operations.record import Form, operation
-from surefoot.operations.shapes import spatial
 from surefoot.operations.sparsity import Sparsity, linear_terms
 
 
@@ -52,10 +51,6 @@ def patch_entries(use: Use) -> int:
     return count
 
 
-def _patch_cost(use: Use) -> Sparsity:
-    return Sparsity(terms=linear_terms(use, patch_entries(use), "self"))
-
-
 def _adaptive_cost(use: Use) -> Sparsity:
     """The patches are ⌊i·n/k⌋ to ⌈(i + 1)·n/k⌉ of each axis of n entries, i < k."""
     axes = _axes(use)
@@ -73,7 +68,8 @@ def _interpolation_cost(use: Use) -> Sparsity:
 
 
 @operation("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d", form=Form.LINEAR, rows=batched,
-           cost=_patch_cost, errata=(15,))  # fmt: skip
+           cost=lambda use: Sparsity(terms=linear_terms(use, patch_entries(use), "self")),
+           errata=(15,))  # fmt: skip
 def average_pool(call: Call) -> Bounds:
     """The product of the norms of one-dimensional averages.
 
@@ -117,13 +113,11 @@ def adaptive_average_pool(call: Call) -> Bounds:
     return _separable(call, matrices)
 
 
-@operation(
-    "aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d",
-    "aten._upsample_nearest_exact1d", "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d",
-    "aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_trilinear3d", "aten.upsample_bicubic2d",
-    "aten._upsample_bilinear2d_aa", "aten._upsample_bicubic2d_aa",
-    form=Form.LINEAR, rows=batched, cost=_interpolation_cost,
-)  # fmt: skip
+@operation("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d",
+           "aten._upsample_nearest_exact1d", "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d",
+           "aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_trilinear3d",
+           "aten.upsample_bicubic2d", "aten._upsample_bilinear2d_aa", "aten._upsample_bicubic2d_aa",
+           form=Form.LINEAR, rows=batched, cost=_interpolation_cost)  # fmt: skip
 def interpolation(call: Call) -> Bounds:
     """The product of the norms of one-dimensional interpolations.
 

@@ -23,10 +23,9 @@ from surefoot.norms.matrix import affordable_norm
 from surefoot.operations.arithmetic import centre_meeting_norm, meeting_norm
 from surefoot.operations.bilinear import along_segment
 from surefoot.operations.call import Along, Bounds, Call, Use
-from surefoot.operations.common import ONE, ZERO, root
+from surefoot.operations.common import ONE, ZERO, aligned, batch, broadcast_copies, root, rows_of
 from surefoot.operations.gram import linear_rows, scale_rows
 from surefoot.operations.record import Form, GramRows, operation
-from surefoot.operations.shapes import aligned, batch, broadcast_copies, rows_of
 from surefoot.operations.sparsity import Sparsity, linear_terms, product, tensors
 
 _AFFORDABLE = 2e9  # multiplications for the norm of a costate
@@ -38,14 +37,11 @@ def _linear_cost(use: Use) -> Sparsity:
     return product(use, use.numel * use.shapes["weight"][-1], "input", "weight", "bias")
 
 
-def _addmm_cost(use: Use) -> Sparsity:
-    return product(use, use.numel * use.shapes["mat1"][-1], "mat1", "mat2", "self")
-
-
 @operation("aten.linear", form=Form.PRODUCT, factors=("input", "weight"), rows=batch("input"), cost=_linear_cost,
            gram=GramRows(("weight", "bias"), linear_rows, lambda use: len(use.shape) > 1),
            taylor=partial(along_segment, data="input", weights="weight", shift="bias"))  # fmt: skip
-@operation("aten.addmm", form=Form.PRODUCT, factors=("mat1", "mat2"), rows=batch("mat1"), cost=_addmm_cost)
+@operation("aten.addmm", form=Form.PRODUCT, factors=("mat1", "mat2"), rows=batch("mat1"),
+           cost=lambda use: product(use, use.numel * use.shapes["mat1"][-1], "mat1", "mat2", "self"))  # fmt: skip
 def fully_connected(call: Call) -> Bounds:
     r""":math:`Z = XW^\top + 1b^\top` with N rows of X: L = 1, Jacobians :math:`\|W\|_2`, :math:`\|X\|_2` and √N.
 
@@ -141,14 +137,7 @@ def biaffine(
     Row i of the result moves by at most :math:`\|\beta(\cdot, w)\|` times the move of row i of x, plus L times
     the norm of row i of x at the centre times the move of w, plus what the bias adds to one row.
 
-    Args:
-        call: the operation.
-        slots: the names of x, w and the bias among its arguments.
-        x: the data.
-        w: the weights.
-        bias: the bias, if any.
-        partial: the constants of the bilinear map.
-        inner: how many products are added up for one entry.
+    ``slots`` are the names of x, w and the bias; ``inner`` products are added up for one entry.
     """
     slot_x, slot_w, slot_bias = slots
     jacobian = {slot_x: partial.norm_w, slot_w: partial.norm_x}

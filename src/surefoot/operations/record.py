@@ -22,8 +22,7 @@ from torch import Tensor
 from surefoot.errors import SurefootError, UnsupportedOperation, describe
 from surefoot.graph.structure import Graph, Node, Ref
 from surefoot.magnitude import Magnitude
-from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.moving import Moving
+from surefoot.operations.call import Bounds, Call, Moving, Slot, Use
 from surefoot.operations.sparsity import Sparsity
 from surefoot.scalar import Rounded
 from surefoot.taylor import TaylorModel
@@ -65,55 +64,35 @@ Expand = Callable[[Graph, Node], "Expansion | None"]
 
 @dataclass(frozen=True)
 class LossFacts:
-    r"""Facts about a loss :math:`h(\hat y)` or :math:`h(\hat y, y)`. What is not stated is not claimed.
+    r"""Facts about a loss :math:`h(\hat y)` or :math:`h(\hat y, y)`. What is not stated is not claimed."""
 
-    Attributes:
-        function: computes it from outputs, targets if it takes any, and options by keyword.
-        convex: whether it is convex in the outputs.
-        smooth: whether its gradient is Lipschitz on the whole space.
-        nonnegative: whether it is never below zero.
-        quadratic: whether it is a quadratic function of the outputs.
-        options: the options of the function with their usual values.
-    """
-
-    function: Callable[..., Tensor]
-    convex: bool = False
-    smooth: bool = False
-    nonnegative: bool = False
-    quadratic: bool = False
+    function: Callable[..., Tensor]  # computes it from outputs, targets if it takes any, and options by keyword
+    convex: bool = False  # whether it is convex in the outputs
+    smooth: bool = False  # whether its gradient is Lipschitz on the whole space
+    nonnegative: bool = False  # whether it is never below zero
+    quadratic: bool = False  # whether it is a quadratic function of the outputs
+    # the options of the function with their usual values
     options: Mapping[str, Hashable] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Near:
-    """A result near the centre, to second order.
+    """A result near the centre, to second order."""
 
-    Attributes:
-        change: of the result, from a move of the argument; differentiable twice at zero.
-        first: on the norm of the error of its computed derivative there.
-        second: the same for its second derivative.
-    """
-
-    change: Tensor
-    first: float
-    second: float
+    change: Tensor  # of the result, from a move of the argument; differentiable twice at zero
+    first: float  # on the norm of the error of its computed derivative there
+    second: float  # the same for its second derivative
 
 
 @dataclass(frozen=True)
 class GramRows:
-    """Rows of the Jacobian in the parameters of a layer, from what the layer reads and the slopes in its result.
+    """Rows of the Jacobian in a layer's parameters, from what the layer reads and the slopes of its result."""
 
-    Attributes:
-        slots: the arguments that may be parameters.
-        pieces: from arguments, slopes (samples × columns × the rest of the shape of the result) and the slots
-            asked for, the slot of a parameter and some columns of its rows, (samples · columns) × numbers, piece
-            by piece.
-        covers: whether a use of the operation is covered.
-    """
-
-    slots: tuple[Slot, ...]
+    slots: tuple[Slot, ...]  # the arguments that may be parameters
+    # from arguments, slopes (samples × columns × the rest of the shape of the result) and the slots asked for, the
+    # slot of a parameter and some columns of its rows, (samples · columns) × numbers, piece by piece
     pieces: Callable[..., Iterator[tuple[Slot, Any]]]
-    covers: Callable[[Use], bool] = lambda use: True
+    covers: Callable[[Use], bool] = lambda use: True  # whether a use of the operation is covered
 
 
 @dataclass(frozen=True)
@@ -299,11 +278,7 @@ def expansion(*names: str) -> Callable[[Expand], Expand]:
 
 
 def name_of(operation: Any) -> str:
-    """The name of an operation as nodes have it: ``aten.tanh`` for ``torch.ops.aten.tanh.default``.
-
-    Raises:
-        SurefootError: if it is none.
-    """
+    """The name of an operation as nodes have it: ``aten.tanh`` for ``torch.ops.aten.tanh.default``."""
     if isinstance(operation, str):
         return operation
     packet = getattr(operation, "overloadpacket", operation)
@@ -338,11 +313,7 @@ def rules() -> dict[str, Rule]:
 
 
 def rule_for(node: Node, graph: Graph) -> Rule:
-    """The bounds of an operation.
-
-    Raises:
-        UnsupportedOperation: naming the operation, its module, the shapes, and how to add a rule.
-    """
+    """The bounds of an operation."""
     record = record_of(node)
     rule = record.bounds
     if rule is None and record.jumps:

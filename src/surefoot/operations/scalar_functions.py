@@ -21,10 +21,9 @@ from surefoot.enclosure import Enclosure, norm, row_norms
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.operations.arithmetic import meeting_norm
 from surefoot.operations.call import Bounds, Call, Slot
-from surefoot.operations.common import ONE, ZERO, entries, root, top, weighed
+from surefoot.operations.common import ONE, ZERO, aligned, batch, entries, root, top, weighed
 from surefoot.operations.record import Form, operation
 from surefoot.operations.scalar_taylor import scalar_along
-from surefoot.operations.shapes import aligned, batch
 from surefoot.operations.softmax import summed
 from surefoot.scalar import (
     Rounded,

@@ -34,7 +34,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from surefoot.operations.moving import Moving
+from surefoot.operations.call import Moving
 from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
 from surefoot.taylor import (

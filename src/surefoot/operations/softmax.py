@@ -40,10 +40,9 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Pair, Slot, Use
-from surefoot.operations.common import ONE, ZERO, root
+from surefoot.operations.common import ONE, ZERO, aligned, normalized_dim, normalized_dims, root, unless_along
 from surefoot.operations.composed_series import log_softmax_along, log_sum_along, softmax_along
 from surefoot.operations.record import Near, declare, operation, record_of
-from surefoot.operations.shapes import aligned, normalized_dim, normalized_dims, unless_along
 from surefoot.operations.sparsity import Sparsity, every_entry, grouped
 from surefoot.scalar import Rounded
 from surefoot.scalar.rounded import SMALL
@@ -205,14 +204,11 @@ def _cost(use: Use) -> Sparsity:
     return grouped(use.numel, length, evaluation=2, application=2)
 
 
-def _masked_rows(use: Use) -> list[Slot]:
-    return aligned(use) if len(use.shape) > 1 else []
-
-
 @operation("aten.softmax", "aten._softmax", rows=unless_along(), cost=_cost, errata=(13,), pullback=_pull_softmax,
            symmetric=True, near=_near_softmax, taylor=softmax_along("self"))  # fmt: skip
-@operation("surefoot.masked_softmax", rows=_masked_rows, cost=_cost, errata=(13,), pullback=_pull_softmax,
-           symmetric=True, near=_near_softmax, taylor=softmax_along("scores"))  # fmt: skip
+@operation("surefoot.masked_softmax", rows=lambda use: aligned(use) if len(use.shape) > 1 else [], cost=_cost,
+           errata=(13,), pullback=_pull_softmax, symmetric=True, near=_near_softmax,
+           taylor=softmax_along("scores"))  # fmt: skip
 def softmax(call: Call) -> Bounds:
     """Slope ‖C‖ and curvature at most √2‖C‖; each fibre has norm at most 1, and no two are farther apart than √2.
 
@@ -361,13 +357,7 @@ def _top(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """For each fibre, what its largest probability, and the others together, stay below over the domain.
 
-    ``None`` if nothing is known.
-
-    Args:
-        x: the argument.
-        probabilities: at the centre.
-        dim: along which they add up to 1.
-        whole: whether the fibres run through the first dimension, so that row spreads do not apply to them.
+    ``None`` if nothing is known. ``whole`` fibres run through the first dimension, where row spreads do not apply.
     """
     if probabilities is None or not probabilities.numel():
         return None

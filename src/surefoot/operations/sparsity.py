@@ -9,15 +9,10 @@ from surefoot.operations.call import Use
 
 @dataclass(frozen=True)
 class Contraction:
-    """A product of matrices or a convolution: what counters of floating-point operations see.
+    """A product of matrices or a convolution: what counters of floating-point operations see."""
 
-    Attributes:
-        multiplications: of the product itself. The derivative along each factor is a product of the same size.
-        factors: for each factor, the tensors of the graph that it is computed from.
-    """
-
-    multiplications: int
-    factors: tuple[frozenset[str], ...]
+    multiplications: int  # of the product itself. The derivative along each factor is a product of the same size.
+    factors: tuple[frozenset[str], ...]  # for each factor, the tensors of the graph that it is computed from
 
 
 @dataclass(frozen=True)
@@ -26,29 +21,23 @@ class Sparsity:
 
     An operation has a product of factors, arguments that enter linearly, or a part that is neither; most have
     only one of the three.
-
-    Attributes:
-        product: non-zero entries :math:`s_\beta` of the multilinear tensor, so the multiplications needed for
-            the product and for its derivative along any one factor.
-        factors: names of the tensors that are multiplied; plain numbers are left out.
-        terms: arguments that enter linearly, each with the non-zero entries of its matrix.
-        evaluation: operations to compute a part that is not affine.
-        derivative: operations to compute the derivative of that part, beyond what its value needs. None where the
-            derivative is made of numbers that are there: the output of a soft-max, the place of a maximum.
-        jacobian: non-zero entries :math:`s_a` of the derivative of that part.
-        application: operations to multiply this derivative by a vector. Where the derivative is a sparse matrix
-            plus one of low rank (normalisations, soft-max, attention), this is far fewer than ``jacobian``.
-        contractions: the matrix products and convolutions inside.
     """
 
+    # non-zero entries :math:`s_\beta` of the multilinear tensor, so the multiplications needed for the product and
+    # for its derivative along any one factor
     product: int = 0
-    factors: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()  # names of the tensors that are multiplied; plain numbers are left out
+    # arguments that enter linearly, each with the non-zero entries of its matrix
     terms: tuple[tuple[str, int], ...] = ()
-    evaluation: int = 0
+    evaluation: int = 0  # operations to compute a part that is not affine
+    # operations to compute the derivative of that part, beyond what its value needs. None where the derivative is
+    # made of numbers that are there: the output of a soft-max, the place of a maximum.
     derivative: int = 0
-    jacobian: int = 0
+    jacobian: int = 0  # non-zero entries :math:`s_a` of the derivative of that part
+    # operations to multiply this derivative by a vector. Where the derivative is a sparse matrix plus one of low
+    # rank (normalisations, soft-max, attention), this is far fewer than ``jacobian``.
     application: int = 0
-    contractions: tuple[Contraction, ...] = ()
+    contractions: tuple[Contraction, ...] = ()  # the matrix products and convolutions inside
 
 
 def tensors(use: Use, *slots: str) -> tuple[str, ...]:
@@ -57,16 +46,7 @@ def tensors(use: Use, *slots: str) -> tuple[str, ...]:
 
 
 def product(use: Use, count: int, left: str, right: str, bias: str = "", counted: bool = True) -> Sparsity:
-    """A product of two factors plus a bias, which is copied along the result: one entry per output.
-
-    Args:
-        use: the operation.
-        count: the multiplications.
-        left: the slot of the first factor.
-        right: the slot of the second factor.
-        bias: the slot of what is added.
-        counted: whether it is a product of matrices or a convolution.
-    """
+    """A product of two factors plus a bias, which is copied along the result: one entry per output."""
     factors = tensors(use, left, right)
     sides = tuple(frozenset([name]) for name in factors)
     return Sparsity(

@@ -32,7 +32,7 @@ from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms.hermitian import times_power
 from surefoot.operations.arithmetic import meeting_norm
 from surefoot.operations.call import Bounds, Call, Use
-from surefoot.operations.common import ONE, ZERO, root
+from surefoot.operations.common import ONE, ZERO, normalized_dims, root, unless_along
 from surefoot.operations.group_slopes import (
     groups_along,
     near_length,
@@ -46,7 +46,6 @@ from surefoot.operations.group_slopes import (
 )
 from surefoot.operations.groups import Groups
 from surefoot.operations.record import declare, operation
-from surefoot.operations.shapes import normalized_dims, unless_along
 from surefoot.operations.softmax import push_by_gradient
 from surefoot.operations.sparsity import Sparsity, every_entry
 
@@ -62,10 +61,7 @@ def _laid(column: Tensor, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
 def _by_group(x: Enclosure, dims: list[int], centre: bool = False) -> tuple[Magnitude, Magnitude]:
     """The largest norm of a group over the domain, and upper bounds of one over the norm of each group.
 
-    Args:
-        x: the argument.
-        dims: the dimensions a group runs over.
-        centre: whether the mean of each group is subtracted.
+    A group runs over ``dims``; with ``centre`` its mean is subtracted.
     """
     if not isinstance(x.value, Tensor) or not x.numel:
         return x.bound, Magnitude(np.full(1, np.inf))
@@ -172,9 +168,7 @@ def _vector_norm(
 @operation("aten.linalg_vector_norm", rows=unless_along(), cost=_whole, evaluate=_vector_norm,
            pullback=pull_length, push=push_by_gradient, near=near_length())  # fmt: skip
 def vector_norm(call: Call) -> Bounds:
-    """The length of groups of numbers; other norms than the Euclidean one have kinks wherever an entry is zero,
-    and are refused.
-    """
+    """The length of groups of numbers; other norms have kinks wherever an entry is zero, and are refused."""
     if float(call["ord"]) != 2.0:
         raise call.refuse("only the Euclidean norm is covered (ord=2)")
     x = call["self"]

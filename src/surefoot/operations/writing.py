@@ -23,10 +23,19 @@ from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Node, Ref
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.common import ONE, ZERO, affine, largest_peak, multiplicity, root, size_of
+from surefoot.operations.common import (
+    ONE,
+    ZERO,
+    affine,
+    broadcast_copies,
+    largest_peak,
+    multiplicity,
+    normalized_dim,
+    root,
+    size_of,
+)
 from surefoot.operations.layout import layout
 from surefoot.operations.record import Form, declare, operation
-from surefoot.operations.shapes import broadcast_copies, normalized_dim
 from surefoot.operations.written_out import written_out
 
 _aten: Any = torch.ops.aten
@@ -76,11 +85,8 @@ def fill_slices(call: Call) -> Bounds:
     return affine(call, {"self": ONE}, offset=number * root(call.numel), peak=call["self"].peak + number)
 
 
-def _scatter_form(node: Node) -> Form:
-    return Form.LAYOUT if node.arguments.get("reduce") is None else Form.OTHER
-
-
-@operation("aten.scatter", form=_scatter_form, rows=_within_rows, selects=("index",),
+@operation("aten.scatter", form=lambda node: Form.LAYOUT if node.arguments.get("reduce") is None else Form.OTHER,
+           rows=_within_rows, selects=("index",),
            rounds=lambda node: node.arguments.get("reduce") is not None)  # fmt: skip
 def scatter(call: Call) -> Bounds:
     """Entries written to places along one dimension, each at most once: norm 1 each, in orthogonal parts."""

@@ -28,9 +28,7 @@ def written_out(
 ) -> Callable[[Formula], Formula]:
     """Register a formula for operations: from their arguments by name to their result.
 
-    Args:
-        names: the operations.
-        when: whether the formula applies to a use of one; it may also return ``NotImplemented``.
+    ``when`` says whether the formula applies to a use; it may also return ``NotImplemented``.
     """
 
     def register(formula: Formula) -> Formula:
@@ -82,9 +80,6 @@ def steps(
     """The operations of a function of tensors with these names, and the names of its results.
 
     The function sees tensors without entries, so that it can depend on their shapes only.
-
-    Raises:
-        NotImplementedError: if one of them is no single tensor, or the function cannot be run so.
     """
     if not all(isinstance(spec, Spec) for spec in specs.values()):
         raise NotImplementedError

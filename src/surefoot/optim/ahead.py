@@ -9,13 +9,12 @@ import torch
 
 from surefoot.blockwise import block_inverse_smoothness
 from surefoot.calculus.adjoint.gradient import ProvedGradient
-from surefoot.calculus.segment.along import Along
-from surefoot.calculus.segment.majorant import Majorant
+from surefoot.calculus.segment.along import Along, Majorant
 from surefoot.certificate import Certificate
 from surefoot.certificate.proving import certify_proved
 from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError
-from surefoot.operations.moving import Norms
+from surefoot.operations.call import Norms
 from surefoot.optim.base import Closure, GuaranteedOptimizer
 from surefoot.optim.directions import polak_ribiere
 from surefoot.optim.moving_ball import GROWTH, INSIDE, ROOM, MovingBall

@@ -27,7 +27,7 @@ from functools import cached_property
 
 from surefoot.chain import Chain
 from surefoot.complexity.layers import computation_cost, newton_layer
-from surefoot.operations.shapes import separate
+from surefoot.operations.common import separate
 from surefoot.oracles.gram import MOST_DUAL, MOST_ROWS, taps
 from surefoot.oracles.kronecker import layers_of
 

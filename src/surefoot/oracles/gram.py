@@ -1,7 +1,7 @@
 r"""Rows of the Jacobian :math:`R^\top J` of a problem layer by layer, and :math:`R^\top JM^{-1}J^\top R` of them.
 
 The layers' results are reached by pull-backs of whole batches, one per column of the blocks of R, where samples
-are apart: by the operations (:func:`surefoot.operations.shapes.separate`) or, at this point, by slopes that are
+are apart: by the operations (:func:`surefoot.operations.common.separate`) or, at this point, by slopes that are
 random in some samples and zero in the others. Two samples differ in a binary digit of their number, so for each
 digit two such slopes find every dependence of one sample's output on another one's intermediate result, but for
 a cancellation of random numbers. The rows of a parameter that several layers use are the sums of theirs. What is
@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.graph import Graph, Leaf, Node
 from surefoot.graph.nodes import Ref
-from surefoot.operations.shapes import separate
+from surefoot.operations.common import separate
 from surefoot.oracles.factor import Factor, Rows
 from surefoot.oracles.gram_layers import Outer, Outers, pieces, slots_of, whole_rows
 from surefoot.oracles.problem import Problem

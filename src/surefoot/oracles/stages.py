@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 from surefoot.chain import Computation
 from surefoot.graph import Graph, Node, Role, Spec
 from surefoot.graph.nodes import Ref, run_widened
+from surefoot.operations.common import separate
 from surefoot.operations.forms import Degree, Form, degree_of, form_of
-from surefoot.operations.shapes import separate
 
 
 @dataclass(frozen=True)

@@ -165,11 +165,7 @@ class Result:
 
 
 def radii_of(radii: Number | Sequence[Number], count: int) -> tuple[Magnitude, ...]:
-    """One radius R_t per computation, from one number for all, or a sequence or array of them.
-
-    Raises:
-        ValueError: if a sequence has another length than the chain.
-    """
+    """One radius R_t per computation, from one number for all, or a sequence or array of them."""
     if isinstance(radii, Sequence):
         values = [Magnitude.of(radius) for radius in radii]
     else:

@@ -34,9 +34,9 @@ from surefoot.implicit.operation import Minimiser
 from surefoot.implicit.solvers import solved
 from surefoot.magnitude import Magnitude
 from surefoot.norms import patch_overlap
-from surefoot.operations import families  # noqa: F401  registers the operations
+from surefoot.operations import captured  # noqa: F401  registers the operations
+from surefoot.operations.common import spatial
 from surefoot.operations.forms import Form, form_of
-from surefoot.operations.shapes import spatial
 from surefoot.paper import layers
 from surefoot.paper.constants import ZERO, Biaffine, Smooth
 from surefoot.paper.layers import CONVOLUTION_BIAS, OVERLAPPING_MAX_POOL
@@ -80,11 +80,7 @@ def printed(*operations: str) -> Callable[[_Reader], _Reader]:
 
 
 def constants_of(graph: Graph, node: Node) -> Smooth | Biaffine:
-    """The printed constants of an operation; of a bi-affine one, all its tensors being parameters.
-
-    Raises:
-        UnsupportedOperation: if the paper does not list it.
-    """
+    """The printed constants of an operation; of a bi-affine one, all its tensors being parameters."""
     reader = _PRINTED.get(node.op)
     if reader is None:
         refuse(node, _REMARKS.get(node.op, ""))
@@ -92,11 +88,7 @@ def constants_of(graph: Graph, node: Node) -> Smooth | Biaffine:
 
 
 def refuse(node: Node, why: str = "") -> NoReturn:
-    """Say that the paper has nothing about an operation.
-
-    Raises:
-        UnsupportedOperation: always.
-    """
+    """Say that the paper has nothing about an operation."""
     because = f": in the paper {why}" if why else ""
     raise UnsupportedOperation(
         f"the paper gives no constant for '{node.op}' as used in {describe(node.module)}{because}. "

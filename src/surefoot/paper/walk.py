@@ -38,23 +38,14 @@ _IDENTITY = Biaffine.of(0.0, lipschitz_state=1.0)
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of the paper, read off a graph.
+    """One layer of the paper, read off a graph."""
 
-    Attributes:
-        computation: its constants, all its own tensors being parameters.
-        weights: the leaves that hold its weights; none if :math:`b` is the identity.
-        biases: those that hold its intercepts, if it has any.
-        nodes: its operations.
-        functions: those of them that are its functions :math:`a_{t,j}`.
-        label: its operations by name, without rearrangements.
-    """
-
-    computation: Computation
-    weights: tuple[str, ...]
-    biases: tuple[str, ...]
-    nodes: tuple[Node, ...]
-    functions: tuple[Node, ...]
-    label: str
+    computation: Computation  # its constants, all its own tensors being parameters
+    weights: tuple[str, ...]  # the leaves that hold its weights; none if :math:`b` is the identity
+    biases: tuple[str, ...]  # those that hold its intercepts, if it has any
+    nodes: tuple[Node, ...]  # its operations
+    functions: tuple[Node, ...]  # those of them that are its functions :math:`a_{t,j}`
+    label: str  # its operations by name, without rearrangements
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -68,11 +59,7 @@ class Layer:
 
 
 def layers_of(graph: Graph) -> tuple[Layer, ...]:
-    """The layers of a graph, in order.
-
-    Raises:
-        UnsupportedOperation: where the paper prints no constants, naming operation and module.
-    """
+    """The layers of a graph, in order; refuses what the paper prints no constants for."""
     return _Walk(graph).run()
 
 

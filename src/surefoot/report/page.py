@@ -25,8 +25,7 @@ from surefoot.attained import Estimate
 from surefoot.certificate import Certificate
 from surefoot.errors import SurefootError
 from surefoot.report import summary
-from surefoot.report.architecture import architecture
-from surefoot.report.blocks import block_lines, heat
+from surefoot.report.blocks import architecture, block_lines, heat
 from surefoot.report.growth import curves, layer_table
 from surefoot.report.rules import errata, families
 from surefoot.report.summary import comparison

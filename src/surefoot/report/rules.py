@@ -18,41 +18,23 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup, escape
 
-import surefoot.operations.families  # noqa: F401  registers the operations
+import surefoot.operations.captured  # noqa: F401  registers the operations
 from surefoot.certificate import Certificate, Row
 from surefoot.operations.record import Operation, Rule, records
 
 _ROLE = re.compile(r":(?!math:)\w+:`~?([^`]*)`")
 _SETTINGS = {
-    "_disable_config": True,
-    "doctitle_xform": False,
-    "file_insertion_enabled": False,
-    "raw_enabled": False,
-    "report_level": 5,
-    "halt_level": 5,
-}
+    "_disable_config": True, "doctitle_xform": False, "file_insertion_enabled": False, "raw_enabled": False,
+    "report_level": 5, "halt_level": 5,
+}  # fmt: skip
 _TAGS = {
-    "paragraph": "p",
-    "bullet_list": "ul",
-    "enumerated_list": "ol",
-    "list_item": "li",
-    "literal": "code",
-    "literal_block": "pre",
-    "emphasis": "em",
-    "strong": "strong",
-}
+    "paragraph": "p", "bullet_list": "ul", "enumerated_list": "ol", "list_item": "li", "literal": "code",
+    "literal_block": "pre", "emphasis": "em", "strong": "strong",
+}  # fmt: skip
 _SILENT = ("system_message", "comment", "substitution_definition")
 _ATTRIBUTES = (
-    "accent",
-    "columnalign",
-    "display",
-    "displaystyle",
-    "fence",
-    "form",
-    "mathvariant",
-    "stretchy",
-    "width",
-)
+    "accent", "columnalign", "display", "displaystyle", "fence", "form", "mathvariant", "stretchy", "width",
+)  # fmt: skip
 
 
 def prose(docstring: str | None) -> Markup:
@@ -183,41 +165,21 @@ def _family(module: str, entries: dict[Rule, list[str]]) -> Family:
 
 
 _ERRATA = (
-    Erratum(
-        2,
-        "The intercept of a convolution has constant √m⌈k/s⌉ (main text) or √m (appendix).",
-        "√(m·positions): it is copied to every position of every sample. The printed number is not a bound.",
-    ),
-    Erratum(
-        3,
-        "Batch-normalisation: bound δm, ℓ = 2ε^(−1/2), L = 2m^(−1/2)ε^(−1).",
-        "√(δm), ε^(−1/2) and 0.8587·m^(−1/2)ε^(−1); for images m counts positions too.",
-    ),
-    Erratum(
-        12,
-        "Supervised objectives: only the smoothness of each loss is needed.",
-        "The mean of n losses has L = max Lᵢ/n and ℓ = max ℓᵢ/√n.",
-    ),
+    Erratum(2, "The intercept of a convolution has constant √m⌈k/s⌉ (main text) or √m (appendix).",
+            "√(m·positions): it is copied to every position of every sample. The printed number is not a bound."),
+    Erratum(3, "Batch-normalisation: bound δm, ℓ = 2ε^(−1/2), L = 2m^(−1/2)ε^(−1).",
+            "√(δm), ε^(−1/2) and 0.8587·m^(−1/2)ε^(−1); for images m counts positions too."),
+    Erratum(12, "Supervised objectives: only the smoothness of each loss is needed.",
+            "The mean of n losses has L = max Lᵢ/n and ℓ = max ℓᵢ/√n."),
     Erratum(13, "Logistic loss ℓ ≤ 2, L ≤ 2; soft-max ℓ = 2, L = 4.", "√2 and 1/2; 1/2 and √2/(3√3)."),
-    Erratum(
-        15,
-        "Pooling: ℓ = 1.",
-        "Averages of disjoint k×k patches have 1/k; maxima √(patches over one entry). For overlapping maxima the "
-        "printed number is not a bound.",
-    ),
-    Erratum(
-        17,
-        "ℓ of a layer adds up the layers before it: ℓˣℓ + ℓᵘ.",
-        "Parameters of different layers are orthogonal: one number per block, and a matrix for pairs of blocks.",
-    ),
-    Erratum(
-        18,
-        "Convergence of gradient descent in O(·) iterations.",
-        "min‖∇F(uₖ)‖² ≤ 2L(F(u₀) − F_low)/N with step 1/L, while the iterates stay in the domain.",
-    ),
-)
-
-
+    Erratum(15, "Pooling: ℓ = 1.",
+            "Averages of disjoint k×k patches have 1/k; maxima √(patches over one entry). For overlapping maxima "
+            "the printed number is not a bound."),
+    Erratum(17, "ℓ of a layer adds up the layers before it: ℓˣℓ + ℓᵘ.",
+            "Parameters of different layers are orthogonal: one number per block, a matrix for pairs of blocks."),
+    Erratum(18, "Convergence of gradient descent in O(·) iterations.",
+            "min‖∇F(uₖ)‖² ≤ 2L(F(u₀) − F_low)/N with step 1/L, while the iterates stay in the domain."),
+)  # fmt: skip
 _OF_ALL_MODELS, _OF_OBJECTIVES = {17}, {18}
 
 

@@ -155,11 +155,7 @@ def iterations(certificate: Certificate) -> list[tuple[str, str]]:
 
 
 def brackets(certificate: Certificate, estimate: Estimate | None) -> list[Bracket]:
-    """The truth between what was attained and what is proved.
-
-    Raises:
-        Contradiction: if a value was attained that the certificate excludes.
-    """
+    """The truth between what was attained and what is proved; they may not contradict each other."""
     if estimate is None:
         return []
     certificate.bracket(estimate)

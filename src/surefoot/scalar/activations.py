@@ -19,7 +19,7 @@ _LARGE = 20.0  # torch's default threshold of soft-plus: from there on what it l
 
 def register(function: Callable[..., ScalarFunction]) -> Callable[..., ScalarFunction]:
     """Make an activation known by the name of the function that builds it."""
-    ACTIVATIONS[function.__name__.rstrip("_")] = function
+    ACTIVATIONS[function.__name__] = function
     return function
 
 
@@ -27,18 +27,6 @@ def register(function: Callable[..., ScalarFunction]) -> Callable[..., ScalarFun
 def leaky_relu(negative_slope: float = 0.01) -> ScalarFunction:
     """Slope 1 for positive, ``negative_slope`` for negative arguments."""
     return piecewise([0.0], [negative_slope * x, x])
-
-
-@register
-def prelu(weight: float = 0.25) -> ScalarFunction:
-    """The leaky ReLU of a fixed, learned slope."""
-    return leaky_relu(weight)
-
-
-@register
-def rrelu(lower: float = 1.0 / 8, upper: float = 1.0 / 3) -> ScalarFunction:
-    """The randomised leaky ReLU as it is evaluated: with the mean slope."""
-    return leaky_relu((lower + upper) / 2)
 
 
 @register
@@ -92,18 +80,6 @@ def clamp(min: float | None = None, max: float | None = None) -> ScalarFunction:
 
 
 @register
-def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> ScalarFunction:
-    """x limited to [min_val, max_val]."""
-    return clamp(min_val, max_val)
-
-
-@register
-def softshrink(lambd: float = 0.5) -> ScalarFunction:
-    """x moved towards 0 by lambd."""
-    return piecewise([-lambd, lambd], [x + lambd, 0.0, x - lambd]) if lambd else x
-
-
-@register
 def threshold(threshold: float, value: float) -> ScalarFunction:
     """x above the threshold, ``value`` up to it."""
     return piecewise([threshold], [value, x])
@@ -117,12 +93,6 @@ def hardshrink(lambd: float = 0.5) -> ScalarFunction:
     """
     above = threshold(lambd, 0.0)
     return above - above.compose(-x) if lambd > 0 else x
-
-
-@register
-def pow_(exponent: float) -> ScalarFunction:
-    """x to a fixed power."""
-    return x**exponent
 
 
 def _plain() -> dict[str, ScalarFunction]:
@@ -151,4 +121,12 @@ def _plain() -> dict[str, ScalarFunction]:
     }
 
 
+_FURTHER: dict[str, Callable[..., ScalarFunction]] = {
+    "prelu": lambda weight=0.25: leaky_relu(weight),  # of a fixed, learned slope
+    "rrelu": lambda lower=1.0 / 8, upper=1.0 / 3: leaky_relu((lower + upper) / 2),  # as evaluated: the mean slope
+    "hardtanh": lambda min_val=-1.0, max_val=1.0: clamp(min_val, max_val),
+    "softshrink": lambda lambd=0.5: piecewise([-lambd, lambd], [x + lambd, 0.0, x - lambd]) if lambd else x,
+    "pow": lambda exponent: x**exponent,
+}
+ACTIVATIONS |= _FURTHER
 ACTIVATIONS |= {name: lambda function=function: function for name, function in _plain().items()}

@@ -41,9 +41,6 @@ def supremum(function: ScalarFunction, order: int, low: float = -math.inf, high:
     For order >= 1 this is the Lipschitz constant of f^(order - 1): jumps of f^(order - 1) in the interval, its
     ends included, make it infinite; jumps of f^(order) do not. Points where f is not defined or not
     differentiable, such as 0 for log and sqrt, make it infinite, too.
-
-    Raises:
-        ValueError: if the order is not one of 0 to 5, or the interval is empty.
     """
     everywhere = (low, high) == (-math.inf, math.inf) and order in range(HIGHEST_ORDER + 1)
     if everywhere and function in _shipped():
@@ -63,11 +60,7 @@ def _shipped() -> dict[ScalarFunction, list[float]]:
 
 @lru_cache(maxsize=65536)
 def value_range(function: ScalarFunction, low: float = -math.inf, high: float = math.inf) -> tuple[float, float]:
-    """Numbers (a, b) with a <= f(x) <= b for every x in [low, high]; infinite if f is not bounded there.
-
-    Raises:
-        ValueError: if the interval is empty.
-    """
+    """Numbers (a, b) with a <= f(x) <= b for every x in [low, high]; infinite if f is not bounded there."""
     low, high = float(low), float(high)
     return 0.0 - _peak(function, 0, low, high, (-1,)), _peak(function, 0, low, high, (1,))
 

@@ -69,11 +69,7 @@ class ScalarFunction:
 
     @staticmethod
     def constant(value: float) -> ScalarFunction:
-        """A constant function.
-
-        Raises:
-            ValueError: if the value is not finite.
-        """
+        """A constant function."""
         if not math.isfinite(value):
             raise ValueError(f"a constant of a scalar function is a finite number, got {value!r}")
         return ScalarFunction((Step("constant", parameters=(float(value),)),))
@@ -82,9 +78,6 @@ class ScalarFunction:
     def apply(name: str, *operands: ScalarFunction | float) -> ScalarFunction:
         """One of :data:`PRIMITIVES`, ``"maximum"``, ``"minimum"`` or an activation without parameters, applied to
         functions of the same variable or to numbers. The exponent of ``"pow"`` is a number.
-
-        Raises:
-            ValueError: if the function is not known or got the wrong number of arguments.
         """
         if name == "pow" and len(operands) == 2 and not isinstance(operands[1], ScalarFunction):
             return _build("pow", [_lift(operands[0])], ScalarFunction.constant(operands[1]).steps[0].parameters)
@@ -99,11 +92,7 @@ class ScalarFunction:
 
     @staticmethod
     def named(name: str, **parameters: float | str | None) -> ScalarFunction:
-        """An activation of torch by its name, e.g. ``named("leaky_relu", negative_slope=0.2)``.
-
-        Raises:
-            ValueError: if there is no such activation.
-        """
+        """An activation of torch by its name, e.g. ``named("leaky_relu", negative_slope=0.2)``."""
         if name in ACTIVATIONS:
             return ACTIVATIONS[name](**parameters)
         if name in PRIMITIVES and PRIMITIVES[name].arity == 1 and not parameters:
@@ -115,11 +104,7 @@ class ScalarFunction:
 
     @staticmethod
     def piecewise(breaks: Sequence[float], pieces: Sequence[ScalarFunction | float]) -> ScalarFunction:
-        """The function equal to ``pieces[i]`` on ``(breaks[i-1], breaks[i]]``; breaks at infinity are dropped.
-
-        Raises:
-            ValueError: if the breaks do not increase or the numbers do not match.
-        """
+        """The function equal to ``pieces[i]`` on ``(breaks[i-1], breaks[i]]``; breaks at infinity are dropped."""
         functions = [_lift(piece) for piece in pieces]
         ordered = all(a < b for a, b in pairwise(breaks)) and not any(map(math.isnan, breaks))
         if len(functions) != len(breaks) + 1 or not ordered:

@@ -190,72 +190,34 @@ PRIMITIVES: dict[str, Primitive] = {
     "pow": Primitive(torch.pow, _power, taylor.power, _power, _power),
     "reciprocal": Primitive(torch.reciprocal, invert, taylor.invert, invert, invert),
     "sqrt": Primitive(torch.sqrt, arb_series.sqrt, taylor.root, lambda u: u.power(0.5)),
-    "rsqrt": Primitive(
-        torch.rsqrt, arb_series.rsqrt, partial(taylor.power, exponent=-0.5), lambda u: u.power(-0.5)
-    ),
+    "rsqrt": Primitive(torch.rsqrt, arb_series.rsqrt, partial(taylor.power, exponent=-0.5),
+                       lambda u: u.power(-0.5)),
     "exp": Primitive(torch.exp, arb_series.exp, taylor.exponential, TailSeries.exp, TailSeries.exp),
-    "expm1": Primitive(
-        torch.expm1,
-        integrate(arb.expm1, arb_series.exp),
-        taylor.exponential_minus_one,
-        lambda u: u.exp() - 1,
-        lambda u: u.exp() - 1,
-    ),
+    "expm1": Primitive(torch.expm1, integrate(arb.expm1, arb_series.exp), taylor.exponential_minus_one,
+                       lambda u: u.exp() - 1, lambda u: u.exp() - 1),
     "log": Primitive(torch.log, arb_series.log, lambda c, p: taylor.logarithmic(c, p, p), TailSeries.log),
-    "log1p": Primitive(
-        torch.log1p,
-        integrate(arb.log1p, lambda u: invert(1 + u)),
-        taylor.logarithm_of_one_plus,
-        lambda u: (1 + u).log(),
-    ),
+    "log1p": Primitive(torch.log1p, integrate(arb.log1p, lambda u: invert(1 + u)), taylor.logarithm_of_one_plus,
+                       lambda u: (1 + u).log()),
     "sigmoid": Primitive(torch.sigmoid, sigmoid, taylor.logistic, sigmoid, sigmoid),
-    "softplus": Primitive(
-        _softplus,
-        integrate(_softplus_value, sigmoid),
-        taylor.soft_plus,
-        lambda u: u + PRIMITIVES["log1p"].enclose((-u).exp()),
-        lambda u: PRIMITIVES["log1p"].enclose(u.exp()),
-    ),
-    "tanh": Primitive(
-        torch.tanh,
-        integrate(arb.tanh, lambda u: 4 * _sigmoid_slope(2 * u)),
-        taylor.hyperbolic_tangent,
-        _tanh_plus,
-        opposite(_tanh_plus),
-    ),
-    "sinh": Primitive(
-        torch.sinh,
-        integrate(arb.sinh, lambda u: (u.exp() + (-u).exp()) / 2),
-        partial(taylor.oscillation, partner=torch.cosh, sign=1.0, back=1.0),
-    ),
-    "cosh": Primitive(
-        torch.cosh,
-        integrate(arb.cosh, lambda u: (u.exp() - (-u).exp()) / 2),
-        partial(taylor.oscillation, partner=torch.sinh, sign=1.0, back=1.0),
-    ),
-    "asinh": Primitive(
-        torch.asinh,
-        integrate(arb.asinh, lambda u: (1 + u * u).rsqrt()),
-        taylor.inverse_hyperbolic_sine,
-        _asinh_plus,
-        opposite(_asinh_plus),
-    ),
+    "softplus": Primitive(_softplus, integrate(_softplus_value, sigmoid), taylor.soft_plus,
+                          lambda u: u + PRIMITIVES["log1p"].enclose((-u).exp()),
+                          lambda u: PRIMITIVES["log1p"].enclose(u.exp())),
+    "tanh": Primitive(torch.tanh, integrate(arb.tanh, lambda u: 4 * _sigmoid_slope(2 * u)),
+                      taylor.hyperbolic_tangent, _tanh_plus, opposite(_tanh_plus)),
+    "sinh": Primitive(torch.sinh, integrate(arb.sinh, lambda u: (u.exp() + (-u).exp()) / 2),
+                      partial(taylor.oscillation, partner=torch.cosh, sign=1.0, back=1.0)),
+    "cosh": Primitive(torch.cosh, integrate(arb.cosh, lambda u: (u.exp() - (-u).exp()) / 2),
+                      partial(taylor.oscillation, partner=torch.sinh, sign=1.0, back=1.0)),
+    "asinh": Primitive(torch.asinh, integrate(arb.asinh, lambda u: (1 + u * u).rsqrt()),
+                       taylor.inverse_hyperbolic_sine, _asinh_plus, opposite(_asinh_plus)),
     "atan": Primitive(torch.atan, arb_series.atan, taylor.arc_tangent, _atan_plus, opposite(_atan_plus)),
-    "sin": Primitive(
-        torch.sin, arb_series.sin, partial(taylor.oscillation, partner=torch.cos, sign=1.0, back=-1.0)
-    ),
-    "cos": Primitive(
-        torch.cos, arb_series.cos, partial(taylor.oscillation, partner=torch.sin, sign=-1.0, back=1.0)
-    ),
+    "sin": Primitive(torch.sin, arb_series.sin,
+                     partial(taylor.oscillation, partner=torch.cos, sign=1.0, back=-1.0)),
+    "cos": Primitive(torch.cos, arb_series.cos,
+                     partial(taylor.oscillation, partner=torch.sin, sign=-1.0, back=1.0)),
     "tan": Primitive(torch.tan, arb_series.tan, taylor.tangent),
-    "erf": Primitive(
-        torch.erf, arb_series.erf, taylor.error_function, lambda u: 1 - _erfc_plus(u), lambda u: _erfc_plus(-u) - 1
-    ),
-    "erfc": Primitive(
-        torch.erfc,
-        arb_series.erfc,
-        partial(taylor.error_function, sign=-1.0),
-        _erfc_plus,
-        lambda u: 2 - _erfc_plus(-u),
-    ),
-}
+    "erf": Primitive(torch.erf, arb_series.erf, taylor.error_function, lambda u: 1 - _erfc_plus(u),
+                     lambda u: _erfc_plus(-u) - 1),
+    "erfc": Primitive(torch.erfc, arb_series.erfc, partial(taylor.error_function, sign=-1.0), _erfc_plus,
+                      lambda u: 2 - _erfc_plus(-u)),
+}  # fmt: skip

@@ -39,9 +39,6 @@ def taylor(function: ScalarFunction, series: Sequence[Tensor | None]) -> list[Te
 
     Those of p, tensors of one shape and dtype, may be None, which is zero, but for the first. So may those of the
     result, where they are zero whatever the numbers; they may share their memory with those of p.
-
-    Raises:
-        ValueError: if there is no first coefficient.
     """
     x = series[0] if series else None
     if x is None:

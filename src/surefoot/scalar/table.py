@@ -205,9 +205,6 @@ def sup_on(function: ScalarFunction, order: int, low: torch.Tensor, high: torch.
     """Upper bounds of the suprema of |f^(order)| over the intervals [low_i, high_i], in double precision.
 
     The meaning is that of :func:`surefoot.scalar.bounds.supremum`; the ends may be infinite.
-
-    Raises:
-        ValueError: if the order is not one of 0 to 5, or an interval is empty.
     """
     return _largest(function, [order], low, high, "absolute")[0]
 
@@ -222,11 +219,7 @@ def sups_on(
 def range_on(
     function: ScalarFunction, low: torch.Tensor, high: torch.Tensor, order: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lower and upper bounds of f^(order), by default of f itself, over the intervals [low_i, high_i].
-
-    Raises:
-        ValueError: if the order is not one of 0 to 5, or an interval is empty.
-    """
+    """Lower and upper bounds of f^(order), by default of f itself, over the intervals [low_i, high_i]."""
     least, most = (_largest(function, [order], low, high, fold)[0] for fold in ("least", "most"))
     return -least, most
 

@@ -19,7 +19,7 @@ from surefoot.norms import frobenius_norm
 from surefoot.norms.blocked import Symmetric
 from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square
-from surefoot.operations.shapes import separate
+from surefoot.operations.common import separate
 from surefoot.scalar import Rounded
 from surefoot.theorems.balls import Profile
 from surefoot.theorems.bending import Bending, bending

@@ -12,8 +12,8 @@ from torch import Tensor
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph.nodes import Node, Ref
 from surefoot.graph.structure import Graph
+from surefoot.operations.common import separate
 from surefoot.operations.record import Form, record_of
-from surefoot.operations.shapes import separate
 from surefoot.theorems.linear import single_outputs
 
 _MOST = 64  # samples, one pass each
@@ -31,7 +31,7 @@ class Single:
 def single_samples(analysis: Analysis, outputs: bool = True) -> tuple[Single, ...]:
     """The network on each sample; none if samples interact, are many, or one alone is treated in another way.
 
-    Row n of every tensor depends on row n of the input alone (:func:`~surefoot.operations.shapes.separate`). The
+    Row n of every tensor depends on row n of the input alone (:func:`~surefoot.operations.common.separate`). The
     graph of one sample has to be the same list of operations on the same parameters, buffers and numbers; only
     sizes, which operations that move numbers around are given, may differ.
     """

@@ -9,13 +9,9 @@ from torch import nn
 
 from surefoot.zoo.fully_connected import mlp
 from surefoot.zoo.parts import Activation, check_sizes, make_activation
-from surefoot.zoo.registry import Sample, ZooError, image, register, unknown, vector
+from surefoot.zoo.registry import ZooError, image, register, unknown, vector
 
 _KINDS = ("dense", "convolutional")
-
-
-def _example(kind: str, sizes: Sequence[int], in_channels: int, image_size: int) -> Sample:
-    return vector(sizes[0]) if kind == "dense" else image(in_channels, image_size)
 
 
 class AutoEncoder(nn.Sequential):
@@ -27,7 +23,9 @@ class AutoEncoder(nn.Sequential):
 
 @register(
     "autoencoder",
-    example=_example,
+    example=lambda kind, sizes, in_channels, image_size: (
+        vector(sizes[0]) if kind == "dense" else image(in_channels, image_size)
+    ),
     small={"sizes": (9, 7, 3), "in_channels": 2, "image_size": 9, "channels": (3, 4), "code": 5},
     variants={"convolutional": {"kind": "convolutional"}},
 )

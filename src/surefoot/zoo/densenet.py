@@ -98,12 +98,9 @@ class DenseNet(nn.Module):
         return self.classifier(self.flatten(self.pooling(self.activation(self.normalization(x)))))
 
 
-@register(
-    "densenet121",
-    example=image_of_any_size,
-    small={"growth": 2, "blocks": (2, 3, 2), "small_input": True, "num_classes": 5},
-    variants={"smooth": {"activation": "softplus", "pooling": "average"}},
-)
+@register("densenet121", example=image_of_any_size,
+          small={"growth": 2, "blocks": (2, 3, 2), "small_input": True, "num_classes": 5},
+          variants={"smooth": {"activation": "softplus", "pooling": "average"}})  # fmt: skip
 def densenet121(
     num_classes: int = 1000,
     growth: int = 32,

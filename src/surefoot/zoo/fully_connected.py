@@ -178,12 +178,9 @@ class GatedHighway(nn.Sequential):
         self.head = nn.Linear(width, outputs, bias=bias)
 
 
-@register(
-    "highway",
-    example=lambda inputs: vector(inputs),
-    small={"width": 6, "depth": 3, "inputs": 5, "outputs": 3},
-    variants={"gated": {"gated": True}},
-)
+@register("highway", example=lambda inputs: vector(inputs),
+          small={"width": 6, "depth": 3, "inputs": 5, "outputs": 3},
+          variants={"gated": {"gated": True}})  # fmt: skip
 def highway(
     width: int = 32,
     depth: int = 4,

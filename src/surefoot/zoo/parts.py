@@ -14,20 +14,10 @@ from surefoot.zoo.registry import ZooError, unknown
 Activation: TypeAlias = str | Callable[[], nn.Module]
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "celu": nn.CELU,
-    "elu": nn.ELU,
-    "gelu": nn.GELU,
-    "gelu-tanh": partial(nn.GELU, approximate="tanh"),
-    "identity": nn.Identity,
-    "leaky-relu": nn.LeakyReLU,
-    "mish": nn.Mish,
-    "relu": nn.ReLU,
-    "sigmoid": nn.Sigmoid,
-    "silu": nn.SiLU,
-    "softplus": nn.Softplus,
-    "softsign": nn.Softsign,
-    "tanh": nn.Tanh,
-}
+    "celu": nn.CELU, "elu": nn.ELU, "gelu": nn.GELU, "gelu-tanh": partial(nn.GELU, approximate="tanh"),
+    "identity": nn.Identity, "leaky-relu": nn.LeakyReLU, "mish": nn.Mish, "relu": nn.ReLU, "sigmoid": nn.Sigmoid,
+    "silu": nn.SiLU, "softplus": nn.Softplus, "softsign": nn.Softsign, "tanh": nn.Tanh,
+}  # fmt: skip
 
 
 def make_activation(choice: Activation) -> nn.Module:

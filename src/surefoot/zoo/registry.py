@@ -24,15 +24,10 @@ from surefoot.errors import SurefootError
 
 @dataclass(frozen=True)
 class Sample:
-    """One input, without the batch.
+    """One input, without the batch."""
 
-    Attributes:
-        shape: the shape of one sample.
-        vocabulary: ``None`` for real numbers; for integer ids the number of different ids.
-    """
-
-    shape: tuple[int, ...]
-    vocabulary: int | None = None
+    shape: tuple[int, ...]  # the shape of one sample
+    vocabulary: int | None = None  # ``None`` for real numbers; for integer ids the number of different ids
 
     def batch(
         self,

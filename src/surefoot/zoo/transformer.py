@@ -145,12 +145,9 @@ class VisionTransformer(nn.Module):
         return self.head(x[:, 0] if self.pooling == "class" else x.mean(dim=1))
 
 
-@register(
-    "vit",
-    example=image,
-    small={"image_size": 8, "patch_size": 4, "num_classes": 5, "width": 8, "depth": 2, "heads": 2},
-    variants={"mean": {"pooling": "mean"}},
-)
+@register("vit", example=image,
+          small={"image_size": 8, "patch_size": 4, "num_classes": 5, "width": 8, "depth": 2, "heads": 2},
+          variants={"mean": {"pooling": "mean"}})  # fmt: skip
 def vit(
     num_classes: int = 10,
     image_size: int = 32,
@@ -211,12 +208,9 @@ class LanguageModel(nn.Sequential):
             self.head.weight = self.tokens.weight
 
 
-@register(
-    "gpt",
-    example=lambda context, vocabulary, length=None: tokens(length or min(context, 16), vocabulary),
-    small={"vocabulary": 11, "context": 6, "width": 8, "depth": 2, "heads": 2},
-    variants={"tied": {"tie_weights": True}},
-)
+@register("gpt", example=lambda context, vocabulary, length=None: tokens(length or min(context, 16), vocabulary),
+          small={"vocabulary": 11, "context": 6, "width": 8, "depth": 2, "heads": 2},
+          variants={"tied": {"tie_weights": True}})  # fmt: skip
 def gpt(
     vocabulary: int = 256,
     context: int = 64,

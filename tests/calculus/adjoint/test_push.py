@@ -10,8 +10,7 @@ from torch import nn
 import surefoot as sf
 from judges.exact import stored, truth
 from judges.exact_numbers import exactly
-from surefoot.calculus.adjoint.gradient import proved_gradient
-from surefoot.calculus.adjoint.push import push
+from surefoot.calculus.adjoint.gradient import proved_gradient, push
 from surefoot.calculus.analysis import Analysis
 
 D = torch.float64

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import surefoot as sf
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.segment.walk import expand, leaf_models
-from surefoot.operations.moving import Norms
+from surefoot.operations.call import Norms
 
 D = torch.float64
 EPS = 1e-5

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 import surefoot as sf
 from attack.networks import network
 from judges.function import in_double
-from surefoot.calculus.segment.along import Along
-from surefoot.calculus.segment.majorant import majorant
+from surefoot.calculus.segment.along import Along, majorant
 from surefoot.errors import SurefootError
-from surefoot.operations.moving import Norms
+from surefoot.operations.call import Norms
 
 
 def direction_for(model: nn.Module, seed: int) -> dict[str, Tensor]:

@@ -6,8 +6,7 @@ For a scalar output F the second derivative is one term per operation, weighted 
 .. math:: D^2F[v, v] = \sum_z \sum_{ij} \Big(\sum_k \lambda_{z,k}\,\partial_{ij}f_{z,k}\Big)[Dx_i[v],\,Dx_j[v]] .
 
 * ``backward``: the costates at the centre.
-* ``gradient``: :func:`proved_gradient`, the gradient at the weights with a bound on its error.
-* ``push``: derivatives along a move, with a bound on their error.
+* ``gradient``: the gradient at the weights, and derivatives along a move, with bounds on their errors.
 * ``costates``: an enclosure of every costate over the domain.
 * ``bounds``: the matrix H over pairs of variables, and the gradient.
 
@@ -21,8 +20,8 @@ samples at the centre, and bounds of how far those move over the domain:
 
 Where the variables are few enough to follow every direction, nothing has to be assumed of layers and samples:
 
-* ``dense``: all derivatives at the centre. ``running``: their round-off.
-* ``gathered``: norms of them, by entries and samples. ``labels``: what belongs to which sample.
+* ``dense``: all derivatives at the centre, and what belongs to which sample. ``running``: their round-off.
+* ``gathered``: norms of them, by entries and samples.
 * ``around``: how far the second derivative moves on a ball. ``parts``: the norms that this is made of.
 
 Where they are too many, and at the centre alone:

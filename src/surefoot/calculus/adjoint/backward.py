@@ -24,19 +24,15 @@ Value = Tensor | tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Backward:
-    """A backward pass at the centre.
+    """A backward pass at the centre."""
 
-    Attributes:
-        seed: the costate of the output, 1 if that is one number.
-        pulled: for each operation, what it adds to the costates of its arguments, by name: the transposed
-            Jacobian times its own costate. ``None`` where automatic differentiation sees no derivative: of
-            ``detach``, whose value is the identity, or of an operation without a backward formula.
-        errors: for operations whose record has a ``pullback``, proved bounds of the error of every entry of that,
-            by name of the argument, the costate and the arguments being exact.
-    """
-
-    seed: Value
+    seed: Value  # the costate of the output, 1 if that is one number
+    # for each operation, what it adds to the costates of its arguments, by name: the transposed Jacobian times its
+    # own costate. ``None`` where automatic differentiation sees no derivative: of ``detach``, whose value is the
+    # identity, or of an operation without a backward formula.
     pulled: Mapping[str, Mapping[str, Value | None]]
+    # for operations whose record has a ``pullback``, proved bounds of the error of every entry of that, by name of
+    # the argument, the costate and the arguments being exact
     errors: Mapping[str, Mapping[str, Tensor]]
 
 

@@ -31,23 +31,15 @@ from surefoot.magnitude import Magnitude, minimum, stack
 
 @dataclass(frozen=True)
 class ScalarBounds:
-    """Bounds of a scalar function over the domain.
+    """Bounds of a scalar function over the domain."""
 
-    Attributes:
-        gradient: on the norm of the gradient, per variable.
-        centre: the norm of the gradient at the centre, per variable, rounded up.
-        summands: of the matrix, by operation.
-        matrix: of bounds of the second derivative.
-        variation: of bounds of how far it may be from that at the centre; ``None`` if they are not known.
-        norm: on that of the second derivative, where more is known than the matrix says.
-    """
-
-    gradient: Magnitude
-    centre: Magnitude
-    summands: list[Term]
-    matrix: Magnitude
+    gradient: Magnitude  # on the norm of the gradient, per variable
+    centre: Magnitude  # the norm of the gradient at the centre, per variable, rounded up
+    summands: list[Term]  # of the matrix, by operation
+    matrix: Magnitude  # of bounds of the second derivative
+    # of bounds of how far it may be from that at the centre; ``None`` if they are not known
     variation: Magnitude | None = None
-    norm: Magnitude | None = None
+    norm: Magnitude | None = None  # on that of the second derivative, where more is known than the matrix says
 
     def by_block(self, blocks: Mapping[str, Sequence[int]]) -> dict[str, float]:
         """The norm of the gradient at the centre, per block of variables."""
@@ -80,9 +72,7 @@ class Centre:
         return self._balls[-1]
 
     def by_sample(self, result: Pass) -> tuple[Samples, SampleCentre] | None:
-        """Derivatives sample by sample, from a forward pass; ``None`` if samples interact or it would cost too
-        much.
-        """
+        """Derivatives sample by sample; ``None`` if samples interact or it would cost too much."""
         if not self._asked:
             self._asked = True
             try:
@@ -117,12 +107,7 @@ class Centre:
 
 
 def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | None:
-    """The adjoint pass; ``None`` if the output is not one number or the centre is not known.
-
-    Args:
-        result: the forward pass.
-        centre: what is found there; by default with normal effort.
-    """
+    """The adjoint pass; ``None`` if the output is not one number or the centre is not known."""
     at = backward(result)
     if at is None:
         return None
@@ -161,10 +146,7 @@ def dense_centre(result: Pass, effort: Effort, keep: bool = False) -> Dense | No
     """Derivatives at the centre along all directions, from a forward pass over the centre alone; ``None`` if there
     are too many, or an operation has no proved second derivative.
 
-    Args:
-        result: the forward pass.
-        effort: how many directions may be followed.
-        keep: whether the second derivative is kept, instead of its norm.
+    With ``keep`` the second derivative is kept, instead of its norm.
     """
     at = backward(result)
     total = sum(result.enclosures[name].numel for name in result.region.variables)
@@ -178,9 +160,7 @@ def dense_centre(result: Pass, effort: Effort, keep: bool = False) -> Dense | No
 
 
 def moved_from(dense: Dense, result: Pass) -> Magnitude:
-    """How far the second derivative on the ball of a forward pass may be from that of local derivatives at the
-    computed centre.
-    """
+    """How far the second derivative on the ball may be from that of local derivatives at the computed centre."""
     at = backward(result)
     return Magnitude.infinity() if at is None else Around(result, dense, at).moved
 
@@ -188,9 +168,7 @@ def moved_from(dense: Dense, result: Pass) -> Magnitude:
 def _costates(
     result: Pass, at: Backward, centre: Centre
 ) -> tuple[Pass, Mapping[str, Enclosure], Cotangents | None]:
-    """The forward pass and the costates; where samples are separate, sharper, and with bounds of the second
-    derivative.
-    """
+    """The forward pass and the costates; where samples are separate, sharper, and the second derivative."""
     known = centre.by_sample(result)
     if known is None:
         return result, costates(result, at), None
@@ -200,11 +178,7 @@ def _costates(
 
 
 def round_off(result: Pass) -> float:
-    """The relative round-off at the centre; see :mod:`surefoot.calculus.adjoint.cotangents`.
-
-    Raises:
-        OverflowError: if so much is added up that nothing is left.
-    """
+    """The relative round-off at the centre; see :mod:`surefoot.calculus.adjoint.cotangents`."""
     rows = max((step.node.specs[0].shape or (0,))[0] for step in result.steps)
     total = sum((step.bounds.reduction + 16.0) ** 2 for step in result.steps)
     part = 8.0 * (total + rows) * 2.0**-53

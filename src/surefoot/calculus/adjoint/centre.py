@@ -40,19 +40,12 @@ _SLACK = 1 + 1e-9  # for norms of two numbers, and the norm of a direction
 
 @dataclass(frozen=True)
 class Feature:
-    """What a variable is multiplied by in each sample: a part along one direction, and the rest.
+    """What a variable is multiplied by in each sample: a part along one direction, and the rest."""
 
-    Attributes:
-        variable: its position.
-        leading: :math:`c_n`.
-        rest: the matrix R of the :math:`r_n`; ``None`` if there is none.
-        exponent: both are stored divided by 2 to this power, so that their products do not underflow.
-    """
-
-    variable: int
-    leading: Tensor
-    rest: Tensor | None
-    exponent: int = 0
+    variable: int  # its position
+    leading: Tensor  # :math:`c_n`
+    rest: Tensor | None  # the matrix R of the :math:`r_n`; ``None`` if there is none
+    exponent: int = 0  # both are stored divided by 2 to this power, so that their products do not underflow
 
     def rest_norm(self, sizes: Tensor) -> float:
         """The norm of diag(sizes) R."""
@@ -95,21 +88,13 @@ def _leading(inputs: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Centre:
-    """Bounds at the centre, as computed.
+    """Bounds at the centre, as computed."""
 
-    Attributes:
-        count: the number of samples.
-        matrix: of the second derivative between variables.
-        jacobians: norms of the derivatives of some tensors in the injections, samples × layers.
-        curvature: norms of the second derivatives in the injections, samples × layers × layers.
-        error: the relative round-off, as a part of what products of norms give.
-    """
-
-    count: int
-    matrix: Magnitude
-    jacobians: dict[str, Magnitude]
-    curvature: Magnitude
-    error: float
+    count: int  # the number of samples
+    matrix: Magnitude  # of the second derivative between variables
+    jacobians: dict[str, Magnitude]  # norms of the derivatives of some tensors in the injections, samples × layers
+    curvature: Magnitude  # norms of the second derivatives in the injections, samples × layers × layers
+    error: float  # the relative round-off, as a part of what products of norms give
 
 
 def at_the_centre(found: Samples, variables: int, error: float) -> Centre:

@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.calculus.adjoint.dense import Local, local
-from surefoot.calculus.adjoint.labels import sample_labels
+from surefoot.calculus.adjoint.dense import Local, local, sample_labels
 from surefoot.calculus.adjoint.running import roundings
 from surefoot.calculus.adjoint.samples import require_moderate
 from surefoot.calculus.forward import Pass, Step, joined

@@ -68,21 +68,14 @@ from surefoot.operations.call import Pair
 
 @dataclass(frozen=True)
 class Cotangents:
-    """The backward pass, sample by sample.
+    """The backward pass, sample by sample."""
 
-    Attributes:
-        costates: of every tensor that varies and reaches the output.
-        change: of the second derivatives in injections, samples × layers × layers.
-        norms: the same derivatives by products of norms with slack, which round-off is relative to.
-        variation: bounds of how far the second derivative may be from that at the centre, between variables.
-        matrix: bounds of the second derivative over the domain, between variables.
-    """
-
-    costates: Mapping[str, Enclosure]
-    change: Magnitude
-    norms: Magnitude
+    costates: Mapping[str, Enclosure]  # of every tensor that varies and reaches the output
+    change: Magnitude  # of the second derivatives in injections, samples × layers × layers
+    norms: Magnitude  # the same derivatives by products of norms with slack, which round-off is relative to
+    # bounds of how far the second derivative may be from that at the centre, between variables
     variation: Magnitude
-    matrix: Magnitude
+    matrix: Magnitude  # bounds of the second derivative over the domain, between variables
 
 
 def cotangents(forward: Tangents, centre: Centre, at: Backward) -> Cotangents:

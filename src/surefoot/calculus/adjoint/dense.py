@@ -9,6 +9,8 @@ and, of the others, norms (:mod:`surefoot.calculus.adjoint.gathered`).
 Operations are replaced by what has the same first two derivatives at the centre, with errors that their records
 state, as in :mod:`surefoot.calculus.adjoint.samples`; an operation without such a record is refused. The round-off
 is bounded in :mod:`surefoot.calculus.adjoint.running`.
+
+Which sample every entry of a tensor belongs to, where samples do not interact.
 """
 
 from __future__ import annotations
@@ -23,17 +25,16 @@ import torch
 from torch import Tensor
 
 from surefoot.calculus.adjoint.gathered import Gathered, Sizes
-from surefoot.calculus.adjoint.labels import sample_labels
 from surefoot.calculus.adjoint.running import running_errors
 from surefoot.calculus.adjoint.samples import PLAIN, require_moderate
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm
-from surefoot.norms.symmetric import symmetric_norm
+from surefoot.norms.verified import symmetric_norm
 from surefoot.operations.call import Call
 from surefoot.operations.evaluation import run_in_double
-from surefoot.operations.record import record_of
+from surefoot.operations.record import Form, record_of
 from surefoot.scalar import Rounded, rounded_derivatives
 
 _ONCE = 256  # directions at a time
@@ -42,31 +43,21 @@ _ENTRIES = 8.0e6  # numbers held at a time for one tensor
 
 @dataclass(frozen=True)
 class Dense:
-    """Derivatives at the centre.
+    """Derivatives at the centre."""
 
-    Attributes:
-        norm: of the second derivative; infinite where it is kept.
-        first: of :math:`X_z`, for the tensors that curved operations read.
-        second: of :math:`\\Lambda_z`, for the results of curved operations.
-        labels: for tensors whose entries belong to samples that do not interact, which sample that is.
-        count: the number of samples.
-        directions: how many were followed.
-        offset: how far the second derivative may be from that at the weights, as the centre is known as computed;
-            infinite until :func:`surefoot.calculus.adjoint.bounds.dense_centre` has found it.
-        hessian: the second derivative as computed, the lower triangle of its symmetric part; ``None`` if it is not
-            kept.
-        error: a bound on the norm of its error.
-    """
-
-    norm: Magnitude
-    first: Mapping[str, Sizes]
-    second: Mapping[str, Sizes]
+    norm: Magnitude  # of the second derivative; infinite where it is kept
+    first: Mapping[str, Sizes]  # of :math:`X_z`, for the tensors that curved operations read
+    second: Mapping[str, Sizes]  # of :math:`\Lambda_z`, for the results of curved operations
+    # for tensors whose entries belong to samples that do not interact, which sample that is
     labels: Mapping[str, Tensor]
-    count: int
-    directions: int
+    count: int  # the number of samples
+    directions: int  # how many were followed
+    # how far the second derivative may be from that at the weights, as the centre is known as computed; infinite
+    # until :func:`surefoot.calculus.adjoint.bounds.dense_centre` has found it
     offset: Magnitude
+    # the second derivative as computed, the lower triangle of its symmetric part; ``None`` if it is not kept
     hessian: Tensor | None = None
-    error: Magnitude | None = None
+    error: Magnitude | None = None  # a bound on the norm of its error
 
 
 def _plain(result: Pass, step: Step) -> bool:
@@ -88,9 +79,7 @@ def curved(step: Step) -> bool:
 def derivatives_at_centre(result: Pass, keep: bool = False) -> Dense | None:
     """All of it, from a forward pass over the centre alone; ``None`` if an operation has no proved derivatives.
 
-    Args:
-        result: the forward pass.
-        keep: whether the second derivative is kept, instead of its norm.
+    With ``keep`` the second derivative is kept, instead of its norm.
 
     Raises:
         OverflowError: if entries are too large.
@@ -207,3 +196,49 @@ def _follow(result: Pass, locals_: Mapping[str, Local], held: Gathered) -> tuple
     }
     costates = slopes(centre, everywhere)[0][1]
     return hessian, {name: float(norm(costate)) for name, costate in costates.items()}
+
+
+def sample_labels(result: Pass, count: int) -> dict[str, Tensor]:
+    """The sample that each entry of a tensor belongs to, for tensors of which the entries of a sample depend on
+    the variables and on the entries of the same sample only.
+
+    Layout operations move the labels as they move numbers. Element by element nothing changes. A linear layer
+    mixes the last dimension, other operations whatever is in a row: these must have one label each. What reads
+    variables only may be labelled at will.
+    """
+    labels: dict[str, Tensor] = {}
+    variables = set(result.region.variables)
+    for step in result.steps:
+        node, shape = step.node, step.node.specs[0].shape
+        read = {slot: name for slot, name in step.names.items() if name not in variables}
+        value = result.enclosures[node.name].value
+        if any(name not in labels for name in read.values()):
+            continue
+        form = record_of(node).form_of(node)
+        if not isinstance(value, Tensor):
+            if form is Form.LAYOUT and len(read) == len(step.names):
+                reads = {n: result.enclosures[n].value for n in node.inputs} | {
+                    n: labels[n] for n in read.values()
+                }
+                labels[node.name] = run_in_double(node, reads)
+            continue
+        line = torch.arange(count, dtype=torch.float64, device=value.device)
+        if not read:
+            if shape[:1] == (count,):
+                labels[node.name] = line.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
+        elif form is Form.LAYOUT and len(read) == len(step.names):
+            reads = {n: result.enclosures[n].value for n in node.inputs} | {n: labels[n] for n in read.values()}
+            labels[node.name] = run_in_double(node, reads)
+        elif form is Form.ELEMENTWISE and len(read) == 1:
+            labels[node.name] = labels[next(iter(read.values()))]
+        else:
+            kept = 1 if node.op != "aten.linear" else len(shape) - 1
+            if node.op != "aten.linear" and not read.keys() <= step.row_slots:
+                continue
+            lines = [labels[name].flatten(kept) for name in read.values()]
+            if any(part.shape[:kept] != shape[:kept] or not part.shape[kept] for part in lines) or not shape:
+                continue
+            first = lines[0][..., 0]
+            if all(bool((part == first[..., None]).all()) for part in lines):
+                labels[node.name] = first.reshape(*first.shape, *[1] * (len(shape) - kept)).expand(shape)
+    return labels

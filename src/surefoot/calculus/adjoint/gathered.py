@@ -20,17 +20,12 @@ _WIDE = 256  # samples with more entries have theirs in single precision
 
 @dataclass(frozen=True)
 class Sizes:
-    """Norms of a matrix with one row for each entry of a tensor.
+    """Norms of a matrix with one row for each entry of a tensor."""
 
-    Attributes:
-        whole: of all of it.
-        samples: of the rows of each sample; ``None`` if entries are not told apart by samples.
-        entries: of every row, in the shape of the tensor; ``None`` if they are not known.
-    """
-
-    whole: Magnitude
+    whole: Magnitude  # of all of it
+    # of the rows of each sample; ``None`` if entries are not told apart by samples
     samples: Magnitude | None = None
-    entries: Tensor | None = None
+    entries: Tensor | None = None  # of every row, in the shape of the tensor; ``None`` if they are not known
 
 
 class Gathered:

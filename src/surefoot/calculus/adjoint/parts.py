@@ -50,21 +50,13 @@ NOTHING = Part(_ZERO)
 
 @dataclass(frozen=True)
 class Moving:
-    """Bounds of a matrix of derivatives.
+    """Bounds of a matrix of derivatives."""
 
-    Attributes:
-        centre: at the centre.
-        change: how far it moves over the ball.
-        domain: over the ball.
-        stride: how long its way is, at most, when the variables go straight through the outer shell.
-        path: the same from the centre to the edge.
-    """
-
-    centre: Part
-    change: Part
-    domain: Part
-    stride: Part = NOTHING
-    path: Part = NOTHING
+    centre: Part  # at the centre
+    change: Part  # how far it moves over the ball
+    domain: Part  # over the ball
+    stride: Part = NOTHING  # how long its way is, at most, when the variables go straight through the outer shell
+    path: Part = NOTHING  # the same from the centre to the edge
 
 
 @dataclass

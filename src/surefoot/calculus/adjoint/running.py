@@ -47,11 +47,8 @@ def running_errors(
 ) -> Errors:
     """The errors.
 
-    Args:
-        result: the forward pass over the centre.
-        stated: for every operation, errors of its first and second derivative.
-        held: the derivatives as computed.
-        sizes: norms of costates as computed.
+    ``stated`` are errors of the first and second derivative of every operation, ``held`` the derivatives as
+    computed, ``sizes`` norms of costates as computed.
     """
     zero = Magnitude.zero()
     first, norms = {}, {}

@@ -39,21 +39,13 @@ PLAIN = (Form.LAYOUT, Form.LINEAR, Form.PRODUCT, Form.QUOTIENT)
 
 @dataclass(frozen=True)
 class Source:
-    """A linear layer with parameters that vary.
+    """A linear layer with parameters that vary."""
 
-    Attributes:
-        step: the operation.
-        inputs: its input at the centre, samples × features.
-        matrix: its weight at the centre.
-        weight: the position of its weight among the variables; ``None`` if it is fixed.
-        bias: likewise.
-    """
-
-    step: Step
-    inputs: Tensor
-    matrix: Tensor
-    weight: int | None
-    bias: int | None
+    step: Step  # the operation
+    inputs: Tensor  # its input at the centre, samples × features
+    matrix: Tensor  # its weight at the centre
+    weight: int | None  # the position of its weight among the variables; ``None`` if it is fixed
+    bias: int | None  # likewise
 
     @property
     def name(self) -> str:
@@ -73,24 +65,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Samples:
-    """A function that is a sum over samples, at the centre and ready to be differentiated.
+    """A function that is a sum over samples, at the centre and ready to be differentiated."""
 
-    Attributes:
-        sources: the linear layers, in order.
-        injected: what is added to the result of each, zero.
-        live: every tensor as a function of that.
-        slopes: the derivative of the output in each injection.
-        read: the tensors that linear layers and the last operation read, and that vary.
-        slack: for every operation two numbers :math:`b_1, b_2`: a first derivative is off by at most δ times its
-            norm plus :math:`b_1`, a second one by δ times its norm plus :math:`b_2`, δ being at least
-            :data:`SLACK_UNIT`; see :mod:`surefoot.calculus.adjoint.cotangents`.
-    """
-
-    sources: tuple[Source, ...]
-    injected: tuple[Tensor, ...]
-    live: dict[str, Tensor]
-    slopes: tuple[Tensor, ...]
-    read: tuple[str, ...]
+    sources: tuple[Source, ...]  # the linear layers, in order
+    injected: tuple[Tensor, ...]  # what is added to the result of each, zero
+    live: dict[str, Tensor]  # every tensor as a function of that
+    slopes: tuple[Tensor, ...]  # the derivative of the output in each injection
+    read: tuple[str, ...]  # the tensors that linear layers and the last operation read, and that vary
+    # for every operation two numbers :math:`b_1, b_2`: a first derivative is off by at most δ times its norm plus
+    # :math:`b_1`, a second one by δ times its norm plus :math:`b_2`, δ being at least :data:`SLACK_UNIT`; see
+    # :mod:`surefoot.calculus.adjoint.cotangents`
     slack: Mapping[str, tuple[float, float]]
 
     def jacobians(self, name: str) -> list[Tensor]:
@@ -125,11 +109,7 @@ class Samples:
 
 
 def require_moderate(*tensors: Tensor) -> None:
-    """Refuse entries so large that a sum of products of four of them may overflow.
-
-    Raises:
-        OverflowError: if there are any.
-    """
+    """Refuse entries so large that a sum of products of four of them may overflow."""
     if not all(bool((tensor.abs() <= _LARGEST).all()) for tensor in tensors):
         raise OverflowError("derivatives at the centre are beyond the range of double precision")
 

@@ -42,20 +42,13 @@ Enclosures = Mapping[str, Enclosure]
 
 @dataclass(frozen=True)
 class Rows:
-    """Bounds of derivatives in injections, samples × linear layers.
+    """Bounds of derivatives in injections, samples × linear layers."""
 
-    Attributes:
-        centre: at the centre.
-        near: of the part of the change that has passed no linear layer.
-        change: of the distance to the centre over the domain.
-        norms: by products of norms over the domain.
-        sizes: the same with the slack of every operation added to its norm, which round-off is relative to.
-    """
-
-    centre: Magnitude
-    near: Magnitude
-    change: Magnitude
-    norms: Magnitude
+    centre: Magnitude  # at the centre
+    near: Magnitude  # of the part of the change that has passed no linear layer
+    change: Magnitude  # of the distance to the centre over the domain
+    norms: Magnitude  # by products of norms over the domain
+    # the same with the slack of every operation added to its norm, which round-off is relative to
     sizes: Magnitude
 
     @property
@@ -66,21 +59,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Variable:
-    """A weight or a bias: the layer it belongs to, and what it is multiplied by in each sample.
+    """A weight or a bias: the layer it belongs to, and what it is multiplied by in each sample."""
 
-    Attributes:
-        position: among the variables.
-        layer: its linear layer.
-        size: norms of what it is multiplied by at the centre.
-        spread: how far that moves.
-        multiplies: whether it is a weight, so that it meets its input.
-    """
-
-    position: int
-    layer: int
-    size: Magnitude
-    spread: Magnitude
-    multiplies: bool
+    position: int  # among the variables
+    layer: int  # its linear layer
+    size: Magnitude  # norms of what it is multiplied by at the centre
+    spread: Magnitude  # how far that moves
+    multiplies: bool  # whether it is a weight, so that it meets its input
 
     @property
     def reach(self) -> Magnitude:
@@ -90,14 +75,11 @@ class Variable:
 
 @dataclass(frozen=True)
 class Entrywise(Enclosure):
-    """An enclosure with one more claim.
+    """An enclosure with one more claim."""
 
-    Attributes:
-        entries: how far any entry of a row may be from the centre, for each row, or a tensor with one number for
-            each entry. A row that moves by s in norm may move by as much in one entry, but the result of a linear
-            layer moves by less in each than in all.
-    """
-
+    # how far any entry of a row may be from the centre, for each row, or a tensor with one number for each entry.
+    # A row that moves by s in norm may move by as much in one entry, but the result of a linear layer moves by
+    # less in each than in all.
     entries: Magnitude | Tensor | None = None
 
     @classmethod
@@ -121,23 +103,14 @@ class Entrywise(Enclosure):
 
 @dataclass(frozen=True)
 class Tangents:
-    """The forward pass once more, with derivatives sample by sample.
+    """The forward pass once more, with derivatives sample by sample."""
 
-    Attributes:
-        result: the pass with sharper enclosures.
-        rows: the derivatives of every tensor that varies and has rows.
-        variables: the weights and biases of the layers.
-        sources: the layers.
-        count: the number of samples.
-        slack: of the derivatives of every operation; see :class:`Samples`.
-    """
-
-    result: Pass
-    rows: Mapping[str, Rows]
-    variables: Sequence[Variable]
-    sources: Sequence[Source]
-    count: int
-    slack: Mapping[str, tuple[float, float]]
+    result: Pass  # the pass with sharper enclosures
+    rows: Mapping[str, Rows]  # the derivatives of every tensor that varies and has rows
+    variables: Sequence[Variable]  # the weights and biases of the layers
+    sources: Sequence[Source]  # the layers
+    count: int  # the number of samples
+    slack: Mapping[str, tuple[float, float]]  # of the derivatives of every operation; see :class:`Samples`
 
 
 def tangents(first: Pass, samples: Samples, centre: Centre) -> Tangents:

@@ -2,6 +2,5 @@
 
 * ``fallback``: operations that have no Taylor rule of their own.
 * ``walk``: the pass over a graph.
-* ``majorant``: from the model of the objective to a curvature and a step that is proved to descend.
-* ``along``: segments from the weights of a model.
+* ``along``: segments from the weights of a model, and the steps that are proved to descend on them.
 """

@@ -34,19 +34,15 @@ from surefoot.enclosure import Enclosure, constant, measure
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call
+from surefoot.operations.common import rows_of
 from surefoot.operations.evaluation import roundoff, value_of
 from surefoot.operations.pushing import differentiated, pushed
 from surefoot.operations.record import rule_for
-from surefoot.operations.shapes import rows_of
 from surefoot.taylor import FLOOR, UNIT, TaylorModel, reach, rounded_up
 
 
 def by_rule(graph: Graph, node: Node, models: dict[str, TaylorModel], order: int) -> TaylorModel:
-    """The model of an operation from what its rule says, by tensor name.
-
-    Raises:
-        UnsupportedOperation: if it has no rule, or returns several tensors that move.
-    """
+    """The model of an operation from what its rule says, by tensor name."""
     call = Call(node, {name: enclosure_of(model) for name, model in models.items()})
     if isinstance(node.spec, tuple):
         raise call.refuse("operations with several results are not covered along a segment")

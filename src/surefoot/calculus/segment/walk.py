@@ -14,8 +14,8 @@ from surefoot.calculus.segment.fallback import by_rule, constant_error
 from surefoot.errors import UnsupportedOperation
 from surefoot.graph.nodes import in_double
 from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
+from surefoot.operations.call import Moving, Norms
 from surefoot.operations.evaluation import value_of
-from surefoot.operations.moving import Moving, Norms
 from surefoot.operations.record import Form, record_of
 from surefoot.taylor import UNIT, TaylorModel, is_finite, rounded_up
 
@@ -59,11 +59,7 @@ def leaf_models(
 
 
 def expand(graph: Graph, leaves: Mapping[str, TaylorModel], order: int, norms: Norms) -> tuple[TaylorModel, ...]:
-    """The outputs of a graph along a segment, to an order of at least 2; not numbers where something overflows.
-
-    Raises:
-        UnsupportedOperation: if an operation that moves has no rule.
-    """
+    """The outputs of a graph along a segment, to an order of at least 2; not numbers where something overflows."""
     models = dict(leaves)
     length = next(model.length for model in models.values())
     graph = _picked(graph)

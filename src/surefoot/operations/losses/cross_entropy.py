@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from surefoot.enclosure import Enclosure, norm
 from surefoot.magnitude import Magnitude, maximum, minimum
-from surefoot.operations.call import Bounds, Call, Slot
+from surefoot.operations.call import Bounds, Call, Moving, Slot
 from surefoot.operations.losses.factor import Factor, modest
 from surefoot.operations.losses.sums import (
     UNIT,
@@ -36,7 +36,6 @@ from surefoot.operations.losses.sums import (
     samples,
     weighted_sum,
 )
-from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
 from surefoot.operations.softmax import STEEPEST, moderate, probabilities, summed
 from surefoot.scalar import Rounded
@@ -294,17 +293,10 @@ def error(call: Call, computed: Tensor) -> Magnitude:
     return Magnitude.of(wrong) * (1 + 8 * UNIT) + norm(mass) * (outputs.numel() * 2.0**-1000) + 2.0**-1000
 
 
-@operation(
-    "surefoot.cross_entropy",
-    error=error,
-    loss=LossFacts(value, convex=True, smooth=True, nonnegative=True, options=keywords(value)),
-    rows=samples,
-    taylor=taylor,
-    pullback=pullback,
-    near=near_loss(pullback, _second),
-    factor=root,
-    errata=(12, 13),
-)
+@operation("surefoot.cross_entropy", error=error,
+           loss=LossFacts(value, convex=True, smooth=True, nonnegative=True, options=keywords(value)),
+           rows=samples, taylor=taylor, pullback=pullback, near=near_loss(pullback, _second), factor=root,
+           errata=(12, 13))  # fmt: skip
 def cross_entropy(call: Call) -> Bounds:
     r""":math:`\sum_i(m_i\log\sum_k e^{\hat y_{ik}} - \langle M_i, \hat y_i\rangle)` with masses :math:`M \ge 0`
     and :math:`m_i = \sum_kM_{ik}`; for a plain mean :math:`m_i = 1/n`.

@@ -21,20 +21,14 @@ class Factor:
 
     :math:`B_i` is the identity; or all but the first column of the reflection :math:`I - uu^\top/u_1` with
     :math:`\|u\|^2 = 2u_1`, which is applied and never formed; or a matrix.
-
-    Attributes:
-        scale: c, samples × outputs; or one number for all of them.
-        shape: of the outputs.
-        slope: a vector w̄ with Rw̄ = ∇h, samples × columns; ``None`` where there is none that is not huge.
-        normal: u, samples × outputs, where B is of the second kind.
-        blocks: B, samples × outputs × columns, where it is of the third.
     """
 
-    scale: Tensor | float
-    shape: torch.Size
+    scale: Tensor | float  # c, samples × outputs; or one number for all of them
+    shape: torch.Size  # of the outputs
+    # a vector w̄ with Rw̄ = ∇h, samples × columns; ``None`` where there is none that is not huge
     slope: Tensor | None = None
-    normal: Tensor | None = None
-    blocks: Tensor | None = None
+    normal: Tensor | None = None  # u, samples × outputs, where B is of the second kind
+    blocks: Tensor | None = None  # B, samples × outputs × columns, where it is of the third
 
     @property
     def samples(self) -> int:
@@ -94,14 +88,10 @@ class Factor:
 
 @dataclass(frozen=True)
 class _Gathered(Factor):
-    """R for outputs whose samples hold several rows of another R: their numbers are moved, and nothing is formed.
+    """R for outputs whose samples hold several rows of another R: numbers are moved, and nothing is formed."""
 
-    Attributes:
-        rows: the other R.
-        places: where the entries of its outputs stand among these, one row after the other.
-    """
-
-    rows: Factor = field(kw_only=True)
+    rows: Factor = field(kw_only=True)  # the other R
+    # where the entries of its outputs stand among these, one row after the other
     places: Tensor = field(kw_only=True)
 
     @property

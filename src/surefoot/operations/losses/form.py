@@ -37,27 +37,17 @@ _USUAL = {"weight": 1.0, "sign": 1.0, "shift": 0.0, "linear": 0.0, "constant": 0
 
 @dataclass(frozen=True)
 class Form:
-    r"""The form of a loss for given targets; see the module. Tensors are double and broadcast to the outputs.
+    r"""The form of a loss for given targets; see the module. Tensors are double and broadcast to the outputs."""
 
-    Attributes:
-        function: φ; ``None`` if the loss is affine.
-        weight: μ.
-        sign: s.
-        shift: t.
-        linear: b.
-        constant: k.
-        factor: c.
-        rest: :math:`\mu - b` for soft-plus, s = 1 and t = 0: then :math:`\mu\sigma(x) - b = (\mu - b)\sigma(x) -
-            b\sigma(-x)`, which does not cancel for a label. ``None`` for other forms.
-    """
-
-    function: ScalarFunction | None
-    weight: Tensor
-    sign: Tensor
-    shift: Tensor
-    linear: Tensor
-    constant: Tensor
-    factor: float = 1.0
+    function: ScalarFunction | None  # φ; ``None`` if the loss is affine
+    weight: Tensor  # μ
+    sign: Tensor  # s
+    shift: Tensor  # t
+    linear: Tensor  # b
+    constant: Tensor  # k
+    factor: float = 1.0  # c
+    # :math:`\mu - b` for soft-plus, s = 1 and t = 0: then :math:`\mu\sigma(x) - b = (\mu - b)\sigma(x) -
+    # b\sigma(-x)`, which does not cancel for a label. ``None`` for other forms.
     rest: Tensor | None = None
 
     @staticmethod

@@ -18,7 +18,7 @@ from torch import Tensor
 from surefoot.enclosure import norm
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.call import Bounds, Call, Slot
+from surefoot.operations.call import Bounds, Call, Moving, Slot
 from surefoot.operations.common import root, top
 from surefoot.operations.losses.factor import Factor, modest
 from surefoot.operations.losses.form import Form, nearly
@@ -34,7 +34,6 @@ from surefoot.operations.losses.sums import (
     times,
     weighted_sum,
 )
-from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
 from surefoot.scalar import Rounded, ScalarFunction, derivatives, rounded_derivatives, sup_on, supremum
 from surefoot.scalar.bounds import HIGHEST_ORDER
@@ -114,9 +113,7 @@ class Separable:
         return (bend.value * move.square()).sum(), float(error.max()) if error.numel() else 0.0
 
     def error(self, call: Call, computed: Tensor) -> Magnitude:
-        """How far the computed loss is from the exact one, measured by the sum of the form, of which the error is
-        known.
-        """
+        """How far the computed loss is from the exact one, measured by the sum of the form."""
         outputs, targets = call["outputs"].value, call["targets"].value
         total = self.at(targets, outputs.shape, **call.node.kwargs).proved(outputs)
         wrong = float((computed - total.value).abs() + total.error)

@@ -11,7 +11,7 @@ from torch import Tensor
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.bilinear import product
-from surefoot.operations.call import Bounds, Call, Slot
+from surefoot.operations.call import Bounds, Call, Moving, Slot
 from surefoot.operations.losses.factor import Factor
 from surefoot.operations.losses.sums import (
     UNIT,
@@ -24,7 +24,6 @@ from surefoot.operations.losses.sums import (
     samples,
     weighted_sum,
 )
-from surefoot.operations.moving import Moving
 from surefoot.operations.record import LossFacts, operation
 from surefoot.scalar import Rounded
 from surefoot.taylor import FLOOR, TaylorModel, passed_on, reach, row_norms

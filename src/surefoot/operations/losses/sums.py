@@ -3,6 +3,8 @@ r"""What all losses share.
 Every loss here is :math:`h(\hat y) = \frac{\text{scale}}N\sum_i h_i(\hat y_i)` with the samples along the first
 dimension; N is the number of samples unless another reduction is asked for. So the gradient is the stack of the
 :math:`\nabla h_i`, and the Hessian is block-diagonal with blocks :math:`\nabla^2h_i`.
+
+The number that a model returns is its loss.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from torch import Tensor
 
 from surefoot.enclosure import norm
 from surefoot.magnitude import Magnitude
-from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.moving import Moving
-from surefoot.operations.record import Near
+from surefoot.operations.call import Bounds, Call, Moving, Slot, Use
+from surefoot.operations.common import ONE, affine
+from surefoot.operations.record import Form, LossFacts, Near, operation
 from surefoot.scalar import Rounded
 from surefoot.taylor import TaylorModel, rounded_up
 
@@ -102,3 +104,14 @@ def weighted_sum(coefficients: list[Tensor], tail: Tensor, length: float, weight
     """The sum over the samples with weights, a column."""
     sums = tuple((weights * c).sum() for c in coefficients)
     return TaylorModel(sums, length, rounded_up(times(weights, tail).sum(dim=0, keepdim=True)), rowwise=False)
+
+
+def value(outputs: Tensor) -> Tensor:
+    """The number itself."""
+    return outputs.reshape(())
+
+
+@operation("surefoot.returned", form=Form.LINEAR, rounds=False, loss=LossFacts(value, convex=True, smooth=True))
+def returned(call: Call) -> Bounds:
+    """One number as it is: slope 1, no curvature."""
+    return affine(call, {"outputs": ONE}, peak=call["outputs"].peak)
