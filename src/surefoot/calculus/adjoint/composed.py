@@ -33,7 +33,9 @@ from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms.matrix import largest_norm
 
-_HELD = 2**27  # numbers of all Jacobians of a cut
+_BACK = 3  # in how many cuts before it the Jacobian of one is computed
+_NARROW = 64  # in all of them if it has not more entries
+_HELD = 2**27  # numbers of all these Jacobians
 _ONCE = 2.0**23  # numbers of a tensor that are pulled back at a time
 _QUICKER = 8.0  # how many times as fast a product of matrices is as a convolution
 _Norms = dict[str, tuple[Magnitude, dict[str, Magnitude]]]
@@ -57,7 +59,7 @@ class Composed:
         work = np.array([step.node.numel * (step.bounds.reduction + 1.0) for step in result.steps]).cumsum()
         self.rows, self.cost = dict[str, list[str]](), 0.0
         for name, (count, size) in sorted(cuts.items(), key=lambda item: item[1]):
-            sources = [c for c in cuts if self._at[c] < self._at[name]]
+            sources = [c for c in cuts if self._at[c] < self._at[name]][0 if size <= _NARROW else -_BACK :]
             while count * size * sum(cuts[c][1] for c in sources) > _HELD:
                 sources.remove(max(sources, key=lambda c: cuts[c][1]))
             if not sources:
