@@ -186,7 +186,7 @@ def certify_proved(
         dense = None
         if spent.directions and around and known:
             dense = dense_centre(analysis.over(Ball(0.0), wrt), spent)
-        centre = Centre(spent, dense)
+        centre = Centre(spent, dense, alone=known and around and isinstance(domain, Ball) and domain.radius == 0)
         if isinstance(domain, Box):
             balls = analysis.balls_around(domain, wrt)
             inside = analysis.is_in_box(domain, wrt)

@@ -61,6 +61,7 @@ class Bounds:
             that slot, or of its row n if it is among the ``row_slots``.
         change_along: the same for how far the contracted second derivative over the enclosures of costate and
             arguments may be from that at their centres.
+        entries_along: of an element-wise function, bounds of the entries of the diagonal contracted curvature.
         jacobian_change: how far each row of the Jacobian in a slot may be from that at the centre, where that is
             less than curvature times spread.
         lipschitz: on the norm of the derivative in each variable, where that is less than what follows.
@@ -81,6 +82,7 @@ class Bounds:
     curvature_along: Along | None = None
     rows_along: Along | None = None
     change_along: Along | None = None
+    entries_along: Callable[[Enclosure], Tensor] | None = None
     jacobian_change: Callable[[], Mapping[Slot, Magnitude]] | None = None
     lipschitz: Magnitude | None = None
     instead: Bounds | None = None

@@ -123,6 +123,7 @@ def scalar_function(call: Call) -> Bounds:
         curvature_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends))},
         rows_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends), len(bends))},
         change_along=lambda costate: {("x", "x"): _change(costate, function, x, bends)},
+        entries_along=lambda costate: weighed(entries(costate), bends),
         jacobian_change=lambda: {"x": top(derivative_moved(function, 1, x), len(bends))},
         reason="" if curvature.is_finite else _reason(call, slope),
     )
