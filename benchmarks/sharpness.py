@@ -24,9 +24,11 @@ from surefoot.calculus.adjoint.bounds import Centre, dense_centre
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import HIGH
 from surefoot.certificate.proving import certificate_of, longest_proved, with_gradient_step
+from surefoot.lower import curvature_at_weights
 
 SAMPLES = 64
 MOST_AT_CENTRE = 3.0
+MOST_WIDE, MOST_GRADIENTS = 10.0, 2000
 
 
 class Residual(nn.Module):
@@ -169,6 +171,67 @@ def of_width(width: int) -> Width:
     found = sf.certify(model, x, objective=objective, domain=sf.Ball(0.0))
     cost = (time.process_time() - start) / gradient
     return Width(width, float(found.smoothness) / norm, cost, found.gradients or 0)
+
+
+@dataclass(frozen=True)
+class Wide:
+    """A network that is too wide to follow every direction: what is said of it at the weights.
+
+    Attributes:
+        network: its name.
+        numbers: how many numbers vary.
+        norm: a lower bound of the norm of the second derivative, by Lanczos iterations.
+        proved: the smoothness that is proved, over that.
+        by_norms: the same with products of norms.
+        cost: in gradients, measured in processor time.
+        stated: the same as the certificate states it.
+        likely: what :func:`surefoot.estimate` says with a probability, over the norm.
+        failure: one minus that probability.
+        budget: of that, in gradients.
+    """
+
+    network: str
+    numbers: int
+    norm: float
+    proved: float
+    by_norms: float
+    cost: float
+    stated: int
+    likely: float
+    failure: float
+    budget: int
+
+
+def of_resnet(budget: int = 200) -> Wide:
+    """ResNet-18 made smooth, in evaluation mode, with ten classes, on 16 random images of 32×32."""
+    torch.manual_seed(0)
+    model = sf.zoo.build("resnet18-smooth", num_classes=10).double().eval()
+    x, objective = torch.randn(16, 3, 32, 32).double(), sf.CrossEntropy(torch.randint(0, 10, (16,)))
+    gradient, ball = gradient_seconds(model, x, objective), sf.Ball(0.0)
+    norms = sf.certify(model, x, objective=objective, domain=ball, effort="quick")  # captures the model
+    start = time.process_time()
+    found = sf.certify(model, x, objective=objective, domain=ball, effort="high")
+    cost = (time.process_time() - start) / gradient
+    norm = float(curvature_at_weights(model, x, objective, 24) or 0.0)
+    likely = sf.estimate(model, x, objective=objective, domain=ball, budget=budget).at_centre
+    assert likely is not None
+    sizes = [float(each) / norm for each in (found.smoothness, norms.smoothness)]
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    ends = float(likely) / norm, likely.failure
+    return Wide(
+        "ResNet-18, soft-plus, evaluation", numbers, norm, *sizes, cost, found.gradients or 0, *ends, budget
+    )
+
+
+def wide_line(row: Wide) -> str:
+    """A row as a line of the table."""
+    met = row.proved <= MOST_WIDE and row.cost <= MOST_GRADIENTS
+    proved = f"**{row.proved:.3g}** | ≤ {MOST_WIDE:g} in {MOST_GRADIENTS:,}{'' if met else ' (missed)'}"
+    likely = f"{row.likely:.3g} but for {row.failure:.0e} | {row.budget:,}"
+    sizes = f"{row.numbers:,} | {row.norm:.3g} | {row.by_norms:,.0f}"
+    return (
+        f"| {row.network} | {row.numbers:,} | {sizes} | {proved} | {row.cost:,.0f} | {row.stated:,} | {likely} |"
+    )
 
 
 def line(row: Sharpness) -> str:

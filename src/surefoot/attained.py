@@ -2,7 +2,8 @@ r"""Numbers that are known to be attained, and how they stand next to what is pr
 
 A :class:`LowerBound` of a supremum is a value the function was seen to take. It is the opposite of a
 :class:`~surefoot.magnitude.Magnitude`, which is never below the truth: a sum or a product of the two would bound
-nothing, so there is no arithmetic here at all, and neither type accepts the other.
+nothing, so there is no arithmetic here at all, and neither type accepts the other. The same holds for a
+:class:`ProbableBound`, which is not below the truth but for a stated probability.
 """
 
 from __future__ import annotations
@@ -82,6 +83,34 @@ class LowerBound:
 
 
 @dataclass(frozen=True)
+class ProbableBound:
+    """A number that is above a supremum unless a random start was unlucky: no proof, so nothing computes with it.
+
+    Attributes:
+        value: the number.
+        failure: at most the probability, over the random start, that the supremum is larger.
+
+    >>> print(ProbableBound(2.71828, 1e-12))
+    2.719e+00 with probability 1 − 1e-12
+    """
+
+    value: float
+    failure: float
+
+    __array_ufunc__ = None
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse to become an array, and so a magnitude: likely is not proved."""
+        raise TypeError("a ProbableBound is no proved bound; float() gives the plain number")
+
+    def __str__(self) -> str:
+        return f"{Magnitude.of(float(self))} with probability 1 − {self.failure:.0e}"
+
+
+@dataclass(frozen=True)
 class Estimate:
     r"""What a search in the domain found.
 
@@ -92,6 +121,9 @@ class Estimate:
             :math:`\|(Df(u) - Df(u'))^\top w\|_2 / \|u - u'\|_2`, so at most :math:`L`.
         domain: where it was found, in words.
         wrt: what varied.
+        at_centre: for a function with one value, a bound of :math:`\|D^2f\|_2` at the centre of the domain that
+            holds with a stated probability over a random start, the round-off of products not counted. Kinks
+            show nothing in it.
 
     >>> found = Estimate(LowerBound(1.0), LowerBound(2.0), LowerBound(0.5), "on a ball")
     >>> float(found.lipschitz)
@@ -103,12 +135,15 @@ class Estimate:
     smoothness: LowerBound
     domain: str = ""
     wrt: str = "params"
+    at_centre: ProbableBound | None = None
 
     def __str__(self) -> str:
         what = "parameters" if self.wrt == "params" else "the input"
+        likely = self.at_centre
+        end = "" if likely is None else f"\n  at the centre, smoothness L ≤ {likely} over the start"
         return (
             f"Found with respect to {what}: {self.domain}\n"
-            f"  bound m ≥ {self.bound}   Lipschitz ℓ ≥ {self.lipschitz}   smoothness L ≥ {self.smoothness}"
+            f"  bound m ≥ {self.bound}   Lipschitz ℓ ≥ {self.lipschitz}   smoothness L ≥ {self.smoothness}{end}"
         )
 
 

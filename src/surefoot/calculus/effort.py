@@ -2,11 +2,13 @@
 
 * ``"quick"``: products of norms, about ten gradients for each ball.
 * ``"normal"``: derivatives sample by sample where samples do not interact, if that takes at most 6·10⁹
-  multiplications of numbers, some thousand gradients: with 64 samples five layers of width 175.
+  multiplications of numbers, some thousand gradients: with 64 samples five layers of width 175. Two layers cost
+  as much as 10⁵ of them however narrow they are, so that deeper networks than 245 layers take products of norms.
 * ``"high"``: the same up to a hundred times as many, and where the variables hold at most 12,000 numbers, exact
   derivatives at the weights along every direction (:mod:`surefoot.calculus.adjoint.dense`), about ten gradients
-  for each number; balls are taken apart in shells, and the segment against the gradient is looked at
-  (:mod:`surefoot.certificate.downhill`).
+  for each number; beyond, for the weights alone, Jacobians between the cuts of a network in at most 1,900
+  (:mod:`surefoot.calculus.adjoint.composed`); balls are taken apart in shells, and the segment against the
+  gradient is looked at (:mod:`surefoot.certificate.downhill`).
 
 What a certificate states is the cost of all balls and segments that were tried for it.
 """
@@ -26,17 +28,19 @@ class Effort:
     name: str  # what it is called
     products: float  # linear layers are followed sample by sample as long as these are not more multiplications
     directions: int  # all directions of the variables are followed if they are not more
+    composed: float = 0.0  # what Jacobians between cuts may cost, in gradients
     balls: int = 6  # how many are tried, after the weights alone, for the longest step
     shells: int = 0  # in how many at most a ball is then taken apart, to sum up what each adds to the curvature
 
     def separates(self, widths: Sequence[int], count: int) -> bool:
         """Whether layers of these widths are followed sample by sample."""
-        return count * sum(widths) ** 2 * max(widths) <= self.products
+        return count * sum(widths) ** 2 * max(widths) + _PAIR * len(widths) ** 2 <= self.products
 
 
+_PAIR = 1e5  # multiplications that take as long as the calls for two layers
 QUICK = Effort("quick", 0.0, 0)
 NORMAL = Effort("normal", 6e9, 0)
-HIGH = Effort("high", 6e11, 12_000, 6, 64)
+HIGH = Effort("high", 6e11, 12_000, 1900.0, 6, 64)
 _ONE_DIRECTION, _ONE_UNIT, _ONE_EXPANSION = 10, 10, 20  # gradients, measured
 ONE_BALL, AROUND_DIRECTIONS, AROUND_SAMPLES = 10, 30, 90  # for each ball: norms, and what starts from the centre
 

@@ -49,10 +49,8 @@ class Step:
     @property
     def light(self) -> Step:
         """The same without what depends on centre values."""
-        numbers = replace(
-            self.bounds, curvature_along=None, rows_along=None, change_along=None, jacobian_change=None
-        )
-        return replace(self, bounds=numbers)
+        numbers = replace(self.bounds, curvature_along=None, rows_along=None, change_along=None)
+        return replace(self, bounds=replace(numbers, entries_along=None, jacobian_change=None))
 
     def partners(self, slot: Slot) -> list[tuple[Pair, Slot]]:
         """The pairs with curvature of a slot, each with the other slot, if that varies or is not exact."""
@@ -112,15 +110,16 @@ def enclose(
     call = Call(node, enclosures)
     bounds = rule_for(node, graph)(call)
     names = {slot: name for slot, name in call.names.items() if slot in call.varying}
-    rows = frozenset(slot for slot in rows_of(call) & names.keys() if names[slot] not in region.variables)
+    rows = frozenset(slot for slot in rows_of(call) & names.keys() if names[slot] not in region.radii)
     inexact = {slot: name for slot, name in call.names.items() if slot in call.inexact}
     return Step(node, bounds, names, rows, inexact), _enclose(call, bounds, value, region)
 
 
 def _enclose(call: Call, bounds: Bounds, value: Any, region: Region) -> Enclosure:
     """The enclosure of a result, around its centre where that is known and finite."""
-    joined = stack([e.lipschitz * bounds.jacobian[slot] for slot, e in call.varying.items()])
-    lipschitz = joined.norm(axis=0) if bounds.orthogonal else joined.sum(axis=0)
+    lipschitz = joined(bounds, {slot: e.lipschitz for slot, e in call.varying.items()})
+    if bounds.lipschitz is not None:
+        lipschitz = minimum(lipschitz, bounds.lipschitz)
     if value is not None:
         size, peak = measure(value)
         if size.is_finite:
@@ -128,6 +127,12 @@ def _enclose(call: Call, bounds: Bounds, value: Any, region: Region) -> Enclosur
     infinite = Magnitude.infinity()
     bound, peak = _sizes(call, _from_zero(call, bounds), bounds.peak)
     return Enclosure(call.node.spec, None, bound, peak, infinite, None, infinite, lipschitz)
+
+
+def joined(bounds: Bounds, slopes: Mapping[Slot, Magnitude]) -> Magnitude:
+    """The slopes of a result in every variable, from those of its arguments."""
+    parts = stack([slope * bounds.jacobian[slot] for slot, slope in slopes.items()])
+    return parts.norm(axis=0) if bounds.orthogonal else parts.sum(axis=0)
 
 
 def _around_centre(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from surefoot import __version__
-from surefoot.attained import Estimate, LowerBound
+from surefoot.attained import Estimate, LowerBound, ProbableBound
 from surefoot.certificate.advice import headline, limits, verdict
 from surefoot.certificate.rows import Row
 from surefoot.errors import SurefootError
@@ -84,6 +84,7 @@ def write(certificate: Certificate) -> dict[str, Any]:
             **{name: float(getattr(estimate, name)) for name in _CONSTANTS},
             "domain": estimate.domain,
             "wrt": estimate.wrt,
+            "at_centre": estimate.at_centre and [estimate.at_centre.value, estimate.at_centre.failure],
         },
         "bracket": estimate and certificate.bracket(estimate).splitlines(),
         "rows": [_written_row(row) for row in certificate.rows],
@@ -184,7 +185,8 @@ def _read_row(content: Mapping[str, Any]) -> Row:
 
 def _read_estimate(content: Mapping[str, Any]) -> Estimate:
     bound, lipschitz, smoothness = (LowerBound(float(content[name])) for name in _CONSTANTS)
-    return Estimate(bound, lipschitz, smoothness, content["domain"], content["wrt"])
+    likely = content.get("at_centre") and ProbableBound(*map(float, content["at_centre"]))
+    return Estimate(bound, lipschitz, smoothness, content["domain"], content["wrt"], likely)
 
 
 def require_same_problem(certificate: Certificate, estimate: Estimate) -> None:

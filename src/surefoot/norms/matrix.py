@@ -8,7 +8,7 @@ rounded upwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from surefoot.norms.hermitian import (
     exponent,
     gamma,
     product_error,
+    raise_level,
     times_power,
     unscale,
     up,
@@ -84,6 +85,23 @@ def _norm_of_gram(gram: Tensor, trace: float, inner: int) -> float:
     squared = up(trace / (1 - error - gamma(len(gram))))  # an upper bound of the squared Frobenius norm
     largest = min(squared, up(float(eigenvalue_bounds(gram)) + up(error * squared)))
     return up(math.sqrt(largest))
+
+
+def largest_norm(matrices: Iterable[Tensor]) -> float:
+    """An upper bound of the norms of all matrices: one factorisation says that most are below the largest."""
+    level = best = 0.0
+    for a in matrices:
+        gram, trace = _gram(a)
+        if not 1 / _SAFE < trace < _SAFE or min(a.shape) > LARGEST_EXACT:
+            best = max(best, spectral_norm(a))
+            continue
+        error = product_error(max(a.shape), gram.dtype)
+        extra = error * up(trace / (1 - error - gamma(len(gram)))) * (1 + 2.0**-50)
+        level, bound = raise_level(
+            gram[None], torch.tensor([extra], dtype=torch.float64, device=gram.device), level
+        )
+        best = max(best, up(math.sqrt(bound)))
+    return best
 
 
 def norm_of_parts(part: Tensor, rows: int, add: Callable[[Tensor], None]) -> float | None:

@@ -23,4 +23,8 @@ Where the variables are few enough to follow every direction, nothing has to be 
 * ``dense``: all derivatives at the centre, and what belongs to which sample. ``running``: their round-off.
 * ``gathered``: norms of them, by entries and samples.
 * ``around``: how far the second derivative moves on a ball. ``parts``: the norms that this is made of.
+
+Where they are too many, and at the centre alone:
+
+* ``composed``: Jacobians between the tensors that a network is cut at.
 """

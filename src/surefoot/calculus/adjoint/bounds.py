@@ -16,6 +16,7 @@ from surefoot.calculus.adjoint.around import Around
 from surefoot.calculus.adjoint.backward import Backward, backward
 from surefoot.calculus.adjoint.centre import Centre as SampleCentre
 from surefoot.calculus.adjoint.centre import at_the_centre
+from surefoot.calculus.adjoint.composed import Composed
 from surefoot.calculus.adjoint.costates import contracted, costates
 from surefoot.calculus.adjoint.cotangents import Cotangents, cotangents
 from surefoot.calculus.adjoint.dense import Dense, derivatives_at_centre
@@ -51,10 +52,11 @@ class Centre:
     Args:
         effort: what it may cost.
         dense: derivatives along all directions (:func:`dense_centre`), if domains are balls of all variables.
+        alone: whether there is no other domain than the centre.
     """
 
-    def __init__(self, effort: Effort = NORMAL, dense: Dense | None = None) -> None:
-        self.effort, self.dense = effort, dense
+    def __init__(self, effort: Effort = NORMAL, dense: Dense | None = None, alone: bool = False) -> None:
+        self.effort, self.dense, self._alone = effort, dense, alone
         self.cost = 0 if dense is None else in_gradients(directions=dense.directions)
         self._balls: list[Around] = []
         self._by_sample: tuple[Samples, SampleCentre] | None = None
@@ -78,6 +80,21 @@ class Centre:
             except (RuntimeError, NotImplementedError, OverflowError, IndexError):  # none, or out of range
                 self._by_sample = None
         return self._by_sample
+
+    def slopes(
+        self, result: Pass, costates: Mapping[str, Enclosure]
+    ) -> tuple[dict[str, Magnitude] | None, dict[str, Magnitude]]:
+        """Those of every tensor at the centre, through composed Jacobians where nothing else is sharp, and those
+        that are weighted with curvature; ``None`` for those of the forward pass.
+        """
+        if not self._alone or not self.effort.composed or self.dense is not None or self._by_sample is not None:
+            return None, {}
+        try:
+            composed = Composed(result, self.effort.composed)
+            self.cost += round(composed.cost)
+            return composed.slopes(costates)
+        except (RuntimeError, NotImplementedError, OverflowError):  # no derivative is proved, or out of range
+            return None, {}
 
     def _separated(self, result: Pass) -> tuple[Samples, SampleCentre] | None:
         found = samples(result, self.effort)
@@ -105,7 +122,14 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
         if back is not None:
             norm = minimum(norm, dense.norm + smoothness(back.variation))
     reached = [step for step in result.steps if step.node.name in found]
-    summands = terms(result, {step.node.name: contracted(step, found[step.node.name]) for step in reached})
+    bends = {step.node.name: contracted(step, found[step.node.name]) for step in reached}
+    slopes, weighted = centre.slopes(result, found)
+    summands = [
+        replace(term, weight=Magnitude.of(1.0), left=half, right=half)
+        if (half := weighted.get(term.step.node.name)) is not None
+        else term
+        for term in terms(result, bends, slopes)
+    ]
     variables = [found.get(name) for name in result.region.variables]
     whole, zero = assemble(summands, len(variables)), Magnitude.zero()
     return ScalarBounds(

@@ -10,7 +10,7 @@ Operations are replaced by what has the same first two derivatives at the centre
 state, as in :mod:`surefoot.calculus.adjoint.samples`; an operation without such a record is refused. The round-off
 is bounded in :mod:`surefoot.calculus.adjoint.running`.
 
-Which sample every entry of a tensor belongs to, where samples do not interact.
+Where samples do not interact, :func:`sample_labels` says which one every entry of a tensor belongs to.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def derivatives_at_centre(result: Pass, keep: bool = False) -> Dense | None:
     locals_: dict[str, Local] = {}
     off_by: dict[str, tuple[float, float]] = {}
     for step in result.steps:
-        found = _local(result, step)
+        found = local(result, step)
         if found is None or (curved(step) and not _plain(result, step)):
             return None
         locals_[step.node.name], off_by[step.node.name] = found
@@ -113,7 +113,7 @@ def derivatives_at_centre(result: Pass, keep: bool = False) -> Dense | None:
     return Dense(whole, first, second, labels, count, size, infinite)
 
 
-def _local(result: Pass, step: Step) -> tuple[Local, tuple[float, float]] | None:
+def local(result: Pass, step: Step) -> tuple[Local, tuple[float, float]] | None:
     """An operation as a function of what it reads, with two derivatives at the centre, and their errors."""
     record, node = record_of(step.node), step.node
     centre = result.enclosures[node.name].value

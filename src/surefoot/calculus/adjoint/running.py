@@ -23,7 +23,7 @@ from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.operations.record import record_of
 
 
-def _roundings(step: Step) -> float:
+def roundings(step: Step) -> float:
     """The relative error of applying a Jacobian or its transpose; see the module. Where the error of derivatives
     is stated, it contains that of the sums, and what is left are products of a few numbers.
     """
@@ -55,7 +55,7 @@ def running_errors(
     for name in result.region.variables:
         first[name], norms[name] = zero, Magnitude.of(1.0)
     for step in result.steps:
-        name, unit, (more, _) = step.node.name, _roundings(step), stated[step.node.name]
+        name, unit, (more, _) = step.node.name, roundings(step), stated[step.node.name]
         first[name] = norms[name] = zero
         for slot, other in step.names.items():
             slope = step.bounds.jacobian[slot]
@@ -76,7 +76,7 @@ def running_errors(
         name = step.node.name
         if name not in wrong:
             continue
-        unit, (more, most) = _roundings(step), stated[name]
+        unit, (more, most) = roundings(step), stated[name]
         size = Magnitude.of(sizes[name]) if name in sizes else lengths[name]
         if name in held.written:
             bends[name] = minimum(bends[name], held.whole("second", name))

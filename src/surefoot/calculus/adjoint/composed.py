@@ -1,0 +1,195 @@
+r"""Slopes at the weights through composed Jacobians, where tensors are too wide to follow every direction.
+
+A *cut* is a tensor c that all later operations read the earlier ones through. For a cut z behind it and a variable
+v that no operation between the two reads, :math:`D_vz = K_{zc}\,D_vc`, so :math:`\|D_vz\| \le \max_n\|K_{zc,n}\|
+\,\|D_vc\|`, the Jacobian being that of each sample n if they do not interact. K is computed, one pull-back for
+each entry of a sample of z, all samples and all cuts c at once, and its norm is proved: products of norms remain
+from a variable to the next cut, not all the way to the loss. What an element-wise function of z adds to the second
+derivative of F is :math:`Dz^\top\mathrm{diag}(d)\,Dz`, :math:`d = \lambda\varphi''(z)` with the costate λ, hence
+at most :math:`\|\mathrm{diag}(\sqrt{|d|})\,Dz\|^2`, for which K is weighted in the same way: d is large at a few
+entries only. Cuts that are bent by what reads them are taken, those with few entries first, as long as the
+multiplications are within the effort.
+
+*Round-off.* With J and C the bounds of the rule of an operation, e how far values are off and :math:`\delta` as in
+:mod:`surefoot.calculus.adjoint.running`, a matrix of costates of Frobenius norm at most s, off by w, is pulled
+back to one that is off by at most :math:`Jw + (\delta J + b + \sum_jC_je_j)(s + w)`, b the stated error of the
+derivative. It starts with s the root of the number of all entries of z, one for each row and sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.calculus.adjoint.dense import Local, local, sample_labels
+from surefoot.calculus.adjoint.running import roundings
+from surefoot.calculus.adjoint.samples import require_moderate
+from surefoot.calculus.forward import Pass, Step, joined
+from surefoot.enclosure import Enclosure
+from surefoot.magnitude import Magnitude, minimum
+from surefoot.norms.matrix import largest_norm
+
+_BACK = 3  # in how many cuts before it the Jacobian of one is computed
+_NARROW = 64  # in all of them if it has not more entries
+_HELD = 2**27  # numbers of all these Jacobians
+_ONCE = 2.0**23  # numbers of a tensor that are pulled back at a time
+_QUICKER = 8.0  # how many times as fast a product of matrices is as a convolution
+_Norms = dict[str, tuple[Magnitude, dict[str, Magnitude]]]
+
+
+class Composed:
+    """What is known of the cuts of a forward pass over the weights alone.
+
+    Args:
+        result: the forward pass.
+        budget: what may be spent, in gradients.
+
+    Attributes:
+        rows: cuts whose Jacobians are computed, each with those in which they are.
+        cost: of that, in gradients.
+    """
+
+    def __init__(self, result: Pass, budget: float) -> None:
+        self._result, self._at = result, {step.node.name: k for k, step in enumerate(result.steps)}
+        cuts = _cuts(result)
+        work = np.array([step.node.numel * (step.bounds.reduction + 1.0) for step in result.steps]).cumsum()
+        self.rows, self.cost = dict[str, list[str]](), 0.0
+        for name, (count, size) in sorted(cuts.items(), key=lambda item: item[1]):
+            sources = [c for c in cuts if self._at[c] < self._at[name]][0 if size <= _NARROW else -_BACK :]
+            while count * size * sum(cuts[c][1] for c in sources) > _HELD:
+                sources.remove(max(sources, key=lambda c: cuts[c][1]))
+            if not sources:
+                continue
+            spent = size * (work[self._at[name]] - work[self._at[sources[0]]])
+            for small, large in (sorted((size, cuts[c][1])) for c in sources):
+                spent += 2 * count * small**2 * (large + small) / _QUICKER
+            if self.cost + spent / (3 * work[-1]) > budget:
+                break
+            self.cost, self.rows[name] = self.cost + spent / (3 * work[-1]), sources
+
+    def slopes(self, costates: Mapping[str, Enclosure]) -> tuple[dict[str, Magnitude], dict[str, Magnitude]]:
+        """The slopes of every tensor that varies in each variable; and, for the results of element-wise functions
+        of cuts, those of the cut weighted with the root of the contracted curvature.
+
+        Raises:
+            NotImplementedError: if an operation between cuts has no proved derivative.
+        """
+        result = self._result
+        found, weighted = {name: result.enclosures[name].lipschitz for name in result.region.variables}, {}
+        for k, step in enumerate(result.steps):
+            name = step.node.name
+            slopes = joined(step.bounds, {slot: found[read] for slot, read in step.names.items()})
+            found[name] = minimum(slopes, result.enclosures[name].lipschitz)
+            if name not in self.rows:
+                continue
+            roots = {
+                s.node.name: (s.bounds.entries_along(costates[s.node.name]) * (1 + 2.0**-50)).sqrt()
+                for s in result.steps[k + 1 :]
+                if s.bounds.entries_along and name in s.names.values() and s.node.name in costates
+            }
+            norms = self._norms(name, roots)
+            for cut, (size, _) in norms.items():
+                found[name] = minimum(found[name], self._carried(found[cut] * size, cut, k))
+            for reader, root in roots.items():
+                weighted[reader] = found[name] * (Magnitude.of(float(root.max())) * (1 + 2.0**-50))
+                for cut, (_, sizes) in norms.items():
+                    through = self._carried(found[cut] * sizes[reader], cut, k)
+                    weighted[reader] = minimum(weighted[reader], through)
+        return found, weighted
+
+    def _carried(self, slopes: Magnitude, cut: str, end: int) -> Magnitude:
+        """Slopes that hold for variables which no operation after a cut reads, up to some step."""
+        between = {read for s in self._result.steps[self._at[cut] + 1 : end + 1] for read in s.names.values()}
+        return Magnitude(np.where([v in between for v in self._result.region.variables], np.inf, slopes.log2))
+
+    def _norms(self, name: str, roots: Mapping[str, Tensor]) -> _Norms:
+        """Bounds of the Jacobian of one cut in those before it, the largest over the samples: as it is, and with
+        weights for what reads the cut.
+        """
+        sources, values = self.rows[name], self._result.enclosures
+        steps = self._result.steps[self._at[sources[0]] + 1 : self._at[name] + 1]
+        models = [found for step in steps if (found := local(self._result, step)) is not None]
+        if len(models) < len(steps):
+            raise NotImplementedError("an operation has no proved derivative")
+        off = _errors(self._result, steps, [errors[0] for _, errors in models])
+        parts: dict[str, list[Tensor]] = {c: [] for c in sources}
+        for pulled in _pulled(self._result, steps, [model for model, _ in models], sources):
+            for c, part in pulled.items():
+                require_moderate(part)
+                parts[c].append(part.flatten(2))
+        norms: _Norms = {}
+        for c in sources:
+            matrices = torch.cat(parts.pop(c)).transpose(0, 1)
+            norms[c] = Magnitude.of(largest_norm(matrices)) + off[c], {}
+            for reader, root in roots.items():
+                rows = zip(matrices, root.reshape(len(values[name].value), -1, 1), strict=True)
+                # products are rounded, by less than the Frobenius norm of at most 2^20 rows makes up for
+                size = Magnitude.of(largest_norm(k * w for k, w in rows)) * (1 + 2.0**-30) + 2.0**-500
+                norms[c][1][reader] = size + off[c] * float(root.max())
+        return norms
+
+
+def _cuts(result: Pass) -> dict[str, tuple[int, int]]:
+    """Cuts in order whose rows are samples that do not interact and that are bent by what reads them: the number
+    of samples and of entries of each.
+    """
+    count = (result.enclosures[next(iter(result.steps[-1].names.values()))].shape or (1,))[0]
+    labels, live, found = sample_labels(result, count), set[str](), dict[str, tuple[int, int]]()
+    last = {name: k for k, step in enumerate(result.steps) for name in step.names.values()}
+    bent = {
+        step.names.get(first)
+        for step in result.steps
+        for (first, second), amount in step.bounds.curvature.items()
+        if first == second and not amount.is_zero
+    }
+    for k, step in enumerate(result.steps):
+        name, value = step.node.name, result.enclosures[step.node.name].value
+        live = {other for other in {*live, name} if last.get(other, -1) > k}
+        if live == {name} and name in labels and name in bent and isinstance(value, Tensor):
+            line = torch.arange(count, device=value.device).reshape(-1, *[1] * (value.dim() - 1))
+            if value.shape[:1] == (count,) and value.numel() and bool((labels[name] == line).all()):
+                found[name] = count, value.numel() // count
+    return found
+
+
+def _errors(result: Pass, steps: Sequence[Step], stated: list[float]) -> dict[str, Magnitude]:
+    """How far what is pulled back from the last result may be off, in the Frobenius norm; see the module."""
+    zero, name = Magnitude.zero(), steps[-1].node.name
+    sizes, wrong = {name: Magnitude.of(steps[-1].node.numel).sqrt()}, {name: zero}
+    for step, more in zip(reversed(steps), reversed(stated), strict=True):
+        size, before = sizes.get(step.node.name, zero), wrong.get(step.node.name, zero)
+        for slot, other in step.names.items():
+            slope = step.bounds.jacobian[slot]
+            rounded = slope * roundings(step) + more
+            for pair, partner in step.partners(slot):
+                rounded = rounded + step.bounds.curvature[pair] * step.argument(partner, result.enclosures).error
+            wrong[other] = wrong.get(other, zero) + slope * before + rounded * (size + before)
+            sizes[other] = sizes.get(other, zero) + (slope + rounded) * size
+    return wrong
+
+
+def _pulled(
+    result: Pass, steps: Sequence[Step], models: list[Local], sources: list[str]
+) -> Iterator[dict[str, Tensor]]:
+    """The Jacobians of the last result in the sources, some rows at a time: rows × samples × entries."""
+    values = {name: e.value for name, e in result.enclosures.items()}
+
+    def value(moves: Mapping[str, Tensor]) -> Any:
+        live = {sources[0]: values[sources[0]] + moves[sources[0]]}
+        for step, model in zip(steps, models, strict=True):
+            name = step.node.name
+            live[name] = model({read: live.get(read, values[read]) for read in step.node.inputs})
+            live[name] = live[name] + moves[name] if name in moves else live[name]
+        return live[steps[-1].node.name]
+
+    differentiated: Any = torch.func.vjp(value, {name: torch.zeros_like(values[name]) for name in sources})
+    end, pull = differentiated
+    largest = max(values[name].numel() for name in (steps[-1].node.name, *sources))
+    units = torch.eye(end.numel() // len(end), dtype=end.dtype, device=end.device)
+    for some in units.split(max(1, int(_ONCE / largest))):
+        seeds = some[:, None].expand(-1, len(end), -1).reshape(-1, *end.shape)
+        yield torch.func.vmap(lambda seed: pull(seed)[0])(seeds)
