@@ -104,6 +104,22 @@ def convolutional() -> nn.Module:
     return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(64, 10))
 
 
+@cache
+def small_mnist() -> tuple[Tensor, Tensor]:
+    """2,000 of the images, 14 × 14 means of four pixels, and their classes."""
+    x, y = mnist()
+    return nn.functional.avg_pool2d(x[:2000].reshape(-1, 1, 28, 28), 2), y[:2000]
+
+
+@cache
+def measured(name: str) -> tuple[Tensor, Tensor]:
+    """A table of scikit-learn (``"wine"``, ``"breast_cancer"``), each column with mean 0 and variance 1."""
+    import sklearn.datasets
+
+    x, y = getattr(sklearn.datasets, f"load_{name}")(return_X_y=True)
+    return torch.from_numpy((x - x.mean(0)) / x.std(0)), torch.from_numpy(y).long()
+
+
 class _Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -116,10 +132,11 @@ class _Residual(nn.Module):
         return nn.functional.relu(x + self.branch(x))
 
 
-def residual() -> nn.Module:
-    """A convolution and two residual blocks, each convolution followed by batch-normalisation."""
-    stem = (nn.Conv2d(1, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
-    return nn.Sequential(*stem, _Residual(8), _Residual(8), nn.Flatten(), nn.Linear(128, 10))
+def residual(channels: int = 8, blocks: int = 2, pixels: int = 16) -> nn.Module:
+    """A convolution and residual blocks, each convolution followed by batch-normalisation."""
+    stem = (nn.Conv2d(1, channels, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU())
+    rest = [_Residual(channels) for _ in range(blocks)]
+    return nn.Sequential(*stem, *rest, nn.Flatten(), nn.Linear(channels * pixels, 10))
 
 
 class _Letters(nn.Module):

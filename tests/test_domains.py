@@ -28,7 +28,7 @@ def test_reach_is_the_sum_over_groups_of_radius_times_norm(count: int, kind: str
     assert float(region.reach(lipschitz)) == pytest.approx(expected, rel=1e-12)
     assert float(region.reach(lipschitz)) >= expected * (1 - 1e-14)
     for members, radius in region.groups:
-        assert all(region.radius(region.variables[position]) == radius for position in members)
+        assert all(region.radii[region.variables[position]] == radius for position in members)
 
 
 def test_reach_of_many_blocks_takes_one_pass() -> None:

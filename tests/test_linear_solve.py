@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from surefoot.linear_solve import Conjugate, Flat, Parts, Products, Rows, conjugate_gradients
+from surefoot.linear_solve import Columns, Conjugate, Flat, InPlace, Parts, Products, Rows, conjugate_gradients
 
 F64 = torch.float64
 
@@ -121,3 +121,42 @@ def test_one_iteration_at_a_time() -> None:
     products = stacked @ matrix @ stacked.T
     assert float((products - torch.diag(products.diag())).abs().max()) < 1e-8 * float(products.diag().max())
     assert torch.allclose(run.residual, b - matrix @ run.x)
+
+
+def test_several_right_hand_sides_share_each_product() -> None:
+    matrix, calls = positive(12), []
+    b = torch.stack([right(12), torch.zeros(12).double(), 1e-3 * matrix @ right(12)], dim=1)[..., None]
+
+    def multiply(v):
+        calls.append(v.shape)
+        return torch.tensordot(matrix, v, dims=1)
+
+    found = conjugate_gradients(multiply, b, space=Columns(), tolerance=1e-13, most=60)
+    assert found.solved
+    assert torch.allclose(found.x[..., 0], torch.linalg.solve(matrix, b[..., 0]), rtol=1e-9, atol=1e-12)
+    assert not bool(found.x[:, 1].any())
+    alone = [
+        conjugate_gradients(lambda v: matrix @ v, one, space=Flat(), tolerance=1e-13, most=60).iterations
+        for one in b[..., 0].unbind(1)
+    ]
+    assert len(calls) <= max(alone) + 2 < sum(alone)
+
+
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_vectors_that_are_written_over_give_the_same_points(preconditioned: bool) -> None:
+    matrix, b = positive(30, spread=1.0), right(30)
+    inverse = (lambda r: r / matrix.diagonal()) if preconditioned else None
+
+    class Owned(Products):
+        def residual(self, before, direction, length):
+            return super().residual(before.clone() if before is direction else before, direction, length)
+
+    plain = Conjugate(Products(lambda v: matrix @ v, Flat()), torch.zeros_like(b), b.clone(), Flat(), inverse)
+    over = Conjugate(Owned(lambda v: matrix @ v, InPlace()), torch.zeros_like(b), b.clone(), InPlace(), inverse)
+    held = over.x.data_ptr()
+    for _ in range(20):
+        plain.step()
+        over.step()
+        assert torch.allclose(over.x, plain.x, rtol=1e-12)
+        assert torch.allclose(over.residual, plain.residual, rtol=1e-8, atol=1e-12)
+    assert over.x.data_ptr() == held

@@ -126,6 +126,7 @@ with torch.device("meta"):
     names = [getattr(sf, name) for name in sf.__all__]
     print(sf.certify(model, torch.ones(2, 4), domain=sf.ProductBall(1.0), input_norm=1.0).smoothness)
 model = model.to_empty(device="cpu")
+_ = [torch.nn.init.ones_(value) for value in model.parameters()]  # memory as it was may hold NaN
 print(sf.certify(model, torch.ones(2, 4), domain=sf.ProductBall(1.0), input_norm=1.0).smoothness)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -62,3 +62,10 @@ def test_the_wide_network_says_what_is_proved_and_what_is_likely():
     assert 1.0 <= ratio <= float(norms.replace(",", ""))
     assert float(likely.split()[0]) >= 1.0 > float(likely.split()[-1]) > 0
     assert all(int(count.replace(",", "")) > 0 for count in (numbers, stated, budget))
+
+
+def test_one_step_of_a_gated_network_is_one_factor():
+    growth = {network: float(per.split()[0]) for network, _, _, _, per in rows(4)}
+    assert all(factor >= 1.0 for factor in growth.values())
+    assert growth["GRU"] < 2.0
+    assert growth["LSTM"] < 5.0

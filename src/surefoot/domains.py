@@ -12,7 +12,7 @@ A variable is a parameter tensor, or with ``wrt="input"`` an input tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -229,21 +229,21 @@ class Region:
         return cls(variables, groups, {path: tuple(position[n] for n in names) for path, names in blocks.items()})
 
     @cached_property
-    def _radii(self) -> dict[str, float]:
+    def radii(self) -> dict[str, float]:
+        """How far each variable may be from its centre."""
         return {self.variables[position]: radius for members, radius in self.groups for position in members}
-
-    def radius(self, variable: str) -> float:
-        """How far one variable may be from its centre."""
-        return self._radii[variable]
 
     @cached_property
     def _rows(self) -> tuple[np.ndarray, Magnitude]:
         """The positions of each group, filled up with one beyond the last variable, and its radius."""
-        width = max((len(members) for members, _ in self.groups), default=0)
-        beyond = len(self.variables)
-        rows = [[*members, *[beyond] * (width - len(members))] for members, _ in self.groups]
         radii = Magnitude.of(np.array([radius for _, radius in self.groups]))
-        return np.array(rows, dtype=np.intp).reshape(len(rows), width), radii
+        return self.filled_up([members for members, _ in self.groups]), radii
+
+    def filled_up(self, parts: Collection[Sequence[int]]) -> np.ndarray:
+        """Positions, a row for each part, filled up with one beyond the last variable."""
+        width, beyond = max(map(len, parts), default=0), len(self.variables)
+        rows = [[*members, *[beyond] * (width - len(members))] for members in parts]
+        return np.array(rows, dtype=np.intp).reshape(len(rows), width)
 
     def reach(self, lipschitz: Magnitude) -> Magnitude:
         r"""How far a function with these Lipschitz constants may move on the domain.

@@ -60,6 +60,17 @@ class Flat:
         return over / under if active else 0.0
 
 
+class InPlace(Flat):
+    """The same, written over: point, residual and direction are all that is held.
+
+    The system gives the residual memory of its own, where it was also the first direction.
+    """
+
+    def plus(self, a: Tensor, b: Tensor, factor: float) -> Tensor:
+        """a + factor·b, in place of a."""
+        return a.add_(b, alpha=factor)
+
+
 class Parts(Flat):
     """Several tensors side by side are one vector; sums are in double precision."""
 
@@ -94,6 +105,18 @@ class Rows:
     def ratio(self, over: Tensor, under: Tensor, active: Tensor) -> Tensor:
         """The quotient in rows that are not solved yet, 0 in the others."""
         return torch.where(active, over / torch.where(active, under, 1.0), 0.0)
+
+
+class Columns(Rows):
+    """Systems side by side: dimension 1 counts them, the others hold their vectors."""
+
+    def dot(self, a: Tensor, b: Tensor) -> Tensor:
+        """⟨a, b⟩, system by system."""
+        return torch.einsum("ikj,ikj->k", a, b)
+
+    def plus(self, a: Tensor, b: Tensor, factor: Tensor) -> Tensor:
+        """a + factor·b, system by system."""
+        return torch.addcmul(a, factor[:, None], b)
 
 
 class System(Protocol[Vector]):
@@ -167,7 +190,9 @@ class Conjugate(Generic[Vector]):
 
         Where several systems are solved at once, those that are not ``active`` are solved and stay.
         """
-        space, curvature, square = self._space, self.look(), self.square
+        space: Any = self._space
+        p: Any = self.direction
+        curvature, square = self.look(), self.square
         length = space.ratio(square, curvature, active)
         self.x = space.plus(self.x, self.direction, length)
         self.residual = self._system.residual(self.residual, self.direction, length)
@@ -175,7 +200,8 @@ class Conjugate(Generic[Vector]):
         after = space.dot(self.residual, fresh)
         self.beta = space.ratio(after, square, active)
         self.square = after if isinstance(active, bool) else torch.where(active, after, square)
-        self.direction = space.plus(fresh, self.direction, self.beta)
+        over = isinstance(space, InPlace)
+        self.direction = p.mul_(self.beta).add_(fresh) if over else space.plus(fresh, p, self.beta)
         self.curvature, self.before, self.iterations = None, curvature, self.iterations + 1
 
 

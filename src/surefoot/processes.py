@@ -70,7 +70,7 @@ class Processes:
         everyone: list[Any] | None = [None] * self.size if self.leads else None
         if not self.leads:
             self._count(mine)
-        with _answering():
+        with answering():
             self._torch.gather_object(mine, everyone, dst=self._first, group=self._group)
         return everyone or []
 
@@ -88,7 +88,7 @@ class Processes:
         message = ("", told(mine)) if failure is None else (str(failure) or type(failure).__name__, None)
         everyone: list[Any] = [None] * self.size
         self._count(message)
-        with _answering():
+        with answering():
             self._torch.all_gather_object(everyone, message, group=self._group)
         if failure is not None:
             raise failure
@@ -102,7 +102,7 @@ class Processes:
         box = [message]
         if self.leads:
             self._count(message)
-        with _answering():
+        with answering():
             self._torch.broadcast_object_list(box, src=self._first, group=self._group)
         return box[0]
 
@@ -153,7 +153,7 @@ class Processes:
             joined = torch.cat([tensor.detach().reshape(-1) for tensor in kind])
             if self.leads:
                 self.sent += joined.nbytes
-            with _answering():
+            with answering():
                 self._torch.broadcast(joined, src=self._first, group=self._group)
             if not self.leads:
                 _write(kind, joined)
@@ -163,7 +163,7 @@ class Processes:
         for kind in _by_type(tensors):
             joined = torch.cat([tensor.detach().reshape(-1) for tensor in kind])
             self.sent += joined.nbytes
-            with _answering():
+            with answering():
                 self._torch.all_reduce(joined, group=self._group)
             _write(kind, joined)
 
@@ -172,7 +172,7 @@ class Processes:
 
 
 @contextmanager
-def _answering() -> Iterator[None]:
+def answering() -> Iterator[None]:
     """Errors of ``torch.distributed`` as a sentence that says what to do."""
     try:
         yield
@@ -198,4 +198,4 @@ def _write(tensors: list[Tensor], joined: Tensor) -> None:
             tensor.copy_(part.view(tensor.shape))
 
 
-__all__ = ["ProcessError", "ProcessLost", "Processes"]
+__all__ = ["ProcessError", "ProcessLost", "Processes", "answering"]

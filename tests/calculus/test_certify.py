@@ -21,6 +21,7 @@ from judges import (
 )
 from judges.models import MODELS, fresh, make
 from judges.properties import NAMES
+from surefoot.certificate import proving
 from surefoot.domains import DomainError
 from surefoot.errors import CaptureError, UnsupportedOperation
 
@@ -100,6 +101,18 @@ def test_nothing_exceeds_a_certificate(name, domain):
     for wrt in ["params"] + ["input"] * x.is_floating_point():
         certificate = sf.certify(model, x, domain=domain, wrt=wrt)
         assert_upper_bound(certificate, model, x, domain, wrt, starts=2, steps=2)
+
+
+def test_blocks_in_place_of_very_many_variables(monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Softplus(), nn.Linear(5, 2)).double()
+    x, domain = batch(7, 4).double(), sf.ProductBall(1.0)
+    each = sf.certify(model, x, domain=domain)
+    monkeypatch.setattr(proving, "_MANY", 0)
+    joint = sf.certify(model, x, domain=domain)
+    ratios = (joint.block_smoothness / each.block_smoothness).numpy()
+    assert ratios.min() > 1 - 1e-9
+    assert 1 - 1e-9 < float(joint.smoothness / each.smoothness) < 1.2
+    assert_upper_bound(joint, model, x, domain, "params", starts=2, steps=2)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("transformer", "group_normalised")])

@@ -19,6 +19,7 @@ from surefoot.clustering import (
     explicit,
     matrix,
     nearest_neighbours,
+    reduced,
 )
 from surefoot.clustering.convex import slope
 from surefoot.clustering.weights import Incidence, components
@@ -147,6 +148,47 @@ def test_derivatives_by_differences(kind, penalty):
     w = torch.randn(y.shape, generator=generator, dtype=torch.float64)
     left, right = (objective.hessian_vector_product(y, a) * b for a, b in ((v, w), (w, v)))
     assert float(left.sum()) == pytest.approx(float(right.sum()), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["all pairs", "neighbours"])
+def test_several_directions_share_their_products_and_agree_with_a_dense_solve(kind, monkeypatch):
+    y = points()
+    objective = ConvexClustering(graphs(y)[kind], penalty=0.05, reduction="sum", tolerance=1e-12)
+    directions = torch.randn(7, *y.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    products = []
+    counted = reduced.conjugate
+
+    def counting(*arguments):
+        found = counted(*arguments)
+        products.append(found[1])
+        return found
+
+    monkeypatch.setattr(reduced, "conjugate", counting)
+    objective.gradient(y)  # which solves, and is kept
+    del products[:]
+    single = torch.stack([objective.hessian_vector_product(y, v) for v in directions])
+    longest = max(products)
+    del products[:]
+    _, pull = torch.func.vjp(torch.func.grad(objective), y)
+    together = torch.vmap(pull)(directions)[0]
+    assert torch.allclose(together, single, rtol=1e-10, atol=1e-12)
+    assert len(products) == 1
+    assert products[0] <= longest + 2
+    found, edges = objective.solve(y), graphs(y)[kind]
+    places, sizes = found.labels, torch.bincount(found.labels).double()
+    across = places[edges.first] != places[edges.second]
+
+    def smooth(centres):  # the objective with the clusters known, written out
+        gaps = (centres[places[edges.first]] - centres[places[edges.second]])[across]
+        pull = 0.05 * (edges.weights[across] * gaps.norm(dim=1)).sum()
+        return 0.5 * (sizes[:, None] * centres.square()).sum() + pull
+
+    copies = torch.nn.functional.one_hot(places).double()
+    centres = copies.T @ found.centroids / sizes[:, None]
+    dense = torch.func.hessian(smooth)(centres).reshape(centres.numel(), -1)
+    summed = (copies.T @ directions).reshape(7, -1)
+    moved = copies @ torch.linalg.solve(dense, summed.T).T.reshape(7, *centres.shape)
+    assert torch.allclose(together, directions - moved, atol=1e-9)
 
 
 def test_a_finished_solution_is_exact_up_to_round_off():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -36,10 +37,20 @@ def _rank_one(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.float64)
 
 
+def _lstm_step(x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
+    return torch.lstm_cell(x, (h, c), w, v)
+
+
+def _lstm_tensors() -> list[torch.Tensor]:
+    return [real(2, 3), real(2, 2, seed=1), real(2, 2, seed=4), real(8, 3, seed=2), real(8, 2, seed=3)]
+
+
 CASES: dict[str, list[Thunk]] = {
-    "surefoot.between": [
+    "surefoot.gated_state": [
         lambda: traced(torch.gru_cell, real(2, 3), real(2, 2, seed=1), real(6, 3, seed=2), real(6, 2, seed=3))
     ],
+    "surefoot.gated_cell": [lambda: traced(_lstm_step, *_lstm_tensors())],
+    "surefoot.gated_output": [lambda: traced(_lstm_step, *_lstm_tensors())],
     "aten.linear": [
         lambda: operation(aten.linear.default, real(3, 2), real(4, 2), real(4)),
         lambda: operation(aten.linear.default, real(2, 3, 2), real(2, 2), real(2)),

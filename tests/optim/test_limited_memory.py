@@ -9,25 +9,48 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.optim.directions import LimitedMemory
+from surefoot.optim.limited_memory import LimitedMemory
+from surefoot.optim.vectors import Layout
 
 
-def two_loops(gradient: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Nocedal's recursion, newest pair last."""
+def two_loops(gradient: Tensor, pairs: list[tuple[Tensor, Tensor]], kept: int, layout: Layout) -> Tensor:
+    """Nocedal's recursion, newest pair last, from a diagonal of all pairs, written out tensor by tensor."""
+    moves = changes = torch.zeros_like(gradient)
+    for move, change in pairs:
+        moves = 0.95 * moves + move**2 / (move @ change)
+        changes = 0.95 * changes + change**2 / (move @ change)
+    parts = [
+        ((s + s.mean() + 1e-6 * moves.mean()) / (y + y.mean() + 1e-6 * changes.mean())).sqrt().flatten()
+        for s, y in zip(layout.unpack(moves).values(), layout.unpack(changes).values(), strict=True)
+    ]
+    diagonal = torch.cat(parts)
+    pairs = pairs[-kept:]
     q, alphas = gradient.clone(), []
     for move, change in reversed(pairs):
         alphas.append(move @ q / (move @ change))
         q -= alphas[-1] * change
     move, change = pairs[-1]
-    q *= move @ change / (change @ change)
+    q *= diagonal * (move @ change) / (change @ (diagonal * change))
     for (move, change), alpha in zip(pairs, reversed(alphas), strict=True):
         q += move * (alpha - change @ q / (move @ change))
     return -q
 
 
+def layout_of(*shapes: tuple[int, ...]) -> Layout:
+    """Parameters of these shapes."""
+    return Layout.of({str(k): torch.empty(shape) for k, shape in enumerate(shapes)})
+
+
+FUNCTION = {
+    size: SimpleNamespace(layout=layout_of(*shapes))
+    for size, shapes in {6: [(6,)], 12: [(2, 4), (0,), (1,), (3,)], 3000: [(30, 50), (1500,)]}.items()
+}
+
+
 def at(vector: Tensor, matrix: Tensor) -> Any:
     """A point of a quadratic function."""
-    return SimpleNamespace(vector=vector, gradient=matrix @ vector)
+    gradient = matrix @ vector if matrix.dim() == 2 else matrix * vector  # a diagonal
+    return SimpleNamespace(vector=vector, gradient=gradient, function=FUNCTION[len(vector)])
 
 
 @pytest.mark.parametrize("kept", [3, 50])
@@ -40,7 +63,9 @@ def test_the_direction_is_that_of_the_two_loops(kept: int) -> None:
     for k in range(9):
         direction, step = memory.propose(point)
         if pairs:
-            assert torch.allclose(direction, two_loops(point.gradient, pairs[-kept:]), rtol=1e-8, atol=1e-11)
+            assert torch.allclose(
+                direction, two_loops(point.gradient, pairs, kept, FUNCTION[12].layout), rtol=1e-8, atol=1e-11
+            )
         step *= (1.0, 0.3)[k % 2]  # a move need not be the whole direction
         after = at(point.vector + step * direction, matrix)
         if k == 4:  # nor along it
@@ -54,15 +79,13 @@ def test_many_rows_are_in_single_precision_and_the_direction_is_as_good() -> Non
     torch.manual_seed(0)
     scales = torch.logspace(-2, 2, 3000, dtype=torch.float64)
     memory, pairs = LimitedMemory(), []
-    point = SimpleNamespace(vector=torch.randn(3000, dtype=torch.float64) * 1e-25)
-    point.gradient = scales * point.vector
+    point = at(torch.randn(3000, dtype=torch.float64) * 1e-25, scales)
     for _ in range(25):
         direction, step = memory.propose(point)
         if pairs:
-            exact = two_loops(point.gradient, pairs)
+            exact = two_loops(point.gradient, pairs, 100, FUNCTION[3000].layout)
             assert float((direction - exact).norm()) <= 1e-5 * float(exact.norm())
-        after = SimpleNamespace(vector=point.vector + step * direction)
-        after.gradient = scales * after.vector
+        after = at(point.vector + step * direction, scales)
         memory.learn(point, after, step)
         pairs.append((after.vector - point.vector, after.gradient - point.gradient))
         point = after

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import surefoot as sf
 from judges.exact import exact_value
 from surefoot.optim import BurstRecord, ProvedEpochs, StalledWarning
+from surefoot.optim.all_data import AllData
 from surefoot.optim.beyond import Way
 from surefoot.optim.bursts import Bend, as_one, built_up, fixed_data
 from surefoot.optim.pace import Pace
@@ -354,34 +355,50 @@ class TestPace:
             pace.adapt(noise, gain=1.5)
             rates.append(pace.rate)
         assert rates == pytest.approx([1.5, 1.5, 1.25, 1.0, 0.625, 0.5, 0.5])
-        pace.fail(4.0)
-        assert pace.rate == pytest.approx(0.5)
-        pace.fail(0.5)
-        assert pace.rate == pytest.approx(0.25)
+
+    def test_one_failure_costs_little_and_many_in_a_row_much(self) -> None:
+        pace, rates = Pace(1.0), []
+        for _ in range(5):
+            pace.fail(pace.rate)
+            rates.append(pace.rate)
+        falls = [before / after for before, after in pairwise([1.0, *rates])]
+        assert falls == pytest.approx([1.25, 1.25**2, 1.25**4, 4.0, 4.0])
+        pace.adapt(1.0, gain=1.5, bend=0.55)
+        pace.fail(pace.rate)
+        assert pace.rate == pytest.approx(rates[-1] / 1.25)
+
+    def test_rates_that_fell_while_the_loss_was_high_are_forgotten(self) -> None:
+        pace = Pace(1.0)
+        pace.adapt(2.5, gain=1.5)
+        for _ in range(3):
+            pace.adapt(9.0, gain=0.6)
+        assert pace.rate < 0.2
+        pace.fail(pace.rate)
+        assert pace.rate == pytest.approx(0.8)
 
     def test_rates_stay_below_one_that_failed_for_a_while(self) -> None:
         pace = Pace(1.0)
         pace.fail(1.0)
         rates = []
         for _ in range(12):
-            pace.adapt(1.0, gain=1.5)
+            pace.adapt(1.0, gain=1.5, bend=0.3)
             rates.append(pace.rate)
         assert rates == sorted(rates)
-        assert rates[1] < 0.8
+        assert rates[1] < 1
         assert rates[-1] > 1
 
     def test_curvature_and_a_higher_loss_hold_rates_back(self) -> None:
         rates = []
-        for bend, gain in ((0.0, 1.5), (0.5, 1.5), (0.9, 1.5), (0.0, 0.5), (math.inf, 1.5)):
+        for bend, gain in ((0.0, 1.5), (0.4, 1.5), (0.55, 1.5), (0.9, 1.5), (0.0, 0.5), (math.inf, 1.5)):
             pace = Pace(1.0)
             pace.adapt(1.0, gain, bend)
             rates.append(pace.rate)
-        assert rates == pytest.approx([1.5, 1.1, 0.8, 0.8, 0.8])
+        assert rates == pytest.approx([1.5, 1.1, 1.0, 0.8, 0.8, 0.8])
 
     def test_on_a_straight_way_rates_grow_faster(self) -> None:
         for failed in (False, True):
             rates = []
-            for bend in (0.01, 0.2, 0.4):
+            for bend in (0.01, 0.3, 0.4):
                 pace = Pace(1.0)
                 if failed:
                     pace.fail(1.0)
@@ -400,7 +417,7 @@ class TestPace:
 
     def test_near_the_end_rates_fall_unless_the_way_is_straight(self) -> None:
         rates = []
-        for noise, bend in ((1.0, 0.2), (2.4, 0.2), (1.0, 0.01), (2.4, 0.01)):
+        for noise, bend in ((1.0, 0.3), (2.4, 0.3), (1.0, 0.01), (2.4, 0.01)):
             pace = Pace(1.0)
             pace.adapt(noise, gain=1.5, bend=bend, late=True)
             rates.append(pace.rate)
@@ -410,6 +427,9 @@ class TestPace:
         pace = Pace(1e-6)
         pace.adapt(1.0, gain=1.0001)
         assert pace.rate > 4e-6
+        pace = Pace(1e-6)
+        pace.adapt(1.0, gain=1.0001, bend=0.1)  # a plateau, not too low a rate
+        assert pace.rate < 2e-6
 
     def test_where_trials_do_nothing_the_largest_harmless_rate_is_the_measure(self) -> None:
         for first in (1e-5, 1e-2, 1.0):
@@ -436,7 +456,7 @@ class TestWay:
             return _value(float((point.detach() - aim).norm()))
 
         before = distance()
-        after = way.go_on([point], before, distance, 6)
+        after = way.go_on([point], before, lambda: distance().value, distance, 6)
         assert after.value == distance().value < before.value
         assert torch.allclose(point, end + way.part * step)
         assert best / 2 < way.part < 2 * best
@@ -445,11 +465,12 @@ class TestWay:
         point = nn.Parameter(torch.tensor([0.1, 1e-20]))
         way = Way([torch.ones(2)])
         end = point.detach().clone()
-        values = iter([_value(2.0), None, _value(1.0 - 1e-10), _value(math.inf)])
-        after = way.go_on([point], _value(1.0), lambda: next(values), 4)
-        assert after == _value(1.0)
-        assert torch.equal(point, end)
-        assert way.part == 0
+        for seen in (_value(1.0 - 1e-10), None, _value(1.5)):  # looks are no proof
+            looks = iter([2.0, math.inf, 1.0 - 1e-10, math.inf])
+            after = way.go_on([point], _value(1.0), lambda looks=looks: next(looks), lambda seen=seen: seen, 4)
+            assert after == _value(1.0)
+            assert torch.equal(point, end)
+            assert way.part == 0
 
 
 @pytest.mark.filterwarnings("ignore:2 bursts in a row")
@@ -472,6 +493,49 @@ def test_a_run_ends_beyond_the_last_weights_where_that_is_proved_lower(
         assert again <= values[-1]
         assert all(r.after + r.after_error < r.before - r.before_error for r in training.history if r.kept)
     assert values[1] < values[0]
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [sf.CrossEntropy(), sf.CrossEntropy(weight=(1.0, 3.0)), sf.CrossEntropy(reduction="sum"), sf.Square()],
+    ids=["mean", "weighted", "sum", "square"],
+)
+def test_a_look_is_near_the_value_that_is_proved(objective: Any) -> None:
+    x, y = _data(11)
+    targets = nn.functional.one_hot(y, 2).float() if isinstance(objective, sf.Square) else y
+    data = AllData(
+        _model(nn.BatchNorm1d(6)), objective, list(zip(x.split(4), targets.split(4), strict=True)), None
+    )
+    value = data.evaluate()
+    assert data.look() == pytest.approx(value.value, rel=1e-5)
+    assert data.model.training
+
+
+class _Noted(torch.optim.SGD):
+    """Writes down the rates it is given."""
+
+    def step(self, closure: Any = None) -> Any:
+        rates: list[float] = self.__dict__.setdefault("rates", [])
+        rates.append(self.param_groups[0]["lr"])
+        return super().step(closure)
+
+
+def test_first_rates_rise_and_a_resumed_run_does_not_begin_anew() -> None:
+    model = _model()
+    training = ProvedEpochs(_Noted(model.parameters(), lr=0.1), sf.CrossEntropy(), _loader(), model=model, burst=1)
+    training.step()
+    first = training.optimizer.rates[-4:]
+    assert first == pytest.approx([first[0] * k for k in (1, 2, 3, 4)])
+    state, weights = training.state_dict(), _contents(model)
+    training.step()
+    assert training.optimizer.rates[-4:] == pytest.approx(
+        [training.history[-1].rate * k / 8 for k in (5, 6, 7, 8)]
+    )
+    model.load_state_dict(weights)
+    again = ProvedEpochs(_Noted(model.parameters(), lr=0.1), sf.CrossEntropy(), _loader(), model=model, burst=1)
+    again.load_state_dict(state)
+    again.step()
+    assert again.optimizer.rates[-4:] == pytest.approx([again.history[-1].rate * k / 8 for k in (5, 6, 7, 8)])
 
 
 class TestBend:

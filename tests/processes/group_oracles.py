@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,12 +84,19 @@ def calls(model: nn.Module, loader: Any, **group: Any) -> dict[str, Any]:
         "certify": lambda: sf.certify(model, loader, objective=loss, domain=sf.Ball(0.02), **group),
         "convergence": lambda: sf.convergence(model, loader, loss, method="newton", effort="low", **group),
         "gradient": lambda: sf.oracles.gradient(sf.Chain(model, loader), loss, **group),
-        "gauss_newton": lambda: sf.oracles.gauss_newton(sf.Chain(model, loader), loss, **group),
+        **{
+            f"gauss_newton, {method}": partial(_gauss_newton, model, loader, method=method, **group)
+            for method in ("auto", "dual", "dual_gram")
+        },
         "newton": lambda: sf.oracles.newton(sf.Chain(model, loader), loss, kappa=1.0, method="cg", **group),
         "CertifiedDescent": lambda: sf.CertifiedDescent(model, loss, **group).step(loader),
         "GaussNewton": lambda: GaussNewton(model, loss, **group).step(loader),
         "ProvedEpochs": lambda: ProvedEpochs(optimizer, loss, loader, model=model, **group).step(),
     }
+
+
+def _gauss_newton(model: nn.Module, loader: Any, **options: Any) -> Any:
+    return sf.oracles.gauss_newton(sf.Chain(model, loader), sf.CrossEntropy(), **options)
 
 
 def certificates(network: nn.Module, parts: list[Part], names: list[str], **group: Any) -> dict[str, Any]:
@@ -98,10 +106,10 @@ def certificates(network: nn.Module, parts: list[Part], names: list[str], **grou
     return {name: {key: value for key, value in one.items() if key != "digest"} for name, one in found.items()}
 
 
-def verdict(part: Part, **group: Any) -> tuple[Any, ...]:
+def verdict(part: Part, model: nn.Module | None = None, **group: Any) -> tuple[Any, ...]:
     """Whether Gauss-Newton steps of a small network are proved to fit the data."""
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 1)).double()
+    model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 1)).double() if model is None else model
     with torch.no_grad():
         targets = model(part[0]) + 1e-3
     found = sf.convergence(model, part[0], sf.Square(targets), **group)
@@ -144,7 +152,8 @@ def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str
     found["certificate"] = float(sf.certify(model, batches, **DOMAINS["ridge"], **group).smoothness)
     found["value"] = sf.evaluate(model, x, sf.CrossEntropy(), y, **group).value
     found["directions"] = directions(model, part, **group)
-    kinds: dict[str, Any] = {"descent": (sf.CertifiedDescent, {}), "second": OPTIMIZERS["gauss_newton"]}
+    found["verdict"] = verdict((x[:2], y[:2]), model, **group)
+    kinds: dict[str, Any] = {"descent": (sf.CertifiedDescent, {}), **OPTIMIZERS}
     for name, (optimizer, options) in kinds.items():
         moved = make()
         training = optimizer(moved, sf.CrossEntropy(), **options, **group)

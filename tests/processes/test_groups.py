@@ -82,12 +82,14 @@ def work(rank: int, folder: str) -> None:
     store = distributed.FileStore(f"{folder}/store", 4)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=4, timeout=timedelta(seconds=60))
     pair, short = distributed.new_group([2, 3]), distributed.new_group(timeout=timedelta(seconds=2))
+    patient = distributed.new_group(timeout=timedelta(minutes=10))  # two have more to do
     by_evaluation.StreamedValuer = Counted  # type: ignore[misc]
     everyone = distributed.group.WORLD
     four, two = asked(everyone, ["lbfgs"]), {}
     four["answers"] = group_oracles.answers(network(), part_of(everyone), everyone, 4)
     mesh = DeviceMesh.from_group(everyone, "cpu")
     four["sharded"] = few_shards(*part_of(everyone), shards(mesh), group=everyone)
+    apart = shards(mesh)
     if rank >= 2:
         two = asked(pair, list(RUNS)) | refusals(pair)
         group_oracles.checkpointed(network(), part_of(pair), f"{folder}/two", pair)
@@ -99,7 +101,7 @@ def work(rank: int, folder: str) -> None:
         two["answers"] = group_oracles.answers(network(), part_of(pair), pair, 2)
     else:
         four["stranger"] = refused(lambda: Processes(pair))
-    distributed.barrier()
+    distributed.barrier(patient)
     if rank == 3:
         time.sleep(6)  # hangs, then dies without a word
     else:
@@ -111,6 +113,7 @@ def work(rank: int, folder: str) -> None:
         )
         loader = group_oracles.mini_batches(part_of(None), 5)
         died = group_oracles.calls(model, loader, group=everyone)
+        died["sharded"] = lambda: sf.evaluate(apart, loader, sf.CrossEntropy(), group=everyone)
         four["died"] = {name: refused(call) for name, call in died.items()}
     torch.save((two, four), f"{folder}/{rank}.pt")
     os._exit(0)  # the group cannot be left in order
@@ -508,6 +511,8 @@ def test_wrapped_models(two: Outcome) -> None:
 def test_sharded_weights_give_what_whole_ones_do(two: Outcome) -> None:
     expected = group_oracles.of_shards(network(), data(), network)
     del expected["certificate"]
+    few = [(x[:2], y[:2]) for x, y in parts_of(SHARES[2])]
+    expected["verdict"] = group_oracles.verdict((torch.cat([x for x, _ in few]), few[0][1]), network())
     parts = [batch for part in parts_of(SHARES[2]) for batch in group_oracles.mini_batches(part, 50)]
     whole = sf.certify(network(), parts, **group_oracles.DOMAINS["ridge"])
     for part in two:
@@ -563,9 +568,11 @@ def test_certificates_and_verdicts_of_several_processes(two: Outcome, four: Outc
 
 @pytest.mark.slow
 def test_the_command_on_the_page(tmp_path: Path) -> None:
-    """The script of the page runs by its command, and ends with a small value that is proved."""
-    page = (Path(__file__).parents[2] / "docs" / "processes.md").read_text(encoding="utf-8")
+    """The script of the page runs by the one command that is shown, and ends with a small value that is proved."""
+    pages = [Path(__file__).parents[2] / name for name in ("README.md", "docs/processes.md")]
+    readme, page = (path.read_text(encoding="utf-8") for path in pages)
     (script,), (command,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.S) for kind in ("python", "bash"))
+    assert set(re.findall(r"^[$ ]*(torchrun .*)$", readme, re.M)) <= {command.strip()}
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
     program, *rest = command.split()
     assert program == "torchrun"

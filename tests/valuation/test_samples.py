@@ -77,8 +77,8 @@ class Spoilt:
         def _compute(self: Tape, node: Any, values: Any) -> Any:
             return looks.moved(node.name, compute(self, node, values), tape)
 
-        def by_formula(self: Run, node: Any) -> Any:
-            value = formula(self, node)
+        def by_formula(self: Run, node: Any, values: Any) -> Any:
+            value = formula(self, node, values)
             for facts in (self.facts, self.losses):
                 if node.name in facts:
                     facts[node.name] = replace(facts[node.name], error=facts[node.name].error + looks.size)
@@ -187,6 +187,8 @@ def test_samples_that_meet_are_not_taken_apart() -> None:
     assert samples(lambda m, z: m.last(z[:, 0]), x) == 3
     assert samples(lambda m, z: m.last(z.mean(dim=1)), x) == 3
     assert samples(lambda m, z: m.last(z).flatten(0, 1), x, torch.arange(9) % 3) == 3
+    assert samples(lambda m, z: m.last(torch.cat(z.chunk(2, 2)[::-1], 2)[:, 0]), x) == 3
+    assert samples(lambda m, z: m.last(torch.stack(z.unbind(0)[::-1])[:, 0]), x) == 0
     assert samples(lambda m, z: m.last(z.mean(dim=0)), x) == 0
     assert samples(lambda m, z: m.last(z[0]), x) == 0
     assert samples(lambda m, z: m.last(z.transpose(0, 1)[:, 0]), x) == 0

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from surefoot.calculus.forward import Pass, Step
+from surefoot.domains import Region
 from surefoot.magnitude import Magnitude
 from surefoot.norms import nonnegative_norm
 from surefoot.operations.call import Pair
@@ -47,8 +48,11 @@ class Term:
         return self.weight * self.left.norm() * self.right.norm()
 
 
-def weights(result: Pass) -> dict[str, Magnitude]:
-    """How much a second derivative of each tensor counts at the output."""
+def weights(result: Pass, instead: bool = False) -> dict[str, Magnitude]:
+    """How much a second derivative of each tensor counts at the output.
+
+    With ``instead``, operations are functions of the slots they prefer, and what these pass by does not count.
+    """
     total: dict[str, Magnitude] = {}
     for name in result.outputs:
         total[name] = total.get(name, Magnitude.zero()) + 1.0
@@ -56,17 +60,20 @@ def weights(result: Pass) -> dict[str, Magnitude]:
         weight = total.get(step.node.name)
         if weight is None:
             continue
+        slopes = ((instead and step.bounds.instead) or step.bounds).jacobian
         for slot, name in step.names.items():
-            total[name] = total.get(name, Magnitude.zero()) + weight * step.bounds.jacobian[slot]
+            if slot in slopes:
+                total[name] = total.get(name, Magnitude.zero()) + weight * slopes[slot]
     return total
 
 
 def weighted_curvature(result: Pass) -> Curvatures:
     """The curvatures of every operation as they count at the output: times its weight."""
-    weight = weights(result)
+    weight = weights(result, instead=True)
     return {
-        step.node.name: {pair: weight[step.node.name] * amount for pair, amount in step.bounds.curvature.items()}
+        step.node.name: {pair: weight[step.node.name] * amount for pair, amount in bends.items()}
         for step in result.steps
+        for bends in [(step.bounds.instead or step.bounds).curvature]
         if step.node.name in weight
     }
 
@@ -89,6 +96,18 @@ def terms(result: Pass, contracted: Curvatures, lipschitz: Mapping[str, Magnitud
     return summands
 
 
+def in_blocks(summands: list[Term], region: Region) -> list[Term]:
+    r"""The summands over blocks instead of variables: :math:`\sum_{s\in b}\ell_s\|v_s\| \le \ell_b\|v_b\|` with
+    :math:`\ell_b^2 = \sum_{s\in b}\ell_s^2`.
+    """
+    members = region.filled_up(region.blocks.values())
+
+    def joined(slopes: Magnitude) -> Magnitude:
+        return Magnitude(np.append(slopes.log2, -np.inf))[members].norm(axis=1)
+
+    return [replace(term, left=joined(term.left), right=joined(term.right)) for term in summands]
+
+
 def assemble(summands: list[Term], variables: int) -> Magnitude:
     r"""The matrix H, entry by entry an upper bound.
 
@@ -102,8 +121,10 @@ def assemble(summands: list[Term], variables: int) -> Magnitude:
     half = np.array([0.5 * term.weight.log2 for term in summands])[:, None]
     left = _weighted(np.stack([np.asarray(term.left.log2) for term in summands]), half)
     right = _weighted(np.stack([np.asarray(term.right.log2) for term in summands]), half)
-    infinite = _reached(np.isposinf(left), right > -np.inf) | _reached(left > -np.inf, np.isposinf(right))
-    left, right = (np.where(np.isposinf(side), -np.inf, side) for side in (left, right))
+    infinite = np.zeros((1, 1), dtype=bool)
+    if np.isposinf(left).any() or np.isposinf(right).any():
+        infinite = _reached(np.isposinf(left), right > -np.inf) | _reached(left > -np.inf, np.isposinf(right))
+        left, right = (np.where(np.isposinf(side), -np.inf, side) for side in (left, right))
     scale = np.maximum(left.max(axis=0), right.max(axis=0))
     safe = np.where(np.isfinite(scale), scale, 0.0)
     product = np.exp2(left - safe).T @ np.exp2(right - safe)

@@ -2,7 +2,8 @@
 
 * ``"quick"``: products of norms, about ten gradients for each ball.
 * ``"normal"``: derivatives sample by sample where samples do not interact, if that takes at most 6·10⁹
-  multiplications of numbers, some thousand gradients: with 64 samples five layers of width 175.
+  multiplications of numbers, some thousand gradients: with 64 samples five layers of width 175. Two layers cost
+  as much as 10⁵ of them however narrow they are, so that deeper networks than 245 layers take products of norms.
 * ``"high"``: the same up to a hundred times as many, and where the variables hold at most 12,000 numbers, exact
   derivatives at the weights along every direction (:mod:`surefoot.calculus.adjoint.dense`), about ten gradients
   for each number; beyond, for the weights alone, Jacobians between the cuts of a network in at most 1,900
@@ -33,9 +34,10 @@ class Effort:
 
     def separates(self, widths: Sequence[int], count: int) -> bool:
         """Whether layers of these widths are followed sample by sample."""
-        return count * sum(widths) ** 2 * max(widths) <= self.products
+        return count * sum(widths) ** 2 * max(widths) + _PAIR * len(widths) ** 2 <= self.products
 
 
+_PAIR = 1e5  # multiplications that take as long as the calls for two layers
 QUICK = Effort("quick", 0.0, 0)
 NORMAL = Effort("normal", 6e9, 0)
 HIGH = Effort("high", 6e11, 12_000, 1900.0, 6, 64)

@@ -110,7 +110,7 @@ def enclose(
     call = Call(node, enclosures)
     bounds = rule_for(node, graph)(call)
     names = {slot: name for slot, name in call.names.items() if slot in call.varying}
-    rows = frozenset(slot for slot in rows_of(call) & names.keys() if names[slot] not in region.variables)
+    rows = frozenset(slot for slot in rows_of(call) & names.keys() if names[slot] not in region.radii)
     inexact = {slot: name for slot, name in call.names.items() if slot in call.inexact}
     return Step(node, bounds, names, rows, inexact), _enclose(call, bounds, value, region)
 
@@ -118,6 +118,8 @@ def enclose(
 def _enclose(call: Call, bounds: Bounds, value: Any, region: Region) -> Enclosure:
     """The enclosure of a result, around its centre where that is known and finite."""
     lipschitz = joined(bounds, {slot: e.lipschitz for slot, e in call.varying.items()})
+    if bounds.lipschitz is not None:
+        lipschitz = minimum(lipschitz, bounds.lipschitz)
     if value is not None:
         size, peak = measure(value)
         if size.is_finite:

@@ -167,7 +167,7 @@ def enclose_leaves(
     enclosures: dict[str, Enclosure] = {}
     for leaf in graph.leaves.values():
         value = values[leaf.name]
-        if leaf.name in region.variables:
+        if leaf.name in region.radii:
             enclosures[leaf.name] = _variable(leaf, value, domain, region)
         elif leaf.source is Source.INPUT and value.is_floating_point():
             enclosures[leaf.name] = _fixed_input(leaf, value, count, input_norm)
@@ -212,8 +212,8 @@ def variable_blocks(graph: Graph, wrt: Wrt) -> dict[str, tuple[str, ...]]:
 
 def _variable(leaf: Leaf, present: Tensor, domain: Domain, region: Region) -> Enclosure:
     """A variable: within its radius of its centre, with derivative one with respect to itself."""
-    radius = Magnitude.of(region.radius(leaf.name))
-    unit = Magnitude.of(np.array([float(name == leaf.name) for name in region.variables]))
+    radius = Magnitude.of(region.radii[leaf.name])
+    unit = Magnitude.of(np.arange(len(region.variables)) == region.variables.index(leaf.name))
     if present.device.type == "meta":
         found = _elsewhere(leaf, domain, radius, unit)
         if found is not None:

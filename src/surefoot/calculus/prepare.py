@@ -25,7 +25,7 @@ from surefoot.calculus.folding import fold
 from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Graph, Node, Ref, Role, Spec, needed
 from surefoot.operations.complex_pairs import in_pairs
-from surefoot.operations.conditions import CHOOSING, Condition
+from surefoot.operations.conditions import CHOOSING, COMPARISONS, Condition
 from surefoot.operations.record import record_of
 from surefoot.operations.written_out import composition
 from surefoot.scalar import ScalarFunction
@@ -130,17 +130,24 @@ def _scalar_node(node: Node, expression: _Expression) -> Node:
     return replace(node, op="surefoot.scalar", target=scalar, args=args, kwargs={})
 
 
-def fused(graph: Graph) -> Graph:
-    """Every node that is a scalar function of one tensor, and not affine, becomes one node."""
+def fused(graph: Graph, roots: frozenset[str] = frozenset()) -> Graph:
+    """Every node that is a scalar function of one tensor, and not affine, becomes one node.
+
+    What is compared, and is not affine in the tensor that it is a function of, is a tensor that others are
+    functions of: among the ``roots``.
+    """
     known: dict[str, _Expression] = {}
+    compared: set[str] = set()
     exact = cache(partial(fold, graph, graph.held))  # computed when first asked for
     nodes = []
     for node in graph.nodes:
         expression = _expression(graph, node, known, exact)
-        if expression is not None:
+        if expression is None and node.op in COMPARISONS:
+            compared |= known.keys() & set(node.inputs)
+        if expression is not None and node.name not in roots:
             known[node.name] = expression
         nodes.append(node if expression is None else _scalar_node(node, expression))
-    return replace(graph, nodes=tuple(nodes))
+    return fused(graph, roots | compared) if compared else replace(graph, nodes=tuple(nodes))
 
 
 def _expression(

@@ -27,6 +27,7 @@ from surefoot.calculus.assemble import (
     assemble,
     by_block,
     damping_of,
+    in_blocks,
     is_nonnegative,
     smoothness,
     terms,
@@ -59,6 +60,7 @@ from surefoot.operations.call import label
 from surefoot.operations.evaluation import remarks
 from surefoot.taylor import TaylorModel, reach
 
+_MANY = 4000  # variables from which second derivatives are bounded between blocks
 _CLOSE = 1.1  # the ratio of two radii that are as good as equal
 _SHELLS = 8  # of a ball
 _SHORTER = 1 / 16  # where the curvature is infinite within reach, as beyond a kink
@@ -230,9 +232,12 @@ def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None
     gain = Magnitude.of(input_gain(result)) if wrt == "input" else Magnitude.infinity()
     adjoint, result = scalar_bounds(result, centre), result.without_values()
     summands = terms(result, weighted_curvature(result))
-    matrix = assemble(summands, len(result.region.variables))
+    region, blocks = result.region, result.region.blocks
+    many = adjoint is None and len(region.variables) > _MANY
+    matrix = (
+        assemble(in_blocks(summands, region), len(blocks)) if many else assemble(summands, len(region.variables))
+    )
     smooth = smoothness(matrix)
-    blocks = result.region.blocks
     if adjoint is not None:
         lipschitz, matrix = minimum(lipschitz, adjoint.gradient), minimum(matrix, adjoint.matrix)
         summands = adjoint.summands if smoothness(adjoint.matrix) <= smooth else summands
@@ -245,7 +250,7 @@ def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None
         lipschitz=lipschitz.norm(),
         smoothness=smooth,
         block_lipschitz={path: lipschitz[list(members)].norm() for path, members in blocks.items()},
-        block_smoothness=by_block(matrix, list(blocks.values())),
+        block_smoothness=matrix if many else by_block(matrix, list(blocks.values())),
         reasons=() if smooth.is_finite else tuple(reasons(summands)),
         domain=str(domain),
         wrt=wrt,

@@ -84,6 +84,21 @@ class Autodiff:
         self.calls += 1
         return self._gradients(slopes, create_graph=False)
 
+    def pull_onto(self, sums: Mapping[str, Tensor], slope: Tensor) -> None:
+        r"""Add :math:`\nabla\psi(u)\mu` to tensors by path, for one output; no second set of them is held."""
+        _check_like("the slope", slope, "the value", self._outputs[0])
+        self.calls += 1
+        if not self._leaves or not self._outputs[0].requires_grad:
+            return
+        leaves = list(self._leaves.values())
+        try:
+            for path, leaf in self._leaves.items():
+                leaf.grad = sums[path]
+            torch.autograd.backward(self._outputs, (slope,), retain_graph=True, inputs=leaves)
+        finally:
+            for leaf in leaves:
+                leaf.grad = None
+
     def pushforward(self, direction: Mapping[str, Tensor]) -> Any:
         r"""The Jacobian-vector product :math:`\nabla\psi(u)^\top v`, of the shape of the value.
 
@@ -98,19 +113,22 @@ class Autodiff:
             if path not in self._leaves:
                 raise ChainError(f"the chain has no trainable parameter '{path}'")
             _check_like(f"the direction of '{path}'", given, "the parameter", self._leaves[path])
-        if self._linear is None:  # the pull-back at a symbolic slope, kept for all later push-forwards
-            with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
-                unknown = tuple(torch.zeros_like(output).requires_grad_() for output in self._outputs)
-                with saved_tensors_hooks(_without_zeros, lambda kept: kept[0].expand(kept[1])):
-                    found = self._gradients(unknown, create_graph=True)
-                edges = {path: get_gradient_edge(g) for path, g in found.items() if g.requires_grad}
-                self._linear = unknown, edges
+        if self._linear is None:
+            self._linear = self._at_symbolic_slope()
         slopes, edges = self._linear
         self.calls += 1
         paths = [path for path in direction if path in edges]
         return _one_or_all(
             _differentiated([edges[path] for path in paths], slopes, [direction[path] for path in paths])
         )
+
+    def _at_symbolic_slope(self) -> tuple[tuple[Tensor, ...], dict[str, GradientEdge]]:
+        """The pull-back at a symbolic slope, kept for all later push-forwards: that slope, and the graph."""
+        with torch.inference_mode(False), torch.enable_grad(), _differentiable_attention():
+            unknown = tuple(o.new_zeros(()).expand_as(o).requires_grad_() for o in self._outputs)
+            with saved_tensors_hooks(_without_zeros, lambda kept: kept[0].expand(kept[1])):
+                found = self._gradients(unknown, create_graph=True)
+            return unknown, {path: get_gradient_edge(g) for path, g in found.items() if g.requires_grad}
 
     def bent(self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor) -> dict[str, Tensor]:
         r""":math:`\nabla^2\langle\mu, \psi(u)\rangle v + \nabla\psi(u)c`, by path, for one output: its curvature
@@ -178,7 +196,9 @@ def _differentiated(
 
 def _without_zeros(saved: Tensor) -> Any:
     """What a graph keeps of a tensor: of zeros one, and the shape."""
-    zero = saved.is_floating_point() and not saved.is_meta and not bool(saved.any())
+    if not saved.is_floating_point() or saved.is_meta or not saved.numel():
+        return saved, saved.shape
+    zero = not bool(saved[(0,) * saved.dim()]) and not bool(saved.any())  # most do not begin with zero
     return saved.new_zeros(()) if zero else saved, saved.shape
 
 

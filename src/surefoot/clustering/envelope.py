@@ -74,7 +74,7 @@ class Nearest(Generic[Result]):
 
     point: Tensor  # :math:`z`, of the shape of the outputs
     penalty: float  # :math:`\Omega(z)`
-    derivative: Callable[[Tensor], Tensor]  # applies :math:`Dz(\hat y)`, a symmetric operator
+    derivative: Callable[[Tensor], Tensor]  # applies the symmetric :math:`Dz(\hat y)`, to several at once too
     accuracy: Callable[[], Accuracy]  # proves how good it is
     result: Result  # what the solver has to say, in the words of the objective
 
@@ -355,5 +355,4 @@ class _Curve(_Differentiated):
             raise NotImplementedError(
                 "clustering objectives are functions of one batch of outputs: loop over batches"
             )
-        slices = direction.unbind(in_dims[1])
-        return torch.stack([_Curve.apply(outputs, part, held, scale) for part in slices]), 0
+        return _Curve.apply(outputs, direction.movedim(in_dims[1], 0), held, scale), 0

@@ -236,15 +236,16 @@ class _Ascent:
         """Dual variables with the right sums at the nodes, changed on inside edges in proportion to their room."""
         missing = self.outputs - centroids - self.incidence.sums(dual)
         room = (self.amounts - torch.linalg.vector_norm(dual, dim=1)).clamp_min(0.0) * inside
-        diagonal = self.incidence.degrees(room)[:, None]
+        diagonal = self.incidence.degrees(room)[:, None, None]
         diagonal = torch.where(diagonal > 0, diagonal, 1.0)
         scratch = torch.empty_like(dual)
 
         def laplacian(values: Tensor) -> Tensor:
-            return self.incidence.sums(self.incidence.differences(values, out=scratch).mul_(room[:, None]))
+            gaps = self.incidence.differences(values[:, 0], out=scratch)
+            return self.incidence.sums(gaps.mul_(room[:, None]))[:, None]
 
-        potential, _ = conjugate(laplacian, missing, diagonal, 1e-12, budget)
-        flow = self.incidence.differences(potential).mul_(room[:, None])
+        potential, _ = conjugate(laplacian, missing[:, None], diagonal, 1e-12, budget)
+        flow = self.incidence.differences(potential[:, 0]).mul_(room[:, None])
         return self._project(dual + flow)
 
     def _weighed(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from surefoot.clustering.weights import Incidence
-from surefoot.linear_solve import Conjugate, Flat, Products
+from surefoot.linear_solve import Columns, Conjugate, Products
 
 _NEWTON = 30
 _CONJUGATE = 2000
@@ -62,8 +62,8 @@ class Reduced:
             hessian, slope = self._expanded(centres, total)
             if not bool(torch.isfinite(slope).all()) or budget <= 0:
                 break
-            step, products = conjugate(hessian, -slope, self._diagonal(centres), 1e-2, budget)
-            budget -= products
+            step, products = conjugate(hessian, -slope[:, None], self._diagonal(centres), 1e-2, budget)
+            step, budget = step[:, 0], budget - products
             length = 1.0
             decrease = float((slope * step).sum())
             while length > 1e-4:
@@ -80,12 +80,14 @@ class Reduced:
         return centres
 
     def solver(self, centres: Tensor) -> Callable[[Tensor], Tensor]:
-        """Applies the derivative of z with respect to the outputs."""
+        """Applies the derivative of z with respect to the outputs, to several directions stacked in front, too."""
 
         def derivative(direction: Tensor) -> Tensor:
-            hessian = self._hessian(self.incidence.differences(centres))
-            found, _ = conjugate(hessian, self.total(direction), self._diagonal(centres), 1e-13, _CONJUGATE)
-            return found[self.labels]
+            several = direction.reshape(-1, *direction.shape[-2:])
+            beside = self.total(several.movedim(0, 1).flatten(1)).unflatten(1, (len(several), -1))
+            hessian = self._hessian(self.incidence.differences(centres), len(several))
+            found, _ = conjugate(hessian, beside, self._diagonal(centres), 1e-13, _CONJUGATE)
+            return found.movedim(1, 0)[:, self.labels].reshape(direction.shape)
 
         return derivative
 
@@ -101,22 +103,25 @@ class Reduced:
         slope = self.sizes[:, None] * centres - total + self.incidence.sums(pull)
         return self._hessian(gaps), slope
 
-    def _hessian(self, gaps: Tensor) -> Callable[[Tensor], Tensor]:
-        unit, stiffness = torch.nn.functional.normalize(gaps, eps=0.0).nan_to_num(), self._stiffness(gaps)[:, None]
-        scratch, other = torch.empty_like(gaps), torch.empty_like(gaps)
+    def _hessian(self, gaps: Tensor, several: int = 1) -> Callable[[Tensor], Tensor]:
+        """Products with several vectors at once: centres × vectors × numbers of a centre."""
+        unit = torch.nn.functional.normalize(gaps, eps=0.0).nan_to_num()[:, None]
+        stiffness = self._stiffness(gaps)[:, None, None]
+        scratch, other = gaps.new_empty(2, len(gaps), several, gaps.shape[1])
 
         def apply(direction: Tensor) -> Tensor:
-            self.incidence.differences(direction, out=scratch)
-            along = torch.mul(unit, scratch, out=other).sum(dim=1, keepdim=True)
+            self.incidence.differences(direction.flatten(1), out=scratch.flatten(1))
+            along = torch.mul(unit, scratch, out=other).sum(dim=2, keepdim=True)
             scratch.addcmul_(unit, along, value=-1.0).mul_(stiffness)
-            return self.incidence.sums(scratch).addcmul_(self.sizes[:, None], direction)
+            summed = self.incidence.sums(scratch.flatten(1)).view_as(direction)
+            return summed.addcmul_(self.sizes[:, None, None], direction)
 
         return apply
 
     def _diagonal(self, centres: Tensor) -> Tensor:
         """What preconditions: the diagonal without the projections."""
         stiffness = self._stiffness(self.incidence.differences(centres))
-        return (self.sizes + self.incidence.degrees(stiffness))[:, None]
+        return (self.sizes + self.incidence.degrees(stiffness))[:, None, None]
 
     def _stiffness(self, gaps: Tensor) -> Tensor:
         """c/‖u‖; where two centres meet there is a kink, and nothing is added."""
@@ -127,18 +132,23 @@ class Reduced:
 def conjugate(
     apply: Callable[[Tensor], Tensor], target: Tensor, diagonal: Tensor, tolerance: float, limit: int
 ) -> tuple[Tensor, int]:
-    """Solve a symmetric positive (semi-)definite system by preconditioned conjugate gradients, from zero.
+    """Solve symmetric positive (semi-)definite systems by preconditioned conjugate gradients, from zero.
 
-    Where the matrix is singular, round-off in the target is not in its range and residuals grow after a while; the
-    point with the smallest one is returned. Returns what at most so many products reach, and how many were made.
+    Several right-hand sides, nodes × systems × numbers of a node, share each product. Where the matrix is
+    singular, round-off in a target is not in its range and residuals grow after a while; the point with the
+    smallest one is returned. Returns what at most so many products reach, and how many were made.
     """
-    space = Flat()
+    space = Columns()
     run = Conjugate(Products(apply, space), space.zero(target), target, space, lambda rest: rest / diagonal)
     goal, best, smallest = tolerance**2 * run.square, run.x, run.square
-    while goal < run.square <= 1e4 * smallest and run.iterations < limit:
-        if not run.look() > 0:
+    active = run.square > goal
+    while bool(active.any()) and run.iterations < limit:
+        active &= run.look() > 0
+        if not bool(active.any()):
             return best, run.iterations + 1
-        run.step()
-        if run.square < smallest:
-            best, smallest = run.x, run.square
+        run.step(active)
+        better = run.square < smallest
+        best = run.x if bool(better.all()) else torch.where(better[:, None], run.x, best)
+        smallest = torch.minimum(smallest, run.square)
+        active &= (run.square > goal) & (run.square <= 1e4 * smallest)
     return best, run.iterations

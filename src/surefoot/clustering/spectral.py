@@ -204,17 +204,17 @@ class Factors:
         k = self.kept
         u, v, sigma = self.u, self.v, self.values
         within = u.mT @ direction @ v  # r × r
-        first, second = within[:k, k:], within[k:, :k].mT  # H_ij and H_ji for i ≤ k < j
+        first, second = within[..., :k, k:], within[..., k:, :k].mT  # H_ij and H_ji for i ≤ k < j
         a, b = sigma[:k, None], sigma[None, k:]
         square = a * a - b * b
         apart = a - b > 2 * self.error
         square = torch.where(apart, square, 1.0)
         changed = torch.zeros_like(within)
-        changed[:k, :k] = within[:k, :k]
-        changed[:k, k:] = torch.where(apart, (a * a * first + a * b * second) / square, first)
-        changed[k:, :k] = torch.where(apart, (a * b * first + a * a * second) / square, 0.0).mT
+        changed[..., :k, :k] = within[..., :k, :k]
+        changed[..., :k, k:] = torch.where(apart, (a * a * first + a * b * second) / square, first)
+        changed[..., k:, :k] = torch.where(apart, (a * b * first + a * a * second) / square, 0.0).mT
         left, right = direction @ v[:, :k], u[:, :k].mT @ direction
-        outside = (left - u @ within[:, :k]) @ v[:, :k].mT + u[:, :k] @ (right - within[:k] @ v.mT)
+        outside = (left - u @ within[..., :k]) @ v[:, :k].mT + u[:, :k] @ (right - within[..., :k, :] @ v.mT)
         return u @ changed @ v.mT + outside
 
 

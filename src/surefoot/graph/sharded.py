@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from surefoot.enclosure import Measured, row_norms
 from surefoot.errors import CaptureError
 from surefoot.norms import LARGEST_EXACT, frobenius_norm, norm_of_parts, spectral_norm
-from surefoot.processes import Processes
+from surefoot.processes import Processes, answering
 from surefoot.torch_private import lies_elsewhere, sharded_modules, unsharded_copy
 
 
@@ -49,7 +49,7 @@ class Sharded:
         if not lies_elsewhere(value):
             return value
         if id(value) not in self._pairs:
-            whole = value.detach().full_tensor().clone()  # type: ignore[attr-defined]
+            whole = _full(value).clone()
             if isinstance(value, nn.Parameter):
                 whole = nn.Parameter(whole, requires_grad=value.requires_grad)
             self._pairs[id(value)] = value, whole
@@ -80,7 +80,7 @@ class Sharded:
             module.reshard()
         with torch.no_grad():
             for value, whole in self._pairs.values():
-                whole.copy_(value.detach().full_tensor())
+                whole.copy_(_full(value))
                 whole.requires_grad_(value.requires_grad)
 
     def write(self) -> None:
@@ -111,7 +111,7 @@ def norms_of_shards(
         if not lies_elsewhere(value):
             found[path] = value.detach()
         elif value.dim() != 2:
-            found[path], sent = value.detach().full_tensor(), sent + value.to_local().nbytes  # type: ignore[attr-defined]
+            found[path], sent = _full(value), sent + value.to_local().nbytes  # type: ignore[attr-defined]
         else:
             found[path], bytes_ = _measured(value)
             sent += bytes_
@@ -123,18 +123,25 @@ def norms_of_shards(
     return unsharded_copy(model, empty), found, sent
 
 
+def _full(value: Any) -> Tensor:
+    with answering():
+        whole: Tensor = value.detach().full_tensor()
+    return whole
+
+
 def _measured(value: Any) -> tuple[Measured, int]:
     """The norms of a matrix whose rows lie with several processes, and the bytes sent."""
     from torch.distributed.tensor import Shard
 
     mesh, here = value.device_mesh, value.detach().to_local()
     if mesh.ndim > 1 or not value.placements[0].is_shard(0):
-        return _norms(value.detach().full_tensor()), here.nbytes
+        return _norms(_full(value)), here.nbytes
     processes = Processes(mesh.get_group())
     if value.shape[0] >= value.shape[1]:
         part, rows = here, value.shape[0]
     else:  # the columns of the transposed matrix, whose Gram matrix is the smaller one
-        part, rows = value.detach().redistribute(mesh, [Shard(1)]).to_local().mT, value.shape[1]
+        with answering():
+            part, rows = value.detach().redistribute(mesh, [Shard(1)]).to_local().mT, value.shape[1]
         processes.sent += here.nbytes
     everyone = processes.gathered(lambda: _norms(here, exact=min(value.shape) > LARGEST_EXACT))
     size, strips = (

@@ -41,6 +41,13 @@ class Symmetric:
 
         return Symmetric(len(value), rows)
 
+    def written_out(self) -> Rounded:
+        """The lower triangle as one matrix, zero above the panels."""
+        value, error = (torch.zeros(self.size, self.size, dtype=torch.float64) for _ in range(2))
+        for start, stop, found in self.panels():
+            value[start:stop, :stop], error[start:stop, :stop] = found.value, found.error
+        return Rounded(value, error)
+
     def kept(self) -> Symmetric:
         """The same with panels that are computed now, once; only whole panels can be asked for."""
         panels = [found for _, _, found in self.panels()]

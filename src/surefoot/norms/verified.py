@@ -5,7 +5,7 @@ Nothing here trusts an eigenvalue routine, a factorisation or a solver: they mak
 the guesses are residuals, each of them a matrix product whose round-off is bounded by :math:`\gamma_n|A||B|`
 (:mod:`surefoot.norms.hermitian`).
 
-The norm of a symmetric matrix, bounded from above with a proof.
+The norm of a large symmetric matrix is bounded from above in the same way.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ The bounds of an operation :math:`z = f(x_1, …, x_k)` are claims over all argu
 
 This is the paper's Lemma smooth_gen for any number of arguments.
 
-One operation along a segment: the Taylor models of its arguments, and norms that are kept between segments.
+Along a segment the operation has Taylor models of its arguments (:class:`Moving`), and norms that are kept
+from one segment to the next (:class:`Norms`).
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ class Bounds:
         entries_along: of an element-wise function, bounds of the entries of the diagonal contracted curvature.
         jacobian_change: how far each row of the Jacobian in a slot may be from that at the centre, where that is
             less than curvature times spread.
+        lipschitz: on the norm of the derivative in each variable, where that is less than what follows.
+        instead: slopes and curvatures as a function of other slots, in place of these where derivatives are
+            followed by norms alone.
         reason: why something is infinite, and what to do about it.
     """
 
@@ -80,6 +84,8 @@ class Bounds:
     change_along: Along | None = None
     entries_along: Callable[[Enclosure], Tensor] | None = None
     jacobian_change: Callable[[], Mapping[Slot, Magnitude]] | None = None
+    lipschitz: Magnitude | None = None
+    instead: Bounds | None = None
     reason: str = ""
 
 

@@ -1,4 +1,4 @@
-"""From a model to a graph in the operations that have records."""
+"""From a model to a graph in the operations that have records; importing this registers every family."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """What several families of rules share.
 
-What shapes alone say: dimensions and broadcasting, and how rows of a result relate to rows of the arguments.
-
-No numbers are looked at. Row i of a tensor is its i-th slice along the first dimension. A relation names the slots
-of which row i alone enters row i of the result.
+Shapes alone say how dimensions broadcast, and how rows of a result relate to rows of the arguments: no numbers are
+looked at. Row i of a tensor is its i-th slice along the first dimension. A relation names the slots of which row i
+alone enters row i of the result.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from surefoot.graph.structure import Graph, Node, Ref
 from surefoot.operations.record import Expansion, declare, expansion
 from surefoot.scalar import ScalarFunction
 
-CHOOSING = ("aten.where", "aten.masked_fill", "aten.mul", "aten.multiply")
+_CASTS = ("aten.to", "aten._to_copy", "aten.type_as")
+CHOOSING = ("aten.where", "aten.masked_fill", "aten.mul", "aten.multiply", *_CASTS)
 """Operations that may read a condition."""
 _PIECE = ScalarFunction | int | float
 
@@ -29,6 +30,8 @@ class Condition:
         """One function where it holds, another where it does not."""
         if not isinstance(yes, _PIECE) or not isinstance(no, _PIECE):
             return None
+        if math.isinf(self.edge):
+            return no if isinstance(no, ScalarFunction) else None
         low, high = map(_pieces, (no, yes) if self.above else (yes, no))
         below = [pair for pair in low if pair[0] < self.edge]
         above = [(max(start, self.edge), piece) for start, piece in high]
@@ -62,15 +65,17 @@ def _compared(above: bool) -> Any:
 
 _ABOVE = ("aten.gt", "aten.ge", "aten.greater", "aten.greater_equal")
 _BELOW = ("aten.lt", "aten.le", "aten.less", "aten.less_equal")
+COMPARISONS = (*_ABOVE, *_BELOW)
 declare(*_ABOVE, scalar=_compared(True), jumps=True)
 declare(*_BELOW, scalar=_compared(False), jumps=True)
-declare("aten.eq", "aten.ne", "aten.isclose", "aten.sign", "aten.sgn", "aten.signbit", "aten.heaviside",
-        "aten.floor", "aten.ceil", "aten.round", "aten.trunc", "aten.fix", "aten.frac", "aten.fmod",
-        "aten.remainder", "aten.floor_divide", "aten.argmax", "aten.argmin", "aten.argsort", "aten.bucketize",
-        "aten.searchsorted", "aten.nonzero", "aten.fake_quantize_per_tensor_affine",
-        "aten.fake_quantize_per_channel_affine", "aten.bernoulli", "aten.logical_and", "aten.logical_or",
-        "aten.logical_not", "aten.renorm",
-        "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_not", jumps=True)  # fmt: skip
+declare("aten.isnan", "aten.isinf", scalar=lambda o: Condition(math.inf, True), jumps=True)  # not within a domain
+declare("aten.eq", "aten.ne", "aten.copysign", "aten.histc", "aten.mode", "aten.isclose", "aten.sign",
+        "aten.sgn", "aten.signbit", "aten.heaviside", "aten.floor", "aten.ceil", "aten.round", "aten.trunc",
+        "aten.fix", "aten.frac", "aten.fmod", "aten.remainder", "aten.floor_divide", "aten.argmax",
+        "aten.argmin", "aten.argsort", "aten.bucketize", "aten.searchsorted", "aten.nonzero",
+        "aten.fake_quantize_per_tensor_affine", "aten.fake_quantize_per_channel_affine", "aten.bernoulli",
+        "aten.logical_and", "aten.logical_or", "aten.logical_not", "aten.renorm", "aten.bitwise_and",
+        "aten.bitwise_or", "aten.bitwise_not", jumps=True)  # fmt: skip
 
 
 def _where(o: dict[str, Any]) -> ScalarFunction | None:
@@ -88,7 +93,7 @@ def larger_or_smaller(graph: Graph, node: Node) -> Expansion | None:
     """The one of two tensors that compares as larger, or smaller."""
     condition = graph.by_name.get(getattr(node.arguments["condition"], "name", ""))
     pair = node.arguments["self"], node.arguments["other"]
-    if condition is None or condition.op not in (*_ABOVE, *_BELOW) or not all(isinstance(x, Ref) for x in pair):
+    if condition is None or condition.op not in COMPARISONS or not all(isinstance(x, Ref) for x in pair):
         return None
     compared = condition.arguments["self"], condition.arguments["other"]
     if compared not in (pair, pair[::-1]):
@@ -106,6 +111,7 @@ def _times(o: dict[str, Any]) -> ScalarFunction | None:
     return product
 
 
+declare(*_CASTS, scalar=lambda o: o["self"] if isinstance(o["self"], Condition) else None)
 declare("aten.where", scalar=_where)
 declare("aten.mul", "aten.multiply", scalar=_times)
 declare("aten.masked_fill", scalar=_filled)

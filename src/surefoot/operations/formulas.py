@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,30 +11,10 @@ from torch import Tensor
 
 from surefoot.graph.structure import Graph, Node, Ref, Role
 from surefoot.operations.common import aligned, normalized_dim, unless_along
-from surefoot.operations.record import declare
-from surefoot.operations.written_out import written_out
+from surefoot.operations.record import Expansion, declare, expansion
+from surefoot.operations.written_out import Formula, traced, written_out
 
 _LONGEST = 4096  # factors of a product that is written out
-
-
-@written_out("aten.addcmul")
-def _product_added(self: Tensor, tensor1: Tensor, tensor2: Tensor, value: float = 1) -> Tensor:
-    return self + (tensor1 * tensor2 if value == 1 else value * (tensor1 * tensor2))
-
-
-@written_out("aten.addcdiv")
-def _quotient_added(self: Tensor, tensor1: Tensor, tensor2: Tensor, value: float = 1) -> Tensor:
-    return self + (tensor1 / tensor2 if value == 1 else value * (tensor1 / tensor2))
-
-
-@written_out("aten.lerp")
-def _between(self: Tensor, end: Tensor, weight: Any) -> Tensor:
-    return self + weight * (end - self) if isinstance(weight, Tensor) else (1 - weight) * self + weight * end
-
-
-@written_out("aten.logaddexp")
-def _log_of_two(self: Tensor, other: Tensor) -> Tensor:
-    return torch.logsumexp(torch.stack(torch.broadcast_tensors(self, other)), 0)
 
 
 def _is_number(graph: Graph, argument: Any) -> bool:
@@ -51,14 +32,12 @@ def _limited_by_tensors(graph: Graph, node: Node) -> bool:
     return not all(_is_number(graph, node.arguments.get(key)) for key in ("min", "max"))
 
 
-@written_out("aten.maximum", "aten.fmax", when=_two_tensors)
-def _larger(self: Tensor, other: Tensor) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(self, other)).amax(0)
+def _stacked(self: Tensor, other: Tensor) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(self, other))
 
 
-@written_out("aten.minimum", "aten.fmin", when=_two_tensors)
-def _smaller(self: Tensor, other: Tensor) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(self, other)).amin(0)
+written_out("aten.maximum", "aten.fmax", when=_two_tensors)(lambda self, other: _stacked(self, other).amax(0))
+written_out("aten.minimum", "aten.fmin", when=_two_tensors)(lambda self, other: _stacked(self, other).amin(0))
 
 
 @written_out("aten.clamp", "aten.clamp_min", "aten.clamp_max", when=_limited_by_tensors)
@@ -74,39 +53,14 @@ def _both_ends(self: Tensor, dim: int | None, keepdim: bool) -> tuple[Tensor, Te
     return self.amin(dims, keepdim), self.amax(dims, keepdim)
 
 
-@written_out("aten.hypot")
-def _length_of_two(self: Tensor, other: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(torch.stack(torch.broadcast_tensors(self, other)), dim=0)
+def _with_mean(statistic: Formula) -> Formula:
+    def both(self: Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+        correction, unbiased = options.get("correction"), options.get("unbiased")
+        count = float(correction) if correction is not None else float(unbiased if unbiased is not None else 1)
+        dims = list(range(self.dim())) if dim in (None, []) else dim
+        return statistic(self, dims, keepdim=keepdim, correction=count), self.mean(dims, keepdim)
 
-
-@written_out("aten.atan2")
-def _angle(self: Tensor, other: Tensor) -> Tensor:
-    """Half the angle is that to the point (|z| + x, y), which stays away from zero unless z is on the cut."""
-    return 2 * torch.atan(self / (torch.hypot(self, other) + other))
-
-
-@written_out("aten.xlogy")
-def _times_log(self: Any, other: Any) -> Tensor:
-    return self * torch.log(other) if isinstance(other, Tensor) else self * math.log(other)
-
-
-@written_out("aten.var_mean")
-def _variance_and_mean(
-    self: Tensor, dim: Any = None, keepdim: bool = False, **options: Any
-) -> tuple[Tensor, Tensor]:
-    dims = list(range(self.dim())) if dim in (None, []) else dim
-    return torch.var(self, dims, keepdim=keepdim, correction=_correction(options)), self.mean(dims, keepdim)
-
-
-@written_out("aten.std_mean")
-def _deviation_and_mean(self: Tensor, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
-    dims = list(range(self.dim())) if dim in (None, []) else dim
-    return torch.std(self, dims, keepdim=keepdim, correction=_correction(options)), self.mean(dims, keepdim)
-
-
-def _correction(options: dict[str, Any]) -> float:
-    correction, unbiased = options.get("correction"), options.get("unbiased")
-    return float(correction) if correction is not None else float(unbiased if unbiased is not None else 1)
+    return both
 
 
 @written_out("aten.prod")
@@ -143,14 +97,20 @@ def _logs_of_sums(self: Tensor, dim: int) -> Tensor:
     return torch.cat(parts, dim)
 
 
-@written_out("aten.cdist", "aten._cdist_forward")
-def _distances(x1: Tensor, x2: Tensor, p: float = 2, compute_mode: Any = None) -> Tensor:
-    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+@expansion("aten.pow", "aten.square", "aten.mul")
+def _squared_norm(graph: Graph, node: Node) -> Expansion | None:
+    """The square of a length is a sum of squares, without the kink of the length at zero."""
+    a = node.arguments
+    length = graph.by_name.get(getattr(a["self"], "name", ""))
+    if length is None or length.op != "aten.linalg_vector_norm" or length.arguments["ord"] != 2:
+        return None
+    squared = a["self"] == a["other"] if "other" in a else a.get("exponent", 2) == 2
+    whole = replace(node, target=length.target, args=length.args, kwargs=length.kwargs)
+    return traced(graph, whole, _sum_of_squares) if squared else None
 
 
-@written_out("aten.norm")
-def _norm(self: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    return torch.linalg.vector_norm(self, 2 if p is None else p, dim if dim else None, keepdim)
+def _sum_of_squares(self: Tensor, ord: float, dim: Any, keepdim: bool, dtype: Any) -> Tensor:
+    return self.square().sum(list(range(self.dim())) if dim is None else dim, keepdim)
 
 
 @written_out("aten.linalg_vector_norm", when=lambda graph, node: node.arguments["ord"] in (1, math.inf))
@@ -168,32 +128,17 @@ def _cross(self: Tensor, other: Tensor, dim: int | None = -1) -> Tensor:
     return turned[0][0] * turned[1][1] - turned[0][1] * turned[1][0]
 
 
-@written_out("aten.trace")
-def _trace(self: Tensor) -> Tensor:
-    return self.diagonal().sum()
-
-
-@written_out("aten.addmv")
-def _matrix_vector(self: Tensor, mat: Tensor, vec: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-    return torch.addmm(self.unsqueeze(-1), mat, vec.unsqueeze(-1), beta=beta, alpha=alpha).squeeze(-1)
-
-
-@written_out("aten.addr")
-def _outer_added(self: Tensor, vec1: Tensor, vec2: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-    return beta * self + alpha * (vec1.unsqueeze(-1) * vec2)
-
-
-@written_out("aten.take")
-def _taken(self: Tensor, index: Tensor) -> Tensor:
-    return self.reshape(-1)[index]
-
-
-written_out("aten.nan_to_num")(lambda self, **_: self)  # what is enclosed is finite
-
-
-@written_out("aten.ldexp")
-def _scaled_by_power(self: Tensor, other: Tensor) -> Tensor:
-    return self * torch.pow(2.0, other)
+def _determinant(self: Tensor) -> Tensor:
+    """Small ones, by minors of the first row; the logarithm of a determinant has a record."""
+    size = self.shape[-1]
+    if not 1 <= size <= 4:
+        return NotImplemented
+    if size == 1:
+        return self[..., 0, 0]
+    rows = self[..., 1:, :]
+    minors = [_determinant(torch.cat([rows[..., :k], rows[..., k + 1 :]], -1)) for k in range(size)]
+    terms = [self[..., 0, k] * minor for k, minor in enumerate(minors)]
+    return torch.stack(terms[::2]).sum(0) - torch.stack(terms[1::2]).sum(0)
 
 
 @written_out("aten.pow", when=lambda graph, node: _two_powers(graph, node))
@@ -218,6 +163,46 @@ def _contraction(equation: str, tensors: list[Tensor], path: Any = None) -> Tens
     kept = "".join(dict.fromkeys(c for c in first + second if c in right or any(c in o for o in others)))
     pair = torch.einsum(f"{first},{second}->{kept}", tensors[0], tensors[1])
     return torch.einsum(f"{','.join([kept, *others])}->{right}", pair, *tensors[2:])
+
+
+_FORMULAS: dict[str, Formula] = {
+    "addcmul": lambda self, tensor1, tensor2, value=1: self + _times(value, tensor1 * tensor2),
+    "addcdiv": lambda self, tensor1, tensor2, value=1: self + _times(value, tensor1 / tensor2),
+    "addmv": lambda self, mat, vec, beta=1, alpha=1: torch.addmm(
+        self.unsqueeze(-1), mat, vec.unsqueeze(-1), beta=beta, alpha=alpha
+    ).squeeze(-1),
+    "addr": lambda self, vec1, vec2, beta=1, alpha=1: beta * self + alpha * (vec1.unsqueeze(-1) * vec2),
+    "lerp": lambda self, end, weight: (
+        self + weight * (end - self) if isinstance(weight, Tensor) else (1 - weight) * self + weight * end
+    ),
+    "logaddexp": lambda self, other: torch.logsumexp(_stacked(self, other), 0),
+    "logaddexp2": lambda self, other: torch.log2(torch.exp2(self) + torch.exp2(other)),
+    "hypot": lambda self, other: torch.linalg.vector_norm(_stacked(self, other), dim=0),
+    # half the angle is that to the point (|z| + x, y), which stays away from zero unless z is on the cut
+    "atan2": lambda self, other: 2 * torch.atan(self / (torch.hypot(self, other) + other)),
+    "xlogy": lambda self, other: self * (torch.log(other) if isinstance(other, Tensor) else math.log(other)),
+    "cdist": lambda x1, x2, p=2, **_: torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1),
+    "dist": lambda self, other, p=2: torch.linalg.vector_norm(self - other, p),
+    "norm": lambda self, p=2, dim=None, keepdim=False, **_: torch.linalg.vector_norm(
+        self, 2 if p is None else p, dim or None, keepdim
+    ),
+    "det": _determinant,
+    "linalg_det": lambda A: _determinant(A),
+    "linalg_slogdet": lambda A: (torch.sign(torch.linalg.det(A)), torch.logdet(A @ A.mT) / 2),
+    "var_mean": _with_mean(torch.var),
+    "std_mean": _with_mean(torch.std),
+    "trace": lambda self: self.diagonal().sum(),
+    "take": lambda self, index: self.reshape(-1)[index],
+    "ldexp": lambda self, other: self * torch.pow(2.0, other),
+    "nan_to_num": lambda self, **_: self,  # what is enclosed is finite
+}
+_FORMULAS |= {"_cdist_forward": _FORMULAS["cdist"], "slogdet": lambda self: torch.linalg.slogdet(self)}
+for _name, _formula in _FORMULAS.items():
+    written_out(f"aten.{_name}")(_formula)
+
+
+def _times(value: float, x: Tensor) -> Tensor:
+    return x if value == 1 else value * x
 
 
 declare("aten.addcmul", "aten.addcdiv", "aten.lerp", "aten.logaddexp", "aten.maximum", "aten.minimum", "aten.fmax",

@@ -23,7 +23,13 @@ from torch.nn import functional as F
 
 from surefoot.operations.call import Use
 
-_CHUNK = 1 << 24  # numbers of a piece of a layer's rows
+_CHUNK = 1 << 24  # numbers of a piece of a layer's rows, at most
+
+
+def wide(rows: int) -> int:
+    """How many columns of so many rows are multiplied at a time: enough for speed, few beside the product."""
+    return max(256, (1 << 18) // max(rows, 1))
+
 
 Piece = tuple[str, Tensor]  # the slot of a parameter, and some columns of its rows: (samples · columns) × numbers
 Slots = frozenset[str]
@@ -49,13 +55,13 @@ def patches(x: Tensor, slopes: Tensor) -> Iterator[Piece]:
         slopes: samples × columns × groups × outputs × places.
     """
     n, c, groups, outputs, places = slopes.shape
-    size = max(1, _CHUNK // max(1, n * c * x.shape[2]))
+    size = max(1, min(_CHUNK, n * c * wide(n * c)) // max(1, n * c * x.shape[2]))
     for group in range(groups):
         for start in range(0, outputs, size):
             some = slopes[:, :, group, start : start + size]
             o = some.shape[2]
-            rows = torch.bmm(some.reshape(n, c * o, places), x[:, group].transpose(1, 2))
-            yield "weight", rows.reshape(n * c, o * x.shape[2])
+            wanted = n * c, o * x.shape[2]
+            yield "weight", torch.bmm(some.reshape(n, c * o, places), x[:, group].transpose(1, 2)).reshape(wanted)
 
 
 def convolution_rows(arguments: dict[str, Any], slopes: Tensor, slots: Slots) -> Iterator[Piece]:

@@ -135,7 +135,7 @@ layout("aten.diagonal", rows=_off_diagonal)(selection)
 layout("aten.tril", "aten.triu", rows=aligned)(selection)
 
 
-@layout("getitem", rows=batch("self", 1))
+@layout("getitem", rows=batch("a", 1))
 def item(call: Call) -> Bounds:
     """One of several results: norm 1, with the row spreads of all of them together."""
     (whole,) = call.slots.values()

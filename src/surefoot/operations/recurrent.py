@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from surefoot.graph.structure import Graph, Node, Ref, Spec
-from surefoot.magnitude import Magnitude, maximum
-from surefoot.operations.call import Bounds, Call, Use
+from surefoot.magnitude import Magnitude, maximum, minimum, stack
+from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, ZERO
-from surefoot.operations.record import Expansion, Form, declare, expansion, operation
+from surefoot.operations.record import Expansion, Form, Rule, declare, expansion, operation
 from surefoot.operations.sparsity import Contraction, Sparsity, tensors
 
 _aten: Any = torch.ops.aten
@@ -68,6 +68,9 @@ class _Builder:
     def apply(self, op: str, a: Ref) -> Ref:
         return self.add(op, getattr(_aten, op).default, a, shape=self.shape(a))
 
+    def known(self, name: str, target: Any, a: Ref, *others: Ref) -> Ref:
+        return self.add(name, target, a, *others, shape=self.shape(a), op=f"surefoot.{name}")
+
     def gates(self, a: Ref, count: int) -> list[Ref]:
         *outer, width = self.shape(a)
         size = width // count
@@ -85,21 +88,121 @@ class _Builder:
         return self.add("stack", _aten.stack.default, parts, dim, shape=(*shape[:dim], len(parts), *shape[dim:]))
 
 
-def between(self: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """The first argument, of which it is known that its entries are between those of the other two."""
+def gated(self: Tensor, gates: Tensor, cell: Tensor) -> Tensor:
+    """The first argument: the next cell of an LSTM, or its next output."""
     return self
 
 
-@operation("surefoot.between", form=Form.LAYOUT, lends=("first", "second"), rounds=False,
-           rows=lambda use: ("self",) if len(use.shape) > 1 else ())  # fmt: skip
-def between_two(call: Call) -> Bounds:
-    """The identity on the first argument. Its entries are between those of the other two, so at most the larger of
-    the two peaks, and their squares at most the sum of the two squares.
+def state_of(self: Tensor, new: Tensor, state: Tensor, inputs: Tensor, recurrent: Tensor) -> Tensor:
+    """The first argument: the next state of a GRU, between a new one and the one before."""
+    return self
+
+
+def _known(name: str, *lends: Slot) -> Callable[[Rule], Rule]:
+    return operation(name, form=Form.LAYOUT, lends=lends, rounds=False,
+                     rows=lambda use: ("self", *lends) if len(use.shape) > 1 else ())  # fmt: skip
+
+
+_LOGISTIC, _TANH = 0.0963, 0.77  # second derivatives are at most 3^(-1/2)/6 and 4·3^(-3/2)
+
+
+def _as_function(call: Call, instead: Bounds, lipschitz: Magnitude | None = None) -> Bounds:
+    """The identity on the first argument, and the same as a function of others, if that says more."""
+    if lipschitz is None:
+        moving = [e.lipschitz * instead.jacobian[slot] for slot, e in call.varying.items() if slot != "self"]
+        lipschitz = stack(moving).sum(axis=0)
+    first, slopes = call["self"], {slot: ONE if slot == "self" else ZERO for slot in call.slots}
+    says_more = instead if lipschitz.norm() <= first.lipschitz.norm() else None
+    return Bounds(slopes, bound=first.bound, peak=first.peak, lipschitz=lipschitz, instead=says_more)
+
+
+def _open(peak: Magnitude) -> Magnitude:
+    """The largest value of a gate whose argument is at most so large."""
+    return Magnitude.of(min(1.0, (1 + 2.0**-50) / (1 + math.exp(-min(float(peak), 700.0)))))
+
+
+@_known("surefoot.gated_cell", "gates", "cell")
+def next_cell(call: Call) -> Bounds:
+    r"""The identity on the first argument, which is :math:`c' = f \circ c + i \circ g` of gates
+    :math:`i = \sigma(\hat\imath)`, :math:`f = \sigma(\hat f)`, :math:`g = \tanh\hat g` of which no entry
+    reaches beyond :math:`\bar f`, and a cell of entries up to C.
+
+    Every entry is a function of one entry of each. Slope in c: :math:`f`. In the gates: the square is
+    :math:`(cf(1-f))^2 + i^2((1-g^2)^2 + g^2(1-i)^2) \le C^2/16 + \bar f^2`, as the last part is convex in
+    :math:`g^2` and at most :math:`i^2` at both ends. Second derivatives: :math:`f(1-f)` between the two; in the
+    gates :math:`|c\sigma''| \le 0.0963\,C` for the second, and for the others the norm of
+    :math:`\begin{pmatrix} 0.0963 & 1/4 \\ 1/4 & 0.77\end{pmatrix}`, below 0.86.
     """
-    first, second = call["first"], call["second"]
-    size = Magnitude(np.array([first.bound.log2, second.bound.log2])).norm()
-    nothing: dict[str, Magnitude] = {slot: ZERO for slot in ("first", "second") if slot in call.slots}
-    return Bounds({"self": ONE, **nothing}, bound=size, peak=maximum(first.peak, second.peak))
+    cell, size = call["cell"].peak, _open(call["gates"].peak)
+    slopes = {"gates": (size**2 + cell**2 / 16).sqrt(), "cell": size}
+    bends = {
+        ("gates", "gates"): maximum(cell * _LOGISTIC, Magnitude.of(0.86)),
+        ("gates", "cell"): Magnitude.of(0.25),
+    }
+    return _as_function(call, Bounds(slopes, bends))
+
+
+@_known("surefoot.gated_output", "gates", "cell")
+def next_output(call: Call) -> Bounds:
+    r"""The identity on the first argument, which is :math:`h' = \sigma(\hat o) \circ \tanh c'` of the cell
+    :math:`c'` of :func:`next_cell`, and so a function of the same gates and the cell before.
+
+    A large cell is saturated: with :math:`u = f|c|` and :math:`v = (u - 1)_+` we have :math:`|c'| \ge v`, hence
+    :math:`\tanh'c' \le 1/\cosh^2v \le 1/(1 + v^2)`. Let p be the slope of :math:`c'` in its gates,
+    :math:`|p|^2 \le \min(1 + u^2, 1 + C^2/16)`. Then, with suprema over :math:`v \ge 0`,
+
+    * :math:`\tanh'c'\,|p| \le \sup\sqrt{1 + (1+v)^2}/(1 + v^2) \le 1.507`, so the slope in all gates is at
+      most :math:`\sqrt{1.507^2 + 1/16} \le 1.53`; that in c is at most :math:`\bar f^2`;
+    * :math:`|\tanh''c'|\,|p|^k` is at most :math:`0.77\,(1 + 1.66^2)^{k/2}` for :math:`u \le 1.66`, and
+      beyond, where :math:`|\tanh''|` falls, at most :math:`\sup 2\tanh v\,(1 + (1+v)^2)^{k/2}/\cosh^2v`:
+      together at most 1.54 for k = 1 and 3.22 for k = 2;
+    * :math:`\tanh'c'` times the second derivative of :math:`c'` in the gates is at most
+      :math:`\max(0.86, \sup (1+v)/(1+v^2)) \le 1.21`.
+
+    Second derivatives: :math:`|\tanh''c'|f^2 \le 0.77` in c; between c and the gates
+    :math:`|\tanh''c'||p| + 1/4` in three of them and 1/4 in the fourth; in the gates the sum of the last two
+    lines, and at most :math:`\tanh'c'\,|p|/4` between three of them and the fourth.
+    """
+    cell, size = call["cell"].peak, _open(call["gates"].peak)
+    steep = (1 + cell**2 / 16).sqrt()
+    most = minimum((size**2 + cell**2 / 16).sqrt() * size, 1.507)
+    slopes = {"gates": (most**2 + 1 / 16).sqrt(), "cell": size**2}
+    crossed = minimum(_TANH * steep, 1.54) + 0.25
+    own = minimum(_TANH * steep**2, 3.22) + minimum(maximum(cell * _LOGISTIC, Magnitude.of(0.86)), 1.21)
+    bends = {
+        ("gates", "gates"): own + most / 4,
+        ("gates", "cell"): (crossed**2 + 1 / 16).sqrt(),
+        ("cell", "cell"): Magnitude.of(_TANH),
+    }
+    return _as_function(call, Bounds(slopes, bends))
+
+
+@_known("surefoot.gated_state", "new", "state", "inputs", "recurrent")
+def next_state(call: Call) -> Bounds:
+    r"""The identity on the first argument, which is :math:`h' = (1 - z) \circ n + z \circ h` of a GRU.
+
+    Its entries are between those of n and h, so at most the larger of the two peaks, and their squares at most the
+    sum of the two squares. Let :math:`|b_n| \le B` and :math:`|h - n| \le D`. The slope in h is z, and that in the
+    three gates of either a or b at most :math:`(1 - z)\kappa(z)`, :math:`\kappa(z)^2 = 1 + B^2/16 + D^2z^2`:
+    they have the same z, so :math:`\ell_{h'} \le \sup_z z\ell_h + (1-z)\kappa(z)(\ell_a + \ell_b)`, here over
+    small intervals of z. Second derivatives: :math:`z(1-z) \le 1/4` between h and the gates; in the gates
+    :math:`D|\sigma''|` in that of z, :math:`|\tanh''|(1 + B^2/16) + B|\sigma''| + 1/4` in the other two, and
+    :math:`z(1-z)\sqrt{1 + B^2/16}` between these.
+    """
+    new, state, parts = call["new"], call["state"], ("inputs", "recurrent")
+    widest, apart = call["recurrent"].peak, state.peak + 1.0
+    steep = 1 + widest**2 / 16
+    ends = np.linspace(0.0, 1.0, 65)
+    rest = (steep + apart**2 * Magnitude.of(ends[1:] ** 2)).sqrt() * Magnitude.of(1 - ends[:-1])
+    gates = call["inputs"].lipschitz + call["recurrent"].lipschitz
+    lipschitz = stack([state.lipschitz * z + gates * r for z, r in zip(ends[1:].tolist(), rest, strict=True)])
+    own = maximum(apart * _LOGISTIC, _TANH * steep + widest * _LOGISTIC + 0.25) + steep.sqrt() / 4
+    bends = {(one, other): own for one in parts for other in parts if one <= other}
+    bends |= {("state", part): Magnitude.of(0.25) for part in parts}
+    instead = Bounds({"new": ZERO, "state": ONE} | dict.fromkeys(parts, rest.max()), bends)
+    size = Magnitude(np.array([new.bound.log2, state.bound.log2])).norm()
+    found = _as_function(call, instead, lipschitz.max(axis=0))
+    return replace(found, bound=size, peak=maximum(new.peak, state.peak))
 
 
 _Step = Callable[[_Builder, Ref, Ref, list[Ref]], list[Ref]]
@@ -114,14 +217,18 @@ def _gru(b: _Builder, a: Ref, g: Ref, state: list[Ref]) -> list[Ref]:
     reset, update = (b.apply("sigmoid", b.both("add", *pair)) for pair in ((ar, gr), (az, gz)))
     new = b.apply("tanh", b.both("add", an, b.both("mul", reset, gn)))
     mixed = b.both("add", new, b.both("mul", update, b.both("sub", state[0], new)))
-    return [b.add("between", between, mixed, new, state[0], shape=b.shape(mixed), op="surefoot.between")]
+    return [b.known("gated_state", state_of, mixed, new, state[0], a, g)]
 
 
 def _lstm(b: _Builder, a: Ref, g: Ref, state: list[Ref]) -> list[Ref]:
-    i, f, c, o = b.gates(b.both("add", a, g), 4)
+    gates = b.both("add", a, g)
+    i, f, c, o = b.gates(gates, 4)
     kept = b.both("mul", b.apply("sigmoid", f), state[1])
     cell = b.both("add", kept, b.both("mul", b.apply("sigmoid", i), b.apply("tanh", c)))
-    return [b.both("mul", b.apply("sigmoid", o), b.apply("tanh", cell)), cell]
+    output = b.both("mul", b.apply("sigmoid", o), b.apply("tanh", cell))
+    return [
+        b.known(f"gated_{name}", gated, x, gates, state[1]) for name, x in (("output", output), ("cell", cell))
+    ]
 
 
 _CELLS: dict[str, _Step] = {

@@ -125,7 +125,7 @@ def scalar_function(call: Call) -> Bounds:
         change_along=lambda costate: {("x", "x"): _change(costate, function, x, bends)},
         entries_along=lambda costate: weighed(entries(costate), bends),
         jacobian_change=lambda: {"x": top(derivative_moved(function, 1, x), len(bends))},
-        reason="" if curvature.is_finite else _reason(call),
+        reason="" if curvature.is_finite else _reason(call, slope),
     )
 
 
@@ -165,7 +165,7 @@ def _without_centre(call: Call, function: ScalarFunction, x: Enclosure) -> Bound
         curvature={("x", "x"): curvature},
         offset=root(call.numel) * at_zero,
         peak=peak,
-        reason="" if curvature.is_finite else _reason(call),
+        reason="" if curvature.is_finite else _reason(call, slope),
     )
 
 
@@ -181,7 +181,9 @@ def _on_symmetric(function: ScalarFunction, order: int, reach: float) -> Magnitu
     return Magnitude.of(supremum(function, order, -reach, reach))
 
 
-def _reason(call: Call) -> str:
+def _reason(call: Call, slope: Magnitude) -> str:
+    if not slope.is_finite:
+        return f"'{call.label}' jumps or has an unbounded slope within reach: use another, or shrink the domain"
     return (
         f"'{call.label}' has a kink or an unbounded curvature within reach: use a smooth activation such as "
         "soft-plus (surefoot.smooth), or shrink the domain"

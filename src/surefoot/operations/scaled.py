@@ -1,10 +1,10 @@
-r"""A normalisation split from its own scale and shift.
+r"""Normalisations rewritten: split from their own scale and shift, and recognised where they are written out.
 
-It is two things: a normalisation, which is one of the paper's non-affine parts :math:`\nu_t`, and a biaffine map
-of its result and the module's parameters. As two nodes, the next computation of the chain starts where its
-parameters enter, and each has one rule.
+A layer is two things: a normalisation, which is one of the paper's non-affine parts :math:`\nu_t`, and a
+biaffine map of its result and the module's parameters. As two nodes, the next computation of the chain starts
+where its parameters enter, and each has one rule.
 
-Normalisations along the last dimension as frameworks write them out, recognised.
+Along the last dimension frameworks write normalisations out, as
 
 * :math:`x\,(\mathrm{mean}(x^2) + \epsilon)^{-1/2}`, or :math:`x / \sqrt{\mathrm{mean}(x^2) + \epsilon}`;
 * :math:`(x - \mathrm{mean}(x)) / \sqrt{\mathrm{var}(x) + \epsilon}` with the variance that divides by the number

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from surefoot.graph.read import operations
@@ -44,7 +45,8 @@ def composition(graph: Graph, node: Node) -> Expansion | None:
     known = record.bounds is not None or record.scalar is not None or record.expansions
     if known or schema_of(node.target) is None:
         return None
-    found = traced(graph, node, node.target, pre_dispatch=False)
+    whole = functionalize(node.target)  # a composition may write in place
+    found = traced(graph, node, whole, pre_dispatch=False)
     return None if found is None or any(part.target == node.target for part in found.nodes) else found
 
 

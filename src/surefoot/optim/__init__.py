@@ -1,6 +1,7 @@
 """Optimizers whose steps rest on a proof.
 
-* ``base``: :class:`GuaranteedOptimizer`: gradients, records, resuming, steps that happen or do not.
+* ``base``: :class:`GuaranteedOptimizer`: steps and their records; ``known_function``: values, gradients, whether
+  the function is the same; ``held_parameters``: groups, steps that happen or do not, resuming.
 * ``evaluation``: the loss of the live model and its gradient.
 * ``record``: what is remembered of a step, and the anytime bound on the gradient.
 * ``watch``: whether data, weights and function are those of the last step.
@@ -9,8 +10,9 @@
 * ``moving_ball``: the ball on which a step is certified.
 * ``descent``: :class:`CertifiedDescent`; ``by_evaluation``: its steps proved by their value; ``ahead``: those that
   are promised from derivatives.
-* ``directions``: where to go; ``wolfe``: how far; ``point``: the objective at points, values and gradients when
-  asked; ``shards``: the same where several processes hold the data; ``vectors``: parameters as one vector.
+* ``directions``: where to go; ``limited_memory``: L-BFGS; ``wolfe``: how far; ``point``: the objective at points,
+  values and gradients when asked; ``shards``: the same where several processes hold the data; ``vectors``:
+  parameters as one vector.
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`; ``variance_reduced``:
   :class:`ProjectedSVRG`.
 * ``proved_epochs``: :class:`ProvedEpochs`; ``burst_keeping``: bursts kept or undone; ``burst_training``: their

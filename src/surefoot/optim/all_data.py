@@ -14,7 +14,7 @@ from surefoot.objectives import Objective
 from surefoot.optim.bursts import evaluating
 from surefoot.optim.evaluation import outputs_of
 from surefoot.processes import Processes
-from surefoot.valuation.streamed import StreamedValuer
+from surefoot.valuation.streamed import StreamedValuer, batch_weight
 from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
 
@@ -28,7 +28,7 @@ class AllData:
         processes: those that share the data, which evaluate at the same time.
 
     Attributes:
-        cost: processor seconds of an evaluation: the least that was seen.
+        cost: processor seconds of an evaluation, the last one; ``glance``: of a look.
         reading: seconds that reading the model took, once; set to 0 by who has counted them.
         summon: calls other processes to an evaluation.
     """
@@ -37,7 +37,7 @@ class AllData:
         self, model: nn.Module, objective: Objective, data: Iterable[Any], processes: Processes | None
     ) -> None:
         self.model, self.objective, self.data, self.processes = model, objective, data, processes
-        self.cost = self.reading = 0.0
+        self.cost = self.glance = self.reading = 0.0
         self.summon: Callable[[], object] | None = None
         self._valuer: StreamedValuer | None = None
         self._buffers: list[Tensor] = []
@@ -63,9 +63,25 @@ class AllData:
                 self._valuer = self._valuer.anew()
             self._buffers = [buffer.clone() for buffer in buffers]
             evaluation = self._valuer.evaluate().evaluation
-        spent = time.process_time() - start
-        self.cost = min(self.cost, spent) if self.cost else spent
+        self.cost = time.process_time() - start
         return evaluation
+
+    def look(self) -> float:
+        """The objective as plain arithmetic gives it, losses in double; infinite where it is not finite."""
+        if self.processes is not None:
+            found = self.if_finite()
+            return math.inf if found is None else found.value
+        start, total, weights = time.process_time(), 0.0, 0.0
+        with evaluating(self.model), torch.no_grad():
+            for x, y in self.data:
+                outputs = outputs_of(self.model, x)
+                weight = float(batch_weight(self.objective, outputs, y))
+                y = y.double() if y.is_floating_point() else y
+                total += weight * float(self.objective(outputs.double(), y)) if weight else 0.0
+                weights += weight
+        self.glance = time.process_time() - start
+        value = total / weights if self.objective.options["reduction"] in ("mean", "entries") else total
+        return value if math.isfinite(value) else math.inf
 
     def if_finite(self) -> Evaluation | None:
         """The same; ``None`` where the objective, or a running statistic, is not finite."""

@@ -1,4 +1,4 @@
-"""What every optimizer with a guarantee shares: gradients, records, resuming, and steps that happen or do not."""
+"""What every optimizer with a guarantee shares: one step after another, and their records."""
 
 from __future__ import annotations
 
@@ -8,43 +8,25 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
-from surefoot.calculus.analysis import Analysis
-from surefoot.graph import Graph
-from surefoot.graph.checks import is_loader, unwrapped
+from surefoot.graph.checks import unwrapped
 from surefoot.graph.sharded import Sharded
 from surefoot.objectives import Objective, Regularizer, Ridge
-from surefoot.operations.captured import capture
-from surefoot.optim.evaluation import Closure, OptimizerError, check_objective, gradient_of, loss_of, number
-from surefoot.optim.record import Stationarity, StepRecord, best_stationarity, from_columns, to_columns
-from surefoot.optim.stored import InDouble, Proposal
+from surefoot.optim.evaluation import Closure, OptimizerError, check_objective
+from surefoot.optim.known_function import KnownFunction
+from surefoot.optim.record import Stationarity, StepRecord, best_stationarity
+from surefoot.optim.stored import Proposal
 from surefoot.optim.watch import Fingerprint, Watch
-from surefoot.processes import Processes
 from surefoot.theorems.deciding import Method
 from surefoot.theorems.record import Convergence
 from surefoot.theorems.waiting import proved_from_here
-from surefoot.torch_private import copied_together, is_sharded
+from surefoot.torch_private import is_sharded
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
-class _Group(dict[str, Any]):
-    """A parameter group that says why it has no learning rate, to schedulers above all."""
-
-    def __missing__(self, key: str) -> Any:
-        if key in ("lr", "initial_lr"):
-            raise OptimizerError(
-                "there is no learning rate to schedule: every step is as long as its proof allows. Take the "
-                "scheduler out"
-            )
-        raise KeyError(key)
-
-
-class GuaranteedOptimizer(Optimizer):
+class GuaranteedOptimizer(KnownFunction):
     """A ``torch.optim.Optimizer`` that knows the function it minimises.
 
     A subclass implements :meth:`advance`, and :meth:`forget` if it keeps anything from one step to the next. A
@@ -77,8 +59,6 @@ class GuaranteedOptimizer(Optimizer):
 
     theorem: Method = "gradient"  # the method whose convergence ``until="proved"`` looks for
     takes: tuple[type[Regularizer], ...] = (Regularizer,)
-    takes_loaders = False  # whether step(loader) is one on the objective of all its batches
-    processes: Processes | None = None  # those that have a part of the data each
 
     def __init__(
         self,
@@ -134,9 +114,6 @@ class GuaranteedOptimizer(Optimizer):
         """Take one step: write the new parameters and return the record. Raising undoes the step."""
         raise NotImplementedError
 
-    def forget(self) -> None:
-        """Drop what was kept between steps and rests on the function: it is not the same any more."""
-
     def step(self, x: Any = None, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
         """One step on the batch; returns the loss before it.
 
@@ -168,20 +145,6 @@ class GuaranteedOptimizer(Optimizer):
             self.progress(self.history[-1])
         return record.loss
 
-    def gather(self) -> None:
-        """The weights as they are now, where they lie with several processes, which all call this.
-
-        Raises:
-            OptimizerError: if these do not say whose data the objective is about.
-        """
-        if self._sharded is not None:
-            if self.processes is None:
-                raise OptimizerError(
-                    "the weights of this model lie with several processes, which take each step together: pass "
-                    f"{type(self).__name__}(…, group=…), the process group of their mesh"
-                )
-            self._sharded.gather()
-
     @contextmanager
     def _looking(self) -> Iterator[bool]:
         """Look at what was changed before the body, and remember what it leaves; gives whether weights were."""
@@ -206,149 +169,6 @@ class GuaranteedOptimizer(Optimizer):
         if self.convergence is None or not self.convergence.proved or reset or self.changed:
             return False
         return self.history[-1].data == self.fingerprint(x, y)
-
-    def check_data(self, x: Any, y: Any) -> None:
-        """Targets are given exactly where the objective takes them; a loader, where it is taken, brings them.
-
-        Raises:
-            OptimizerError: if they are not; on all processes, if there are several.
-        """
-        if self.processes is not None:
-            self.processes.together(lambda: self.check_part(x, y))
-        else:
-            self.check_part(x, y)
-
-    def check_part(self, x: Any, y: Any) -> None:
-        """The same for what this process has."""
-        if x is None:
-            raise OptimizerError(
-                "a step takes the batch: write step(x, y). It computes the loss and its gradient, so there is no "
-                "backward() before it"
-            )
-        if self.takes_loaders and is_loader(x):
-            if y is not None:
-                raise OptimizerError("a loader brings its targets: step(loader)")
-            if self.until is not None:
-                raise OptimizerError("until='proved' is about one batch: join the data, or leave it out")
-            return
-        if (y is None) == self.objective.takes_targets:
-            name = type(self.objective).__name__
-            how = "step(x, y)" if self.objective.takes_targets else "step(x)"
-            raise OptimizerError(f"{name} {'takes' if self.objective.takes_targets else 'has no'} targets: {how}")
-
-    @property
-    def _options(self) -> str:
-        return f"{self.objective.operation}{self.objective.options}{self.regularizer}"
-
-    def look_around(self) -> bool:
-        """Whether the function was changed since the last step; then what rests on it is forgotten."""
-        changed = self.watch.function_changed(self.model, self._options)
-        if changed:
-            self.forget()
-        return changed
-
-    def graph(self, x: Any, captured: Graph | None = None) -> Graph:
-        """The graph of the model on such a batch; if the function changed, what rests on it is forgotten."""
-        graph = self.watch.same_graph(x) if captured is None and self.quiet else captured
-        if graph is None:
-            graph = capture(self.model, x)
-        if self.watch.other_graph(x, graph):
-            self.changed = True
-            self.forget()
-        return graph
-
-    def in_double(self, x: Any, y: Any, loss: float, graph: Graph) -> InDouble:
-        """The objective of the batch in double precision, as its graph computes it.
-
-        Raises:
-            OptimizerError: if its value is not the loss that the model computed.
-        """
-        exact = InDouble(self.model, x, self.objective.bound_to(y), graph)
-        self.check_value(exact.value + self.penalty, loss)
-        return exact
-
-    def proved_gradient(self, x: Any, y: Any, loss: float) -> ProvedGradient:
-        """The gradient of the loss of the batch, without the regulariser, with a bound on its error.
-
-        Raises:
-            OptimizerError: if its value is not the loss that the model computed.
-        """
-        found = proved_gradient(Analysis.of(self.model, x, self.objective.bound_to(y)))
-        self.check_value(found.value + self.penalty, loss)
-        return found
-
-    def check_value(self, proved: float, loss: float) -> None:
-        """The function of which something is proved has the value of the live model, up to round-off.
-
-        Raises:
-            OptimizerError: if it has not.
-        """
-        unit = max(torch.finfo(value.dtype).eps for value in self.trainable.values())
-        if abs(proved - loss) > 16 * math.sqrt(unit) * (1 + abs(loss)):
-            raise OptimizerError(
-                f"the model computes the loss {loss:g}, what can be proved is about a function of value "
-                f"{proved:g}: a part of the model reads what is not among its parameters, buffers and attributes"
-            )
-
-    @property
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """The parameters that are optimised, by name."""
-        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
-        named = (self.watch.parameters if self.quiet else dict(self.model.named_parameters())).items()
-        return {name: value for name, value in named if value.requires_grad and id(value) in held}
-
-    @property
-    def penalty(self) -> float:
-        """The regulariser at the present parameters, in double precision."""
-        return 0.0 if self.regularizer is None else self.regularizer.enclosed(self.trainable)[0]
-
-    @property
-    def ridge(self) -> Ridge | None:
-        """The regulariser, for what knows about a ridge only.
-
-        Raises:
-            OptimizerError: if it is another one.
-        """
-        if not isinstance(self.regularizer, Ridge | None):
-            raise OptimizerError(f"second-order models take a ridge as regulariser, got {self.regularizer!r}")
-        return self.regularizer
-
-    def value(self, x: Any, y: Any = None, closure: Closure | None = None) -> float:
-        """The objective at the present parameters, without derivatives.
-
-        Raises:
-            OptimizerError: if it is not finite, or the closure does not return what it should.
-        """
-        self.gather()
-        with torch.no_grad():
-            return number(self._regularized(loss_of(self.model, self.objective, x, y, closure)))
-
-    def value_and_gradient(
-        self, x: Any, y: Any = None, closure: Closure | None = None
-    ) -> tuple[float, dict[str, Tensor]]:
-        """The objective and its gradient at the present parameters; ``.grad`` of each parameter holds it too.
-
-        If the regulariser has kinks, the gradient is that of its smooth part.
-
-        Raises:
-            OptimizerError: if either is not finite, or the closure does not return what it should.
-        """
-        trainable = self.trainable
-        with torch.enable_grad():
-            loss, gradient = gradient_of(loss_of(self.model, self.objective, x, y, closure), trainable)
-        if self.regularizer is None:
-            return loss, gradient
-        with torch.no_grad():
-            loss = number(loss + float(self.regularizer(trainable)))
-            for name, slope in self.regularizer.gradient(trainable).items():
-                gradient[name] += slope.to(gradient[name].dtype)
-        return loss, gradient
-
-    def write(self, values: Mapping[str, Tensor]) -> None:
-        """Set parameters, by name."""
-        trainable = self.trainable
-        with torch.no_grad():
-            copied_together([trainable[name] for name in values], list(values.values()))
 
     def take(self, proposal: Proposal, loss: float, size: float, data: str, **more: Any) -> StepRecord:
         """Go to the weights that are proposed, unless a promise is made that is not positive; the record of it.
@@ -387,92 +207,9 @@ class GuaranteedOptimizer(Optimizer):
         kept = f"Every one of the {which} decreases {what} by what it promised."
         return kept + (changed if runs else "")
 
-    @contextmanager
-    def unchanged_on_error(self) -> Iterator[None]:
-        """If the body raises, parameters, buffers and the optimizer are what they were, bit by bit."""
-        watch = self.watch
-        buffers = watch.buffers if self.quiet else list(self.model.buffers())
-        parameters = watch.parameters if self.quiet else dict(self.model.named_parameters())
-        weights = None if self.quiet else {name: value.detach().clone() for name, value in parameters.items()}
-        copies, own = [buffer.detach().clone() for buffer in buffers], self.extra_state()
-        try:
-            yield
-        except BaseException:
-            self.load_extra_state(own)
-            kept = watch.weights if weights is None else weights
-            pairs = ((value, kept[name]) for name, value in parameters.items())
-            with torch.no_grad():
-                for tensor, before in (*pairs, *zip(buffers, copies, strict=True)):
-                    tensor.copy_(before)
-            raise
-
-    @contextmanager
-    def _others_constant(self) -> Iterator[None]:
-        """Trainable parameters that no group holds do not ask for gradients in the body."""
-        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
-        present = self.watch.parameters.values() if self.quiet else self.model.parameters()
-        others = [value for value in present if value.requires_grad and id(value) not in held]
-        try:
-            for parameter in others:
-                parameter.requires_grad_(False)
-            yield
-        finally:
-            for parameter in others:
-                parameter.requires_grad_(True)
-
     def stationarity(self) -> Stationarity:
         """The smallest gradient norm so far and the proved bound on it; see :func:`best_stationarity`."""
         return best_stationarity(self.history, self.lower)
-
-    def extra_state(self) -> dict[str, Any]:
-        """What a subclass has to keep besides the history: tensors, numbers and texts."""
-        return {}
-
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`extra_state` gave."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs besides the parameters of the model; safe for ``weights_only`` loading."""
-        own = {"kind": type(self).__name__, "history": to_columns(self.history), "watch": self.watch.state()}
-        return {**super().state_dict(), "surefoot": {**own, **self.extra_state()}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken; load the model's own state before.
-
-        Raises:
-            ValueError: if the state is that of another kind of optimizer.
-        """
-        own = dict(state_dict.get("surefoot", {}))
-        kind = own.pop("kind", None)
-        if kind != type(self).__name__:
-            raise ValueError(f"this is the state of {kind or 'another optimizer'}, not of {type(self).__name__}")
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "surefoot"})
-        self.param_groups = [_Group(group) for group in self.param_groups]
-        self.history = from_columns(own.pop("history"))
-        self.watch.load(own.pop("watch", {"left": "", "functions": {}}))
-        self.load_extra_state(own)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies: the model comes along, so that a copy optimises its own."""
-        return {key: value for key, value in self.__dict__.items() if not key.endswith("_hooks")}
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Optimise further parameters of the model.
-
-        Raises:
-            ValueError: if one of them is not a parameter of the model.
-        """
-        given = param_group["params"]
-        param_group = {**param_group, "params": [given] if isinstance(given, Tensor) else list(given)}
-        known = {id(parameter) for parameter in self.model.parameters()}
-        strangers = [p for p in param_group["params"] if id(p[1] if isinstance(p, tuple) else p) not in known]
-        if strangers:
-            raise ValueError(
-                f"{len(strangers)} of the given parameters are not parameters of the model: the certificate would "
-                "not speak of them. Put them into a module together with the model"
-            )
-        super().add_param_group(param_group)
-        self.param_groups[-1] = _Group(self.param_groups[-1])
 
     def _append(self, record: StepRecord, changed: str) -> None:
         """Add a record. The loss of this step says what the one before it achieved, if both belong to one run."""
@@ -485,9 +222,6 @@ class GuaranteedOptimizer(Optimizer):
                 self.history[-1] = replace(last, actual_decrease=last.loss - record.loss)
             record = replace(record, run=last.run + bool(changed))
         self.history.append(record)
-
-    def _regularized(self, loss: Tensor) -> Tensor:
-        return loss if self.regularizer is None else loss + self.regularizer(self.trainable)
 
 
 __all__ = ["Closure", "GuaranteedOptimizer", "OptimizerError", "Parameters"]

@@ -20,7 +20,7 @@ class Way:
     Points :math:`u+t\,(u-u_0)`, t > 0, are beyond the end. Much of what single steps do is noise that cancels, so
     the whole way points better than any of them. A loss that is lowest at infinity, such as the cross-entropy of
     classes that the network tells apart, falls along it far beyond the end, where steps grow small with the
-    gradient. Nothing relies on that: each point is evaluated, and t = 0 is what is left if none is lower.
+    gradient. Nothing relies on that: the point is evaluated, and t = 0 is what is left if it is not lower.
 
     Args:
         parameters: those that are trained, where training begins.
@@ -38,16 +38,18 @@ class Way:
         self,
         parameters: Sequence[Tensor],
         here: Evaluation,
+        look: Callable[[], float],
         evaluate: Callable[[], Evaluation | None],
         looks: int,
     ) -> Evaluation:
-        """Move the parameters to the lowest point beyond, of as many as may be looked at; its value.
+        """Move the parameters to the lowest point beyond, of as many as may be looked at, if it is proved lower.
 
         Args:
             parameters: where training ended, in the order of the first ones.
             here: the objective there.
-            evaluate: the objective at the present parameters; ``None`` where it is not finite.
-            looks: how many evaluations there may be.
+            look: the objective at the present parameters, roughly; infinite where it is not finite.
+            evaluate: the same, enclosed; ``None`` where it is not finite.
+            looks: how many looks there may be.
         """
         ends = [parameter.detach().clone() for parameter in parameters]
 
@@ -56,11 +58,11 @@ class Way:
                 for parameter, end, first in zip(parameters, ends, self.origin, strict=True):
                     parameter.copy_(end + part * (end - first.to(end)) if part else end)
 
-        lowest, lower, higher, part = here, 0.0, math.inf, self.part or _HALF
+        lowest, lower, higher, part = here.value, 0.0, math.inf, self.part or _HALF
         for _ in range(looks):
             place(part)
-            value = evaluate()
-            if value is not None and value.upper < lowest.lower:
+            value = look()
+            if value < lowest:
                 lowest, lower = value, part
                 part = 2 * part if higher == math.inf else math.sqrt(part * higher)
             else:
@@ -69,5 +71,9 @@ class Way:
             if higher < _NEAR * lower:
                 break
         place(lower)
+        after = evaluate() if lower else None
+        if after is None or not after.upper < here.lower:
+            lower, after = 0.0, here
+            place(lower)
         self.part = lower
-        return lowest
+        return after

@@ -18,9 +18,9 @@ from surefoot.optim.pace import Pace
 from surefoot.valuation.valuer import Evaluation, EvaluationError
 
 _SHARE = 0.06  # of the work of training that evaluations take, about
-_FIRST, _SHORTEST, _LONGEST = 2.0, 4.0, 8.0  # epochs of the first burst, of the shortest afterwards, the longest
+_SHORTEST, _LONGEST = 4.0, 12.0  # epochs of a burst
 _SCRAP = 0.25  # epochs: less is not worth a burst
-_LOOKS = 5  # evaluations beyond the end
+_LOOKS, _GLANCE = 7, 0.2  # beyond the end, and what one takes, in epochs, before it is measured
 
 
 class BurstKeeper:
@@ -51,7 +51,12 @@ class BurstKeeper:
 
     def has_room(self, left: float, *, beyond: bool) -> bool:
         """Whether another burst fits into this work, besides a search beyond its end."""
-        return self.value is None or left >= (1 + _LOOKS * beyond) * self.evaluation + _SCRAP
+        return self.value is None or left >= self._ending(beyond) + _SCRAP
+
+    def _ending(self, beyond: bool) -> float:
+        """What follows the last batch, in training epochs."""
+        glance = self.training.in_epochs(self.all_data.glance) or _GLANCE
+        return self.evaluation + (self.evaluation + _LOOKS * glance if beyond else 0.0)
 
     def burst(self, length: float | None, left: float = math.inf, late: float = math.inf, *, beyond: bool) -> None:
         """Train for one burst, evaluate, and keep what is lower.
@@ -67,15 +72,15 @@ class BurstKeeper:
             note = self._look()
             start, before, way = self._standing()
             if length is None:
-                length = min(max(_SHORTEST, self.evaluation / _SHARE), _LONGEST) if self.ledger.history else _FIRST
-            room = left - self._spent(began) - (1 + _LOOKS * beyond) * self.evaluation
+                length = min(max(_SHORTEST, self.evaluation / _SHARE), _LONGEST)
+            room = left - self._spent(began) - self._ending(beyond)
             if room < length + self.evaluation + _SCRAP:
                 length = max(room, _SCRAP)
             count, rate, part = max(1, round(length * training.batches.per_epoch)), training.pace.rate, way.part
             lowest, ahead = training.run(count, start, self._ahead, self._lowest, late)
             after = None if lowest is None else self.all_data.if_finite()
             if after is not None and part:
-                after = way.go_on(training.parameters, after, self.all_data.if_finite, _LOOKS)
+                after = self._further(way, after)
             if lowest is not None and after is not None and after.upper < before.lower:
                 self._kept, self.value = Snapshot(training.model, training.optimizer), after
                 self._lowest, self._ahead = lowest, ahead
@@ -95,12 +100,15 @@ class BurstKeeper:
         if way.part:
             return False
         with self._back_if_interrupted():
-            after = way.go_on(training.parameters, before, self.all_data.if_finite, _LOOKS)
+            after = self._further(way, before)
             if way.part:
                 self._ahead = self._ahead or start
                 self._kept, self.value = Snapshot(training.model, training.optimizer), after
             self._enter(before, after, f"{way.part:.2g} of the way beyond its end", 0, training.pace.rate, began)
         return True
+
+    def _further(self, way: Way, here: Evaluation) -> Evaluation:
+        return way.go_on(self.training.parameters, here, self.all_data.look, self.all_data.if_finite, _LOOKS)
 
     def _standing(self) -> tuple[Snapshot, Evaluation, Way]:
         assert self._kept is not None
@@ -160,6 +168,7 @@ class BurstKeeper:
             "pace": asdict(training.pace),
             "seconds": training.seconds,
             "trained": training.trained,
+            "ramped": training.ramped,
             "cost": self.all_data.cost,
             "stalls": self.ledger.stalls,
             "lowest": self._lowest,
@@ -174,6 +183,7 @@ class BurstKeeper:
         self.value = None if state["value"] is None else Evaluation(*state["value"])
         self._kept, self._searched = None, state["searched"]
         training.seconds, training.trained = state["seconds"], state["trained"]
+        training.ramped = state.get("ramped", training.trained)
         training.pace = Pace(**state["pace"])
         training.set_rate(training.pace.rate)
         self.all_data.cost = state["cost"]

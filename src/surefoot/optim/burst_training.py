@@ -32,7 +32,8 @@ from surefoot.torch_private import is_sharded
 _FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what tells noise: least, most, part of all
 _PROBES = 4  # steps of an epoch whose curvature is measured, about
 _ABOVE, _HIGHER, _PATIENCE = 1.1, 2.0, 3  # too high: so many epochs more than 1.1 times the lowest, or one twice
-_FAR = 5.0  # an epoch counts as at least a fifth of the loss it ends at, on the few batches that tell noise
+_RAMP = 2.0  # epochs in which the first rates rise from zero
+_FAR = 2.0  # an epoch counts as at least half of the loss it ends at, on the few batches that tell noise
 
 
 class BurstTraining:
@@ -42,9 +43,11 @@ class BurstTraining:
     the same, is at the last weights than at the mean of those of its last steps. Its *bend*: for a few steps, how
     much of the decrease that the gradient promises is lost to curvature, on the same batch. Its *level*: the mean
     of the losses of its batches, which costs nothing. If that is twice the lowest of the epochs before, or above
-    1.1 times that for three epochs, training goes back to the lowest and the rate is halved, as it is after a
-    burst that is not kept. (To go on from the mean would be slower, as it lags behind. The loss at the last
-    weights is no measure of a rate: it is lowest where a small rate has just cooled the noise down.)
+    1.1 times that for three epochs, training goes back to the lowest and the rate falls, as it does after a
+    burst that is not kept. In the first two epochs rates rise from zero: larger ones then do no damage, above all
+    with Adam, whose first steps are as long as later ones. (To go on from the mean would be slower, as it lags
+    behind. The loss at the last weights is no measure of a rate: it is lowest where a small rate has just cooled
+    the noise down.)
 
     Args:
         model, optimizer, objective: as given to :class:`surefoot.optim.ProvedEpochs`; ratios of rates stay.
@@ -55,6 +58,7 @@ class BurstTraining:
         pace: the learning rate of the first parameter group.
         seconds: processor time of training so far.
         trained: for how many mini-batches.
+        ramped: how many of the first steps, whose rates rise, were taken.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class BurstTraining:
         self.model, self.optimizer, self.objective, self.batches = model, optimizer, objective, batches
         self.average = average
         self.pace = Pace(rates[0])
-        self.seconds, self.trained = 0.0, 0
+        self.seconds, self.trained, self.ramped = 0.0, 0, 0
         self._ratios = [rate / rates[0] for rate in rates]
         self._judges: list[Any] = []
 
@@ -176,10 +180,14 @@ class BurstTraining:
     ) -> float:
         """Mini-batch steps at a rate; the mean of their losses, infinite as soon as one is not finite."""
         self.set_rate(rate)
+        ramp = 0.0 if mean is None else _RAMP * self.batches.per_epoch
         last = min(round(self.average * self.batches.per_epoch), count // 2)
         start, steps, total = time.process_time(), 0, 0.0
         try:
             for steps, (x, y) in enumerate(batches, start=1):
+                if self.ramped < ramp:
+                    self.ramped += 1
+                    self.set_rate(rate * self.ramped / ramp)
                 closure: Callable[[], Any] = partial(self.loss, x, y, backward=True)
                 probed = bend is not None and steps % max(2, count // _PROBES) == 1
                 if bend is not None and probed:

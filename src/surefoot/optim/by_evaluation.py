@@ -21,13 +21,13 @@ from surefoot.optim.directions import (
     Conjugate,
     Direction,
     Gradient,
-    LimitedMemory,
     Linearised,
     Proposed,
     Proximal,
 )
 from surefoot.optim.evaluation import check_slope, loss_of, number
-from surefoot.optim.point import Batch, Data, Function, Point, Stream
+from surefoot.optim.limited_memory import LimitedMemory
+from surefoot.optim.point import Batch, Data, Function, Point, Stream, Turns
 from surefoot.optim.record import StepRecord
 from surefoot.optim.shards import Shards
 from surefoot.optim.stored import resolution
@@ -49,7 +49,7 @@ NAMED: Mapping[str, Callable[[], Direction]] = {
 _ANGLE = 1e-10  # the least cosine between a direction and minus the gradient
 _FOREIGN_TRIALS, _PROXIMAL_TRIALS = 8, 40
 _STALLS = 2
-_PART = 0.1  # of a decrease that errors may take away before they are made smaller
+_PARTS = (0.4, 0.1)  # of a decrease that errors may take away before they are made smaller
 
 
 class StalledWarning(UserWarning):
@@ -76,6 +76,7 @@ class ByEvaluation:
         if owner.regularizer is not None and not owner.regularizer.smooth:
             self.direction = Proximal()
         self._fallback = Gradient()
+        self._turns = Turns()
         self._stalls = 0
         self.forget()
 
@@ -130,8 +131,10 @@ class ByEvaluation:
         owner.write(found.point.weights)
         found.point.forget_pass()
         self._point = found.point
+        loss = point.value  # more precisely than before, if that was needed
         return replace(
             record,
+            loss=loss,
             step_size=found.step,
             promised_decrease=point.enclosed(math.inf).lower - found.point.enclosed(math.inf).upper,
             actual_decrease=loss - found.point.value,
@@ -183,7 +186,7 @@ class ByEvaluation:
         if self._function is None or any(other for _, other, _ in found):
             loader = x if is_loader(x) else [(x, y)] if len(y) else []
             valuer = processes.together(lambda: StreamedValuer(owner.model, loader, owner.objective, processes))
-            self._keep(key, Shards(valuer, processes))
+            self._keep(key, Shards(valuer, self._turns, processes))
             self._loader = x
         assert self._function is not None
         shards = self._function[1].data
@@ -195,8 +198,8 @@ class ByEvaluation:
         owner, known = self.owner, self._function
         key = owner.fingerprint(x, y), owner.graph(x)
         if known is None or known[0] != key:
-            batch = Batch(Valuer.of(owner.model, x, owner.objective.bound_to(y)), key[0])
-            self._keep(key, batch)
+            valuer = Valuer.of(owner.model, x, owner.objective.bound_to(y), single=True)
+            self._keep(key, Batch(valuer, key[0], self._turns))
         assert self._function is not None
         if known is None or known[0][1] is not key[1] or closure is not None:
             self._compare(self._function[1], x, y, closure)
@@ -210,7 +213,7 @@ class ByEvaluation:
             raise OptimizerError("a loader gives pairs (x, y) of inputs and targets")
         key = "", owner.graph(first[0])
         if self._function is None or self._function[0] != key or self._loader is not loader:
-            self._keep(key, Stream(StreamedValuer(owner.model, loader, owner.objective)))
+            self._keep(key, Stream(StreamedValuer(owner.model, loader, owner.objective), self._turns))
             self._loader = loader
         assert self._function is not None
         return self._function[1]
@@ -297,7 +300,7 @@ class ByEvaluation:
         hoped = -first * point.slope(direction)
         least = point.enclosed(math.inf).error
         if least > hoped:
-            least = point.enclosed(_PART * hoped).error
+            least = point.enclosed(_PARTS[-1] * hoped).error
         found = search(
             point,
             direction,
@@ -311,9 +314,12 @@ class ByEvaluation:
 
     def _is_proved(self, before: Point, after: Point) -> bool:
         """Whether the value is lower in exact arithmetic; errors are made as small as that takes, no smaller."""
-        enough = _PART * (before.value - after.value)
-        upper = after.enclosed(enough).upper
-        return upper < before.enclosed(math.inf).lower or upper < before.enclosed(enough).lower
+        for part in _PARTS:
+            enough = part * (before.value - after.value)
+            upper = after.enclosed(enough).upper
+            if upper < before.enclosed(math.inf).lower or upper < before.enclosed(enough).lower:
+                return True
+        return False
 
     def _reason(self, point: Point) -> str:
         """Why no step was found."""

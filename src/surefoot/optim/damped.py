@@ -127,6 +127,7 @@ class SecondOrder(GuaranteedOptimizer):
         self._ball = MovingBall(_START)
         self._region: float | None = None  # the radius of a trust region
         self._forcing = Forcing()
+        self._chain: Chain | None = None  # that of the last step
         self.processes = None if group is None else Processes(group)
 
     @property
@@ -136,7 +137,7 @@ class SecondOrder(GuaranteedOptimizer):
 
     def forget(self) -> None:
         """Drop what the next tolerance and the next length rest on."""
-        self._forcing, self._region = Forcing(), None
+        self._forcing, self._region, self._chain = Forcing(), None, None
 
     def forced(self, exact: float) -> tuple[float, int | None]:
         """The tolerance and the most iterations of the next solve: by the forcing sequence where κ is adapted."""
@@ -202,6 +203,8 @@ class SecondOrder(GuaranteedOptimizer):
         """The objective at the present weights, perhaps of all batches of a loader, or of all processes."""
 
         def read() -> Chain:
+            if self.quiet and self._chain is not None and self.watch.same_graph(x) is self._chain.graph:
+                return self._chain
             chain = Chain(self.model, [] if self.processes is not None and y is not None and not len(y) else x)
             if chain.graph.nodes:
                 self.graph(x if chain.batches is None else chain.inputs, chain.graph)  # notices another function
@@ -209,6 +212,7 @@ class SecondOrder(GuaranteedOptimizer):
 
         try:
             chain = read() if self.processes is None else self.processes.together(read)
+            self._chain = chain if self.processes is None and chain.batches is None else None
             objective = self.objective if chain.batches is not None else self.objective.bound_to(y)
             return Problem(chain, objective, None, self.ridge, self.processes)
         except (OracleError, EvaluationError) as error:
@@ -345,6 +349,10 @@ class SecondOrder(GuaranteedOptimizer):
         self.kappa, self._ball.radius = float(state["kappa"]), state["radius"]
         self._forcing.load(state["forcing"])
         self._region = state.get("region")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without the chain, which is that of this model."""
+        return {**super().__getstate__(), "_chain": None}
 
     @property
     def guarantee(self) -> str:

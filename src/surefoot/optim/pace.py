@@ -14,15 +14,16 @@ _STEEP = 1.5  # times what is lost at the smaller rate: more at the larger one s
 _WARY = 4.0  # how far below the largest harmless rate to begin where trials hardly lower the loss
 _SHADE = 0.8  # the rate that is best for a few steps is too large for many
 _NOISE, _COOL = 2.5, 1.2  # what the noise of an epoch is led to, and near the end
-_UP, _AGAIN, _DOWN = 1.5, 1.2, 2.0  # the most by which an epoch changes it: up, up after a failure, down
-_STRAIGHT, _WARY_UP, _WARY_AGAIN = 0.1, 1.2, 1.08  # with more bend it grows more slowly, and so after a failure
-_BENT, _BENT_UP = 0.3, 1.1  # with that much bend it grows by 1.1 at most
-_HALF_BENT, _TOO_BENT = 0.5, 0.75  # with that much it stays, and with that much it falls
+_UP, _AGAIN, _DOWN = 1.5, 1.3, 2.0  # the most by which an epoch changes it: up, up after a failure, down
+_STRAIGHT, _WARY_UP, _WARY_AGAIN = 0.2, 1.2, 1.15  # with more bend it grows more slowly, and so after a failure
+_BENT, _BENT_UP = 0.35, 1.1  # with that much bend it grows by 1.1 at most
+_HALF_BENT, _TOO_BENT = 0.5, 0.6  # with that much it stays, and with that much it falls
 _LESS = 0.8  # the least fall, with too much bend, or where the loss is higher than the lowest by as much
-_GAIN, _PATIENCE, _CURVED = 1.05, 3, 0.2  # so many epochs with less gain, the last with so much bend: too large
+_GAIN, _PATIENCE = 1.1, 3  # so many epochs with less gain, the last on a bent way: too large
 _LATE = 0.85  # what the rate falls by, at least, near the end, unless the way is straight
 _SLOW, _FAST = 1.002, 4.5  # an epoch with less gain and noise was far too slow: the rate is multiplied by that
-_BELOW, _EASED = 1.4, 1.1  # how far below a rate that failed the rate stays, and how fast that is forgotten
+_FALL, _MOST = 1.25, 4.0  # what a rate is divided by after a failure, squared with each one that follows, the most
+_BELOW, _EASED = 1.2, 1.1  # how far below a rate that failed the rate stays, and how fast that is forgotten
 
 
 @dataclass
@@ -33,11 +34,15 @@ class Pace:
         rate: of the next epoch.
         ceiling: what it does not exceed, since one near it ended too high; it rises with each epoch.
         idle: for how many epochs there has been hardly any gain.
+        good: that of the last epoch that ended lowest, or what it was lowered to since then.
+        fall: what it is divided by after the next failure.
     """
 
     rate: float
     ceiling: float = math.inf
     idle: int = 0
+    good: float = 0.0
+    fall: float = _FALL
 
     def search(self, start: float, judged: Callable[[float], float]) -> int:
         """Look for a rate to begin with: a factor of eight apart until the best is between two others.
@@ -89,7 +94,7 @@ class Pace:
         A rate without noise wastes time, one whose noise dominates gets nowhere: the rate is multiplied by
         2.5/noise, within 1/2 and 1.5. It grows faster on a straight way, hardly on a bent one, and falls with too
         much bend: rates that are too large at the beginning do damage that is not made good. After three epochs
-        without gain, on a bent way, it is halved.
+        with hardly any gain, on a bent way, it is halved.
 
         Args:
             noise: how many times higher the loss is at the last weights than at the mean of its last weights.
@@ -98,11 +103,15 @@ class Pace:
             late: whether training is about to end.
         """
         self.idle = 0 if gain > _GAIN else self.idle + 1
-        if self.idle >= _PATIENCE and bend > _CURVED and not late:
+        if gain > 1:
+            self.good, self.fall = self.rate, _FALL
+        if self.idle >= _PATIENCE and bend > _BENT and not late:
+            self.fall = _DOWN
             self.fail(self.rate)
+            self.fall = _FALL
             return
         least, most = 1 / _DOWN, _UP if self.ceiling == math.inf else _AGAIN
-        if max(noise, gain) < _SLOW <= _SLOW * gain:
+        if max(noise, gain) < _SLOW <= _SLOW * gain and bend < _STRAIGHT / 10:
             least = most = _FAST
         if bend > _STRAIGHT:
             most = min(most, _WARY_UP if self.ceiling == math.inf else _WARY_AGAIN)
@@ -119,5 +128,11 @@ class Pace:
         self.ceiling *= _EASED
 
     def fail(self, first: float) -> None:
-        """Go on from an epoch or a burst that ended too high, and began with this rate."""
-        self.rate, self.ceiling, self.idle = min(self.rate, first / _DOWN), first / _BELOW, 0
+        """Go on from an epoch or a burst that ended too high, and began with this rate.
+
+        One spike is no reason to go on much more slowly, several in a row are. Rates that fell while the loss was
+        high say little of what is best where it was low.
+        """
+        self.rate = self.good = max(min(self.rate, first / self.fall), self.good / self.fall)
+        self.ceiling, self.idle = max(first, self.rate * self.fall) / _BELOW, 0
+        self.fall = min(self.fall**2, _MOST)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -16,8 +16,12 @@ from surefoot.optim.projection import shrunk
 from surefoot.optim.vectors import Layout, Tensors
 from surefoot.valuation.normalising import Statistics
 from surefoot.valuation.passes import Run
+from surefoot.valuation.single import is_exact_here
 from surefoot.valuation.streamed import Streamed, StreamedValuer
 from surefoot.valuation.valuer import Evaluation, InfiniteValue, Valuer
+
+_NARROW = 30.0  # times a hundredth of a decrease: errors in single precision that prove it
+_SHORTEST, _LONGEST = 8, 512  # passes in double after one in single precision that did not decide
 
 
 class Passed(Protocol):
@@ -55,6 +59,9 @@ class Data(Protocol):
 
 @dataclass
 class _BatchPass:
+    """A pass, in single precision if that may decide; its value is told in double where it does not."""
+
+    batch: Batch
     valuer: Valuer
     run: Run
 
@@ -71,29 +78,80 @@ class _BatchPass:
         return self.run.statistics
 
     def foresee(self, enough: float) -> None:
-        self.run = self.valuer.foreseen(self.run, enough)
+        self.run = self.valuer.foreseen(self.run, enough * (_NARROW if self.valuer.tape.single else 1.0))
 
     def enclosed(self, enough: float) -> Evaluation:
-        return self.valuer.enclosed(self.run, enough)
+        found = self._in_double or self.valuer.enclosed(self.run, enough)
+        if not self.valuer.tape.single:
+            return found
+        if found.error > enough:
+            self.batch.turns.wait()
+            found = self._in_double = self._told(enough)
+        elif self._in_double is None and enough < math.inf:
+            self.batch.turns.decided()
+        return found
+
+    def _told(self, enough: float) -> Evaluation:
+        """In double: by a pass forward and, if that does not say enough, one with derivatives."""
+        wide = self.batch.valuer
+        weights = {leaf.path: self.run.parameters[leaf.name] for leaf in self.valuer.tape.graph.parameters}
+        found = wide.enclosed(wide.run(weights, derivatives=False), enough)
+        return found if found.error <= enough else wide.enclosed(wide.run(weights), enough)
+
+    _in_double: Evaluation | None = None
 
 
-@dataclass(frozen=True)
+class Turns:
+    """When passes are made in single precision first: as long as they decide now and then."""
+
+    def __init__(self) -> None:
+        self._waiting, self._patience = 0, _SHORTEST
+
+    def in_single(self) -> bool:
+        """Whether the next pass is to be made so."""
+        self._waiting -= 1
+        return self._waiting < 0
+
+    def wait(self) -> None:
+        """Single precision did not decide: it is tried again later, and later still if that does not either."""
+        if self._waiting < 0:
+            self._waiting, self._patience = self._patience, min(4 * self._patience, _LONGEST)
+
+    def decided(self) -> None:
+        """Single precision did decide."""
+        self._patience = _SHORTEST
+
+
+@dataclass
 class Batch:
     """One batch."""
 
     valuer: Valuer
     name: str
+    turns: Turns
 
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """A pass forward; backward when the gradient is asked for."""
-        return _BatchPass(self.valuer, self.valuer.run(weights, light=True))
+        chosen = self.valuer.in_single
+        if chosen is not None and self.turns.in_single() and is_exact_here(weights):
+            run = chosen.run(weights, light=True)
+            if math.isfinite(run.value):
+                return _BatchPass(self, chosen, run)
+        return _BatchPass(self, self.valuer, self.valuer.run(weights, light=True))
 
 
 @dataclass
 class StreamedPass:
-    """A pass over a loader, which has everything at once."""
+    """A pass over a loader, which has everything at once; its value is told in double where single precision does
+    not decide.
+
+    Attributes:
+        found: what it has.
+        again: another pass in double, with derivatives or without; ``None`` if this was one.
+    """
 
     found: Streamed
+    again: Callable[[bool], Streamed] | None = None
 
     @property
     def value(self) -> float:
@@ -115,15 +173,22 @@ class StreamedPass:
         """Nothing: it is known."""
 
     def enclosed(self, enough: float) -> Evaluation:
-        """The loss in exact arithmetic, whatever is enough."""
+        """The loss in exact arithmetic."""
+        for derivatives in (False, True):
+            if self.again is None or self.found.evaluation.error <= enough:
+                break
+            told = self.again(derivatives)
+            self.found = replace(self.found, evaluation=told.evaluation)
+            self.again = None if derivatives else self.again
         return self.found.evaluation
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stream:
     """All batches of a loader."""
 
     valuer: StreamedValuer
+    turns: Turns
 
     @property
     def name(self) -> str:
@@ -132,7 +197,14 @@ class Stream:
 
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """One pass over the loader, with derivatives: most trials need them."""
-        return StreamedPass(self.valuer.evaluate(weights, derivatives=True))
+        if not self.turns.in_single():
+            return StreamedPass(self.valuer.evaluate(weights, derivatives=True))
+
+        def again(derivatives: bool) -> Streamed:
+            self.turns.wait()
+            return self.valuer.evaluate(weights, derivatives=derivatives)
+
+        return StreamedPass(self.valuer.evaluate(weights, derivatives=True, single=True), again)
 
 
 class Function:
@@ -231,6 +303,7 @@ class Point:
             total = loss.value + penalty
             error = (loss.error + lost + abs(total) * 2.0**-53) * (1 + 2.0**-50)
             self._enclosed, self._enough = Evaluation(total, error), enough
+            self.__dict__["value"] = total  # which may have been told more precisely
         return self._enclosed
 
     def foresee(self, enough: float) -> None:

@@ -39,11 +39,12 @@ class ProvedEpochs:
     the plain ones as ``data``.
 
     *The rate* finds itself: trials of a few batches from the same state lead to one to start from, and each epoch
-    says how to go on (:mod:`surefoot.optim.pace`, :mod:`surefoot.optim.burst_training`). Training goes on from
-    the last weights. What is evaluated are those after the epoch with the lowest mean loss, or their mean over its
-    last steps. :meth:`run` lowers rates near its end, and then looks for a lower point beyond the last weights, on
-    the line from the first ones (:mod:`surefoot.optim.beyond`). Where a network tells all samples apart, that
-    lowers the cross-entropy by orders of magnitude and makes the network surer of what it says, right or wrong.
+    says how to go on (:mod:`surefoot.optim.pace`, :mod:`surefoot.optim.burst_training`); in the first two epochs
+    rates rise from zero. Training goes on from the last weights. What is evaluated are those after the epoch with
+    the lowest mean loss, or their mean over its last steps. :meth:`run` lowers rates near its end, and then looks
+    for a lower point beyond the last weights, on the line from the first ones (:mod:`surefoot.optim.beyond`).
+    Where a network tells all samples apart, that lowers the cross-entropy by orders of magnitude and makes it
+    surer of what it says, right or wrong.
     None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Bursts are as long as
     it takes for evaluations to cost about a sixteenth of training.
 

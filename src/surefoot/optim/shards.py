@@ -22,7 +22,7 @@ from surefoot.optim.record import StepRecord
 from surefoot.processes import Processes
 
 
-@dataclass(frozen=True)
+@dataclass
 class Shards(Stream):
     """All batches of all processes; its valuer is that of the same processes."""
 

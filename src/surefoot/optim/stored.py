@@ -62,10 +62,11 @@ def stored(weights: Mapping[str, Tensor], move: Mapping[str, Tensor]) -> tuple[T
 
 
 def rounded(weights: Mapping[str, Tensor], move: Mapping[str, Tensor]) -> Tensors:
-    """The weights after a move, added in double precision and rounded to their types, one after the other."""
-    return {
-        name: (weights[name].detach().double() + m.double()).to(weights[name].dtype) for name, m in move.items()
-    }
+    """The weights after a move, added in double precision and rounded to their types, one after the other.
+
+    Numbers of one type are added in it, which is the same (Figueroa, When is double rounding innocuous?, 1995).
+    """
+    return {name: torch.add(weights[name].detach(), m).to(weights[name].dtype) for name, m in move.items()}
 
 
 def norm_of(tensors: Mapping[str, Tensor]) -> float:

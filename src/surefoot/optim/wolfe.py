@@ -28,7 +28,7 @@ from surefoot.optim.point import Point
 _DECREASE, _CURVATURE = 1e-4, 0.9
 _TRIALS = 24
 _FAILURES = 4  # shorter and shorter trials after which the function itself has to show that it descends
-_PART = 0.01  # of a decrease: errors up to that prove it, and still do where the next is a tenth of it
+_PART = 0.1  # of a decrease: errors up to that prove it, and still do where the next is not much below it
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from surefoot.chain.batched import Batched
 from surefoot.linear_solve import Conjugate, Flat, Orthogonal
 from surefoot.oracles.factor import Factor, factor_of
 from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step, reached_status
@@ -130,6 +131,20 @@ class DualSystem:
         """JᵀRz, a vector of parameters, for z of samples × columns: one call."""
         slope = self.factor.forth(z).to(self.problem.output.dtype)
         return self.space.join(self.problem.autodiff.pullback(slope))
+
+    def pull_onto(self, vector: Tensor, z: Tensor) -> Tensor:
+        """x + JᵀRz in place of x, where the precisions allow it without another vector: one call."""
+        oracle = self.problem.autodiff
+        if isinstance(oracle, Batched) or any(u.dtype != vector.dtype for u in self.problem.parameters.values()):
+            return vector.add_(self.pull(z))
+        slope = self.factor.forth(z).to(self.problem.output.dtype)
+        del z
+        oracle.pull_onto(self.space.split(vector), slope)
+        return vector
+
+    def weighed(self, v: Tensor) -> float:
+        """⟨v, Mv⟩."""
+        return float(torch.dot(v, v) * self.metric if self.metric.dim() == 0 else torch.dot(v, self.metric * v))
 
     def push(self, v: Tensor) -> Tensor:
         """Jv, of the shape of the output: one call."""

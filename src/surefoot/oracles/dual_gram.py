@@ -146,8 +146,7 @@ class _Matrix:
 
         self._outers = gram.outers
         self._kernels = [layer.kernel(inverse) for layer in gram.outers.layers] if gram.outers else []
-        self._dense = [matrix / (kappa + weight) for weight, matrix in gram.dense.items()]
-        self._dense = [torch.stack(self._dense).sum(0)] if len(self._dense) > 1 else self._dense
+        self._dense = [(1.0 / (kappa + weight), matrix) for weight, matrix in gram.dense.items()]
         self._size = factor.samples * factor.columns
         self._cholesky: Tensor | None = None
         self.iterations = 0
@@ -161,7 +160,7 @@ class _Matrix:
 
     def apply(self, z: Tensor) -> Tensor:
         """(S − I)z, for z of samples × columns."""
-        parts = [(matrix @ z.reshape(-1)).view_as(z) for matrix in self._dense]
+        parts = [(matrix @ z.reshape(-1)).mul_(scale).view_as(z) for scale, matrix in self._dense]
         if self._outers is not None:
             parts.append(self._outers.apply(self._kernels, z))
         return sum(parts[1:], parts[0]) if parts else torch.zeros_like(z)
@@ -203,21 +202,35 @@ class _Matrix:
 
     def _factored(self, like: Tensor) -> Tensor:
         """The Cholesky factor of S, in double precision if single is not enough: it reads the lower triangle."""
-        matrix = torch.eye(self._size, dtype=like.dtype, device=like.device)
+        matrix = self._formed(like)
+        if int(_factor_in_place(matrix)):
+            matrix = self._formed(like).double()
+            matrix.diagonal().add_(torch.finfo(like.dtype).eps * float(matrix.diagonal().sum()))
+            return torch.linalg.cholesky(matrix)
+        return matrix
+
+    def _formed(self, like: Tensor) -> Tensor:
+        """S, its lower triangle."""
+        dense = [scale * matrix for scale, matrix in self._dense[:1]]
+        total = dense.pop() if dense else torch.zeros(self._size, self._size, dtype=like.dtype, device=like.device)
+        for scale, matrix in self._dense[1:]:
+            total.add_(matrix, alpha=scale)
         if self._outers is not None:
-            matrix += self._outers.dense(self._kernels)
-        for part in self._dense:
-            matrix += part
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-        if int(failed):
-            lifted = matrix.double()
-            lifted.diagonal().add_(torch.finfo(like.dtype).eps * float(lifted.diagonal().sum()))
-            factor = torch.linalg.cholesky(lifted)
-        return factor
+            total += self._outers.dense(self._kernels)
+        total.diagonal().add_(1.0)
+        return total
 
     def _by_factor(self, r: Tensor) -> tuple[Tensor, float]:
         assert self._cholesky is not None
         column = r.reshape(-1, 1).to(self._cholesky.dtype)
-        x = torch.cholesky_solve(column, self._cholesky).to(r.dtype).view_as(r)
+        half = torch.linalg.solve_triangular(self._cholesky, column, upper=False)
+        x = torch.linalg.solve_triangular(self._cholesky.mT, half, upper=True).to(r.dtype).view_as(r)
         rest = r - x - self.apply(x)
         return x, max(float((rest * self.apply(rest)).sum()), 0.0) ** 0.5
+
+
+def _factor_in_place(matrix: Tensor) -> Tensor:
+    """Write the lower Cholesky factor over a lower triangle; 0, or the number of a minor that is not positive."""
+    failed = torch.empty((), dtype=torch.int32, device=matrix.device)
+    torch.linalg.cholesky_ex(matrix.mT, upper=True, out=(matrix.mT, failed))  # by columns: nothing is copied
+    return failed

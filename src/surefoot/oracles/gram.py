@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from surefoot.graph import Graph, Leaf, Node
 from surefoot.graph.nodes import Ref
 from surefoot.operations.common import separate
+from surefoot.operations.gram import wide
 from surefoot.oracles.factor import Factor, Rows
 from surefoot.oracles.gram_layers import Outer, Outers, pieces, slots_of, whole_rows
 from surefoot.oracles.problem import Problem
@@ -31,7 +32,6 @@ from surefoot.oracles.vectors import gradients
 MOST_ROWS = 1 << 27  # numbers of rows that are held at a time
 MOST_DUAL = 1 << 14  # size of a Gram matrix
 _BLOCKS = 6  # of columns, so that of a symmetric product little more than one triangle is made
-_WIDE = 1 << 10  # columns of rows that are multiplied at a time
 _FEW = 1 << 17  # numbers in the layers' results up to which pull-backs are faster together than one by one
 
 
@@ -71,19 +71,24 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
     size = factor.samples * factor.columns
     if size > MOST_DUAL:
         return None
+    sums = Sums(problem.output.new_zeros, size)
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         pass_ = pass_of(problem, factor)
         taps, rest = pass_.taps, pass_.rest
         held = sum(leaf.spec.numel for leaf in rest) + sum(tap.node.numel // factor.samples for tap in taps)
         if size * held > MOST_ROWS:
             return None
-        sums = Sums(problem.output.new_zeros, size)
         shared = pass_.shared
         plain = [tap for tap in taps if tap.is_outer and shared.isdisjoint(tap.paths.values())]
         others = [tap for tap in taps if tap not in plain]
         slopes = pass_.slopes(plain + others, factor)
-        for path, rows in pass_.pieces(others, slopes[len(plain) :], shared):
+        if not rest:
+            pass_.keep_inputs()
+        later = slopes[len(plain) :]
+        del slopes[len(plain) :]
+        for path, rows in pass_.pieces(others, later, shared):
             sums.add(problem.weight(path), rows)
+            del rows  # before the next piece is made
         if rest:
             for path, rows in pass_.rows(rest, factor).items():
                 sums.add(problem.weight(path), rows)
@@ -100,11 +105,15 @@ class Sums:
     def __init__(self, zeros: Callable[[int, int], Tensor], size: int) -> None:
         self._waiting: dict[float, list[Tensor]] = defaultdict(list)
         self._totals: dict[float, Tensor] = defaultdict(lambda: zeros(size, size))
+        self._wide = wide(size)
 
     def add(self, weight: float, rows: Tensor) -> None:
         """Further columns of the rows."""
+        if 2 * rows.shape[1] >= self._wide:
+            add_product(self._totals[weight], rows.T)
+            return
         self._waiting[weight].append(rows)
-        if sum(part.shape[1] for part in self._waiting[weight]) >= _WIDE:
+        if sum(part.shape[1] for part in self._waiting[weight]) >= self._wide:
             self._flush(weight)
 
     def _flush(self, weight: float) -> None:
@@ -114,7 +123,7 @@ class Sums:
         """The sums."""
         for weight in list(self._waiting):
             self._flush(weight)
-        return {weight: total.tril() + total.tril(-1).T for weight, total in self._totals.items()}
+        return {weight: mirrored(total) for weight, total in self._totals.items()}
 
 
 def jacobian(problem: Problem, factor: Factor) -> Tensor:
@@ -139,6 +148,16 @@ def add_product(total: Tensor, rows: Tensor) -> Tensor:
     edges = [k * rows.shape[1] // _BLOCKS for k in range(_BLOCKS + 1)]
     for first, last in pairwise(edges):
         total[first:last, :last].addmm_(rows[:, first:last].T, rows[:, :last])
+    return total
+
+
+def mirrored(total: Tensor) -> Tensor:
+    """The symmetric matrix of which the lower triangle is given, in its place."""
+    edges = [k * len(total) // _BLOCKS for k in range(_BLOCKS + 1)]
+    for first, last in pairwise(edges):
+        total[:first, first:last] = total[first:last, :first].T
+        block = total[first:last, first:last]
+        block.copy_(block.tril() + block.tril(-1).T)
     return total
 
 
@@ -213,6 +232,12 @@ class Pass:
                     value.requires_grad_()
         self.output: Tensor = self.values[graph.outputs[0]]
 
+    def keep_inputs(self) -> None:
+        """Drop what pull-backs need, and all values but those that layers read: there are no more pull-backs."""
+        needed = {name for tap in self.taps for name in tap.node.inputs}
+        self.values = {name: value.detach() for name, value in self.values.items() if name in needed}
+        self.output = self.output.detach()
+
     def pull(self, targets: list[Tensor], slope: Tensor) -> list[Tensor]:
         """The gradients of the output along a slope; each counts as a call of the oracle."""
         self.problem.autodiff.calls += 1
@@ -231,7 +256,8 @@ class Pass:
             self.problem.autodiff.calls += factor.columns
             return gradients(self.output, targets, torch.stack(list(columns)))
         single = [self.pull(targets, column) for column in columns]
-        return [torch.stack(column) for column in zip(*single, strict=True)]
+        several = zip(*single, strict=True)
+        return [column[0].unsqueeze(0) if len(column) == 1 else torch.stack(column) for column in several]
 
     def _columns(self, factor: Factor | Rows) -> Iterator[Tensor]:
         for j in range(factor.columns):
@@ -241,7 +267,8 @@ class Pass:
         """The rows of the parameters of layers by path: those of ``whole`` in one piece, added up over layers."""
         kept: dict[str, list[Tensor]] = {}
         left = Counter(path for tap in taps for path in tap.paths.values())
-        for tap, found in zip(taps, slopes, strict=True):
+        for tap in taps:
+            found = slopes.pop(0)  # which frees it after its layer
             values = {name: self.values[name].detach() for name in tap.node.inputs}
             parts: dict[str, list[Tensor]] = defaultdict(list)
             for slot, rows in pieces(tap.node, values, found.transpose(0, 1).contiguous(), frozenset(tap.paths)):
@@ -249,6 +276,7 @@ class Pass:
                     parts[tap.paths[slot]].append(rows)
                 else:
                     yield tap.paths[slot], rows
+                del rows  # before the next piece is made
             for path, several in parts.items():
                 kept.setdefault(path, []).append(whole_rows(tap.node, values, several))
                 left[path] -= 1

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from surefoot.linear_solve import Conjugate, Flat
+from surefoot.linear_solve import Conjugate, InPlace
 from surefoot.oracles.dual import DualSystem
 from surefoot.oracles.kronecker import Kronecker
 from surefoot.oracles.problem import OracleError, Problem, Step, reached_status
@@ -48,19 +49,16 @@ class Primal:
         self._system: DualSystem | None = None
         self._at: tuple[float, Tensor, Tensor, Tensor] | None = None  # κ, v, minus the gradient of the model, Jv
 
-    def solve(
-        self, kappa: float, tolerance: float, most: int | None = None, warm_start: Tensor | None = None
-    ) -> Step:
+    def solve(self, kappa: float, tolerance: float, most: int | None = None) -> Step:
         """The Gauss-Newton oracle for one κ.
 
         Args:
             kappa: the weight of the proximal term.
             tolerance: of the gradient of the model at the result, relative to that at 0.
             most: how many iterations are made at most.
-            warm_start: a guess of v as one vector. It costs two calls; of its multiples the best one is taken.
         """
         before = self.problem.autodiff.calls
-        run = self._begin(kappa, tolerance, warm_start)
+        run = self._begin(kappa, tolerance)
         system, rounds = run.system, 0
         if system.scale == 0:
             return Step(system.space.split(-system.gradient), kappa, 0.0, "the gradient is zero", calls=1)
@@ -85,20 +83,18 @@ class Primal:
             output_change=run.change,
         )
 
-    def _begin(self, kappa: float, tolerance: float, warm_start: Tensor | None) -> _Run:
+    def _begin(self, kappa: float, tolerance: float) -> _Run:
         dtype = None if tolerance >= LOOSE else self.accumulate
         if self._system is None or (dtype is not None and self._system.space.dtype != dtype):
             self._system, self._at = DualSystem(self.problem, kappa, dtype), None
+            self._system.factor = replace(self._system.factor, slope=None)  # which only the dual needs
         system = self._system
         system.metric = system.space.metric(kappa)
         if self._at is not None:
             last, v, rest, change = self._at
-            return _Run(system, v, rest - (kappa - last) * v, change)
-        zero = torch.zeros_like(system.gradient)
-        run = _Run(system, zero, -system.gradient, torch.zeros_like(self.problem.output, dtype=system.space.dtype))
-        if warm_start is not None and system.scale > 0:
-            run.along(warm_start.to(zero))
-        return run
+            return _Run(system, v.clone(), torch.add(rest, v, alpha=last - kappa), change.clone())
+        change = torch.zeros_like(self.problem.output, dtype=system.space.dtype)
+        return _Run(system, torch.zeros_like(system.gradient), -system.gradient, change)
 
 
 class _Run:
@@ -114,34 +110,26 @@ class _Run:
         self.system, self.v, self.rest, self.change = system, v, rest, change
         self.iterations = 0
         self._pushed: Any = None  # Jp and RᵀJp of the direction p, as long as they are needed
-        self._bent: Any = None
+        self._bent: list[Tensor] = []
 
     def gain(self, v: Tensor, rest: Tensor) -> float:
         """Twice the decrease of the model at a point."""
-        return float(torch.dot(rest - self.system.gradient, v))
-
-    def along(self, direction: Tensor) -> None:
-        """Go to the lowest point on the line along a direction that is not a residual."""
-        curved = self.curvature(direction)
-        length = float(torch.dot(self.rest, direction)) / curved if curved > 0 else 0.0
-        self.rest = self.residual(self.rest, direction, length)
-        self.v = torch.add(self.v, direction, alpha=length)
-        self.change = torch.add(self.change, self._pushed, alpha=length)
+        return float(torch.dot(rest, v)) - float(torch.dot(self.system.gradient, v))
 
     def curvature(self, direction: Tensor) -> float:
         """⟨p, Ap⟩, by a push-forward."""
         self._pushed = self.system.push(direction)
-        self._bent = self.system.factor.back(self._pushed)
-        curved = float(self._bent.square().sum()) + float(torch.dot(direction, self.system.metric * direction))
+        self._bent = [self.system.factor.back(self._pushed)]
+        curved = float(torch.linalg.vector_norm(self._bent[0])) ** 2 + self.system.weighed(direction)
         if not math.isfinite(curved):
             raise OracleError("derivatives are not finite at this point")
         return curved
 
     def residual(self, before: Tensor, direction: Tensor, length: float) -> Tensor:
         """The residual after a step, by a pull-back."""
-        bent, self._bent = self._bent, None
-        image = self.system.pull(bent).addcmul_(self.system.metric, direction)
-        return torch.add(before, image, alpha=-length, out=image)
+        rest = before.clone() if before is direction else before
+        rest.addcmul_(self.system.metric, direction, value=-length)
+        return self.system.pull_onto(rest, self._bent.pop().mul_(-length))  # nobody else holds it
 
     def iterate(self, tolerance: float, most: int, precondition: Precondition | None) -> bool:
         """Until the tolerance is met or the iterations are spent; whether it is worth to refine what was reached.
@@ -150,22 +138,22 @@ class _Run:
         as it is defined.
         """
         goal = tolerance * self.system.scale
-        first, slack = float(self.rest.norm()), 64 * torch.finfo(self.rest.dtype).eps
-        run = Conjugate(self, self.v, self.rest, Flat(), precondition)
-        best, smallest, waited = (self.gain(self.v, self.rest), self.v, self.rest, self.change), math.inf, 0
-        while float(run.residual.norm()) > goal and self.iterations < most and waited <= _PATIENCE:
+        size, slack = float(self.rest.norm()), 64 * torch.finfo(self.rest.dtype).eps
+        run = Conjugate(self, self.v, self.rest, InPlace(), precondition)
+        first, smallest, waited, loose = size, math.inf, 0, tolerance >= LOOSE
+        best = (-math.inf, self.v) if loose else (self.gain(self.v, self.rest), self.v.clone())
+        while size > goal and self.iterations < most and waited <= _PATIENCE:
             curved, square = run.look(), run.square
-            self.change = torch.add(self.change, self._pushed, alpha=square / curved)
+            self.change.add_(self._pushed, alpha=square / curved)
             self._pushed = None
             run.step()
             self.iterations += 1
-            reached = self.gain(run.x, run.residual)
-            if reached >= best[0] * (1 - slack):
-                best = reached, run.x, run.residual, self.change
+            if not loose and (reached := self.gain(run.x, run.residual)) >= best[0] * (1 - slack):
+                best = reached, run.x.clone()
             size = float(run.residual.norm())
             waited, smallest = (0, size) if size < smallest else (waited + 1, smallest)
-        _, self.v, self.rest, self.change = best
-        if tolerance >= LOOSE:
+        self.v, self.rest = best[1], run.residual
+        if loose:
             return False
         self.change = self.system.push(self.v)
         self.rest = -self.system.slope_at(self.v, self.change)

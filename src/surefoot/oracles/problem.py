@@ -151,9 +151,16 @@ class Problem:
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
-        """∇F(u), by path: one call of the oracle, counted."""
+        """∇F(u), by path."""
+        return ParameterSpace(self).split(self.whole_gradient) if self.parameters else {}
+
+    @cached_property
+    def whole_gradient(self) -> Tensor:
+        """∇F(u) as one vector: one call of the oracle, counted."""
         found = self.autodiff.pullback(self.slope)
-        return {path: slope + self.weight(path) * self.parameters[path] for path, slope in found.items()}
+        if self.regularizer is not None:
+            found = {path: slope + self.weight(path) * self.parameters[path] for path, slope in found.items()}
+        return ParameterSpace(self).join(found)
 
     def curve(self, direction: Tensor) -> Tensor:
         """∇²h(ψ(u)) applied to a change of the output."""
@@ -180,7 +187,8 @@ class ParameterSpace:
             raise OracleError("no parameter of the model asks for gradients: call model.requires_grad_(True)")
         self.problem, self.paths = problem, tuple(problem.parameters)
         self._like = tuple(problem.parameters.values())
-        self._sizes = [value.numel() for value in self._like]
+        self._sizes, self._shapes = [value.numel() for value in self._like], [value.shape for value in self._like]
+        self._types = [value.dtype for value in self._like]
         given = self._like[0].dtype
         for value in self._like[1:]:
             given = torch.promote_types(given, value.dtype)
@@ -198,11 +206,9 @@ class ParameterSpace:
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """A vector as tensors of the shapes and types of the parameters."""
-        parts = vector.split(self._sizes)
-        return {
-            path: part.view(like.shape).to(like.dtype)
-            for path, part, like in zip(self.paths, parts, self._like, strict=True)
-        }
+        parts = vector.split_with_sizes(self._sizes)
+        several = zip(self.paths, parts, self._shapes, self._types, strict=True)
+        return {path: part.view(s) if vector.dtype == t else part.view(s).to(t) for path, part, s, t in several}
 
     def metric(self, kappa: float) -> Tensor:
         """The diagonal of κI + ∇²r: one number if it is the same everywhere, else one per entry."""
@@ -219,10 +225,9 @@ class ParameterSpace:
         Raises:
             OracleError: if it is not finite.
         """
-        found = self.problem.gradient
-        vector = self.join(found)
+        vector = self.problem.whole_gradient.to(self.dtype)
         if not all_finite(vector):
-            path = next(path for path, value in found.items() if not all_finite(value))
+            path = next(path for path, value in self.problem.gradient.items() if not all_finite(value))
             raise OracleError(
                 f"the gradient with respect to '{path}' is not finite: look for divisions by zero and "
                 "overflow there"

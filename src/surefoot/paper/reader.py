@@ -155,7 +155,7 @@ def _in_the_parameters(
         varying = [name for name in layer.leaves if name in region.variables]
         computations.append(_frozen(layer, values, varying))
         # parameters of one block move together, by at most its radius
-        blocks = {graph.owners[name]: Magnitude.of(region.radius(name)) for name in varying}
+        blocks = {graph.owners[name]: Magnitude.of(region.radii[name]) for name in varying}
         radii.append(stack(list(blocks.values())).norm() if len(blocks) > 1 else next(iter(blocks.values()), ZERO))
         centres.append(values.norm(varying, domain.center))
     if domain.center != "origin":
@@ -185,7 +185,7 @@ def _in_the_input(
     layers: Sequence[Layer], values: _Values, domain: Domain, input_norm: float | None, keep_value_at_zero: bool
 ) -> Certificate:
     names = tuple(values.inputs)
-    radius = Magnitude.of(Region.of(domain, {"input": names}).radius(names[0]))
+    radius = Magnitude.of(Region.of(domain, {"input": names}).radii[names[0]])
     text = str(domain)
     if domain.center != "origin":
         present = domain.center == "present" and input_norm is not None

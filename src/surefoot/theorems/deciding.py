@@ -94,7 +94,7 @@ def convergence(
     model = unwrapped(model)
     if group is not None:
         processes, loss = Processes(group), objective
-        parts = processes.gathered(lambda: _joined(x, loss))
+        parts = processes.collected(lambda: _joined(x, loss))
         options: dict[str, Any] = {"momentum": momentum, "batch_size": batch_size, "confidence": confidence}
         whole = [part for part in parts if part is not None]
 

@@ -185,7 +185,7 @@ def gram_of(jacobian: Jacobian, weights: Mapping[str, float] | None = None) -> S
             return Rounded(*(torch.cat([getattr(one, name) for one in found], 1) for name in ("value", "error")))
 
         gram = Symmetric(size, rows, panel)
-    return gram.kept() if size > _SMALL or isinstance(jacobian, Panels) else Symmetric.dense(gram.rows(0, size))
+    return gram.kept() if size > _SMALL or isinstance(jacobian, Panels) else Symmetric.dense(gram.written_out())
 
 
 def linearise(analysis: Analysis, jacobian: Jacobian, gram: Symmetric, targets: Tensor) -> Linearised:

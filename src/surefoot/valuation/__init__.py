@@ -1,6 +1,7 @@
 """The value of an objective in exact arithmetic, as an interval: what :func:`surefoot.evaluate` is made of.
 
 * ``tape``: the operations of an objective, run in double precision, with the sizes of values and costates.
+* ``single``: which of them are run in single precision where that may decide, and how good that is.
 * ``passes``: one pass over them, what it notes and what it keeps.
 * ``slopes``: how steep and how curved each operation is, from the sizes of its arguments alone.
 * ``kernels``: formulas where kernels of torch are not good to double precision.

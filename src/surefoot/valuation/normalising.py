@@ -102,7 +102,11 @@ def normalised(
     if eps < _LEAST_EPSILON or not x.numel():
         return None
     shape = _LAID_OUT[node.op](x.shape, arguments)
-    z, mean, rho = _Normalise.apply(x.reshape(shape), eps, node.op != "aten.rms_norm")
+    centre = node.op != "aten.rms_norm"
+    if centre and shape[0] == 1:
+        z, mean, rho = _rows_normalised(x.reshape(shape[1:]), eps)
+    else:
+        z, mean, rho = _Normalise.apply(x.reshape(shape), eps, centre)
     mean, rho = mean.reshape(-1), rho.reshape(-1)
     facts = _facts(shape, mean, rho, samples)
     if facts is None:
@@ -114,21 +118,24 @@ def normalised(
     return z.reshape(x.shape), facts, statistics
 
 
+@np.errstate(all="ignore")  # what is not a number is out of range
 def _facts(shape: tuple[int, int, int], mean: Tensor, rho: Tensor, samples: int) -> Normalised | None:
     """See the module; ``None`` out of range."""
     size, deep = shape[0] * shape[2], depth(shape[0]) + depth(shape[2])
     root, unit = math.sqrt(size), (deep + 12) * _UNIT * _UP
-    shift = mean / rho  # e/√M is at most unit (2 + |shift|) ρ, as ‖d‖ ≤ √M ρ
+    means, spreads = mean.cpu().numpy(), rho.cpu().numpy()
+    shift = np.abs(means / spreads)  # e/√M is at most unit (2 + |shift|) ρ, as ‖d‖ ≤ √M ρ
     groups = math.sqrt(shape[1] // (samples or 1))
-    found = [*torch.aminmax(rho), torch.linalg.vector_norm(shift, math.inf), torch.linalg.vector_norm(shift)]
-    low, high, farthest, shifts = torch.stack(found).tolist()
+    least: Any = spreads.reshape(samples or 1, -1).min(axis=1)
+    farthest, shifts = float(shift.max()), math.sqrt(shift @ shift)
     ratio = unit * (2 + farthest * _UP)
-    if not (high < math.sqrt(_LARGEST / size) and ratio < _TRUSTED and low > 0):
+    if not (spreads.max() < math.sqrt(_LARGEST / size) and ratio < _TRUSTED and least.min() > 0):
         return None
     if samples:
-        low, shifts = rho.reshape(samples, -1).amin(dim=1).cpu().numpy(), min(shifts, farthest * groups)
+        shifts = min(shifts, farthest * groups)
     relative = unit * ((2 * groups + shifts * _UP) / (1 - unit - ratio) + groups)  # of √M, all groups together
-    return Normalised(relative * root * _UP + groups * root * 2.0**-900, low * (1 - unit - ratio) / _UP, size)
+    least = (least if samples else float(least[0])) * (1 - unit - ratio) / _UP
+    return Normalised(relative * root * _UP + groups * root * 2.0**-900, least, size)
 
 
 def _rows(shape: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -170,6 +177,25 @@ def staged(x: Tensor, dim: int) -> Tensor:
     return total + rest.sum(dim=dim, keepdim=True) if rest.numel() else total
 
 
+def _rows_normalised(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Groups that are the rows of a matrix; also their means and ρ.
+
+    The derivative in d is the one in x, since a shift of all of a row changes nothing; so torch's kernel is called
+    for its derivative, and its result is overwritten.
+    """
+    size, known = x.shape[1], x.detach()
+    mean = staged(known, 1) / size
+    d = x - mean
+    centred = d.detach()
+    squares = torch.linalg.vector_norm(centred, dim=1, keepdim=True).square() if size <= 64 else None
+    rho = ((staged(centred * centred, 1) if squares is None else squares) / size + eps).sqrt()
+    if not d.requires_grad:
+        return centred / rho, mean, rho
+    z = torch.nn.functional.layer_norm(d, (size,), eps=eps)
+    torch.div(centred, rho, out=z.detach())
+    return z, mean, rho
+
+
 class _Normalise(torch.autograd.Function):
     """Groups along the middle of three dimensions; also their means and ρ."""
 
@@ -192,19 +218,13 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, costate: Tensor, *_: Any) -> tuple[Tensor, None, None]:
         d, inverse = ctx.saved_tensors
         costate = costate.contiguous()
-        n, groups, places = d.shape
+        _, groups, places = d.shape
         if not ctx.centre:
             z = d * inverse
             along = (costate * z).sum(dim=2, keepdim=True) / places
             return (costate - z * along) * inverse, None, None
         zeros = torch.zeros(groups, dtype=d.dtype, device=d.device)
-        if n == 1:
-            rows, facts = (groups, places), (zeros[:, None], inverse.reshape(-1, 1))
-            back = _ops.native_layer_norm_backward(
-                costate.view(rows), d.view(rows), [places], *facts, None, None, [True, False, False]
-            )[0]
-        else:
-            back = _ops.native_batch_norm_backward(
-                costate, d, None, None, None, zeros, inverse.reshape(-1), True, ctx.eps, [True, False, False]
-            )[0]
+        back = _ops.native_batch_norm_backward(
+            costate, d, None, None, None, zeros, inverse.reshape(-1), True, ctx.eps, [True, False, False]
+        )[0]
         return back.reshape(d.shape), None, None

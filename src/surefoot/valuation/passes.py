@@ -14,10 +14,12 @@ from torch import Tensor
 
 from surefoot.enclosure import measure
 from surefoot.graph import Node
+from surefoot.graph.nodes import in_double
 from surefoot.torch_private import differences_together, norms_together
 from surefoot.valuation.entropy import ENTROPY, Logistic, entropy
 from surefoot.valuation.normalising import BATCH, Normalised, Statistics, normalised
 from surefoot.valuation.samples import Amount, least, together
+from surefoot.valuation.single import norm_of, noted
 
 Values = dict[str, Any]
 
@@ -124,15 +126,15 @@ class Run:
         """The value of the output, which is one number."""
         return float(self.values[self.output].detach())
 
-    def by_formula(self, node: Node) -> Tensor | None:
+    def by_formula(self, node: Node, values: Values) -> Tensor | None:
         """The value of an operation by a formula whose error is proved and noted; ``None`` without one."""
         if node.op == ENTROPY:
-            loss = entropy(node, self.values, self.samples)
+            loss = entropy(node, values, self.samples)
             if loss is None:
                 return None
             self.losses[node.name] = loss[1]
             return loss[0]
-        special = normalised(node, self.values, self.samples)
+        special = normalised(node, values, self.samples)
         if special is None:
             if node.op == BATCH:
                 self.statistics = None
@@ -145,7 +147,7 @@ class Run:
 
     def measure_parameters(self, known: Mapping[str, tuple[Tensor, float]]) -> None:
         """Note the norms of the parameters, or how far they are from tensors of which that is known."""
-        here = [value.detach() for value in self.parameters.values()]
+        here = [in_double(value.detach()) for value in self.parameters.values()]
         names = list(self.parameters)
         if known:
             apart = norms_together(differences_together(here, [known[name][0] for name in names]))
@@ -159,13 +161,13 @@ class Run:
         """Note the norm of a tensor, or of several together; of each sample where these stay apart."""
         real = _detached(value)
         if self.samples and name != self.output:
-            self._each[name] = _rows(real, self.samples)
+            self._each.update({name: _rows(real, self.samples)} if real else {})
         elif len(real) == 1 and real[0].numel() <= _SMALL:
             self._later[name] = real[0]
         elif real:
-            sizes = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in real]
+            counts, sizes = zip(*(noted(part.numel(), norm_of(part)) for part in real), strict=True)
             size = sizes[0] if len(sizes) == 1 else torch.linalg.vector_norm(torch.stack(sizes))
-            self._sizes[name] = sum(part.numel() for part in real), size
+            self._sizes[name] = sum(counts), size
 
     def measure_matrices(self, names: tuple[str, str]) -> None:
         r"""Note the largest norms of the matrices that the last two dimensions of a tensor make; in a light pass
@@ -297,7 +299,7 @@ def _seen(
     elif costate.numel() <= _SMALL:
         later[name] = costate.detach()
     else:
-        sizes[name] = costate.numel(), torch.linalg.vector_norm(costate)
+        sizes[name] = noted(costate.numel(), norm_of(costate))
     if near is not None and near.places is not None:
         near.costates.append(costate.reshape(-1)[near.places])
 
@@ -327,8 +329,9 @@ def norms_of_samples(value: Tensor, samples: int) -> Amount:
 
 def _rows(parts: list[Tensor], samples: int) -> tuple[int, Tensor]:
     """The norms of the samples of a tensor, and how many numbers each has."""
-    [value] = parts
-    return value.numel() // samples, torch.linalg.vector_norm(value.reshape(samples, -1), dim=1)
+    rows = [part.reshape(samples, -1) for part in parts]
+    value = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+    return noted(value.shape[1], norm_of(value, 1))
 
 
 def _largest(matrices: Tensor, samples: int) -> Tensor:

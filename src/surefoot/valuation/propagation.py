@@ -43,12 +43,14 @@ import torch
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, constant
+from surefoot.graph.nodes import in_double
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Call
 from surefoot.operations.record import rule_for
 from surefoot.valuation.passes import NEAR, Run
 from surefoot.valuation.rounding import rounding
 from surefoot.valuation.samples import Amount, least, paired, some, together
+from surefoot.valuation.single import SMALL, UNIT
 from surefoot.valuation.slopes import Slope, Slopes, slope_of
 from surefoot.valuation.tape import Tape
 
@@ -98,6 +100,7 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
     own: dict[str, Amount] = {}
     local: dict[str, _Local] = {}
     distances, by_name, sizes = slopes.distances(run), slopes.by_name, run.each
+    varying = tape.moving if tape.single else frozenset()
     for node in tape.graph.nodes:
         name = node.name
         slope = by_name.get(name) if name in tape.real else None
@@ -108,7 +111,9 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
             apart[name] = own[name] = 0.0 if exact or name not in tape.real else math.inf
             continue
         jacobian, curvature = slope.at(distances), slope.curvature
-        if slope.moves_only:
+        single = name in tape.narrow
+        rounded = tape.single and not single and name in varying and name != tape.output
+        if slope.moves_only and not rounded:
             [argument] = jacobian
             apart[name], own[name] = apart.get(argument, 0.0), 0.0
             local[name] = _Local(slope, jacobian, curvature)
@@ -133,13 +138,15 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
                 slope = slope_of(slope.node, rule_for(slope.node, tape.graph)(call))
                 jacobian, curvature = slope.jacobian, slope.curvature
             value = run.values.get(name)
-            value = value.detach() if isinstance(value, Tensor) else value
-            own[name] = rounding(slope, jacobian, sizes, run.sizes, call=call, value=value)
+            value = in_double(value.detach()) if isinstance(value, Tensor) else value
+            own[name] = rounding(slope, jacobian, sizes, run.sizes, single=single, call=call, value=value)
         elif name in tape.matched and slope.product is not None:
             own[name] = rounding(slope, jacobian, sizes, run.sizes, _together(run, *tape.matched[name]))
             jacobian = _by_matrices(run, slope, jacobian, *tape.matched[name], apart)
         else:
-            own[name] = rounding(slope, jacobian, sizes, run.sizes)
+            own[name] = rounding(slope, jacobian, sizes, run.sizes, single=single)
+        if rounded:
+            own[name] = (own[name] + UNIT * sizes[name] + math.sqrt(node.numel) * SMALL) * (1 + 2.0**-20)
         local[name] = _Local(slope, jacobian, curvature)
         if run.samples and name != tape.output and isinstance(own[name], float) and own[name]:
             own[name] = np.full(run.samples, own[name])  # a bound for each, not for all together
@@ -198,7 +205,7 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
         if some(first.own[name]):
             total += paired(first.own[name], costate)
             leading += paired(first.own[name], least(here, costate))
-        (slope, jacobian, curvature), pull = local[name], tape.pulls[name]
+        (slope, jacobian, curvature), pull, lost = local[name], tape.pulls[name], tape.lost[name]
         for argument, steepness in jacobian.items():
             if argument not in varying:
                 continue
@@ -212,6 +219,8 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
                 reach[argument] = reach.get(argument, 0.0) + steepness * (1 + pull) * _SLACK * here
             if some(away):
                 change = change + steepness * away
+            if lost:
+                change, reach[argument] = change + lost, reach.get(argument, 0.0) + lost
             off[argument] = (off.get(argument, 0.0) + change) * _SLACK
             if some(costate):
                 bound[argument] = (bound.get(argument, 0.0) + steepness * costate) * _SLACK

@@ -31,6 +31,8 @@ from typing import Any
 from surefoot.operations.call import Call
 from surefoot.operations.record import record_of
 from surefoot.valuation.samples import Amount, least
+from surefoot.valuation.single import KERNEL as single_kernel
+from surefoot.valuation.single import UNIT as single_unit
 from surefoot.valuation.slopes import Slope
 
 _UNIT = 2.0**-53
@@ -44,6 +46,7 @@ def rounding(
     in_all: Mapping[str, float],
     together: Amount = math.inf,
     *,
+    single: bool = False,
     call: Call | None = None,
     value: Any = None,
 ) -> Amount:
@@ -56,31 +59,33 @@ def rounding(
         in_all: the same, of all samples together.
         together: a bound on the norm of all products of norms of matrices, where two factors meet matrix by
             matrix.
+        single: whether it was run in single precision (:mod:`surefoot.valuation.single`).
         call: the operation with the values of its arguments, where its record states the error.
         value: its result, likewise.
     """
     kind, node, k = slope.kind, slope.node, slope.reduction
     if kind == "exact":
         return 0.0
-    if call is not None:
+    if call is not None and not single:
         stated = record_of(node)
         found = None if stated.error is None else stated.error(call, value)
         if found is not None:
             return float(found)
-    lost = slope.underflow
+    unit, kernel = (single_unit, single_kernel) if single else (_UNIT, _KERNEL)
+    lost = slope.underflow * (2.0**890 if single else 1.0)  # 2⁻¹¹⁰
     for name in jacobian:
         if in_all[name] > 1:  # one by one, as sizes alone may overflow
             lost *= in_all[name]
     if kind == "squares":
-        return (k + 16) * 2 * _UNIT * sizes[node.name] + lost
+        return (k + 16) * 2 * unit * sizes[node.name] + lost
     if slope.product is not None and slope.product[1] in sizes and slope.product[0] in sizes:  # not a mask
         first, second, bilinear = slope.product
         shift = sum(amount * sizes[n] for n, amount in jacobian.items() if n not in (first, second))
         products = bilinear * least(sizes[first] * sizes[second], together)
-        return (k + 8) * (1 + 1e-6) * _UNIT * (products + shift) + lost
+        return (k + 8) * (1 + 1e-6) * unit * (products + shift) + lost
     moved = sum(amount * sizes[name] for name, amount in jacobian.items())
     if kind == "scalar":
-        return _KERNEL * (sizes[node.name] + moved) + lost
+        return kernel * (sizes[node.name] + moved) + lost
     if kind == "linear":
-        return (k + 8) * math.sqrt(k) * 2 * _UNIT * (sizes[node.name] + moved) + lost
-    return (k + 16.0) ** 2 * _UNIT * (sizes[node.name] + moved) + lost
+        return (k + 8) * math.sqrt(k) * 2 * unit * (sizes[node.name] + moved) + lost
+    return (k + 16.0) ** 2 * unit * (sizes[node.name] + moved) + lost

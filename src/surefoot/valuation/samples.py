@@ -24,7 +24,7 @@ from surefoot.valuation.entropy import ENTROPY, is_plain
 
 Amount = Any  # a number, or an array of one per sample
 
-_IN_ORDER = frozenset(
+IN_ORDER = frozenset(
     f"aten.{name}"
     for name in ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "alias", "clone", "contiguous")
 )
@@ -45,8 +45,7 @@ def samples_of(graph: Graph, varying: tuple[Node, ...]) -> int:
             return 0
         use = Use(node, graph.spec)
         read = {slot for slot, name in use.names.items() if name in moving}
-        part = node.op == "getitem" and isinstance(graph.spec(node.inputs[0]), tuple)
-        if not (part or node.op in _IN_ORDER) and not read <= record_of(node).row_slots(use):
+        if node.op not in IN_ORDER and not read <= record_of(node).row_slots(use):
             return 0
     loss = varying[-1]
     outputs, targets = (graph.spec(name) for name in loss.inputs)

@@ -28,6 +28,7 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure, Spec, constant, measure, unknown_constant
 from surefoot.errors import UnsupportedOperation
 from surefoot.graph import Graph, Node
+from surefoot.graph.nodes import in_double
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.record import Form, record_of, rule_for
@@ -168,7 +169,7 @@ class Slopes:
         for name in names:
             self.peaks.pop(name, None)
             if name in self.weights:
-                self.enclosures[name] = _parameter(self, name, run.parameters[name].detach(), drift)
+                self.enclosures[name] = _parameter(self, name, in_double(run.parameters[name].detach()), drift)
             else:
                 old, apart = self.enclosures[name], errors.get(name, 0.0)
                 self.enclosures[name] = _sized(self, run, name, old.spec, apart, fixed=old.is_constant)
@@ -198,7 +199,7 @@ class Slopes:
         """How far the parameters of a pass are from where the rules were asked."""
         if run.is_from(self.plan):
             return run.distances
-        here = [run.parameters[name].detach() for name in self.weights]
+        here = [in_double(run.parameters[name].detach()) for name in self.weights]
         apart = norms(differences_together(here, [value for value, _, _ in self.weights.values()]))
         return dict(zip(self.weights, apart, strict=True))
 
@@ -223,7 +224,7 @@ def slopes_of(
     loose = tape.of_batch if several else frozenset()
     apart = errors or {}
     for name, leaf in tape.graph.leaves.items():
-        value = run.values[name].detach()
+        value = in_double(run.values[name].detach())
         if name in loose:
             enclosures[name] = _sized(found, run, name, leaf.spec, 0.0, fixed=True)
         elif name in run.parameters:
@@ -263,7 +264,7 @@ def _parameter(found: Slopes, name: str, value: Tensor, drift: float) -> Enclosu
 
 def _valued(node: Node, value: Any) -> Enclosure:
     """A tensor that does not vary, by its value."""
-    parts = tuple(part.detach() for part in _parts(value))
+    parts = tuple(in_double(part.detach()) for part in _parts(value))
     size, peak = measure(parts)
     whole = parts[0] if isinstance(value, Tensor) else parts
     return replace(constant(parts[0], 0), spec=node.spec, value=whole, bound=size, peak=peak)

@@ -36,6 +36,7 @@ from surefoot.graph import Graph, Source
 from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
 from surefoot.valuation.passes import Constants
+from surefoot.valuation.single import is_exact_here
 from surefoot.valuation.tape import tape_of
 from surefoot.valuation.valuer import Evaluation, InfiniteValue, Valuer
 
@@ -128,12 +129,16 @@ class StreamedValuer:
         other._seen = self._seen
         return other
 
-    def evaluate(self, weights: Mapping[str, Tensor] | None = None, *, derivatives: bool = False) -> Streamed:
+    def evaluate(
+        self, weights: Mapping[str, Tensor] | None = None, *, derivatives: bool = False, single: bool = False
+    ) -> Streamed:
         """One pass over all batches.
 
         Args:
             weights: by path; by default those of the model.
             derivatives: whether the gradient is wanted. Then errors come by reverse mode, and are smaller.
+            single: whether to compute in single precision where that can be done, which costs half as much;
+                errors are larger.
 
         Raises:
             CaptureError: if the model cannot be read.
@@ -146,7 +151,7 @@ class StreamedValuer:
         gradient: dict[str, Tensor] = {}
 
         if self.processes is None:
-            sums = self._summed(point, derivatives, gradient)
+            sums = self._summed(point, derivatives, gradient, single)
         else:
             parts = self.processes.gathered(lambda: self._told(point, derivatives, gradient))
             refuse_other_models([digest for _, digest in parts])
@@ -165,7 +170,9 @@ class StreamedValuer:
         found = Evaluation(mean, math.inf if sums.unbounded else apart)
         return Streamed(found, means if derivatives else None, sums.batches, sums.samples)
 
-    def _summed(self, point: Mapping[str, Tensor], derivatives: bool, gradient: dict[str, Tensor]) -> _Sums:
+    def _summed(
+        self, point: Mapping[str, Tensor], derivatives: bool, gradient: dict[str, Tensor], single: bool = False
+    ) -> _Sums:
         """The sums over the batches that are here; the gradient, by weight, is added to what is given."""
         sums = _Sums()
         for x, y, own in self._batches():
@@ -174,7 +181,7 @@ class StreamedValuer:
             sums.samples += len(y)
             if own == 0:
                 continue
-            count, found, slopes = self._one(x, y, point, derivatives, sums.batches - 1)
+            count, found, slopes = self._one(x, y, point, derivatives, sums.batches - 1, single)
             weight = Fraction(count) if own is None else own
             bounded = math.isfinite(found.error)
             sums.total += weight
@@ -221,7 +228,7 @@ class StreamedValuer:
             yield x, targets, weight
 
     def _one(
-        self, x: Any, y: Tensor, weights: Mapping[str, Tensor], derivatives: bool, number: int
+        self, x: Any, y: Tensor, weights: Mapping[str, Tensor], derivatives: bool, number: int, single: bool
     ) -> tuple[int, Evaluation, dict[str, Tensor]]:
         """What the mean over a batch divides by, its value, and the gradient if that is asked for."""
         tensors = tensors_of(x)
@@ -234,6 +241,8 @@ class StreamedValuer:
             refuse_statistics(graph)
             tape = tape_of(graph)
             self._valuers[key] = Valuer(tape, Constants({}, {}), several=True)
+            if tape.fits:
+                self._valuers[key].in_single = Valuer(tape_of(graph, single=True), Constants({}, {}), several=True)
             self._outputs[key] = alone.specs(alone.outputs[0])[0]
         valuer = self._valuers[key]
         graph = valuer.tape.graph
@@ -241,10 +250,14 @@ class StreamedValuer:
             self.objective.fit(self._outputs[key], y)
             inputs = dict(zip((leaf.name for leaf in graph.inputs), tensors, strict=True))
             targets = {leaf.name: y for leaf in graph.leaves.values() if leaf.source is Source.TARGET}
-            constants = valuer.tape.constants({**inputs, **targets, **graph.held})
-            run = valuer.run(weights, derivatives=derivatives, constants=constants)
-            found = valuer.enclosed(run)
-        return _count(graph, self._options), found, valuer.gradient(run) if derivatives else {}
+            given = {**inputs, **targets, **graph.held}
+            narrow = valuer.in_single if single and is_exact_here(weights) else None
+            for chosen in (valuer,) if narrow is None else (narrow, valuer):
+                run = chosen.run(weights, derivatives=derivatives, constants=chosen.tape.constants(given))
+                if math.isfinite(run.value):
+                    break
+            found = chosen.enclosed(run)
+        return _count(graph, self._options), found, chosen.gradient(run) if derivatives else {}
 
     def _check(self, batches: int, seen: int, total: Fraction) -> None:
         if not batches:

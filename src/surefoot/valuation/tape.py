@@ -1,4 +1,4 @@
-"""The operations of an objective, run in double precision, with the sizes of values and costates."""
+"""The operations of an objective, run in double or single precision, with the sizes of values and costates."""
 
 from __future__ import annotations
 
@@ -19,30 +19,26 @@ from surefoot.graph.nodes import Ref, double_by_default, in_double, widened
 from surefoot.graph.structure import needed
 from surefoot.operations.call import Use
 from surefoot.operations.record import Form, record_of
+from surefoot.torch_private import FORMULAS
 from surefoot.valuation.entropy import ENTROPY
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import bends_by_pieces, pieces, steepness
 from surefoot.valuation.normalising import BATCH
 from surefoot.valuation.passes import Constants, Plan, Run, Values, is_measured, norms, norms_of_samples
-from surefoot.valuation.samples import samples_of, shifts_of
+from surefoot.valuation.samples import IN_ORDER, samples_of, shifts_of
+from surefoot.valuation.single import SAME, fits, in_single, is_narrow, lost_behind, pull_of
 
 PULL = 2.0**-30
-_SAME = frozenset(
-    f"aten.{name}"
-    for name in ("view", "reshape", "_unsafe_view", "transpose", "t", "permute", "unsqueeze", "squeeze", "flatten",
-                 "unflatten", "alias", "clone", "contiguous", "movedim", "detach", "chunk", "split",
-                 "split_with_sizes")
-)  # fmt: skip
-
 _GENTLE = 1.3  # slopes up to which norms are not measured on both sides
-_tapes: WeakKeyDictionary[Graph, Tape] = WeakKeyDictionary()
+_tapes: WeakKeyDictionary[Graph, dict[bool, Tape]] = WeakKeyDictionary()
 
 
-def tape_of(graph: Graph) -> Tape:
-    """The tape of a graph; made once per graph."""
-    if graph not in _tapes:
-        _tapes[graph] = Tape(graph)
-    return _tapes[graph]
+def tape_of(graph: Graph, *, single: bool = False) -> Tape:
+    """The tape of a graph; made once per graph and precision."""
+    known = _tapes.setdefault(graph, {})
+    if single not in known:
+        known[single] = Tape(graph, single=single)
+    return known[single]
 
 
 class Tape:
@@ -52,16 +48,30 @@ class Tape:
 
     Args:
         graph: of an objective.
+        single: whether to run in single precision what can be (:mod:`surefoot.valuation.single`).
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, single: bool = False) -> None:
         plain = expanded(without_casts(graph))
         self.graph = replace(plain, nodes=tuple(needed(plain.nodes, plain.outputs)))
         varies = {name for name, role in self.graph.roles.items() if Role.PARAMETERS in role}
         self.varying = tuple(node for node in self.graph.nodes if node.name in varies)
         self.fixed = tuple(node for node in self.graph.nodes if node.name not in varies)
-        self._wide = {node.name: _prepared(widened(node, formula_of(node))) for node in self.graph.nodes}
-        self.output = self.graph.outputs[0]
+        self.output, self.single = self.graph.outputs[0], single
+        inner = [node for node in self.varying if single and node.name != self.output]
+        self.narrow = frozenset(node.name for node in inner if is_narrow(node, self.graph))
+        self._kernels = {node.name: _prepared(widened(node, formula_of(node))) for node in self.graph.nodes}
+
+    @cached_property
+    def _convolves(self) -> bool:
+        return any("conv" in node.op and node.name in self.narrow for node in self.varying)
+
+    @cached_property
+    def fits(self) -> bool:
+        """Whether a pass in single precision may say something: numbers are of it, and no products of tensors that
+        vary multiply errors.
+        """
+        return self.output in self.moving and not self.matched and fits(self.graph)
 
     @cached_property
     def rounding(self) -> frozenset[str]:
@@ -113,9 +123,9 @@ class Tape:
     @cached_property
     def samples(self) -> int:
         """How many samples stay apart, where errors are carried along for each: in attention, whose products of
-        tensors that vary multiply errors. 0 elsewhere.
+        tensors that vary multiply errors, and in single precision. 0 elsewhere.
         """
-        return samples_of(self.graph, self.varying) if self.matched else 0
+        return samples_of(self.graph, self.varying) if self.matched or self.single else 0
 
     @cached_property
     def shifts(self) -> frozenset[str]:
@@ -137,13 +147,34 @@ class Tape:
         real = {name: value for name, value in values.items() if is_measured(value)}
         inputs = [leaf.name for leaf in self.graph.inputs if leaf.name in real] if self.samples else []
         each = {name: norms_of_samples(real[name], self.samples) for name in inputs}
-        return Constants(values, dict(zip(real, norms(real.values()), strict=True)), each)
+        for node in self.fixed:
+            if node.op in IN_ORDER and node.inputs[0] in each:
+                each[node.name] = each[node.inputs[0]]
+        sizes = dict(zip(real, norms(real.values()), strict=True))
+        if self.single:
+            values = {name: in_single(value) for name, value in values.items()}
+        return Constants(values, sizes, each)
 
     def _compute(self, node: Node, values: Values) -> Any:
-        value = self._wide[node.name](values)
+        if node.name in self.narrow:
+            return self._kernels[node.name](values)
+        value = self._kernels[node.name](self._in_double(node, values))
         if isinstance(value, Tensor):
-            return value if value.dtype is torch.float64 else in_double(value)
-        return tuple(map(in_double, value))
+            value = value if value.dtype is torch.float64 else in_double(value)
+        else:
+            value = tuple(map(in_double, value))
+        return self._stored(node, value)
+
+    def _in_double(self, node: Node, values: Values) -> Values:
+        """What an operation reads, for one that is run in double precision."""
+        if not self.single:
+            return values
+        read = ((name, values[name]) for name in node.inputs)
+        return {name: in_double(v) if isinstance(v, Tensor) else tuple(map(in_double, v)) for name, v in read}
+
+    def _stored(self, node: Node, value: Any) -> Any:
+        """The result of an operation, rounded where others read it in single precision."""
+        return in_single(value) if self.single and node.name in self.moving and node.name != self.output else value
 
     def run(
         self,
@@ -167,41 +198,60 @@ class Tape:
         reverse = derivatives and not light
         watch = self.rounding if plan is None else plan.watch
         run = Run(self.output, self.moving, values, {}, constants, derivatives, plan is None, light)
-        run.samples, run.shifts = self.samples, self.shifts
+        run.samples, run.shifts, run.aliases = self.samples, self.shifts, self.aliases
         if any(node.op == BATCH for node in self.fixed):
             run.statistics = None
         keep = set() if plan is None else set(plan.keep)
         default = nullcontext() if self._is_real else double_by_default()
-        with torch.set_grad_enabled(derivatives), default:
+        wide = in_single if self.single else in_double
+        exactly: Any = torch.backends.nnpack.flags(enabled=False) if self._convolves else nullcontext()
+        with torch.set_grad_enabled(derivatives), default, exactly:
             for name, given in parameters.items():
-                values[name] = run.parameters[name] = in_double(given.detach()).requires_grad_(derivatives)
+                values[name] = run.parameters[name] = wide(given.detach()).requires_grad_(derivatives)
             run.measure_parameters({} if plan is None else plan.weights)
             for name in self.boundary if reverse else ():
                 values[name] = run.watched(name, constants.values[name].detach().requires_grad_())
             for node in self.varying:
-                value: Any = run.by_formula(node) if node.name in self.special else None
+                value: Any = None
+                if node.name in self.special:
+                    value = run.by_formula(node, self._in_double(node, values))
+                    value = None if value is None else self._stored(node, value)
                 if value is None:
                     value = self._compute(node, values)
                     keep.update((node.name, *node.inputs) if node.name in self.special else ())
-                if node.op in _SAME:
-                    run.aliases[node.name] = node.inputs[0], 1.0
-                elif node.name in self.derived:
-                    run.aliases[node.name] = self.derived[node.name]
-                elif node.name not in run.given:
+                if node.name not in self.aliases and node.name not in run.given:
                     run.measure(node.name, value)
                 if node.name in self.matched:
                     run.measure_matrices(self.matched[node.name])
-                if reverse and node.name in self.kinks:
+                if reverse and not self.single and node.name in self.kinks:
                     run.note_kinks(node.name, self.asked[node.name].inputs[0], self.kinks[node.name])
                 if reverse and node.name in watch and isinstance(value, Tensor):
                     value = run.watched(node.name, value)
                 values[node.name] = value
-                for name in self.graph.finished[node.name]:
-                    if plan is None and name not in self.spare:
-                        continue
-                    if name not in keep and name not in constants.values and name not in run.parameters:
+                for name in self._finished[node.name]:
+                    if name not in keep and (plan is not None or name in self.spare):
                         del values[name]
         return run
+
+    @cached_property
+    def _finished(self) -> dict[str, tuple[str, ...]]:
+        """By name of what varies, what else of that nothing reads after it."""
+        names = {node.name for node in self.varying}
+        return {name: tuple(names.intersection(self.graph.finished[name])) for name in names}
+
+    @cached_property
+    def aliases(self) -> dict[str, tuple[str, float]]:
+        """Where the norm of a result is at most a factor times that of an argument, its name and the factor: what
+        only moves numbers, one of several results, and scalar functions (:attr:`derived`).
+        """
+        found: dict[str, tuple[str, float]] = {}
+        for node in self.varying:  # in order, as one may rest on another
+            part = node.op == "getitem" and isinstance(self.graph.spec(node.inputs[0]), tuple)
+            if node.op in SAME or part:
+                found[node.name] = node.inputs[0], 1.0
+            elif node.name in self.derived:
+                found[node.name] = self.derived[node.name]
+        return found
 
     @cached_property
     def asked(self) -> dict[str, Node]:
@@ -223,7 +273,16 @@ class Tape:
     @cached_property
     def pulls(self) -> dict[str, float]:
         """The round-off of pulling back, relative to the slope and the costate: see the propagation of errors."""
+        if self.single:
+            return {node.name: pull_of(node, self.graph) for node in self.varying}
         return {node.name: max(PULL, 8 * 2.0**-53 * (node.numel + 16)) for node in self.varying}
+
+    @cached_property
+    def lost(self) -> dict[str, float]:
+        """What underflows in pulling back, per argument."""
+        if not self.single:
+            return dict.fromkeys((node.name for node in self.varying), 0.0)
+        return {node.name: lost_behind(node, self.graph) for node in self.varying}
 
     @cached_property
     def reached(self) -> frozenset[str]:
@@ -243,7 +302,7 @@ class Tape:
                 if at_zero == 0 and steepest <= _GENTLE:
                     found[node.name] = (
                         asked.inputs[0],
-                        steepest * (1 + 2.0**-40),
+                        steepest * (1 + (2.0**-18 if self.single else 2.0**-40)),
                     )  # and the round-off of the kernel
         return found
 
@@ -284,17 +343,25 @@ class Tape:
         return frozenset(node.name for node in chosen)
 
 
+def _is_plain(argument: Any) -> bool:
+    """Whether an argument is no tensor and holds none."""
+    if isinstance(argument, list | tuple):
+        return all(isinstance(part, int | float) for part in argument)
+    return not isinstance(argument, Ref | dict | slice)
+
+
 def _prepared(node: Node) -> Callable[[Values], Any]:
     """What computes a node from values by name, without a look at its arguments each time."""
-    if node.kwargs or any(isinstance(argument, list | tuple) for argument in node.args):
-        return node.run
     names = [(k, argument.name) for k, argument in enumerate(node.args) if isinstance(argument, Ref)]
-    template, target = list(node.args), node.target
+    rest = (*(argument for argument in node.args if not isinstance(argument, Ref)), *node.kwargs.values())
+    if not all(map(_is_plain, rest)) or (node.kwargs and node.op in FORMULAS):
+        return node.run
+    template, target, options = list(node.args), node.target, node.kwargs
 
     def run(values: Values) -> Any:
         args = template.copy()
         for k, name in names:
             args[k] = values[name]
-        return target(*args)
+        return target(*args, **options)
 
     return run

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 
 from surefoot.calculus.leaves import captured
 from surefoot.errors import EvaluationError, UnsupportedOperation, describe
+from surefoot.graph.nodes import in_double
 from surefoot.valuation.passes import Constants, Run
 from surefoot.valuation.propagation import Errors, errors, forward_errors
+from surefoot.valuation.single import is_exact_here
 from surefoot.valuation.slopes import Slopes, slopes_of
 from surefoot.valuation.tape import Tape, tape_of
 
 # How far parameters may move, relative to their norms, before slopes are asked for anew.
 _WIDEST, _LEAST = 1.0, 0.01
 _ATTEMPTS = 4
-_PLENTY = 2.0**-7  # of an error that is enough: what forward mode has to reach before passes are light again
+_HOPELESS = 64.0
+_PLENTY = 2.0**-4  # of an error that is enough: what forward mode has to reach before passes are light again
 
 
 class InfiniteValue(EvaluationError):
@@ -66,21 +70,26 @@ class Valuer:
 
     Args:
         tape: the operations.
-        constants: inputs, targets and buffers, and what is computed from them (:meth:`Tape.constants`).
+        constants: inputs, targets and buffers, and what is computed from them (:meth:`Tape.constants`); or what
+            returns them, when they are needed.
         several: whether passes may be made with other inputs and targets of the same shapes. Then what is known
             of the operations holds for all inputs up to a size, and not only for these.
     """
 
-    def __init__(self, tape: Tape, constants: Constants, *, several: bool = False) -> None:
-        self.tape, self.constants, self.several = tape, constants, several
+    def __init__(
+        self, tape: Tape, constants: Constants | Callable[[], Constants], *, several: bool = False
+    ) -> None:
+        self.tape, self._constants, self.several = tape, constants, several
         self._slopes: Slopes | None = None
         self._drift = _WIDEST
         self._forward_decides = True  # at the last passes that might have been light
+        self.in_single: Valuer | None = None  # the same, where that may decide
         self.obstacle = ""  # the operation beyond which nothing was proved at the last pass, in words
 
     @classmethod
-    def of(cls, model: nn.Module, x: Any, objective: nn.Module) -> Valuer:
-        """The valuer for the objective of a model on a batch.
+    def of(cls, model: nn.Module, x: Any, objective: nn.Module, *, single: bool = False) -> Valuer:
+        """The valuer for the objective of a model on a batch; if ``single`` is set, with the one in single
+        precision where there is one (:mod:`surefoot.valuation.single`).
 
         Raises:
             CaptureError: if the model cannot be read.
@@ -88,7 +97,26 @@ class Valuer:
         """
         graph, values = captured(model, x, objective)
         tape = tape_of(graph)
-        return cls(tape, tape.constants(values))
+        found = cls(tape, lambda: tape.constants(values))
+        if single and tape.fits:
+            narrow = tape_of(graph, single=True)
+            found.in_single = cls(narrow, narrow.constants(values))
+        return found
+
+    @cached_property
+    def constants(self) -> Constants:
+        """Inputs, targets and buffers, and what is computed from them."""
+        return self._constants() if callable(self._constants) else self._constants
+
+    def evaluate(self, weights: Mapping[str, Tensor], enough: float = 0.0) -> Evaluation:
+        """The interval at these weights: in single precision, if there is such a valuer and that is enough."""
+        narrow = self.in_single if enough and is_exact_here(weights) else None
+        if narrow is not None:
+            run = narrow.run(weights)
+            found = narrow.enclosed(run, enough) if math.isfinite(run.value) else None
+            if found is not None and found.error <= enough:
+                return found
+        return self.enclosed(self.run(weights), enough)
 
     def run(
         self,
@@ -110,7 +138,7 @@ class Valuer:
 
     def gradient(self, run: Run) -> dict[str, Tensor]:
         """The gradient of a pass, by path."""
-        return {leaf.path: run.gradient[leaf.name] for leaf in self.tape.graph.parameters}
+        return {leaf.path: in_double(run.gradient[leaf.name]) for leaf in self.tape.graph.parameters}
 
     def foreseen(self, run: Run, enough: float) -> Run:
         """The pass itself if an error below ``enough`` can be told from it; else, of a light one, a full one.
@@ -172,7 +200,8 @@ class Valuer:
                 return None
             found = self._forward_or_reverse(run, slopes)
             if run.derivatives and not run.light and 0 < enough < math.inf:
-                self._forward_decides = found.apart[self.tape.output] <= _PLENTY * enough
+                plenty = 0.5 if self.tape.single else _PLENTY
+                self._forward_decides = found.apart[self.tape.output] <= plenty * enough
             names = frozenset(slopes.outside(run, found.apart))
             if not names:
                 if not self._is_settled(run, found, enough):
@@ -185,10 +214,12 @@ class Valuer:
             slopes.renew(run, names, self._drift, found.apart)
         return None
 
-    @staticmethod
-    def _is_settled(run: Run, found: Errors, enough: float) -> bool:
-        """Whether slopes for a smaller neighbourhood would not make the error much smaller, or need not."""
-        return not run.derivatives or found.total <= max(2 * found.leading, enough)
+    def _is_settled(self, run: Run, found: Errors, enough: float) -> bool:
+        """Whether slopes for a smaller neighbourhood would not make the error much smaller, or need not; nor will
+        they do where single precision is far from enough.
+        """
+        hopeless = self.tape.single and 0 < _HOPELESS * enough < found.total
+        return not run.derivatives or hopeless or found.total <= max(2 * found.leading, enough)
 
     def _anew(self, run: Run, enough: float) -> float:
         """The error, from slopes that are asked for again: with room for errors larger than sizes, and for

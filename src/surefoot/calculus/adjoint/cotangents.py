@@ -62,7 +62,7 @@ from surefoot.calculus.adjoint.tangents import (
 from surefoot.calculus.assemble import weights
 from surefoot.calculus.forward import Step
 from surefoot.enclosure import Enclosure, row_norms
-from surefoot.magnitude import Magnitude, minimum
+from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.operations.call import Pair
 
 
@@ -200,35 +200,34 @@ def _variation(
     forward: Tangents, centre: Centre, of_layer: Mapping[int, Enclosure], change: Magnitude, norms: Magnitude
 ) -> Magnitude:
     """How far the second derivative moves, round-off at the centre included."""
+    variables, count = forward.variables, len(forward.result.region.variables)
+    if not variables:
+        return Magnitude.zero((count, count))
+    layer = np.array([v.layer for v in variables], dtype=np.intp)
+    spread, far = (Magnitude(stack([getattr(v, name) for v in variables]).log2.T) for name in ("spread", "reach"))
 
-    def between(first: Variable, second: Variable) -> Magnitude:
-        """The part in the second derivatives in injections."""
-        t, k = first.layer, second.layer
-        rounded = norms[:, t, k] * centre.error
-        at = centre.curvature[:, t, k] + rounded
-        moved = first.spread * second.reach + first.size * second.spread
-        return (change[:, t, k] + rounded) * first.reach * second.reach + at * moved
+    def between(v: Variable) -> Magnitude:
+        """The part in the second derivatives in injections, with all others: samples × variables."""
+        rounded = norms[:, v.layer, layer] * centre.error
+        at = centre.curvature[:, v.layer, layer] + rounded
+        moved = v.spread[:, None] * far + v.size[:, None] * spread
+        return (change[:, v.layer, layer] + rounded) * v.reach[:, None] * far + at * moved
 
-    def mixed(weight: Variable, other: Variable) -> Magnitude:
-        """The part where a weight meets its input, which another variable moves."""
+    def mixed(weight: Variable) -> Magnitude:
+        """The part where a weight meets its input, which others move: samples × variables."""
         rows = _input(forward, weight)
         if rows is None:
-            return Magnitude.zero((forward.count,))
-        costate, k = of_layer[weight.layer], other.layer
-        rounded = rows.sizes[:, k] * centre.error
-        moved = (rows.change[:, k] + rounded) * other.reach + rows.centre[:, k] * other.spread
-        along = costate.row_spread(forward.count) * rows.domain[:, k] * other.reach
-        return along + row_sizes(costate, forward.count) * moved
+            return Magnitude.zero((forward.count, len(variables)))
+        costate = of_layer[weight.layer]
+        rounded = rows.sizes[:, layer] * centre.error
+        moved = (rows.change[:, layer] + rounded) * far + rows.centre[:, layer] * spread
+        along = costate.row_spread(forward.count)[:, None] * rows.domain[:, layer] * far
+        return along + row_sizes(costate, forward.count)[:, None] * moved
 
-    size = len(forward.result.region.variables)
-    return placed(
-        (size, size),
-        (
-            ((a.position, b.position), (between(a, b) + mixed(a, b) + mixed(b, a)).sum())
-            for a in forward.variables
-            for b in forward.variables
-        ),
-    )
+    met = stack([mixed(v).sum(axis=0) for v in variables])
+    amounts = stack([between(v).sum(axis=0) for v in variables]) + met + Magnitude(met.log2.T)
+    rows = placed((count, len(variables)), ((v.position, amounts[k]) for k, v in enumerate(variables)))
+    return placed((count, count), (((slice(None), v.position), rows[:, k]) for k, v in enumerate(variables)))
 
 
 def _outer(left: Magnitude, form: Magnitude, right: Magnitude) -> Magnitude:

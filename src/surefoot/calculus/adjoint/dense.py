@@ -10,7 +10,7 @@ Operations are replaced by what has the same first two derivatives at the centre
 state, as in :mod:`surefoot.calculus.adjoint.samples`; an operation without such a record is refused. The round-off
 is bounded in :mod:`surefoot.calculus.adjoint.running`.
 
-Which sample every entry of a tensor belongs to, where samples do not interact.
+Where samples do not interact, :func:`sample_labels` says which one every entry of a tensor belongs to.
 """
 
 from __future__ import annotations

@@ -219,14 +219,11 @@ def _settled(carried: Rows, arrived: Mapping[int, Magnitude], exact: Magnitude |
     if exact is not None:
         centre = minimum(centre, exact + carried.sizes * error)
     change = np.array(near.log2)
-    domain: dict[int, Magnitude] = {}
     for k in sorted(arrived, reverse=True):
-        total = near[:, k]
-        for m, slope in domain.items():
-            total = total + slope * arrived[m][:, k]
-        total = minimum(total, norms[:, k] + centre[:, k])
+        total = minimum(Magnitude(change[:, k]), norms[:, k] + centre[:, k])
         change[:, k] = total.log2
-        domain[k] = minimum(centre[:, k] + total, norms[:, k])
+        slope = minimum(centre[:, k] + total, norms[:, k])
+        change[:, :k] = (Magnitude(change[:, :k]) + arrived[k][:, :k] * slope[:, None]).log2
     return Rows(centre, near, Magnitude(change), norms, carried.sizes)
 
 

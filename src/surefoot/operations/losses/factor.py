@@ -61,6 +61,7 @@ class Factor:
             u = self.normal
             along = (u[:, 1:] * z).sum(dim=1, keepdim=True) / u[:, :1]
             z = torch.nn.functional.pad(z, (1, 0)).addcmul_(u, along, value=-1)
+            return z.mul_(self.scale).reshape(self.shape)
         return (self.scale * z).reshape(self.shape)
 
     def back(self, output: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Every loss here is :math:`h(\hat y) = \frac{\text{scale}}N\sum_i h_i(\hat y_i)` 
 dimension; N is the number of samples unless another reduction is asked for. So the gradient is the stack of the
 :math:`\nabla h_i`, and the Hessian is block-diagonal with blocks :math:`\nabla^2h_i`.
 
-The number that a model returns is its loss.
+A model that returns one number returns its loss, and nothing is left to compute.
 """
 
 from __future__ import annotations

@@ -21,9 +21,10 @@ def _reduced(entries: Tensor, reduction: int) -> Tensor:
     return entries.mean() if reduction == 1 else entries.sum() if reduction == 2 else entries
 
 
-@written_out("aten.mse_loss")
-def _square(self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    return _reduced((self - target).square(), reduction)
+written_out("aten.mse_loss")(lambda self, target, reduction: _reduced((self - target).square(), reduction))
+written_out("aten.soft_margin_loss")(
+    lambda self, target, reduction: _reduced(F.softplus(-target * self), reduction)
+)
 
 
 @written_out("aten.l1_loss")
@@ -44,6 +45,13 @@ def _smooth_absolute(self: Tensor, target: Tensor, reduction: int, beta: float) 
     return _huber(self, target, reduction, beta) / beta if beta > 0 else _absolute(self, target, reduction)
 
 
+@written_out("aten.binary_cross_entropy")
+def _binary_of_chances(self: Tensor, target: Tensor, weight: Any = None, reduction: int = 1) -> Tensor:
+    """PyTorch cuts logarithms off at −100."""
+    each = -(target * torch.log(self).clamp(min=-100) + (1 - target) * torch.log(1 - self).clamp(min=-100))
+    return _reduced(each if weight is None else each * weight, reduction)
+
+
 @written_out("aten.binary_cross_entropy_with_logits")
 def _binary(
     self: Tensor, target: Tensor, weight: Tensor | None, pos_weight: Tensor | None, reduction: int
@@ -53,11 +61,6 @@ def _binary(
         log_probability = log_probability * (1 + (pos_weight - 1) * target)
     entries = (1 - target) * self + log_probability
     return _reduced(entries if weight is None else entries * weight, reduction)
-
-
-@written_out("aten.soft_margin_loss")
-def _soft_margin(self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    return _reduced(F.softplus(-target * self), reduction)
 
 
 @written_out("aten.kl_div")

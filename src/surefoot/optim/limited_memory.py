@@ -1,0 +1,173 @@
+"""L-BFGS with a scale for each parameter."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.optim.directions import Gradient
+from surefoot.optim.point import Point
+
+_FEW, _MANY, _ROOM = 40, 100, 2**24  # pairs that are kept: many if they fit into so many bytes, else few
+_CACHE = 2**20  # bytes of pairs in double precision that are read at no cost
+_MEMORY = 0.95  # how much of the squares that scales are made of stays at each step
+_ALL = 1e-6  # the part that the mean over all parameters has in each scale
+_MOVES, _CHANGES = 0, 1
+_ROWS_ARE = "moves, then changes, scaled"  # how rows are saved
+
+
+class LimitedMemory(Gradient):
+    r"""L-BFGS: the inverse Hessian from the last moves s and changes y of the gradient.
+
+    The two loops (Nocedal, Updating quasi-Newton matrices with limited storage, Mathematics of Computation 35,
+    1980) start from any positive matrix :math:`H_0`. With S and Y the pairs, oldest first, R the upper triangle of
+    :math:`S^\top Y` and D its diagonal, the first loop is :math:`R\alpha = S^\top g` and the second
+    :math:`R^\top\delta = D\alpha - Y^\top H_0(g - Y\alpha)`, for the direction :math:`-H_0(g - Y\alpha) - S\delta`
+    (Byrd, Nocedal and Schnabel, Representations of quasi-Newton matrices, Mathematical Programming 63, 1994). So
+    moves and changes are read twice per step. A pair is kept if
+    :math:`\langle s, y\rangle > 10^{-12}\|s\|\|y\|`, which keeps the matrix positive. Reading the rows is what
+    takes time, so that many of them are kept in single precision, divided by their norms.
+
+    *Scales.* Usually :math:`H_0` is a multiple of the identity, which suits no network: how far a bias, an
+    embedding and a matrix behind a normalisation can move for the same change of the gradient differs by orders of
+    magnitude. Here it is diagonal. Let :math:`\bar s_i` and :math:`\bar y_i` be the means of squares of the last
+    moves and changes of parameter i, each pair divided by :math:`\langle s, y\rangle`, so that no unit matters,
+    and :math:`\bar s_T`, :math:`\bar y_T` their means over the tensor it belongs to. Then
+    :math:`H_0 = \gamma\operatorname{diag}\sqrt{(\bar s_i + \bar s_T)/(\bar y_i + \bar y_T)}` with
+    :math:`\gamma = \langle s, y\rangle/\langle y, H_0y\rangle` of the last pair. (Diagonal matrices from pairs are
+    those of Gilbert and Lemaréchal, Some numerical experiments with variable-storage quasi-Newton algorithms,
+    Mathematical Programming 45, 1989; the mean over tensors keeps single entries from standing out by chance.)
+    """
+
+    needs_curvature = True
+
+    def __init__(self, pairs: int | None = None) -> None:
+        super().__init__()
+        self._wanted = pairs
+        self._clear()
+
+    def _clear(self) -> None:
+        self._order: deque[int] = deque()  # slots in use, oldest first
+        self._rows: Tensor | None = None  # moves and changes, divided by their norms
+        self._norms = np.zeros((2, 0))
+        self._table = np.zeros((0, 0))  # products of moves with changes
+        self._at: tuple[Tensor, np.ndarray] | None = None  # a gradient, and the products of the moves with it
+        self._tensors: Tensor | None = None  # the number of the tensor of each parameter
+        self._counts: Tensor | None = None  # how many parameters each tensor has
+        self._squares: Tensor | None = None  # of moves and changes, with less weight the older they are
+        self._scales: Tensor | None = None  # the diagonal that the loops start from
+
+    def propose(self, point: Point) -> tuple[Tensor, float]:
+        """Minus the inverse Hessian times the gradient; the step 1, or a short one at the very first."""
+        gradient = point.gradient
+        if not self._order or self._scales is None:
+            return super().propose(point)
+        order = np.array(self._order)
+        upper = torch.from_numpy(self._table[order][:, order])
+        alpha = _solved(upper, self._with_moves(gradient)[order], upper=True)
+        start = self._combined(_CHANGES, order, alpha).neg_().add_(gradient).mul_(self._scales)
+        rest = upper.diagonal().numpy() * alpha - self._products(_CHANGES, start)[order]
+        delta = _solved(upper.T, rest, upper=False)
+        return self._combined(_MOVES, order, delta).add_(start).neg_(), 1.0
+
+    def _used(self, which: int) -> Tensor:
+        """The rows that hold moves, or changes."""
+        assert self._rows is not None
+        return self._rows[which, : len(self._order)]
+
+    def _with_moves(self, gradient: Tensor) -> np.ndarray:
+        """The products of the moves with a gradient."""
+        if self._at is None or not (self._at[0] is gradient or torch.equal(self._at[0], gradient)):
+            self._at = gradient, self._products(_MOVES, gradient)
+        return self._at[1]
+
+    def _products(self, which: int, vector: Tensor) -> np.ndarray:
+        """The products of moves, or of changes, with a vector."""
+        size, rows = float(torch.linalg.vector_norm(vector)) or 1.0, self._used(which)
+        return (rows @ (vector / size).to(rows)).double().cpu().numpy() * (size * self._norms[which, : len(rows)])
+
+    def _combined(self, which: int, order: np.ndarray, weights: np.ndarray) -> Tensor:
+        """Moves, or changes, with these weights in order of age, added up in double precision at the end."""
+        rows, parts = self._used(which), np.empty(len(order))
+        parts[order] = weights * self._norms[which, order]
+        largest = float(np.abs(parts).max()) or 1.0
+        return (torch.from_numpy(parts / largest).to(rows) @ rows).double().mul_(largest)
+
+    def learn(self, before: Point, after: Point, step: float) -> None:
+        """Keep the move and the change of the gradient."""
+        move, change = after.vector - before.vector, after.gradient - before.gradient
+        inner, sizes = float(move @ change), (float(move.norm()), float(change.norm()))
+        self._length = sizes[0] or self._length
+        if not inner > 1e-12 * sizes[0] * sizes[1]:
+            return
+        if self._rows is None:
+            pairs = self._wanted or min(max(_ROOM // (8 * len(move)), _FEW), _MANY)
+            kind = torch.float64 if 16 * pairs * len(move) <= _CACHE else torch.float32
+            self._rows = torch.zeros(2, pairs, len(move), dtype=kind, device=move.device)
+            self._table, self._norms = np.zeros((pairs, pairs)), np.zeros((2, pairs))
+            lengths = torch.tensor([shape.numel() for _, shape in after.function.layout.shapes])
+            self._tensors = torch.arange(len(lengths)).repeat_interleave(lengths).to(move.device)
+        old, new = self._with_moves(before.gradient), self._with_moves(after.gradient)
+        used = len(self._order)
+        slot = used if used < len(self._norms[0]) else self._order.popleft()
+        self._order.append(slot)
+        self._table[:used, slot], self._table[slot, slot] = new - old, inner
+        units = torch.stack([move / sizes[0], change / sizes[1]])
+        self._norms[:, slot], self._rows[:, slot] = sizes, units
+        products = np.zeros(len(self._order))
+        products[:used] = new
+        products[slot] = float(move @ after.gradient)
+        self._at = after.gradient, products
+        self._rescale(units, sizes, inner)
+
+    def _rescale(self, units: Tensor, sizes: tuple[float, float], inner: float) -> None:
+        """The diagonal, with one more pair, given by vectors of norm one, their sizes and their product."""
+        assert self._tensors is not None
+        weights = units.new_tensor([[size / inner * size] for size in sizes])
+        squares = units.square().mul_(weights)
+        self._squares = squares if self._squares is None else squares.add_(self._squares, alpha=_MEMORY)
+        if self._counts is None:
+            self._counts = torch.bincount(self._tensors).clamp(min=1)
+        means = squares.new_zeros(2, len(self._counts)).index_add_(1, self._tensors, squares).div_(self._counts)
+        means.add_(squares.mean(dim=1, keepdim=True), alpha=_ALL)
+        moves, changes = means.index_select(1, self._tensors).add_(squares).sqrt_()
+        scales = moves / changes
+        along = float(units[_CHANGES] @ (scales * units[_CHANGES])) * sizes[_CHANGES]
+        self._scales = scales.mul_(inner / sizes[_CHANGES] / along)
+
+    def forget(self) -> None:
+        """All pairs."""
+        super().forget()
+        self._clear()
+
+    def state(self) -> dict[str, Any]:
+        """Also the pairs."""
+        at = None if self._at is None else [self._at[0], torch.from_numpy(self._at[1].copy())]
+        used = len(self._order)
+        table, norms = self._table[:used, :used].copy(), self._norms[:, :used].copy()
+        own: dict[str, Any] = {"order": list(self._order), "rows": self._rows, "rows_are": _ROWS_ARE, "at": at}
+        own |= {"norms": torch.from_numpy(norms), "table": torch.from_numpy(table), "tensors": self._tensors}
+        return {**super().state(), **own, "squares": self._squares, "scales": self._scales}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take them back; of a state with another order of rows, nothing: the memory fills up anew."""
+        super().load(state)
+        self._clear()
+        if state.get("rows_are") != _ROWS_ARE or state["rows"] is None:
+            return
+        self._order, self._rows = deque(state["order"]), state["rows"]
+        self._tensors, self._squares, self._scales = state["tensors"], state["squares"], state["scales"]
+        used, pairs = len(self._order), self._rows.shape[1]
+        self._table, self._norms = np.zeros((pairs, pairs)), np.zeros((2, pairs))
+        self._table[:used, :used], self._norms[:, :used] = state["table"].numpy(), state["norms"].numpy()
+        self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy().copy())
+
+
+def _solved(triangle: Tensor, right: np.ndarray, *, upper: bool) -> np.ndarray:
+    """The solution of a triangular system; the other half of the matrix is not read."""
+    return torch.linalg.solve_triangular(triangle, torch.from_numpy(right)[:, None], upper=upper)[:, 0].numpy()
