@@ -229,9 +229,7 @@ def wide_line(row: Wide) -> str:
     proved = f"**{row.proved:.3g}** | ≤ {MOST_WIDE:g} in {MOST_GRADIENTS:,}{'' if met else ' (missed)'}"
     likely = f"{row.likely:.3g} but for {row.failure:.0e} | {row.budget:,}"
     sizes = f"{row.numbers:,} | {row.norm:.3g} | {row.by_norms:,.0f}"
-    return (
-        f"| {row.network} | {row.numbers:,} | {sizes} | {proved} | {row.cost:,.0f} | {row.stated:,} | {likely} |"
-    )
+    return f"| {row.network} | {sizes} | {proved} | {row.cost:,.0f} | {row.stated:,} | {likely} |"
 
 
 def line(row: Sharpness) -> str:

@@ -96,7 +96,7 @@ of 32×32, cross-entropy: the norm of the second derivative at the weights, whic
 it what is said there: by products of norms (`effort="quick"`), by proof with `effort="high"`, and by
 `sf.estimate` with its budget of gradients, which is no proof but holds with a probability over its random start,
 the round-off of its products not counted. With high effort, Jacobians between the additions of residual blocks
-are computed sample by sample, and their norms are proved ([`surefoot.calculus.adjoint.composed`]({source}));
+are computed sample by sample, and their norms are proved (`surefoot.calculus.adjoint.composed`);
 products of norms are left inside the blocks and in the first stage, whose tensors have 4,096 entries for each
 image.
 
@@ -105,9 +105,7 @@ image.
 {row}
 
 On its segment against the gradient the step 0.0047 is proved, in 58 gradients; what limits it is the error that is
-proved for the gradient, 0.05 % of its norm.
-"""
-SOURCE = "../src/surefoot/calculus/adjoint/composed.py"
+proved for the gradient, 0.05 % of its norm."""
 FIFTH = """
 ## Before any weights are known
 
@@ -183,7 +181,7 @@ def page(processes: int | None) -> str:
             HEAD.format(minutes=minutes) + "\n".join(first_table(perceptrons)),
             TAIL + SECOND + "\n".join(map(line, networks)),
             THIRD.format(reached=reached, rows=len(networks)) + "\n".join(by_width),
-            FOURTH.format(source=SOURCE, row=wide_line(wide)),
+            FOURTH.format(row=wide_line(wide)),
             FIFTH + "\n".join(map(a_priori.line, a_priori.SUBJECTS)) + "\n",
         ]
     )

@@ -511,6 +511,16 @@ def test_a_look_is_near_the_value_that_is_proved(objective: Any) -> None:
     assert data.model.training
 
 
+def test_no_epoch_counts_as_lower_than_what_was_proved_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = _epochs(_model())
+    trainer = training._keeper.training
+    run = trainer.run
+    monkeypatch.setattr(trainer, "run", lambda *given: (1e-9, run(*given)[1]))  # as if hard samples were missed
+    training.step()
+    assert training.history[-1].kept
+    assert training._keeper._lowest == training.history[-1].after
+
+
 class _Noted(torch.optim.SGD):
     """Writes down the rates it is given."""
 

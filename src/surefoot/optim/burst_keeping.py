@@ -79,11 +79,12 @@ class BurstKeeper:
             count, rate, part = max(1, round(length * training.batches.per_epoch)), training.pace.rate, way.part
             lowest, ahead = training.run(count, start, self._ahead, self._lowest, late)
             after = None if lowest is None else self.all_data.if_finite()
+            evaluated = math.inf if after is None else after.value
             if after is not None and part:
                 after = self._further(way, after)
             if lowest is not None and after is not None and after.upper < before.lower:
                 self._kept, self.value = Snapshot(training.model, training.optimizer), after
-                self._lowest, self._ahead = lowest, ahead
+                self._lowest, self._ahead = max(lowest, evaluated), ahead  # an epoch may have missed hard samples
             else:
                 start.restore()
                 self._ahead, way.part = None, part

@@ -116,20 +116,22 @@ class Composed:
         if len(models) < len(steps):
             raise NotImplementedError("an operation has no proved derivative")
         off = _errors(self._result, steps, [errors[0] for _, errors in models])
-        parts: dict[str, list[Tensor]] = {c: [] for c in sources}
+        count, size, start = len(values[name].value), values[name].numel // len(values[name].value), 0
+        held = {c: values[c].value.new_empty(size, count, values[c].numel // count) for c in sources}
         for pulled in _pulled(self._result, steps, [model for model, _ in models], sources):
             for c, part in pulled.items():
                 require_moderate(part)
-                parts[c].append(part.flatten(2))
+                held[c][start : start + len(part)] = part.flatten(2)
+            start += len(pulled[sources[0]])
         norms: _Norms = {}
         for c in sources:
-            matrices = torch.cat(parts.pop(c)).transpose(0, 1)
+            matrices = held.pop(c).transpose(0, 1)
             norms[c] = Magnitude.of(largest_norm(matrices)) + off[c], {}
             for reader, root in roots.items():
-                rows = zip(matrices, root.reshape(len(values[name].value), -1, 1), strict=True)
+                rows = zip(matrices, root.reshape(count, -1, 1), strict=True)
                 # products are rounded, by less than the Frobenius norm of at most 2^20 rows makes up for
-                size = Magnitude.of(largest_norm(k * w for k, w in rows)) * (1 + 2.0**-30) + 2.0**-500
-                norms[c][1][reader] = size + off[c] * float(root.max())
+                most = Magnitude.of(largest_norm(k * w for k, w in rows)) * (1 + 2.0**-30) + 2.0**-500
+                norms[c][1][reader] = most + off[c] * float(root.max())
         return norms
 
 
