@@ -20,7 +20,7 @@ from surefoot.valuation.single import is_exact_here
 from surefoot.valuation.streamed import Streamed, StreamedValuer
 from surefoot.valuation.valuer import Evaluation, InfiniteValue, Valuer
 
-_NARROW = 30.0  # times a hundredth of a decrease: errors in single precision that prove it
+_NARROW = 3.0  # times a tenth of a decrease: errors in single precision that prove it
 _SHORTEST, _LONGEST = 8, 512  # passes in double after one in single precision that did not decide
 
 
