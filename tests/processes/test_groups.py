@@ -572,7 +572,7 @@ def test_the_command_on_the_page(tmp_path: Path) -> None:
     pages = [Path(__file__).parents[2] / name for name in ("README.md", "docs/processes.md")]
     readme, page = (path.read_text(encoding="utf-8") for path in pages)
     (script,), (command,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.S) for kind in ("python", "bash"))
-    assert set(re.findall(r"^[$ ]*(torchrun .*)$", readme, re.M)) <= {command.strip()}
+    assert set(re.findall(r"^[$ ]*(torchrun .*)$", readme, re.M)) == {command.strip()}
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
     program, *rest = command.split()
     assert program == "torchrun"
