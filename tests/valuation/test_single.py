@@ -245,6 +245,13 @@ def test_what_is_not_exact_in_single_precision_is_left_to_double() -> None:
             assert not is_exact_here({"x": x})
         finally:
             torch.set_float32_matmul_precision("highest")
+    mkldnn = torch.backends.mkldnn
+    for setting in (torch.backends, mkldnn, mkldnn.matmul, mkldnn.conv):
+        before, setting.fp32_precision = setting.fp32_precision, "bf16"
+        try:
+            assert not is_exact_here({"x": x})
+        finally:
+            setting.fp32_precision = before
     assert is_exact_here({"x": x})
     objective = sf.CrossEntropy(y)
     assert Valuer.of(model, x, objective, single=True).in_single is not None

@@ -103,10 +103,11 @@ def fits(graph: Graph) -> bool:
 
 def is_exact_here(tensors: Mapping[str, Any]) -> bool:
     """Whether torch multiplies numbers of single precision as they are, where these tensors live."""
-    if torch.is_autocast_enabled("cpu") or torch.get_float32_matmul_precision() != "highest":
+    if torch.is_autocast_enabled("cpu"):
         return False
-    parts = (getattr(torch.backends.mkldnn, part, None) for part in ("matmul", "conv"))
-    if any(getattr(part, "fp32_precision", "none") not in ("none", "ieee") for part in parts):
+    backends: Any = torch.backends
+    settings = (backends, backends.mkldnn, backends.mkldnn.matmul, backends.mkldnn.conv)  # the old one sets these
+    if any(setting.fp32_precision not in ("none", "ieee") for setting in settings):
         return False
     return all(t.device.type == "cpu" for t in tensors.values() if isinstance(t, Tensor))
 
