@@ -103,7 +103,7 @@ class _Outputs(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize(("layer", "most"), [(nn.LSTM, 60), (nn.GRU, 28)])
+@pytest.mark.parametrize(("layer", "most"), [(nn.LSTM, 60), (nn.GRU, 32)])
 def test_long_sequences(layer: Callable[..., nn.Module], most: int) -> None:
     """Operation by operation the smoothness of 50 steps would be 1e91 and 1e79."""
     torch.manual_seed(0)
@@ -147,3 +147,25 @@ def test_certificates_of_one_number_hold(
     certificate = sf.certify(model, x, domain=domain)
     assert certificate.smoothness.is_finite
     assert_upper_bound(certificate, model, x, domain, starts=1, steps=1)
+
+
+class _OneKeepsOneTurns(nn.Module):
+    """A cell of a GRU whose first unit keeps its state and whose second takes the new one: (v, tanh v)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(1, 2).double()
+        with torch.no_grad():
+            for weights in self.cell.parameters():
+                weights.zero_()
+            self.cell.weight_ih[5, 0] = 1.0
+            self.cell.bias_ih[2:4] = torch.tensor([30.0, -30.0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cell(x, torch.cat([x, torch.zeros_like(x)], dim=1))
+
+
+def test_units_with_different_gates_move_together() -> None:
+    model, x = _OneKeepsOneTurns(), torch.zeros(1, 1, dtype=D)
+    steepness = float(jacrev(model)(x).detach().norm())
+    assert 1.414 < steepness <= float(sf.certify(model, x, domain=sf.Ball(1e-3), wrt="input").lipschitz)

@@ -152,7 +152,7 @@ def next_output(call: Call) -> Bounds:
     :math:`|p|^2 \le \min(1 + u^2, 1 + C^2/16)`. Then, with suprema over :math:`v \ge 0`,
 
     * :math:`\tanh'c'\,|p| \le \sup\sqrt{1 + (1+v)^2}/(1 + v^2) \le 1.507`, so the slope in all gates is at
-      most :math:`\sqrt{1.507^2 + 1/16} \le 1.53`; that in c is at most :math:`\bar f^2`;
+      most :math:`\sqrt{1.507^2\bar f^2 + 1/16} \le 1.53`; that in c is at most :math:`\bar f^2`;
     * :math:`|\tanh''c'|\,|p|^k` is at most :math:`0.77\,(1 + 1.66^2)^{k/2}` for :math:`u \le 1.66`, and
       beyond, where :math:`|\tanh''|` falls, at most :math:`\sup 2\tanh v\,(1 + (1+v)^2)^{k/2}/\cosh^2v`:
       together at most 1.54 for k = 1 and 3.22 for k = 2;
@@ -165,8 +165,8 @@ def next_output(call: Call) -> Bounds:
     """
     cell, size = call["cell"].peak, _open(call["gates"].peak)
     steep = (1 + cell**2 / 16).sqrt()
-    most = minimum((size**2 + cell**2 / 16).sqrt() * size, 1.507)
-    slopes = {"gates": (most**2 + 1 / 16).sqrt(), "cell": size**2}
+    most = minimum((size**2 + cell**2 / 16).sqrt(), 1.507)
+    slopes = {"gates": ((most * size) ** 2 + 1 / 16).sqrt(), "cell": size**2}
     crossed = minimum(_TANH * steep, 1.54) + 0.25
     own = minimum(_TANH * steep**2, 3.22) + minimum(maximum(cell * _LOGISTIC, Magnitude.of(0.86)), 1.21)
     bends = {
@@ -183,8 +183,11 @@ def next_state(call: Call) -> Bounds:
 
     Its entries are between those of n and h, so at most the larger of the two peaks, and their squares at most the
     sum of the two squares. Let :math:`|b_n| \le B` and :math:`|h - n| \le D`. The slope in h is z, and that in the
-    three gates of either a or b at most :math:`(1 - z)\kappa(z)`, :math:`\kappa(z)^2 = 1 + B^2/16 + D^2z^2`:
-    they have the same z, so :math:`\ell_{h'} \le \sup_z z\ell_h + (1-z)\kappa(z)(\ell_a + \ell_b)`, here over
+    three gates of either a or b at most :math:`(1 - z)\kappa(z)`, :math:`\kappa(z)^2 = 1 + B^2/16 + D^2z^2`, entry
+    by entry. Units have different z, so a move of h, a and b by p, q and r moves entry i by at most
+    :math:`z_i|p_i| + (1 - z_i)\kappa(z_i)(|q_i| + |r_i|)`. If :math:`t^2 \ge (1-z)\kappa(z)^2/(1+z)` for all z,
+    then :math:`z^2 + (1-z)^2\kappa(z)^2/t^2 \le 1`, so by Cauchy and Schwarz the square of that is at most
+    :math:`p_i^2 + t^2(|q_i| + |r_i|)^2`, and :math:`\ell_{h'}^2 \le \ell_h^2 + t^2(\ell_a + \ell_b)^2`, t over
     small intervals of z. Second derivatives: :math:`z(1-z) \le 1/4` between h and the gates; in the gates
     :math:`D|\sigma''|` in that of z, :math:`|\tanh''|(1 + B^2/16) + B|\sigma''| + 1/4` in the other two, and
     :math:`z(1-z)\sqrt{1 + B^2/16}` between these.
@@ -193,15 +196,17 @@ def next_state(call: Call) -> Bounds:
     widest, apart = call["recurrent"].peak, state.peak + 1.0
     steep = 1 + widest**2 / 16
     ends = np.linspace(0.0, 1.0, 65)
-    rest = (steep + apart**2 * Magnitude.of(ends[1:] ** 2)).sqrt() * Magnitude.of(1 - ends[:-1])
+    squares = steep + apart**2 * Magnitude.of(ends[1:] ** 2)
+    rest = squares.sqrt() * Magnitude.of(1 - ends[:-1])
+    turn = (squares * Magnitude.of((1 - ends[:-1]) / (1 + ends[:-1]))).max()
     gates = call["inputs"].lipschitz + call["recurrent"].lipschitz
-    lipschitz = stack([state.lipschitz * z + gates * r for z, r in zip(ends[1:].tolist(), rest, strict=True)])
+    lipschitz = (state.lipschitz**2 + gates**2 * turn).sqrt() * (1 + 2.0**-50)
     own = maximum(apart * _LOGISTIC, _TANH * steep + widest * _LOGISTIC + 0.25) + steep.sqrt() / 4
     bends = {(one, other): own for one in parts for other in parts if one <= other}
     bends |= {("state", part): Magnitude.of(0.25) for part in parts}
     instead = Bounds({"new": ZERO, "state": ONE} | dict.fromkeys(parts, rest.max()), bends)
     size = Magnitude(np.array([new.bound.log2, state.bound.log2])).norm()
-    found = _as_function(call, instead, lipschitz.max(axis=0))
+    found = _as_function(call, instead, lipschitz)
     return replace(found, bound=size, peak=maximum(new.peak, state.peak))
 
 
