@@ -91,7 +91,8 @@ def test_saved_weights_are_the_trained_ones_and_can_be_loaded(surefoot, data, he
     document = run(surefoot, "--data", data, "--steps", 4, "--save", "net.safetensors", "--test", 0, "--single")
     assert set(load_file("net.safetensors")) == set(sf.zoo.mlp((4, 6, 3)).state_dict())
     again = run(surefoot, "--data", data, "--steps", 1, "--weights", "net.safetensors", "--test", 0, "--single")
-    assert again["first_loss"] == document["last_loss"]
+    # in single precision if that decided, in double if not
+    assert again["first_loss"] == pytest.approx(document["last_loss"], rel=1e-6)
     assert sorted(path.name for path in here.glob("*.safetensors")) == ["net.safetensors"]
     assert not [path for path in here.iterdir() if path.name.startswith(".")]
 

@@ -130,7 +130,7 @@ class Partition(Proximity[KMeansResult]):
         )
         off = float(torch.linalg.vector_norm(outputs)) * (len(outputs) + 2) * UNIT
         accuracy = Accuracy(off * off + 2.0**-1022, off + 2.0**-1022 if self.k == 1 else None)
-        return Nearest(point, 0.0, lambda v: means.of(v)[labels], lambda: accuracy, result)
+        return Nearest(point, 0.0, lambda v: means.of(v)[..., labels, :], lambda: accuracy, result)
 
     def forget(self) -> None:
         """Drop the last centres."""
@@ -146,9 +146,9 @@ class Means:
         self.sizes = torch.bincount(labels, minlength=k).clamp_min(1)
 
     def of(self, values: Tensor) -> Tensor:
-        """The mean of the rows of every cluster."""
-        total = torch.zeros((self.k, values.shape[1]), dtype=values.dtype, device=values.device)
-        return total.index_add_(0, self.labels, values) / self.sizes[:, None]
+        """The mean of the rows of every cluster, of several matrices too."""
+        total = values.new_zeros(*values.shape[:-2], self.k, values.shape[-1])
+        return total.index_add_(-2, self.labels, values) / self.sizes[:, None]
 
 
 def lloyd(points: Tensor, k: int, seed: int, restarts: int, start: Tensor | None = None) -> tuple[Tensor, int]:
