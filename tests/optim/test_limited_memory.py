@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.optim.limited_memory import LimitedMemory
+from surefoot.optim.limited_memory import _MEMORY, LimitedMemory
 from surefoot.optim.vectors import Layout
 
 
@@ -17,8 +17,8 @@ def two_loops(gradient: Tensor, pairs: list[tuple[Tensor, Tensor]], kept: int, l
     """Nocedal's recursion, newest pair last, from a diagonal of all pairs, written out tensor by tensor."""
     moves = changes = torch.zeros_like(gradient)
     for move, change in pairs:
-        moves = 0.95 * moves + move**2 / (move @ change)
-        changes = 0.95 * changes + change**2 / (move @ change)
+        moves = _MEMORY * moves + move**2 / (move @ change)
+        changes = _MEMORY * changes + change**2 / (move @ change)
     parts = [
         ((s + s.mean() + 1e-6 * moves.mean()) / (y + y.mean() + 1e-6 * changes.mean())).sqrt().flatten()
         for s, y in zip(layout.unpack(moves).values(), layout.unpack(changes).values(), strict=True)

@@ -15,7 +15,7 @@ from surefoot.optim.point import Point
 
 _FEW, _MANY, _ROOM = 40, 100, 2**24  # pairs that are kept: many if they fit into so many bytes, else few
 _CACHE = 2**20  # bytes of pairs in double precision that are read at no cost
-_MEMORY = 0.95  # how much of the squares that scales are made of stays at each step
+_MEMORY = 0.7  # how much of the squares that scales are made of stays at each step
 _ALL = 1e-6  # the part that the mean over all parameters has in each scale
 _MOVES, _CHANGES = 0, 1
 _ROWS_ARE = "moves, then changes, scaled"  # how rows are saved
