@@ -104,6 +104,27 @@ def test_near_the_end_the_loss_is_known_to_its_last_digits():
     assert optimizer.history[-1].loss < 1e-12
 
 
+class _Recurrent(nn.Module):
+    def __init__(self, layer: type[nn.GRU] | type[nn.LSTM]) -> None:
+        super().__init__()
+        self.layer, self.head = layer(4, 16, batch_first=True), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.layer(x)[0][:, -1])
+        return logits
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM])
+def test_recurrent_networks_train(layer: type[nn.GRU] | type[nn.LSTM]) -> None:
+    """Products of gates and states multiply errors at every step, by no more than their largest entries."""
+    torch.manual_seed(0)
+    model, x, y = _Recurrent(layer).double(), torch.randn(60, 4, 4).double(), torch.arange(60) % 3
+    optimizer = CertifiedDescent(model, sf.CrossEntropy())
+    losses = [optimizer.step(x, y) for _ in range(20)]
+    assert losses[-1] < 1e-3 * losses[0]
+    assert all(record.promised_decrease > 0 for record in optimizer.history)
+
+
 def test_steps_that_are_not_taken_speak():
     model = nn.Linear(3, 1).double()
     x, y = torch.randn(20, 3).double(), torch.randn(20, 1).double()

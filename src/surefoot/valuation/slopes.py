@@ -39,6 +39,7 @@ from surefoot.valuation.tape import Tape
 
 _ANYWHERE = 1e3  # how far a parameter may move that no slope depends on
 _WORTH = 2.0**-6  # a move of a parameter, relative to its norm, after which its products are worth asking again
+_ROOM = 1.25  # for largest entries, which multiply errors in products
 _LEAST = 2.0**-460
 _GENTLE = 2.0  # slopes up to which costates are not measured on both sides
 _STEEP = 2.0**10  # slopes beyond which a scalar function is asked at the values
@@ -281,7 +282,8 @@ def _sized(
     if name in run.values:
         real = [part.detach() for part in _parts(run.values[name]) if part.is_floating_point()]
         peak = float(measure(real)[1])
-    bound, reach = (Magnitude.of(_doubled(size + 2 * apart)) for size in (run.sizes[name], peak))
+    bound = Magnitude.of(_doubled(run.sizes[name] + 2 * apart))
+    reach = Magnitude.of(_ROOM * max(peak + 2 * apart, _LEAST)) if name in run.values else bound
     found.norms[name] = float(bound) * (1 - 2.0**-40)
     return Enclosure(spec, None, bound, reach, _INFINITE, None, _INFINITE, _NONE, is_constant=fixed)
 
