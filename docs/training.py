@@ -105,8 +105,8 @@ and by how long bursts happen to be. In trials with other seeds and almost the s
 
 The same for networks that no rule was made with, as they came out. Batches are of {small} samples where there are
 fewer than {few:,}. Evaluations of networks with batch-norm cost more than an epoch, so that the work per epoch is
-missed there. How long bursts are follows measured times, so no two runs are the same: of three runs of this table,
-8, 10 and 10 cells of 24 were within {loss_target:g}, and single losses differed by factors of ten and more. (At a
+missed there. How long bursts are follows measured times, so no two runs are the same: of two runs of this table,
+8 and 10 cells of 24 were within {loss_target:g}, and single losses differed by factors of ten and more. (At a
 fixed rate of 10 the loss of wine is rounded to zero.)
 
 {others}
