@@ -73,6 +73,10 @@ class DenseModel:
     def hessian(self) -> Tensor:
         return second_derivative(self.value, self.point)
 
+    @property
+    def hessian_norm(self) -> float:
+        return float(torch.linalg.matrix_norm(self.hessian, 2))
+
     @cached_property
     def gauss_newton(self) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from judges.steps import DenseModel
 from surefoot.lower import LowerBound, curvature_at_weights
 
 
@@ -18,29 +19,12 @@ def problem(activation: nn.Module, dtype: torch.dtype = torch.float64) -> tuple[
     return model, torch.randn(20, 6, dtype=dtype), sf.CrossEntropy(torch.arange(20) % 3)
 
 
-def dense_norm(model: nn.Module, x: Tensor, objective: Any) -> float:
-    """The spectral norm of the Hessian, formed entry by entry in double precision."""
-    model, x = model.double(), x.double()
-    names, values = zip(*model.named_parameters(), strict=True)
-
-    def loss(*parameters: Tensor) -> Tensor:
-        return objective(torch.func.functional_call(model, dict(zip(names, parameters, strict=True)), (x,)))
-
-    blocks = torch.autograd.functional.hessian(loss, tuple(value.detach() for value in values))
-    sizes = [value.numel() for value in values]
-    whole = torch.cat(
-        [torch.cat([b.reshape(n, m) for b, m in zip(row, sizes, strict=True)], 1)
-         for row, n in zip(blocks, sizes, strict=True)]
-    )  # fmt: skip
-    return float(torch.linalg.matrix_norm(whole, 2))
-
-
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU(), nn.GELU()], ids=["tanh", "relu", "gelu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_is_below_the_norm_of_the_hessian_and_close(activation: nn.Module, dtype: torch.dtype) -> None:
     model, x, objective = problem(activation, dtype)
     estimates = [curvature_at_weights(model, x, objective, products) for products in (1, 3, 8, 80)]
-    truth = dense_norm(model, x, objective)
+    truth = DenseModel(model.double(), x.double(), objective).hessian_norm
     sizes = [float(estimate) for estimate in estimates if estimate is not None]
     assert len(sizes) == 4
     assert sizes == sorted(sizes)
@@ -54,7 +38,9 @@ def test_a_certificate_says_what_the_curvature_would_allow() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     certificate = sf.certify(model, x, objective=objective, effort="quick")
     assert isinstance(certificate.curvature, LowerBound)
-    assert float(certificate.curvature) <= dense_norm(model, x, objective) * (1 + 1e-9)
+    assert float(certificate.curvature) <= DenseModel(model.double(), x.double(), objective).hessian_norm * (
+        1 + 1e-9
+    )
     assert float(certificate.curvature) <= float(certificate.smoothness)
     said = " ".join(str(certificate).split()).split("; the curvature at these weights would allow ")[1].split()[0]
     assert float(said) >= 1 / float(certificate.curvature) >= certificate.step_size

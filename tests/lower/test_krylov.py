@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from judges.steps import DenseModel
 from surefoot.attained import ProbableBound
 from surefoot.lower.krylov import krylov
 from surefoot.magnitude import Magnitude
@@ -56,16 +57,7 @@ def test_networks_against_the_dense_hessian(seed: int) -> None:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     x, loss = torch.randn(20, 6).double(), sf.CrossEntropy(torch.arange(20) % 3)
-    names, values = zip(*((n, p.detach()) for n, p in model.named_parameters()), strict=True)
-    sizes = [value.numel() for value in values]
-
-    def function(vector: Tensor) -> Tensor:
-        parts = (p.reshape(v.shape) for p, v in zip(vector.split(sizes), values, strict=True))
-        result: Tensor = loss(torch.func.functional_call(model, dict(zip(names, parts, strict=True)), (x,)))
-        return result
-
-    hessian = torch.func.hessian(function)(torch.cat([value.flatten() for value in values]))
-    truth = float(torch.linalg.matrix_norm(hessian, 2))
+    truth = DenseModel(model, x, loss).hessian_norm
     found = sf.estimate(model, x, objective=loss, domain=sf.Ball(0.0), seed=seed)
     assert found.at_centre is not None
     assert truth <= float(found.at_centre) <= 1.5 * truth

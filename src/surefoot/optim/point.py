@@ -64,6 +64,7 @@ class _BatchPass:
     batch: Batch
     valuer: Valuer
     run: Run
+    _in_double: Evaluation | None = None
 
     @property
     def value(self) -> float:
@@ -97,8 +98,6 @@ class _BatchPass:
         weights = {leaf.path: self.run.parameters[leaf.name] for leaf in self.valuer.tape.graph.parameters}
         found = wide.enclosed(wide.run(weights, derivatives=False), enough)
         return found if found.error <= enough else wide.enclosed(wide.run(weights), enough)
-
-    _in_double: Evaluation | None = None
 
 
 class Turns:

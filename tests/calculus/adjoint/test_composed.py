@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from judges.steps import DenseModel
 from surefoot.calculus.adjoint.backward import backward
 from surefoot.calculus.adjoint.bounds import Centre
 from surefoot.calculus.adjoint.composed import Composed
@@ -43,22 +44,8 @@ def deep() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 3, 3), *parts, nn.Flatten(), nn.Linear(3 * 16, 4))
 
 
-def problem(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, Tensor, nn.Module]:
+def problem(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, Tensor, sf.CrossEntropy]:
     return model.to(dtype), torch.randn(5, 1, 6, 6, dtype=dtype), sf.CrossEntropy(torch.arange(5) % 4)
-
-
-def hessian_norm(model: nn.Module, x: Tensor, loss: nn.Module) -> float:
-    model, x = model.double(), x.double()
-    names, values = zip(*((n, p.detach()) for n, p in model.named_parameters()), strict=True)
-    sizes = [value.numel() for value in values]
-
-    def function(vector: Tensor) -> Tensor:
-        parts = (p.reshape(v.shape) for p, v in zip(vector.split(sizes), values, strict=True))
-        result: Tensor = loss(torch.func.functional_call(model, dict(zip(names, parts, strict=True)), (x,)))
-        return result
-
-    whole = torch.func.hessian(function)(torch.cat([value.flatten() for value in values]))
-    return float(torch.linalg.matrix_norm(whole, 2))
 
 
 def smoothness(model: nn.Module, x: Tensor, loss: nn.Module, centre: Centre) -> float:
@@ -74,7 +61,7 @@ def test_the_smoothness_is_above_the_dense_hessian_and_below_that_of_norms(kind:
         made = deep() if kind == "deep" else Residual(tied=kind == "tied")
         model, x, loss = problem(made, dtype)
         norms, found = (smoothness(model, x, loss, c) for c in (Centre(QUICK), Centre(CUTS, alone=True)))
-        truth = hessian_norm(model, x, loss)
+        truth = DenseModel(model.double(), x.double(), loss).hessian_norm
         assert truth * (1 - 1e-9) <= found
         assert found <= (0.75 if kind == "deep" else 0.95) * norms
 
