@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from surefoot.operations.common import aligned
-from surefoot.operations.record import Form, Scalar, Single, declare
+from surefoot.operations.record import Form, InSingle, Scalar, declare
 from surefoot.scalar import ScalarFunction
 
 _USUAL, _FAR = 20.0, 700.0  # thresholds of soft-plus
@@ -126,4 +126,4 @@ declare("aten.celu", evaluate=_celu)
 # the derivative of the kernel holds 1/6 in single precision
 declare("aten.hardsigmoid", evaluate=lambda x: functional.relu6(x + 3) / 6)
 declare("aten.relu", "aten.relu6", "aten.leaky_relu", "aten.tanh", "aten.sigmoid", "aten.silu", "aten.gelu",
-        "aten.softplus", "aten.elu", single=Single.ENTRIES)  # fmt: skip
+        "aten.softplus", "aten.elu", single=InSingle.ENTRIES)  # fmt: skip

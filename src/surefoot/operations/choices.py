@@ -35,12 +35,12 @@ from surefoot.operations.common import (
 )
 from surefoot.operations.gram import lookup_rows, whole_table
 from surefoot.operations.layout import layout
-from surefoot.operations.record import Form, GramRows, Single, operation
+from surefoot.operations.record import Form, GramRows, InSingle, operation
 
 _LARGEST_BAGS = 2**20  # entries of the matrix of bags that is formed
 
 
-@layout("aten.embedding", rows=lambda use: ("indices",), selects=("indices",), single=Single.MOVED,
+@layout("aten.embedding", rows=lambda use: ("indices",), selects=("indices",), single=InSingle.MOVED,
         gram=GramRows(("weight",), lookup_rows, lambda use: not use["scale_grad_by_freq"] and not use["sparse"],
                       whole_table)
         )  # fmt: skip

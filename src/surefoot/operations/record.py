@@ -43,7 +43,7 @@ class Form(Enum):
     OTHER = "none of these"
 
 
-class Single(Enum):
+class InSingle(Enum):
     """As what an operation is run in single precision; :mod:`surefoot.valuation.single` proves each.
 
     >>> sf.operations.records()["aten.conv2d"].single.name
@@ -193,7 +193,7 @@ class Operation:
     entry_error: Callable[[Call, Tensor], Tensor] | None = None
     jumps: bool = False
     rounds: bool | Callable[[Node], bool] = True
-    single: Single | None = None
+    single: InSingle | None = None
     in_order: bool = False
     shifts: tuple[Slot, ...] = ()
     matched: bool = False

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from surefoot.graph import Graph, Node, Role, Spec
-from surefoot.operations.record import Single, record_of
+from surefoot.operations.record import InSingle, record_of
 
 UNIT = 2.0**-24
 KERNEL = 16 * UNIT  # of an activation
@@ -50,7 +50,7 @@ PULL = 2.0**-14
 SMALL = 2.0**-126  # of the normal numbers, the smallest
 _LARGE = 2**21  # entries from which on norms are computed in double
 
-_MOVES = (Single.PERMUTED, Single.MOVED)
+_MOVES = (InSingle.PERMUTED, InSingle.MOVED)
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -59,14 +59,15 @@ def is_narrow(node: Node, graph: Graph) -> bool:
     if not _fits((*node.args, *node.kwargs.values())):
         return False
     specs = [spec for spec in map(graph.spec, node.inputs) if isinstance(spec, Spec)]
-    real = all(spec.dtype.is_floating_point for spec in specs)
-    single = record_of(node).single
-    return single in _MOVES or (single is not None and real)
+    kinds, record = {spec.dtype.is_floating_point for spec in specs}, record_of(node)
+    if record.single in _MOVES:  # whole numbers next to real ones become real, and may be too long for that
+        return len(kinds) < 2 or bool(record.selects)
+    return record.single is not None and kinds <= {True}
 
 
 def is_permuted(node: Node) -> bool:
     """Whether the result is every number of the argument once, and no other."""
-    return record_of(node).single is Single.PERMUTED
+    return record_of(node).single is InSingle.PERMUTED
 
 
 def _fits(option: Any) -> bool:
@@ -119,7 +120,7 @@ def pull_of(node: Node, graph: Graph) -> float:
         return PULL
     record = record_of(node)
     terms = node.numel // max(min(sizes), 1)  # that what is broadcast is added up of
-    if record.single is Single.MATRIX:
+    if record.single is InSingle.MATRIX:
         parameters = {leaf.name: leaf.spec.shape for leaf in graph.parameters if len(leaf.spec.shape) > 1}
         shapes = [parameters[name] for name in node.inputs if name in parameters]
         terms = math.prod((*shapes[0], *shapes[0][2:])) if len(shapes) == 1 else node.numel
