@@ -6,10 +6,11 @@ factors of its part, and a product with S costs far less than a pull-back and a 
 gradients on it come first; once they have cost as much as a Cholesky factor of S, that is formed: so at most twice
 what the better of the two would have cost.
 
-S is assembled and solved in the precision of the model. What is returned is judged by the
-automatic-differentiation oracle: the gradient of the model at v is evaluated from its definition, and w is
-corrected by the solution of :math:`S\delta = r`, :math:`r = R^\top Jv - w`, until the tolerance is met or
-round-off stops it (iterative refinement).
+S is assembled and solved in the precision of the model, and w is corrected by the solution of
+:math:`S\delta = r`, :math:`r = R^\top Jv - w`, until the tolerance is met or round-off stops it (iterative
+refinement). What is returned is judged by the automatic-differentiation oracle: the gradient of the model at v is
+evaluated from its definition. Where the tolerance is loose, or the step is measured in double precision later,
+the residual of the last system says when to stop: that saves these passes.
 
 The parts of S do not depend on κ, so other values of κ cost no further assembling.
 """
@@ -56,13 +57,14 @@ class DualGram:
         """The Gram matrix; ``None`` where it is too large."""
         return (assemble_pieces if self.problem.in_pieces else assemble)(self.problem, self.factor)
 
-    def solve(self, kappa: float, tolerance: float, warm_start: Tensor | None = None) -> Step:
+    def solve(self, kappa: float, tolerance: float, warm_start: Tensor | None = None, judged: bool = True) -> Step:
         """The Gauss-Newton oracle for one κ.
 
         Args:
             kappa: the weight of the proximal term.
             tolerance: of the gradient of the model at the result, relative to that at 0.
             warm_start: a guess of Jv, of the shape of the output.
+            judged: whether the residual of the result is measured by passes where the tolerance is not loose.
         """
         before = self.problem.autodiff.calls
         system = DualSystem(self.problem, kappa, self.accumulate, self.factor)
@@ -74,8 +76,8 @@ class DualGram:
         residual, slope, rounds = float("inf"), system.gradient, 0
         change = system.push(v) if known is None else known
         best = (residual, v, slope, change)
-        if tolerance >= LOOSE and system.scale > 0:
-            return self._at_once(system, matrix, tolerance, aim, v, w, self.factor.back(change) - w)
+        if (tolerance >= LOOSE or not judged) and system.scale > 0:
+            return self._unjudged(system, matrix, tolerance, aim, v, w, self.factor.back(change) - w)
         while system.scale > 0:
             r = self.factor.back(change) - w
             if rounds:
@@ -116,20 +118,24 @@ class DualGram:
         z = matrix.solve(bent.to(self.problem.output.dtype), aim)[0].to(rows)
         return system.space.split(system.pull(z).div_(system.metric).neg_())
 
-    def _at_once(
+    def _unjudged(
         self, system: DualSystem, matrix: _Matrix, tolerance: float, aim: float, v: Tensor, w: Tensor, r: Tensor
     ) -> Step:
-        """A loose tolerance is judged by the residual of the dual system, in the precision of the model."""
-        before = system.calls
-        correction, rest = matrix.solve(r.to(self.problem.output.dtype), aim)
-        v = system.pull(correction.to(r.dtype)).div_(system.metric).neg_().add_(v)
-        residual = rest * float(system.metric.max()) ** 0.5 / system.scale
-        self._last = system, matrix, aim, w + correction.to(w)
+        """A step of which the residual is that of the dual system, in the precision of the model."""
+        residual, rounds, stalled = float("inf"), 0, False
+        before, unit = system.calls, float(system.metric.max()) ** 0.5 / system.scale
+        while residual > tolerance and not stalled and rounds <= _ROUNDS:
+            r = self.factor.back(system.push(v)) - w if rounds else r
+            correction, rest = matrix.solve(r.to(self.problem.output.dtype), aim)
+            v = system.pull(correction.to(r.dtype)).div_(system.metric).neg_().add_(v)
+            w, stalled, residual = w + correction.to(w), not rest * unit < 0.5 * residual, rest * unit
+            rounds += 1
+        self._last = system, matrix, aim, w
         return Step(
             direction=system.space.split(v),
             kappa=system.kappa,
-            model_decrease=system.decrease(v, torch.zeros_like(v)),
-            status=reached_status(matrix.how, residual, tolerance),
+            model_decrease=system.decrease(v),
+            status=reached_status(matrix.how, residual, tolerance, rounds),
             solved=residual <= tolerance,
             calls=system.calls - before,
             iterations=matrix.iterations,
@@ -174,7 +180,7 @@ class _Matrix:
         and are conjugate, so :math:`s^\top Ss = p^\top Sp + \beta^2p'^\top Sp'`.
         """
         if self._cholesky is not None:
-            return self._by_factor(r)
+            return self._by_factor(r, aim)
         run = Conjugate(Products(lambda z: self.apply(z).add_(z), Flat()), torch.zeros_like(r), r, Flat())
         for _ in range(self._worth()):
             if run.square == 0:
@@ -186,7 +192,7 @@ class _Matrix:
                 return run.x, reached**0.5
             run.step()
         self._cholesky = self._factored(r)
-        return self._by_factor(r)
+        return self._by_factor(r, aim)
 
     def _worth(self) -> int:
         """How many iterations of conjugate gradients cost as much as forming and factoring S.
@@ -220,13 +226,22 @@ class _Matrix:
         total.diagonal().add_(1.0)
         return total
 
-    def _by_factor(self, r: Tensor) -> tuple[Tensor, float]:
+    def _by_factor(self, r: Tensor, aim: float) -> tuple[Tensor, float]:
+        """By the factor, and by the factor again for what that left, as long as this halves it."""
+        x, rest, before = torch.zeros_like(r), r, float("inf")
+        while True:
+            x = x + self._divided(rest)
+            rest = r - x - self.apply(x)
+            reached = max(float((rest * self.apply(rest)).sum()), 0.0) ** 0.5
+            if reached <= aim or not reached < 0.5 * before:
+                return x, reached
+            before = reached
+
+    def _divided(self, r: Tensor) -> Tensor:
         assert self._cholesky is not None
         column = r.reshape(-1, 1).to(self._cholesky.dtype)
         half = torch.linalg.solve_triangular(self._cholesky, column, upper=False)
-        x = torch.linalg.solve_triangular(self._cholesky.mT, half, upper=True).to(r.dtype).view_as(r)
-        rest = r - x - self.apply(x)
-        return x, max(float((rest * self.apply(rest)).sum()), 0.0) ** 0.5
+        return torch.linalg.solve_triangular(self._cholesky.mT, half, upper=True).to(r.dtype).view_as(r)
 
 
 def _factor_in_place(matrix: Tensor) -> Tensor:
