@@ -112,14 +112,16 @@ def test_a_step_that_is_found_wrong_is_solved_again_with_passes(monkeypatch: pyt
     """What a solver leaves to be measured is not believed: if it was wrong, the step is judged on the way."""
     model, x = build("perceptron")
     chain, objective = sf.Chain(model.float(), x.float()), objectives(x.shape[0])["labels"]
-    believed, asked = DualGram._unjudged, []
+    solve, asked = DualGram.solve, []
 
-    def wrong(self: DualGram, *given: Any) -> Any:
-        step = believed(self, *given)
+    def wrong(self: DualGram, *given: Any, judged: bool = True) -> Any:
+        step = solve(self, *given, judged=judged)
+        if judged:
+            return step
         asked.append(step.residual)
         return replace(step, direction={path: 1.01 * part for path, part in step.direction.items()})
 
-    monkeypatch.setattr(DualGram, "_unjudged", wrong)
+    monkeypatch.setattr(DualGram, "solve", wrong)
     step = gauss_newton(chain, objective, kappa=0.1, method="dual_gram", tolerance=1e-5)
     assert len(asked) == 1
     assert asked[0] <= 1e-5

@@ -18,6 +18,7 @@ The parts of S do not depend on κ, so other values of κ cost no further assemb
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ class DualGram:
 
     def __init__(self, problem: Problem, accumulate: torch.dtype | None = torch.float64) -> None:
         self.problem, self.accumulate = problem, accumulate
-        self._last: tuple[DualSystem, _Matrix, float, Tensor] | None = None  # with RᵀJv
+        self._last: tuple[DualSystem, _Matrix, float, Tensor] | None = None  # with w
 
     @cached_property
     def factor(self) -> Factor:
@@ -71,38 +72,36 @@ class DualGram:
         if self.gram is None:
             return solve_dual(self.problem, kappa, tolerance, self.accumulate, warm_start)
         w, v, known = system.start(warm_start)
-        matrix = _Matrix(self.problem, self.factor, self.gram, kappa)
-        aim = _FRACTION * tolerance * system.scale / float(system.metric.max()) ** 0.5
-        residual, slope, rounds = float("inf"), system.gradient, 0
         change = system.push(v) if known is None else known
-        best = (residual, v, slope, change)
-        if (tolerance >= LOOSE or not judged) and system.scale > 0:
-            return self._unjudged(system, matrix, tolerance, aim, v, w, self.factor.back(change) - w)
-        while system.scale > 0:
+        matrix = _Matrix(self.problem, self.factor, self.gram, kappa)
+        passes, rounds, largest = judged and tolerance < LOOSE, 0, float(system.metric.max()) ** 0.5
+        aim = _FRACTION * tolerance * system.scale / largest
+        best: tuple[Any, ...] = (float("inf") if system.scale > 0 else 0.0, v, w, None, change)
+        halved = True
+        while best[0] > tolerance and halved and rounds <= _ROUNDS:
+            change = system.push(v) if rounds and not passes else change
             r = self.factor.back(change) - w
-            if rounds:
+            correction, rest = matrix.solve(r.to(self.problem.output.dtype), aim)
+            w = w + correction.to(w)
+            v = system.pull(correction.to(w)).div_(system.metric).neg_().add_(v)
+            residual, slope = rest * largest / system.scale, None
+            if passes:
+                change = system.push(v)
                 slope = system.slope_at(v, change)
                 residual = float(slope.norm()) / system.scale
-                stalled = not residual < 0.5 * best[0]
-                best = min(best, (residual, v, slope, change), key=lambda found: found[0])
-                if residual <= tolerance or stalled or rounds > _ROUNDS:
-                    break
-            correction = matrix.solve(r.to(self.problem.output.dtype), aim)[0].to(r.dtype)
-            w, v = w + correction, system.pull(correction).div_(system.metric).neg_().add_(v)
-            change = system.push(v)
-            rounds += 1
-        residual, v, slope, change = best
-        self._last = system, matrix, aim, self.factor.back(change)
-        solved = system.scale == 0 or residual <= tolerance
+            halved, rounds = residual < 0.5 * best[0], rounds + 1
+            best = min(best, (residual, v, w, slope, change if passes else None), key=lambda found: found[0])
+        residual, v, w, slope, change = best
+        self._last = system, matrix, aim, w
         return Step(
             direction=system.space.split(v),
             kappa=kappa,
-            model_decrease=system.decrease(v, slope) if system.scale else 0.0,
-            status=reached_status(matrix.how, residual if system.scale else 0.0, tolerance, rounds),
-            solved=solved,
+            model_decrease=system.decrease(v, slope),
+            status=reached_status(matrix.how, residual, tolerance, rounds),
+            solved=residual <= tolerance,
             calls=self.problem.autodiff.calls - before,
             iterations=matrix.iterations,
-            residual=residual if system.scale else 0.0,
+            residual=residual,
             output_change=change,
         )
 
@@ -117,30 +116,6 @@ class DualGram:
         bent = self.factor.back(secant.to(rows)) - rows
         z = matrix.solve(bent.to(self.problem.output.dtype), aim)[0].to(rows)
         return system.space.split(system.pull(z).div_(system.metric).neg_())
-
-    def _unjudged(
-        self, system: DualSystem, matrix: _Matrix, tolerance: float, aim: float, v: Tensor, w: Tensor, r: Tensor
-    ) -> Step:
-        """A step of which the residual is that of the dual system, in the precision of the model."""
-        residual, rounds, stalled = float("inf"), 0, False
-        before, unit = system.calls, float(system.metric.max()) ** 0.5 / system.scale
-        while residual > tolerance and not stalled and rounds <= _ROUNDS:
-            r = self.factor.back(system.push(v)) - w if rounds else r
-            correction, rest = matrix.solve(r.to(self.problem.output.dtype), aim)
-            v = system.pull(correction.to(r.dtype)).div_(system.metric).neg_().add_(v)
-            w, stalled, residual = w + correction.to(w), not rest * unit < 0.5 * residual, rest * unit
-            rounds += 1
-        self._last = system, matrix, aim, w
-        return Step(
-            direction=system.space.split(v),
-            kappa=system.kappa,
-            model_decrease=system.decrease(v),
-            status=reached_status(matrix.how, residual, tolerance, rounds),
-            solved=residual <= tolerance,
-            calls=system.calls - before,
-            iterations=matrix.iterations,
-            residual=residual,
-        )
 
 
 class _Matrix:

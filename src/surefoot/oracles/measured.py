@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from surefoot.chain.autodiff import Autodiff
 from surefoot.graph.nodes import in_double
+from surefoot.linear_solve import Flat
 from surefoot.oracles.problem import Problem, Step, curved_along, slope_at
 
 
@@ -41,6 +41,8 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
     oracle: Any = chain.autodiff(wide, problem.processes) if problem.in_pieces else None
     oracle = oracle or Autodiff(chain.graph, chain.inputs, wide, along=v)
 
+    dot = Flat().dot
+
     def judged() -> Step:
         ahead = getattr(oracle, "pushed", None)
         change = oracle.pushforward(v) if ahead is None else ahead
@@ -53,26 +55,16 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
             first, rest = gradient.pop(path), torch.add(left.pop(path), part, alpha=step.kappa + weight)
             if weight:
                 first, rest = (torch.add(found, wide[path], alpha=weight) for found in (first, rest))
-            size, scale = size + _dot(rest, rest), scale + _dot(first, first)
-            product += _dot(first, part) + _dot(rest, part)
+            size, scale = size + dot(rest, rest), scale + dot(first, first)
+            product += dot(first, part) + dot(rest, part)
         residual = (size / scale) ** 0.5 if scale else 0.0
         solved, status = residual <= tolerance, step.status
         if not (solved and step.solved):
             verdict = "solved" if solved else f"not solved to the tolerance {tolerance:.2g}"
             how = status.removeprefix("solved ")
             status = f"{verdict}: measured in double precision the residual is {residual:.2g}; {how}"
+        found = replace(step, residual=residual, solved=solved, status=status)
         decrease, change = max(-0.5 * product, 0.0), change.to(problem.output.dtype)
-        return replace(
-            step,
-            residual=residual,
-            solved=solved,
-            model_decrease=decrease,
-            status=status,
-            output_change=change,
-        )
+        return replace(found, model_decrease=decrease, output_change=change)
 
     return problem.led(judged, oracle)
-
-
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a.reshape(-1), b.reshape(-1)))
