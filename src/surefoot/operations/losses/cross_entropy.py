@@ -215,8 +215,9 @@ def root(outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Fac
     if outputs.shape[1] < 2:
         return None
     mass = masses(targets, outputs.shape[1], **options).sum(dim=1, keepdim=True).to(slope)
-    factor = Factor(mass.sqrt(), outputs.shape, unit=torch.softmax(outputs.to(slope), dim=1).sqrt_())
-    ratio = torch.where(mass > 0, slope / (factor.unit * factor.scale), 0.0)
+    s = torch.softmax(outputs.to(slope), dim=1).sqrt_()
+    factor = Factor(mass.sqrt(), outputs.shape, unit=s)
+    ratio = torch.where(mass > 0, slope / (s * factor.scale), 0.0)
     return replace(factor, slope=factor.reflected(ratio)) if modest(ratio) else factor
 
 
