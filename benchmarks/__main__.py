@@ -1,13 +1,13 @@
 """Run every benchmark that has no page of its own, print the table and write it to ``docs/benchmarks.md``.
 
-What a module measured is kept in ``build/bench``, so that a run that was cut off goes on there. Remove the folder
-to begin anew, or name the modules that are to be measured again: ``python -m benchmarks second_order peers``.
+What was measured is kept in ``build/bench``, row by row, with a digest of the code: a run that was cut off goes on
+there, and rows of another code are measured again. To measure only some modules, name them: ``python -m benchmarks
+second_order peers``. The page then keeps all other rows as they are, and says which are of another code.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import platform
 import sys
 from importlib import import_module
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from benchmarks import choice, equal_work, peers
+from benchmarks.keeping import Kept, code_digest, origin
 from benchmarks.timing import Duration, Measurement
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, KEPT = ROOT / "docs" / "benchmarks.md", ROOT / "build" / "bench"
+PAGE, FOLDER = ROOT / "docs" / "benchmarks.md", ROOT / "build" / "bench"
 MODULES = (
     "autodiff",
     "certificates",
@@ -38,7 +39,6 @@ HEADER = """# Benchmarks
 
 How long surefoot takes compared with plain PyTorch: medians of ratios of processor times, of runs made in turn on
 one thread, with quartiles. Written by `make bench`.
-
 """
 
 PEERS = """## Beside other packages
@@ -64,26 +64,24 @@ alone, how much longer it takes than the best of all methods, and the cost of th
 """
 
 
-def main(again: list[str]) -> None:
+def main(named: list[str]) -> None:
     """Run the function ``run`` of every module, and report.
 
     Args:
-        again: the modules that are run even where their results are kept.
+        named: the modules that are to be measured, though they were before; if there are none, all that are not
+            known of this code.
     """
-    found: list[Any] = []
-    for name in MODULES:
-        kept = KEPT / f"{name}.pickle"
-        if kept.exists() and name not in again:
-            found += pickle.loads(kept.read_bytes())
-            continue
-        rows = []
-        for measurement in import_module(f"benchmarks.{name}").run():
-            print(_line(measurement), flush=True)
-            rows.append(measurement)
-        KEPT.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(pickle.dumps(rows))
-        found += rows
-    PAGE.write_text(HEADER + _table(found) + "\n" + _machine(), encoding="utf-8")
+    unknown = sorted(set(named) - set(MODULES))
+    if unknown:
+        raise SystemExit(f"there is no benchmark {', '.join(unknown)}: there are {', '.join(MODULES)}")
+    code, found = code_digest(ROOT), {name: Kept.read(FOLDER / f"{name}.pickle") for name in MODULES}
+    for name in named or MODULES:
+        if found[name].code != code or (named and found[name].whole):
+            found[name] = Kept(code)
+        if not found[name].whole:
+            found[name].go_on(import_module(f"benchmarks.{name}").run(), FOLDER / f"{name}.pickle", _line)
+    rows = [row for kept in found.values() for row in kept.rows]
+    PAGE.write_text(f"{HEADER}\n{origin(found, code)}\n\n{_table(rows)}\n{_machine()}", encoding="utf-8")
 
 
 def _line(m: Any) -> str:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -69,16 +70,20 @@ def _small_convolutional() -> nn.Module:
     return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(32, 5))
 
 
-def run(kappa: float = 1e-2) -> Iterator[Chosen]:
-    """For each case the method that is chosen, and how much longer it takes than the best one."""
+def run(kappa: float = 1e-2) -> Iterator[Callable[[], Chosen]]:
+    """For each case the method that is chosen, and how much longer it takes than the best one: to be called."""
     with one_thread():
         for name, make, batch, classes in small_cases():
             torch.manual_seed(0)
             model, x = make(), batch()
             case = Case(name, model, x, torch.randint(0, classes, (len(x),)), sf.CrossEntropy())
-            chosen, seconds = _timed(case, kappa)
-            best = min(seconds, key=seconds.__getitem__)
-            yield Chosen(name, chosen, seconds[chosen] / seconds[best], best, seconds[best] / case.gradient())
+            yield partial(_chosen, case, kappa)
+
+
+def _chosen(case: Case, kappa: float) -> Chosen:
+    chosen, seconds = _timed(case, kappa)
+    best = min(seconds, key=seconds.__getitem__)
+    return Chosen(case.name, chosen, seconds[chosen] / seconds[best], best, seconds[best] / case.gradient())
 
 
 def table(found: list[object]) -> str:
@@ -114,5 +119,5 @@ def _once(chain: sf.Chain, objective: Objective, kappa: float, method: Method) -
 
 
 if __name__ == "__main__":
-    for row in run():
-        print(table([row]).splitlines()[2], flush=True)
+    for measure in run():
+        print(table([measure()]).splitlines()[2], flush=True)

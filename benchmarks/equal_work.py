@@ -11,6 +11,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -48,14 +49,16 @@ def problems() -> Iterator[tuple[str, nn.Module, Tensor, Tensor, Objective]]:
     yield "Poisson's equation, 1,020 residuals, 1,185 parameters, double", model, x, y, sf.Square()
 
 
-def run() -> Iterator[Reached]:
-    """The losses of all methods."""
+def run() -> Iterator[Callable[[], Reached]]:
+    """The losses of all methods: to be called."""
     with one_thread():
-        for name, model, x, y, objective in problems():
-            unit = _unit(model, x, y, objective)
-            yield Reached(
-                name, {who: _losses(make, model, x, y, objective, unit) for who, make in METHODS.items()}
-            )
+        for given in problems():
+            yield partial(_reached, *given)
+
+
+def _reached(name: str, model: nn.Module, x: Tensor, y: Tensor, objective: Objective) -> Reached:
+    unit = _unit(model, x, y, objective)
+    return Reached(name, {who: _losses(make, model, x, y, objective, unit) for who, make in METHODS.items()})
 
 
 def table(found: list[object]) -> str:
@@ -140,5 +143,5 @@ METHODS: dict[str, tuple[Make, ...]] = {
 
 
 if __name__ == "__main__":
-    for row in run():
-        print(table([row]), flush=True)
+    for measure in run():
+        print(table([measure()]), flush=True)

@@ -10,6 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from statistics import linear_regression, median, quantiles
 
 import torch
@@ -24,11 +25,10 @@ DEPTHS = (4, 8, 16, 32, 64)
 DEEPEST_DENSE = 32
 
 
-def run() -> list[Measurement]:
-    """Against dense, the growth with the depth, the growth with the batch."""
+def run() -> list[Callable[[], Measurement]]:
+    """Against dense, the growth with the depth, the growth with the batch: to be called."""
     warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch's own, when forward mode is first used
-    found = [_against_dense(depth) for depth in DEPTHS if depth <= DEEPEST_DENSE]
-    return [*found, _growth(), _batches()]
+    return [*(partial(_against_dense, depth) for depth in DEPTHS if depth <= DEEPEST_DENSE), _growth, _batches]
 
 
 def _against_dense(depth: int) -> Measurement:

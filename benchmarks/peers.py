@@ -22,7 +22,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -53,13 +53,11 @@ class Peer(Measurement):
     error: float | None = None
 
 
-def run() -> list[Peer]:
-    """Steps and products on a perceptron and a small convolutional network."""
-    return list(rows())
+def run(tolerances: tuple[float, ...] | None = None, first: int | None = None) -> Iterator[Callable[[], Peer]]:
+    """Steps and products on a perceptron and a small convolutional network: to be called.
 
-
-def rows(tolerances: tuple[float, ...] | None = None, first: int | None = None) -> Iterator[Peer]:
-    """The same, one after the other, perhaps for fewer residuals, or the first networks alone."""
+    Perhaps for fewer residuals, or the first networks alone.
+    """
     present = _present()
     for title, model, x, pairs in networks()[:first]:
         y = torch.randint(0, 10, (len(x),), generator=torch.Generator().manual_seed(1))
@@ -67,10 +65,10 @@ def rows(tolerances: tuple[float, ...] | None = None, first: int | None = None) 
             for name in STEPS:
                 for tolerance in (tolerances or RESIDUALS) if name in TO_A_RESIDUAL else RESIDUALS[-1:]:
                     if name.partition(":")[0] in present:
-                        yield _step(name, title, model, x, y, kappa, tolerance, pairs)
+                        yield partial(_step, name, title, model, x, y, kappa, tolerance, pairs)
         for name in PRODUCTS:
             if name.partition(":")[0] in present:
-                yield _product(name, title, model, x, y, pairs)
+                yield partial(_product, name, title, model, x, y, pairs)
 
 
 def table(found: list[Any]) -> str:
@@ -325,5 +323,6 @@ _MODULES = {
 
 
 if __name__ == "__main__":
-    for row in rows():
+    for measure in run():
+        row = measure()
         print(table([row]).splitlines()[-1], flush=True)

@@ -19,7 +19,7 @@ import argparse
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -185,21 +185,25 @@ def measure(quick: bool = False, jobs: int = 1, only: str = "") -> tuple[list[St
         return [job.result() for job in studies], [job.result() for job in comparisons]
 
 
-def run() -> Iterator[Measurement]:
-    """What a certified step costs, for the table of all benchmarks."""
+def run() -> Iterator[Callable[[], Measurement]]:
+    """What a certified step costs, for the table of all benchmarks: to be called."""
+    for problem in problems(quick=True):
+        yield partial(_cost, problem)
+
+
+def _cost(problem: Problem) -> Measurement:
     import surefoot as sf
 
-    for problem in problems(quick=True):
-        model = problem.model(0)
-        optimizer = sf.CertifiedDescent(model, problem.objective)
-        yield compare(
-            f"{problem.name}: a certified step",
-            partial(optimizer.step, problem.x, problem.y),
-            "a gradient",
-            lambda p=problem, m=model: torch.autograd.grad(p.loss(m), list(m.parameters())),
-            target=COST_TARGET,
-            pairs=11,
-        )
+    model = problem.model(0)
+    optimizer = sf.CertifiedDescent(model, problem.objective)
+    return compare(
+        f"{problem.name}: a certified step",
+        partial(optimizer.step, problem.x, problem.y),
+        "a gradient",
+        lambda: torch.autograd.grad(problem.loss(model), list(model.parameters())),
+        target=COST_TARGET,
+        pairs=11,
+    )
 
 
 def verdicts(studies: Sequence[Study], comparisons: Sequence[Comparison]) -> list[tuple[str, str, str, bool]]:

@@ -21,7 +21,8 @@ only if the objective falls by a part of what the model predicts (Levenberg and 
 
 **Result.** The relative error falls below 1e-4 within 1,500 gradients of work, and below 1e-5 within 5,000. No
 theorem says that it converges to residuals that are all zero: that takes rows of the Jacobian which are
-independent, and here its least singular value cannot be told from zero.
+independent. At weights with an error of 1e-4 (found with a ridge of 1e-6) the largest singular value is 777, and
+the least 1e-14, round-off; of the 1,020, only 154 are above 1e-9 of the largest.
 """
 
 from __future__ import annotations

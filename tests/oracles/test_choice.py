@@ -64,8 +64,8 @@ def test_a_vocabulary_needs_no_square_of_it() -> None:
     )
     factor = factor_of(problem, F64)
     assert factor.blocks is None
-    assert factor.normal is not None
-    assert factor.normal.shape == (4, 6)
+    assert factor.unit is not None
+    assert factor.unit.shape == (4, 6)
     assert torch.allclose(factor.curved(outputs), problem.curve(outputs), rtol=1e-12)
     columns = torch.stack([factor.column(j, F64, outputs.device) for j in range(5)], dim=2)
     z = torch.randn(4, 5, dtype=F64)

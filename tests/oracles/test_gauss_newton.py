@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,29 @@ def test_single_precision_reaches_its_tolerance(method: Any, accumulate: Any, ka
     assert step.residual <= 1e-6
     assert judge.residual(step, "gauss_newton") < 3e-6
     assert {value.dtype for value in step.direction.values()} == {torch.float32}
+
+
+def test_a_step_that_is_found_wrong_is_solved_again_with_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a solver leaves to be measured is not believed: if it was wrong, the step is judged on the way."""
+    model, x = build("perceptron")
+    chain, objective = sf.Chain(model.float(), x.float()), objectives(x.shape[0])["labels"]
+    solve, asked = DualGram.solve, []
+
+    def wrong(self: DualGram, *given: Any, judged: bool = True) -> Any:
+        step = solve(self, *given, judged=judged)
+        if judged:
+            return step
+        asked.append(step.residual)
+        return replace(step, direction={path: 1.01 * part for path, part in step.direction.items()})
+
+    monkeypatch.setattr(DualGram, "solve", wrong)
+    step = gauss_newton(chain, objective, kappa=0.1, method="dual_gram", tolerance=1e-5)
+    assert len(asked) == 1
+    assert asked[0] <= 1e-5
+    assert step.solved
+    copied = copy.deepcopy(model).double()
+    judge = DenseModel(copied, x.float().double(), objective, None)
+    assert judge.residual(step, "gauss_newton") == pytest.approx(step.residual, rel=1e-3)
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])

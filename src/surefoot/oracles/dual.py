@@ -162,7 +162,7 @@ class DualSystem:
         """
         if warm_start is None and self.problem.regularizer is None and self.factor.slope is not None:
             change = torch.zeros_like(self.problem.output, dtype=self.space.dtype)
-            return -self.factor.slope, torch.zeros_like(self.gradient), change
+            return -self.factor.slope, self.gradient.new_zeros(()).expand_as(self.gradient), change
         v = -self.gradient / self.metric
         if warm_start is None:
             return v.new_zeros(self.factor.samples, self.factor.columns), v, None
@@ -196,9 +196,10 @@ class DualSystem:
         found = self.space.join(self.problem.autodiff.pullback(curved)).addcmul_(self.metric, v)
         return found if self._regulariser is None else found.add_(self._regulariser)
 
-    def decrease(self, v: Tensor, slope: Tensor) -> float:
-        """−m(v), from the gradient of the model at v."""
-        return max(-0.5 * float(torch.dot(self.gradient, v) + torch.dot(slope, v)), 0.0)
+    def decrease(self, v: Tensor, slope: Tensor | None = None) -> float:
+        """−m(v), from the gradient of the model at v, which is zero where it is not given."""
+        twice = torch.dot(self.gradient, v) if slope is None else torch.dot(self.gradient + slope, v)
+        return max(-0.5 * float(twice), 0.0)
 
 
 class _Run:
@@ -223,7 +224,8 @@ class _Run:
 
     def begin(self, w: Tensor, v: Tensor, change: Tensor | None) -> None:
         """Start from w and v(w); if Jv is known, it is zero, and the pull-back of the residual is ∇F."""
-        self._w, self._v, self.slope = w, v, torch.zeros_like(v)
+        self._w, self._v = w, v.clone(memory_format=torch.contiguous_format)
+        self.slope = torch.zeros_like(self._v)
         self._given = None if change is None else self.system.gradient
         self._change = self.system.push(v) if change is None else change
 

@@ -6,10 +6,11 @@ factors of its part, and a product with S costs far less than a pull-back and a 
 gradients on it come first; once they have cost as much as a Cholesky factor of S, that is formed: so at most twice
 what the better of the two would have cost.
 
-S is assembled and solved in the precision of the model. What is returned is judged by the
-automatic-differentiation oracle: the gradient of the model at v is evaluated from its definition, and w is
-corrected by the solution of :math:`S\delta = r`, :math:`r = R^\top Jv - w`, until the tolerance is met or
-round-off stops it (iterative refinement).
+S is assembled and solved in the precision of the model, and w is corrected by the solution of
+:math:`S\delta = r`, :math:`r = R^\top Jv - w`, until the tolerance is met or round-off stops it (iterative
+refinement). What is returned is judged by the automatic-differentiation oracle: the gradient of the model at v is
+evaluated from its definition. Where the tolerance is loose, or the step is measured in double precision later,
+the residual of the last system says when to stop: that saves these passes.
 
 The parts of S do not depend on κ, so other values of κ cost no further assembling.
 """
@@ -17,6 +18,7 @@ The parts of S do not depend on κ, so other values of κ cost no further assemb
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +45,7 @@ class DualGram:
 
     def __init__(self, problem: Problem, accumulate: torch.dtype | None = torch.float64) -> None:
         self.problem, self.accumulate = problem, accumulate
-        self._last: tuple[DualSystem, _Matrix, float, Tensor] | None = None  # with RᵀJv
+        self._last: tuple[DualSystem, _Matrix, float, Tensor] | None = None  # with w
 
     @cached_property
     def factor(self) -> Factor:
@@ -56,51 +58,50 @@ class DualGram:
         """The Gram matrix; ``None`` where it is too large."""
         return (assemble_pieces if self.problem.in_pieces else assemble)(self.problem, self.factor)
 
-    def solve(self, kappa: float, tolerance: float, warm_start: Tensor | None = None) -> Step:
+    def solve(self, kappa: float, tolerance: float, warm_start: Tensor | None = None, judged: bool = True) -> Step:
         """The Gauss-Newton oracle for one κ.
 
         Args:
             kappa: the weight of the proximal term.
             tolerance: of the gradient of the model at the result, relative to that at 0.
             warm_start: a guess of Jv, of the shape of the output.
+            judged: whether the residual of the result is measured by passes where the tolerance is not loose.
         """
         before = self.problem.autodiff.calls
         system = DualSystem(self.problem, kappa, self.accumulate, self.factor)
         if self.gram is None:
             return solve_dual(self.problem, kappa, tolerance, self.accumulate, warm_start)
         w, v, known = system.start(warm_start)
-        matrix = _Matrix(self.problem, self.factor, self.gram, kappa)
-        aim = _FRACTION * tolerance * system.scale / float(system.metric.max()) ** 0.5
-        residual, slope, rounds = float("inf"), system.gradient, 0
         change = system.push(v) if known is None else known
-        best = (residual, v, slope, change)
-        if tolerance >= LOOSE and system.scale > 0:
-            return self._at_once(system, matrix, tolerance, aim, v, w, self.factor.back(change) - w)
-        while system.scale > 0:
+        matrix = _Matrix(self.problem, self.factor, self.gram, kappa)
+        passes, rounds, largest = judged and tolerance < LOOSE, 0, float(system.metric.max()) ** 0.5
+        aim = _FRACTION * tolerance * system.scale / largest
+        best: tuple[Any, ...] = (float("inf") if system.scale > 0 else 0.0, v, w, None, change)
+        halved = True
+        while best[0] > tolerance and halved and rounds <= _ROUNDS:
+            change = system.push(v) if rounds and not passes else change
             r = self.factor.back(change) - w
-            if rounds:
+            correction, rest = matrix.solve(r.to(self.problem.output.dtype), aim)
+            w = w + correction.to(w)
+            v = system.pull(correction.to(w)).div_(system.metric).neg_().add_(v)
+            residual, slope = rest * largest / system.scale, None
+            if passes:
+                change = system.push(v)
                 slope = system.slope_at(v, change)
                 residual = float(slope.norm()) / system.scale
-                stalled = not residual < 0.5 * best[0]
-                best = min(best, (residual, v, slope, change), key=lambda found: found[0])
-                if residual <= tolerance or stalled or rounds > _ROUNDS:
-                    break
-            correction = matrix.solve(r.to(self.problem.output.dtype), aim)[0].to(r.dtype)
-            w, v = w + correction, system.pull(correction).div_(system.metric).neg_().add_(v)
-            change = system.push(v)
-            rounds += 1
-        residual, v, slope, change = best
-        self._last = system, matrix, aim, self.factor.back(change)
-        solved = system.scale == 0 or residual <= tolerance
+            halved, rounds = residual < 0.5 * best[0], rounds + 1
+            best = min(best, (residual, v, w, slope, change if passes else None), key=lambda found: found[0])
+        residual, v, w, slope, change = best
+        self._last = system, matrix, aim, w
         return Step(
             direction=system.space.split(v),
             kappa=kappa,
-            model_decrease=system.decrease(v, slope) if system.scale else 0.0,
-            status=reached_status(matrix.how, residual if system.scale else 0.0, tolerance, rounds),
-            solved=solved,
+            model_decrease=system.decrease(v, slope),
+            status=reached_status(matrix.how, residual, tolerance, rounds),
+            solved=residual <= tolerance,
             calls=self.problem.autodiff.calls - before,
             iterations=matrix.iterations,
-            residual=residual if system.scale else 0.0,
+            residual=residual,
             output_change=change,
         )
 
@@ -115,26 +116,6 @@ class DualGram:
         bent = self.factor.back(secant.to(rows)) - rows
         z = matrix.solve(bent.to(self.problem.output.dtype), aim)[0].to(rows)
         return system.space.split(system.pull(z).div_(system.metric).neg_())
-
-    def _at_once(
-        self, system: DualSystem, matrix: _Matrix, tolerance: float, aim: float, v: Tensor, w: Tensor, r: Tensor
-    ) -> Step:
-        """A loose tolerance is judged by the residual of the dual system, in the precision of the model."""
-        before = system.calls
-        correction, rest = matrix.solve(r.to(self.problem.output.dtype), aim)
-        v = system.pull(correction.to(r.dtype)).div_(system.metric).neg_().add_(v)
-        residual = rest * float(system.metric.max()) ** 0.5 / system.scale
-        self._last = system, matrix, aim, w + correction.to(w)
-        return Step(
-            direction=system.space.split(v),
-            kappa=system.kappa,
-            model_decrease=system.decrease(v, torch.zeros_like(v)),
-            status=reached_status(matrix.how, residual, tolerance),
-            solved=residual <= tolerance,
-            calls=system.calls - before,
-            iterations=matrix.iterations,
-            residual=residual,
-        )
 
 
 class _Matrix:
@@ -174,7 +155,7 @@ class _Matrix:
         and are conjugate, so :math:`s^\top Ss = p^\top Sp + \beta^2p'^\top Sp'`.
         """
         if self._cholesky is not None:
-            return self._by_factor(r)
+            return self._by_factor(r, aim)
         run = Conjugate(Products(lambda z: self.apply(z).add_(z), Flat()), torch.zeros_like(r), r, Flat())
         for _ in range(self._worth()):
             if run.square == 0:
@@ -186,7 +167,7 @@ class _Matrix:
                 return run.x, reached**0.5
             run.step()
         self._cholesky = self._factored(r)
-        return self._by_factor(r)
+        return self._by_factor(r, aim)
 
     def _worth(self) -> int:
         """How many iterations of conjugate gradients cost as much as forming and factoring S.
@@ -220,13 +201,22 @@ class _Matrix:
         total.diagonal().add_(1.0)
         return total
 
-    def _by_factor(self, r: Tensor) -> tuple[Tensor, float]:
+    def _by_factor(self, r: Tensor, aim: float) -> tuple[Tensor, float]:
+        """By the factor, and by the factor again for what that left, as long as this halves it."""
+        x, rest, before = torch.zeros_like(r), r, float("inf")
+        while True:
+            x = x + self._divided(rest)
+            rest = r - x - self.apply(x)
+            reached = max(float((rest * self.apply(rest)).sum()), 0.0) ** 0.5
+            if reached <= aim or not reached < 0.5 * before:
+                return x, reached
+            before = reached
+
+    def _divided(self, r: Tensor) -> Tensor:
         assert self._cholesky is not None
         column = r.reshape(-1, 1).to(self._cholesky.dtype)
         half = torch.linalg.solve_triangular(self._cholesky, column, upper=False)
-        x = torch.linalg.solve_triangular(self._cholesky.mT, half, upper=True).to(r.dtype).view_as(r)
-        rest = r - x - self.apply(x)
-        return x, max(float((rest * self.apply(rest)).sum()), 0.0) ** 0.5
+        return torch.linalg.solve_triangular(self._cholesky.mT, half, upper=True).to(r.dtype).view_as(r)
 
 
 def _factor_in_place(matrix: Tensor) -> Tensor:

@@ -16,7 +16,13 @@ import torch
 
 from surefoot.chain.autodiff import Autodiff
 from surefoot.graph.nodes import in_double
+from surefoot.linear_solve import Flat
 from surefoot.oracles.problem import Problem, Step, curved_along, slope_at
+
+
+def is_measured(problem: Problem) -> bool:
+    """Whether it is in single precision, so that its steps are measured."""
+    return any(value.dtype != torch.float64 for value in (problem.output, *problem.parameters.values()))
 
 
 def measured(problem: Problem, step: Step, tolerance: float, newton: bool = False) -> Step:
@@ -28,13 +34,14 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
         tolerance: up to which residual it is solved.
         newton: whether the model is Newton's.
     """
-    single = any(value.dtype != torch.float64 for value in (problem.output, *problem.parameters.values()))
-    if not single or not any(bool(part.any()) for part in step.direction.values()):
+    if not is_measured(problem) or not any(bool(part.any()) for part in step.direction.values()):
         return step
     v = {path: part.double() for path, part in step.direction.items()}
     chain, wide = problem.chain, {path: in_double(value) for path, value in problem.point.items()}
     oracle: Any = chain.autodiff(wide, problem.processes) if problem.in_pieces else None
     oracle = oracle or Autodiff(chain.graph, chain.inputs, wide, along=v)
+
+    dot = Flat().dot
 
     def judged() -> Step:
         ahead = getattr(oracle, "pushed", None)
@@ -42,19 +49,22 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
         slope = slope_at(problem.objective, oracle.value)
         bent = slope + curved_along(problem.objective, oracle.value, change)
         left = oracle.bent(v, slope, bent) if newton else oracle.pullback(bent)
-        gradient, size, scale, decrease = oracle.pullback(slope), 0.0, 0.0, 0.0
+        gradient, size, scale, product = oracle.pullback(slope), 0.0, 0.0, 0.0
         for path, part in v.items():
-            pull, weight = problem.parameters[path].double(), problem.weight(path)
-            first = torch.add(gradient[path], pull, alpha=weight)
-            rest = torch.add(left[path], part, alpha=step.kappa + weight).add_(pull, alpha=weight)
-            size, scale = size + float(rest.square().sum()), scale + float(first.square().sum())
-            decrease -= 0.5 * float(((first + rest) * part).sum())
+            weight = problem.weight(path)
+            first, rest = gradient.pop(path), torch.add(left.pop(path), part, alpha=step.kappa + weight)
+            if weight:
+                first, rest = (torch.add(found, wide[path], alpha=weight) for found in (first, rest))
+            size, scale = size + dot(rest, rest), scale + dot(first, first)
+            product += dot(first, part) + dot(rest, part)
         residual = (size / scale) ** 0.5 if scale else 0.0
         solved, status = residual <= tolerance, step.status
         if not (solved and step.solved):
             verdict = "solved" if solved else f"not solved to the tolerance {tolerance:.2g}"
             how = status.removeprefix("solved ")
             status = f"{verdict}: measured in double precision the residual is {residual:.2g}; {how}"
-        return replace(step, residual=residual, solved=solved, model_decrease=max(decrease, 0.0), status=status)
+        found = replace(step, residual=residual, solved=solved, status=status)
+        decrease, change = max(-0.5 * product, 0.0), change.to(problem.output.dtype)
+        return replace(found, model_decrease=decrease, output_change=change)
 
     return problem.led(judged, oracle)

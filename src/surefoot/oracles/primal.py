@@ -3,9 +3,9 @@ r"""Gauss-Newton by preconditioned conjugate gradients on the parameters.
 The minimiser v of the model of :mod:`surefoot.oracles.dual` solves :math:`(J^\top RR^\top J + M)v = -\nabla F`.
 The residual of this system is minus the gradient of the model, so the tolerance is judged by what is at hand, and
 :math:`m(v) = -\frac12\langle r - \nabla F, v\rangle`. Each iteration lowers the model in exact arithmetic: however
-early one stops, the last point is the best. One iteration is a push-forward and a pull-back; :math:`Jv` is a
-by-product. Another κ changes the residual by :math:`(\kappa - \kappa')v`, which costs no call: so the next solve
-at the same point starts where the last one ended.
+early one stops, the last point is the best. One iteration is a push-forward and a pull-back. Another κ changes the
+residual by :math:`(\kappa - \kappa')v`, which costs no call: so the next solve at the same point starts where the
+last one ended.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +46,7 @@ class Primal:
     ) -> None:
         self.problem, self.accumulate, self._preconditioner = problem, accumulate, preconditioner
         self._system: DualSystem | None = None
-        self._at: tuple[float, Tensor, Tensor, Tensor] | None = None  # κ, v, minus the gradient of the model, Jv
+        self._at: tuple[float, Tensor, Tensor] | None = None  # κ, v, minus the gradient of the model
 
     def solve(self, kappa: float, tolerance: float, most: int | None = None) -> Step:
         """The Gauss-Newton oracle for one κ.
@@ -69,7 +68,7 @@ class Primal:
             precondition = lambda r: space.join(inverse.inverse(kappa, space.split(r)))  # noqa: E731
         while run.iterate(tolerance, most, precondition) and rounds < _ROUNDS:
             rounds += 1
-        self._at = kappa, run.v, run.rest, run.change
+        self._at = kappa, run.v, run.rest
         reached = float(run.rest.norm()) / system.scale
         return Step(
             direction=system.space.split(run.v),
@@ -88,13 +87,14 @@ class Primal:
         if self._system is None or (dtype is not None and self._system.space.dtype != dtype):
             self._system, self._at = DualSystem(self.problem, kappa, dtype), None
             self._system.factor = replace(self._system.factor, slope=None)  # which only the dual needs
+            if dtype is None:
+                self.problem.forget_slope()
         system = self._system
         system.metric = system.space.metric(kappa)
         if self._at is not None:
-            last, v, rest, change = self._at
-            return _Run(system, v.clone(), torch.add(rest, v, alpha=last - kappa), change.clone())
-        change = torch.zeros_like(self.problem.output, dtype=system.space.dtype)
-        return _Run(system, torch.zeros_like(system.gradient), -system.gradient, change)
+            last, v, rest = self._at
+            return _Run(system, v.clone(), torch.add(rest, v, alpha=last - kappa))
+        return _Run(system, torch.zeros_like(system.gradient), -system.gradient)
 
 
 class _Run:
@@ -103,14 +103,14 @@ class _Run:
     Attributes:
         v: the point.
         rest: minus the gradient of the model there.
-        change: Jv.
+        change: Jv, where the tolerance is not loose.
     """
 
-    def __init__(self, system: DualSystem, v: Tensor, rest: Tensor, change: Tensor) -> None:
-        self.system, self.v, self.rest, self.change = system, v, rest, change
+    def __init__(self, system: DualSystem, v: Tensor, rest: Tensor) -> None:
+        self.system, self.v, self.rest = system, v, rest
+        self.change: Tensor | None = None
         self.iterations = 0
-        self._pushed: Any = None  # Jp and RᵀJp of the direction p, as long as they are needed
-        self._bent: list[Tensor] = []
+        self._bent: list[Tensor] = []  # RᵀJp of the direction p, as long as it is needed
 
     def gain(self, v: Tensor, rest: Tensor) -> float:
         """Twice the decrease of the model at a point."""
@@ -118,8 +118,7 @@ class _Run:
 
     def curvature(self, direction: Tensor) -> float:
         """⟨p, Ap⟩, by a push-forward."""
-        self._pushed = self.system.push(direction)
-        self._bent = [self.system.factor.back(self._pushed)]
+        self._bent = [self.system.factor.back(self.system.push(direction))]
         curved = float(torch.linalg.vector_norm(self._bent[0])) ** 2 + self.system.weighed(direction)
         if not math.isfinite(curved):
             raise OracleError("derivatives are not finite at this point")
@@ -143,9 +142,6 @@ class _Run:
         first, smallest, waited, loose = size, math.inf, 0, tolerance >= LOOSE
         best = (-math.inf, self.v) if loose else (self.gain(self.v, self.rest), self.v.clone())
         while size > goal and self.iterations < most and waited <= _PATIENCE:
-            curved, square = run.look(), run.square
-            self.change.add_(self._pushed, alpha=square / curved)
-            self._pushed = None
             run.step()
             self.iterations += 1
             if not loose and (reached := self.gain(run.x, run.residual)) >= best[0] * (1 - slack):

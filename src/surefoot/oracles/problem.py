@@ -130,6 +130,10 @@ class Problem:
         """∇h(ψ(u)), of the shape of the output and in its precision; computed in double."""
         return slope_at(self.objective, self.output).to(self.output.dtype)
 
+    def forget_slope(self) -> None:
+        """Drop ∇h(ψ(u)), which is as large as the output, where no solver needs it any more."""
+        self.__dict__.pop("slope", None)
+
     @property
     def value(self) -> float:
         """F(u)."""

@@ -33,7 +33,7 @@ from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.factor import has_factor, require_convex
 from surefoot.oracles.geodesic import Correct
 from surefoot.oracles.kronecker import Kronecker
-from surefoot.oracles.measured import measured
+from surefoot.oracles.measured import is_measured, measured
 from surefoot.oracles.newton_conjugate import solve_conjugate
 from surefoot.oracles.primal import Primal
 from surefoot.oracles.primal_gram import PrimalGram
@@ -55,11 +55,14 @@ class Solver:
         choice: why it was chosen, where it was.
         correct: solves for an acceleration with the κ of the last step (:mod:`surefoot.oracles.geodesic`), where a
             factor is at hand.
+        unjudged: the step for κ and a tolerance where its residual is measured afterwards, so that the solver need
+            not judge itself by passes of its own.
     """
 
     solve: Callable[[float, float, int | None], Step]
     choice: Choice | None = None
     correct: Correct | None = None
+    unjudged: Callable[[float, float], Step] | None = None
 
 
 def gradient(
@@ -147,12 +150,18 @@ def gauss_newton(
     problem = _problem(chain, objective, params, regularizer, group)
     exact = check_tolerance(tolerance, problem.output.dtype)
 
-    def solve() -> Step:
+    def solver() -> Solver:
         require_convex(problem.objective)
-        solver = gauss_newton_solver(problem, method, exact, None, accumulate, warm_start)
-        return _explained(solver.solve(kappa, exact, None), solver.choice)
+        return gauss_newton_solver(problem, method, exact, None, accumulate, warm_start)
 
-    return measured(problem, problem.led(solve), exact)
+    if problem.in_pieces:
+        return measured(problem, problem.led(lambda: solver().solve(kappa, exact, None)), exact)
+    found = solver()
+    if found.unjudged is not None and is_measured(problem):
+        step = measured(problem, found.unjudged(kappa, exact), exact)
+        if step.solved:
+            return _explained(step, found.choice)
+    return measured(problem, _explained(found.solve(kappa, exact, None), found.choice), exact)
 
 
 def gauss_newton_solver(
@@ -202,7 +211,12 @@ def gauss_newton_solver(
     if chosen == "dual_gram":
         gram = DualGram(problem, accumulate)
         bend = None if problem.in_pieces else gram.correct
-        return Solver(lambda kappa, tolerance, _: gram.solve(kappa, tolerance, warm_start), choice, bend)
+        return Solver(
+            lambda kappa, tolerance, _: gram.solve(kappa, tolerance, warm_start),
+            choice,
+            bend,
+            lambda kappa, tolerance: gram.solve(kappa, tolerance, warm_start, judged=False),
+        )
     return Solver(lambda kappa, tol, _: solve_dual(problem, kappa, tol, accumulate, warm_start), choice)
 
 

@@ -215,14 +215,10 @@ def root(outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Fac
     if outputs.shape[1] < 2:
         return None
     mass = masses(targets, outputs.shape[1], **options).sum(dim=1, keepdim=True).to(slope)
-    probability = torch.softmax(outputs.to(slope), dim=1).sqrt()
-    u = probability.clone()
-    u[:, 0] += 1
-    scaled = probability * mass.sqrt()
-    factor = Factor(scaled, outputs.shape, normal=u)
-    ratio = torch.where(mass > 0, slope / scaled, 0.0)
-    reflected = replace(factor, scale=1.0).back(ratio)
-    return replace(factor, slope=reflected) if modest(ratio) else factor
+    s = torch.softmax(outputs.to(slope), dim=1).sqrt_()
+    factor = Factor(mass.sqrt(), outputs.shape, unit=s)
+    ratio = torch.where(mass > 0, slope / (s * factor.scale), 0.0)
+    return replace(factor, slope=factor.reflected(ratio)) if modest(ratio) else factor
 
 
 def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:

@@ -19,15 +19,16 @@ LARGEST = 1e4  # entries of w̄: a target of probability 1e-8 among them
 class Factor:
     r"""R, block by block: :math:`R_i = \mathrm{diag}(c_i)B_i`.
 
-    :math:`B_i` is the identity; or all but the first column of the reflection :math:`I - uu^\top/u_1` with
-    :math:`\|u\|^2 = 2u_1`, which is applied and never formed; or a matrix.
+    :math:`B_i` is the identity; or :math:`\mathrm{diag}(s)` times all but the first column of the reflection
+    :math:`I - uu^\top/u_1`, :math:`u = s + e_1` with :math:`\|s\| = 1`, which is applied and never formed; or a
+    matrix.
     """
 
-    scale: Tensor | float  # c, samples × outputs; or one number for all of them
+    scale: Tensor | float  # c, samples × outputs; or one number for each sample or for all of them
     shape: torch.Size  # of the outputs
     # a vector w̄ with Rw̄ = ∇h, samples × columns; ``None`` where there is none that is not huge
     slope: Tensor | None = None
-    normal: Tensor | None = None  # u, samples × outputs, where B is of the second kind
+    unit: Tensor | None = None  # s, samples × outputs, where B is of the second kind
     blocks: Tensor | None = None  # B, samples × outputs × columns, where it is of the third
 
     @property
@@ -43,7 +44,7 @@ class Factor:
     @property
     def columns(self) -> int:
         """How many columns a block has: at least the rank of the curvature of one row."""
-        return self.outputs - (self.normal is not None) if self.blocks is None else self.blocks.shape[2]
+        return self.outputs - (self.unit is not None) if self.blocks is None else self.blocks.shape[2]
 
     def gathered(self, places: Tensor, shape: torch.Size) -> Factor:
         """The same for outputs of another shape, from the places that the entries of each row have in it.
@@ -51,17 +52,18 @@ class Factor:
         A sample of those outputs holds several of these rows, one behind the other, each with its own columns.
         """
         slope = None if self.slope is None else self.slope.reshape(shape[0], -1)
-        return _Gathered(self.scale, shape, slope, self.normal, self.blocks, rows=self, places=places.flatten())
+        return _Gathered(self.scale, shape, slope, self.unit, self.blocks, rows=self, places=places.flatten())
 
     def forth(self, z: Tensor) -> Tensor:
         """Rz, of the shape of the outputs, for z of samples × columns."""
         if self.blocks is not None:
             z = torch.bmm(self.blocks, z.unsqueeze(2)).squeeze(2)
-        elif self.normal is not None:
-            u = self.normal
-            along = (u[:, 1:] * z).sum(dim=1, keepdim=True) / u[:, :1]
-            z = torch.nn.functional.pad(z, (1, 0)).addcmul_(u, along, value=-1)
-            return z.mul_(self.scale).reshape(self.shape)
+        elif self.unit is not None:
+            s = self.unit
+            along = (s[:, 1:] * z).sum(dim=1, keepdim=True)  # ⟨u, (0, z)⟩, and u₁ = 1 + s₁
+            z = torch.nn.functional.pad(z, (1, 0)).addcmul_(s, along / (1 + s[:, :1]), value=-1)
+            z[:, :1] -= along / (1 + s[:, :1])
+            return z.mul_(s).mul_(self.scale).reshape(self.shape)
         return (self.scale * z).reshape(self.shape)
 
     def back(self, output: Tensor) -> Tensor:
@@ -69,11 +71,14 @@ class Factor:
         rows = self.scale * output.reshape(self.samples, self.outputs)
         if self.blocks is not None:
             return torch.bmm(rows.unsqueeze(1), self.blocks).squeeze(1)
-        if self.normal is None:
-            return rows
-        u = self.normal
-        along = (u * rows).sum(dim=1, keepdim=True) / u[:, :1]
-        return rows[:, 1:].addcmul(u[:, 1:], along, value=-1)
+        return rows if self.unit is None else self.reflected(rows.mul_(self.unit))
+
+    def reflected(self, rows: Tensor) -> Tensor:
+        """All but the first entry of (I − uuᵀ/u₁)x for each row x, where B is of the second kind."""
+        s = self.unit
+        assert s is not None
+        along = ((s * rows).sum(dim=1, keepdim=True) + rows[:, :1]) / (1 + s[:, :1])
+        return rows[:, 1:].addcmul(s[:, 1:], along, value=-1)
 
     def curved(self, output: Tensor) -> Tensor:
         """RRᵀ of something of the shape of the outputs."""
@@ -81,7 +86,7 @@ class Factor:
 
     def column(self, j: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Column j of every block, of the shape of the outputs."""
-        like = next((part for part in (self.blocks, self.normal, self.scale) if isinstance(part, Tensor)), None)
+        like = next((part for part in (self.blocks, self.unit, self.scale) if isinstance(part, Tensor)), None)
         unit = torch.zeros(self.samples, self.columns, dtype=dtype if like is None else like.dtype, device=device)
         unit[:, j] = 1
         return self.forth(unit).to(dtype)
