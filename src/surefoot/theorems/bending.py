@@ -61,7 +61,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -76,7 +75,6 @@ from surefoot.domains import Ball
 from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.norms import (
     LARGEST_EXACT,
-    batched_spectral_norm,
     frobenius_norm,
     nonnegative_norm,
     norm_of_gram,
@@ -84,12 +82,19 @@ from surefoot.norms import (
 )
 from surefoot.norms.hermitian import up
 from surefoot.processes import Processes
-from surefoot.scalar import Rounded, sups_on
 from surefoot.theorems.layered import Layer, Layered, layer_weights
+from surefoot.theorems.reach import (
+    FEW,
+    UP,
+    Moving,
+    features_at,
+    kinks_near,
+    outputs_of,
+    reaches_of,
+    through_layers,
+)
 from surefoot.theorems.samples import Single
 
-_UP = 1 + 1e-9
-_FEW = 3  # kinks that are named
 AT_ONCE = 4  # Gram matrices
 
 
@@ -108,33 +113,6 @@ class Bending:
     constant: float
     variation: float = math.inf
     obstacles: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Moving:
-    """Numbers by what they are at most: at the weights, by how much they move on the ball, and on the ball."""
-
-    here: Tensor
-    move: Tensor
-    bound: Tensor
-
-    @staticmethod
-    def of(here: Tensor, move: Tensor) -> _Moving:
-        """Where nothing better is known about the ball."""
-        return _Moving(here, move, (here + move) * _UP)
-
-    def __mul__(self, other: _Moving) -> _Moving:
-        here, bound = self.here * other.here * _UP, self.bound * other.bound * _UP
-        move = (self.here * other.move + self.move * other.bound) * _UP
-        return _Moving(here, torch.minimum(move, here + bound), bound)
-
-    def most(self) -> _Moving:
-        """The largest in each sample."""
-        return _Moving(self.here.amax(1), self.move.amax(1), self.bound.amax(1))
-
-    def rows(self) -> _Moving:
-        """One number per sample as a column."""
-        return _Moving(self.here[:, None], self.move[:, None], self.bound[:, None])
 
 
 def bending(
@@ -186,75 +164,6 @@ def _paths(analysis: Analysis) -> list[str]:
     return [leaf.path for leaf in analysis.reading.graph.parameters]
 
 
-@dataclass(frozen=True, eq=False)
-class _Reach:
-    """A layer over the ball.
-
-    Attributes:
-        layer: the layer.
-        reads: what it reads at the weights.
-        before: what its linear map gives there.
-        rho: how far its weight may move.
-        steps: how far what it reads may move, sample by sample.
-        spread: how far what its linear map gives may move; ``None`` while it is not known.
-    """
-
-    layer: Layer
-    reads: Rounded
-    before: Rounded
-    rho: float
-    steps: Tensor
-    spread: Tensor | None = None
-
-    @property
-    def count(self) -> int:
-        """How many samples there are."""
-        return len(self.steps)
-
-    @cached_property
-    def slopes(self) -> _Moving:
-        """The slopes, samples × width."""
-        return self._moving(1)
-
-    @cached_property
-    def bends(self) -> _Moving:
-        """The second derivatives."""
-        return self._moving(2)
-
-    def _moving(self, order: int) -> _Moving:
-        """A derivative moves by at most the next one times the distance, and by at most twice its supremum."""
-        value = self.before.value
-        if self.layer.function is None:
-            return _Moving.of(torch.full_like(value, 2.0 - order), torch.zeros_like(value))
-        assert self.spread is not None
-        distance = self.spread[:, None]
-        wrong = self.before.error.expand(value.shape) * _UP + value.abs() * 2.0**-51
-        largest, next_one = sups_on(
-            self.layer.function, (order, order + 1), value - wrong - distance * _UP, value + wrong + distance * _UP
-        )
-        here = sups_on(self.layer.function, (order,), value - wrong, value + wrong)[0]
-        moved = torch.minimum(next_one * distance * _UP, 2 * largest)
-        return _Moving(torch.minimum(here, largest), moved, largest)
-
-    @cached_property
-    def features(self) -> tuple[Tensor, Tensor]:
-        """What the parameters are multiplied by, as computed at the weights, and how far rows may be from it."""
-        wrong = torch.linalg.vector_norm(self.reads.error.expand(self.reads.value.shape), dim=1)
-        moved = (self.steps + wrong) * _UP if self.layer.trains_weight else torch.zeros_like(self.steps)
-        return _features(self.layer, self.reads.value), moved
-
-    @cached_property
-    def sizes(self) -> _Moving:
-        """The norms of the rows."""
-        value, moved = self.features
-        return _Moving.of(torch.linalg.vector_norm(value, dim=1) * _UP, moved)
-
-    @cached_property
-    def norm(self) -> float:
-        """The norm of the weight over the ball."""
-        return (spectral_norm(self.layer.weight) + self.rho) * _UP
-
-
 Key = tuple[str, int, int, int]  # what a term of H comes from: its kind, the layer that bends, j and k
 
 
@@ -269,10 +178,10 @@ class _Units:
     most: Tensor
 
     @staticmethod
-    def of(weights: _Moving, lengths: _Moving) -> _Units:
+    def of(weights: Moving, lengths: Moving) -> _Units:
         """Of one batch."""
         rows = lengths.rows() * weights
-        sizes, moved = (torch.linalg.vector_norm(part, dim=0) * _UP for part in (rows.bound, rows.move))
+        sizes, moved = (torch.linalg.vector_norm(part, dim=0) * UP for part in (rows.bound, rows.move))
         return _Units(sizes, moved, weights.bound.amax(0))
 
     def __add__(self, other: _Units) -> _Units:
@@ -325,7 +234,7 @@ class Here:
 
     def __init__(self, read: Callable[[], Iterable[Layered]]) -> None:
         self._read = read
-        self._weights: list[dict[Key, _Moving]] = []
+        self._weights: list[dict[Key, Moving]] = []
 
     def shape(self) -> tuple[Layer, ...]:
         """The layers."""
@@ -343,8 +252,8 @@ class Here:
     def rows(self, k: int, asked: Sequence[tuple[Key | None, str]]) -> Iterator[list[Tensor]]:
         """For each batch the rows that a layer reads, times weights."""
         for layered, weights in zip(self._read(), self._weights, strict=True):
-            value = _features(layered.layers[k], layered.states[k][0].value)
-            none = _Moving.of(*(torch.zeros(len(value), dtype=torch.float64),) * 2)
+            value = features_at(layered.layers[k], layered.states[k][0].value)
+            none = Moving.of(*(torch.zeros(len(value), dtype=torch.float64),) * 2)
             yield [
                 value if key is None else getattr(weights.get(key, none), what)[:, None] * value
                 for key, what in asked
@@ -388,35 +297,35 @@ def stacked_norms(
         if width <= LARGEST_EXACT:
             processes.add(grams)
     known = [None] * len(asked) if not count else [norm_of_gram(gram, count) for gram in grams]
-    return [size * _UP if n is None else min(n, size * _UP) for n, size in zip(known, apart, strict=True)]
+    return [size * UP if n is None else min(n, size * UP) for n, size in zip(known, apart, strict=True)]
 
 
-def _bent(layered: Layered, radius: float, roots: Sequence[float]) -> tuple[Bent, dict[Key, _Moving]]:
+def _bent(layered: Layered, radius: float, roots: Sequence[float]) -> tuple[Bent, dict[Key, Moving]]:
     """What one batch says, and its weights of samples."""
     count = layered.count
-    met = _reaches(layered, radius, roots)
-    kinks = tuple((k, *kink) for k, m in enumerate(met) for kink in _kinks(m))
+    met = reaches_of(layered, radius, roots)
+    kinks = tuple((k, *kink) for k, m in enumerate(met) for kink in kinks_near(m))
     if kinks or len(met) < len(layered.layers):
         return Bent(count, is_finite=bool(kinks), kinks=kinks), {}
-    outputs = _outputs(layered, met)
-    weights: dict[Key, _Moving] = {}
+    outputs = outputs_of(layered, met)
+    weights: dict[Key, Moving] = {}
     units: dict[Key, _Units] = {}
 
-    def add(kind: str, z: int, j: int, k: int, by_sample: _Moving, local: _Moving | None) -> None:
+    def add(kind: str, z: int, j: int, k: int, by_sample: Moving, local: Moving | None) -> None:
         """A term with weights per sample, and if it is local per sample and unit."""
         weights[kind, z, j, k] = by_sample
         if local is not None:
             units[kind, z, j, k] = _Units.of(local, met[k].sizes)
 
     for z, m in enumerate(met):
-        through = _through(met, z)
+        through = through_layers(met, z)
         bent = outputs[z].columns * m.bends
         for j, k in itertools.combinations_with_replacement(range(z, -1, -1), 2):
             if met[j].layer.trains and met[k].layer.trains and bool(bent.bound.any()):
                 local = bent * m.sizes.rows() if j == k == z else None
                 add("bend", z, j, k, bent.most() * through[j] * through[k] * met[j].sizes, local)
         if z and m.layer.trains_weight:
-            before, through = met[z - 1], _through(met, z - 1)
+            before, through = met[z - 1], through_layers(met, z - 1)
             for k in range(z):
                 if met[k].layer.trains:
                     local = outputs[z].norms.rows() * before.slopes if k == z - 1 else None
@@ -424,26 +333,6 @@ def _bent(layered: Layered, radius: float, roots: Sequence[float]) -> tuple[Bent
     rests = {key: float((found.bound * met[key[3]].features[1]).norm()) for key, found in weights.items()}
     still = tuple(float(m.features[1].norm()) for m in met)
     return Bent(count, True, (), rests, units, still), weights
-
-
-def _reaches(layered: Layered, radius: float, roots: Sequence[float]) -> list[_Reach]:
-    """The layers over the ball, up to the last one whose values are finite."""
-    found: list[_Reach] = []
-    paths: list[Tensor] = []  # of what each layer gives, over what the layers move by
-    steps = torch.zeros(layered.count, dtype=torch.float64)
-    for layer, (reads, _, _), before, root in zip(
-        layered.layers, layered.states, layered.sums, roots, strict=True
-    ):
-        met = _Reach(layer, reads, before, radius * root if layer.trains_weight else 0.0, steps)
-        if found:
-            paths = [path * found[-1].slopes.bound.amax(1) * met.norm * _UP for path in paths]
-        paths.append(met.sizes.bound * root)
-        spread = torch.linalg.vector_norm(torch.stack(paths), dim=0) * (radius * _UP)
-        if not bool(torch.isfinite(spread).all()):
-            break
-        found.append(replace(met, spread=spread))
-        steps = found[-1].slopes.bound.amax(1) * spread * _UP
-    return found
 
 
 def _by_layers(source: Source, radius: float, weights: Mapping[str, float] | None) -> Bending:
@@ -456,7 +345,7 @@ def _by_layers(source: Source, radius: float, weights: Mapping[str, float] | Non
     kinks = sorted((k, room, start + n, *said) for start, p in zip(before, pieces, strict=False)
                    for k, room, n, *said in p.kinks)  # fmt: skip
     if kinks:
-        obstacles = (f"{first} in sample {n}: {second}" for _, _, n, first, second in kinks[:_FEW])
+        obstacles = (f"{first} in sample {n}: {second}" for _, _, n, first, second in kinks[:FEW])
         return Bending(radius, math.inf, obstacles=tuple(obstacles))
     matrix = torch.zeros(2, len(layers), len(layers), dtype=torch.float64)  # of bounds, and of how far terms move
     for k in range(len(layers)):
@@ -464,88 +353,18 @@ def _by_layers(source: Source, radius: float, weights: Mapping[str, float] | Non
         local = any(key in piece.units for piece in pieces for key in keys)
         asked = [(key, what) for key in keys for what in ("bound", "move")]
         found = source.norms(k, [*asked, (None, "")] if local else asked) if asked else []
-        whole = (found[-1] + math.hypot(*(piece.still[k] for piece in pieces))) * _UP if local else math.inf
+        whole = (found[-1] + math.hypot(*(piece.still[k] for piece in pieces))) * UP if local else math.inf
         for number, key in enumerate(keys):
             rest = math.hypot(*(piece.rests.get(key, 0.0) for piece in pieces))
-            amounts = torch.tensor(found[2 * number : 2 * number + 2], dtype=torch.float64).add(rest) * _UP
+            amounts = torch.tensor(found[2 * number : 2 * number + 2], dtype=torch.float64).add(rest) * UP
             parts = [piece.units[key] for piece in pieces if key in piece.units]
             if parts:
                 units = sum(parts[1:], parts[0])
                 each = torch.minimum(units.sizes, units.most * whole), units.moved
-                amounts = torch.minimum(amounts, torch.stack([part.amax() for part in each]) * _UP)
+                amounts = torch.minimum(amounts, torch.stack([part.amax() for part in each]) * UP)
             for row, column in {(key[2], k), (k, key[2])}:
                 matrix[:, row, column] += amounts
     scale = torch.tensor(roots, dtype=torch.float64)
     matrix = matrix * scale[:, None] * scale
-    constant, variation = (float(nonnegative_norm(Magnitude.of(part.numpy()))) * _UP + 1e-290 for part in matrix)
+    constant, variation = (float(nonnegative_norm(Magnitude.of(part.numpy()))) * UP + 1e-290 for part in matrix)
     return Bending(radius, constant, variation, () if math.isfinite(constant) else ("K is beyond doubles",))
-
-
-def _through(met: list[_Reach], last: int) -> list[_Moving]:
-    """Bounds on the derivatives of what one linear layer gives in what earlier ones give, sample by sample."""
-    one = torch.ones(met[0].count, dtype=torch.float64)
-    found = [_Moving.of(one, torch.zeros_like(one))]
-    for k in range(last - 1, -1, -1):
-        weight = _Moving.of(one * (met[k + 1].norm - met[k + 1].rho) * _UP, one * met[k + 1].rho)
-        found.insert(0, found[0] * weight * met[k].slopes.most())
-    return found
-
-
-@dataclass(frozen=True)
-class _Outputs:
-    """How the outputs depend on a layer over the ball: bounds on the norms of B for each sample, and on those of
-    the columns of Q, one per unit.
-    """
-
-    norms: _Moving
-    columns: _Moving
-
-
-def _outputs(layered: Layered, met: list[_Reach]) -> list[_Outputs]:
-    found: list[_Outputs] = []
-    varied = size = torch.zeros(layered.count, dtype=torch.float64)  # of B of the layer after
-    for k in range(len(met) - 1, -1, -1):
-        m, (through, slopes) = met[k], layered.sensitivities[k]
-        columns: _Moving
-        if through is None:
-            one = torch.ones_like(m.before.value)
-            columns, varied = _Moving.of(one, torch.zeros_like(one)), m.slopes.most().move
-        else:
-            after = met[k + 1]
-            lengths = torch.linalg.vector_norm(after.layer.weight, dim=0) + after.rho
-            here = torch.linalg.vector_norm(through.bound, dim=1) * _UP
-            columns = _Moving.of(here, (varied[:, None] * lengths + size[:, None] * after.rho) * _UP)
-            varied = varied * after.norm + size * after.rho
-            slope = m.slopes.most()
-            varied = (varied * slope.bound + _sample_norms(through) * slope.move) * _UP
-        size = _sample_norms(slopes)
-        found.insert(0, _Outputs(_Moving.of(size, varied), columns))
-    return found
-
-
-def _features(layer: Layer, reads: Tensor) -> Tensor:
-    """What the parameters of a layer are multiplied by, where it reads this."""
-    value = reads.double() if layer.trains_weight else reads[:, :0].double()
-    ones = [torch.ones(len(value), 1, dtype=torch.float64)] if layer.trains_bias else []
-    return torch.cat([value, *ones], 1)
-
-
-def _sample_norms(matrices: Rounded) -> Tensor:
-    """Bounds on the norms of the exact matrices, one per sample."""
-    error = torch.linalg.vector_norm(matrices.error.expand(matrices.value.shape), dim=(1, 2))
-    return (batched_spectral_norm(matrices.value) + error) * _UP
-
-
-def _kinks(m: _Reach) -> Iterator[tuple[float, int, str, str]]:
-    """Of the units that may meet a kink, the nearest: how far it is, the sample, and what is to be said."""
-    bends = m.bends.bound
-    if bool(torch.isfinite(bends).all()):
-        return
-    assert m.spread is not None
-    spread = m.spread[:, None].expand(bends.shape)
-    room = torch.where(torch.isfinite(bends), math.inf, m.before.value.abs() - spread)
-    for place in room.flatten().argsort()[:_FEW].tolist():
-        n, i = divmod(place, bends.shape[1])
-        if not math.isfinite(float(bends[n, i])):
-            what = f"reads {float(m.before.value[n, i]):.3g} and moves by up to {float(spread[n, i]):.3g}"
-            yield float(room[n, i]), n, f"unit {i} of '{m.layer.after}' may meet a kink", f"it {what}"
