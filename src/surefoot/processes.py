@@ -106,6 +106,16 @@ class Processes:
             self._torch.broadcast_object_list(box, src=self._first, group=self._group)
         return box[0]
 
+    def passed_on(self, rank: int, compute: Callable[[], Any]) -> Any:
+        """What it gives on one process, to all."""
+        box = [self.together(lambda: compute() if self.rank == rank else None)]
+        if self.rank == rank:
+            self._count(box[0])
+        source = self._torch.get_global_rank(self._group, rank)
+        with answering():
+            self._torch.broadcast_object_list(box, src=source, group=self._group)
+        return box[0]
+
     def ask(self, word: Any) -> None:
         """On process 0 inside :meth:`led`: let all others serve this."""
         self.tell(("ask", word))

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from torch.distributed import checkpoint
 
 import surefoot as sf
+from surefoot.batches import Batches
 from surefoot.optim import GaussNewton, Newton, ProvedEpochs
 from surefoot.oracles.factor import factor_of
 from surefoot.oracles.gram_pieces import assemble_pieces
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
+from surefoot.theorems.pieces import Pieces
 
 Part = tuple[Tensor, Tensor]
 ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -164,7 +166,7 @@ def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str
 
 
 def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
-    """Bytes that this process hands over: a pull-back, a push-forward, the factors of a Gram matrix."""
+    """Bytes that this process hands over: a pull-back, a push-forward, factors of a Gram matrix, its blocks."""
     x, y = part
     processes = Processes(group)
     problem = Problem(sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y), None, None, processes)
@@ -178,6 +180,12 @@ def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
         before = processes.sent
         processes.led(lambda ask=ask: ask() is None, problem.serve)  # type: ignore[misc]
         found.append(processes.sent - before)
+    square = sf.Square(network(x).detach())
+    batches = Batches([(x, square.targets)] if len(y) else [], ordered=True)
+    pieces = Pieces(network, batches, square.bound_to(None), processes)
+    before = processes.sent
+    pieces.led(lambda: pieces.gram() is None)
+    found.append(processes.sent - before)
     return found
 
 

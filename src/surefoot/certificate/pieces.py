@@ -100,13 +100,17 @@ class InPieces:
         def lead() -> Certificate:
             if domain is not None or self.objective is None:
                 return self.on(ProductBall(1.0) if domain is None else domain)
-            return longest_proved(self.on, replace(effort_named(self.effort), shells=0))
+            return self.longest()
 
         if self.processes is None:
             return lead()
         held = [*self.model.parameters(), *self.model.buffers()]
         refuse_other_models(self.processes.gathered(lambda: digest_of(held)))
         return Certificate(**self.processes.led(lambda: _fields(lead()), self.serve, EvaluationError))
+
+    def longest(self) -> Certificate:
+        """On the ball on which the longest step can be proved; process 0 calls it, the others serve it."""
+        return longest_proved(self.on, replace(effort_named(self.effort), shells=0))
 
     def on(self, domain: Domain | Box) -> Certificate:
         """The same on one domain; process 0 calls it, the others serve it."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from surefoot.enclosure import Measured, row_norms
 from surefoot.errors import CaptureError
-from surefoot.norms import LARGEST_EXACT, frobenius_norm, norm_of_parts, spectral_norm
+from surefoot.norms import LARGEST_EXACT, frobenius_norm, norm_of_gram, spectral_norm
 from surefoot.processes import Processes, answering
 from surefoot.torch_private import lies_elsewhere, sharded_modules, unsharded_copy
 
@@ -148,7 +148,9 @@ def _measured(value: Any) -> tuple[Measured, int]:
         math.hypot(*norms) * (1 + 2.0**-50) for norms in ([n.size for n in everyone], [n.matrix for n in everyone])
     )
     if min(value.shape) <= LARGEST_EXACT:
-        found = norm_of_parts(part, rows, lambda gram: processes.add([gram]))
+        gram = part.double().mT @ part.double()
+        processes.add([gram])
+        found = norm_of_gram(gram, rows)
         strips = strips if found is None else found
     peak, longest = max(one.peak for one in everyone), max(one.longest for one in everyone)
     return Measured(size, peak, min(strips, size), longest), processes.sent

@@ -17,11 +17,11 @@ from surefoot.norms.matrix import (
     batched_spectral_norm,
     frobenius_norm,
     nonnegative_norm,
-    norm_of_parts,
+    norm_of_gram,
     spectral_norm,
 )
 
 __all__ = [
     "LARGEST_EXACT", "batched_spectral_norm", "convolution_norm", "frobenius_norm", "nonnegative_norm",
-    "norm_of_parts", "patch_overlap", "spectral_norm",
+    "norm_of_gram", "patch_overlap", "spectral_norm",
 ]  # fmt: skip

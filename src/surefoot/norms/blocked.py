@@ -8,7 +8,7 @@ at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,12 +41,25 @@ class Symmetric:
 
         return Symmetric(len(value), rows)
 
-    def written_out(self) -> Rounded:
-        """The lower triangle as one matrix, zero above the panels."""
-        value, error = (torch.zeros(self.size, self.size, dtype=torch.float64) for _ in range(2))
-        for start, stop, found in self.panels():
-            value[start:stop, :stop], error[start:stop, :stop] = found.value, found.error
-        return Rounded(value, error)
+    @staticmethod
+    def of_blocks(size: int, blocks: Iterable[tuple[int, int, Rounded]]) -> Symmetric:
+        """That which has these blocks, each with its first row and column; together they cover the lower triangle.
+        Only whole panels can be asked for.
+        """
+        starts = range(0, size, _PANEL)
+        panels = [
+            torch.zeros(2, min(_PANEL, size - s), min(s + _PANEL, size), dtype=torch.float64) for s in starts
+        ]
+        for row, column, block in blocks:
+            both = torch.stack([block.value, block.error.expand(block.value.shape)])
+            end = row + both.shape[1]
+            for start in starts[row // _PANEL : -(-end // _PANEL)]:
+                panel, first, last = panels[start // _PANEL], max(row, start), min(end, start + _PANEL)
+                width = min(both.shape[2], panel.shape[2] - column)
+                panel[:, first - start : last - start, column : column + width] = both[
+                    :, first - row : last - row, :width
+                ]
+        return Symmetric(size, lambda start, stop: Rounded(*panels[start // _PANEL]))
 
     def kept(self) -> Symmetric:
         """The same with panels that are computed now, once; only whole panels can be asked for."""

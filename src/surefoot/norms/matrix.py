@@ -8,7 +8,7 @@ rounded upwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -104,20 +104,12 @@ def largest_norm(matrices: Iterable[Tensor]) -> float:
     return best
 
 
-def norm_of_parts(part: Tensor, rows: int, add: Callable[[Tensor], None]) -> float | None:
-    r"""The same for a matrix of so many rows, in all, of which only some are here: an upper bound of
-    :math:`\|A\|_2` from the Gram matrices of the parts, :math:`A^\top A = \sum_rA_r^\top A_r`. Its entries are
-    still inner products of as many terms as A has rows, summed in some order, so that the proof is the same.
-    ``None`` where the sum is out of range and A has to be scaled.
-
-    Args:
-        part: the rows that are here, perhaps none.
-        rows: of A.
-        add: makes a tensor the sum of those of all parts.
+def norm_of_gram(gram: Tensor, rows: int) -> float | None:
+    r"""The same for a matrix of so many rows that come in parts, from the sum of their Gram matrices,
+    :math:`A^\top A = \sum_rA_r^\top A_r`. Its entries are still inner products of as many terms as A has rows,
+    summed in some order, so that the proof is the same. ``None`` where the sum is out of range and A has to be
+    scaled.
     """
-    flat = wide(part.detach())
-    gram = flat.mH @ flat
-    add(gram)
     trace = float(gram.diagonal().real.sum())
     return _norm_of_gram(gram, trace, max(rows, len(gram))) if 1 / _SAFE < trace < _SAFE else None
 

@@ -171,8 +171,11 @@ def largest_eigenvalue(matrix: Rounded | Symmetric) -> float:
 def _written_out(matrix: Symmetric) -> Tensor:
     value = torch.zeros(matrix.size, matrix.size, dtype=torch.float64)
     for start, stop, found in matrix.panels():  # one that is kept knows whole panels only
-        value[start:stop, :stop] = found.value
-    return value.tril() + value.tril(-1).mT
+        value[start:stop, :start] = found.value[:, :start]
+        value[:start, start:stop] = found.value[:, :start].mT
+        corner = found.value[:, start:]
+        value[start:stop, start:stop] = corner.tril() + corner.tril(-1).mT
+    return value
 
 
 def _lowest(matrix: Symmetric, guess: float, doubt: float, sizes: tuple[float, float]) -> float:

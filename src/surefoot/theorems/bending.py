@@ -24,11 +24,23 @@ square of a row of :math:`\dot V_z` is multiplied by :math:`\sum_nc_n\delta_{z,n
 the maximum over the units of :math:`(\sum_n\delta_{z,n,i}^2\|\tilde x_n\|^4)^{1/2}` does as well, and likewise
 for the others. Then :math:`K \le \|H\|_2`.
 
-*Over the ball* values come from the forward pass of the calculus; with V the variation over the ball, :math:`s_k`
-how far :math:`\omega_k` moves and :math:`\mathrm V(a_k') \le \min(s_k\sup|a_k''|, 2\sup|a_k'|)`,
+*Over the ball* :math:`\omega_k` of a sample moves by at most
+
+.. math:: s_k = \rho\Big(\sum_{j\le k}p_{kj}^2\|\tilde x_j\|^2\Big)^{1/2}, \qquad p_{kk} = 1,\quad
+    p_{k+1,j} = (\|W_{k+1}\| + \rho)\sup|a_k'|\,p_{kj},
+
+because along a segment its derivative is :math:`\sum_jP_{kj}\dot V_j\tilde x_j` with :math:`\sum_j\|\dot
+V_j\|^2 \le \rho^2`; what it reads moves by :math:`\sup|a_{k-1}'|s_{k-1}`. The suprema are over the interval of
+this radius around the value at the weights. With V the variation over the ball and :math:`\mathrm V(a_k') \le
+\min(s_k\sup|a_k''|, 2\sup|a_k'|)`,
 
 .. math:: \mathrm V(Q_k) \le \mathrm V(B_{k+1})(\|W_{k+1}\| + \rho) + \|B_{k+1}\|\rho, \qquad
     \mathrm V(B_k) \le \mathrm V(Q_k)\sup|a_k'| + \|Q_k\|\mathrm V(a_k').
+
+*In pieces.* Everything above is about samples one by one but the norms over samples. A sum over samples of squares
+is added up over batches, a maximum is taken over them, and :math:`\|\mathrm{diag}(\mu)\tilde X_k\|_2` comes from
+the sum of the Gram matrices of their rows (:func:`~surefoot.norms.norm_of_gram`), as many numbers as the square of
+the width. A batch is read again for each ball, and for each of the layers whose rows are met (:class:`Here`).
 
 *How far it moves.* :func:`bending` also bounds :math:`\sup\|D^2\psi(u) - D^2\psi(u_0)\|`. Each term above is a
 product; if its factors have norms :math:`f_i` at the weights and move by :math:`d_i`, it moves by at most
@@ -47,9 +59,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -60,16 +72,30 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
 from surefoot.calculus.breakdown import reasons
 from surefoot.domains import Ball
-from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, minimum, stack
-from surefoot.norms import batched_spectral_norm, nonnegative_norm, spectral_norm
+from surefoot.norms import (
+    LARGEST_EXACT,
+    frobenius_norm,
+    nonnegative_norm,
+    norm_of_gram,
+    spectral_norm,
+)
 from surefoot.norms.hermitian import up
-from surefoot.scalar import Rounded, sups_on
-from surefoot.theorems.layered import Layer, Layered
+from surefoot.processes import Processes
+from surefoot.theorems.layered import Layer, Layered, layer_weights
+from surefoot.theorems.reach import (
+    FEW,
+    UP,
+    Moving,
+    features_at,
+    kinks_near,
+    outputs_of,
+    reaches_of,
+    through_layers,
+)
 from surefoot.theorems.samples import Single
 
-_UP = 1 + 1e-9
-_FEW = 3  # kinks that are named
+AT_ONCE = 4  # Gram matrices
 
 
 @dataclass(frozen=True)
@@ -89,49 +115,24 @@ class Bending:
     obstacles: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Moving:
-    """Numbers by what they are at most: at the weights, by how much they move on the ball, and on the ball."""
-
-    here: Tensor
-    move: Tensor
-    bound: Tensor
-
-    @staticmethod
-    def of(here: Tensor, move: Tensor) -> _Moving:
-        """Where nothing better is known about the ball."""
-        return _Moving(here, move, (here + move) * _UP)
-
-    def __mul__(self, other: _Moving) -> _Moving:
-        here, bound = self.here * other.here * _UP, self.bound * other.bound * _UP
-        move = (self.here * other.move + self.move * other.bound) * _UP
-        return _Moving(here, torch.minimum(move, here + bound), bound)
-
-    def most(self) -> _Moving:
-        """The largest in each sample."""
-        return _Moving(self.here.amax(1), self.move.amax(1), self.bound.amax(1))
-
-    def rows(self) -> _Moving:
-        """One number per sample as a column."""
-        return _Moving(self.here[:, None], self.move[:, None], self.bound[:, None])
-
-
 def bending(
-    analysis: Analysis,
-    layered: Layered | None,
+    analysis: Analysis | None,
+    layered: Layered | Source | None,
     radius: float,
     samples: Sequence[Single] = (),
     weights: Mapping[str, float] | None = None,
 ) -> Bending:
-    """K on the ball of this radius around the weights; of other networks than layered ones by samples, if
-    given.
+    """K on the ball of this radius around the weights: of a layered network, on one batch or in pieces, or of any
+    other by its analysis, and by samples, if given.
 
     With weights :math:`L_b \\ge 1` of parameters by path norms are :math:`\\sum_bL_b\\|v_b\\|^2`. The ball is then
     inside of the ordinary one, block b moves by :math:`\\rho/\\sqrt{L_b}` at most, and :math:`H_{jk}` is divided
     by :math:`\\sqrt{L_jL_k}`.
     """
     if layered is not None:
-        return _by_layers(layered, radius, None if weights is None else layered.weights(weights))
+        source = Here(lambda: [layered]) if isinstance(layered, Layered) else layered
+        return _by_layers(source, radius, weights)
+    assert analysis is not None
     whole = _by_calculus(analysis, radius, weights)
     if not samples or not math.isfinite(whole.constant):
         return whole
@@ -163,206 +164,207 @@ def _paths(analysis: Analysis) -> list[str]:
     return [leaf.path for leaf in analysis.reading.graph.parameters]
 
 
-@dataclass(frozen=True, eq=False)
-class _Reach:
-    """A layer over the ball.
+Key = tuple[str, int, int, int]  # what a term of H comes from: its kind, the layer that bends, j and k
 
-    Attributes:
-        layer: the layer.
-        reads: an enclosure of what it reads.
-        before: of what its linear map gives.
-        rho: how far its weight may move.
-        count: the number of samples.
+
+@dataclass(frozen=True)
+class _Units:
+    """Weights of samples times the rows that a layer reads, by units: roots of the sums of their squares on the
+    ball and of how far they move, and the largest weights.
     """
 
-    layer: Layer
-    reads: Enclosure
-    before: Enclosure
-    rho: float
+    sizes: Tensor
+    moved: Tensor
+    most: Tensor
+
+    @staticmethod
+    def of(weights: Moving, lengths: Moving) -> _Units:
+        """Of one batch."""
+        rows = lengths.rows() * weights
+        sizes, moved = (torch.linalg.vector_norm(part, dim=0) * UP for part in (rows.bound, rows.move))
+        return _Units(sizes, moved, weights.bound.amax(0))
+
+    def __add__(self, other: _Units) -> _Units:
+        sizes, moved = (torch.hypot(getattr(self, n), getattr(other, n)) for n in ("sizes", "moved"))
+        return _Units(sizes, moved, torch.maximum(self.most, other.most))
+
+
+@dataclass(frozen=True)
+class Bent:
+    """What one batch says about a ball.
+
+    Attributes:
+        count: how many samples it has.
+        is_finite: whether values over the ball are.
+        kinks: what units may meet: the layer, how near it is, the sample and two parts of the sentence about it.
+        rests: for each term, the norm of its weights times how far the rows move.
+        units: where a unit meets its own weights only.
+        still: how far the rows of each layer move, in all.
+    """
+
     count: int
-
-    @cached_property
-    def slopes(self) -> _Moving:
-        """The slopes, samples × width."""
-        return self._moving(1)
-
-    @cached_property
-    def bends(self) -> _Moving:
-        """The second derivatives."""
-        return self._moving(2)
-
-    def _moving(self, order: int) -> _Moving:
-        """A derivative moves by at most the next one times the distance, and by at most twice its supremum."""
-        value = self.before.value
-        if self.layer.function is None:
-            return _Moving.of(torch.full_like(value, 2.0 - order), torch.zeros_like(value))
-        low, high = self.before.interval()
-        distance = _numbers(self.before.row_spread(self.count)) + float(self.before.error)
-        largest, next_one = sups_on(self.layer.function, (order, order + 1), low, high)
-        error = _numbers(self.before.row_spread(self.count)).clamp(max=float(self.before.error))[:, None]
-        here = sups_on(self.layer.function, (order,), value - error, value + error)[0]
-        moved = torch.minimum(next_one * distance[:, None] * _UP, 2 * largest)
-        return _Moving(torch.minimum(here, largest), moved, largest)
-
-    @cached_property
-    def features(self) -> tuple[Tensor, Tensor]:
-        """What the parameters are multiplied by at the weights, and by how much each row moves."""
-        value = self.reads.value if self.layer.trains_weight else self.reads.value[:, :0]
-        moved = (
-            _numbers(self.reads.row_spread(self.count)) if self.layer.trains_weight else torch.zeros(self.count)
-        )
-        ones = [torch.ones(len(value), 1, dtype=torch.float64)] if self.layer.trains_bias else []
-        return torch.cat([value, *ones], 1), moved.double()
-
-    @cached_property
-    def sizes(self) -> _Moving:
-        """The norms of the rows."""
-        value, moved = self.features
-        return _Moving.of(torch.linalg.vector_norm(value, dim=1) * _UP, moved)
-
-    def weighted(self, weights: _Moving) -> tuple[float, float]:
-        """Bounds on the norm of the rows times these weights over the ball, and on how far they move."""
-        value, moved = self.features
-        rest = float((weights.bound * moved).norm())
-        amount, change = (spectral_norm(part[:, None] * value) + rest for part in (weights.bound, weights.move))
-        return amount * _UP, change * _UP
-
-    def unitwise(self, weights: _Moving) -> tuple[float, float]:
-        """The same, the largest over the units, each with its weights."""
-        sizes = self.sizes.rows() * weights
-        whole = torch.linalg.vector_norm(sizes.bound, dim=0)
-        most = torch.minimum(whole, weights.bound.amax(0) * self.whole).amax()
-        return float(most) * _UP, float(torch.linalg.vector_norm(sizes.move, dim=0).amax()) * _UP
-
-    @cached_property
-    def whole(self) -> float:
-        """A bound on the norm of the rows."""
-        one = torch.ones(self.count, dtype=torch.float64)
-        return self.weighted(_Moving.of(one, torch.zeros_like(one)))[0]
-
-    @cached_property
-    def norm(self) -> float:
-        """The norm of the weight over the ball."""
-        return (spectral_norm(self.layer.weight) + self.rho) * _UP
+    is_finite: bool = True
+    kinks: tuple[tuple[int, float, int, str, str], ...] = ()
+    rests: Mapping[Key, float] = field(default_factory=dict)
+    units: Mapping[Key, _Units] = field(default_factory=dict)
+    still: tuple[float, ...] = ()
 
 
-def _by_layers(layered: Layered, radius: float, weights: Sequence[float] | None) -> Bending:
-    roots = (
-        torch.ones(len(layered.layers), dtype=torch.float64)
-        if weights is None
-        else torch.tensor(weights, dtype=torch.float64).sqrt()
-    )
-    result = layered.over(radius)
+class Source(Protocol):
+    """The batches of a layered network, wherever they are."""
+
+    def shape(self) -> tuple[Layer, ...]:
+        """The layers."""
+
+    def bent(self, radius: float, roots: tuple[float, ...]) -> list[Bent]:
+        """What each batch says about a ball in which the weights of layer k move by this part of the radius."""
+
+    def norms(self, k: int, asked: Sequence[tuple[Key | None, str]]) -> list[float]:
+        """Bounds on the norms of the rows that a layer reads at the weights, times what terms weigh samples with:
+        on the last ball (``"bound"``) or by how much they move there (``"move"``); no key for the rows themselves.
+        """
+
+
+class Here:
+    """Batches of this process.
+
+    Args:
+        read: gives the network on each of them, one after the other.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[Layered]]) -> None:
+        self._read = read
+        self._weights: list[dict[Key, Moving]] = []
+
+    def shape(self) -> tuple[Layer, ...]:
+        """The layers."""
+        return next(iter(self._read())).layers
+
+    def bent(self, radius: float, roots: tuple[float, ...]) -> list[Bent]:
+        """As in :class:`Source`; the weights of samples are kept, a number for each term and sample."""
+        self._weights, found = [], []
+        for layered in self._read():
+            bent, weights = _bent(layered, radius, roots)
+            found.append(bent)
+            self._weights.append(weights)
+        return found
+
+    def rows(self, k: int, asked: Sequence[tuple[Key | None, str]]) -> Iterator[list[Tensor]]:
+        """For each batch the rows that a layer reads, times weights."""
+        for layered, weights in zip(self._read(), self._weights, strict=True):
+            value = features_at(layered.layers[k], layered.states[k][0].value)
+            none = Moving.of(*(torch.zeros(len(value), dtype=torch.float64),) * 2)
+            yield [
+                value if key is None else getattr(weights.get(key, none), what)[:, None] * value
+                for key, what in asked
+            ]
+
+    def norms(self, k: int, asked: Sequence[tuple[Key | None, str]]) -> list[float]:
+        """As in :class:`Source`; by Gram matrices, if there are several batches, a few at a time."""
+        if len(self._weights) == 1:
+            return [spectral_norm(rows) for each in self.rows(k, asked) for rows in each]
+        return [
+            n for at in range(0, len(asked), AT_ONCE) for n in stacked_norms(self, k, asked[at : at + AT_ONCE])
+        ]
+
+
+def stacked_norms(
+    here: Here, k: int, asked: Sequence[tuple[Key | None, str]], processes: Processes | None = None, width: int = 0
+) -> list[float]:
+    """Bounds on the norms of rows of all batches, of all processes if they are given with the width of rows."""
+    grams = [torch.zeros(width, width, dtype=torch.float64) for _ in asked] if processes is not None else []
+    apart, count = [0.0] * len(asked), 0
+
+    def add() -> None:
+        nonlocal grams, apart, count
+        for each in here.rows(k, asked):
+            if each[0].shape[1] > LARGEST_EXACT:
+                apart = [math.hypot(size, spectral_norm(rows)) for size, rows in zip(apart, each, strict=True)]
+                continue
+            apart = [math.hypot(size, frobenius_norm(rows)) for size, rows in zip(apart, each, strict=True)]
+            count += len(each[0])
+            grams = grams or [torch.zeros(2 * (each[0].shape[1],), dtype=torch.float64) for _ in asked]
+            for gram, rows in zip(grams, each, strict=True):
+                gram.addmm_(rows.mT, rows)
+
+    if processes is None:
+        add()
+    else:
+        processes.together(add)
+        everyone = processes.gathered(lambda: (apart, count))
+        apart = [math.hypot(*sizes) for sizes in zip(*(sizes for sizes, _ in everyone), strict=True)]
+        count = sum(rows for _, rows in everyone)
+        if width <= LARGEST_EXACT:
+            processes.add(grams)
+    known = [None] * len(asked) if not count else [norm_of_gram(gram, count) for gram in grams]
+    return [size * UP if n is None else min(n, size * UP) for n, size in zip(known, apart, strict=True)]
+
+
+def _bent(layered: Layered, radius: float, roots: Sequence[float]) -> tuple[Bent, dict[Key, Moving]]:
+    """What one batch says, and its weights of samples."""
     count = layered.count
-    met = [
-        _Reach(
-            layer,
-            result.enclosures[layer.reads],
-            result.enclosures[layer.result],
-            radius * root if layer.trains_weight else 0.0,
-            count,
-        )
-        for layer, root in zip(layered.layers, roots.tolist(), strict=True)
-    ]
-    if not all(torch.isfinite(_numbers(m.before.row_spread(count))).all() for m in met):
-        return Bending(radius, math.inf, obstacles=("values over the ball are beyond double precision",))
-    obstacles = [text for m in met for text in _kinks(m)]
-    if obstacles:
-        return Bending(radius, math.inf, obstacles=tuple(obstacles[:_FEW]))
-    outputs = _outputs(layered, met)
-    matrix = torch.zeros(2, len(met), len(met), dtype=torch.float64)  # of bounds, and of how far terms move
+    met = reaches_of(layered, radius, roots)
+    kinks = tuple((k, *kink) for k, m in enumerate(met) for kink in kinks_near(m))
+    if kinks or len(met) < len(layered.layers):
+        return Bent(count, is_finite=bool(kinks), kinks=kinks), {}
+    outputs = outputs_of(layered, met)
+    weights: dict[Key, Moving] = {}
+    units: dict[Key, _Units] = {}
 
-    def add(j: int, k: int, weights: _Moving, units: _Moving | None) -> None:
+    def add(kind: str, z: int, j: int, k: int, by_sample: Moving, local: Moving | None) -> None:
         """A term with weights per sample, and if it is local per sample and unit."""
-        found = torch.tensor(met[k].weighted(weights), dtype=torch.float64)
-        if units is not None:
-            found = torch.minimum(found, torch.tensor(met[k].unitwise(units), dtype=torch.float64))
-        for row, column in {(j, k), (k, j)}:
-            matrix[:, row, column] += found
+        weights[kind, z, j, k] = by_sample
+        if local is not None:
+            units[kind, z, j, k] = _Units.of(local, met[k].sizes)
 
     for z, m in enumerate(met):
-        through = _through(met, z)
+        through = through_layers(met, z)
         bent = outputs[z].columns * m.bends
         for j, k in itertools.combinations_with_replacement(range(z, -1, -1), 2):
             if met[j].layer.trains and met[k].layer.trains and bool(bent.bound.any()):
                 local = bent * m.sizes.rows() if j == k == z else None
-                add(j, k, bent.most() * through[j] * through[k] * met[j].sizes, local)
+                add("bend", z, j, k, bent.most() * through[j] * through[k] * met[j].sizes, local)
         if z and m.layer.trains_weight:
-            before, through = met[z - 1], _through(met, z - 1)
+            before, through = met[z - 1], through_layers(met, z - 1)
             for k in range(z):
                 if met[k].layer.trains:
                     local = outputs[z].norms.rows() * before.slopes if k == z - 1 else None
-                    add(z, k, outputs[z].norms * before.slopes.most() * through[k], local)
-    matrix = matrix * roots[:, None] * roots
-    constant, variation = (float(nonnegative_norm(Magnitude.of(part.numpy()))) * _UP + 1e-290 for part in matrix)
+                    add("turn", z, z, k, outputs[z].norms * before.slopes.most() * through[k], local)
+    rests = {key: float((found.bound * met[key[3]].features[1]).norm()) for key, found in weights.items()}
+    still = tuple(float(m.features[1].norm()) for m in met)
+    return Bent(count, True, (), rests, units, still), weights
+
+
+def _by_layers(source: Source, radius: float, weights: Mapping[str, float] | None) -> Bending:
+    layers = source.shape()
+    roots = tuple(1.0 if weights is None else part**0.5 for part in layer_weights(layers, weights or {}))
+    pieces = source.bent(radius, roots)
+    if not all(piece.is_finite for piece in pieces):
+        return Bending(radius, math.inf, obstacles=("values over the ball are beyond double precision",))
+    before = itertools.accumulate((piece.count for piece in pieces), initial=0)
+    kinks = sorted((k, room, start + n, *said) for start, p in zip(before, pieces, strict=False)
+                   for k, room, n, *said in p.kinks)  # fmt: skip
+    if kinks:
+        obstacles = (f"{first} in sample {n}: {second}" for _, _, n, first, second in kinks[:FEW])
+        return Bending(radius, math.inf, obstacles=tuple(obstacles))
+    matrix = torch.zeros(2, len(layers), len(layers), dtype=torch.float64)  # of bounds, and of how far terms move
+    for k in range(len(layers)):
+        keys = list(dict.fromkeys(key for piece in pieces for key in piece.rests if key[3] == k))
+        local = any(key in piece.units for piece in pieces for key in keys)
+        asked = [(key, what) for key in keys for what in ("bound", "move")]
+        found = source.norms(k, [*asked, (None, "")] if local else asked) if asked else []
+        whole = (found[-1] + math.hypot(*(piece.still[k] for piece in pieces))) * UP if local else math.inf
+        for number, key in enumerate(keys):
+            rest = math.hypot(*(piece.rests.get(key, 0.0) for piece in pieces))
+            amounts = torch.tensor(found[2 * number : 2 * number + 2], dtype=torch.float64).add(rest) * UP
+            parts = [piece.units[key] for piece in pieces if key in piece.units]
+            if parts:
+                units = sum(parts[1:], parts[0])
+                each = torch.minimum(units.sizes, units.most * whole), units.moved
+                amounts = torch.minimum(amounts, torch.stack([part.amax() for part in each]) * UP)
+            for row, column in {(key[2], k), (k, key[2])}:
+                matrix[:, row, column] += amounts
+    scale = torch.tensor(roots, dtype=torch.float64)
+    matrix = matrix * scale[:, None] * scale
+    constant, variation = (float(nonnegative_norm(Magnitude.of(part.numpy()))) * UP + 1e-290 for part in matrix)
     return Bending(radius, constant, variation, () if math.isfinite(constant) else ("K is beyond doubles",))
-
-
-def _through(met: list[_Reach], last: int) -> list[_Moving]:
-    """Bounds on the derivatives of what one linear layer gives in what earlier ones give, sample by sample."""
-    one = torch.ones(met[0].count, dtype=torch.float64)
-    found = [_Moving.of(one, torch.zeros_like(one))]
-    for k in range(last - 1, -1, -1):
-        weight = _Moving.of(one * (met[k + 1].norm - met[k + 1].rho) * _UP, one * met[k + 1].rho)
-        found.insert(0, found[0] * weight * met[k].slopes.most())
-    return found
-
-
-@dataclass(frozen=True)
-class _Outputs:
-    """How the outputs depend on a layer over the ball: bounds on the norms of B for each sample, and on those of
-    the columns of Q, one per unit.
-    """
-
-    norms: _Moving
-    columns: _Moving
-
-
-def _outputs(layered: Layered, met: list[_Reach]) -> list[_Outputs]:
-    found: list[_Outputs] = []
-    varied = size = torch.zeros(layered.count, dtype=torch.float64)  # of B of the layer after
-    for k in range(len(met) - 1, -1, -1):
-        m, (through, slopes) = met[k], layered.sensitivities[k]
-        columns: _Moving
-        if through is None:
-            one = torch.ones_like(m.before.value)
-            columns, varied = _Moving.of(one, torch.zeros_like(one)), m.slopes.most().move
-        else:
-            after = met[k + 1]
-            lengths = torch.linalg.vector_norm(after.layer.weight, dim=0) + after.rho
-            here = torch.linalg.vector_norm(through.bound, dim=1) * _UP
-            columns = _Moving.of(here, (varied[:, None] * lengths + size[:, None] * after.rho) * _UP)
-            varied = varied * after.norm + size * after.rho
-            slope = m.slopes.most()
-            varied = (varied * slope.bound + _sample_norms(through) * slope.move) * _UP
-        size = _sample_norms(slopes)
-        found.insert(0, _Outputs(_Moving.of(size, varied), columns))
-    return found
-
-
-def _sample_norms(matrices: Rounded) -> Tensor:
-    """Bounds on the norms of the exact matrices, one per sample."""
-    error = torch.linalg.vector_norm(matrices.error.expand(matrices.value.shape), dim=(1, 2))
-    return (batched_spectral_norm(matrices.value) + error) * _UP
-
-
-def _kinks(m: _Reach) -> list[str]:
-    """The units that may meet a kink, nearest first."""
-    bends = m.bends.bound
-    if bool(torch.isfinite(bends).all()):
-        return []
-    spread = _numbers(m.before.row_spread(m.count))[:, None].expand(bends.shape)
-    room = torch.where(torch.isfinite(bends), math.inf, m.before.value.abs() - spread)
-    texts = []
-    for place in room.flatten().argsort()[:_FEW].tolist():
-        n, i = divmod(place, bends.shape[1])
-        if not math.isfinite(float(bends[n, i])):
-            texts.append(
-                f"unit {i} of '{m.layer.after}' may meet a kink in sample {n}: it reads "
-                f"{float(m.before.value[n, i]):.3g} and moves by up to {float(spread[n, i]):.3g}"
-            )
-    return texts
-
-
-def _numbers(magnitude: Magnitude) -> Tensor:
-    return torch.as_tensor(magnitude.tensor(torch.zeros((), dtype=torch.float64)), dtype=torch.float64)

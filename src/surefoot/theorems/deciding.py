@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from surefoot.batches import Batches
 from surefoot.calculus.leaves import ordinary_device
@@ -22,7 +22,8 @@ from surefoot.objectives import Objective, Ridge, Square
 from surefoot.processes import Processes
 from surefoot.theorems.convex import DENSE, strongly_convex
 from surefoot.theorems.descent import Drawn, descent
-from surefoot.theorems.problem import Problem, not_onto, refused
+from surefoot.theorems.pieces import Pieces
+from surefoot.theorems.problem import PiecewiseProblem, Problem, not_onto, refused
 from surefoot.theorems.record import METHODS, Convergence, Hypothesis, most
 from surefoot.theorems.statements import Interpolation
 
@@ -48,8 +49,10 @@ def convergence(
 
     Args:
         model: the network; it is not changed.
-        x: a batch, all the data of the objective; or any re-iterable of batches ``(x, y)``, which are joined: the
-            theorems are about the Jacobian of all samples at once.
+        x: a batch, all the data of the objective; or any re-iterable of batches ``(x, y)``. Theorems about exact
+            solutions read linear layers with element-wise functions between them batch by batch
+            (:mod:`surefoot.theorems.pieces`). Those about strict minima, and other networks, are about how samples
+            bend together, and join the batches.
         objective: a loss bound to its targets; without targets where the batches bring them.
         regularizer: added to it.
         method: ``"gauss_newton"`` (square loss: to an exact solution), ``"damped"`` (the same with a fixed
@@ -64,8 +67,8 @@ def convergence(
         per_block: whether gradient steps have a size for each layer, or parameter of other networks; they are
             ``block_step_sizes`` of the result, and norms are weighted accordingly.
         group: a process group of ``torch.distributed`` whose processes have a part of the data each, none at all
-            allowed, and the same weights: all of them call this. The data are sent to process 0, which decides;
-            all get its verdict.
+            allowed, and the same weights: all of them call this. Process 0 decides, and all get its verdict. Where
+            batches are joined, they are sent to it.
 
     Returns:
         The verdict with its theorem, the verified numbers, and what is missing where it is not proved.
@@ -91,50 +94,53 @@ def convergence(
         raise GuaranteeError(f"the theorems know a surefoot.Ridge or no regulariser, got {regularizer!r}")
     _check(method, momentum, batch_size, confidence, per_block)
     model = unwrapped(model)
-    if group is not None:
-        processes, loss = Processes(group), objective
-        parts = processes.collected(lambda: _joined(x, loss))
-        options: dict[str, Any] = {"momentum": momentum, "batch_size": batch_size, "confidence": confidence}
-        whole = [part for part in parts if part is not None]
+    options = method, momentum, Drawn(batch_size, confidence)
+    interpolates = isinstance(objective, Square) and regularizer is None
+    if not interpolates and (per_block or method not in ("gradient", "newton")):
+        name = "step sizes per block" if per_block else METHODS[method]
+        raise GuaranteeError(
+            f"the theorem about {name} is about exact solutions: surefoot.Square without a regulariser. For other "
+            "objectives use method='newton' or method='gradient'"
+        )
+    with ordinary_device():
+        if not is_loader(x) and group is None:
+            objective.chosen()  # refuses a loss without targets
+            return _decided(Problem(model, x, objective, regularizer, effort, per_block), *options)
+        loss = objective
+
+        def read() -> tuple[Batches, Objective]:
+            if is_loader(x):
+                return Batches(x, ordered=True), loss
+            targets = loss.chosen()
+            return Batches([(x, targets)] if len(targets) else []), loss.bound_to(None)
+
+        processes = None if group is None else Processes(group)
+        batches, free = read() if processes is None else processes.together(read)
+        pieces = Pieces(model, batches, free, processes)
 
         def decide() -> Convergence:
-            free = loss.bound_to(None)
-            return convergence(model, whole, free, regularizer, method, effort, per_block=per_block, **options)
+            if interpolates and method != "newton" and pieces.is_layered:
+                return _decided(PiecewiseProblem(pieces, effort, per_block), *options)
+            whole, targets = pieces.joined()
+            return _decided(
+                Problem(model, whole, free.bound_to(targets), regularizer, effort, per_block), *options
+            )
 
-        verdict: Convergence = processes.led(decide, str, GuaranteeError)
+        verdict: Convergence = pieces.led(decide)
         return verdict
-    if is_loader(x):
-        x, targets = Batches(x).joined()
-        objective = objective.bound_to(targets)
-    objective.chosen()  # refuses a loss without targets
-    with ordinary_device():
-        problem = Problem(model, x, objective, regularizer, effort, per_block)
-        interpolates = isinstance(objective, Square) and regularizer is None
-        if method in ("gauss_newton", "damped", "momentum", "stochastic") or per_block:
-            if not interpolates:
-                name = "step sizes per block" if per_block else METHODS[method]
-                raise GuaranteeError(
-                    f"the theorem about {name} is about exact solutions: surefoot.Square without a "
-                    "regulariser. For other objectives use method='newton' or method='gradient'"
-                )
-            if method == "gauss_newton":
-                return _interpolation(problem)
-        if not interpolates or method == "newton":
-            return strongly_convex(problem, method)
-        first = descent(problem, method, momentum, Drawn(batch_size, confidence))
-        if first.proved or method != "gradient" or per_block or problem.parameters > DENSE:
-            return first
-        second = strongly_convex(problem, method)
-        return second if second.proved or second.missing < first.missing else first
 
 
-def _joined(x: Any, objective: Objective) -> tuple[Any, Tensor] | None:
-    """The data of this process as one batch; ``None`` where it has none."""
-    if not is_loader(x):
-        targets = objective.chosen()
-        return (x, targets) if len(targets) else None
-    batches = Batches(x)
-    return batches.joined() if any(True for _ in batches) else None
+def _decided(problem: Problem, method: Method, momentum: float | None, drawn: Drawn) -> Convergence:
+    """The theorem that applies, or what is missing."""
+    if method == "gauss_newton":
+        return _interpolation(problem)
+    if method == "newton" or not isinstance(problem.objective, Square) or problem.regularizer is not None:
+        return strongly_convex(problem, method)
+    first = descent(problem, method, momentum, drawn)
+    if first.proved or method != "gradient" or problem.per_block or problem.parameters > DENSE:
+        return first
+    second = strongly_convex(problem.on_one_batch(), method)
+    return second if second.proved or second.missing < first.missing else first
 
 
 def _check(method: str, momentum: float | None, batch_size: int, confidence: float, per_block: bool) -> None:

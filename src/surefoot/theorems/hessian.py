@@ -180,13 +180,10 @@ class Written:
 
 def second_slopes(layered: Layered, k: int) -> Rounded:
     """The second derivative of the function of a layer, samples × width."""
-    layer, state = layered.layers[k], layered.states[k]
-    if layer.function is None:
-        return Rounded.exact(torch.zeros_like(state[1].value)).expand(state[1].value.shape)
-    before = product(state[0], Rounded.exact(layer.weight.mT))
-    if layer.bias is not None:
-        before = before + layer.bias
-    return rounded_derivatives(layer.function, before, 2)[2] * 2.0
+    function, before = layered.layers[k].function, layered.sums[k]
+    if function is None:
+        return Rounded.exact(torch.zeros_like(before.value)).expand(before.value.shape)
+    return rounded_derivatives(function, before, 2)[2] * 2.0
 
 
 def flows_of(layered: Layered, slopes: list[Rounded]) -> dict[tuple[int, int], Rounded]:

@@ -15,15 +15,14 @@ never formed. Everything at the weights is computed with a proved bound on its e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefoot.calculus.analysis import Analysis
-from surefoot.calculus.forward import Pass, forward
-from surefoot.domains import Ball
 from surefoot.graph.nodes import Node, Ref
 from surefoot.graph.structure import Graph
 from surefoot.norms.verified import product
@@ -66,6 +65,10 @@ class Layer:
         """Whether anything varies in it."""
         return self.trains_weight or self.trains_bias
 
+    def outlined(self) -> Layer:
+        """The same without numbers and without the function."""
+        return replace(self, weight=torch.empty_like(self.weight, device="meta"), bias=None, function=None)
+
     def ridge(self, regularizer: Ridge | None) -> list[float]:
         """The second derivatives of a regulariser in the parameters of one unit that vary, the bias last."""
         sizes = [self.weight.shape[1]] * self.trains_weight + [1] * self.trains_bias
@@ -97,8 +100,7 @@ class Layered:
         return len(self.inputs)
 
     @cached_property
-    def states(self) -> list[tuple[Rounded, Rounded, Rounded]]:
-        """For each layer what it reads, and the value and the slope of its function, at the weights."""
+    def _run(self) -> list[tuple[Rounded, Rounded, Rounded, Rounded]]:
         found, state = [], Rounded.exact(self.inputs)
         for layer in self.layers:
             before = product(state, Rounded.exact(layer.weight.mT))
@@ -106,9 +108,19 @@ class Layered:
                 before = before + layer.bias
             one = Rounded.exact(torch.ones_like(before.value)).expand(before.value.shape)
             after = [before, one] if layer.function is None else rounded_derivatives(layer.function, before, 1)
-            found.append((state, after[0], after[1]))
+            found.append((state, before, after[0], after[1]))
             state = after[0]
         return found
+
+    @property
+    def sums(self) -> list[Rounded]:
+        """For each layer what its linear map gives, at the weights."""
+        return [before for _, before, _, _ in self._run]
+
+    @property
+    def states(self) -> list[tuple[Rounded, Rounded, Rounded]]:
+        """For each layer what it reads, and the value and the slope of its function, at the weights."""
+        return [(state, after, slope) for state, _, after, slope in self._run]
 
     @property
     def outputs(self) -> Rounded:
@@ -132,44 +144,44 @@ class Layered:
         """The Gram matrix of the Jacobian, outputs of one sample next to each other."""
         return self.gram_rows(0, self.count * self.outputs.value.shape[1])
 
-    def weights(self, given: Mapping[str, float]) -> list[float]:
-        """What each layer counts where its parameters have these :math:`L_b` by path."""
-        return [1 / given[layer.paths[0]] if layer.trains else 1.0 for layer in self.layers]
-
     def gram_rows(self, start: int, stop: int, weights: Sequence[float] = ()) -> Rounded:
         """Rows of it, columns up to the last of them; each layer times its weight, if there are weights."""
+        return self.times(start, stop, self, stop, weights)
+
+    def times(self, start: int, stop: int, other: Layered, end: int, weights: Sequence[float] = ()) -> Rounded:
+        """Inner products of rows of the Jacobian, from one to another, with the first ones of another batch."""
         times = self.outputs.value.shape[1]
-        first, last = start // times, -(-stop // times)  # samples
+        first, last, most = start // times, -(-stop // times), -(-end // times)  # samples
+        skipped = start - first * times
         total: Rounded | None = None
-        for k, (layer, (state, _, _), (_, slopes)) in enumerate(
-            zip(self.layers, self.states, self.sensitivities, strict=True)
-        ):
+        for k, layer in enumerate(self.layers):
             if not layer.trains:
                 continue
-            outer = _gram_part(slopes.rearranged(lambda t: t.flatten(0, 1)), start, stop)
-            inner = Rounded.exact(torch.zeros(last - first, last, dtype=torch.float64))
+            (state, _, _), (_, slopes) = self.states[k], self.sensitivities[k]
+            (others, _, _), (_, other_slopes) = other.states[k], other.sensitivities[k]
+            outer = product(
+                slopes.rearranged(lambda t: t.flatten(0, 1)[start:stop]),
+                other_slopes.rearranged(lambda t: t.flatten(0, 1)[:end].mT),
+            )
+            inner = Rounded.exact(torch.zeros(last - first, most, dtype=torch.float64))
             if layer.trains_weight:
-                inner = _gram_part(state, first, last)
+                inner = product(
+                    state.rearranged(lambda t: t[first:last]), others.rearranged(lambda t: t[:most].mT)
+                )
             if layer.trains_bias:
                 inner = inner + 1.0
-            skipped = start - first * times
             part = outer * inner.rearranged(
-                lambda t, s=skipped: spread_over(t, times)[s : s + stop - start, :stop]  # type: ignore[misc]
+                lambda t: spread_over(t, times)[skipped : skipped + stop - start, :end]
             )
             part = part if not weights else part * weights[k]
             total = part if total is None else total + part
         assert total is not None
         return total
 
-    def over(self, radius: float) -> Pass:
-        """The forward pass of the calculus over the ball of this radius around the weights, centres kept."""
-        leaves, region = self.analysis.enclosed(Ball(radius))
-        return forward(self.analysis.reading.prepared, leaves, region, keep=True)
 
-
-def _gram_part(rows: Rounded, start: int, stop: int) -> Rounded:
-    """Inner products of some rows with all up to the last of them."""
-    return product(rows.rearranged(lambda t: t[start:stop]), rows.rearranged(lambda t: t[:stop].mT))
+def layer_weights(layers: Sequence[Layer], given: Mapping[str, float]) -> list[float]:
+    """What each layer counts where its parameters have these :math:`L_b` by path, one if it has none."""
+    return [1 / given.get(layer.paths[0], 1.0) if layer.trains else 1.0 for layer in layers]
 
 
 def spread_over(matrix: Tensor, times: int) -> Tensor:
@@ -257,5 +269,5 @@ def _layer(
 
 
 def _followed(layer: Layer, node: Node) -> Layer:
-    fields = {**layer.__dict__, "function": node.args[1], "after": node.module}
-    return Layer(**fields)
+    function: Any = node.args[1]
+    return replace(layer, function=function, after=node.module)

@@ -29,9 +29,9 @@ from surefoot.norms.blocked import Symmetric
 from surefoot.norms.hermitian import product_error, up
 from surefoot.norms.verified import down, largest_eigenvalue, least_solution, smallest_eigenvalue, vector_norm
 from surefoot.scalar import Rounded
-from surefoot.theorems.layered import Layered
+from surefoot.theorems.layered import Layered, layer_weights
 
-_SMALL = 1500  # rows up to which the Gram matrix is written out
+WEIGHED = 1500  # rows from which block weights are found
 _PANEL = 512  # rows at a time
 _ENTRIES = 2**28  # of a Jacobian that is kept, two gigabytes; twice that while it is written
 _PANEL_ENTRIES = 2**26  # of a panel, half a gigabyte
@@ -160,7 +160,7 @@ Jacobian = Layered | Rows | Panels
 
 
 def gram_of(jacobian: Jacobian, weights: Mapping[str, float] | None = None) -> Symmetric:
-    """:math:`JJ^\\top` by panels of rows, written out where it is small.
+    """:math:`JJ^\\top` by panels of rows, computed now.
 
     Args:
         jacobian: the network layer by layer, or its Jacobian.
@@ -168,7 +168,8 @@ def gram_of(jacobian: Jacobian, weights: Mapping[str, float] | None = None) -> S
             :class:`~surefoot.theorems.gradient_steps.SquareOnBall`.
     """
     if isinstance(jacobian, Layered):
-        parts, size = [] if weights is None else jacobian.weights(weights), jacobian.outputs.value.numel()
+        parts = [] if weights is None else layer_weights(jacobian.layers, weights)
+        size = jacobian.outputs.value.numel()
         gram = Symmetric(size, lambda start, stop: jacobian.gram_rows(start, stop, parts))
     else:
         if isinstance(jacobian, Rows):
@@ -185,7 +186,7 @@ def gram_of(jacobian: Jacobian, weights: Mapping[str, float] | None = None) -> S
             return Rounded(*(torch.cat([getattr(one, name) for one in found], 1) for name in ("value", "error")))
 
         gram = Symmetric(size, rows, panel)
-    return gram.kept() if size > _SMALL or isinstance(jacobian, Panels) else Symmetric.dense(gram.written_out())
+    return gram.kept()
 
 
 def linearise(analysis: Analysis, jacobian: Jacobian, gram: Symmetric, targets: Tensor) -> Linearised:
@@ -198,7 +199,12 @@ def linearise(analysis: Analysis, jacobian: Jacobian, gram: Symmetric, targets: 
         wrong = result.enclosures[result.outputs[0]].error
         residual = analysis.centre[graph.outputs[0]].reshape(-1) - wanted
         return Linearised(gram, residual, up(float(wrong) + 2.0**-52 * frobenius_norm(residual)), parameters)
-    flat = jacobian.outputs.rearranged(lambda t: t.reshape(-1)) - wanted
+    return linearised(gram, jacobian.outputs, targets, parameters)
+
+
+def linearised(gram: Symmetric, outputs: Rounded, targets: Tensor, parameters: int) -> Linearised:
+    """The same from the outputs, with bounds on the errors of each."""
+    flat = outputs.rearranged(lambda t: t.reshape(-1)) - targets.detach().double().reshape(-1)
     return Linearised(gram, flat.value, frobenius_norm(flat.error), parameters)
 
 
@@ -212,11 +218,16 @@ def block_weights(jacobian: Jacobian) -> dict[str, float]:
         sizes = {path: float((rows @ rows.mT).norm()) for path, rows in jacobian.slopes.items()}
     else:
         layers, sizes = jacobian.layers, {}
-        stop = min(jacobian.count * jacobian.outputs.value.shape[1], _SMALL)
+        stop = min(jacobian.count * jacobian.outputs.value.shape[1], WEIGHED)
         for k, layer in enumerate(layers):
             if layer.trains:
                 size = float(jacobian.gram_rows(0, stop, [float(k == j) for j in range(len(layers))]).value.norm())
                 sizes |= dict.fromkeys(layer.paths, size)
+    return in_proportion(sizes)
+
+
+def in_proportion(sizes: Mapping[str, float]) -> dict[str, float]:
+    """Powers of four, at least one, about in proportion to these numbers."""
     least = min((size for size in sizes.values() if size > 0), default=1.0)
     return {path: 4.0 ** round(math.log(max(size / least, 1.0), 4)) for path, size in sizes.items()}
 

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.calculus.adjoint.gradient import proved_gradient
+from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.certificate.proving import certify_proved
+from surefoot.certificate.record import Certificate
+from surefoot.certificate.summed import ProvedSum
 from surefoot.domains import Ball
 from surefoot.guarantees import GuaranteeError
 from surefoot.norms import frobenius_norm
@@ -24,10 +26,19 @@ from surefoot.scalar import Rounded
 from surefoot.theorems.balls import Profile
 from surefoot.theorems.bending import Bending, bending
 from surefoot.theorems.hessian import square_weight
-from surefoot.theorems.layered import Layered, read_layers
-from surefoot.theorems.linear import Jacobian, Linearised, block_weights, gram_of, jacobian_rows, linearise
+from surefoot.theorems.layered import Layered, layer_weights, read_layers
+from surefoot.theorems.linear import (
+    Jacobian,
+    Linearised,
+    block_weights,
+    gram_of,
+    jacobian_rows,
+    linearise,
+    linearised,
+)
+from surefoot.theorems.pieces import Pieces
 from surefoot.theorems.record import Convergence, Hypothesis
-from surefoot.theorems.relative import relative_bending
+from surefoot.theorems.relative import is_affordable, relative_bending
 from surefoot.theorems.samples import Single, outputs_of_samples, single_samples
 from surefoot.theorems.statements import NothingHere
 
@@ -39,7 +50,7 @@ _FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1
 
 
 class Problem:
-    """What was asked, and what is computed once."""
+    """What was asked of one batch, and what is computed once."""
 
     def __init__(
         self,
@@ -60,6 +71,10 @@ class Problem:
         self.parameters = sum(graph.numel(leaf.name) for leaf in graph.parameters if leaf.trainable)
         self.outputs = graph.numel(graph.outputs[0])
         self._met: dict[float, Bending] = {}
+
+    def on_one_batch(self) -> Problem:
+        """The same about all data as one batch."""
+        return self
 
     def weight(self) -> float:
         """The objective is this times half of the squared residual; rounded up."""
@@ -123,8 +138,11 @@ class Problem:
     def bending(self, radius: float) -> Bending:
         """K on a ball."""
         if radius not in self._met:
-            self._met[radius] = bending(self.network, self.layered, radius, self.samples, self.weights)
+            self._met[radius] = self._bending(radius)
         return self._met[radius]
+
+    def _bending(self, radius: float) -> Bending:
+        return bending(self.network, self.layered, radius, self.samples, self.weights)
 
     def obstacles(self, radius: float) -> tuple[str, ...]:
         """What makes K infinite on a ball."""
@@ -167,17 +185,19 @@ class Problem:
         met, sigma = self.bending(radius), self.linearised.sigma
         return up(min(met.constant / sigma, centre + up(met.variation / sigma)))
 
+    def proved_gradient(self) -> ProvedGradient | ProvedSum:
+        """The gradient of the loss at the weights."""
+        return proved_gradient(self.whole)
+
     def gradient(self) -> tuple[float, float]:
         """Lower and upper bound of the norm of the gradient at the weights."""
-        found = proved_gradient(self.whole)
+        found = self.proved_gradient()
         named = dict(self.model.named_parameters())
         parts, errors = [], []
-        for leaf in self.whole.reading.graph.parameters:
-            if leaf.path not in found.slopes:
-                continue
-            slope, error = found.slopes[leaf.path], found.errors[leaf.path]
+        for path, slope in found.slopes.items():
+            error = found.errors[path]
             if self.regularizer is not None:
-                ridge = self.regularizer.weight_of(leaf.path) * named[leaf.path].detach().double()
+                ridge = self.regularizer.weight_of(path) * named[path].detach().double()
                 slope = slope + ridge
                 error += 2.0**-51 * (frobenius_norm(ridge) + frobenius_norm(slope))
             parts.append(frobenius_norm(slope))
@@ -185,17 +205,88 @@ class Problem:
         size, error = math.hypot(*parts), up(math.hypot(*errors))
         return max(size * (1 - 1e-9) - error, 0.0), up(size * (1 + 1e-12) + error)
 
+    def certificate(self) -> Certificate:
+        """That of the loss, on the ball of the longest step that is proved."""
+        return certify_proved(self.model, self.x, objective=self.objective)
+
     def nothing(self) -> NothingHere | None:
         """The largest ball of those tried without a stationary point."""
         if self.parameters > _EXCLUDED or not self.thorough:
             return None
-        certificate = certify_proved(self.model, self.x, objective=self.objective)
+        certificate = self.certificate()
         if not isinstance(certificate.radius, float) or not certificate.smoothness.is_finite:
             return None
         extra = 0.0 if self.regularizer is None else float(self.regularizer.smoothness)
         slope, smooth = self.gradient()[0], up(float(certificate.smoothness) + extra)
         radius = min(certificate.radius, slope / smooth * (1 - 1e-9)) if smooth else 0.0
         return NothingHere(slope, smooth, radius)
+
+
+class PiecewiseProblem(Problem):
+    """The same about the square loss of data in pieces, under a network one layer after the other; process 0 asks.
+
+    Constants are those of all data as one batch, up to round-off. Only how far stationary points are follows from
+    the certificate of data in pieces (:mod:`surefoot.certificate.pieces`), whose constants are means over batches.
+    """
+
+    def __init__(self, pieces: Pieces, effort: str, per_block: bool) -> None:
+        self.thorough, self.per_block = effort == "high", per_block
+        self.model, self.pieces, self.objective, self.regularizer = pieces.model, pieces, pieces.bound, None
+        trained = {path for layer in pieces.shape() for path in layer.paths}
+        named = dict(self.model.named_parameters())
+        self.parameters, self.outputs = sum(named[path].numel() for path in trained), pieces.outputs.value.numel()
+        self.layered, self._met = None, {}
+        self._effort = effort
+
+    def on_one_batch(self) -> Problem:
+        """The same about all data, which are joined on process 0."""
+        x, targets = self.pieces.joined()
+        return Problem(self.model, x, self.objective.bound_to(targets), None, self._effort, self.per_block)
+
+    def weight(self) -> float:
+        """As above."""
+        assert isinstance(self.objective, Square)
+        return up(square_weight(self.objective, self.pieces.like_outputs))
+
+    @cached_property
+    def weights(self) -> dict[str, float] | None:
+        """As above."""
+        return self.pieces.block_weights() if self.per_block else None
+
+    @cached_property
+    def gram(self) -> Symmetric:
+        """:math:`JJ^\\top`."""
+        weights = self.weights
+        return self.pieces.gram([] if weights is None else layer_weights(self.pieces.shape(), weights))
+
+    @cached_property
+    def linearised(self) -> Linearised:
+        """The network at its weights."""
+        return linearised(self.gram, self.pieces.outputs, self.objective.chosen(), self.parameters)
+
+    @cached_property
+    def count(self) -> int:
+        """How many samples there are."""
+        return len(self.pieces.outputs.value)
+
+    def _bending(self, radius: float) -> Bending:
+        return bending(None, self.pieces, radius, (), self.weights)
+
+    @cached_property
+    def relative(self) -> float:
+        """:math:`\\omega` at the weights; it is about the slopes of all outputs in all units at once, so that data
+        are joined where it can be afforded.
+        """
+        possible = self.thorough and not self.per_block and is_affordable(self.pieces.shape(), self.outputs)
+        return self.on_one_batch().relative if possible else math.inf
+
+    def proved_gradient(self) -> ProvedGradient | ProvedSum:
+        """The gradient of the loss at the weights."""
+        return self.pieces.certified.gradient()
+
+    def certificate(self) -> Certificate:
+        """That of the loss, on the ball of the longest step that is proved."""
+        return self.pieces.certified.longest()
 
 
 def not_onto(problem: Problem, advice: str = "") -> str:

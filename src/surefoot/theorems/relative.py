@@ -27,6 +27,7 @@ A sum over units is bounded by the largest of its terms because :math:`\sum_i\|v
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ from surefoot.norms.hermitian import gamma, up
 from surefoot.norms.verified import norm_of, product
 from surefoot.scalar import Rounded
 from surefoot.theorems.hessian import contract, features_of, flows_of, second_slopes
-from surefoot.theorems.layered import Layered, spread_over
+from surefoot.theorems.layered import Layer, Layered, spread_over
 
 _MOST_PRODUCTS = 3e11  # of all factorisations together
 _MOST_ENTRIES = 3e7  # of a matrix R, and of a batch of matrices
@@ -48,14 +49,13 @@ _ATTEMPTS = 12
 def relative_bending(layered: Layered) -> float:
     """:math:`\\omega_0`; infinite if it would cost too much or is not proved."""
     size, depth = layered.outputs.value.numel(), len(layered.layers)
-    widths = [layer.weight.shape[0] for layer in layered.layers]
-    if 2 * sum(widths) * size**3 / 3 > _MOST_PRODUCTS or _largest_rows(layered, size) > _MOST_ENTRIES:
+    if not is_affordable(layered.layers, size):
         return math.inf
     features = [_gram(features_of(layered, k)) if layered.layers[k].trains else None for k in range(depth)]
     slopes = [state[2] for state in layered.states]
     outer = [_gram(b.rearranged(lambda t: t.flatten(0, 1))) for _, b in layered.sensitivities]
     bent = [_bent(layered, z) for z in range(depth)]  # samples × outputs × width
-    flows = flows_of(layered, slopes) if _is_deep(layered) else {}
+    flows = flows_of(layered, slopes) if _is_deep(layered.layers) else {}
     matrix = torch.zeros(depth, depth, dtype=torch.float64)
 
     def add(j: int, k: int, form: Rounded, units: Rounded | None = None) -> None:
@@ -90,14 +90,16 @@ def relative_bending(layered: Layered) -> float:
     return float(nonnegative_norm(Magnitude.of(matrix.numpy()))) * (1 + 1e-9)
 
 
-def _is_deep(layered: Layered) -> bool:
+def _is_deep(layers: Sequence[Layer]) -> bool:
     """Whether some layer bends what an earlier one gives: a third one, or a function of the outputs."""
-    return len(layered.layers) > 2 or layered.layers[-1].function is not None
+    return len(layers) > 2 or layers[-1].function is not None
 
 
-def _largest_rows(layered: Layered, size: int) -> float:
-    widest = max(layer.weight.shape[0] for layer in layered.layers)
-    return size * widest**2 if _is_deep(layered) else size * widest
+def is_affordable(layers: Sequence[Layer], size: int) -> bool:
+    """Whether factorisations and matrices R are not too large, for so many outputs of all samples."""
+    widths = [layer.weight.shape[0] for layer in layers]
+    rows = size * max(widths) ** (2 if _is_deep(layers) else 1)
+    return 2 * sum(widths) * size**3 / 3 <= _MOST_PRODUCTS and rows <= _MOST_ENTRIES
 
 
 def dominated(gram: Rounded, form: Rounded, units: Rounded | None = None) -> float:
