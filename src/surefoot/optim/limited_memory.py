@@ -14,7 +14,7 @@ from surefoot.optim.directions import Gradient
 from surefoot.optim.point import Point
 from surefoot.torch_private import norms_together, raised_together
 
-_FEW, _MANY, _ROOM = 20, 40, 2**23  # pairs that are kept: many if they fit into so many bytes, else few
+_FEW, _MANY, _ROOM = 20, 100, 3 * 2**19  # pairs that are kept: as many as fit into so many bytes, within bounds
 _CACHE = 2**20  # bytes of pairs in double precision that are read at no cost
 _MEMORY = 0.7  # how much of the squares that scales are made of stays at each step
 _ALL = 1e-6  # the part that the mean over all parameters has in each scale
