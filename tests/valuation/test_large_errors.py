@@ -1,4 +1,4 @@
-"""The propagation of errors against operations that are off by much more than round-off, in the worst direction."""
+"""The propagation of errors, where operations are off by much more than round-off, each along its costate."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class Read(nn.Module):
         return logits
 
 
-def disturbed(valuer: Valuer, weights: dict[str, Tensor], size: float, patch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def disturbed(
+    valuer: Valuer, weights: dict[str, Tensor], size: float, patch: pytest.MonkeyPatch
+) -> tuple[Any, Any]:
     """A pass as it is, and one whose operations are off by that part of their norm, each along its costate, with
     these errors for the propagation.
     """

@@ -14,7 +14,7 @@ from surefoot.optim.directions import Gradient
 from surefoot.optim.point import Point
 from surefoot.torch_private import norms_together, raised_together
 
-_FEW, _MANY, _ROOM = 20, 100, 3 * 2**19  # pairs that are kept: as many as fit into so many bytes, within bounds
+_FEW, _MANY, _ROOM = 20, 100, 2**21  # pairs that are kept: as many as fit into so many bytes, within bounds
 _CACHE = 2**20  # bytes of pairs in double precision that are read at no cost
 _MEMORY = 0.7  # how much of the squares that scales are made of stays at each step
 _ALL = 1e-6  # the part that the mean over all parameters has in each scale
@@ -129,7 +129,7 @@ class LimitedMemory(Gradient):
         self._rescale(pair, np.square(sizes) / inner)
 
     def _rescale(self, units: tuple[Tensor, Tensor], weights: np.ndarray) -> None:
-        """The diagonal, with one more pair, given by vectors of norm one and by their squares over their product."""
+        """The diagonal with one more pair: vectors of norm one, and squares of their norms over their product."""
         rows = torch.zeros_like(units[0]).expand(2, -1) if self._squares is None else self._squares
         kept = torch.from_numpy(_MEMORY * self._weights / weights).to(rows.device)
         squares = rows * kept[:, None]  # a new tensor, as the old one may be wanted back

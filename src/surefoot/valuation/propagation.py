@@ -28,13 +28,13 @@ count with twice the largest slope. The same argument with q in place of derivat
 every operation is then a product of its arguments' differences with such slopes.
 
 *Several operations as one.* What the calculus knows as one function g of x, such as a step of a recurrent network
-from its state and its gates, is less steep and less curved than its parts one after another. Let f be what the parts
-are off by if x is exact, by the sum for e. Then :math:`e_z \le \sum_iJ_ie_i + f_z` with the slopes of g. Through the
-parts, at points that are within f of those that belong to x, a costate is pulled back to :math:`g'(x)^\top\lambda_z`
-up to what the sum for d says with f in place of e and with no error of :math:`\lambda_z`. So costates of x are as far
-apart as the sum for d says with slopes and curvature of g, if :math:`\rho_z` is that, once for :math:`\lambda(s)`
-and once for :math:`\hat\lambda`. Costates of the parts themselves are as far apart as always. All this is so if only
-parts read parts.
+from its state and its gates, is less steep and less curved than its parts one after another. Let f be what the
+parts are off by if x is exact, by the sum for e. Then :math:`e_z \le \sum_iJ_ie_i + f_z` with the slopes of g.
+Through the parts, at points within f of those that belong to x, a costate is pulled back to
+:math:`g'(x)^\top\lambda_z` up to what the sum for d says with f in place of e and no error of :math:`\lambda_z`.
+So costates of x are as far apart as the sum for d says with slopes and curvature of g, if :math:`\rho_z` is that,
+once for :math:`\lambda(s)` and once for :math:`\hat\lambda`. Costates of the parts themselves are as far apart as
+always. All this is so if only parts read parts; where others do, the error is that of the forward mode.
 
 What no parameter enters is exact, or a leaf with the error e of its own computation, which counts as one more
 :math:`\delta`.
