@@ -1,20 +1,23 @@
 """How much a certificate of an objective may cost, in gradients of the objective.
 
 * ``"quick"``: products of norms, about ten gradients for each ball.
-* ``"normal"``: derivatives sample by sample where samples do not interact, if that takes at most 6·10⁹
-  multiplications of numbers, some thousand gradients: with 64 samples five layers of width 175. Two layers cost
-  as much as 10⁵ of them however narrow they are, so that deeper networks than 245 layers take products of norms.
-* ``"high"``: the same up to a hundred times as many, and where the variables hold at most 12,000 numbers, exact
-  derivatives at the weights along every direction (:mod:`surefoot.calculus.adjoint.dense`), about ten gradients
-  for each number; beyond, for the weights alone, Jacobians between the cuts of a network in at most 1,900
-  (:mod:`surefoot.calculus.adjoint.composed`); balls are taken apart in shells, and the segment against the
-  gradient is looked at (:mod:`surefoot.certificate.downhill`).
+* ``"normal"``: derivatives sample by sample where samples do not interact, if that takes at most 2·10¹⁰
+  multiplications of numbers, some thousand gradients: with 64 samples five layers of width 265. Two layers cost
+  as much as 10⁵ of them however narrow they are, so that deeper networks than 447 layers take products of norms.
+  Beyond, for the weights alone, Jacobians between the cuts of a network
+  (:mod:`surefoot.calculus.adjoint.composed`), in at most 1,900 gradients and 3·10¹¹ multiplications. A ball of a
+  given radius is taken apart in four shells.
+* ``"high"``: sample by sample up to 6·10¹¹, and where the variables hold at most 12,000 numbers, exact derivatives
+  at the weights along every direction (:mod:`surefoot.calculus.adjoint.dense`), about ten gradients for each
+  number; beyond, Jacobians between cuts in 1,900 gradients whatever their size; balls are taken apart in more
+  shells, and the segment against the gradient is looked at (:mod:`surefoot.certificate.downhill`).
 
 What a certificate states is the cost of all balls and segments that were tried for it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +32,7 @@ class Effort:
     products: float  # linear layers are followed sample by sample as long as these are not more multiplications
     directions: int  # all directions of the variables are followed if they are not more
     composed: float = 0.0  # what Jacobians between cuts may cost, in gradients
+    multiplications: float = math.inf  # the same in multiplications
     balls: int = 6  # how many are tried, after the weights alone, for the longest step
     shells: int = 0  # in how many at most a ball is then taken apart, to sum up what each adds to the curvature
 
@@ -39,8 +43,8 @@ class Effort:
 
 _PAIR = 1e5  # multiplications that take as long as the calls for two layers
 QUICK = Effort("quick", 0.0, 0)
-NORMAL = Effort("normal", 6e9, 0)
-HIGH = Effort("high", 6e11, 12_000, 1900.0, 6, 64)
+NORMAL = Effort("normal", 2e10, 0, 1900.0, 3e11)
+HIGH = Effort("high", 6e11, 12_000, 1900.0, shells=64)
 _ONE_DIRECTION, _ONE_UNIT, _ONE_EXPANSION = 10, 10, 20  # gradients, measured
 ONE_BALL, AROUND_DIRECTIONS, AROUND_SAMPLES = 10, 30, 90  # for each ball: norms, and what starts from the centre
 

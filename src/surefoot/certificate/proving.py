@@ -62,7 +62,7 @@ from surefoot.taylor import TaylorModel, reach
 
 _MANY = 4000  # variables from which second derivatives are bounded between blocks
 _CLOSE = 1.1  # the ratio of two radii that are as good as equal
-_SHELLS = 8  # of a ball
+_SHELLS = 8  # of a ball whose radius is searched
 _SHORTER = 1 / 16  # where the curvature is infinite within reach, as beyond a kink
 
 
@@ -193,8 +193,9 @@ def certify_proved(
             return replace(on(balls), domain=str(domain), weights_inside=inside)
         if domain is not None:
             inner: list[tuple[float, Magnitude]] = []
-            if isinstance(domain, Ball) and dense is not None and domain.radius > 0:
-                radii = (domain.radius * k / _SHELLS for k in range(1, _SHELLS))
+            if isinstance(domain, Ball) and domain.radius > 0 and around and known:
+                shells = centre.shells(analysis.over(domain, wrt))
+                radii = (domain.radius * k / shells for k in range(1, shells))
                 inner = [(radius, on(Ball(radius)).smoothness) for radius in radii]
             found = on(domain)
             if isinstance(domain, Ball) and inner:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.calculus.adjoint.backward import backward
-from surefoot.calculus.adjoint.bounds import round_off
+from surefoot.calculus.adjoint.bounds import Centre, round_off, scalar_bounds
 from surefoot.calculus.adjoint.centre import at_the_centre, sample_norms
 from surefoot.calculus.adjoint.costates import costates
 from surefoot.calculus.adjoint.cotangents import cotangents
 from surefoot.calculus.adjoint.samples import Samples, samples
-from surefoot.calculus.adjoint.tangents import tangents
+from surefoot.calculus.adjoint.tangents import Ways, tangents
 from surefoot.calculus.analysis import Analysis
+from surefoot.calculus.assemble import smoothness
 from surefoot.calculus.forward import Pass
 
 
@@ -61,6 +65,18 @@ def separate(result: Pass) -> Samples:
     return found
 
 
+def flat_value(model: nn.Module, x: Tensor, objective: nn.Module) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """The objective as a function of all weights in one vector, and that vector."""
+    names, shapes = [name for name, _ in model.named_parameters()], [p.shape for p in model.parameters()]
+
+    def loss(u: Tensor) -> Tensor:
+        pieces = u.split([shape.numel() for shape in shapes])
+        held = {n: p.reshape(s) for n, p, s in zip(names, pieces, shapes, strict=True)}
+        return objective(torch.func.functional_call(model, held, (x,)))
+
+    return loss, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
 MODELS = [perceptron, Residual]
 
 
@@ -86,16 +102,21 @@ def test_second_derivatives_are_those_of_each_sample() -> None:
             assert torch.allclose(block[n], dense[rows, columns], atol=1e-14)
 
 
-@pytest.mark.parametrize("radius", [0.0, 0.02, 0.5])
+@pytest.mark.parametrize(("radius", "shells"), [(0.0, 1), (0.02, 1), (0.5, 1), (0.02, 4), (0.5, 3)])
 @pytest.mark.parametrize("make", MODELS)
-def test_derivatives_stay_within_their_bounds(make: object, radius: float) -> None:
+def test_derivatives_stay_within_their_bounds(make: object, radius: float, shells: int) -> None:
     model, x, objective = setting(make)
     result = run(model, x, objective, sf.Ball(radius))
     here = separate(result)
     centre = at_the_centre(here, len(result.region.variables), round_off(result))
     at = backward(result)
     assert at is not None
-    forth = tangents(result, here, centre)
+    inside = None
+    for k in range(1, shells):
+        inner = tangents(run(model, x, objective, sf.Ball(radius * k / shells)), here, centre, inside)
+        cotangents(inner, centre, at)
+        inside = inner.ways
+    forth = tangents(result, here, centre, inside)
     back = cotangents(forth, centre, at)
     slack = 1e-12
     for point in points(model, radius):
@@ -127,24 +148,75 @@ def test_derivatives_stay_within_their_bounds(make: object, radius: float) -> No
 
 
 @pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("domain", [sf.Ball, sf.ProductBall])
+def test_shells_make_less_of_a_domain(make: object, domain: type[sf.Ball] | type[sf.ProductBall]) -> None:
+    """In one group of variables or in several; a domain is not inside a smaller one."""
+    model, x, objective = setting(make)
+
+    def over(radius: float) -> Pass:
+        return run(model, x, objective, domain(radius, center="present"))
+
+    found, ways = Centre(), []
+    for radius in (0.1, 0.2, 0.3):
+        bounds = scalar_bounds(over(radius), found)
+        assert bounds is not None
+        assert bounds.variation is not None
+        ways.append(found.ways[-1])
+    alone = scalar_bounds(over(0.3), Centre())
+    assert alone is not None
+    assert alone.variation is not None
+    assert float(smoothness(bounds.variation)) < 0.95 * float(smoothness(alone.variation))
+    assert ways[0].lies_in(ways[1].region)
+    assert not ways[1].lies_in(ways[0].region)
+    with pytest.raises(ValueError, match="said to be inside is not"):
+        Ways(ways[0].region, ways[1])
+
+
+WIDTHS, ACTIVATIONS = (1, 2, 3, 5), (nn.Tanh, nn.Softplus, nn.GELU, nn.Sigmoid, nn.SiLU)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_point_of_a_ball_in_shells_curves_more(seed: int) -> None:
+    """Networks at random: the Hessian at random points, and where ascent leads, against certificates."""
+    torch.manual_seed(seed)
+    chosen = [WIDTHS[k] for k in torch.randint(len(WIDTHS), (2 + seed % 4,)).tolist()]
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise((3, *chosen, 3)):
+        kind = ACTIVATIONS[int(torch.randint(len(ACTIVATIONS), ()))]
+        layers += [nn.Linear(inputs, outputs, bias=bool(torch.rand(()) < 0.7)), kind()]
+    model = nn.Sequential(*layers[:-1]).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(float(2.0 * torch.rand(())) + 0.5)
+    x, objective = torch.randn(4, 3).double(), sf.CrossEntropy(torch.randint(0, 3, (4,)))
+    value, here = flat_value(model, x, objective)
+    hessian = torch.func.hessian(value)
+    speed = torch.func.jacrev(lambda u, v: v @ hessian(u) @ v)
+    for radius in (0.01, 0.1, 0.4):
+        found = sf.certify(model, x, objective=objective, domain=sf.Ball(radius))
+        bound, seen = float(found.smoothness), float(found.one_step or found.smoothness)
+        move = torch.randn_like(here)
+        for _ in range(3):
+            point = here + radius * move / move.norm()
+            values, vectors = torch.linalg.eigh(hessian(point))
+            assert float(values.abs().max()) * (1 - 1e-9) <= bound
+            rise = value(point) - value(here) - torch.func.grad(value)(here) @ (point - here)
+            assert float(rise) <= 0.5 * seen * radius**2 * (1 + 1e-9)
+            top = int(values.abs().argmax())
+            move = move / move.norm() + 3.0 * values[top].sign() * speed(point, vectors[:, top])
+
+
+@pytest.mark.parametrize("make", MODELS)
 def test_at_a_point_the_certificate_is_close_to_the_second_derivative(make: object) -> None:
     model, x, objective = setting(make)
-    names = [name for name, _ in model.named_parameters()]
-    shapes = [p.shape for p in model.parameters()]
-
-    def loss(u: Tensor) -> Tensor:
-        pieces = u.split([shape.numel() for shape in shapes])
-        held = {n: p.reshape(s) for n, p, s in zip(names, pieces, shapes, strict=True)}
-        return objective(torch.func.functional_call(model, held, (x,)))
-
-    point = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    loss, point = flat_value(model, x, objective)
     exact = float(torch.linalg.matrix_norm(torch.autograd.functional.hessian(loss, point), 2))
     found = float(sf.certify(model, x, objective=objective, domain=sf.Ball(0.0)).smoothness)
     assert exact <= found <= 2.5 * exact
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-200, 1.0, 1e150])
-@pytest.mark.parametrize("shape", [(5, 3, 7), (4, 8, 8), (3, 40, 2), (2, 1, 1)])
+@pytest.mark.parametrize("shape", [(5, 3, 7), (4, 8, 8), (3, 40, 2), (2, 1, 1), (2, 70, 300), (1, 290, 290)])
 def test_sample_norms(shape: tuple[int, int, int], scale: float) -> None:
     torch.manual_seed(0)
     matrices = torch.randn(shape).double() * scale
@@ -215,7 +287,7 @@ def test_a_layer_without_effect() -> None:
     assert float(certificate.smoothness) < float("inf")
 
 
-@pytest.mark.parametrize(("width", "followed"), [(200, True), (1100, False)])
+@pytest.mark.parametrize(("width", "followed"), [(200, True), (1700, False)])
 def test_layers_beyond_the_budget_are_left_to_norms(width: int, followed: bool) -> None:
     model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 3)).double()
     _, x, objective = setting(perceptron)

@@ -21,12 +21,14 @@ from surefoot.calculus.adjoint.costates import contracted, costates
 from surefoot.calculus.adjoint.cotangents import Cotangents, cotangents
 from surefoot.calculus.adjoint.dense import Dense, derivatives_at_centre
 from surefoot.calculus.adjoint.samples import Samples, samples
-from surefoot.calculus.adjoint.tangents import tangents
+from surefoot.calculus.adjoint.tangents import Ways, tangents
 from surefoot.calculus.assemble import Term, assemble, smoothness, terms
 from surefoot.calculus.effort import AROUND_DIRECTIONS, AROUND_SAMPLES, NORMAL, ONE_BALL, Effort, in_gradients
 from surefoot.calculus.forward import Pass
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, minimum, stack
+
+_SHELLS, _FEWER = 8, 4  # with derivatives along every direction, and sample by sample, which take longer
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Centre:
         self.effort, self.dense, self._alone = effort, dense, alone
         self.cost = 0 if dense is None else in_gradients(directions=dense.directions)
         self._balls: list[Around] = []
+        self.ways: list[Ways] = []
         self._by_sample: tuple[Samples, SampleCentre] | None = None
         self._asked = False
 
@@ -70,6 +73,18 @@ class Centre:
         self._balls.append(Around(result, self.dense, at, max(smaller, key=lambda b: b.radius, default=None)))
         self._balls = self._balls[-2:]
         return self._balls[-1]
+
+    def shells(self, result: Pass) -> int:
+        """In how many shells a ball is best taken apart: what is known of one sharpens the next where derivatives
+        at the centre are exact.
+        """
+        return _SHELLS if self.dense is not None else _FEWER if self.by_sample(result) is not None else 1
+
+    def inside(self, result: Pass) -> Ways | None:
+        """How far rows move on the largest domain inside this one that was asked for just before."""
+        self.ways = self.ways[-2:]
+        smaller = [ways for ways in self.ways if ways.lies_in(result.region)]
+        return max(smaller, key=lambda ways: sum(radius for _, radius in ways.region.groups), default=None)
 
     def by_sample(self, result: Pass) -> tuple[Samples, SampleCentre] | None:
         """Derivatives sample by sample; ``None`` if samples interact or it would cost too much."""
@@ -90,7 +105,7 @@ class Centre:
         if not self._alone or not self.effort.composed or self.dense is not None or self._by_sample is not None:
             return None, {}
         try:
-            composed = Composed(result, self.effort.composed)
+            composed = Composed(result, self.effort.composed, self.effort.multiplications)
             self.cost += round(composed.cost)
             return composed.slopes(costates)
         except (RuntimeError, NotImplementedError, OverflowError):  # no derivative is proved, or out of range
@@ -172,8 +187,9 @@ def _costates(
     known = centre.by_sample(result)
     if known is None:
         return result, costates(result, at), None
-    forward = tangents(result, *known)
+    forward = tangents(result, *known, centre.inside(result))
     back = cotangents(forward, known[1], at)
+    centre.ways.append(forward.ways)
     return forward.result, back.costates, back
 
 

@@ -18,6 +18,7 @@ derivative. It starts with s the root of the number of all entries of z, one for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,17 +48,19 @@ class Composed:
     Args:
         result: the forward pass.
         budget: what may be spent, in gradients.
+        most: the same in multiplications.
 
     Attributes:
         rows: cuts whose Jacobians are computed, each with those in which they are.
         cost: of that, in gradients.
     """
 
-    def __init__(self, result: Pass, budget: float) -> None:
+    def __init__(self, result: Pass, budget: float, most: float = math.inf) -> None:
         self._result, self._at = result, {step.node.name: k for k, step in enumerate(result.steps)}
         cuts = _cuts(result)
-        work = np.array([step.node.numel * (step.bounds.reduction + 1.0) for step in result.steps]).cumsum()
+        work = np.array([_work(step) for step in result.steps]).cumsum()
         self.rows, self.cost = dict[str, list[str]](), 0.0
+        budget = min(budget, most / (3 * work[-1]))
         for name, (count, size) in sorted(cuts.items(), key=lambda item: item[1]):
             sources = [c for c in cuts if self._at[c] < self._at[name]][0 if size <= _NARROW else -_BACK :]
             while count * size * sum(cuts[c][1] for c in sources) > _HELD:
@@ -66,7 +69,7 @@ class Composed:
                 continue
             spent = size * (work[self._at[name]] - work[self._at[sources[0]]])
             for small, large in (sorted((size, cuts[c][1])) for c in sources):
-                spent += 2 * count * small**2 * (large + small) / _QUICKER
+                spent += 2 * count * small**2 * (large + small)
             if self.cost + spent / (3 * work[-1]) > budget:
                 break
             self.cost, self.rows[name] = self.cost + spent / (3 * work[-1]), sources
@@ -133,6 +136,12 @@ class Composed:
                 most = Magnitude.of(largest_norm(k * w for k, w in rows)) * (1 + 2.0**-30) + 2.0**-500
                 norms[c][1][reader] = most + off[c] * float(root.max())
         return norms
+
+
+def _work(step: Step) -> float:
+    """The multiplications of an operation, in units of those of products of matrices."""
+    slower = _QUICKER if "conv" in step.node.op else 1.0
+    return slower * step.node.numel * (step.bounds.reduction + 1.0)
 
 
 def _cuts(result: Pass) -> dict[str, tuple[int, int]]:

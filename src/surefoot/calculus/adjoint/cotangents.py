@@ -56,7 +56,6 @@ from surefoot.calculus.adjoint.tangents import (
     in_variables,
     moved_at_most,
     placed,
-    reach,
     weight_spread,
 )
 from surefoot.calculus.assemble import weights
@@ -99,10 +98,12 @@ def cotangents(forward: Tangents, centre: Centre, at: Backward) -> Cotangents:
             curvature = centre.curvature[:, k, :] + norms[:, k, :] * centre.error + change[:, k, :]
             slopes[k] = in_variables(curvature, forward.variables, result.region)
             slopes[k] = slopes[k] + _through_weights(forward, of_layer, k)
-            costate = of_layer[k] = moved_at_most(costate, reach(result.region, slopes[k]))
+            costate = of_layer[k] = moved_at_most(costate, forward.ways.move(name, "costates", slopes[k]))
         elif name in alone:
             k = alone[name]
-            entries = reach(result.region, _entry_slopes(forward, k, slopes[k], of_layer[k]))
+            entries = forward.ways.move(
+                name, "entries of costates", _entry_slopes(forward, k, slopes[k], of_layer[k])
+            )
             costate = Entrywise.of(costate, entries + costate.error)
         found[name] = costate
         moved, rough = _second_order(forward, step, costate, bases[name])

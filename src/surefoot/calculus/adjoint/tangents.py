@@ -111,10 +111,52 @@ class Tangents:
     sources: Sequence[Source]  # the layers
     count: int  # the number of samples
     slack: Mapping[str, tuple[float, float]]  # of the derivatives of every operation; see :class:`Samples`
+    ways: Ways  # how far rows move
 
 
-def tangents(first: Pass, samples: Samples, centre: Centre) -> Tangents:
-    """Enclose every tensor of a pass again, each by what is known of the derivatives of those before it."""
+class Ways:
+    r"""How far rows of tensors and costates, or any of their entries, move from the centre of a domain.
+
+    By the mean-value inequality a row whose slopes in the variables of a group g have the norm :math:`\ell_g` over
+    the domain moves by at most :math:`\sum_g\ell_gr_g`, :math:`r_g` the radius of the group. With a smaller domain
+    inside, of radii :math:`r'_g \le r_g`, for which the row moves by at most m, it moves by at most
+
+    .. math:: m + \sum_g\ell_g(r_g - r'_g) ,
+
+    which is less, as slopes are smaller inside. *Proof.* A point :math:`u + d` of the domain is reached by way of
+    :math:`u + d'`, :math:`d'_g = d_g\min(1, r'_g/\|d_g\|)`, which is inside, and from there on a straight line,
+    which stays in the domain, as that is convex, and :math:`\|d_g - d'_g\| \le r_g - r'_g`.
+    """
+
+    def __init__(self, region: Region, inside: Ways | None = None) -> None:
+        if inside is not None and not inside.lies_in(region):
+            raise ValueError("a domain that is said to be inside is not")
+        self.region, self.moves = region, dict[tuple[str, str], Magnitude]()
+        self._known = {} if inside is None else inside.moves
+        self._inner = [0.0 if inside is None else inside.region.groups[g][1] for g in range(len(region.groups))]
+
+    def lies_in(self, region: Region) -> bool:
+        """Whether a region has the same groups of variables, none with a smaller radius."""
+        ours, theirs = self.region.groups, region.groups
+        same = self.region.variables == region.variables and [m for m, _ in ours] == [m for m, _ in theirs]
+        return same and all(a[1] <= b[1] for a, b in zip(ours, theirs, strict=True))
+
+    def move(self, name: str, what: str, slopes: Magnitude) -> Magnitude:
+        """How far each row may move, from slopes over the domain, rows × variables."""
+        known = self._known.get((name, what))
+        total = Magnitude.zero((len(slopes),)) if known is None else known
+        for (members, radius), inner in zip(self.region.groups, self._inner, strict=True):
+            way = radius if known is None else (radius - inner) * (1 + 2.0**-50)
+            total = total + slopes[:, list(members)].norm(axis=1) * way
+        self.moves[name, what] = total
+        return total
+
+
+def tangents(first: Pass, samples: Samples, centre: Centre, inside: Ways | None = None) -> Tangents:
+    """Enclose every tensor of a pass again, each by what is known of the derivatives of those before it, and of
+    how far rows move on a smaller domain inside.
+    """
+    ways = Ways(first.region, inside)
     graph, region, sources, count = first.graph, first.region, samples.sources, centre.count
     assert graph is not None
     layers = {source.name: k for k, source in enumerate(sources)}
@@ -136,14 +178,14 @@ def tangents(first: Pass, samples: Samples, centre: Centre) -> Tangents:
                 variables += _variables(sources[layer], layer, enclosures, count)
             rows[node.name] = _settled(carried, arrived, centre.jacobians.get(node.name), centre.error)
             slopes = in_variables(rows[node.name].domain, variables, region)
-            enclosed = moved_at_most(enclosed, reach(region, slopes))
+            enclosed = moved_at_most(enclosed, ways.move(node.name, "rows", slopes))
             enclosed = replace(enclosed, lipschitz=minimum(enclosed.lipschitz, slopes.norm(axis=0)))
             if layer is not None:
                 entries = _entry_slopes(sources[layer], slopes, rows, variables, enclosures, region)
-                enclosed = Entrywise.of(enclosed, reach(region, entries) + enclosed.error)
+                enclosed = Entrywise.of(enclosed, ways.move(node.name, "entries", entries) + enclosed.error)
         enclosures[node.name] = enclosed
     result = replace(first, enclosures=enclosures, steps=tuple(steps))
-    return Tangents(result, rows, tuple(variables), sources, count, samples.slack)
+    return Tangents(result, rows, tuple(variables), sources, count, samples.slack, ways)
 
 
 def in_variables(injected: Magnitude, variables: Iterable[Variable], region: Region) -> Magnitude:
@@ -158,14 +200,6 @@ def placed(shape: tuple[int, ...], parts: Iterable[tuple[Any, Magnitude]]) -> Ma
     for index, amount in parts:
         log2[index] = (Magnitude(log2[index]) + amount).log2
     return Magnitude(log2)
-
-
-def reach(region: Region, slopes: Magnitude) -> Magnitude:
-    """How far each row may move on the domain, from slopes rows × variables; see :meth:`Region.reach`."""
-    total = Magnitude.zero((len(slopes),))
-    for members, radius in region.groups:
-        total = total + slopes[:, list(members)].norm(axis=1) * radius
-    return total
 
 
 def moved_at_most(enclosed: Enclosure, moves: Magnitude) -> Enclosure:
