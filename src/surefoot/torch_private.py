@@ -36,9 +36,15 @@ STANDARD_TABLES = frozenset(key for key, item in vars(nn.Module()).items() if is
 """Names of all containers that every module has, those of its hooks among them."""
 
 
-def norms_together(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The Euclidean norms of many small tensors in one call; in public there is one call for each."""
-    return list(torch._foreach_norm(list(tensors))) if tensors else []
+def norms_together(tensors: Sequence[Tensor], order: float = 2) -> list[Tensor]:
+    """The norms of many small tensors in one call, Euclidean ones by default; in public there is one for each."""
+    return list(torch._foreach_norm(list(tensors), order)) if tensors else []
+
+
+def raised_together(tensors: Sequence[Tensor], amounts: Sequence[float]) -> None:
+    """Add a number to all entries of each of many small tensors in one call, in place, likewise."""
+    if tensors:
+        torch._foreach_add_(list(tensors), list(amounts))
 
 
 def differences_together(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from surefoot.optim.directions import Gradient
 from surefoot.optim.point import Point
+from surefoot.torch_private import norms_together, raised_together
 
-_FEW, _MANY, _ROOM = 40, 100, 2**24  # pairs that are kept: many if they fit into so many bytes, else few
+_FEW, _MANY, _ROOM = 20, 100, 2**21  # pairs that are kept: as many as fit into so many bytes, within bounds
 _CACHE = 2**20  # bytes of pairs in double precision that are read at no cost
 _MEMORY = 0.7  # how much of the squares that scales are made of stays at each step
 _ALL = 1e-6  # the part that the mean over all parameters has in each scale
 _MOVES, _CHANGES = 0, 1
-_ROWS_ARE = "moves, then changes, scaled"  # how rows are saved
+_ROWS_ARE = "moves, then changes, of norm one"  # how rows are saved
 
 
 class LimitedMemory(Gradient):
@@ -57,9 +58,9 @@ class LimitedMemory(Gradient):
         self._norms = np.zeros((2, 0))
         self._table = np.zeros((0, 0))  # products of moves with changes
         self._at: tuple[Tensor, np.ndarray] | None = None  # a gradient, and the products of the moves with it
-        self._tensors: Tensor | None = None  # the number of the tensor of each parameter
-        self._counts: Tensor | None = None  # how many parameters each tensor has
+        self._lengths: list[int] = []  # how many parameters each tensor has
         self._squares: Tensor | None = None  # of moves and changes, with less weight the older they are
+        self._weights = np.zeros(2)  # their unit: that of the last pair
         self._scales: Tensor | None = None  # the diagonal that the loops start from
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
@@ -100,45 +101,48 @@ class LimitedMemory(Gradient):
 
     def learn(self, before: Point, after: Point, step: float) -> None:
         """Keep the move and the change of the gradient."""
-        move, change = after.vector - before.vector, after.gradient - before.gradient
-        inner, sizes = float(move @ change), (float(move.norm()), float(change.norm()))
-        self._length = sizes[0] or self._length
-        if not inner > 1e-12 * sizes[0] * sizes[1]:
+        pair = after.vector - before.vector, after.gradient - before.gradient
+        inner = float(pair[_MOVES] @ pair[_CHANGES])
+        sizes = [float(torch.linalg.vector_norm(vector)) for vector in pair]
+        self._length = sizes[_MOVES] or self._length
+        if not inner > 1e-12 * sizes[_MOVES] * sizes[_CHANGES]:
             return
         if self._rows is None:
-            pairs = self._wanted or min(max(_ROOM // (8 * len(move)), _FEW), _MANY)
-            kind = torch.float64 if 16 * pairs * len(move) <= _CACHE else torch.float32
-            self._rows = torch.zeros(2, pairs, len(move), dtype=kind, device=move.device)
+            count = len(after.vector)
+            pairs = self._wanted or min(max(_ROOM // (8 * count), _FEW), _MANY)
+            kind = torch.float64 if 16 * pairs * count <= _CACHE else torch.float32
+            self._rows = torch.zeros(2, pairs, count, dtype=kind, device=after.vector.device)
             self._table, self._norms = np.zeros((pairs, pairs)), np.zeros((2, pairs))
-            lengths = torch.tensor([shape.numel() for _, shape in after.function.layout.shapes])
-            self._tensors = torch.arange(len(lengths)).repeat_interleave(lengths).to(move.device)
+            self._lengths = [shape.numel() for _, shape in after.function.layout.shapes]
         old, new = self._with_moves(before.gradient), self._with_moves(after.gradient)
         used = len(self._order)
         slot = used if used < len(self._norms[0]) else self._order.popleft()
         self._order.append(slot)
         self._table[:used, slot], self._table[slot, slot] = new - old, inner
-        units = torch.stack([move / sizes[0], change / sizes[1]])
-        self._norms[:, slot], self._rows[:, slot] = sizes, units
         products = np.zeros(len(self._order))
         products[:used] = new
-        products[slot] = float(move @ after.gradient)
+        products[slot] = float(pair[_MOVES] @ after.gradient)
         self._at = after.gradient, products
-        self._rescale(units, sizes, inner)
+        for row, vector, size in zip(self._rows[:, slot], pair, sizes, strict=True):
+            row.copy_(vector.div_(size))
+        self._norms[:, slot] = sizes
+        self._rescale(pair, np.square(sizes) / inner)
 
-    def _rescale(self, units: Tensor, sizes: tuple[float, float], inner: float) -> None:
-        """The diagonal, with one more pair, given by vectors of norm one, their sizes and their product."""
-        assert self._tensors is not None
-        weights = units.new_tensor([[size / inner * size] for size in sizes])
-        squares = units.square().mul_(weights)
-        self._squares = squares if self._squares is None else squares.add_(self._squares, alpha=_MEMORY)
-        if self._counts is None:
-            self._counts = torch.bincount(self._tensors).clamp(min=1)
-        means = squares.new_zeros(2, len(self._counts)).index_add_(1, self._tensors, squares).div_(self._counts)
-        means.add_(squares.mean(dim=1, keepdim=True), alpha=_ALL)
-        moves, changes = means.index_select(1, self._tensors).add_(squares).sqrt_()
-        scales = moves / changes
-        along = float(units[_CHANGES] @ (scales * units[_CHANGES])) * sizes[_CHANGES]
-        self._scales = scales.mul_(inner / sizes[_CHANGES] / along)
+    def _rescale(self, units: tuple[Tensor, Tensor], weights: np.ndarray) -> None:
+        """The diagonal with one more pair: vectors of norm one, and squares of their norms over their product."""
+        rows = torch.zeros_like(units[0]).expand(2, -1) if self._squares is None else self._squares
+        kept = torch.from_numpy(_MEMORY * self._weights / weights).to(rows.device)
+        squares = rows * kept[:, None]  # a new tensor, as the old one may be wanted back
+        for row, unit in zip(squares, units, strict=True):
+            row.addcmul_(unit, unit)
+        self._squares, self._weights, shifted = squares, weights, squares.clone()
+        parts = [part for row in shifted for part in row.split(self._lengths)]
+        sums = torch.stack(norms_together(parts, 1)).cpu().numpy().reshape(2, -1)
+        means = sums / np.maximum(self._lengths, 1) + _ALL * sums.sum(axis=1, keepdims=True) / len(units[0])
+        raised_together(parts, means.reshape(-1).tolist())
+        scales = shifted[_MOVES].div_(shifted[_CHANGES]).sqrt_()
+        along = float((scales * units[_CHANGES]) @ units[_CHANGES])
+        self._scales = scales.div_(along * weights[_CHANGES])
 
     def forget(self) -> None:
         """All pairs."""
@@ -151,8 +155,9 @@ class LimitedMemory(Gradient):
         used = len(self._order)
         table, norms = self._table[:used, :used].copy(), self._norms[:, :used].copy()
         own: dict[str, Any] = {"order": list(self._order), "rows": self._rows, "rows_are": _ROWS_ARE, "at": at}
-        own |= {"norms": torch.from_numpy(norms), "table": torch.from_numpy(table), "tensors": self._tensors}
-        return {**super().state(), **own, "squares": self._squares, "scales": self._scales}
+        own |= {"norms": torch.from_numpy(norms), "table": torch.from_numpy(table), "lengths": self._lengths}
+        own |= {"squares": self._squares, "weights": self._weights.tolist(), "scales": self._scales}
+        return {**super().state(), **own}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take them back; of a state with another order of rows, nothing: the memory fills up anew."""
@@ -161,7 +166,8 @@ class LimitedMemory(Gradient):
         if state.get("rows_are") != _ROWS_ARE or state["rows"] is None:
             return
         self._order, self._rows = deque(state["order"]), state["rows"]
-        self._tensors, self._squares, self._scales = state["tensors"], state["squares"], state["scales"]
+        self._lengths, self._squares, self._scales = state["lengths"], state["squares"], state["scales"]
+        self._weights = np.array(state["weights"])
         used, pairs = len(self._order), self._rows.shape[1]
         self._table, self._norms = np.zeros((pairs, pairs)), np.zeros((2, pairs))
         self._table[:used, :used], self._norms[:, :used] = state["table"].numpy(), state["norms"].numpy()

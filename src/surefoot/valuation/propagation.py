@@ -27,6 +27,15 @@ to a break than :math:`e`, q moves as the curvature of the pieces says; where so
 count with twice the largest slope. The same argument with q in place of derivatives proves the sums above, as
 every operation is then a product of its arguments' differences with such slopes.
 
+*Several operations as one.* What the calculus knows as one function g of x, such as a step of a recurrent network
+from its state and its gates, is less steep and less curved than its parts one after another. Let f be what the
+parts are off by if x is exact, by the sum for e. Then :math:`e_z \le \sum_iJ_ie_i + f_z` with the slopes of g.
+Through the parts, at points within f of those that belong to x, a costate is pulled back to
+:math:`g'(x)^\top\lambda_z` up to what the sum for d says with f in place of e and no error of :math:`\lambda_z`.
+So costates of x are as far apart as the sum for d says with slopes and curvature of g, if :math:`\rho_z` is that,
+once for :math:`\lambda(s)` and once for :math:`\hat\lambda`. Costates of the parts themselves are as far apart as
+always. All this is so if only parts read parts; where others do, the error is that of the forward mode.
+
 What no parameter enters is exact, or a leaf with the error e of its own computation, which counts as one more
 :math:`\delta`.
 """
@@ -76,11 +85,14 @@ class Errors:
 
 
 class _Local(NamedTuple):
-    """One operation at the point of a run: what is claimed of it, and its slopes there."""
+    """One operation at the point of a run: what is claimed of it, and its slopes there; if it stands for several,
+    what these are off by where its arguments are exact.
+    """
 
     slope: Slope
     jacobian: Mapping[str, Amount]
     curvature: Mapping[tuple[str, str], Amount]
+    parts: Mapping[str, Amount] = {}
 
 
 @np.errstate(all="ignore")  # what is not a number is not known
@@ -143,20 +155,37 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
         elif name in tape.matched and slope.product is not None:
             own[name] = rounding(slope, jacobian, sizes, run.sizes, _together(run, *tape.matched[name]))
             jacobian = _by_matrices(run, slope, jacobian, *tape.matched[name], apart)
+        elif slope.parts:
+            parts = _of_parts(slope, local, own)
+            own[name] = 0.0  # that of the parts
+            local[name] = _Local(slope, jacobian, curvature, parts)
         else:
             own[name] = rounding(slope, jacobian, sizes, run.sizes, single=single)
         if rounded:
             own[name] = (own[name] + UNIT * sizes[name] + math.sqrt(node.numel) * SMALL) * (1 + 2.0**-20)
-        local[name] = _Local(slope, jacobian, curvature)
+        local.setdefault(name, _Local(slope, jacobian, curvature))
         if run.samples and name != tape.output and isinstance(own[name], float) and own[name]:
             own[name] = np.full(run.samples, own[name])  # a bound for each, not for all together
-        moved = own[name]
+        moved = local[name].parts[node.inputs[0]] if slope.parts else own[name]
         for argument, amount in jacobian.items():
             if some(apart.get(argument, 0.0)):
                 add_up = name == tape.output
                 moved = moved + (paired(amount, apart[argument]) if add_up else amount * apart[argument])
         apart[name] = moved * _SLACK
+        if slope.parts:
+            apart[name] = least(apart[name], apart[node.inputs[0]])
     return Errors(apart[tape.output], 0.0, apart, own), local
+
+
+def _of_parts(slope: Slope, local: Mapping[str, _Local], own: Mapping[str, Amount]) -> dict[str, Amount]:
+    """How far the parts of an operation are off where its arguments are exact, by name."""
+    found: dict[str, Amount] = {}
+    for part in slope.parts:
+        moved = own[part.name]
+        for argument, amount in local[part.name].jacobian.items():
+            moved = moved + _times(amount, found.get(argument, 0.0))
+        found[part.name] = moved * _SLACK
+    return found
 
 
 def _by_matrices(
@@ -194,6 +223,7 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     bound: dict[str, Amount] = {tape.output: 1.0}  # on costates, from those of the readers
     reach: dict[str, Amount] = {tape.output: 1.0}  # on computed costates
     total = leading = 0.0
+    inner = {part.name for known in local.values() for part in known.slope.parts}
     for node in reversed(tape.varying):
         name = node.name
         if name not in bound:
@@ -205,33 +235,67 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
         if some(first.own[name]):
             total += paired(first.own[name], costate)
             leading += paired(first.own[name], least(here, costate))
-        (slope, jacobian, curvature), pull, lost = local[name], tape.pulls[name], tape.lost[name]
-        for argument, steepness in jacobian.items():
-            if argument not in varying:
+        known, pull, lost = local[name], tape.pulls[name], tape.lost[name]
+        inside = _pulled_through(tape, run, local, known, here + costate)
+        flows = {**known.jacobian, node.inputs[0]: 1.0} if known.parts else known.jacobian
+        for argument, steepness in flows.items():
+            whole = bool(known.parts) and argument == node.inputs[0]
+            if argument in inner and not (name in inner or whole):
+                return _in_all(first)  # a part that others read
+            if argument not in varying or (name in inner and argument not in inner):
                 continue
-            bend: Amount = 0.0
-            for pair, amount in curvature.items():
-                if argument in pair and some(apart.get(pair[pair[0] == argument], 0.0)):
-                    bend = bend + amount * apart[pair[pair[0] == argument]]
-            change = _near_kinks(run, slope, argument, apart, steepness, here) if slope.breaks else 0.0
-            if some(here):
-                change = change + (bend + pull * steepness) * here
-                reach[argument] = reach.get(argument, 0.0) + steepness * (1 + pull) * _SLACK * here
-            if some(away):
-                change = change + steepness * away
-            if lost:
-                change, reach[argument] = change + lost, reach.get(argument, 0.0) + lost
+            change = rough = inside.get(argument, 0.0)
+            if not known.parts:
+                change = _changed(run, known, argument, apart, pull, here)
+                rough = _times(steepness * pull, here)
+            elif not whole:
+                change = change + _changed(run, known, argument, apart, 0.0, here)
+            change = change + _times(steepness, away) + lost
             off[argument] = (off.get(argument, 0.0) + change) * _SLACK
-            if some(costate):
-                bound[argument] = (bound.get(argument, 0.0) + steepness * costate) * _SLACK
-            reach.setdefault(argument, 0.0)
-            bound.setdefault(argument, 0.0)
+            reach[argument] = (reach.get(argument, 0.0) + _times(steepness, here) + rough + lost) * _SLACK
+            more = _times(steepness, costate) + (rough if known.parts else 0.0)
+            bound[argument] = (bound.get(argument, 0.0) + more) * _SLACK
     for name in tape.boundary:
         if some(apart[name]) and name in bound:
             costate = least(bound[name], least(size.get(name, 0.0), reach[name]) + off[name])
             total += together(apart[name]) * float(np.sum(costate))  # all samples may read the same numbers
     total = math.nan if math.isnan(first.total) else min(total * _SLACK, first.total)
     return _in_all(Errors(total, leading, apart, first.own))
+
+
+def _changed(
+    run: Run, known: _Local, argument: str, apart: Mapping[str, Amount], pull: float, whole: Amount
+) -> Amount:
+    """What a costate changes by where it is pulled back to an argument: at other points, and by round-off."""
+    slope, steepness = known.slope, known.jacobian[argument]
+    if not some(whole):
+        return 0.0
+    bend: Amount = 0.0
+    for pair, amount in known.curvature.items():
+        if argument in pair and some(apart.get(pair[pair[0] == argument], 0.0)):
+            bend = bend + amount * apart[pair[pair[0] == argument]]
+    change = _near_kinks(run, slope, argument, apart, steepness, whole) if slope.breaks else 0.0
+    return change + (bend + pull * steepness) * whole
+
+
+def _times(slope: Amount, amount: Amount) -> Amount:
+    """The product; nothing where there is nothing, however steep it is."""
+    return slope * amount if some(amount) else 0.0
+
+
+def _pulled_through(
+    tape: Tape, run: Run, local: Mapping[str, _Local], known: _Local, whole: Amount
+) -> dict[str, Amount]:
+    """How far what is pulled back through the parts of an operation is from its derivative, by argument."""
+    off: dict[str, Amount] = {}
+    reach: dict[str, Amount] = {known.slope.node.inputs[0]: whole} if known.parts else {}
+    for part in reversed(known.slope.parts):
+        here, away, pull = reach.get(part.name, 0.0), off.get(part.name, 0.0), tape.pulls[part.name]
+        for argument, steepness in local[part.name].jacobian.items():
+            change = _changed(run, local[part.name], argument, known.parts, pull, here) + _times(steepness, away)
+            off[argument] = (off.get(argument, 0.0) + change) * _SLACK
+            reach[argument] = (reach.get(argument, 0.0) + _times(steepness * (1 + pull), here)) * _SLACK
+    return off
 
 
 def _near_kinks(

@@ -61,6 +61,7 @@ class Slope:
         breaks: where a scalar function has kinks, if it is otherwise as curved as the curvature says.
         pointwise: whether the rule says enough only where the values of the arguments are known.
         anchor: the parameter of a product, at whose value the slope in the other factor was asked; else empty.
+        parts: the operations between its arguments and its result, where it stands for all of them.
     """
 
     node: Node
@@ -71,6 +72,7 @@ class Slope:
     breaks: tuple[float, ...] = ()
     pointwise: bool = False
     anchor: str = ""
+    parts: tuple[Node, ...] = ()
 
     def at(self, distances: Mapping[str, float]) -> Mapping[str, float]:
         """The Jacobian where parameters are so far from where the rules were asked."""
@@ -320,6 +322,11 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
     if node.op == "surefoot.scalar" and (_is_moderate(blunt) or pieces(node.args[1])[0]):
         return slope_of(node, blunt)
     sharp = rule(Call(node, enclosures))
+    whole = _as_one(found, node, sharp)
+    if whole is not None:
+        read = (name for name in whole.jacobian if name in reached)
+        found.peaks |= {name: float(enclosures[name].peak) * (1 - 2.0**-40) for name in read}
+        return whole
     if node.op == "surefoot.scalar" and not _is_moderate(sharp):  # an exponential: it depends on where
         return replace(slope_of(node, sharp), pointwise=True)
     if record.epsilon is not None or not all(amount.is_finite for amount in sharp.jacobian.values()):
@@ -331,6 +338,19 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
         return slope_of(node, blunt)
     found.peaks |= {name: float(enclosures[name].peak) * (1 - 2.0**-40) for name in node.inputs if name in reached}
     return slope_of(node, sharp)
+
+
+def _as_one(found: Slopes, node: Node, bounds: Bounds) -> Slope | None:
+    """An operation that only names its first argument, as the function of other arguments that this is by all
+    operations between; ``None`` for others.
+    """
+    if bounds.instead is None or found.tape.single or not _is_finite(bounds.instead):
+        return None
+    slope = slope_of(node, bounds.instead)
+    jacobian = {name: amount for name, amount in slope.jacobian.items() if amount}
+    parts = found.tape.between(frozenset(jacobian), node.inputs[0])
+    simple = parts and all(part.name in found.by_name and not found.by_name[part.name].parts for part in parts)
+    return replace(slope, jacobian=jacobian, parts=parts) if simple else None
 
 
 def _without_value(enclosure: Enclosure) -> Enclosure:

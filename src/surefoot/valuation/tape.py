@@ -336,6 +336,16 @@ class Tape:
                     found[node.name] = pair
         return found
 
+    def between(self, arguments: frozenset[str], name: str) -> tuple[Node, ...]:
+        """The operations by which a tensor is computed from these alone, in order; none if it needs others."""
+        wanted, found = {name}, []
+        for node in reversed(self.varying):
+            if node.name in wanted:
+                found.append(node)
+                wanted.remove(node.name)
+                wanted.update(set(node.inputs) - arguments)
+        return tuple(reversed(found)) if not wanted else ()
+
     @cached_property
     def special(self) -> frozenset[str]:
         """The normalisations and losses that may have formulas of their own."""
