@@ -529,5 +529,5 @@ def recurrent(m: Material) -> Subject:
     with torch.no_grad():
         shape = model(x).shape
     if m.chance(0.15):
-        return Subject(text, model, x, *_loss(m, *shape), "input", (0.0, m.power(-6, -1)))
-    return Subject(text, model, x, *_loss(m, *shape), radii=(0.0, m.power(-6, -1)))
+        return Subject(text, model, x, *_loss(m, *shape), "input", (0.0, m.power(-6, 1)))
+    return Subject(text, model, x, *_loss(m, *shape), radii=(0.0, m.power(-6, 1)))
