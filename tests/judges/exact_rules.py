@@ -24,7 +24,8 @@ RULES: dict[str, Callable[..., Any]] = {}
 LAYOUT = frozenset(
     """view _unsafe_view reshape t transpose permute expand slice select unsqueeze squeeze clone alias detach cat
     stack split split_with_sizes unsafe_split unbind flip roll index_select gather index constant_pad_nd unfold
-    repeat _to_copy lift_fresh lift_fresh_copy contiguous as_strided diagonal view_as movedim embedding copy_""".split()  # noqa: SIM905
+    repeat _to_copy lift_fresh lift_fresh_copy contiguous as_strided diagonal view_as movedim embedding
+    copy_""".split()  # noqa: SIM905
 )
 
 
