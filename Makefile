@@ -10,10 +10,10 @@ demo: .venv/.installed-all
 	$(BIN)/python examples/demo.py
 
 test: lint browser
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: lint browser
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The report is tested in Chromium, Debian's where there is none; elsewhere that test says so and is skipped.
 browser:

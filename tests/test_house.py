@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from surefoot.operations import records
+
 ROOT = Path(__file__).parents[1] / "src" / "surefoot"
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -176,6 +178,39 @@ def test_a_file_is_not_named_like_what_it_holds() -> None:
         ):
             wrong.append(str(file.relative_to(ROOT)))
     assert not wrong
+
+
+# Where operations are named outside of their records, and why.
+NAMED = {
+    "batches.py": "stands below the records",
+    "graph": "captures what torch calls, before there are records",
+    "torch_private.py": "stands below the records",
+    "scalar": "names functions of one number, not operations",
+    "paper": "has the constants that the paper prints for some layers",
+    "smoothing.py": "has replacements that people ask for by name",
+    "zoo/parts.py": "has activations that people ask for by name",
+    "valuation/kernels.py": "refuses a kernel of torch that is wrong",
+}
+
+
+def operations_named(file: Path, known: frozenset[str]) -> Iterator[str]:
+    """Operations by their whole names, and collections of their short ones."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Constant) and re.match(r"aten\.\S*$", str(node.value)):
+            yield f"{file.relative_to(ROOT)}:{node.lineno}: {node.value}"
+        items = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
+        names = [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+        if len(names) > 2 and len(known.intersection(names)) > 0.7 * len(names):
+            yield f"{file.relative_to(ROOT)}:{node.lineno}: {', '.join(names)}"
+
+
+def test_what_is_known_of_operations_stands_in_their_records() -> None:
+    known = frozenset(name.rpartition(".")[2] for name in records())
+    named = {file.relative_to(ROOT).as_posix(): [*operations_named(file, known)] for file in FILES}
+    named = {path: found for path, found in named.items() if found and not path.startswith("operations/")}
+    exempt = {path: next((key for key in NAMED if f"{path}/".startswith(f"{key}/")), None) for path in named}
+    assert [place for path, found in named.items() if exempt[path] is None for place in found] == []
+    assert set(NAMED) == set(exempt.values()), "an exemption is not needed any more"
 
 
 READING = """

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._decomp import get_decompositions
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import module as _module
@@ -56,13 +57,48 @@ def moved_together(tensors: Sequence[Tensor], towards: Sequence[Tensor], part: f
     torch._foreach_lerp_(list(tensors), list(towards), part)
 
 
+def _lengths(v: Tensor, dim: int) -> Tensor:
+    return torch.linalg.vector_norm(v, dim=[k for k in range(v.dim()) if dim == -1 or k != dim], keepdim=True)
+
+
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    others = [k for k in range(v.dim()) if dim == -1 or k != dim]
-    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=True))
+    return v * (g / _lengths(v, dim))
 
 
 FORMULAS = {"aten._weight_norm": _weight_norm}
 """Operations whose kernel has a wrong second derivative (as of PyTorch 2.13): they are run by a formula."""
+
+
+def normalisations_written_out() -> dict[Any, Any]:
+    """Operations that return a normalised tensor with what it was divided by, in simpler ones.
+
+    ``torch.export.default_decompositions`` leaves them as they are.
+    """
+    aten: Any = torch.ops.aten
+
+    def group_norm(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, _: int, groups: int, eps: float
+    ) -> tuple[Tensor, ...]:  # torch's own formula asks for strides
+        rows = x.reshape(n, groups, -1)
+        variance, mean = torch.var_mean(rows, dim=-1, correction=0, keepdim=True)
+        scale = (variance + eps).rsqrt()
+        result, shape = ((rows - mean) * scale).reshape(x.shape), (c, *(1,) * (x.dim() - 2))
+        result = result if weight is None else result * weight.reshape(shape)
+        result = result if bias is None else result + bias.reshape(shape)
+        return result, mean.reshape(n, groups), scale.reshape(n, groups)
+
+    def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+        return _weight_norm(v, g, dim), _lengths(v, dim)
+
+    batch_norm = aten._native_batch_norm_legit
+    targets = (
+        aten.native_layer_norm.default,
+        aten.native_batch_norm.default,
+        batch_norm.default,
+        batch_norm.no_stats,
+    )
+    own = {aten.native_group_norm.default: group_norm, aten._weight_norm_interface.default: weight_norm}
+    return {**get_decompositions(targets), **own}
 
 
 def schema_of(target: Any) -> Any:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
 
 import surefoot as sf
 from judges import assert_upper_bound
@@ -104,6 +104,72 @@ def test_points_may_be_a_part_of_others(points: Tensor) -> None:
 def test_a_detached_factor_is_noticed() -> None:
     with pytest.raises(CaptureError, match="the gradient is not seen to be that of the function"):
         capture(Detached(), X)
+
+
+class Normed(nn.Module):
+    """A network with a normalisation, differentiated once or twice, backwards or forwards."""
+
+    def __init__(self, norm: nn.Module, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(2, 8), norm, nn.Tanh(), nn.Linear(8, 1)).double()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = torch.ones_like(x)
+        if self.way == "backwards":
+            (slope,) = vjp(self.net, x)[1](x.new_ones(len(x), 1))
+            return slope
+        if self.way == "detached":
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.net(x).sum(), x, create_graph=True)[0]
+        if self.way == "twice":
+            return jvp(lambda y: jvp(self.net, (y,), (one,))[1], (x,), (one,))[1]
+        return jvp(self.net, (x,), (one,))[1]
+
+
+PLANE = torch.linspace(-1.0, 1.0, 10, dtype=torch.float64).reshape(5, 2).sin()
+STATISTICS = {"affine": False, "track_running_stats": False}
+NORMS = {
+    "layer": lambda: nn.LayerNorm(8),
+    "group": lambda: nn.GroupNorm(2, 8),
+    "batch": lambda: nn.BatchNorm1d(8, **STATISTICS),
+    "instance": lambda: nn.Sequential(nn.Unflatten(1, (2, 4)), nn.InstanceNorm1d(2), nn.Flatten()),
+    "weight": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+    "root mean square": lambda: nn.RMSNorm(8),
+}
+
+
+@pytest.mark.parametrize("way", ["backwards", "detached"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_normalisations_are_differentiated_backwards(norm: str, way: str) -> None:
+    """The gradient of the graph is that of differences of values, and ℓ is no less."""
+    model = Normed(NORMS[norm](), way)
+    target = torch.linspace(0.0, 1.0, 10, dtype=torch.float64).reshape(5, 2)
+    loss = sf.Square(target)
+    direction = sf.oracles.gradient(sf.Chain(model, PLANE), loss).direction
+    weight = model.net[0].weight
+    slopes = torch.zeros_like(weight)
+    for place in range(weight.numel()):
+        ends = []
+        for move in (1e-6, -2e-6):
+            with torch.no_grad():
+                weight.view(-1)[place] += move
+            ends.append(float(loss(model(PLANE)).detach()))
+        with torch.no_grad():
+            weight.view(-1)[place] += 1e-6
+            slopes.view(-1)[place] = (ends[0] - ends[1]) / 2e-6
+    torch.testing.assert_close(direction["net.0.weight"], -slopes, rtol=1e-6, atol=1e-8)
+    certificate = sf.certify(model, PLANE, objective=loss, domain=sf.Ball(1e-6))
+    assert float(certificate.lipschitz) >= float(slopes.norm()) * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("way", ["forwards", "twice"])
+@pytest.mark.parametrize("norm", ["layer", "batch", "instance"])
+def test_forward_derivatives_of_normalisations_are_refused(norm: str, way: str) -> None:
+    """PyTorch's gradient of them is another than that of the function."""
+    with pytest.raises(CaptureError, match=r"take them backwards \(vjp, jacrev, grad\)"):
+        capture(Normed(NORMS[norm](), way), PLANE)
 
 
 class Poisson(Curved):

@@ -18,8 +18,9 @@ from surefoot.graph.nodes import Node
 from surefoot.graph.structure import Graph
 from surefoot.operations.call import Use
 from surefoot.operations.forms import Degree, degree_of
-from surefoot.operations.record import Form, Operation, declare, record_of, records, rule_for
+from surefoot.operations.record import Form, InSingle, Operation, declare, record_of, records, rule_for
 
+MOVES = InSingle.PERMUTED, InSingle.MOVED
 EVERY = [(op, k) for op in sorted(CASES) for k in range(len(CASES[op]))]
 
 
@@ -73,6 +74,40 @@ def test_row_i_of_the_result_reads_row_i_alone(op: str, k: int) -> None:
             after = _results(node, {**values, name: moved})
             for a, b in zip(before, after, strict=True):
                 torch.testing.assert_close(b[row], a[row], rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "k"), [(op, k) for op, k in EVERY if op in records() and records()[op].single in MOVES]
+)
+def test_what_moves_numbers_moves_them(op: str, k: int) -> None:
+    """Numbers of the result are numbers of the arguments; each of them once, or in order, where that is said."""
+    case = built(op, k)
+    (node, *_) = case.graph.nodes
+    if node.op != op:  # one of several results of that
+        return
+    given = [case.values[name].flatten().double() for name in node.inputs]
+    found = torch.cat([part.flatten() for part in _results(node, case.values)])
+    assert torch.isin(found, torch.cat(given)).all()
+    if record_of(node).single is InSingle.PERMUTED:
+        assert torch.equal(found.sort()[0], case.values[node.inputs[0]].flatten().sort()[0])
+    if record_of(node).in_order:
+        assert torch.equal(found, case.values[node.inputs[0]].flatten())
+
+
+@pytest.mark.parametrize(("op", "k"), [(op, k) for op, k in EVERY if op in records() and records()[op].shifts])
+def test_what_shifts_is_added(op: str, k: int) -> None:
+    """Moved by a number, it moves the result by its copies."""
+    case = built(op, k)
+    (node, *_) = case.graph.nodes
+    values = {name: value.double() for name, value in case.values.items()}
+    names = Use(node, case.graph.spec).names
+    factor = abs(float(node.arguments.get("alpha", 1)))
+    for slot in record_of(node).shifts:
+        if slot in names and list(names.values()).count(names[slot]) == 1:
+            moved = {**values, names[slot]: values[names[slot]] + 2.0}
+            change = (_results(node, moved)[0] - _results(node, values)[0]).abs()
+            steps = 2.0 * (factor if slot == "other" else 1.0)
+            torch.testing.assert_close(change, torch.full_like(change, steps))
 
 
 def _results(node: Node, values: dict[str, Tensor]) -> tuple[Tensor, ...]:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from surefoot.calculus.forward import Pass, Step
-from surefoot.enclosure import Enclosure, Spec
+from surefoot.enclosure import Spec
 from surefoot.graph.structure import Graph, Ref
 from surefoot.norms import spectral_norm
 from surefoot.norms.hermitian import up
@@ -36,8 +36,6 @@ from surefoot.operations.call import Call
 from surefoot.operations.common import rows_of
 from surefoot.operations.evaluation import run_in_double
 from surefoot.operations.record import Form, record_of
-from surefoot.operations.scalar_functions import derivative_moved, slopes_laid
-from surefoot.scalar import Rounded, ScalarFunction, range_on, rounded_derivatives, supremum
 
 _IMPROVED = 384  # entries of v up to which multipliers are improved
 _LARGEST = 1536  # and up to which there is an inequality at all
@@ -258,16 +256,11 @@ class _Reading:
     def _slopes(self, step: Step) -> _Slopes | None:
         """The slopes of every entry over its reachable interval, if an operation works entry by entry."""
         ((slot, name),) = step.names.items()
-        call = Call(step.node, self.result.enclosures)
-        if step.node.op == "surefoot.scalar":
-            least, most = _slope_range(call["function"], self.result.enclosures[name])
-        elif step.node.op in ("aten.prelu", "aten._prelu_kernel") and slot == "self" and not step.inexact:
-            low, high = self.result.enclosures[name].interval()
-            below = call["weight"].value.reshape(slopes_laid(call))
-            least = torch.where(low > 0, 1.0, torch.where(high < 0, below, below.clamp(max=1.0)))
-            most = torch.where(low > 0, 1.0, torch.where(high < 0, below, below.clamp(min=1.0)))
-        else:
+        slopes = record_of(step.node).slopes
+        found = None if slopes is None else slopes(Call(step.node, self.result.enclosures), slot)
+        if found is None:
             return None
+        least, most = found
         least, most = least.expand(self._shape(name)), most.expand(self._shape(name))
         if not bool(torch.isfinite(least).all() & torch.isfinite(most).all()):
             return None
@@ -321,19 +314,6 @@ def _refs(arguments: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
     slots = [arguments.get(key) for key in keys]
     items = [item for slot in slots for item in (slot if isinstance(slot, list | tuple) else [slot])]
     return [item.name for item in items if isinstance(item, Ref)]
-
-
-def _slope_range(function: ScalarFunction, x: Enclosure) -> tuple[Tensor, Tensor]:
-    """Enclosing intervals of the slopes: from a table, from all of the line, from the centre."""
-    least, most = range_on(function, *x.interval(), 1)
-    steepest = supremum(function, 1)
-    here = rounded_derivatives(function, Rounded.exact(x.value), 1)[1]
-    away = (derivative_moved(function, 1, x) + here.error) * (1 + 2.0**-50)
-    low, high = here.value - away, here.value + away
-    unit = 2.0**-52 * (low.abs() + high.abs())
-    near = torch.isfinite(low - high)
-    least = torch.where(near, torch.maximum(least, low - unit), least).clamp(min=-steepest)
-    return least, torch.where(near, torch.minimum(most, high + unit), most).clamp(max=steepest)
 
 
 def _times(form: Linear, factor: float) -> Linear:

@@ -94,7 +94,7 @@ def _expanded_once(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.target is operator.getitem and node.args[0].name in results:
             args = (results[node.args[0].name][node.args[1]],)
-            nodes.append(replace(node, op="aten.alias", target=torch.ops.aten.alias.default, args=args, kwargs={}))
+            nodes.append(node.by(torch.ops.aten.alias.default, args=args, kwargs={}))
             continue
         attempts = (expand(graph, node) for expand in (*record_of(node).expansions, composition))
         expansion = next((attempt for attempt in attempts if attempt is not None), None)

@@ -96,8 +96,7 @@ def initial_degrees(graph: Graph, state: Iterable[str]) -> dict[str, Degree]:
     Integers and truth values in the state do not vary continuously: they count as constants.
     """
     degrees = {name: Degree(state=1) for name in state if _is_real(graph, name)}
-    degrees |= {leaf.name: Degree(parameters=1) for leaf in graph.parameters}
-    return degrees
+    return degrees | dict.fromkeys((leaf.name for leaf in graph.parameters), Degree(parameters=1))
 
 
 def _pieces(graph: Graph) -> Iterator[list[Node]]:

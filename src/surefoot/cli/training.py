@@ -28,7 +28,7 @@ from surefoot.report.run import promises
 
 
 @dataclass(frozen=True)
-class Batches:
+class RandomParts:
     """Which samples a step sees: all of them, or parts of a random order that is new in every pass.
 
     The parts depend on the seed and the number of the step alone, so that a resumed run sees the same ones.
@@ -158,7 +158,7 @@ def train_model(start: Start, run: Run, json: bool, report: Path | None = None) 
     optimizer = make_optimizer(run.optimizer, parts.model, parts.objective, run.damping)
     keep = Keeper(run.checkpoint, run.every, parts.model, optimizer, same)
     done = keep.resumed()
-    batches = Batches(parts.train, run.batch, start.seed)
+    batches = RandomParts(parts.train, run.batch, start.seed)
     spent = [0.0]  # processor time, with that of all steps so far
 
     def page() -> None:

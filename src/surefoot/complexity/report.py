@@ -16,6 +16,7 @@ from surefoot.complexity.counted import Counted, counted
 from surefoot.complexity.layers import ComputationCost, OracleCost, computation_cost, oracle_costs
 from surefoot.complexity.traffic import Traffic
 from surefoot.errors import ChainError
+from surefoot.operations.products import is_linear
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -265,7 +266,7 @@ def cost(model: nn.Module, x: Any, processes: int = 1) -> Cost:
     leaves = chain.graph.parameters
     size, width = sum(leaf.spec.numel for leaf in leaves), max(leaf.spec.dtype.itemsize for leaf in leaves)
     both = found.structured.forward_backward
-    layers = [node for node in chain.graph.nodes if node.op == "aten.linear" and len(node.specs[0].shape) == 2]
+    layers = [node for node in chain.graph.nodes if is_linear(node) and len(node.specs[0].shape) == 2]
     factors = sum(
         chain.graph.numel(node.args[0].name) + node.numel * found.outputs // node.specs[0].shape[0]
         for node in layers

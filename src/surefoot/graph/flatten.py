@@ -26,7 +26,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
-from surefoot.torch_private import HigherOrderOperator, OpOverload
+from surefoot.torch_private import HigherOrderOperator, OpOverload, normalisations_written_out
 
 _aten: Any = torch.ops.aten
 _TRANSFORMS = {
@@ -69,9 +69,13 @@ class Flat(nn.Module):
 
 
 def _derivatives() -> dict[Any, Any]:
-    """What derivatives are made of: ``tanh_backward`` is a product, and so on."""
+    """What derivatives are made of: ``tanh_backward`` is a product, and so on.
+
+    Formulas of derivatives read what a normalisation returns beside its result, mean and deviation. Written out,
+    they are functions of its argument like all else.
+    """
     table = torch.export.default_decompositions()
-    return {
+    return normalisations_written_out() | {
         target: formula
         for target, formula in table.items()
         if "backward" in str(target) or target in (_aten.detach.default, _aten.new_empty_strided.default)

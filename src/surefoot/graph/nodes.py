@@ -144,6 +144,10 @@ class Node:
         own = schema_of(self.target) is None  # a formula that took the place of the kernel
         return (self.target if own else FORMULAS.get(self.op, self.target))(*args, **kwargs)
 
+    def by(self, target: Any, **changes: Any) -> Node:
+        """The same computed by another operation of torch."""
+        return replace(self, op=str(target.overloadpacket), target=target, **changes)
+
     def renamed(self, names: Mapping[str, str], **changes: Any) -> Node:
         """The same with other names of the tensors it reads; a name that is not in the mapping stays."""
         args, kwargs = self._with_refs(lambda ref: Ref(names.get(ref.name, ref.name)))

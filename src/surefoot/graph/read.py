@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -245,14 +244,10 @@ def plain(node: Node, device: torch.device) -> Node:
         value = node.arguments["fill_value"] if _FILLS[node.op] is None else _FILLS[node.op]
         settings = {"dtype": node.spec.dtype, "device": device}
         if not isinstance(value, Ref):
-            return _by(_aten.full.default, node, args=(list(node.spec.shape), value), kwargs=settings)
+            return node.by(_aten.full.default, args=(list(node.spec.shape), value), kwargs=settings)
     if node.op in _VIEWS and len(node.args) == 2 and isinstance(node.args[1], list):
-        return _by(_aten.reshape.default, node)
-    return _by(_aten.alias.default, node) if node.op in _DETACHES else node
-
-
-def _by(target: Any, node: Node, **changes: Any) -> Node:
-    return replace(node, op=str(target.overloadpacket), target=target, **changes)
+        return node.by(_aten.reshape.default)
+    return node.by(_aten.alias.default) if node.op in _DETACHES else node
 
 
 _VIEWS = ("aten.view", "aten._unsafe_view")

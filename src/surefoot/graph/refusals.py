@@ -22,13 +22,14 @@ from surefoot.graph.checks import INTEGERS, at_zero, random_dropout, select_outp
 from surefoot.graph.nodes import Leaf, Node, Role, Source, double_by_default, in_double, module_path
 from surefoot.graph.preserve import Change
 from surefoot.graph.structure import Graph, outputs_of
-from surefoot.graph.trace import PURE
+from surefoot.graph.trace import BACKWARDS, PURE
 from surefoot.torch_private import HigherOrderOperator, pre_hooks_of, schema_of
 
 NOT_RANDOM = (
     "Call model.eval() if that stops it, or pass the random numbers as an input: a certificate covers one "
     "function."
 )
+_ROUNDED = 1e-12  # of the largest slope: round-off in the others
 _NO_STEP = "Its gradient would not be the derivative of the function, so no step along it could be guaranteed: "
 
 
@@ -70,6 +71,8 @@ def refuse_other_derivative(
         raise lost
     if not same:
         remedy = f"{_NO_STEP}write forward with differentiable operations, and pass a model with values in memory."
+        if not names:
+            remedy += f" {BACKWARDS}"
         what = (
             f"the backward of {functions} (torch.autograd.Function) is not seen to be the derivative of forward "
             if names
@@ -93,15 +96,25 @@ def _same_derivative(
     with torch.enable_grad(), double_by_default():
         live, read = select_outputs(model(*inputs[: len(args)], **keywords)), outputs_of(graph, values)
     slopes = [torch.randn(out.shape, dtype=torch.float64, generator=generator).to(out.device) for out in live]
-    found = [
+    given = {id(value) for value in inputs}
+    found: list[Sequence[Any]] = [
         torch.autograd.grad(sum((out * slope).sum() for out, slope in zip(outs, slopes, strict=True)), variables,
-                            allow_unused=True, materialize_grads=True)
+                            allow_unused=True)
         for outs in (live, read)
     ]  # fmt: skip
-    if scale != 1 and not all(bool(b.isfinite().all()) for b in found[1]):
+    pairs = [
+        [torch.zeros_like(variable) if slope is None else slope for slope in pair]
+        for variable, *pair in zip(variables, *found, strict=True)
+        if pair[0] is not None or id(variable) not in given  # an input that is detached has nothing to compare
+    ]
+    if scale != 1 and not all(bool(ours.isfinite().all()) for _, ours in pairs):
         return True  # too far from the example to say anything
-    sizes = [float(b.abs().max()) for b in found[1]]
-    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-4 * size) for a, b, size in zip(*found, sizes, strict=True))
+    sizes = [float(ours.abs().max()) for _, ours in pairs]
+    least = _ROUNDED * max(sizes, default=0.0)  # a derivative that is zero, such as that of what a mean removes
+    return all(
+        torch.allclose(theirs, ours, rtol=1e-4, atol=max(1e-4 * size, least))
+        for (theirs, ours), size in zip(pairs, sizes, strict=True)
+    )
 
 
 def _scaled(value: Tensor, scale: float) -> Tensor:

@@ -42,7 +42,12 @@ from surefoot.torch_private import (
 _MACHINERY = tuple(str(Path(package.__file__ or "").parent) for package in (torch, surefoot))
 LOST = "a tensor leaves the computation that can be followed"
 LOST_REMEDY = "Do without .data and .numpy() inside forward."
-_DERIVATIVES = rf"{LOST}|functorch|no attribute 'constant'|not require grad|differentiated Tensors|vmap"
+_NOWHERE = r"devices, (meta and|\S+ and meta)"  # forward derivatives of normalisations meet a tensor of tracing
+_DERIVATIVES = rf"{LOST}|functorch|no attribute 'constant'|not require grad|differentiated Tensors|vmap|{_NOWHERE}"
+BACKWARDS = (
+    "Forward derivatives (torch.func.jvp, jacfwd, hessian) of layer and batch normalisations are wrong once "
+    "differentiated again, as PyTorch holds mean and deviation fixed: take them backwards (vjp, jacrev, grad)."
+)
 PURE = "Make forward a pure function: return new tensors and keep no results on self."
 _Frame = tuple[types.FrameType, int]
 _KNOWN = (
@@ -297,6 +302,8 @@ def translated(error: Exception, model: nn.Module, inputs: Sequence[Tensor]) -> 
     if written:
         path, _, name = written[1].rpartition(".")
         text, at = "mutated", f", '{name}'"
+    if re.search(_NOWHERE, text) and not any(value.is_meta for value in (*model.parameters(), *inputs)):
+        return CaptureError(f"a normalisation is differentiated forwards{at}", where=path, remedy=BACKWARDS)
     for pattern, what, remedy in _KNOWN:
         if re.search(pattern, text, re.IGNORECASE):
             more = _devices(model, inputs) if "devices" in what else ""

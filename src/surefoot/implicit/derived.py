@@ -94,9 +94,8 @@ def _traced(problem: Problem, specs: Sequence[Spec], device: torch.device) -> Gr
 
 def _first_power(node: Node) -> Node:
     """The derivative of a square, x¹, as what it is."""
-    if node.op != "aten.pow" or node.args[1] != 1:
-        return node
-    return replace(node, op="aten.alias", target=_aten.alias.default, args=node.args[:1])
+    first = node.target is _aten.pow.Tensor_Scalar and node.args[1] == 1
+    return node.by(_aten.alias.default, args=node.args[:1]) if first else node
 
 
 # each is called with the gradient of the result and what autograd kept

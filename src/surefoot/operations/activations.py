@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.nn import functional
 
 from surefoot.operations.common import aligned
-from surefoot.operations.record import Form, Scalar, declare
+from surefoot.operations.record import Form, InSingle, Scalar, declare
 from surefoot.scalar import ScalarFunction
+
+_USUAL, _FAR = 20.0, 700.0  # thresholds of soft-plus
 
 
 def elementwise(*names: str, scalar: Callable[..., ScalarFunction | None], keys: tuple[str, ...] = ()) -> None:
@@ -105,5 +109,21 @@ _declare("aten.minimum", scalar=_extreme("minimum"))
 declare("aten.neg", scalar=lambda o: ScalarFunction.named("neg").compose(o["self"]))
 
 
+def _softplus(x: Tensor, beta: float = 1.0, threshold: float = _USUAL) -> Tensor:
+    """Torch's is the identity above its threshold, which leaves out up to e⁻²⁰; e⁻⁷⁰⁰ is below the underflow that
+    is counted. A threshold below the usual one is part of the function.
+    """
+    return functional.softplus(x, beta, max(threshold, _FAR) if threshold >= _USUAL else threshold)
+
+
+def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """Torch's derivative is computed in single precision."""
+    return torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0) / alpha))
+
+
+declare("aten.softplus", evaluate=_softplus)
+declare("aten.celu", evaluate=_celu)
 # the derivative of the kernel holds 1/6 in single precision
 declare("aten.hardsigmoid", evaluate=lambda x: functional.relu6(x + 3) / 6)
+declare("aten.relu", "aten.relu6", "aten.leaky_relu", "aten.tanh", "aten.sigmoid", "aten.silu", "aten.gelu",
+        "aten.softplus", "aten.elu", single=InSingle.ENTRIES)  # fmt: skip

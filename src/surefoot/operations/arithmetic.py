@@ -28,7 +28,7 @@ from surefoot.operations.common import (
 )
 from surefoot.operations.composed_series import product_along, quotient_along
 from surefoot.operations.gram import is_shift, shift_rows
-from surefoot.operations.record import Form, GramRows, declare, operation
+from surefoot.operations.record import Form, GramRows, InSingle, declare, operation
 from surefoot.operations.softmax import summed
 from surefoot.operations.sparsity import Sparsity, entrywise_product, linear_terms
 from surefoot.scalar import Rounded, ScalarFunction
@@ -125,12 +125,14 @@ def addition(call: Call) -> Bounds:
     return affine(call, norms, offset=offset, peak=peak)
 
 
-declare("aten.sub", scalar=partial(_fused_sum, sign=-1.0))
+declare("aten.add", single=InSingle.PRODUCT, shifts=("self", "other"))
+declare("aten.sub", scalar=partial(_fused_sum, sign=-1.0), single=InSingle.PRODUCT)
 declare("aten.rsub", scalar=partial(_fused_sum, sign=-1.0, reverse=True))
 
 
 @operation("aten.mul", "aten.multiply", form=Form.PRODUCT, factors=("self", "other"), rows=aligned,
-           cost=entrywise_product, entry_error=_product_errors, taylor=product_along)  # fmt: skip
+           cost=entrywise_product, entry_error=_product_errors, taylor=product_along,
+           single=InSingle.PRODUCT)  # fmt: skip
 def product(call: Call) -> Bounds:
     r"""``self ∘ other``, entry by entry.
 

@@ -34,16 +34,17 @@ from surefoot.operations.common import (
     size_of,
     unless_along,
 )
-from surefoot.operations.gram import lookup_rows
+from surefoot.operations.gram import lookup_rows, whole_table
 from surefoot.operations.layout import layout
-from surefoot.operations.record import Form, GramRows, operation
+from surefoot.operations.record import Form, GramRows, InSingle, operation
 from surefoot.scalar import Rounded
 
 _LARGEST_BAGS = 2**20  # entries of the matrix of bags that is formed
 
 
-@layout("aten.embedding", rows=lambda use: ("indices",), selects=("indices",),
-        gram=GramRows(("weight",), lookup_rows, lambda use: not use["scale_grad_by_freq"] and not use["sparse"])
+@layout("aten.embedding", rows=lambda use: ("indices",), selects=("indices",), single=InSingle.MOVED,
+        gram=GramRows(("weight",), lookup_rows, lambda use: not use["scale_grad_by_freq"] and not use["sparse"],
+                      whole_table)
         )  # fmt: skip
 def embedding(call: Call) -> Bounds:
     """Rows of the weight chosen by ids: √ of how often the most frequent id occurs, in all and in each sample.

@@ -35,7 +35,7 @@ from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import root, spatial
 from surefoot.operations.gram import convolution_rows
 from surefoot.operations.products import Partial, added, biaffine, costate_norm
-from surefoot.operations.record import Form, GramRows, declare, operation
+from surefoot.operations.record import Form, GramRows, InSingle, declare, operation
 from surefoot.operations.sparsity import Sparsity, product
 
 _LARGEST_MATRIX = 2**24  # entries of the matrix of patches
@@ -86,7 +86,7 @@ _READINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@operation("aten.conv1d", "aten.conv2d", "aten.conv3d", **_READINGS)
+@operation("aten.conv1d", "aten.conv2d", "aten.conv3d", **_READINGS, single=InSingle.MATRIX, shifts=("bias",))
 def convolution(call: Call) -> Bounds:
     r"""L = √c, Jacobians: the operator norm of the convolution, the norm of the matrix of patches, and √(m·n^p).
 

@@ -31,7 +31,7 @@ from surefoot.operations.common import (
     same_norm,
     unless_along,
 )
-from surefoot.operations.record import Form, Rows, Rule, declare, operation
+from surefoot.operations.record import Form, InSingle, Rows, Rule, declare, operation
 
 
 def layout(*names: str, rows: Rows, **readings: Any) -> Callable[[Rule], Rule]:
@@ -57,11 +57,14 @@ def isometry(call: Call) -> Bounds:
     return affine(call, norms, peak=call.tensors[moved].peak)
 
 
-declare("aten.neg", form=Form.LINEAR, identity=False)
+declare("aten.neg", form=Form.LINEAR, identity=False, single=InSingle.ENTRIES)
+declare("aten.contiguous", "aten.clone", "aten.alias", single=InSingle.PERMUTED, in_order=True)
+declare("aten.detach", single=InSingle.PERMUTED)
 
 
 @layout("aten.reshape", "aten.view", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.view_as",
-        "aten.reshape_as", "aten.squeeze", "aten.unsqueeze", rows=batch("self", 1), lends=("other",))  # fmt: skip
+        "aten.reshape_as", "aten.squeeze", "aten.unsqueeze", rows=batch("self", 1), lends=("other",),
+        single=InSingle.PERMUTED, in_order=True)  # fmt: skip
 def reshape(call: Call) -> Bounds:
     """The same numbers in the same order: norm 1. Another tensor only lends its shape.
 
@@ -102,7 +105,8 @@ def _unless_moved(use: Use) -> list[Slot]:
 
 
 @layout("aten.permute", "aten.transpose", "aten.t", "aten.numpy_T", "aten.mT", "aten.mH", "aten.adjoint",
-        "aten.movedim", "aten.moveaxis", "aten.swapaxes", "aten.swapdims", rows=_unless_moved)  # fmt: skip
+        "aten.movedim", "aten.moveaxis", "aten.swapaxes", "aten.swapdims", rows=_unless_moved,
+        single=InSingle.PERMUTED)  # fmt: skip
 def permutation(call: Call) -> Bounds:
     """A permutation of the entries: norm 1. Rows stay rows when the first dimension stays where it is."""
     return affine(call, same_norm(call), peak=largest_peak(call))
@@ -114,9 +118,9 @@ layout("aten.channel_shuffle", "aten.pixel_shuffle", "aten.pixel_unshuffle", row
 layout("aten.flipud", "aten.rot90", rows=lambda use: ())(permutation)
 
 
-@layout("aten.slice", "aten.narrow", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.select",
-        "aten.unbind", "aten.tensor_split", "aten.unsafe_split", "aten.unsafe_split_with_sizes",
-        rows=unless_along())  # fmt: skip
+@layout("aten.slice", "aten.narrow", "aten.select", rows=unless_along(), single=InSingle.MOVED)
+@layout("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind", "aten.tensor_split",
+        "aten.unsafe_split", "aten.unsafe_split_with_sizes", rows=unless_along(), single=InSingle.PERMUTED)  # fmt: skip
 def selection(call: Call) -> Bounds:
     """Some of the entries, each at most once: norm 1, or 0 if nothing is left. The pieces of a split count as one
     vector.
@@ -136,7 +140,7 @@ layout("aten.diagonal", rows=_off_diagonal)(selection)
 layout("aten.tril", "aten.triu", rows=aligned)(selection)
 
 
-@layout("getitem", rows=batch("a", 1))
+@layout("getitem", rows=batch("a", 1), single=InSingle.MOVED)
 def item(call: Call) -> Bounds:
     """One of several results: norm 1, with the row spreads of all of them together."""
     (whole,) = call.slots.values()
@@ -148,7 +152,8 @@ def item(call: Call) -> Bounds:
 
 
 @layout("aten.expand", "aten.expand_as", "aten.broadcast_to", "aten.repeat", "aten.tile",
-        rows=lambda use: [slot for slot in aligned(use) if slot == "self"], lends=("other",))  # fmt: skip
+        rows=lambda use: [slot for slot in aligned(use) if slot == "self"], lends=("other",),
+        single=InSingle.MOVED)  # fmt: skip
 def copies(call: Call) -> Bounds:
     """Every entry copied c times: norm √c. Another tensor only lends its shape."""
     x = call["self"]
@@ -194,7 +199,7 @@ layout("aten.diag_embed", rows=_diagonal_within)(permutation)
 
 
 @layout("aten.cat", "aten.concat", "aten.stack", "aten.hstack", "aten.vstack", "aten.dstack", "aten.column_stack",
-        rows=_joined_within)  # fmt: skip
+        rows=_joined_within, single=InSingle.MOVED)  # fmt: skip
 def concatenation(call: Call) -> Bounds:
     r"""Arguments side by side: norm 1 each, in orthogonal parts of the result.
 

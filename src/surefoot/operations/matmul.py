@@ -29,7 +29,7 @@ from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, aligned, root, rows_of
 from surefoot.operations.composed_series import matrices_along
 from surefoot.operations.products import added, costate_norm
-from surefoot.operations.record import Form, Rule, declare, operation, record_of
+from surefoot.operations.record import Form, InSingle, Rule, declare, operation, record_of
 from surefoot.operations.sparsity import Contraction, Sparsity, linear_terms, product, tensors
 
 
@@ -123,6 +123,8 @@ def _as_dense(node: Node) -> Iterator[Node]:
 
 
 declare("aten._sparse_mm", canonical=_as_dense)
+declare("aten.mm", single=InSingle.MATRIX)
+declare("aten.matmul", "aten.bmm", matched=True)
 
 
 def _costate_norm(costate: Enclosure, left: tuple[int, ...], right: tuple[int, ...]) -> Magnitude:

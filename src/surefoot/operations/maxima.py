@@ -22,7 +22,7 @@ from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ZERO, normalized_dims, root, spatial, unless_along
 from surefoot.operations.pooling import batched, patch_entries
-from surefoot.operations.record import operation
+from surefoot.operations.record import InSingle, declare, operation
 from surefoot.operations.sparsity import Sparsity
 from surefoot.scalar import Rounded
 
@@ -83,6 +83,9 @@ def max_pool(call: Call) -> Bounds:
         for m, k, s, p, d in zip(outputs, kernel, stride, padding, dilation, strict=True)
     ]
     return _maximum(call, [_inside(window, n) for window, n in zip(windows, sides, strict=True)])
+
+
+declare("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool2d_with_indices", single=InSingle.ENTRIES)
 
 
 @operation("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d", rows=batched,

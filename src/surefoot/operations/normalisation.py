@@ -77,19 +77,22 @@ def _blocks(shape: tuple[int, ...], groups: int) -> Layout:
     return Layout(shape, shape[0] * groups)
 
 
-def _layout(op: str, arguments: Mapping[str, Any], shape: tuple[int, ...]) -> Layout | None:
-    """The groups of an operation; ``None`` if it has running statistics."""
-    if arguments.get("running_mean") is not None:
+def layout_of(node: Node) -> Layout | None:
+    """The groups of a normalisation; ``None`` for other operations, and for running statistics."""
+    arguments, shape = node.arguments, node.specs[0].shape
+    if node.op not in _LAYOUTS or arguments.get("running_mean") is not None:
         return None
-    if "normalized_shape" in arguments:
-        return _last(shape, arguments["normalized_shape"], op == "aten.layer_norm")
-    if "num_groups" in arguments:
-        return _blocks(shape, arguments["num_groups"])
-    return _batch(shape) if op == "aten.batch_norm" else _instance(shape)
+    return _LAYOUTS[node.op](shape, arguments)
 
 
-def _of(call: Call) -> Layout | None:
-    return _layout(call.op, call.node.arguments, call["input"].shape)
+BATCH = "aten.batch_norm"
+_LAYOUTS: dict[str, Callable[[tuple[int, ...], Mapping[str, Any]], Layout]] = {
+    BATCH: lambda shape, _: _batch(shape),
+    "aten.instance_norm": lambda shape, _: _instance(shape),
+    "aten.layer_norm": lambda shape, a: _last(shape, a["normalized_shape"], True),
+    "aten.rms_norm": lambda shape, a: _last(shape, a["normalized_shape"], False),
+    "aten.group_norm": lambda shape, a: _blocks(shape, a["num_groups"]),
+}
 
 
 def _form(node: Node) -> Form:
@@ -98,7 +101,7 @@ def _form(node: Node) -> Form:
 
 
 def _cost(use: Use) -> Sparsity:
-    layout = _layout(use.op, use.node.arguments, use.shape)
+    layout = layout_of(use.node)
     if layout is None:
         return Sparsity(terms=linear_terms(use, use.numel, "input"))
     return grouped(use.numel, layout.size)
@@ -106,14 +109,14 @@ def _cost(use: Use) -> Sparsity:
 
 def _error(call: Call, value: Any) -> Magnitude | None:
     """The error of evaluation; with running statistics it is some units of the result."""
-    layout = _of(call)
+    layout = layout_of(call.node)
     if layout is None:
         return None
     return evaluation_error(layout.groups(call["input"].value), float(call["eps"]), centre=layout.centre)
 
 
 def _pull(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
-    layout = _of(call)
+    layout = layout_of(call.node)
     if layout is None:
         return {"input": _pull_fixed(call, costate)}
     groups = layout.groups(call["input"].value)
@@ -129,7 +132,7 @@ def _pull_fixed(call: Call, costate: Tensor) -> Rounded:
 
 
 def _near(call: Call, move: Tensor) -> Near | None:
-    layout, x = _of(call), call["input"].value
+    layout, x = layout_of(call.node), call["input"].value
     if layout is None:
         one = _pull_fixed(call, torch.ones_like(x))
         return Near(one.value * move, float(one.error.max()) if x.numel() else 0.0, 0.0)
@@ -142,7 +145,7 @@ def _near(call: Call, move: Tensor) -> Near | None:
 def _along(moving: Moving) -> tuple[int, int] | None:
     """How many groups a row has, one row being all there is where samples are mixed, and the size of a group."""
     shape = moving.node.specs[0].shape
-    layout = _layout(moving.node.op, moving.node.arguments, shape)
+    layout = layout_of(moving.node)
     if layout is None or not math.prod(shape):
         return None
     if layout.turned:
@@ -195,7 +198,7 @@ _CHANNELS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@operation("aten.batch_norm",
+@operation(BATCH,
            rows=lambda use: ["input"] if use["running_mean"] is not None and not use["training"] else [],
            evaluate=_by_channels(_batch), **_CHANNELS)  # fmt: skip
 @operation("aten.instance_norm", rows=batch("input", 3), evaluate=_by_channels(_instance), **_CHANNELS)
@@ -210,7 +213,7 @@ def groups_normalised(call: Call) -> Bounds:
     """With running statistics an affine map, x ↦ (x - μ)/√(σ² + ε) per channel, of norm the largest 1/√(σ² + ε);
     otherwise groups are divided by their root-mean-square (:mod:`surefoot.operations.normalised_groups`).
     """
-    x, layout = call["input"], _of(call)
+    x, layout = call["input"], layout_of(call.node)
     if layout is None:
         return _fixed_statistics(call, x)
     return normalise(call, x, layout.groups, layout.size, centre=layout.centre)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from surefoot.enclosure import Elsewhere, Enclosure, row_norms
+from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import spectral_norm
 from surefoot.norms.matrix import affordable_norm
@@ -25,11 +26,17 @@ from surefoot.operations.bilinear import along_segment
 from surefoot.operations.call import Along, Bounds, Call, Use
 from surefoot.operations.common import ONE, ZERO, aligned, batch, broadcast_copies, root, rows_of
 from surefoot.operations.gram import linear_rows, scale_rows
-from surefoot.operations.record import Form, GramRows, operation
+from surefoot.operations.record import Form, GramRows, InSingle, operation
+from surefoot.operations.scaled import in_one_pass
 from surefoot.operations.sparsity import Sparsity, linear_terms, product, tensors
 
 _AFFORDABLE = 2e9  # multiplications for the norm of a costate
 _LARGEST_UNFOLDED = 2**20  # entries of a trilinear form whose unfoldings are looked at
+
+
+def is_linear(node: Node) -> bool:
+    """Whether an operation is a fully-connected layer with slots ``input``, ``weight`` and ``bias``."""
+    return node.op == "aten.linear"
 
 
 def _linear_cost(use: Use) -> Sparsity:
@@ -39,8 +46,9 @@ def _linear_cost(use: Use) -> Sparsity:
 
 @operation("aten.linear", form=Form.PRODUCT, factors=("input", "weight"), rows=batch("input"), cost=_linear_cost,
            gram=GramRows(("weight", "bias"), linear_rows, lambda use: len(use.shape) > 1),
-           taylor=partial(along_segment, data="input", weights="weight", shift="bias"))  # fmt: skip
-@operation("aten.addmm", form=Form.PRODUCT, factors=("mat1", "mat2"), rows=batch("mat1"),
+           taylor=partial(along_segment, data="input", weights="weight", shift="bias"), single=InSingle.MATRIX,
+           shifts=("bias",))  # fmt: skip
+@operation("aten.addmm", form=Form.PRODUCT, factors=("mat1", "mat2"), rows=batch("mat1"), single=InSingle.MATRIX,
            cost=lambda use: product(use, use.numel * use.shapes["mat1"][-1], "mat1", "mat2", "self"))  # fmt: skip
 def fully_connected(call: Call) -> Bounds:
     r""":math:`Z = XW^\top + 1b^\top` with N rows of X: L = 1, Jacobians :math:`\|W\|_2`, :math:`\|X\|_2` and √N.
@@ -171,7 +179,8 @@ def _scale_cost(use: Use) -> Sparsity:
 @operation("surefoot.scale_shift", form=Form.PRODUCT, factors=("x", "weight"), cost=_scale_cost,
            rows=lambda use: ("x",) if use["dim"] > 0 else (),
            gram=GramRows(("weight", "bias"), scale_rows, lambda use: use["dim"] > 0),
-           taylor=partial(along_segment, data="x", weights="weight", shift="bias"))  # fmt: skip
+           taylor=partial(along_segment, data="x", weights="weight", shift="bias"), single=InSingle.PRODUCT,
+           shifts=("bias",), evaluate=in_one_pass)  # fmt: skip
 def scale_shift(call: Call) -> Bounds:
     r""":math:`z = w \circ x + b` with w and b copied along x: a product entry by entry plus copies.
 

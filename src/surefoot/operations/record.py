@@ -43,6 +43,20 @@ class Form(Enum):
     OTHER = "none of these"
 
 
+class InSingle(Enum):
+    """As what an operation is run in single precision; :mod:`surefoot.valuation.single` proves each.
+
+    >>> sf.operations.records()["aten.conv2d"].single.name
+    'MATRIX'
+    """
+
+    PERMUTED = "every number of its argument once, and no other"
+    MOVED = "numbers of its arguments, each as often as all, or as often as it is chosen"
+    MATRIX = "sums of products with a matrix or with kernels"
+    PRODUCT = "one product, one sum or both for every entry"
+    ENTRIES = "a function of one number, or the largest of several"
+
+
 Rule = Callable[[Call], Bounds]
 Rows = Callable[[Use], Iterable[Slot]]
 Scalar = Callable[[dict[str, Any]], Any]  # a scalar function, a condition on one, or None
@@ -93,6 +107,8 @@ class GramRows:
     # slot of a parameter and some columns of its rows, (samples · columns) × numbers, piece by piece
     pieces: Callable[..., Iterator[tuple[Slot, Any]]]
     covers: Callable[[Use], bool] = lambda use: True  # whether a use of the operation is covered
+    # from arguments and all pieces of a parameter side by side, the rows in the order of its entries
+    whole: Callable[[dict[str, Any], Tensor], Tensor] = lambda arguments, rows: rows
 
 
 @dataclass(frozen=True)
@@ -137,6 +153,12 @@ class Operation:
             ``None`` where norms have to do.
         jumps: whether its result jumps as its arguments vary, so that nothing bounds its slope.
         rounds: whether computing it rounds; what only moves or selects numbers does not.
+        single: as what it is run in single precision; ``None`` if it is run in double.
+        in_order: whether its result is all numbers of its first argument in the same order.
+        shifts: slots that are added to the result, broadcast.
+        matched: whether it multiplies two arguments matrix by matrix, along all dimensions but the last two.
+        slopes: the least and the largest slope of every entry over the interval that it reaches, for one argument
+            that varies; ``None``, or returning ``None``, where that is not known.
         factor: of a loss, the Hessian in the outputs as a product; see :mod:`surefoot.operations.losses.factor`.
 
     >>> sf.operations.records()["aten.linear"].factors
@@ -171,6 +193,11 @@ class Operation:
     entry_error: Callable[[Call, Tensor], Tensor] | None = None
     jumps: bool = False
     rounds: bool | Callable[[Node], bool] = True
+    single: InSingle | None = None
+    in_order: bool = False
+    shifts: tuple[Slot, ...] = ()
+    matched: bool = False
+    slopes: Callable[[Call, Slot], tuple[Tensor, Tensor] | None] | None = None
 
     def form_of(self, node: Node) -> Form:
         """The form of one use."""

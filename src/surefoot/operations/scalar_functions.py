@@ -87,8 +87,23 @@ def pullback(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     return {"x": slope * costate}
 
 
+def _slopes(call: Call, slot: Slot) -> tuple[Tensor, Tensor]:
+    """Enclosing intervals of the slopes: from a table, from all of the line, from the centre."""
+    x, function = call["x"], call["function"]
+    low, high = x.interval()
+    least, most = range_on(function, low, high, 1)
+    steepest = supremum(function, 1)
+    here = rounded_derivatives(function, Rounded.exact(x.value), 1)[1]
+    away = (derivative_moved(function, 1, x) + here.error) * (1 + 2.0**-50)
+    low, high = here.value - away, here.value + away
+    unit = 2.0**-52 * (low.abs() + high.abs())
+    near = torch.isfinite(low - high)
+    least = torch.where(near, torch.maximum(least, low - unit), least).clamp(min=-steepest)
+    return least, torch.where(near, torch.minimum(most, high + unit), most).clamp(max=steepest)
+
+
 @operation("surefoot.scalar", error=_evaluation_error, form=Form.ELEMENTWISE, rows=aligned, taylor=scalar_along,
-           pullback=pullback, symmetric=True, entry_error=_folded_errors)  # fmt: skip
+           pullback=pullback, symmetric=True, entry_error=_folded_errors, slopes=_slopes)  # fmt: skip
 def scalar_function(call: Call) -> Bounds:
     r"""Slope and curvature over the reachable interval of every entry.
 
@@ -193,7 +208,7 @@ def _reason(call: Call, slope: Magnitude) -> str:
 _PRELU_KINK = "PReLU has a kink at zero: use a smooth activation (surefoot.smooth), or shrink the domain"
 
 
-def slopes_laid(call: Call) -> tuple[int, ...]:
+def _slopes_laid(call: Call) -> tuple[int, ...]:
     """The shape in which the slopes meet the entries: one for all, or one per channel."""
     x, w = call["self"], call["weight"]
     if call.node.op == "aten.prelu" and w.numel > 1:
@@ -203,7 +218,7 @@ def slopes_laid(call: Call) -> tuple[int, ...]:
 
 def _pull_prelu(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     """λ where an entry is positive, else wλ; and the sum of λ min(x, 0) over the entries that share a slope."""
-    x, w, laid = call["self"].value, call["weight"], slopes_laid(call)
+    x, w, laid = call["self"].value, call["weight"], _slopes_laid(call)
     slope = Rounded.exact(costate)
     below = Rounded.exact(w.value.reshape(laid)) * slope
     shares = (Rounded.exact(x.clamp(max=0.0)) * slope).expand(x.shape)
@@ -218,7 +233,7 @@ def _pull_prelu(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
 
 def _push_prelu(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
     """The tangent where an entry is positive, else w times it; and min(x, 0) times the tangent of its slope."""
-    x, laid = call["self"].value, slopes_laid(call)
+    x, laid = call["self"].value, _slopes_laid(call)
     total = Rounded.exact(torch.zeros_like(x))
     if "self" in tangents:
         tangent = Rounded.exact(tangents["self"])
@@ -229,8 +244,18 @@ def _push_prelu(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
     return total
 
 
+def _slopes_prelu(call: Call, slot: Slot) -> tuple[Tensor, Tensor] | None:
+    """1 for positive entries, w for negative ones, and between the two where the sign may change; w is known."""
+    if slot != "self" or call.inexact:
+        return None
+    low, high = call["self"].interval()
+    below = call["weight"].value.reshape(_slopes_laid(call))
+    least = torch.where(low > 0, 1.0, torch.where(high < 0, below, below.clamp(max=1.0)))
+    return least, torch.where(low > 0, 1.0, torch.where(high < 0, below, below.clamp(min=1.0)))
+
+
 @operation("aten.prelu", "aten._prelu_kernel", form=Form.ELEMENTWISE, rows=batch("self", 1), pullback=_pull_prelu,
-           push=_push_prelu)  # fmt: skip
+           push=_push_prelu, slopes=_slopes_prelu)  # fmt: skip
 def prelu(call: Call) -> Bounds:
     r""":math:`z = \max(x, 0) + w \min(x, 0)` with one slope w for all, or one per channel.
 
@@ -246,7 +271,7 @@ def prelu(call: Call) -> Bounds:
     steep = minimum(w.peak, meeting_norm(w, w.shape, w.shape))
     slope = maximum(ONE if positive else ZERO, steep if negative else ZERO)
     below = replace(x, value=x.value.clamp(max=0.0)) if isinstance(x.value, Tensor) else x  # moves no more than x
-    shared = meeting_norm(below, slopes_laid(call), call.shape) if negative else ZERO
+    shared = meeting_norm(below, _slopes_laid(call), call.shape) if negative else ZERO
     return Bounds(
         jacobian={"self": slope, "weight": shared},
         curvature={

@@ -44,6 +44,13 @@ def scale_shift(x: Tensor, weight: Tensor | None, bias: Tensor | None, dim: int)
     return x
 
 
+def in_one_pass(x: Tensor, weight: Tensor | None, bias: Tensor | None, dim: int) -> Tensor:
+    """The same, both at once where there are both."""
+    if weight is None or bias is None:
+        return scale_shift(x, weight, bias, dim)
+    return torch.addcmul(_along(bias, x, dim), x, _along(weight, x, dim))
+
+
 def _along(vector: Tensor, x: Tensor, dim: int) -> Tensor:
     trailing = x.dim() - dim - vector.dim()
     return vector.reshape(vector.shape + (1,) * trailing)

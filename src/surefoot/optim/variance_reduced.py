@@ -22,7 +22,7 @@ from surefoot.optim.record import StepRecord
 from surefoot.optim.stochastic import BatchCertificates
 from surefoot.optim.stored import norm_of
 
-Batches = Sequence[tuple[Any, Any]]
+Pairs = Sequence[tuple[Any, Any]]
 
 
 class ProjectedSVRG(BatchCertificates):
@@ -120,7 +120,7 @@ class ProjectedSVRG(BatchCertificates):
         """One epoch."""
         if closure is not None:
             raise OptimizerError("the short steps of an epoch need more than one loss: leave the closure out")
-        batches: Batches = x
+        batches: Pairs = x
         for batch in batches:
             self.graph(batch[0])
             self._see(*batch)

@@ -28,6 +28,7 @@ from functools import cached_property
 from surefoot.chain import Chain
 from surefoot.complexity.layers import computation_cost, newton_layer
 from surefoot.operations.common import separate
+from surefoot.operations.products import is_linear
 from surefoot.oracles.gram import MOST_DUAL, MOST_ROWS, taps
 from surefoot.oracles.kronecker import layers_of
 
@@ -103,7 +104,7 @@ class Sizes:
         make, apply = self.gradient, 6 * _ENTRY * self.p
         for tap in layers_of(self.chain.graph):
             outputs, weight = tap.node.specs[0], tap.paths.get("weight")
-            o = outputs.shape[-1] if tap.node.op == "aten.linear" else outputs.shape[1]
+            o = outputs.shape[-1] if is_linear(tap.node) else outputs.shape[1]
             inputs = 1 + sum(leaf.spec.numel // o for leaf in self.chain.graph.parameters if leaf.path == weight)
             rows = outputs.numel // max(o, 1)
             make += rows * (inputs**2 + o**2) + _EIGEN * (min(inputs, rows) ** 3 + min(o, rows) ** 3)

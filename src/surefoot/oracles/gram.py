@@ -24,6 +24,7 @@ from surefoot.graph import Graph, Leaf, Node
 from surefoot.graph.nodes import Ref
 from surefoot.operations.common import separate
 from surefoot.operations.gram import wide
+from surefoot.operations.products import is_linear
 from surefoot.oracles.factor import Factor, Rows
 from surefoot.oracles.gram_layers import Outer, Outers, pieces, slots_of, whole_rows
 from surefoot.oracles.problem import Problem
@@ -58,7 +59,7 @@ class Tap:
     @property
     def is_outer(self) -> bool:
         """Whether it is a linear layer on one vector per sample."""
-        return self.node.op == "aten.linear" and len(self.node.specs[0].shape) == 2
+        return is_linear(self.node) and len(self.node.specs[0].shape) == 2
 
     def outer(self, values: Mapping[str, Any]) -> Outer:
         """It as such a layer."""

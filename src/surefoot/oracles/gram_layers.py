@@ -18,7 +18,7 @@ from torch import Tensor
 from surefoot.graph import Graph, Node
 from surefoot.graph.nodes import Ref
 from surefoot.operations.call import Use
-from surefoot.operations.gram import Piece, Slots, whole_table
+from surefoot.operations.gram import Piece, Slots
 from surefoot.operations.record import record_of
 
 _BLOCK = 32  # samples in a block of rows of a Gram matrix
@@ -92,7 +92,8 @@ class Outers:
 def whole_rows(node: Node, values: Mapping[str, Any], several: Sequence[Tensor]) -> Tensor:
     """All pieces of a parameter as one, in the order of its entries."""
     rows = several[0] if len(several) == 1 else torch.cat(list(several), dim=1)
-    return whole_table(arguments_of(node, values), rows) if node.op == "aten.embedding" else rows
+    gram = record_of(node).gram
+    return rows if gram is None else gram.whole(arguments_of(node, values), rows)
 
 
 def arguments_of(node: Node, values: Mapping[str, Any]) -> dict[str, Any]:

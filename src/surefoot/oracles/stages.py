@@ -23,6 +23,8 @@ from surefoot.graph import Graph, Node, Role, Spec
 from surefoot.graph.nodes import Ref, run_widened
 from surefoot.operations.common import separate
 from surefoot.operations.forms import Degree, Form, degree_of, form_of
+from surefoot.operations.products import is_linear
+from surefoot.operations.record import record_of
 
 
 @dataclass(frozen=True)
@@ -136,14 +138,14 @@ def _linear(
     if len(interface) != 1 or len(state) > 1:
         return None
     node = graph.by_name.get(interface[0])
-    if node is None or node.op != "aten.linear":
+    if node is None or not is_linear(node):
         return None
     source, weight, bias = (node.arguments[key] for key in ("input", "weight", "bias"))
     reshaped, rest = {*state}, {*parameters}
     for other in first:
         if other is node or {*reshaped, *rest}.isdisjoint(other.inputs):
             continue
-        if other.op.rpartition(".")[2] not in _RESHAPING or rest.intersection(other.inputs):
+        if not record_of(other).in_order or rest.intersection(other.inputs):
             return None
         reshaped.add(other.name)
     fits = isinstance(source, Ref) and (source.name in reshaped or not state)
@@ -156,7 +158,7 @@ def _is_entrywise(graph: Graph, interface: Sequence[str], second: Sequence[Node]
         return False
     last = interface[0]
     for node in second:
-        reshapes = node.op.rpartition(".")[2] in _RESHAPING
+        reshapes = record_of(node).in_order
         if node.inputs != (last,) or not (reshapes or form_of(node) is Form.ELEMENTWISE):
             return False
         last = node.name
@@ -169,7 +171,3 @@ def run(nodes: Sequence[Node], values: Mapping[str, Any]) -> dict[str, Any]:
     for node in nodes:
         result[node.name] = run_widened(node, result)
     return result
-
-
-# Numbers keep their order.
-_RESHAPING = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "alias", "clone"}

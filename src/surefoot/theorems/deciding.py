@@ -21,8 +21,7 @@ from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square
 from surefoot.processes import Processes
 from surefoot.theorems.convex import DENSE, strongly_convex
-from surefoot.theorems.descent import Batches as Drawn
-from surefoot.theorems.descent import descent
+from surefoot.theorems.descent import Drawn, descent
 from surefoot.theorems.problem import Problem, not_onto, refused
 from surefoot.theorems.record import METHODS, Convergence, Hypothesis, most
 from surefoot.theorems.statements import Interpolation

@@ -31,14 +31,14 @@ def plain(ball: SquareOnBall) -> Iterable[OnBall]:
 
 
 @dataclass(frozen=True)
-class Batches:
+class Drawn:
     """How random batches are drawn, and how sure the result has to be."""
 
     batch_size: int
     confidence: float
 
 
-def theorems_of(problem: Problem, method: str, momentum: float | None, batches: Batches) -> Theorems | None:
+def theorems_of(problem: Problem, method: str, momentum: float | None, batches: Drawn) -> Theorems | None:
     """Those about a method; ``None`` if samples cannot be drawn."""
     if method == "momentum":
         return lambda ball: with_momentum(ball, momentum)
@@ -53,7 +53,7 @@ def theorems_of(problem: Problem, method: str, momentum: float | None, batches: 
     return lambda ball: in_batches(ball, samples, batches.batch_size, steepest, batches.confidence)
 
 
-def descent(problem: Problem, method: str, momentum: float | None, batches: Batches) -> Convergence:
+def descent(problem: Problem, method: str, momentum: float | None, batches: Drawn) -> Convergence:
     """The theorem with the best rate among those that hold, or what is missing."""
     why = not_onto(problem)
     if why:

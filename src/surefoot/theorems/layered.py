@@ -28,10 +28,9 @@ from surefoot.graph.nodes import Node, Ref
 from surefoot.graph.structure import Graph
 from surefoot.norms.verified import product
 from surefoot.objectives import Ridge
+from surefoot.operations.products import is_linear
 from surefoot.operations.record import Form, record_of
 from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives
-
-_SAME_ORDER = ("aten.view", "aten.reshape", "aten.flatten", "aten.squeeze", "aten.unsqueeze", "aten._unsafe_view")
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ def read_layers(analysis: Analysis) -> Layered | None:
     current: str | None = None  # the tensor that the next operation has to read
     used: set[str] = set()
     for position, node in enumerate(nodes):
-        if node.op == "aten.linear" and (current is None or _reads(node, current)):
+        if is_linear(node) and (current is None or _reads(node, current)):
             names = [part.name for part in node.args if isinstance(part, Ref)]
             parameters = names[1:]
             if len(names) != len(node.args) or used & set(parameters) or names[0] in used:
@@ -203,7 +202,7 @@ def read_layers(analysis: Analysis) -> Layered | None:
             if layers[-1].function is not None:
                 return None
             layers[-1] = _followed(layers[-1], node)
-        elif not (node.op in _SAME_ORDER and layers and _reads(node, current) and _at_end(nodes[position:])):
+        elif not (record_of(node).in_order and layers and _reads(node, current) and _at_end(nodes[position:])):
             return None
         current = node.name
     if not layers or current != graph.outputs[0] or layers[0].reads in moving:
@@ -237,7 +236,7 @@ def _reads(node: Node, current: str | None) -> bool:
 
 
 def _at_end(nodes: Sequence[Node]) -> bool:
-    return all(node.op in _SAME_ORDER for node in nodes)
+    return all(record_of(node).in_order for node in nodes)
 
 
 def _layer(

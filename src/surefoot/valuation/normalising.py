@@ -40,13 +40,13 @@ import torch
 from torch import Tensor
 
 from surefoot.graph import Node
+from surefoot.operations.normalisation import BATCH, layout_of
 
 _UNIT = 2.0**-53
 _LARGEST, _LEAST_EPSILON, _TRUSTED = 2.0**900, 2.0**-100, 2.0**-30
 _CURVED = 2 / math.sqrt(3) * (1 + 1e-12)
 _UP = 1 + 1e-9
 _ops = torch.ops.aten
-BATCH = "aten.batch_norm"
 
 
 @dataclass(frozen=True)
@@ -92,21 +92,18 @@ def normalised(
     """The result of a normalisation, what is known of it, per sample if there are several, and the statistics of
     a batch; ``None`` if it is not one, or out of range.
     """
-    if node.op not in _LAID_OUT:
-        return None
-    arguments = node.arguments
-    named = ("weight", "bias", "running_mean", "running_var")
-    if any(arguments.get(key) is not None for key in named) or arguments["eps"] is None:
+    arguments, layout = node.arguments, layout_of(node)
+    if layout is None or any(arguments.get(key) is not None for key in ("weight", "bias")) or not arguments["eps"]:
         return None
     x, eps = values[arguments["input"].name], float(arguments["eps"])
     if eps < _LEAST_EPSILON or not x.numel():
         return None
-    shape = _LAID_OUT[node.op](x.shape, arguments)
-    centre = node.op != "aten.rms_norm"
-    if centre and shape[0] == 1:
+    split = x.shape[0] if layout.turned else 1
+    shape = split, layout.count, layout.size // split  # samples × groups × places
+    if layout.centre and split == 1:
         z, mean, rho = _rows_normalised(x.reshape(shape[1:]), eps)
     else:
-        z, mean, rho = _Normalise.apply(x.reshape(shape), eps, centre)
+        z, mean, rho = _Normalise.apply(x.reshape(shape), eps, layout.centre)
     mean, rho = mean.reshape(-1), rho.reshape(-1)
     facts = _facts(shape, mean, rho, samples)
     if facts is None:
@@ -136,20 +133,6 @@ def _facts(shape: tuple[int, int, int], mean: Tensor, rho: Tensor, samples: int)
     relative = unit * ((2 * groups + shifts * _UP) / (1 - unit - ratio) + groups)  # of √M, all groups together
     least = (least if samples else float(least[0])) * (1 - unit - ratio) / _UP
     return Normalised(relative * root * _UP + groups * root * 2.0**-900, least, size)
-
-
-def _rows(shape: Any, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
-    size = math.prod(arguments["normalized_shape"])
-    return 1, math.prod(shape) // size, size
-
-
-_LAID_OUT = {  # as samples × groups × places; groups are along the middle
-    BATCH: lambda shape, a: (shape[0], shape[1], math.prod(shape[2:])),
-    "aten.instance_norm": lambda shape, a: (1, shape[0] * shape[1], math.prod(shape[2:])),
-    "aten.group_norm": lambda shape, a: (1, shape[0] * a["num_groups"], math.prod(shape[1:]) // a["num_groups"]),
-    "aten.layer_norm": _rows,
-    "aten.rms_norm": _rows,
-}  # fmt: skip
 
 
 def _split(count: int) -> int:

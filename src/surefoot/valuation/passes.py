@@ -15,9 +15,10 @@ from torch import Tensor
 from surefoot.enclosure import measure
 from surefoot.graph import Node
 from surefoot.graph.nodes import in_double
+from surefoot.operations.normalisation import BATCH
 from surefoot.torch_private import differences_together, norms_together
 from surefoot.valuation.entropy import ENTROPY, Logistic, entropy
-from surefoot.valuation.normalising import BATCH, Normalised, Statistics, normalised
+from surefoot.valuation.normalising import Normalised, Statistics, normalised
 from surefoot.valuation.samples import Amount, least, together
 from surefoot.valuation.single import norm_of, noted
 

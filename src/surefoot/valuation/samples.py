@@ -24,12 +24,6 @@ from surefoot.valuation.entropy import ENTROPY, is_plain
 
 Amount = Any  # a number, or an array of one per sample
 
-IN_ORDER = frozenset(
-    f"aten.{name}"
-    for name in ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "alias", "clone", "contiguous")
-)
-_SHIFTED = frozenset(("aten.linear", "aten.conv1d", "aten.conv2d", "aten.add", "surefoot.scale_shift"))
-
 
 def samples_of(graph: Graph, varying: tuple[Node, ...]) -> int:
     """How many samples stay apart in what varies, up to a logistic loss of class numbers that adds them up; 0 if
@@ -45,7 +39,8 @@ def samples_of(graph: Graph, varying: tuple[Node, ...]) -> int:
             return 0
         use = Use(node, graph.spec)
         read = {slot for slot, name in use.names.items() if name in moving}
-        if node.op not in IN_ORDER and not read <= record_of(node).row_slots(use):
+        record = record_of(node)
+        if not record.in_order and not read <= record.row_slots(use):
             return 0
     loss = varying[-1]
     outputs, targets = (graph.spec(name) for name in loss.inputs)
@@ -62,13 +57,11 @@ def shifts_of(graph: Graph) -> frozenset[str]:
     }
     for node in graph.nodes:
         use = Use(node, graph.spec)
-        factors = {use.names.get(slot) for slot in record_of(node).factors} if node.op != "aten.add" else set()
-        for name in node.inputs:
-            shape, out = names.get(name), node.specs[0].shape
-            if shape is not None:
-                alike = len(shape) < len(out) or shape[:1] == (1,)
-                if node.op not in _SHIFTED or name in factors or not alike:
-                    del names[name]
+        shifts, rank = record_of(node).shifts, len(node.specs[0].shape)
+        for slot, name in use.names.items():
+            shape = names.get(name)
+            if shape is not None and (slot not in shifts or not (len(shape) < rank or shape[:1] == (1,))):
+                del names[name]
     return frozenset(names)
 
 

@@ -15,7 +15,9 @@ off meanwhile. *Activations* are within 16 u of :math:`|a(x)| + |x|\sup|a'|`: pa
 floating point. The tests compare kernels with those in double precision. A sweep of 44 million numbers of all
 sizes gave no more than 5 u for each of them but relu6 and leaky_relu, which it left out.
 
-*Pulling back* is good to a relative :math:`2^{-14}` of slope and costate for what works on entries. In a product
+*Pulling back* is good to a relative :math:`2^{-14}` of slope and costate for what works on entries. Where an entry
+is copied up to t times, sums of t numbers are pulled back, off by :math:`\gamma_t\sum|\lambda_i| \le
+\gamma_t\sqrt t\|\lambda\|`, and the slope is :math:`\sqrt t`; of n choices all may be the same entry. In a product
 with a parameter W of p entries, and q of them per pair of channels, an entry is pulled back by a sum of t
 products, so that it is off by at most :math:`\gamma_t|W|^\top|\lambda|`. For a linear map t is the number of
 rows, and :math:`\||W|\|_2 \le \|W\|_F \le \sqrt{\min(\text{rows}, \text{columns})}\,\|W\|_2`: together at
@@ -40,6 +42,7 @@ import torch
 from torch import Tensor
 
 from surefoot.graph import Graph, Node, Role, Spec
+from surefoot.operations.record import InSingle, record_of
 
 UNIT = 2.0**-24
 KERNEL = 16 * UNIT  # of an activation
@@ -47,23 +50,7 @@ PULL = 2.0**-14
 SMALL = 2.0**-126  # of the normal numbers, the smallest
 _LARGE = 2**21  # entries from which on norms are computed in double
 
-SAME = frozenset(
-    f"aten.{name}"
-    for name in ("view", "reshape", "_unsafe_view", "transpose", "t", "permute", "unsqueeze", "squeeze", "flatten",
-                 "unflatten", "alias", "clone", "contiguous", "movedim", "detach", "chunk", "split",
-                 "split_with_sizes")
-)  # fmt: skip
-_MOVES = SAME | {
-    "getitem",
-    *(f"aten.{name}" for name in ("slice", "select", "expand", "cat", "stack", "embedding")),
-}
-_MATRICES = frozenset(f"aten.{name}" for name in ("linear", "addmm", "mm", "conv1d", "conv2d", "conv3d"))
-_PRODUCTS = _MATRICES | {"aten.mul", "aten.add", "aten.sub", "surefoot.scale_shift"}
-_ENTRIES = frozenset(
-    f"aten.{name}"
-    for name in ("relu", "relu6", "leaky_relu", "tanh", "sigmoid", "silu", "gelu", "softplus", "elu", "neg",
-                 "max_pool1d", "max_pool2d", "max_pool2d_with_indices")
-)  # fmt: skip
+_MOVES = (InSingle.PERMUTED, InSingle.MOVED)
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -72,8 +59,15 @@ def is_narrow(node: Node, graph: Graph) -> bool:
     if not _fits((*node.args, *node.kwargs.values())):
         return False
     specs = [spec for spec in map(graph.spec, node.inputs) if isinstance(spec, Spec)]
-    real = all(spec.dtype.is_floating_point for spec in specs)
-    return node.op in _MOVES or (node.op in _PRODUCTS | _ENTRIES and real)
+    kinds, record = {spec.dtype.is_floating_point for spec in specs}, record_of(node)
+    if record.single in _MOVES:  # whole numbers next to real ones become real, and may be too long for that
+        return len(kinds) < 2 or bool(record.selects)
+    return record.single is not None and kinds <= {True}
+
+
+def is_permuted(node: Node) -> bool:
+    """Whether the result is every number of the argument once, and no other."""
+    return record_of(node).single is InSingle.PERMUTED
 
 
 def _fits(option: Any) -> bool:
@@ -95,7 +89,7 @@ def fits(graph: Graph) -> bool:
     varies = {name for name, role in graph.roles.items() if Role.PARAMETERS in role}
     fixed = {node.name: node for node in graph.nodes if node.name not in varies}
     for name, node in fixed.items():
-        if node.op in _MOVES and exact.issuperset(node.inputs):
+        if record_of(node).single in _MOVES and exact.issuperset(node.inputs):
             exact.add(name)
     read = {name for node in graph.nodes if node.name in varies for name in node.inputs}
     return all(name in exact or not fixed[name].is_real for name in read & fixed.keys())
@@ -122,15 +116,18 @@ def in_single(value: Any) -> Any:
 def pull_of(node: Node, graph: Graph) -> float:
     """The round-off of pulling back through an operation, relative to slope and costate."""
     sizes = [math.prod(spec.shape) for spec in map(graph.spec, node.inputs) if isinstance(spec, Spec)]
-    if not is_narrow(node, graph) or node.op in SAME or not sizes:
+    if not is_narrow(node, graph) or is_permuted(node) or not sizes:
         return PULL
+    record = record_of(node)
     terms = node.numel // max(min(sizes), 1)  # that what is broadcast is added up of
-    if node.op in _MATRICES:
+    if record.single is InSingle.MATRIX:
         parameters = {leaf.name: leaf.spec.shape for leaf in graph.parameters if len(leaf.spec.shape) > 1}
         shapes = [parameters[name] for name in node.inputs if name in parameters]
         terms = math.prod((*shapes[0], *shapes[0][2:])) if len(shapes) == 1 else node.numel
-    elif "max_pool" in node.op:
+    elif "kernel_size" in node.arguments:
         terms = math.prod(node.arguments["kernel_size"]) ** 2  # windows that overlap
+    for choices in (node.arguments[slot] for slot in record.selects):
+        terms = max(terms, graph.numel(choices.name))  # all of which may choose the same
     return max(PULL, 8 * UNIT * (terms + 16))
 
 

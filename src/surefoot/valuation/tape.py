@@ -18,15 +18,15 @@ from surefoot.graph import Graph, Node, Role, Source
 from surefoot.graph.nodes import Ref, double_by_default, in_double, widened
 from surefoot.graph.structure import needed
 from surefoot.operations.call import Use
+from surefoot.operations.normalisation import BATCH
 from surefoot.operations.record import Form, record_of
 from surefoot.torch_private import FORMULAS
 from surefoot.valuation.entropy import ENTROPY
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import bends_by_pieces, pieces, steepness
-from surefoot.valuation.normalising import BATCH
 from surefoot.valuation.passes import Constants, Plan, Run, Values, is_measured, norms, norms_of_samples
-from surefoot.valuation.samples import IN_ORDER, samples_of, shifts_of
-from surefoot.valuation.single import SAME, fits, in_single, is_narrow, lost_behind, pull_of
+from surefoot.valuation.samples import samples_of, shifts_of
+from surefoot.valuation.single import fits, in_single, is_narrow, is_permuted, lost_behind, pull_of
 
 PULL = 2.0**-30
 _GENTLE = 1.3  # slopes up to which norms are not measured on both sides
@@ -152,7 +152,7 @@ class Tape:
         inputs = [leaf.name for leaf in self.graph.inputs if leaf.name in real] if self.samples else []
         each = {name: norms_of_samples(real[name], self.samples) for name in inputs}
         for node in self.fixed:
-            if node.op in IN_ORDER and node.inputs[0] in each:
+            if record_of(node).in_order and node.inputs[0] in each:
                 each[node.name] = each[node.inputs[0]]
         sizes = dict(zip(real, norms(real.values()), strict=True))
         if self.single:
@@ -251,7 +251,7 @@ class Tape:
         found: dict[str, tuple[str, float]] = {}
         for node in self.varying:  # in order, as one may rest on another
             part = node.op == "getitem" and isinstance(self.graph.spec(node.inputs[0]), tuple)
-            if node.op in SAME or part:
+            if is_permuted(node) or part:
                 found[node.name] = node.inputs[0], 1.0
             elif node.name in self.derived:
                 found[node.name] = self.derived[node.name]
@@ -332,7 +332,7 @@ class Tape:
         found = {}
         for node in self.varying:
             pair = tuple(node.inputs)
-            if node.op in ("aten.matmul", "aten.bmm") and len(pair) == 2 and self.moving.issuperset(pair):
+            if record_of(node).matched and len(pair) == 2 and self.moving.issuperset(pair):
                 first, second = (self.graph.spec(name) for name in pair)
                 assert isinstance(first, Spec)
                 assert isinstance(second, Spec)

@@ -34,6 +34,7 @@ from surefoot.norms import frobenius_norm
 from surefoot.norms.verified import symmetric_norm
 from surefoot.operations.call import Call
 from surefoot.operations.evaluation import run_in_double
+from surefoot.operations.products import is_linear
 from surefoot.operations.record import Form, record_of
 from surefoot.scalar import Rounded, rounded_derivatives
 
@@ -232,8 +233,8 @@ def sample_labels(result: Pass, count: int) -> dict[str, Tensor]:
         elif form is Form.ELEMENTWISE and len(read) == 1:
             labels[node.name] = labels[next(iter(read.values()))]
         else:
-            kept = 1 if node.op != "aten.linear" else len(shape) - 1
-            if node.op != "aten.linear" and not read.keys() <= step.row_slots:
+            kept = len(shape) - 1 if is_linear(node) else 1
+            if not is_linear(node) and not read.keys() <= step.row_slots:
                 continue
             lines = [labels[name].flatten(kept) for name in read.values()]
             if any(part.shape[:kept] != shape[:kept] or not part.shape[kept] for part in lines) or not shape:

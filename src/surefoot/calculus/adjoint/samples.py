@@ -28,6 +28,7 @@ from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Spec
 from surefoot.operations.call import Call
 from surefoot.operations.evaluation import run_in_double
+from surefoot.operations.products import is_linear
 from surefoot.operations.record import Form, record_of
 from surefoot.scalar import Rounded, rounded_derivatives
 
@@ -152,7 +153,7 @@ def _separate(result: Pass, step: Step, source: Source | None, count: int) -> bo
 
 def _source(result: Pass, step: Step) -> Source | None:
     """The step as a source, if it is a linear layer on samples with parameters among the variables."""
-    if step.node.op != "aten.linear":
+    if not is_linear(step.node):
         return None
     names = {slot: name for slot, name in step.names.items() if slot != "input"}
     variables = result.region.variables

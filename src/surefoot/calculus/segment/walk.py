@@ -75,10 +75,11 @@ def expand(graph: Graph, leaves: Mapping[str, TaylorModel], order: int, norms: N
 
 def _picked(graph: Graph) -> Graph:
     """The same with each part of a tensor that is cut (``chunk``, ``split``, …) as an operation of its own."""
-    cut = {node.name: node for node in graph.nodes if node.op in _CUTS and isinstance(node.spec, tuple)}
+    several = (node for node in graph.nodes if isinstance(node.spec, tuple))
+    cut = {node.name: node for node in several if record_of(node).form_of(node) is Form.LAYOUT}
     if not cut:
         return graph
-    nodes = [_part(cut[node.args[0].name], node) if _picks(node, cut) else node for node in graph.nodes]
+    nodes = [_part(graph, cut[node.args[0].name], node) if _picks(node, cut) else node for node in graph.nodes]
     return replace(graph, nodes=tuple(node for node in nodes if node.name not in cut))
 
 
@@ -86,20 +87,14 @@ def _picks(node: Node, cut: Mapping[str, Node]) -> bool:
     return node.op == "getitem" and isinstance(node.args[0], Ref) and node.args[0].name in cut
 
 
-def _part(whole: Node, getitem: Node) -> Node:
+def _part(graph: Graph, whole: Node, getitem: Node) -> Node:
     """One of the parts: a slice, or one entry along the dimension."""
-    args: tuple[Any, ...]
     index, dim, tensor = getitem.args[1], whole.arguments["dim"], whole.arguments["self"]
-    if whole.op == "aten.unbind":
-        args, op, target = (tensor, dim, index), "aten.select", torch.ops.aten.select.int
-    else:
-        ends = list(accumulate((spec.shape[dim] for spec in whole.specs), initial=0))
-        args, op, target = (tensor, dim, ends[index], ends[index + 1]), "aten.slice", torch.ops.aten.slice.Tensor
-    return replace(getitem, op=op, target=target, args=args, kwargs={}, module=whole.module)
-
-
-_CUTS = ("aten.chunk", "aten.split", "aten.split_with_sizes", "aten.tensor_split", "aten.unbind",
-         "aten.unsafe_split", "aten.unsafe_split_with_sizes")  # fmt: skip
+    common: dict[str, Any] = {"kwargs": {}, "module": whole.module}
+    if len(whole.specs[0].shape) < len(graph.specs(tensor.name)[0].shape):  # the dimension is gone
+        return getitem.by(torch.ops.aten.select.int, args=(tensor, dim, index), **common)
+    ends = list(accumulate((spec.shape[dim] for spec in whole.specs), initial=0))
+    return getitem.by(torch.ops.aten.slice.Tensor, args=(tensor, dim, ends[index], ends[index + 1]), **common)
 
 
 def _apply(
