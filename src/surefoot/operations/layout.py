@@ -120,7 +120,8 @@ layout("aten.flipud", "aten.rot90", rows=lambda use: ())(permutation)
 
 @layout("aten.slice", "aten.narrow", "aten.select", rows=unless_along(), single=InSingle.MOVED)
 @layout("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind", "aten.tensor_split",
-        "aten.unsafe_split", "aten.unsafe_split_with_sizes", rows=unless_along(), single=InSingle.PERMUTED)  # fmt: skip
+        "aten.unsafe_split", "aten.unsafe_split_with_sizes", rows=unless_along(),
+        single=InSingle.PERMUTED)  # fmt: skip
 def selection(call: Call) -> Bounds:
     """Some of the entries, each at most once: norm 1, or 0 if nothing is left. The pieces of a split count as one
     vector.
