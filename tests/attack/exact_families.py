@@ -456,3 +456,78 @@ def groups(m: Material) -> Subject:
         return Subject(text, model, x, *_loss(m, rows, width), "input", (0.0, scale * m.power(-6, -1)))
     model = m.weights(Grouped(names, width, m.chance(0.4)), scale=m.one_of(1.0, 0.3, 3.0))
     return Subject(text, model, x, *_loss(m, rows, width), radii=(0.0, m.power(-6, -1)))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, of which all states are read, or the last ones; or a cell, of which the last is read.
+
+    ``x`` is steps × samples × numbers.
+    """
+
+    def __init__(self, layer: nn.Module, reads: str) -> None:
+        super().__init__()
+        self.layer, self.reads = layer, reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reads == "cell":
+            state: Any = None
+            for step in x:
+                state = self.layer(step, state)
+            return torch.cat(state, -1) if isinstance(state, tuple) else state
+        states, last = self.layer(x)
+        if self.reads == "states":
+            return states.flatten(0, 1)
+        last = torch.cat(last, -1) if isinstance(last, tuple) else last
+        return last.flatten(0, 1)
+
+
+def _gates(m: Material, layer: nn.Module, hidden: int) -> str:
+    """Weights in which gates differ: some of another size, some saturated by their bias, each unit its own."""
+    sizes = [m.one_of(1.0, 1.0, 0.1, 3.0, 1e-4, 10.0) for _ in range(4)]
+    shifts = [m.one_of(0.0, 0.0, 0.0, *SATURATED[:6]) for _ in range(4)]
+    apart = m.chance(0.3)  # one unit has other gates than the others
+    m.weights(layer)
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if "_hr" in name:
+                continue
+            for k, gate in enumerate(parameter.split(hidden)):
+                part = gate[:1] if apart else gate
+                part.mul_(sizes[k])
+                if "bias_ih" in name:
+                    part.add_(shifts[k])
+    return f"gates {sizes} {shifts}{' apart' if apart else ''}"
+
+
+@family
+def recurrent(m: Material) -> Subject:
+    """Recurrent layers and cells over a few steps with the same weights: saturated gates, gates that differ."""
+    kind = m.one_of("RNN", "GRU", "GRU", "LSTM")
+    inputs, hidden, steps, rows = m.whole(1, 2), m.whole(1, 2), m.whole(1, 3), m.whole(1, 2)
+    bias = m.chance(0.8)
+    if m.chance(0.4):
+        layer, reads = getattr(nn, f"{kind}Cell")(inputs, hidden, bias=bias), "cell"
+        text = f"{kind}Cell"
+    else:
+        options: dict[str, Any] = {"bias": bias, "bidirectional": m.chance(0.2)}
+        if m.chance(0.2):
+            options["num_layers"] = 2
+        if kind == "LSTM" and hidden > 1 and m.chance(0.3):
+            options["proj_size"] = 1
+        layer, reads, text = (
+            getattr(nn, kind)(inputs, hidden, **options),
+            m.one_of("states", "last"),
+            f"{kind} {options}",
+        )
+    text = f"{text}, {steps} steps, {_gates(m, layer, hidden)}"
+    model: nn.Module = Recurrent(layer, reads).double()
+    x = m.normal(steps, rows, inputs, scale=m.one_of(1.0, 1.0, 0.1, 5.0))
+    if m.chance(0.3):
+        with torch.no_grad():
+            width = model(x).shape[1]
+        model = nn.Sequential(model, m.weights(nn.Linear(width, 2)))
+    with torch.no_grad():
+        shape = model(x).shape
+    if m.chance(0.15):
+        return Subject(text, model, x, *_loss(m, *shape), "input", (0.0, m.power(-6, 1)))
+    return Subject(text, model, x, *_loss(m, *shape), radii=(0.0, m.power(-6, 1)))

@@ -23,8 +23,9 @@ Array = np.ndarray
 RULES: dict[str, Callable[..., Any]] = {}
 LAYOUT = frozenset(
     """view _unsafe_view reshape t transpose permute expand slice select unsqueeze squeeze clone alias detach cat
-    stack split split_with_sizes unbind flip roll index_select gather index constant_pad_nd unfold repeat _to_copy
-    lift_fresh lift_fresh_copy contiguous as_strided diagonal view_as movedim embedding copy_""".split()  # noqa: SIM905
+    stack split split_with_sizes unsafe_split unbind flip roll index_select gather index constant_pad_nd unfold
+    repeat _to_copy lift_fresh lift_fresh_copy contiguous as_strided diagonal view_as movedim embedding
+    copy_""".split()  # noqa: SIM905
 )
 
 
@@ -84,6 +85,7 @@ RULES |= {
 RULES["abs"] = lambda x: mapped(lambda entry: applied(functions.absolute, entry), x)
 RULES["relu"] = lambda x: mapped(lambda entry: applied(functions.leaky_relu(0.0), entry), x)
 RULES["clamp_min"] = lambda x, low: RULES["clamp"](x, low)
+RULES |= {f"{name}_": RULES[name] for name in ("sigmoid", "tanh")}
 RULES["square"] = lambda x: x * x
 RULES["neg"] = lambda x: -x
 RULES["reciprocal"] = lambda x: ONE / x

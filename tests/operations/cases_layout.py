@@ -139,6 +139,13 @@ CASES: dict[str, list[Thunk]] = {
         lambda: pieces(aten.chunk.default, real(5, 3), 2, item=1),
         lambda: pieces(aten.chunk.default, real(3, 4, 2), 2, 1),
     ],
+    "aten.unsafe_split": [
+        lambda: pieces(aten.unsafe_split.Tensor, real(3, 4), 2, 1, item=1),
+        lambda: pieces(aten.unsafe_split.Tensor, real(5, 2), 2, item=2),
+    ],
+    "aten.unsafe_split_with_sizes": [
+        lambda: pieces(aten.unsafe_split_with_sizes.default, real(3, 4), [1, 3], 1, item=1)
+    ],
     "aten.unbind": [
         lambda: pieces(aten.unbind.int, real(2, 3), item=1),
         lambda: pieces(aten.unbind.int, real(2, 3), -1, item=2),

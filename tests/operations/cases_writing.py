@@ -56,6 +56,12 @@ CASES: dict[str, list[Thunk]] = {
         lambda: operation(aten.scatter_add.default, real(2, 3), 1, _IDS, real(2, 3)),
         lambda: operation(aten.scatter_add.default, real(3, 3), 0, _IDS, real(2, 3)),
     ],
+    "aten.scatter_reduce": [
+        lambda: operation(aten.scatter_reduce.two, real(2, 3), 1, _IDS, real(2, 3), "amax"),
+        lambda: operation(aten.scatter_reduce.two, 9 * real(3, 3), 0, _IDS, real(2, 3), "amin"),
+        lambda: operation(aten.scatter_reduce.two, real(2, 3), 1, _IDS, 9 * real(2, 3), "amax",
+                          include_self=False),
+    ],
     "aten.fill": [lambda: operation(aten.fill.Scalar, real(3, 2), -2.0)],
     "aten.diag_embed": [
         lambda: operation(aten.diag_embed.default, real(3, 2)),

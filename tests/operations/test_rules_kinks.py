@@ -58,6 +58,36 @@ KINKS: dict[str, tuple[Callable[[], Case], float]] = {
     ),
     "largest entry": (lambda: operation(aten.amax.default, _tensor(0.0, 1.0, 4.0), [0]), 3 / math.sqrt(2)),
     "smallest entry": (lambda: operation(aten.amin.default, _tensor(0.0, 1.0, 4.0), [0]), 1 / math.sqrt(2)),
+    "largest entry at a place": (
+        lambda: operation(
+            aten.scatter_reduce.two, _tensor(0.0, 1.0), 0, torch.tensor([0, 0, 1]), _tensor(4.0, 3.0, 8.0), "amax"
+        ),
+        1 / 2,
+    ),
+    "smallest entry, the old one left out": (
+        lambda: operation(
+            aten.scatter_reduce.two,
+            _tensor(0.0, 1.0),
+            0,
+            torch.tensor([0, 0]),
+            _tensor(4.0, 3.0),
+            "amin",
+            include_self=False,
+        ),
+        1 / 2,
+    ),
+    "entries in order": (lambda: pieces(aten.sort.default, _tensor(0.0, 1.0, 4.0)), 1 / math.sqrt(2)),
+    "largest entries": (lambda: pieces(aten.topk.default, _tensor(0.0, 1.0, 4.0, 6.0), 1), 2 / math.sqrt(2)),
+    "two largest entries": (lambda: pieces(aten.topk.default, _tensor(0.0, 0.1, 4.0, 7.0), 2), 3 / math.sqrt(2)),
+    "smallest entries": (
+        lambda: pieces(aten.topk.default, _tensor(0.0, 2.0, 2.5, 3.0), 1, 0, False),
+        2 / math.sqrt(2),
+    ),
+    "entry in the middle": (
+        lambda: pieces(aten.kthvalue.default, _tensor(0.0, 0.1, 4.0, 9.0), 3),
+        3.9 / math.sqrt(2),
+    ),
+    "median entry": (lambda: operation(aten.median.default, _tensor(0.0, 1.0, 4.0, 5.0, 5.1)), 1 / math.sqrt(2)),
     "length": (lambda: operation(aten.linalg_vector_norm.default, _tensor(3.0, 4.0)), 5.0),
     "deviation": (lambda: operation(aten.std.dim, _tensor(3.0, 1.0, -1.0, -3.0), [0]), math.sqrt(20)),
     "direction": (lambda: operation(unit, _tensor(3.0, 4.0), [0], 1.0, op="surefoot.unit"), 4.0),

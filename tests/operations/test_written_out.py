@@ -19,8 +19,11 @@ from surefoot.errors import UnsupportedOperation
 from surefoot.operations.captured import capture
 from surefoot.operations.evaluation import evaluate_in_double
 
+pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")  # torch calls it new
 X = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 _IDS = torch.tensor([0, 2, 1, 2, -100])
+_PLACES = torch.tensor([[0, 2, 0, 1, 1, 3], [1, 1, 1, 0, 2, 5], [5, 4, 3, 2, 1, 0], [0] * 6, [4, 4, 2, 2, 0, 0]])
+_MASK = _PLACES > 1
 _WEIGHTS = torch.arange(1.0, 7.0, dtype=torch.float64)
 Function = Callable[[Tensor, Tensor], Any]
 
@@ -119,6 +122,29 @@ SMOOTH: dict[str, Function] = {
     "matrix_exp": lambda h, w: torch.linalg.matrix_exp(0.3 * w[:, :3]) @ h[:3],
     "rotation": lambda h, w: torch.linalg.matrix_exp((w[:, :3] - w[:, :3].mT).expand(2, 3, 3)) @ h[:3],
     "nan_to_num": lambda h, w: torch.nan_to_num(h).tanh(),
+    "nansum": lambda h, w: (h.tanh().nansum(1) + h.nansum()) * h.sin().nanmean(1, keepdim=True),
+    "isfinite": lambda h, w: torch.where(h.isinf(), w[0], h.sin()),
+    "pdist": lambda h, w: F.pdist(h + 9 * torch.arange(5.0)[:, None]),
+    "3-norm": lambda h, w: torch.linalg.vector_norm(h + 5, 3, dim=1) + torch.linalg.vector_norm(w + 5, 1.5),
+    "filled": lambda h, w: h.masked_fill(_MASK, w[0, 0].sin()).masked_fill(~_MASK[0], h.sum()),
+    "filled, copied": lambda h, w: h[:, :1].masked_fill(_MASK, 0.5).tanh() * torch.where(_MASK, w[0], h[:1]),
+    "scatter_reduce": lambda h, w: (
+        h.scatter_reduce(1, _PLACES, h.tanh(), "prod")
+        + h.scatter_reduce(0, _PLACES[:2, :5] % 5, h[:2, :5], "mean")
+    ),
+    "scatter_reduce alone": lambda h, w: (
+        h.scatter_reduce(1, _PLACES, h.sin(), "prod", include_self=False)
+        + h.scatter_reduce(1, _PLACES, h.sin(), "mean", include_self=False)
+        + h.scatter_reduce(-1, _PLACES[:3, :2], w[:, :2], "sum", include_self=False)
+    ),
+    "index_reduce": lambda h, w: h.index_reduce(1, _IDS[:3], w[:1, :3].expand(5, 3), "prod"),
+    "put": lambda h, w: h.put(_IDS[:2], w[0, :2].sin()) + h.put(_PLACES[0], w[0].sin(), accumulate=True),
+    "einsum with dots": lambda h, w: torch.einsum("...i,...i,...i->...", h, h.tanh(), h.sin()),
+    "addbmm": lambda h, w: torch.addbmm(w[:2, :2], h.reshape(5, 2, 3), h.sin().reshape(5, 3, 2), beta=2.0),
+    "xlog1py": lambda h, w: torch.special.xlog1py(h, w[0].sigmoid()),
+    "cholesky_inverse": lambda h, w: torch.cholesky_inverse(
+        torch.linalg.cholesky(9 * torch.eye(3, dtype=w.dtype) + w[:, :3] @ w[:, :3].mT)
+    ),
     "where": lambda h, w: torch.where(h > 0, h.square(), -h.square()),
     "times a condition": lambda h, w: h.square() * (h >= 0) + (h**3).masked_fill(h < 0, 0.0),
     "where of a function": lambda h, w: torch.where(h.tanh() > 0, h.tanh().square(), -(h.tanh() ** 3)),
@@ -148,6 +174,12 @@ KINKED: dict[str, Function] = {
     "topk": lambda h, w: h.topk(3, dim=1).values,
     "kthvalue": lambda h, w: h.kthvalue(2, dim=1).values + h.median(dim=1).values + h.median(),
     "cummax": lambda h, w: h.cummax(dim=1).values,
+    "max": lambda h, w: torch.max(h, w[0]) + torch.min(w[1], h),
+    "scatter_reduce": lambda h, w: (
+        h.scatter_reduce(1, _PLACES, h.sin(), "amax") + h.scatter_reduce(0, _PLACES[:2] % 5, w[:2], "amin")
+    ),
+    "index_reduce": lambda h, w: h.index_reduce(0, _IDS[:2], w[:2], "amax", include_self=False),
+    "quantile": lambda h, w: torch.quantile(h, 0.3, dim=1) + h.nanmedian(),
     "1-norm": lambda h, w: h.norm(p=1, dim=1) + h.norm(p=math.inf, dim=1),
     "l1_loss": lambda h, w: F.l1_loss(h, w[0].expand(5, 6)),
 }
@@ -192,6 +224,20 @@ def test_certificates_of_what_has_kinks_hold(name: str) -> None:
     certificate = certify(model, X, domain=Ball(0.02))
     assert math.isfinite(float(certificate.lipschitz))
     assert_upper_bound(certificate, model, X, Ball(0.02), starts=1, steps=1)
+
+
+TWICE: dict[str, Function] = {
+    "scatter": lambda h, w: h.scatter(1, _PLACES, h.sin()),
+    "index_put": lambda h, w: h.index_put((torch.tensor([1, 1]),), w[:2]),
+    "index_copy": lambda h, w: h.index_copy(0, torch.tensor([1, 1]), w[:2]),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_numbers_that_are_written_to_one_place_are_refused(name: str) -> None:
+    """Torch keeps one of them, and its derivative is that of none."""
+    with pytest.raises(UnsupportedOperation, match="two numbers are written to one place"):
+        certify(_model(TWICE[name]), X, domain=Ball(0.02))
 
 
 @pytest.mark.parametrize("name", JUMPS)

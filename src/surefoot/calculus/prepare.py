@@ -150,6 +150,22 @@ def fused(graph: Graph, roots: frozenset[str] = frozenset()) -> Graph:
     return fused(graph, roots | compared) if compared else replace(graph, nodes=tuple(nodes))
 
 
+def with_choices(graph: Graph) -> Graph:
+    """Lines that a comparison of what varies chooses from, as one scalar function: rectifiers written by hand."""
+    compared = (node.name for node in graph.nodes if node.op in COMPARISONS)
+    if not any(Role.PARAMETERS in graph.roles[name] for name in compared):
+        return graph
+    nodes = zip(graph.nodes, fused(graph).nodes, strict=True)
+    return replace(graph, nodes=tuple(joined if _chooses_lines(node, joined) else node for node, joined in nodes))
+
+
+def _chooses_lines(node: Node, joined: Node) -> bool:
+    if node.op not in CHOOSING or joined.op != "surefoot.scalar":
+        return False
+    last = joined.args[1].steps[-1]
+    return last.op == "piecewise" and all(piece.affine[-1] is not None for piece in last.pieces)
+
+
 def _expression(
     graph: Graph, node: Node, known: dict[str, _Expression], exact: Callable[[], Mapping[str, Enclosure]]
 ) -> _Expression | None:

@@ -7,6 +7,7 @@ chosen entry is chosen, counted where the indices are known.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from surefoot.operations.common import (
 from surefoot.operations.gram import lookup_rows, whole_table
 from surefoot.operations.layout import layout
 from surefoot.operations.record import Form, GramRows, InSingle, operation
+from surefoot.scalar import Rounded
 
 _LARGEST_BAGS = 2**20  # entries of the matrix of bags that is formed
 
@@ -62,7 +64,23 @@ def _bag_form(node: Node) -> Form:
     return Form.OTHER if weighted or largest else Form.LINEAR
 
 
-@operation("aten.embedding_bag", form=_bag_form, selects=("indices", "offsets"))
+def _push_bags(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded | None:
+    """Bags of the tangent, which torch does not differentiate twice; sums of k numbers are off by γ_k of those of
+    their absolute values.
+    """
+    if tangents.keys() != {"weight"}:
+        return None
+    values = {name: e.value for name, e in zip(call.names.values(), call.tensors.values(), strict=True)}
+
+    def bags(weight: Tensor) -> Tensor:
+        found: Tensor = call.node.run({**values, call.names["weight"]: weight})[0]
+        return found
+
+    sizes = bags(tangents["weight"].abs())
+    return Rounded(bags(tangents["weight"]), sizes * ((call["indices"].numel + 16) * 2.0**-52))
+
+
+@operation("aten.embedding_bag", form=_bag_form, selects=("indices", "offsets"), push=_push_bags)
 def embedding_bag(call: Call) -> Bounds:
     r"""Sums or means of rows of the weight: :math:`Z = AW` with the counts of ids per bag, divided for means by
     the number of ids of the bag. The norm is :math:`\|A\|_2`, or :math:`\sqrt{\|A\|_1\|A\|_\infty}` for a large

@@ -74,7 +74,7 @@ class _Specs:
     """Shapes and types of the tensors so far."""
 
     def __init__(self, specs: dict[str, Any]) -> None:
-        self.spec = specs.__getitem__
+        self.spec, self.by_name = specs.__getitem__, specs
 
 
 def _formula(node: Node, pairs: frozenset[str]) -> Callable[..., Any] | None:

@@ -30,8 +30,6 @@ class Condition:
         """One function where it holds, another where it does not."""
         if not isinstance(yes, _PIECE) or not isinstance(no, _PIECE):
             return None
-        if math.isinf(self.edge):
-            return no if isinstance(no, ScalarFunction) else None
         low, high = map(_pieces, (no, yes) if self.above else (yes, no))
         below = [pair for pair in low if pair[0] < self.edge]
         above = [(max(start, self.edge), piece) for start, piece in high]
@@ -68,8 +66,8 @@ _BELOW = ("aten.lt", "aten.le", "aten.less", "aten.less_equal")
 COMPARISONS = (*_ABOVE, *_BELOW)
 declare(*_ABOVE, scalar=_compared(True), jumps=True)
 declare(*_BELOW, scalar=_compared(False), jumps=True)
-declare("aten.isnan", "aten.isinf", scalar=lambda o: Condition(math.inf, True), jumps=True)  # not within a domain
-declare("aten.eq", "aten.ne", "aten.copysign", "aten.histc", "aten.mode", "aten.isclose", "aten.sign",
+declare("aten.isnan", "aten.isinf", "aten.eq", "aten.ne", "aten.copysign", "aten.histc", "aten.mode",
+        "aten.isclose", "aten.sign",
         "aten.sgn", "aten.signbit", "aten.heaviside", "aten.floor", "aten.ceil", "aten.round", "aten.trunc",
         "aten.fix", "aten.frac", "aten.fmod", "aten.remainder", "aten.floor_divide", "aten.argmax",
         "aten.argmin", "aten.argsort", "aten.bucketize", "aten.searchsorted", "aten.nonzero",

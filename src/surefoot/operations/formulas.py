@@ -15,6 +15,7 @@ from surefoot.operations.record import Expansion, declare, expansion
 from surefoot.operations.written_out import Formula, traced, written_out
 
 _LONGEST = 4096  # factors of a product that is written out
+_MOST_ROWS = 256  # between which distances are written out
 
 
 def _is_number(graph: Graph, argument: Any) -> bool:
@@ -38,6 +39,12 @@ def _stacked(self: Tensor, other: Tensor) -> Tensor:
 
 written_out("aten.maximum", "aten.fmax", when=_two_tensors)(lambda self, other: _stacked(self, other).amax(0))
 written_out("aten.minimum", "aten.fmin", when=_two_tensors)(lambda self, other: _stacked(self, other).amin(0))
+written_out("aten.max", when=lambda graph, node: "other" in node.arguments)(
+    lambda self, other: torch.maximum(self, other)
+)
+written_out("aten.min", when=lambda graph, node: "other" in node.arguments)(
+    lambda self, other: torch.minimum(self, other)
+)
 
 
 @written_out("aten.clamp", "aten.clamp_min", "aten.clamp_max", when=_limited_by_tensors)
@@ -45,6 +52,39 @@ def _limited(self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """Limits that are tensors; numbers are a scalar function."""
     above = self if min is None else torch.maximum(self, min) if isinstance(min, Tensor) else self.clamp(min)
     return above if max is None else torch.minimum(above, max) if isinstance(max, Tensor) else above.clamp(max=max)
+
+
+@written_out("aten.masked_fill", when=lambda graph, node: _varies(graph, node.arguments["value"]))
+def _filled(self: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    return torch.where(mask, value, self)
+
+
+def _varies(graph: Graph, argument: Any) -> bool:
+    """Whether it is computed from parameters. Then it is finite: what is not is refused."""
+    return isinstance(argument, Ref) and Role.PARAMETERS in graph.roles[argument.name]
+
+
+def _is_finite(graph: Graph, node: Node) -> bool:
+    return _varies(graph, node.arguments["self"])
+
+
+@written_out("aten.isnan", "aten.isinf", when=_is_finite)
+def _never(self: Tensor) -> Tensor:
+    return torch.zeros_like(self, dtype=torch.bool)
+
+
+@written_out("aten.nansum", when=_is_finite)
+def _sum(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    return self.sum(list(range(self.dim())) if dim is None else dim, keepdim)
+
+
+@written_out("aten.nanmean", when=_is_finite)
+def _mean(self: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    return self.mean(list(range(self.dim())) if dim is None else dim, keepdim)
+
+
+written_out("aten.nanmedian", when=_is_finite)(lambda self, **options: torch.median(self, **options))
+written_out("aten.nan_to_num", when=_is_finite)(lambda self, **_: self)
 
 
 @written_out("aten.aminmax")
@@ -113,11 +153,24 @@ def _sum_of_squares(self: Tensor, ord: float, dim: Any, keepdim: bool, dtype: An
     return self.square().sum(list(range(self.dim())) if dim is None else dim, keepdim)
 
 
-@written_out("aten.linalg_vector_norm", when=lambda graph, node: node.arguments["ord"] in (1, math.inf))
+@written_out("aten.linalg_vector_norm", when=lambda graph, node: node.arguments["ord"] != 2)
 def _other_norm(self: Tensor, ord: float, dim: Any, keepdim: bool, dtype: Any) -> Tensor:
-    """Sums of absolute values and the largest of them; the Euclidean norm has a record."""
-    dims = list(range(self.dim())) if dim is None else dim
-    return self.abs().sum(dims, keepdim) if ord == 1 else self.abs().amax(dims, keepdim)
+    """Sums of absolute values, the largest, the smallest, sums of powers; the Euclidean norm has a record."""
+    dims, sizes = list(range(self.dim())) if dim is None else dim, self.abs()
+    if math.isinf(ord):
+        return sizes.amax(dims, keepdim) if ord > 0 else sizes.amin(dims, keepdim)
+    if ord <= 1:
+        return sizes.sum(dims, keepdim) if ord == 1 else NotImplemented
+    return sizes.pow(ord).sum(dims, keepdim).pow(1 / ord)
+
+
+@written_out("aten._pdist_forward")
+def _distances(self: Tensor, p: float = 2) -> Tensor:
+    """From each row to all that follow."""
+    if not 2 <= len(self) <= _MOST_ROWS:
+        return NotImplemented
+    pairs = [self[k] - self[k + 1 :] for k in range(len(self) - 1)]
+    return torch.linalg.vector_norm(torch.cat(pairs), p, -1)
 
 
 @written_out("aten.linalg_cross", "aten.cross")
@@ -155,7 +208,7 @@ def _two_powers(graph: Graph, node: Node) -> bool:
 def _contraction(equation: str, tensors: list[Tensor], path: Any = None) -> Tensor:
     """Three tensors and more, two at a time, from the left."""
     if "." in equation:
-        return NotImplemented
+        equation = _with_letters(equation, tensors)
     left, _, right = equation.replace(" ", "").partition("->")
     first, second, *others = left.split(",")
     if "->" not in equation:
@@ -165,12 +218,30 @@ def _contraction(equation: str, tensors: list[Tensor], path: Any = None) -> Tens
     return torch.einsum(f"{','.join([kept, *others])}->{right}", pair, *tensors[2:])
 
 
+def _with_letters(equation: str, tensors: list[Tensor]) -> str:
+    """The same with letters in place of dots, which stand for the same number of dimensions in all tensors."""
+    terms, arrow, right = equation.replace(" ", "").partition("->")
+    dotted = [(term, x) for term, x in zip(terms.split(","), tensors, strict=True) if "..." in term]
+    shapes = {
+        tuple(x.shape[len(before) : x.dim() - len(after)])
+        for term, x in dotted
+        for before, _, after in (term.partition("..."),)
+    }
+    if len(shapes) != 1 or not arrow:
+        raise NotImplementedError
+    unused = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
+    return f"{terms}->{right}".replace("...", "".join(unused[: len(shapes.pop())]))
+
+
 _FORMULAS: dict[str, Formula] = {
     "addcmul": lambda self, tensor1, tensor2, value=1: self + _times(value, tensor1 * tensor2),
     "addcdiv": lambda self, tensor1, tensor2, value=1: self + _times(value, tensor1 / tensor2),
     "addmv": lambda self, mat, vec, beta=1, alpha=1: torch.addmm(
         self.unsqueeze(-1), mat, vec.unsqueeze(-1), beta=beta, alpha=alpha
     ).squeeze(-1),
+    "addbmm": lambda self, batch1, batch2, beta=1, alpha=1: (
+        _times(beta, self) + _times(alpha, torch.bmm(batch1, batch2).sum(0))
+    ),
     "addr": lambda self, vec1, vec2, beta=1, alpha=1: beta * self + alpha * (vec1.unsqueeze(-1) * vec2),
     "lerp": lambda self, end, weight: (
         self + weight * (end - self) if isinstance(weight, Tensor) else (1 - weight) * self + weight * end
@@ -194,7 +265,10 @@ _FORMULAS: dict[str, Formula] = {
     "trace": lambda self: self.diagonal().sum(),
     "take": lambda self, index: self.reshape(-1)[index],
     "ldexp": lambda self, other: self * torch.pow(2.0, other),
-    "nan_to_num": lambda self, **_: self,  # what is enclosed is finite
+    "special_xlog1py": lambda self, other: (
+        self * (torch.log1p(other) if isinstance(other, Tensor) else math.log1p(other))
+    ),
+    "cholesky_inverse": lambda self, upper=False: torch.linalg.inv(self.mT @ self if upper else self @ self.mT),
 }
 _FORMULAS |= {"_cdist_forward": _FORMULAS["cdist"], "slogdet": lambda self: torch.linalg.slogdet(self)}
 for _name, _formula in _FORMULAS.items():

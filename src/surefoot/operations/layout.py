@@ -52,9 +52,9 @@ def isometry(call: Call) -> Bounds:
         raise call.refuse("dropout is random while training; call model.eval()")
     if not call.node.specs[0].dtype.is_floating_point:
         raise call.refuse("a tensor that varies over the domain is turned into whole numbers, which jump")
-    moved = next(iter(call.slots))  # the first argument; a second one only lends its type
-    norms = {slot: ONE if slot == moved else ZERO for slot in call.slots}
-    return affine(call, norms, peak=call.slots[moved].peak)
+    moved = next(iter(call.tensors))  # the first argument; a second one only lends its type
+    norms = {slot: ONE if slot == moved else ZERO for slot in call.tensors}
+    return affine(call, norms, peak=call.tensors[moved].peak)
 
 
 declare("aten.neg", form=Form.LINEAR, identity=False, single=InSingle.ENTRIES)
@@ -120,7 +120,8 @@ layout("aten.flipud", "aten.rot90", rows=lambda use: ())(permutation)
 
 @layout("aten.slice", "aten.narrow", "aten.select", rows=unless_along(), single=InSingle.MOVED)
 @layout("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind", "aten.tensor_split",
-        rows=unless_along(), single=InSingle.PERMUTED)  # fmt: skip
+        "aten.unsafe_split", "aten.unsafe_split_with_sizes", rows=unless_along(),
+        single=InSingle.PERMUTED)  # fmt: skip
 def selection(call: Call) -> Bounds:
     """Some of the entries, each at most once: norm 1, or 0 if nothing is left. The pieces of a split count as one
     vector.

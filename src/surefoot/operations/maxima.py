@@ -111,16 +111,20 @@ def ordered(call: Call) -> Bounds:
 
     Sorting is Lipschitz with 1: by the rearrangement inequality :math:`\langle x^\uparrow, y^\uparrow\rangle \ge
     \langle x, y\rangle`, so :math:`\|x^\uparrow - y^\uparrow\| \le \|x - y\|`, and leaving entries out makes
-    it no larger. A cumulative maximum moves by at most the largest move before it. Where no two entries of a line
-    may change their order over the domain, an entry keeps its place and the map is linear.
+    it no larger. A cumulative maximum moves by at most the largest move before it. Where no two entries next to
+    each other in order, of which one is taken, may change their order over the domain, the same entries are taken
+    everywhere and the map is linear.
     """
-    x, dim = call["self"], call["dim"]
-    length = x.numel if dim is None and call.node.op == "aten.median" else x.shape[-1 if dim is None else dim]
+    x, whole = call["self"], call.op == "aten.median" and call["dim"] is None
+    dim = -1 if call["dim"] is None else call["dim"]
+    length = x.numel if whole else (x.shape or (1,))[dim]
     kink = length > 1
     if kink and isinstance(x.value, Tensor) and x.numel:
-        lines = x.value.reshape(-1) if length == x.numel else x.value.movedim(-1 if dim is None else dim, -1)
-        gap = float(lines.sort(dim=-1).values.diff(dim=-1).min())
-        kink = not gap * (1 - 2.0**-50) > float(x.spread) * math.sqrt(2) * (1 + 1e-12)
+        lines = x.value.reshape(-1) if whole else x.value.movedim(dim, -1)
+        first, last = _decisive(call, length)
+        gaps = lines.sort(dim=-1).values.diff(dim=-1)[..., first:last]
+        margin = gaps * (1 - 2.0**-50) - math.sqrt(2) * _moves(call, x, lines) * (1 + 1e-12)
+        kink = not bool((margin > 0).all())
     steps = length if "cum" in call.node.op else 1
     return Bounds(
         jacobian={"self": root(steps)},
@@ -129,6 +133,25 @@ def ordered(call: Call) -> Bounds:
         peak=x.peak if len(call.node.specs) == 1 else None,
         reason=_SORTED if kink else "",
     )
+
+
+def _decisive(call: Call, length: int) -> tuple[int, int]:
+    """The gaps between entries in ascending order that decide what is taken: from the first to before the last."""
+    if call.op == "aten.topk":
+        k = call["k"]
+        return (0, k) if call["largest"] is False else (max(0, length - 1 - k), length)
+    if call.op in ("aten.kthvalue", "aten.median"):
+        k = (length - 1) // 2 if call.op == "aten.median" else call["k"] - 1
+        return max(0, k - 1), k + 1
+    return 0, length
+
+
+def _moves(call: Call, x: Enclosure, lines: Tensor) -> Tensor:
+    """How far entries of lines, along their last dimension, may move: row by row where these stay apart."""
+    radius = x.radius()
+    if radius is None or not radius.dim() or lines.dim() < 2 or not unless_along()(call):
+        return x.spread.tensor(lines)
+    return radius.reshape(-1, *[1] * (lines.dim() - 1))
 
 
 @operation("aten.amax", "aten.amin", "aten.max", "aten.min", rows=unless_along(), cost=_one_of_each_group,
@@ -144,11 +167,7 @@ def extreme(call: Call) -> Bounds:
     if isinstance(x.value, Tensor) and x.shape and x.numel:
         value = x.value if "max" in call.node.op else -x.value
         patches = value.permute(*kept, *dims).reshape(*(x.shape[k] for k in kept), -1)
-        move = x.spread.tensor(value)
-        radius = x.radius()
-        if kept[:1] == [0] and radius is not None and radius.dim():
-            move = radius.reshape(-1, *[1] * (len(kept) - 1))
-        margin = _margin(patches, move)
+        margin = _margin(patches, _moves(call, x, patches).squeeze(-1))
     return _bounds(call, x, 1, margin)
 
 

@@ -77,8 +77,9 @@ def differentiated(call: Call, tangents: Mapping[Slot, Tensor]) -> Tensor:
         by_name[name] = tangent
 
     def function(*moving: Tensor) -> Tensor:
-        result: Tensor = run_in_double(call.node, {**values, **dict(zip(by_name, moving, strict=True))})
-        return result
+        result = run_in_double(call.node, {**values, **dict(zip(by_name, moving, strict=True))})
+        first: Tensor = result if isinstance(result, Tensor) else result[0]  # others are places
+        return first
 
     return _push_forward(function, tuple(values[name] for name in by_name), tuple(by_name.values()))
 

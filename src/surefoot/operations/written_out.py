@@ -6,7 +6,7 @@ An operation with a formula here needs no record of its own. What PyTorch itself
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +62,7 @@ def traced(graph: Graph, node: Node, function: Formula, pre_dispatch: bool = Tru
         return result
 
     try:
-        nodes, results = steps(run, specs, node.name, node.module, pre_dispatch)
+        nodes, results = steps(run, specs, node.name, node.module, pre_dispatch, graph.by_name)
     except NotImplementedError:
         return None
     if isinstance(node.spec, tuple):
@@ -77,9 +77,16 @@ def traced(graph: Graph, node: Node, function: Formula, pre_dispatch: bool = Tru
 
 
 def steps(
-    function: Callable[..., Any], specs: Mapping[str, Any], prefix: str, module: str, pre_dispatch: bool = True
+    function: Callable[..., Any],
+    specs: Mapping[str, Any],
+    prefix: str,
+    module: str,
+    pre_dispatch: bool = True,
+    taken: Container[str] = (),
 ) -> tuple[tuple[Node, ...], tuple[Ref, ...]]:
     """The operations of a function of tensors with these names, and the names of its results.
+
+    Their names begin with the prefix and are not among those that are taken.
 
     The function sees tensors without entries, so that it can depend on their shapes only.
     """
@@ -91,6 +98,8 @@ def steps(
     placeholders = traced.graph.find_nodes(op="placeholder")
     values: dict[fx.Node, Any] = {p: Ref(name) for p, name in zip(placeholders, specs, strict=True)}
     nodes = list(operations(traced, values, set(specs)))
+    while any(f"{prefix}_{part.name}" in taken for part in nodes):
+        prefix += "_"
     names = {part.name: f"{prefix}_{part.name}" for part in nodes}
     (output,) = traced.graph.find_nodes(op="output")
     returned = output.args[0] if isinstance(output.args[0], tuple | list) else output.args

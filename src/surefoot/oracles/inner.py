@@ -172,7 +172,7 @@ class _Biaffine:
             if slopes is None or output is None or not output.requires_grad or not self._u:
                 continue
             shaped = slopes.to(output.dtype).reshape(-1, *output.shape)
-            found = [part.flatten(1).double() for part in gradients(output, self._u, shaped)]
+            found = [part.unsqueeze(-1).flatten(1).double() for part in gradients(output, self._u, shaped)]
             joined = torch.cat(found, dim=1)
             total = joined if total is None else total + joined
         count = len(s if s is not None else y)  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ from typing import Any
 
 from surefoot.operations.call import Call
 from surefoot.operations.record import record_of
-from surefoot.valuation.samples import Amount, least
+from surefoot.valuation.samples import Amount, least, some
 from surefoot.valuation.single import KERNEL as single_kernel
 from surefoot.valuation.single import UNIT as single_unit
 from surefoot.valuation.slopes import Slope
@@ -73,6 +73,8 @@ def rounding(
             return float(found)
     unit, kernel = (single_unit, single_kernel) if single else (_UNIT, _KERNEL)
     lost = slope.underflow * (2.0**890 if single else 1.0)  # 2⁻¹¹⁰
+    # a mask may hold -∞, and only says which entries count
+    jacobian = {name: amount for name, amount in jacobian.items() if some(amount) or math.isfinite(in_all[name])}
     for name in jacobian:
         if in_all[name] > 1:  # one by one, as sizes alone may overflow
             lost *= in_all[name]

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from surefoot.calculus.prepare import as_scalar, expanded, without_casts
+from surefoot.calculus.prepare import as_scalar, expanded, with_choices, without_casts
 from surefoot.enclosure import Spec
 from surefoot.graph import Graph, Node, Role, Source
 from surefoot.graph.nodes import Ref, double_by_default, in_double, widened
@@ -44,7 +44,8 @@ def tape_of(graph: Graph, *, single: bool = False) -> Tape:
 class Tape:
     """The operations of a graph in the order in which they are run, those that no parameter enters apart.
 
-    Operations stay as the model calls them: chains of scalar functions are not joined, since each of them rounds.
+    Operations stay as the model calls them: chains of scalar functions are not joined, since each of them rounds,
+    but for what a comparison chooses.
 
     Args:
         graph: of an objective.
@@ -52,7 +53,7 @@ class Tape:
     """
 
     def __init__(self, graph: Graph, *, single: bool = False) -> None:
-        plain = expanded(without_casts(graph))
+        plain = with_choices(expanded(without_casts(graph)))
         self.graph = replace(plain, nodes=tuple(needed(plain.nodes, plain.outputs)))
         varies = {name for name, role in self.graph.roles.items() if Role.PARAMETERS in role}
         self.varying = tuple(node for node in self.graph.nodes if node.name in varies)
@@ -75,8 +76,11 @@ class Tape:
 
     @cached_property
     def rounding(self) -> frozenset[str]:
-        """The tensors that are computed, not only moved."""
-        found = ((node.name, record_of(node), node) for node in self.graph.nodes)
+        """The tensors that are computed from others, not only moved.
+
+        What is made of numbers alone (``arange``, ``linspace``) is what it is computed as, in certificates too.
+        """
+        found = ((node.name, record_of(node), node) for node in self.graph.nodes if node.inputs)
         return frozenset(
             name for name, record, n in found if record.form_of(n) is not Form.LAYOUT or record.rounds_at(n)
         )

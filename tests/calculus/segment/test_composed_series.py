@@ -35,6 +35,14 @@ def _softmax(z: Any) -> Any:
     return e / e.sum(-1, keepdims=True)
 
 
+_APART = torch.tensor([27.0, 9.0, 0.0, 45.0, 18.0, 36.0], dtype=D)
+
+
+def _descending(z: Any) -> Any:
+    """Each row in order; the entries stay so far apart that it is always the same."""
+    return (z + _APART.numpy())[:, _APART.argsort(descending=True).numpy()]
+
+
 def _below(z: Any) -> Any:
     """Causal attention of three positions with two numbers each."""
     q = z.reshape(-1, 3, 2)
@@ -71,6 +79,19 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Any], Any]]] = {
     ),
     "chunk": (lambda z: z.chunk(2, 1)[1] * z.chunk(2, 1)[0], lambda z: z[:, 3:] * z[:, :3]),
     "split": (lambda z: z.split([2, 4], 1)[1].tanh(), lambda z: np.vectorize(mp.tanh)(z[:, 2:])),
+    "sorted": (
+        lambda z: (z + _APART).sort(1, descending=True).values.tanh(),
+        lambda z: np.vectorize(mp.tanh)(_descending(z)),
+    ),
+    "largest": (
+        lambda z: (z + _APART).topk(2, 1).values * (z + _APART).max(1, keepdim=True).values,
+        lambda z: _descending(z)[:, :2] * _descending(z)[:, :1],
+    ),
+    "smallest": (lambda z: (z + _APART).min(1).values, lambda z: _descending(z)[:, 5]),
+    "largest at a place": (
+        lambda z: (z + _APART).scatter_reduce(1, torch.zeros(len(z), 6, dtype=torch.int64), z, "amax").sin(),
+        lambda z: np.vectorize(mp.sin)(z + _APART.numpy()),
+    ),
     "unbind": (lambda z: z.unbind(1)[2].tanh(), lambda z: np.vectorize(mp.tanh)(z[:, 2])),
 }
 
@@ -100,6 +121,7 @@ def test_the_model_contains_the_function(name: str, order: int, length: float) -
     x, direction = torch.randn(5, 4, dtype=D), torch.randn(6, 4, dtype=D)
     prepared = Analysis.of(model, x).reading.prepared
     values = {leaf.name: model.weight if leaf.path == "weight" else x for leaf in prepared.leaves.values()}
+    values |= {name: value for name, value in prepared.held.items() if name in prepared.leaves}
     (weight,) = (leaf.name for leaf in prepared.leaves.values() if leaf.path == "weight")
     leaves = leaf_models(prepared, values, {weight: direction}, length, order)
     (found,) = expand(prepared, leaves, order, Norms())

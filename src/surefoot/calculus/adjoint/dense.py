@@ -184,7 +184,7 @@ def _follow(result: Pass, locals_: Mapping[str, Local], held: Gathered) -> tuple
         with warnings.catch_warnings():  # forward derivatives load what torch itself calls outdated
             warnings.simplefilter("ignore", DeprecationWarning)
             (rows, second), first = torch.func.vmap(moved)(tangents)
-        hessian[start:stop] = torch.cat([rows[name].flatten(1) for name in names], 1)
+        hessian[start:stop] = torch.cat([rows[name].unsqueeze(-1).flatten(1) for name in names], 1)
         for name, part in first.items():
             held.add("first", name, part)
         for name, part in second.items():

@@ -69,7 +69,7 @@ class Gathered:
     def add(self, kind: str, name: str, moved: Tensor) -> None:
         """Take in the derivatives along some directions: directions × the shape of the tensor."""
         require_moderate(moved)
-        flat = moved.flatten(1)
+        flat = moved.unsqueeze(-1).flatten(1)
         self.squares[kind, name] += flat.square().sum(0)
         if (kind, name) in self.grams:
             order, gram = self.grams[kind, name]

@@ -44,8 +44,6 @@ from surefoot.taylor import FLOOR, UNIT, TaylorModel, reach, rounded_up
 def by_rule(graph: Graph, node: Node, models: dict[str, TaylorModel], order: int) -> TaylorModel:
     """The model of an operation from what its rule says, by tensor name."""
     call = Call(node, {name: enclosure_of(model) for name, model in models.items()})
-    if isinstance(node.spec, tuple):
-        raise call.refuse("operations with several results are not covered along a segment")
     bounds = rule_for(node, graph)(call)
     moving = {slot: models[call.names[slot]] for slot in call.varying}
     if not moving.keys() <= bounds.jacobian.keys():
@@ -57,7 +55,7 @@ def by_rule(graph: Graph, node: Node, models: dict[str, TaylorModel], order: int
     pieces = {name: models[name].truncated(order) for name in models}
     coefficients, errors = _coefficients(call, bounds, pieces, order)
     value = coefficients[0]
-    assert value is not None
+    assert isinstance(value, Tensor)
     rounding = roundoff(call, bounds, value, measure(value)[0])
     tail = _tail(bounds, moving, float(rounding), errors)
     return TaylorModel(coefficients, next(iter(moving.values())).length, tail, rowwise)
@@ -109,8 +107,11 @@ def _keeps_rows(call: Call, moving: dict[str, TaylorModel]) -> bool:
 def _coefficients(
     call: Call, bounds: Bounds, models: Mapping[str, TaylorModel], order: int
 ) -> tuple[tuple[Tensor | None, ...], list[float]]:
-    """The value, the derivative applied to each coefficient of the arguments, and the errors of those."""
-    result: list[Tensor | None] = [value_of(call.node, {name: model.value for name, model in models.items()})]
+    """The value, the derivative applied to each coefficient of the arguments, and the errors of those; of several
+    results, those of the first.
+    """
+    value = value_of(call.node, {name: model.value for name, model in models.items()})
+    result: list[Tensor | None] = [value if isinstance(value, Tensor) else value[0]]
     errors: list[float] = []
     for j in range(1, order):
         parts = {name: model.coefficients[j] if j < model.order else None for name, model in models.items()}

@@ -14,7 +14,7 @@ from surefoot.calculus.segment.fallback import by_rule, constant_error
 from surefoot.errors import UnsupportedOperation
 from surefoot.graph.nodes import in_double
 from surefoot.graph.structure import Graph, Node, Ref, Source, Spec
-from surefoot.operations.call import Moving, Norms
+from surefoot.operations.call import Moving, Norms, Use
 from surefoot.operations.evaluation import value_of
 from surefoot.operations.record import Form, record_of
 from surefoot.taylor import UNIT, TaylorModel, is_finite, rounded_up
@@ -106,6 +106,10 @@ def _apply(
         value = value_of(node, values)
         rows = any(model.rowwise for model in arguments.values()) and _has_rows(value, arguments)
         return _constant(graph, node, values, TaylorModel((value,), length, rowwise=rows), order)
+    if node.op == "getitem":  # of a result and the places where it was found, of which nothing else is said
+        if node.args[1] != 0:
+            raise Use(node, graph.spec).refuse("only the first of several results is covered along a segment")
+        return arguments[node.inputs[0]]
     known = min([order, *(model.order for model in arguments.values() if model.tail is not None)])
     slots = {slot: arguments[ref.name] for slot, ref in node.arguments.items() if isinstance(ref, Ref)}
     taylor = record_of(node).taylor

@@ -47,7 +47,7 @@ def taylor(moving: Moving) -> TaylorModel | None:
         return None
     (outputs, targets), order = pair, moving.order
     first, *others = dense(outputs, outputs.order)
-    flat = [(first - targets).flatten(1), *(c.flatten(1) for c in others)]
+    flat = [c.unsqueeze(-1).flatten(1) for c in (first - targets, *others)]
     products = [torch.zeros_like(flat[0][:, :1]) for _ in range(max(order, 2 * len(flat) - 1))]
     for a, c in enumerate(flat):
         for b, d in enumerate(flat[a:], start=a):
