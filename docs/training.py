@@ -96,18 +96,17 @@ rates do; `beyond=False` leaves it out. Losses are those of networks in evaluati
 The rules for rates were made with these five networks in view, and ratios above {loss_target:g} remain. Trials of
 rates and evaluations leave 22 to 25 epochs of training. Rates of the convolutional networks that are best are a
 factor of three below some that ruin them: losses spike there, and single runs differ by a factor of ten, by seed
-and by how long bursts happen to be. In trials with other seeds and almost the same rules, networks that are below
-{loss_target:g} here ended at up to thirty times the loss of the best fixed rate.
+and by how long bursts are. In trials with other seeds and almost the same rules, networks that are below
+{loss_target:g} here ended at up to thirty times the loss of the best fixed rate. Work is counted, so the same seed
+gives the same run; the work per epoch is measured.
 
 {minibatches}
 
 ## Mini-batches: networks that were not tuned on
 
 The same for networks that no rule was made with, as they came out. Batches are of {small} samples where there are
-fewer than {few:,}. Evaluations of networks with batch-norm cost more than an epoch, so that the work per epoch is
-missed there. How long bursts are follows measured times, so no two runs are the same: of two runs of this table,
-8 and 10 cells of 24 were within {loss_target:g}, and single losses differed by factors of ten and more. (At a
-fixed rate of 10 the loss of wine is rounded to zero.)
+fewer than {few:,}. Evaluations of networks with batch-norm cost two epochs and more, so that the work per epoch is
+missed there. (At a fixed rate of 10 the loss of wine is rounded to zero.)
 
 {others}
 

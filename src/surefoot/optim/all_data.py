@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,9 +16,16 @@ from surefoot.processes import Processes
 from surefoot.valuation.streamed import StreamedValuer, batch_weight
 from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
+_EVALUATION, _ANEW = 0.5, 2.0  # what an evaluation takes, in gradients, and one for which the model is read anew
+_LOOK = 0.25  # the same for a look: a forward pass in larger batches
+
 
 class AllData:
-    """Evaluations of a model in evaluation mode: one forward pass each, and what they cost.
+    """Evaluations of a model in evaluation mode: one forward pass each, and the work they are.
+
+    Work is counted as what such passes take on the average, in gradients of all data: half a gradient for an
+    evaluation, three where running statistics have moved with the weights, a quarter for a look. To count it keeps
+    runs the same from time to time, where a clock would not.
 
     Args:
         model: read when the first evaluation is asked for, and again when its buffers have changed.
@@ -28,8 +34,7 @@ class AllData:
         processes: those that share the data, which evaluate at the same time.
 
     Attributes:
-        cost: processor seconds of an evaluation, the last one; ``glance``: of a look.
-        reading: seconds that reading the model took, once; set to 0 by who has counted them.
+        work: of all evaluations and looks so far.
         summon: calls other processes to an evaluation.
     """
 
@@ -37,7 +42,7 @@ class AllData:
         self, model: nn.Module, objective: Objective, data: Iterable[Any], processes: Processes | None
     ) -> None:
         self.model, self.objective, self.data, self.processes = model, objective, data, processes
-        self.cost = self.glance = self.reading = 0.0
+        self.work = 0.0
         self.summon: Callable[[], object] | None = None
         self._valuer: StreamedValuer | None = None
         self._buffers: list[Tensor] = []
@@ -50,28 +55,34 @@ class AllData:
 
     def evaluate_here(self) -> Evaluation:
         """The same, for a process that takes part."""
-        start = time.process_time()
         buffers = list(self.model.buffers())
         same = len(buffers) == len(self._buffers) and all(map(torch.equal, buffers, self._buffers))
+        self.work += _EVALUATION + _ANEW * (self._valuer is not None and not same)
         with evaluating(self.model):
             if self._valuer is None:
                 self._valuer = StreamedValuer(self.model, self.data, self.objective, self.processes)
-                self._valuer.evaluate()
-                self.reading = time.process_time() - start
-                start = time.process_time()
             elif not same:  # other running statistics: another graph, of the same data
                 self._valuer = self._valuer.anew()
             self._buffers = [buffer.clone() for buffer in buffers]
-            evaluation = self._valuer.evaluate().evaluation
-        self.cost = time.process_time() - start
-        return evaluation
+            return self._valuer.evaluate().evaluation
+
+    @property
+    def coming(self) -> float:
+        """What an evaluation will take after training."""
+        moving = any(buffer.is_floating_point() for buffer in self.model.buffers())
+        return _EVALUATION + (_ANEW if moving else 0.0)
+
+    def search_work(self, looks: int) -> float:
+        """What so many looks and an evaluation take, while running statistics stay."""
+        return _EVALUATION + looks * (_LOOK if self.processes is None else _EVALUATION)
 
     def look(self) -> float:
         """The objective as plain arithmetic gives it, losses in double; infinite where it is not finite."""
         if self.processes is not None:
             found = self.if_finite()
             return math.inf if found is None else found.value
-        start, total, weights = time.process_time(), 0.0, 0.0
+        total, weights = 0.0, 0.0
+        self.work += _LOOK
         with evaluating(self.model), torch.no_grad():
             for x, y in self.data:
                 outputs = outputs_of(self.model, x)
@@ -79,7 +90,6 @@ class AllData:
                 y = y.double() if y.is_floating_point() else y
                 total += weight * float(self.objective(outputs.double(), y)) if weight else 0.0
                 weights += weight
-        self.glance = time.process_time() - start
         value = total / weights if self.objective.options["reduction"] in ("mean", "entries") else total
         return value if math.isfinite(value) else math.inf
 

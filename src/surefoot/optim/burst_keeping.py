@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,10 +16,10 @@ from surefoot.optim.bursts import BurstRecord, Snapshot
 from surefoot.optim.pace import Pace
 from surefoot.valuation.valuer import Evaluation, EvaluationError
 
-_SHARE = 0.06  # of the work of training that evaluations take, about
-_SHORTEST, _LONGEST = 4.0, 12.0  # epochs of a burst
+_SHARE = 1 / 4  # an evaluation takes at most so much of the work of a burst, over that of its training
+_SHORTEST = 4.0  # epochs of a burst
 _SCRAP = 0.25  # epochs: less is not worth a burst
-_LOOKS, _GLANCE = 7, 0.2  # beyond the end, and what one takes, in epochs, before it is measured
+_LOOKS = 7  # beyond the end
 
 
 class BurstKeeper:
@@ -45,18 +44,17 @@ class BurstKeeper:
         self._searched = False
 
     @property
-    def evaluation(self) -> float:
-        """What an evaluation costs, in training epochs."""
-        return self.training.in_epochs(self.all_data.cost)
+    def work(self) -> float:
+        """What was spent so far, in gradients of all data."""
+        return self.training.work + self.all_data.work
 
     def has_room(self, left: float, *, beyond: bool) -> bool:
         """Whether another burst fits into this work, besides a search beyond its end."""
         return self.value is None or left >= self._ending(beyond) + _SCRAP
 
     def _ending(self, beyond: bool) -> float:
-        """What follows the last batch, in training epochs."""
-        glance = self.training.in_epochs(self.all_data.glance) or _GLANCE
-        return self.evaluation + (self.evaluation + _LOOKS * glance if beyond else 0.0)
+        """The work that follows the last batch."""
+        return self.all_data.coming + (self.all_data.search_work(_LOOKS) if beyond else 0.0)
 
     def burst(self, length: float | None, left: float = math.inf, late: float = math.inf, *, beyond: bool) -> None:
         """Train for one burst, evaluate, and keep what is lower.
@@ -67,14 +65,15 @@ class BurstKeeper:
             late: after how many epochs of this burst rates are to fall.
             beyond: whether a search beyond its end is to come.
         """
-        began, training = time.process_time(), self.training
+        began, training = self.work, self.training
         with self._back_if_interrupted():
             note = self._look()
             start, before, way = self._standing()
+            coming = self.all_data.coming
             if length is None:
-                length = min(max(_SHORTEST, self.evaluation / _SHARE), _LONGEST)
-            room = left - self._spent(began) - self._ending(beyond)
-            if room < length + self.evaluation + _SCRAP:
+                length = max(_SHORTEST, coming / _SHARE)
+            room = left - (self.work - began) - self._ending(beyond)
+            if room < length + coming + _SCRAP:
                 length = max(room, _SCRAP)
             count, rate, part = max(1, round(length * training.batches.per_epoch)), training.pace.rate, way.part
             lowest, ahead = training.run(count, start, self._ahead, self._lowest, late)
@@ -94,7 +93,7 @@ class BurstKeeper:
 
     def go_beyond(self) -> bool:
         """Look for a lower point beyond what was kept, once; training will go on from where it was."""
-        began, training = time.process_time(), self.training
+        began, training = self.work, self.training
         if self._kept is None or not self._kept.is_live():
             return False
         start, before, way = self._standing()
@@ -149,15 +148,10 @@ class BurstKeeper:
             self._searched = True
         return note
 
-    def _spent(self, began: float) -> float:
-        """Processor time since then, in training epochs; without reading the model."""
-        return self.training.in_epochs(time.process_time() - began - self.all_data.reading)
-
     def _enter(
         self, before: Evaluation, after: Evaluation | None, note: str, count: int, rate: float, began: float
     ) -> None:
-        work, self.all_data.reading = self._spent(began), 0.0
-        self.ledger.enter(before, after, rate, count, self.training.batches.per_epoch, work, note)
+        self.ledger.enter(before, after, rate, count, self.training.batches.per_epoch, self.work - began, note)
 
     def state_dict(self) -> dict[str, Any]:
         """All but the states of model and optimizer."""
@@ -167,10 +161,7 @@ class BurstKeeper:
             "value": None if self.value is None else [self.value.value, self.value.error],
             "searched": self._searched,
             "pace": asdict(training.pace),
-            "seconds": training.seconds,
-            "trained": training.trained,
             "ramped": training.ramped,
-            "cost": self.all_data.cost,
             "stalls": self.ledger.stalls,
             "lowest": self._lowest,
             "origin": None if way is None else way.origin,
@@ -183,11 +174,9 @@ class BurstKeeper:
         ledger.history, ledger.stalls = [BurstRecord(**record) for record in state["history"]], state["stalls"]
         self.value = None if state["value"] is None else Evaluation(*state["value"])
         self._kept, self._searched = None, state["searched"]
-        training.seconds, training.trained = state["seconds"], state["trained"]
-        training.ramped = state.get("ramped", training.trained)
+        training.ramped = state["ramped"]
         training.pace = Pace(**state["pace"])
         training.set_rate(training.pace.rate)
-        self.all_data.cost = state["cost"]
         self._way, self._lowest = None, state.get("lowest", math.inf)
         if state.get("origin") is not None:
             self._way = Way(state["origin"])

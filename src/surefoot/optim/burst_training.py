@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -29,6 +28,7 @@ from surefoot.optim.joint import JointBatches
 from surefoot.optim.pace import Pace
 from surefoot.torch_private import is_sharded
 
+_FORWARD = 1 / 3  # the work of a forward pass, over that of a gradient
 _FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what tells noise: least, most, part of all
 _PROBES = 4  # steps of an epoch whose curvature is measured, about
 _ABOVE, _HIGHER, _PATIENCE = 1.1, 2.0, 3  # too high: so many epochs more than 1.1 times the lowest, or one twice
@@ -56,8 +56,7 @@ class BurstTraining:
 
     Attributes:
         pace: the learning rate of the first parameter group.
-        seconds: processor time of training so far.
-        trained: for how many mini-batches.
+        work: of training so far, in gradients of all data; a forward pass counts as a third of one.
         ramped: how many of the first steps, whose rates rise, were taken.
     """
 
@@ -75,7 +74,7 @@ class BurstTraining:
         self.model, self.optimizer, self.objective, self.batches = model, optimizer, objective, batches
         self.average = average
         self.pace = Pace(rates[0])
-        self.seconds, self.trained, self.ramped = 0.0, 0, 0
+        self.work, self.ramped = 0.0, 0
         self._ratios = [rate / rates[0] for rate in rates]
         self._judges: list[Any] = []
 
@@ -83,12 +82,6 @@ class BurstTraining:
     def parameters(self) -> list[nn.Parameter]:
         """What the optimizer moves."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
-    def in_epochs(self, seconds: float) -> float:
-        """Processor time, in that of a training epoch; 0 before anything was trained."""
-        if not self.trained or not self.seconds:
-            return 0.0
-        return seconds / (self.seconds / self.trained * self.batches.per_epoch)
 
     def set_rate(self, rate: float) -> None:
         """Give the optimizer a rate, every group in its ratio."""
@@ -182,27 +175,26 @@ class BurstTraining:
         self.set_rate(rate)
         ramp = 0.0 if mean is None else _RAMP * self.batches.per_epoch
         last = min(round(self.average * self.batches.per_epoch), count // 2)
-        start, steps, total = time.process_time(), 0, 0.0
-        try:
-            for steps, (x, y) in enumerate(batches, start=1):
-                if self.ramped < ramp:
-                    self.ramped += 1
-                    self.set_rate(rate * self.ramped / ramp)
-                closure: Callable[[], Any] = partial(self.loss, x, y, backward=True)
-                probed = bend is not None and steps % max(2, count // _PROBES) == 1
-                if bend is not None and probed:
-                    bend.begin()
-                loss = self.optimizer.step(closure)
-                if bend is not None and probed and loss is not None:
-                    with only_looking(self.model):
-                        bend.end(float(loss), float(self.loss(x, y)))
-                total += math.inf if loss is None else float(loss)
-                if not math.isfinite(total):
-                    return math.inf
-                if mean is not None and steps > count - last:
-                    mean.add()
-        finally:
-            self.seconds, self.trained = self.seconds + time.process_time() - start, self.trained + steps
+        steps, total, step = 0, 0.0, 1 / self.batches.per_epoch
+        for steps, (x, y) in enumerate(batches, start=1):
+            if self.ramped < ramp:
+                self.ramped += 1
+                self.set_rate(rate * self.ramped / ramp)
+            self.work += step
+            closure: Callable[[], Any] = partial(self.loss, x, y, backward=True)
+            probed = bend is not None and steps % max(2, count // _PROBES) == 1
+            if bend is not None and probed:
+                bend.begin()
+            loss = self.optimizer.step(closure)
+            if bend is not None and probed and loss is not None:
+                self.work += _FORWARD * step
+                with only_looking(self.model):
+                    bend.end(float(loss), float(self.loss(x, y)))
+            total += math.inf if loss is None else float(loss)
+            if not math.isfinite(total):
+                return math.inf
+            if mean is not None and steps > count - last:
+                mean.add()
         return total / steps
 
     @property
@@ -222,6 +214,7 @@ class BurstTraining:
         """The loss on a few batches that stay the same."""
         if not self._judges:
             self._judges = as_one(self.batches.take(self._few))
+        self.work += _FORWARD * self._few / self.batches.per_epoch
         with evaluating(self.model), torch.no_grad():
             value = sum(float(self.loss(x, y)) for x, y in self._judges) / len(self._judges)
         return value if math.isfinite(value) else math.inf

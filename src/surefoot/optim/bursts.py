@@ -35,8 +35,7 @@ class BurstRecord:
         kept: whether the exact value is proved to be lower than before.
         batches: how many mini-batches the burst took.
         epochs: the same in passes over the loader.
-        work: processor time of the burst and all that was done for it, in that of one training epoch; reading the
-            model, once, is not in it.
+        work: of the burst and all that was done for it, counted, in gradients of all data.
         note: what else is to be said.
 
     >>> model, data = nn.Linear(2, 1), [(torch.eye(2), torch.ones(2, 1))]

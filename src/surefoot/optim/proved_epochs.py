@@ -45,8 +45,9 @@ class ProvedEpochs:
     for a lower point beyond the last weights, on the line from the first ones (:mod:`surefoot.optim.beyond`).
     Where a network tells all samples apart, that lowers the cross-entropy by orders of magnitude and makes it
     surer of what it says, right or wrong.
-    None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Bursts are as long as
-    it takes for evaluations to cost about a sixteenth of training.
+    None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Bursts are four epochs
+    long, or as long as it takes for evaluations to cost at most a quarter of training. Work is counted
+    (:mod:`surefoot.optim.all_data`) and no time is measured, so the same seed gives the same run.
 
     Args:
         optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
@@ -55,8 +56,7 @@ class ProvedEpochs:
         loader: a ``DataLoader`` or another re-iterable of batches ``(x, y)``, which the optimizer is given.
         model: the network.
         data: what the objective is the mean over; by default all samples of the loader, in a fixed order.
-        burst: epochs of a burst; by default as said above, by processor times. Give a number to be able to repeat
-            a run exactly.
+        burst: epochs of a burst; by default as said above.
         average: over which part of an epoch, at its end, weights are averaged, at most half; 0 for none.
         beyond: whether :meth:`run` may end beyond the last weights.
         progress: called with the record of each burst.
@@ -131,7 +131,7 @@ class ProvedEpochs:
 
     @property
     def work(self) -> float:
-        """What all bursts took so far, in training epochs: processor time, all but reading the model once."""
+        """What all bursts took so far, counted, in gradients of all data."""
         return self._keeper.ledger.work
 
     def step(self) -> float:
