@@ -121,6 +121,15 @@ class Trial:
         certificate = sf.certify(s.model, s.x, domain=sf.Ball(radius), wrt=s.wrt)
         self._constants("certificate", certificate, s.outputs, radius)
 
+    def _a_priori(self) -> None:
+        """Constants of the outputs for all weights that are no larger than these, judged at these."""
+        s = self.subject
+        if s.wrt != "params" or not s.variables:
+            return
+        size = math.sqrt(sum(float(value.detach().double().square().sum()) for value in s.variables.values()))
+        certificate = sf.certify(s.model, s.x, domain=sf.ProductBall(size * (1 + 1e-9) or 1.0))
+        self._constants("a priori", certificate, s.outputs, 0.0)
+
     def _objective(self) -> None:
         """Constants of the objective on a ball, and the step that follows from them."""
         s, radius = self.subject, self.dice.one_of(*self.subject.radii)
@@ -346,12 +355,13 @@ def _ball(claim: Any) -> arb:
 
 
 def investigate(family: str, build: Callable[[int], Subject], number: int, cases: int) -> Findings:
-    """Judge so many claims on subjects of a family, two or three kinds of claim each; the number decides which."""
+    """Judge so many claims on subjects of a family, two to four kinds of claim each; the number decides which."""
     findings = Findings()
     for seed in itertools.count(number * 100_000):
         if findings.count[family] >= cases:
             break
         subject = build(seed)
         kinds = ("along", "steps") if seed % 2 == 0 and subject.wrt == "params" else ("certificate", "objective")
-        Trial(family, seed, subject, findings).run((*kinds, "value") if seed % 5 == 0 else kinds)
+        kinds = (*kinds, "value") if seed % 5 == 0 else kinds
+        Trial(family, seed, subject, findings).run((*kinds, "a_priori") if seed % 3 == 0 else kinds)
     return findings
