@@ -5,8 +5,8 @@
   multiplications of numbers, some thousand gradients: with 64 samples five layers of width 265. Two layers cost
   as much as 10⁵ of them however narrow they are, so that deeper networks than 447 layers take products of norms.
   Beyond, for the weights alone, Jacobians between the cuts of a network
-  (:mod:`surefoot.calculus.adjoint.composed`), in at most 1,900 gradients and 3·10¹¹ multiplications. A ball of a
-  given radius is taken apart in four shells.
+  (:mod:`surefoot.calculus.adjoint.composed`), in at most 1,900 gradients and 3·10¹¹ multiplications. Balls are
+  taken apart in few shells.
 * ``"high"``: sample by sample up to 6·10¹¹, and where the variables hold at most 12,000 numbers, exact derivatives
   at the weights along every direction (:mod:`surefoot.calculus.adjoint.dense`), about ten gradients for each
   number; beyond, Jacobians between cuts in 1,900 gradients whatever their size; balls are taken apart in more
@@ -35,6 +35,7 @@ class Effort:
     multiplications: float = math.inf  # the same in multiplications
     balls: int = 6  # how many are tried, after the weights alone, for the longest step
     shells: int = 0  # in how many at most a ball is then taken apart, to sum up what each adds to the curvature
+    parts: int = 1  # how many of them reach as far as the longest step of these balls
 
     def separates(self, widths: Sequence[int], count: int) -> bool:
         """Whether layers of these widths are followed sample by sample."""
@@ -43,8 +44,8 @@ class Effort:
 
 _PAIR = 1e5  # multiplications that take as long as the calls for two layers
 QUICK = Effort("quick", 0.0, 0)
-NORMAL = Effort("normal", 2e10, 0, 1900.0, 3e11)
-HIGH = Effort("high", 6e11, 12_000, 1900.0, shells=64)
+NORMAL = Effort("normal", 2e10, 0, 1900.0, 3e11, shells=8, parts=4)
+HIGH = Effort("high", 6e11, 12_000, 1900.0, shells=64, parts=8)
 _ONE_DIRECTION, _ONE_UNIT, _ONE_EXPANSION = 10, 10, 20  # gradients, measured
 ONE_BALL, AROUND_DIRECTIONS, AROUND_SAMPLES = 10, 30, 90  # for each ball: norms, and what starts from the centre
 

@@ -62,7 +62,6 @@ from surefoot.taylor import TaylorModel, reach
 
 _MANY = 4000  # variables from which second derivatives are bounded between blocks
 _CLOSE = 1.1  # the ratio of two radii that are as good as equal
-_SHELLS = 8  # of a ball whose radius is searched
 _SHORTER = 1 / 16  # where the curvature is infinite within reach, as beyond a kink
 
 
@@ -100,11 +99,11 @@ def longest_proved(certify: Callable[[Ball], Certificate], effort: Effort = NORM
             break
         radius = math.sqrt(low * high)
     assert best is not None
-    return _through_shells(certify, best, gradient, effort.shells) if best.step_size and effort.shells else best
+    return _through_shells(certify, best, gradient, effort) if best.step_size and effort.shells else best
 
 
 def _through_shells(
-    certify: Callable[[Ball], Certificate], best: Certificate, gradient: float, shells: int
+    certify: Callable[[Ball], Certificate], best: Certificate, gradient: float, effort: Effort
 ) -> Certificate:
     r"""A certificate with a longer step, if the curvature that one step meets on its way allows it.
 
@@ -112,10 +111,10 @@ def _through_shells(
     (:func:`surefoot.guarantees.seen_from_weights`) grows with them, until :math:`1/\bar L` does not reach the
     edge. The last ball lies between the last two, where a line says that it does.
     """
-    width = best.step_size * gradient / _SHELLS
+    width = best.step_size * gradient / effort.parts
     inner: list[tuple[float, Magnitude]] = []
     ahead = 0.0  # how much further than the edge the step would go
-    for k in range(1, shells + 1):
+    for k in range(1, effort.shells + 1):
         radius = k * width
         certificate = _from_weights(certify(Ball(radius)), radius, inner)
         beyond = gradient * guarantees.inverse_of_one_step(certificate) - radius
@@ -200,13 +199,20 @@ def certify_proved(
             found = on(domain)
             if isinstance(domain, Ball) and inner:
                 found = _from_weights(found, domain.radius, inner)
-            if spent.shells and around and known and found.step_size and wrt == "params" and regularizer is None:
+            if (
+                spent.directions
+                and around
+                and known
+                and found.step_size
+                and wrt == "params"
+                and regularizer is None
+            ):
                 found = with_gradient_step(found, analysis, centre)
             return replace(found, weights_inside=analysis.is_inside(domain, wrt))
         if wrt != "params" or not known:
             return on(ProductBall(1.0))
         found = longest_proved(on, spent)
-        if spent.shells and regularizer is None:
+        if spent.directions and regularizer is None:
             return with_gradient_step(found, analysis, centre)
         return replace(found, gradients=found.gradients and centre.cost)
 
