@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from judges.verdicts import assert_same_verdict
 from surefoot.batches import Batches
 from surefoot.calculus.analysis import Analysis
 from surefoot.norms.verified import smallest_eigenvalue
@@ -37,23 +38,11 @@ def split(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.split([2, 1, 4, 2]), y.split([2, 1, 4, 2]), strict=True))
 
 
-def same(found: sf.theorems.Convergence, expected: sf.theorems.Convergence) -> None:
-    """All numbers up to round-off."""
-    assert (found.proved, found.theorem, found.obstacles) == (
-        expected.proved,
-        expected.theorem,
-        expected.obstacles,
-    )
-    assert found.missing == pytest.approx(expected.missing, rel=1e-10)
-    for one, other in zip(found.hypotheses, expected.hypotheses, strict=True):
-        assert one.value == pytest.approx(other.value, rel=1e-10)
-
-
 @pytest.mark.parametrize(("method", "per_block"), METHODS)
 def test_the_verdict_is_that_of_the_joined_batch(method: str, per_block: bool) -> None:
     model, x, y = fitted(nn.Tanh())
     options = {"method": method, "per_block": per_block, "batch_size": 4}
-    same(
+    assert_same_verdict(
         sf.convergence(model, split(x, y), sf.Square(), **options),
         sf.convergence(model, x, sf.Square(y), **options),
     )
@@ -62,7 +51,7 @@ def test_the_verdict_is_that_of_the_joined_batch(method: str, per_block: bool) -
 def test_deep_networks_and_kinks() -> None:
     for between, width in (((nn.Tanh(), nn.Linear(40, 20), nn.Sigmoid()), 20), ((nn.ReLU(),), 40)):
         model, x, y = fitted(*between, width=width)
-        same(
+        assert_same_verdict(
             sf.convergence(model, split(x, y), sf.Square(), effort="low"),
             sf.convergence(model, x, sf.Square(y), effort="low"),
         )
@@ -73,7 +62,7 @@ def test_other_networks_and_strict_minima_join_the_data() -> None:
     x, y = torch.randn(9, 3).double(), torch.zeros(9, 2).double()
     model = nn.Sequential(nn.Linear(3, 4), nn.Softplus(), nn.Softmax(1), nn.Linear(4, 2)).double()
     for options in ({"method": "gauss_newton"}, {"method": "newton", "regularizer": sf.Ridge(10.0)}):
-        same(
+        assert_same_verdict(
             sf.convergence(model, split(x, y), sf.Square(), effort="low", **options),
             sf.convergence(model, x, sf.Square(y), effort="low", **options),
         )

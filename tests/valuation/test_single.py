@@ -69,7 +69,10 @@ def judged(family: str, seeds: range) -> int:
     return count
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("inverses", "attention")])
+IN_DOUBLE = ("inverses", "attention", "recurrent")  # families without a pass in single precision
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in IN_DOUBLE])
 def test_the_exact_value_is_inside(family: str) -> None:
     assert judged(family, SEEDS) > 0
 

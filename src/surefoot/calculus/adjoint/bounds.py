@@ -78,7 +78,11 @@ class Centre:
         """In how many shells a ball is best taken apart: what is known of one sharpens the next where derivatives
         at the centre are exact.
         """
-        return _SHELLS if self.dense is not None else _FEWER if self.by_sample(result) is not None else 1
+        if self.dense is not None:
+            return _SHELLS
+        read = {name for step in result.steps for name in (step.node.name, *step.node.inputs)}
+        known = all(result.enclosures[name].value is not None for name in read)
+        return _FEWER if known and self.by_sample(result) is not None else 1
 
     def inside(self, result: Pass) -> Ways | None:
         """How far rows move on the largest domain inside this one that was asked for just before."""

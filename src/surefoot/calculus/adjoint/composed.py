@@ -30,7 +30,7 @@ from surefoot.calculus.adjoint.dense import Local, local, sample_labels
 from surefoot.calculus.adjoint.running import roundings
 from surefoot.calculus.adjoint.samples import require_moderate
 from surefoot.calculus.forward import Pass, Step, joined
-from surefoot.enclosure import Enclosure
+from surefoot.enclosure import Enclosure, Spec
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms.matrix import largest_norm
 
@@ -60,7 +60,7 @@ class Composed:
         cuts = _cuts(result)
         work = np.array([_work(step) for step in result.steps]).cumsum()
         self.rows, self.cost = dict[str, list[str]](), 0.0
-        budget = min(budget, most / (3 * work[-1]))
+        budget = min(budget, most / max(3 * work[-1], 1.0))
         for name, (count, size) in sorted(cuts.items(), key=lambda item: item[1]):
             sources = [c for c in cuts if self._at[c] < self._at[name]][0 if size <= _NARROW else -_BACK :]
             while count * size * sum(cuts[c][1] for c in sources) > _HELD:
@@ -148,7 +148,10 @@ def _cuts(result: Pass) -> dict[str, tuple[int, int]]:
     """Cuts in order whose rows are samples that do not interact and that are bent by what reads them: the number
     of samples and of entries of each.
     """
-    count = (result.enclosures[next(iter(result.steps[-1].names.values()))].shape or (1,))[0]
+    read = result.enclosures[next(iter(result.steps[-1].names.values()))].spec
+    if not isinstance(read, Spec):  # one of several results is the output
+        return {}
+    count = (read.shape or (1,))[0]
     labels, live, found = sample_labels(result, count), set[str](), dict[str, tuple[int, int]]()
     last = {name: k for k, step in enumerate(result.steps) for name in step.names.values()}
     bent = {
