@@ -98,7 +98,7 @@ rates and evaluations leave 22 to 25 epochs of training. Rates of the convolutio
 factor of three below some that ruin them: losses spike there, and single runs differ by a factor of ten, by seed
 and by how long bursts are. In trials with other seeds and almost the same rules, networks that are below
 {loss_target:g} here ended at up to thirty times the loss of the best fixed rate. Work is counted, so the same seed
-gives the same run; the work per epoch is measured.
+gives the same run; the work per epoch is measured, here while other programs kept the machine busy.
 
 {minibatches}
 

@@ -16,8 +16,8 @@ from surefoot.optim.bursts import BurstRecord, Snapshot
 from surefoot.optim.pace import Pace
 from surefoot.valuation.valuer import Evaluation, EvaluationError
 
-_SHARE = 1 / 4  # an evaluation takes at most so much of the work of a burst, over that of its training
-_SHORTEST = 4.0  # epochs of a burst
+_SHARE = 0.06  # of the work of training that evaluations take, about
+_SHORTEST, _LONGEST = 4.0, 12.0  # epochs of a burst
 _SCRAP = 0.25  # epochs: less is not worth a burst
 _LOOKS = 7  # beyond the end
 
@@ -71,7 +71,7 @@ class BurstKeeper:
             start, before, way = self._standing()
             coming = self.all_data.coming
             if length is None:
-                length = max(_SHORTEST, coming / _SHARE)
+                length = min(max(_SHORTEST, coming / _SHARE), _LONGEST)
             room = left - (self.work - began) - self._ending(beyond)
             if room < length + coming + _SCRAP:
                 length = max(room, _SCRAP)

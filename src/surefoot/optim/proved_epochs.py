@@ -45,8 +45,8 @@ class ProvedEpochs:
     for a lower point beyond the last weights, on the line from the first ones (:mod:`surefoot.optim.beyond`).
     Where a network tells all samples apart, that lowers the cross-entropy by orders of magnitude and makes it
     surer of what it says, right or wrong.
-    None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Bursts are four epochs
-    long, or as long as it takes for evaluations to cost at most a quarter of training. Work is counted
+    None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Bursts are as long as
+    it takes for evaluations to cost about a sixteenth of training, and at most twelve epochs. Work is counted
     (:mod:`surefoot.optim.all_data`) and no time is measured, so the same seed gives the same run.
 
     Args:
