@@ -155,7 +155,7 @@ def certify_proved(
     wrt: Wrt = "params",
     input_norm: float | None = None,
     regularizer: Penalty | None = None,
-    effort: str = "normal",
+    effort: str | Effort = "normal",
 ) -> Certificate:
     """The certificate of a model, or of an objective of it; see :func:`surefoot.certify`."""
     if wrt not in ("params", "input"):
@@ -167,7 +167,7 @@ def certify_proved(
             raise DomainError("a regulariser is added on balls and boxes, not along a segment: use surefoot.Ball")
         with ordinary_device():
             return _on_segment(Along(model, x, objective), domain)
-    spent = effort_named(effort)
+    spent = effort if isinstance(effort, Effort) else effort_named(effort)
     analysis = Analysis.of(model, x, objective)
     refuse_penalty(regularizer, is_objective=wrt == "params" and analysis.reading.is_scalar)
 
@@ -193,9 +193,11 @@ def certify_proved(
         if domain is not None:
             inner: list[tuple[float, Magnitude]] = []
             if isinstance(domain, Ball) and domain.radius > 0 and around and known:
-                shells = centre.shells(analysis.over(domain, wrt))
-                radii = (domain.radius * k / shells for k in range(1, shells))
-                inner = [(radius, on(Ball(radius)).smoothness) for radius in radii]
+                shells = centre.shells(analysis.over(domain, wrt)) if spent.parts > 1 else 1
+                for radius in (domain.radius * k / shells for k in range(1, shells)):
+                    inner.append((radius, on(Ball(radius)).smoothness))
+                    if not inner[-1][1].is_finite:  # nor is it on any larger one
+                        break
             found = on(domain)
             if isinstance(domain, Ball) and inner:
                 found = _from_weights(found, domain.radius, inner)

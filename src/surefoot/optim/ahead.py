@@ -9,6 +9,7 @@ import torch
 
 from surefoot.blockwise import block_inverse_smoothness
 from surefoot.calculus.adjoint.gradient import ProvedGradient
+from surefoot.calculus.effort import ONE_OF_MANY
 from surefoot.calculus.segment.along import Along, Majorant
 from surefoot.certificate import Certificate
 from surefoot.certificate.proving import certify_proved
@@ -83,7 +84,9 @@ class Ahead:
         else:
             proved = owner.proved_gradient(x, y, loss)
             proposal = self._ball.step(
-                lambda ball: certify_proved(owner.model, x, objective=owner.objective.bound_to(y), domain=ball),
+                lambda ball: certify_proved(
+                    owner.model, x, objective=owner.objective.bound_to(y), domain=ball, effort=ONE_OF_MANY
+                ),
                 owner.trainable,
                 lambda certificate, radius: self._within(certificate, radius, gradient, proved),
             )

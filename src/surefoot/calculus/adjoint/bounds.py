@@ -28,8 +28,6 @@ from surefoot.calculus.forward import Pass
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, minimum, stack
 
-_SHELLS, _FEWER = 8, 4  # with derivatives along every direction, and sample by sample, which take longer
-
 
 @dataclass(frozen=True)
 class ScalarBounds:
@@ -78,11 +76,10 @@ class Centre:
         """In how many shells a ball is best taken apart: what is known of one sharpens the next where derivatives
         at the centre are exact.
         """
-        if self.dense is not None:
-            return _SHELLS
         read = {name for step in result.steps for name in (step.node.name, *step.node.inputs)}
         known = all(result.enclosures[name].value is not None for name in read)
-        return _FEWER if known and self.by_sample(result) is not None else 1
+        exact = self.dense is not None or (known and self.by_sample(result) is not None)
+        return self.effort.parts if exact else 1
 
     def inside(self, result: Pass) -> Ways | None:
         """How far rows move on the largest domain inside this one that was asked for just before."""
