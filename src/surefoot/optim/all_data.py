@@ -24,8 +24,8 @@ class AllData:
     """Evaluations of a model in evaluation mode: one forward pass each, and the work they are.
 
     Work is counted as what such passes take on the average, in gradients of all data: half a gradient for an
-    evaluation, three where running statistics have moved with the weights, a quarter for a look. To count it keeps
-    runs the same from time to time, where a clock would not.
+    evaluation, two and a half where running statistics have moved with the weights, a quarter for a look. Counting
+    makes runs repeatable, which a clock would not.
 
     Args:
         model: read when the first evaluation is asked for, and again when its buffers have changed.
