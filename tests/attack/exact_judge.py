@@ -126,7 +126,7 @@ class Trial:
         s = self.subject
         if s.wrt != "params" or not s.variables:
             return
-        size = math.sqrt(sum(float(value.detach().double().square().sum()) for value in s.variables.values()))
+        size = math.hypot(*(float(entry) for v in s.variables.values() for entry in v.detach().double().flatten()))
         certificate = sf.certify(s.model, s.x, domain=sf.ProductBall(size * (1 + 1e-9) or 1.0))
         self._constants("a priori", certificate, s.outputs, 0.0)
 
