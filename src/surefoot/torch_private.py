@@ -20,6 +20,8 @@ from torch.nn.modules import module as _module
 from torch.nn.modules.batchnorm import _NormBase as BatchNormalisation
 from torch.nn.modules.dropout import _DropoutNd as Dropout
 
+from surefoot.loading import loaded
+
 # OpOverload, OpOverloadPacket, HigherOrderOperator: the types of what ``torch.ops`` holds; it names none of them.
 # FakeTensor, FakeTensorMode: tensors with a shape and a device and no entries, which tracing leaves behind; the
 #   public ``meta`` device would lose the true one.
@@ -222,9 +224,15 @@ def constants_allowed() -> AbstractContextManager[None]:
     return torch._export.config.patch(error_on_lifted_constant_tensors=False)
 
 
+def load_tracer() -> None:
+    """Load what ``torch.export`` would load at its first call, which is most of what that call takes."""
+    loaded("torch.export._trace")
+
+
 __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "children_of", "constants_allowed",
-    "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "pre_hooks_of", "schema_of",
-    "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer", "writes_of",
+    "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "load_tracer",
+    "pre_hooks_of", "schema_of", "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer",
+    "writes_of",
 ]  # fmt: skip

@@ -36,6 +36,7 @@ from surefoot.torch_private import (
     constants_allowed,
     global_forward_hooks,
     is_view,
+    load_tracer,
     schema_of,
 )
 
@@ -96,6 +97,8 @@ def trace(
     custom: list[str] = []
     selected = _Selected(model, survey, calls, changes, custom)
     try:
+        with quiet():
+            load_tracer()
         with quiet(), _as_if_alone(model):
             named = {key: _usable(value) for key, value in kwargs.items()}
             usable = tuple(map(_usable, args))
