@@ -9,6 +9,7 @@ import copy
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import module as _module
 from torch.nn.modules.batchnorm import _NormBase as BatchNormalisation
 from torch.nn.modules.dropout import _DropoutNd as Dropout
+from torch.nn.modules.transformer import _detect_is_causal_mask
 
 from surefoot.loading import loaded
 
@@ -73,8 +75,22 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / _lengths(v, dim))
 
 
-FORMULAS = {"aten._weight_norm": _weight_norm}
-"""Operations whose kernel has a wrong second derivative (as of PyTorch 2.13): they are run by a formula."""
+def _distances(x: Tensor, p: float = 2.0) -> Tensor:
+    first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
+    return torch.linalg.vector_norm(x[first] - x[second], p, dim=-1)
+
+
+def _scatter(x: Tensor, dim: int, index: Tensor, given: Any, *, reduce: str | None = None) -> Tensor:
+    if reduce is None:
+        return x.scatter(dim, index, given)
+    given = given if isinstance(given, Tensor) else torch.full_like(index, given, dtype=x.dtype)
+    return x.scatter_reduce(dim, index, given, {"add": "sum", "multiply": "prod"}[reduce])
+
+
+FORMULAS = {"aten._weight_norm": _weight_norm, "aten.pdist": _distances, "aten.scatter": _scatter}
+"""Operations whose kernel lacks a second derivative, or has a wrong one (as of PyTorch 2.13): they are run by a
+formula.
+"""
 
 
 def normalisations_written_out() -> dict[Any, Any]:
@@ -219,6 +235,11 @@ def global_forward_hooks() -> tuple[dict[int, Any], dict[int, Any]]:
     return _module._global_forward_pre_hooks, _module._global_forward_hooks
 
 
+def seeks_shortcut(frame: FrameType) -> bool:
+    """Whether this is where the transformers of ``torch.nn`` compare a mask with the causal one, for its kernel."""
+    return frame.f_code is _detect_is_causal_mask.__code__
+
+
 def constants_allowed() -> AbstractContextManager[None]:
     """Let ``torch.export`` take tensors that are neither parameters nor buffers; only its configuration can."""
     return torch._export.config.patch(error_on_lifted_constant_tensors=False)
@@ -233,6 +254,6 @@ __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "children_of", "constants_allowed",
     "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "load_tracer",
-    "pre_hooks_of", "schema_of", "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer",
-    "writes_of",
+    "pre_hooks_of", "schema_of", "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of",
+    "unsharded_copy", "with_buffer", "writes_of",
 ]  # fmt: skip
