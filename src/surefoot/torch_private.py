@@ -87,7 +87,31 @@ def _scatter(x: Tensor, dim: int, index: Tensor, given: Any, *, reduce: str | No
     return x.scatter_reduce(dim, index, given, {"add": "sum", "multiply": "prod"}[reduce])
 
 
-FORMULAS = {"aten._weight_norm": _weight_norm, "aten.pdist": _distances, "aten.scatter": _scatter}
+def bags(
+    weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Sums, means or maxima of rows of the weight; rows of padding go to a bag that is left out."""
+    starts = offsets[:-1] if include_last_offset else offsets
+    begins = torch.zeros(len(indices) + 1, dtype=torch.long, device=indices.device)
+    bag = begins.index_add(0, starts, torch.ones_like(starts, dtype=torch.long))[:-1].cumsum(0) - 1
+    if padding_idx is not None:
+        bag = bag.masked_fill(indices == padding_idx % len(weight), len(starts))
+    rows, empty = weight[indices], weight.new_zeros(len(starts) + 1, weight.shape[1])
+    if mode == 2:
+        found = empty.scatter_reduce(0, bag.unsqueeze(1).expand_as(rows), rows, "amax", include_self=False)
+    else:
+        found = empty.index_add(0, bag, rows if per_sample_weights is None else rows * per_sample_weights[:, None])
+    if mode == 1:
+        found = found / torch.zeros_like(found).index_add(0, bag, torch.ones_like(rows)).clamp(min=1)
+    return found[: len(starts)], bag, offsets, offsets
+
+
+FORMULAS = {
+    "aten._weight_norm": _weight_norm, "aten.embedding_bag": bags, "aten.pdist": _distances,
+    "aten.scatter": _scatter,
+}  # fmt: skip
 """Operations whose kernel lacks a second derivative, or has a wrong one (as of PyTorch 2.13): they are run by a
 formula.
 """
@@ -236,7 +260,7 @@ def global_forward_hooks() -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def seeks_shortcut(frame: FrameType) -> bool:
-    """Whether this is where the transformers of ``torch.nn`` compare a mask with the causal one, for its kernel."""
+    """Whether this is where transformers of ``torch.nn`` compare a mask with the causal one, for its kernel."""
     return frame.f_code is _detect_is_causal_mask.__code__
 
 
@@ -252,7 +276,7 @@ def load_tracer() -> None:
 
 __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
-    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "children_of", "constants_allowed",
+    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "bags", "children_of", "constants_allowed",
     "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "load_tracer",
     "pre_hooks_of", "schema_of", "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of",
     "unsharded_copy", "with_buffer", "writes_of",

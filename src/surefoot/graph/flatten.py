@@ -115,8 +115,8 @@ def places_of(model: nn.Module) -> dict[str, Places]:
 class MasksAsIndices(TorchFunctionMode):
     """Indexing by the places of a mask instead of the mask, and transformers that apply the mask they are given.
 
-    Those of ``torch.nn`` compare it with the causal one, and if it is that they call a kernel that needs none. Which
-    of both runs depends on its values, what they compute does not: the answer is no.
+    Those of ``torch.nn`` compare it with the causal one, and if it is that they call a kernel that needs none.
+    Which of both runs depends on its values, what they compute does not: the answer is no.
     """
 
     def __init__(self, model: nn.Module, places: Mapping[str, Places]) -> None:
