@@ -59,6 +59,12 @@ _KNOWN = (
         "(.item(), float(), int()) by the tensor itself, and fix the number of iterations of a loop.",
     ),
     (
+        r"argument 'size' failed to unpack|DynamicOutputShape",
+        "the size of a tensor depends on the values of another, as in a packed sequence or a selection",
+        "Fix the sizes: run a recurrent layer on the padded batch and pick the last states with gather, or pack "
+        "before the model is called; for linalg.lstsq write torch.linalg.solve(A.mT @ A, A.mT @ b).",
+    ),
+    (
         r"same device|Device Propagation|DeviceMismatch|device type mismatch",
         "tensors on different devices meet",
         "Move the model and the input to one device, for example x = x.to(device).",
