@@ -92,13 +92,14 @@ def bags(
     sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Sums, means or maxima of rows of the weight; rows of padding go to a bag that is left out."""
+    """Sums, means or maxima of rows of the weight; rows of padding go to bags of their own that are left out."""
     starts = offsets[:-1] if include_last_offset else offsets
     begins = torch.zeros(len(indices) + 1, dtype=torch.long, device=indices.device)
     bag = begins.index_add(0, starts, torch.ones_like(starts, dtype=torch.long))[:-1].cumsum(0) - 1
     if padding_idx is not None:
-        bag = bag.masked_fill(indices == padding_idx % len(weight), len(starts))
-    rows, empty = weight[indices], weight.new_zeros(len(starts) + 1, weight.shape[1])
+        beyond = torch.arange(len(starts), len(starts) + len(indices), device=indices.device)
+        bag = bag.where(indices != padding_idx % len(weight), beyond)
+    rows, empty = weight[indices], weight.new_zeros(len(starts) + len(indices), weight.shape[1])
     if mode == 2:
         found = empty.scatter_reduce(0, bag.unsqueeze(1).expand_as(rows), rows, "amax", include_self=False)
     else:
@@ -108,7 +109,7 @@ def bags(
     return found[: len(starts)], bag, offsets, offsets
 
 
-FORMULAS = {
+FORMULAS: dict[str, Callable[..., Any]] = {
     "aten._weight_norm": _weight_norm, "aten.embedding_bag": bags, "aten.pdist": _distances,
     "aten.scatter": _scatter,
 }  # fmt: skip
