@@ -80,11 +80,15 @@ def _distances(x: Tensor, p: float = 2.0) -> Tensor:
     return torch.linalg.vector_norm(x[first] - x[second], p, dim=-1)
 
 
-def _scatter(x: Tensor, dim: int, index: Tensor, given: Any, *, reduce: str | None = None) -> Tensor:
+def scattered(
+    self: Tensor, dim: int, index: Tensor, src: Any = None, *, reduce: str | None = None, value: Any = None
+) -> Tensor:
+    """Numbers written, added or multiplied to places along a dimension."""
+    given = value if src is None else src
     if reduce is None:
-        return x.scatter(dim, index, given)
-    given = given if isinstance(given, Tensor) else torch.full_like(index, given, dtype=x.dtype)
-    return x.scatter_reduce(dim, index, given, {"add": "sum", "multiply": "prod"}[reduce])
+        return self.scatter(dim, index, given)
+    given = given if isinstance(given, Tensor) else torch.full_like(index, given, dtype=self.dtype)
+    return self.scatter_reduce(dim, index, given, {"add": "sum", "multiply": "prod"}[reduce])
 
 
 def bags(
@@ -111,7 +115,7 @@ def bags(
 
 FORMULAS: dict[str, Callable[..., Any]] = {
     "aten._weight_norm": _weight_norm, "aten.embedding_bag": bags, "aten.pdist": _distances,
-    "aten.scatter": _scatter,
+    "aten.scatter": scattered,
 }  # fmt: skip
 """Operations whose kernel lacks a second derivative, or has a wrong one (as of PyTorch 2.13): they are run by a
 formula.
@@ -279,6 +283,6 @@ __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "bags", "children_of", "constants_allowed",
     "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "load_tracer",
-    "pre_hooks_of", "schema_of", "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of",
+    "pre_hooks_of", "scattered", "schema_of", "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of",
     "unsharded_copy", "with_buffer", "writes_of",
 ]  # fmt: skip

@@ -111,8 +111,8 @@ def steps(
 
 
 def _converted(spec: Any, result: Any) -> Any:
-    both = isinstance(spec, Spec) and isinstance(result, Spec) and spec.is_real and result.is_real
-    return replace(spec, dtype=result.dtype) if both else spec
+    real = all(isinstance(s, Spec) and s.dtype.is_floating_point for s in (spec, result))
+    return replace(spec, dtype=result.dtype) if real else spec
 
 
 def _with(argument: Any, tensors: Mapping[str, Tensor]) -> Any:
