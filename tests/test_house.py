@@ -20,7 +20,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # Each row imports from rows above it, and from its own without going round in a circle.
 ROWS = (
-    "errors magnitude domains enclosure linear_solve norms processes scalar taylor torch_private",
+    "errors magnitude domains enclosure linear_solve loading norms processes scalar taylor torch_private",
     "batches graph",
     "operations",
     "calculus chain complexity",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from surefoot.loading import loaded
 
 __version__ = "0.1.0.dev0"
 
@@ -61,9 +62,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
-        value = getattr(import_module(_NAMES[name]), name)
+        value = getattr(loaded(_NAMES[name]), name)
     elif name in _MODULES:
-        value = import_module(f"surefoot.{name}")
+        value = loaded(f"surefoot.{name}")
     else:
         raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
     globals()[name] = value

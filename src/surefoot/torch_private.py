@@ -9,6 +9,7 @@ import copy
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import module as _module
 from torch.nn.modules.batchnorm import _NormBase as BatchNormalisation
 from torch.nn.modules.dropout import _DropoutNd as Dropout
+from torch.nn.modules.transformer import _detect_is_causal_mask
+
+from surefoot.loading import loaded
 
 # OpOverload, OpOverloadPacket, HigherOrderOperator: the types of what ``torch.ops`` holds; it names none of them.
 # FakeTensor, FakeTensorMode: tensors with a shape and a device and no entries, which tracing leaves behind; the
@@ -71,8 +75,51 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / _lengths(v, dim))
 
 
-FORMULAS = {"aten._weight_norm": _weight_norm}
-"""Operations whose kernel has a wrong second derivative (as of PyTorch 2.13): they are run by a formula."""
+def _distances(x: Tensor, p: float = 2.0) -> Tensor:
+    first, second = torch.triu_indices(len(x), len(x), 1, device=x.device)
+    return torch.linalg.vector_norm(x[first] - x[second], p, dim=-1)
+
+
+def scattered(
+    self: Tensor, dim: int, index: Tensor, src: Any = None, *, reduce: str | None = None, value: Any = None
+) -> Tensor:
+    """Numbers written, added or multiplied to places along a dimension."""
+    given = value if src is None else src
+    if reduce is None:
+        return self.scatter(dim, index, given)
+    given = given if isinstance(given, Tensor) else torch.full_like(index, given, dtype=self.dtype)
+    return self.scatter_reduce(dim, index, given, {"add": "sum", "multiply": "prod"}[reduce])
+
+
+def bags(
+    weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Sums, means or maxima of rows of the weight; rows of padding go to bags of their own that are left out."""
+    starts = offsets[:-1] if include_last_offset else offsets
+    begins = torch.zeros(len(indices) + 1, dtype=torch.long, device=indices.device)
+    bag = begins.index_add(0, starts, torch.ones_like(starts, dtype=torch.long))[:-1].cumsum(0) - 1
+    if padding_idx is not None:
+        beyond = torch.arange(len(starts), len(starts) + len(indices), device=indices.device)
+        bag = bag.where(indices != padding_idx % len(weight), beyond)
+    rows, empty = weight[indices], weight.new_zeros(len(starts) + len(indices), weight.shape[1])
+    if mode == 2:
+        found = empty.scatter_reduce(0, bag.unsqueeze(1).expand_as(rows), rows, "amax", include_self=False)
+    else:
+        found = empty.index_add(0, bag, rows if per_sample_weights is None else rows * per_sample_weights[:, None])
+    if mode == 1:
+        found = found / torch.zeros_like(found).index_add(0, bag, torch.ones_like(rows)).clamp(min=1)
+    return found[: len(starts)], bag, offsets, offsets
+
+
+FORMULAS: dict[str, Callable[..., Any]] = {
+    "aten._weight_norm": _weight_norm, "aten.embedding_bag": bags, "aten.pdist": _distances,
+    "aten.scatter": scattered,
+}  # fmt: skip
+"""Operations whose kernel lacks a second derivative, or has a wrong one (as of PyTorch 2.13): they are run by a
+formula.
+"""
 
 
 def normalisations_written_out() -> dict[Any, Any]:
@@ -217,14 +264,25 @@ def global_forward_hooks() -> tuple[dict[int, Any], dict[int, Any]]:
     return _module._global_forward_pre_hooks, _module._global_forward_hooks
 
 
+def seeks_shortcut(frame: FrameType) -> bool:
+    """Whether this is where transformers of ``torch.nn`` compare a mask with the causal one, for its kernel."""
+    return frame.f_code is _detect_is_causal_mask.__code__
+
+
 def constants_allowed() -> AbstractContextManager[None]:
     """Let ``torch.export`` take tensors that are neither parameters nor buffers; only its configuration can."""
     return torch._export.config.patch(error_on_lifted_constant_tensors=False)
 
 
+def load_tracer() -> None:
+    """Load what ``torch.export`` would load at its first call, which is most of what that call takes."""
+    loaded("torch.export._trace")
+
+
 __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
-    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "children_of", "constants_allowed",
-    "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "pre_hooks_of", "schema_of",
-    "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer", "writes_of",
+    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "bags", "children_of", "constants_allowed",
+    "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "load_tracer",
+    "pre_hooks_of", "scattered", "schema_of", "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of",
+    "unsharded_copy", "with_buffer", "writes_of",
 ]  # fmt: skip

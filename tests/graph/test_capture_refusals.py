@@ -108,6 +108,13 @@ CASES: dict[str, tuple[Callable[[], Any], Any, str, str | None]] = {
     "branch on data": (
         lambda: inside(branch), X, r"control flow depends on the data.*if y\.sum\(\) > 0.*torch\.where", "1",
     ),
+    "packed sequence": (
+        lambda: inside(
+            lambda s, x: s.cell(nn.utils.rnn.pack_padded_sequence(x[None], [2], batch_first=True))[1][-1],
+            cell=nn.GRU(3, 3, batch_first=True),
+        ),
+        X, r"size of a tensor depends on the values of another.*padded batch", "1.cell",
+    ),
     "loop on data": (lambda: inside(loop), X, r"control flow.*while x\.norm\(\) > 1", "1"),
     "item": (lambda: inside(lambda s, x: s.layer(x) * x.max().item()), X, r"\.item\(\)", "1"),
     "item of a parameter": (lambda: inside(lambda s, x: x * s.layer.weight.max().item()), X, r"\.item\(\)", "1"),

@@ -76,6 +76,24 @@ SMOOTH: dict[str, Function] = {
     "diff": lambda h, w: h.diff(dim=1),
     "multi_dot": lambda h, w: torch.linalg.multi_dot([h, w.mT, w]),
     "meshgrid": lambda h, w: torch.meshgrid(h[0], w[0], indexing="ij")[0],
+    "block_diag": lambda h, w: torch.block_diag(h, w[0], h.tanh()),
+    "chebyshev": lambda h, w: (
+        torch.special.chebyshev_polynomial_t(h, 4) + torch.special.chebyshev_polynomial_u(h.tanh(), 3)
+    ),
+    "hermite": lambda h, w: (
+        torch.special.hermite_polynomial_h(h.sin(), 3) + torch.special.hermite_polynomial_he(h, 4)
+    ),
+    "legendre": lambda h, w: (
+        torch.special.legendre_polynomial_p(h.tanh(), 4) + torch.special.laguerre_polynomial_l(h, 3)
+    ),
+    "low degrees": lambda h, w: (
+        torch.special.chebyshev_polynomial_u(h, 1) * torch.special.hermite_polynomial_h(h, 0)
+        + torch.special.laguerre_polynomial_l(h, 1)
+    ),
+    "a sum into single precision": lambda h, w: (
+        torch.zeros(5, 6).double().scatter_reduce(1, _PLACES, h, "mean")
+        + torch.ones(5, 6).double().scatter_reduce(1, _PLACES, h, "sum")
+    ),
     "exp2": lambda h, w: torch.exp2(h) + torch.log2(h**2 + 1) + torch.log10(h**2 + 1),
     "asin": lambda h, w: torch.asin(0.8 * h.tanh()) - torch.acos(0.7 * h.sin()),
     "atanh": lambda h, w: torch.atanh(0.8 * h.tanh()) + torch.acosh(h**2 + 2),
@@ -244,3 +262,55 @@ def test_numbers_that_are_written_to_one_place_are_refused(name: str) -> None:
 def test_what_jumps_is_refused_as_jumping(name: str) -> None:
     with pytest.raises(UnsupportedOperation, match="jumps as its argument varies"):
         certify(_model(JUMPS[name]), X, domain=Ball(0.02))
+
+
+WITHOUT_BOUNDS: dict[str, tuple[Function, str]] = {
+    "eigh": (lambda h, w: torch.linalg.eigh(w @ w.mT)[1], "where two of them meet"),
+    "eigvalsh": (lambda h, w: torch.linalg.eigvalsh(w @ w.mT), "where two of them meet"),
+    "svd": (lambda h, w: torch.linalg.svd(w, full_matrices=False)[0], "where two of them meet"),
+    "nuclear norm": (lambda h, w: torch.linalg.matrix_norm(w, "nuc"), "where two of them meet"),
+    "qr": (lambda h, w: torch.linalg.qr(w)[0], "columns become dependent"),
+    "pinv": (lambda h, w: torch.linalg.pinv(w), "where the rank changes"),
+    "lu": (lambda h, w: torch.linalg.lu(w[:, :3])[1], "exchanges rows"),
+    "as_strided": (lambda h, w: torch.as_strided(h, (2, 2), (3, 1)), "lie in memory"),
+    "lgamma": (lambda h, w: torch.lgamma(1 + h.sigmoid()), "special function"),
+    "i0": (lambda h, w: torch.i0(h), "special function"),
+    "erfinv": (lambda h, w: torch.erfinv(h.tanh()), "special function"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_BOUNDS)
+def test_what_has_no_bounds_is_refused_with_the_reason(name: str) -> None:
+    function, reason = WITHOUT_BOUNDS[name]
+    with pytest.raises(UnsupportedOperation, match=f"'aten.* in the model itself: .*{reason}"):
+        certify(_model(function), X, domain=Ball(0.02))
+
+
+def _orthogonal_factor(a: Tensor) -> Tensor:
+    upper = torch.linalg.cholesky(a.mT @ a).mT
+    return torch.linalg.solve(upper.mT, a.mT).mT
+
+
+INSTEAD: dict[str, tuple[Function, Function]] = {
+    "qr": (
+        lambda h, w: _orthogonal_factor(9 * torch.eye(6, 3, dtype=w.dtype) + w.mT),
+        lambda h, w: torch.linalg.qr(9 * torch.eye(6, 3, dtype=w.dtype) + w.mT)[0] @ torch.diag(
+            torch.linalg.qr(9 * torch.eye(6, 3, dtype=w.dtype) + w.mT)[1].diagonal().sign()),
+    ),
+    "pinv, columns": (
+        lambda h, w: torch.linalg.solve(w @ w.mT, w),
+        lambda h, w: torch.linalg.pinv(w.mT),
+    ),
+    "pinv, rows": (
+        lambda h, w: w.mT @ torch.linalg.inv(w @ w.mT),
+        lambda h, w: torch.linalg.pinv(w),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_what_refusals_advise_is_the_same_function_and_has_bounds(name: str) -> None:
+    advised, refused = INSTEAD[name]
+    model = _model(advised)
+    assert torch.allclose(model(X), _model(refused)(X), rtol=1e-10, atol=1e-10)
+    assert certify(model, X, domain=Ball(1e-4)).smoothness.is_finite

@@ -16,6 +16,7 @@ what it picks depends on the data.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
-from surefoot.torch_private import HigherOrderOperator, OpOverload, normalisations_written_out
+from surefoot.torch_private import HigherOrderOperator, OpOverload, normalisations_written_out, seeks_shortcut
 
 _aten: Any = torch.ops.aten
 _TRANSFORMS = {
@@ -112,7 +113,11 @@ def places_of(model: nn.Module) -> dict[str, Places]:
 
 
 class MasksAsIndices(TorchFunctionMode):
-    """Indexing by the places of a mask instead of the mask."""
+    """Indexing by the places of a mask instead of the mask, and transformers that apply the mask they are given.
+
+    Those of ``torch.nn`` compare it with the causal one, and if it is that they call a kernel that needs none.
+    Which of both runs depends on its values, what they compute does not: the answer is no.
+    """
 
     def __init__(self, model: nn.Module, places: Mapping[str, Places]) -> None:
         super().__init__()
@@ -121,6 +126,8 @@ class MasksAsIndices(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if function is torch.Tensor.__bool__ and seeks_shortcut(sys._getframe(1)):
+            return False
         if function is torch.Tensor.__getitem__:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(id(part) in self._places for part in index):

@@ -36,6 +36,7 @@ from surefoot.torch_private import (
     constants_allowed,
     global_forward_hooks,
     is_view,
+    load_tracer,
     schema_of,
 )
 
@@ -56,6 +57,12 @@ _KNOWN = (
         "control flow depends on the data: the values of a tensor decide a branch, a loop or a Python number",
         "A certificate covers one function: replace a branch by torch.where, a number taken out of a tensor "
         "(.item(), float(), int()) by the tensor itself, and fix the number of iterations of a loop.",
+    ),
+    (
+        r"argument 'size' failed to unpack|DynamicOutputShape",
+        "the size of a tensor depends on the values of another, as in a packed sequence or a selection",
+        "Fix the sizes: run a recurrent layer on the padded batch and pick the last states with gather, or pack "
+        "before the model is called; for linalg.lstsq write torch.linalg.solve(A.mT @ A, A.mT @ b).",
     ),
     (
         r"same device|Device Propagation|DeviceMismatch|device type mismatch",
@@ -96,6 +103,8 @@ def trace(
     custom: list[str] = []
     selected = _Selected(model, survey, calls, changes, custom)
     try:
+        with quiet():
+            load_tracer()
         with quiet(), _as_if_alone(model):
             named = {key: _usable(value) for key, value in kwargs.items()}
             usable = tuple(map(_usable, args))

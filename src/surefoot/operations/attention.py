@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.graph.nodes import Source
 from surefoot.graph.structure import Graph, Node, Ref, Role, Spec
 from surefoot.operations.call import Slot, Use
 from surefoot.operations.common import aligned
@@ -126,11 +127,24 @@ def _pieces(graph: Graph, node: Node) -> Iterator[Node]:
             yield finite
             scores = make("biased", "aten.add", _aten.add.Tensor, (Ref(scores.name), Ref(finite.name)), shape)
             yield scores
+            if _is_fixed(graph, mask.name):  # as truth values: -∞ is no number to compute derivatives with
+                above = make("allowed", "aten.gt", _aten.gt.Scalar, (mask, -math.inf), spec.shape)
+                yield replace(above, spec=Spec(spec.shape, torch.bool))
+                mask = Ref(above.name)
     masked = (Ref(scores.name), mask, bool(a["is_causal"]))
     weights = make("weights", "surefoot.masked_softmax", masked_softmax, masked, shape)
     yield weights
     shape = (*torch.broadcast_shapes(shape[:-2], value.shape[:-2]), rows, value.shape[-1])
     yield make("", "aten.matmul", _aten.matmul.default, (Ref(weights.name), values), shape)
+
+
+def _is_fixed(graph: Graph, name: str) -> bool:
+    """Whether a tensor varies with no parameter and no real input."""
+    node = graph.by_name.get(name)
+    if node is not None:
+        return all(_is_fixed(graph, argument) for argument in node.inputs)
+    leaf = graph.leaves[name]
+    return leaf.source is not Source.PARAMETER and not (leaf.source is Source.INPUT and leaf.spec.is_real)
 
 
 def _spec(graph: Graph, ref: Ref) -> Spec:
@@ -222,12 +236,9 @@ def _without_masks(graph: Graph, node: Node, ref: Ref, made: list[Node], masks: 
         value = _fixed(graph, mask)
         assert value is not None
         infinite = bool((value[value <= _FORBIDS] == -math.inf).all())
-        if infinite:
-            bias, allowed = make("bias", "surefoot.finite_part", finite_part, mask, like=mask), mask
-        else:
-            above = (mask, _FORBIDS)
-            allowed = make("allowed", "aten.gt", _aten.gt.Scalar, *above, like=mask, dtype=torch.bool)
-            bias = make("bias", "aten.where", _aten.where.ScalarOther, allowed, mask, 0.0, like=mask)
+        above = (mask, _FORBIDS)
+        allowed = make("allowed", "aten.gt", _aten.gt.Scalar, *above, like=mask, dtype=torch.bool)
+        bias = make("bias", "aten.where", _aten.where.ScalarOther, allowed, mask, 0.0, like=mask)
         masks.append(_Mask(allowed, value > _FORBIDS, infinite))
         scores = _without_masks(graph, node, scores, made, masks)
         made.append(replace(inner, name=f"{name}_biased", args=(scores, bias), kwargs={}))

@@ -7,7 +7,6 @@ chosen entry is chosen, counted where the indices are known.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,7 +36,8 @@ from surefoot.operations.common import (
 from surefoot.operations.gram import lookup_rows, whole_table
 from surefoot.operations.layout import layout
 from surefoot.operations.record import Form, GramRows, InSingle, operation
-from surefoot.scalar import Rounded
+from surefoot.operations.written_out import written_out
+from surefoot.torch_private import bags
 
 _LARGEST_BAGS = 2**20  # entries of the matrix of bags that is formed
 
@@ -64,23 +64,10 @@ def _bag_form(node: Node) -> Form:
     return Form.OTHER if weighted or largest else Form.LINEAR
 
 
-def _push_bags(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded | None:
-    """Bags of the tangent, which torch does not differentiate twice; sums of k numbers are off by γ_k of those of
-    their absolute values.
-    """
-    if tangents.keys() != {"weight"}:
-        return None
-    values = {name: e.value for name, e in zip(call.names.values(), call.tensors.values(), strict=True)}
-
-    def bags(weight: Tensor) -> Tensor:
-        found: Tensor = call.node.run({**values, call.names["weight"]: weight})[0]
-        return found
-
-    sizes = bags(tangents["weight"].abs())
-    return Rounded(bags(tangents["weight"]), sizes * ((call["indices"].numel + 16) * 2.0**-52))
+written_out("aten.embedding_bag", when=lambda graph, node: _bag_form(node) is Form.OTHER)(bags)
 
 
-@operation("aten.embedding_bag", form=_bag_form, selects=("indices", "offsets"), push=_push_bags)
+@operation("aten.embedding_bag", form=_bag_form, selects=("indices", "offsets"))
 def embedding_bag(call: Call) -> Bounds:
     r"""Sums or means of rows of the weight: :math:`Z = AW` with the counts of ids per bag, divided for means by
     the number of ids of the bag. The norm is :math:`\|A\|_2`, or :math:`\sqrt{\|A\|_1\|A\|_\infty}` for a large
@@ -88,7 +75,7 @@ def embedding_bag(call: Call) -> Bounds:
     """
     w, ids, offsets, mode = call["weight"], call["indices"], call["offsets"], call["mode"]
     if mode == 2 or call["per_sample_weights"] is not None:
-        raise call.refuse("bags are covered as sums and means without weights of their own")
+        raise call.refuse("maxima and weighted sums of rows have bounds where they are written out, not in one")
     if not isinstance(ids.value, Tensor) or not isinstance(offsets.value, Tensor):
         return affine(call, {"weight": Magnitude.of(float(ids.numel))}, reduction=max(1, ids.numel))
     matrix = _bags(call, ids.value.reshape(-1), offsets.value, mode == 1, w.shape[0])

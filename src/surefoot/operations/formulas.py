@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from surefoot.graph.structure import Graph, Node, Ref, Role
 from surefoot.operations.common import aligned, normalized_dim, unless_along
@@ -16,6 +18,7 @@ from surefoot.operations.written_out import Formula, traced, written_out
 
 _LONGEST = 4096  # factors of a product that is written out
 _MOST_ROWS = 256  # between which distances are written out
+_HIGHEST = 64  # degree of a polynomial that is written out
 
 
 def _is_number(graph: Graph, argument: Any) -> bool:
@@ -233,6 +236,29 @@ def _with_letters(equation: str, tensors: list[Tensor]) -> str:
     return f"{terms}->{right}".replace("...", "".join(unused[: len(shapes.pop())]))
 
 
+def _block_diagonal(blocks: list[Tensor]) -> Tensor:
+    widths = [block.shape[1] for block in blocks]
+    before = [sum(widths[:k]) for k in range(len(blocks))]
+    rows = [
+        functional.pad(x, (left, sum(widths) - left - x.shape[1])) for x, left in zip(blocks, before, strict=True)
+    ]
+    return torch.cat(rows)
+
+
+def _orthogonal(first: Callable[[Tensor], Tensor], following: Callable[..., Tensor]) -> Formula:
+    """The n-th of a family of polynomials, for a fixed n: the second of them, and each from the two before."""
+
+    def formula(x: Any, n: Any) -> Tensor:
+        if isinstance(n, Tensor) or not isinstance(x, Tensor) or not 0 <= n <= _HIGHEST or n != int(n):
+            return NotImplemented
+        before, last = torch.ones_like(x), first(x)
+        for k in range(1, int(n)):
+            before, last = last, following(k, x, last, before)
+        return last if n else before
+
+    return formula
+
+
 _FORMULAS: dict[str, Formula] = {
     "addcmul": lambda self, tensor1, tensor2, value=1: self + _times(value, tensor1 * tensor2),
     "addcdiv": lambda self, tensor1, tensor2, value=1: self + _times(value, tensor1 / tensor2),
@@ -267,6 +293,17 @@ _FORMULAS: dict[str, Formula] = {
     "ldexp": lambda self, other: self * torch.pow(2.0, other),
     "special_xlog1py": lambda self, other: (
         self * (torch.log1p(other) if isinstance(other, Tensor) else math.log1p(other))
+    ),
+    "block_diag": lambda tensors: _block_diagonal([torch.atleast_2d(x) for x in tensors]),
+    "special_chebyshev_polynomial_t": _orthogonal(lambda x: x, lambda k, x, p, q: 2 * x * p - q),
+    "special_chebyshev_polynomial_u": _orthogonal(lambda x: 2 * x, lambda k, x, p, q: 2 * x * p - q),
+    "special_hermite_polynomial_h": _orthogonal(lambda x: 2 * x, lambda k, x, p, q: 2 * x * p - 2 * k * q),
+    "special_hermite_polynomial_he": _orthogonal(lambda x: x, lambda k, x, p, q: x * p - k * q),
+    "special_legendre_polynomial_p": _orthogonal(
+        lambda x: x, lambda k, x, p, q: (2 * k + 1) / (k + 1) * x * p - k / (k + 1) * q
+    ),
+    "special_laguerre_polynomial_l": _orthogonal(
+        lambda x: 1 - x, lambda k, x, p, q: ((2 * k + 1) - x) * p / (k + 1) - k / (k + 1) * q
     ),
     "cholesky_inverse": lambda self, upper=False: torch.linalg.inv(self.mT @ self if upper else self @ self.mT),
 }

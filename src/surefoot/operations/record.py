@@ -151,6 +151,7 @@ class Operation:
             ``None``, or returning ``None``, where that of :mod:`surefoot.operations.evaluation` is proved.
         entry_error: the same entry by entry, for arguments that do not vary and are off by at most their radii;
             ``None`` where norms have to do.
+        reason: why it has no bounds, and what to write instead.
         jumps: whether its result jumps as its arguments vary, so that nothing bounds its slope.
         rounds: whether computing it rounds; what only moves or selects numbers does not.
         single: as what it is run in single precision; ``None`` if it is run in double.
@@ -191,6 +192,7 @@ class Operation:
     evaluate: Callable[..., Any] | None = None
     error: Callable[[Call, Any], Magnitude | None] | None = None
     entry_error: Callable[[Call, Tensor], Tensor] | None = None
+    reason: str = ""
     jumps: bool = False
     rounds: bool | Callable[[Node], bool] = True
     single: InSingle | None = None
@@ -348,6 +350,8 @@ def rule_for(node: Node, graph: Graph) -> Rule:
             f"'{node.op}' in {describe(node.module)} jumps as its argument varies, and no slope bounds it: use "
             "a continuous function, or apply it only to what does not vary."
         )
+    if rule is None and record.reason:
+        raise UnsupportedOperation(f"'{node.op}' in {describe(node.module)}: {record.reason}")
     if rule is None:
         shapes = ", ".join(f"{name} {_shapes(graph, name)}" for name in node.inputs) or "no tensors"
         raise UnsupportedOperation(

@@ -42,6 +42,7 @@ from surefoot.operations.common import (
 from surefoot.operations.layout import layout
 from surefoot.operations.record import Form, declare, operation
 from surefoot.operations.written_out import written_out
+from surefoot.torch_private import scattered
 
 _aten: Any = torch.ops.aten
 _WRITTEN = ("src", "source", "values")
@@ -254,12 +255,7 @@ def _reduced(self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, in
     return kept * functional.pad(factors, [amount for pair in reversed(missing) for amount in pair], value=1.0)
 
 
-@written_out("aten.scatter", when=lambda graph, node: node.arguments.get("reduce") is not None)
-def _scattered(
-    self: Tensor, dim: int, index: Tensor, src: Any = None, reduce: str = "", value: Any = None
-) -> Tensor:
-    given = torch.full_like(index, value, dtype=self.dtype) if src is None else src
-    return self.scatter_reduce(dim, index, given, {"add": "sum", "multiply": "prod"}[reduce])
+written_out("aten.scatter", when=lambda graph, node: node.arguments.get("reduce") is not None)(scattered)
 
 
 @written_out("aten.index_reduce")

@@ -51,8 +51,11 @@ def composition(graph: Graph, node: Node) -> Expansion | None:
 
 
 def traced(graph: Graph, node: Node, function: Formula, pre_dispatch: bool = True) -> Expansion | None:
-    """The operations that a function of an operation's arguments consists of, in place of the operation."""
-    specs = {name: graph.spec(name) for name in node.inputs}
+    """The operations that a function of an operation's arguments consists of, in place of the operation.
+
+    A graph may have left out conversions between real types: all real arguments are of the type of the result.
+    """
+    specs = {name: _converted(graph.spec(name), node.spec) for name in node.inputs}
 
     def run(*tensors: Tensor) -> Any:
         found = dict(zip(specs, tensors, strict=True))
@@ -105,6 +108,11 @@ def steps(
     returned = output.args[0] if isinstance(output.args[0], tuple | list) else output.args
     results = tuple(Ref(names.get(values[result].name, values[result].name)) for result in returned)
     return tuple(part.renamed(names, name=names[part.name], module=module) for part in nodes), results
+
+
+def _converted(spec: Any, result: Any) -> Any:
+    real = all(isinstance(s, Spec) and s.dtype.is_floating_point for s in (spec, result))
+    return replace(spec, dtype=result.dtype) if real else spec
 
 
 def _with(argument: Any, tensors: Mapping[str, Tensor]) -> Any:
