@@ -35,10 +35,16 @@ class HeldParameters(Optimizer):
     history: list[StepRecord]
     quiet: bool
     watch: Watch
+    _trainable: dict[str, nn.Parameter] | None = None  # as long as nobody touches the model
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that are optimised, by name."""
+        if not self.quiet or self._trainable is None:
+            self._trainable = self._chosen()
+        return self._trainable
+
+    def _chosen(self) -> dict[str, nn.Parameter]:
         held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
         named = (self.watch.parameters if self.quiet else dict(self.model.named_parameters())).items()
         return {name: value for name, value in named if value.requires_grad and id(value) in held}
@@ -71,9 +77,8 @@ class HeldParameters(Optimizer):
     @contextmanager
     def _others_constant(self) -> Iterator[None]:
         """Trainable parameters that no group holds do not ask for gradients in the body."""
-        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
-        present = self.watch.parameters.values() if self.quiet else self.model.parameters()
-        others = [value for value in present if value.requires_grad and id(value) not in held]
+        held, present = self.trainable, self.watch.parameters if self.quiet else dict(self.model.named_parameters())
+        others = [value for name, value in present.items() if value.requires_grad and name not in held]
         try:
             for parameter in others:
                 parameter.requires_grad_(False)
