@@ -40,14 +40,12 @@ class HeldParameters(Optimizer):
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that are optimised, by name."""
-        if not self.quiet or self._trainable is None:
-            self._trainable = self._chosen()
-        return self._trainable
-
-    def _chosen(self) -> dict[str, nn.Parameter]:
+        if self.quiet and self._trainable is not None:
+            return self._trainable
         held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
         named = (self.watch.parameters if self.quiet else dict(self.model.named_parameters())).items()
-        return {name: value for name, value in named if value.requires_grad and id(value) in held}
+        self._trainable = {name: value for name, value in named if value.requires_grad and id(value) in held}
+        return self._trainable
 
     def write(self, values: Mapping[str, Tensor]) -> None:
         """Set parameters, by name."""
@@ -77,7 +75,10 @@ class HeldParameters(Optimizer):
     @contextmanager
     def _others_constant(self) -> Iterator[None]:
         """Trainable parameters that no group holds do not ask for gradients in the body."""
-        held, present = self.trainable, self.watch.parameters if self.quiet else dict(self.model.named_parameters())
+        held, present = (
+            self.trainable,
+            self.watch.parameters if self.quiet else dict(self.model.named_parameters()),
+        )
         others = [value for name, value in present.items() if value.requires_grad and name not in held]
         try:
             for parameter in others:

@@ -64,7 +64,7 @@ class LimitedMemory(Gradient):
         self._inverse = np.zeros((0, 0))  # of the upper triangle of their products
         self._steps = np.zeros(0)  # ⟨s, y⟩/‖y‖² of each pair
         self._at: tuple[Tensor, np.ndarray] | None = None  # a gradient, and the products of the moves with it
-        self._lengths: list[int] = []  # how many parameters each tensor has
+        self._lengths = np.zeros(0, dtype=int)  # how many parameters each tensor has that has some
         self._squares: np.ndarray | None = None  # of moves and changes, with less weight the older they are
         self._weights = np.zeros(2)  # their unit: that of the last pair
         self._scales: Tensor | None = None  # the diagonal that the loops start from
@@ -95,7 +95,8 @@ class LimitedMemory(Gradient):
         """A vector less moves, or changes, with these weights; that in double precision."""
         assert self._rows is not None
         largest = float(np.abs(weights).max()) or 1.0
-        return torch.sub(vector, torch.from_numpy(weights / largest).to(self._rows) @ self._rows[which], alpha=largest)
+        scaled = torch.from_numpy(weights / largest).to(self._rows)
+        return torch.sub(vector, scaled @ self._rows[which], alpha=largest)
 
     def learn(self, before: Point, after: Point, step: float) -> None:
         """Keep the move and the change of the gradient."""
@@ -111,7 +112,8 @@ class LimitedMemory(Gradient):
             kind = torch.float64 if 16 * pairs * count <= _CACHE else torch.float32
             self._rows = torch.zeros(2, pairs, count, dtype=kind, device=after.vector.device)
             self._inverse, self._steps = np.zeros((pairs, pairs)), np.zeros(pairs)
-            self._lengths = [n for n in (shape.numel() for _, shape in after.function.layout.shapes) if n]
+            lengths = np.array([shape.numel() for _, shape in after.function.layout.shapes])
+            self._lengths = lengths[lengths > 0]
         pair /= torch.tensor([[move], [change]], dtype=pair.dtype, device=pair.device)
         old, new = self._with_moves(before.gradient), self._products(_MOVES, after.gradient)
         slot, diagonal, inverse = self._seen % len(old), inner / (move * change), self._inverse
@@ -129,7 +131,7 @@ class LimitedMemory(Gradient):
         if self._squares is not None:
             squares += self._squares * (_MEMORY * self._weights / weights)[:, None]
         self._squares, self._weights = squares, weights
-        sums = np.add.reduceat(squares, np.cumsum([0, *lengths[:-1]]), axis=1)
+        sums = np.add.reduceat(squares, lengths.cumsum() - lengths, axis=1)
         means = sums / lengths + _ALL * sums.sum(axis=1, keepdims=True) / squares.shape[1]
         moves, changes = squares + np.repeat(means, lengths, axis=1)
         scales = np.sqrt(moves / changes)
@@ -149,7 +151,7 @@ class LimitedMemory(Gradient):
         own: dict[str, Any] = {"rows_are": _ROWS_ARE, "rows": self._rows, "seen": self._seen, "at": at}
         own |= {"inverse": torch.from_numpy(self._inverse.copy()), "steps": torch.from_numpy(self._steps.copy())}
         own |= {"squares": squares, "weights": self._weights.tolist(), "scales": self._scales}
-        return {**super().state(), **own, "lengths": self._lengths}
+        return {**super().state(), **own, "lengths": self._lengths.tolist()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take them back; of a state that is kept otherwise, nothing: the memory fills up anew."""
@@ -157,7 +159,7 @@ class LimitedMemory(Gradient):
         self._clear()
         if state.get("rows_are") != _ROWS_ARE or state["rows"] is None:
             return
-        self._rows, self._seen, self._lengths = state["rows"], state["seen"], state["lengths"]
+        self._rows, self._seen, self._lengths = state["rows"], state["seen"], np.array(state["lengths"])
         self._inverse, self._steps = state["inverse"].numpy().copy(), state["steps"].numpy().copy()
         self._squares, self._weights = state["squares"].numpy(), np.array(state["weights"])
         self._scales = state["scales"]

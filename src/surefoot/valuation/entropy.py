@@ -5,8 +5,8 @@ row is :math:`t_y + \log(1 + s)`, :math:`s = \sum_{k\ne a}e^{-t_k}`. Both terms 
 rounds t by a relative u, so that exponentials are off by a relative :math:`2ut_k` and, elementary functions being
 within 8 units in the last place, 16u; their sum by a relative Ku more. As :math:`\log(1 + s)` has the slope
 :math:`1/(1 + s)` and :math:`s/(1 + s) \le \log(1 + s)`, it is off by at most :math:`(K + 32)u\log(1 + s) +
-2u\sum_kt_ke^{-t_k}`, with one rounding of the sum :math:`(K + 34)u` of the row. Rows are added, many of them in
-stages, so that none goes through more than k additions, and divided and scaled. Together at most
+2u\sum_kt_ke^{-t_k}`, with one rounding of the sum :math:`(K + 34)u` of the row. Rows are added in stages, so that
+none goes through more than k additions, and divided and scaled. Together at most
 
 .. math:: (K + k + 48)\,u\,F + 3u\,\frac1n\sum_{ik}t_{ik}e^{-t_{ik}} .
 
@@ -19,9 +19,8 @@ and all other :math:`p_k` are at most s, at most 2s. Where a row moves by r, dif
 most :math:`\sqrt2\,r` and s grows by no more than the factor :math:`e^{\sqrt2\,r}`. So where the network is sure
 of the classes the loss is hardly curved.
 
-*Slope.* The gradient of a row of loss l has the norm
-:math:`\|p - 1_y\| \le \sqrt2(1 - p_y) = \sqrt2(1 - e^{-l}) \le \sqrt2\min(l, 1)`, since the other shares add up to
-:math:`1 - p_y`. The computed l is off by a relative
+*Slope.* The gradient of a row of loss l has the norm :math:`\|p - 1_y\| \le \sqrt2(1 - p_y) = \sqrt2(1 - e^{-l})`,
+since the other shares add up to :math:`1 - p_y`. The computed l is off by a relative
 :math:`(K + 34)u + 2u\sup t < 2^{-40}`, as exponentials underflow beyond t = 746; and where outputs move by r in
 all, the gradient of all rows moves by no more than the curvature times r.
 """
@@ -41,7 +40,6 @@ from surefoot.graph import Node
 from surefoot.valuation.normalising import depth, staged
 
 ENTROPY = "surefoot.cross_entropy"
-_FEW = 2**12  # rows that are added up in one go, in any order
 _UNIT, _ROOT = 2.0**-53, math.sqrt(2) * (1 + 2.0**-50)
 _PLAIN: dict[str, Any] = {"weight": None, "label_smoothing": 0.0, "ignore_index": None}
 
@@ -97,16 +95,15 @@ def entropy(node: Node, values: Mapping[str, Any], samples: int = 0) -> tuple[Te
     count, classes = outputs.shape
     factor = scale / count if mean else scale
     value, total, moved, rest, steep = _Entropy.apply(outputs, targets, factor, samples)
-    error = (classes + (count if count <= _FEW else depth(count)) + 48) * abs(total) + 3 * abs(factor) * moved
+    error = (classes + depth(count) + 48) * abs(total) + 3 * abs(factor) * moved
     error = error * _UNIT * (1 + 1e-9) + outputs.numel() * max(1.0, abs(factor)) * 2.0**-1000
-    rows, least = math.sqrt(count / (samples or 1)), np.minimum if samples else min
-    steep = _ROOT * abs(factor) * least(steep * (1 + 2.0**-20) + rows * 2.0**-500, rows * (1 + 2.0**-50))
+    steep = _ROOT * abs(factor) * (steep * (1 + 2.0**-20) + count**0.5 * 2.0**-500)
     return value, Logistic(error, rest * (1 + 2.0**-20) + 2.0**-1000, factor, steep)
 
 
 class _Entropy(torch.autograd.Function):
-    """The loss times a factor; also its number, the sum of the :math:`te^{-t}`, and the largest s and the norm of the
-    l, those of each sample if there are several.
+    """The loss times a factor; also as a number, the sum of the :math:`te^{-t}`, and the largest s and the norm of
+    the :math:`1 - e^{-l}`, those of each sample if there are several.
     """
 
     @staticmethod
@@ -117,16 +114,17 @@ class _Entropy(torch.autograd.Function):
         shares = torch.exp(below).scatter_(1, place, 0.0)
         rest = shares.sum(dim=1, keepdim=True)
         rows = torch.log1p(rest).sub_(below.gather(1, own))
-        value = (rows.sum() if len(rows) <= _FEW else staged(rows, 0).reshape(())) * factor
+        value = staged(rows, 0).reshape(()) * factor
+        steep = rows.neg_().expm1_()
         moved = torch.dot(below.reshape(-1), shares.reshape(-1))
         ctx.save_for_backward(shares, rest, place, own)
         ctx.factor = factor
         if samples:
             largest = rest.reshape(samples, -1).amax(dim=1).cpu().numpy()
-            steep = torch.linalg.vector_norm(rows.reshape(samples, -1), dim=1).cpu().numpy()
-            return value, float(value), -float(moved), largest, steep
-        total, moved, largest, steep = torch.stack((value, moved, rest.amax(), torch.linalg.vector_norm(rows))).tolist()
-        return value, total, -moved, largest, steep
+            each = torch.linalg.vector_norm(steep.reshape(samples, -1), dim=1).cpu().numpy()
+            return value, float(value), -float(moved), largest, each
+        facts = torch.stack((value, -moved, rest.amax(), torch.linalg.vector_norm(steep))).tolist()
+        return value, *facts
 
     @staticmethod
     def backward(ctx: Any, costate: Tensor, *_: Any) -> tuple[Tensor, None, None, None]:

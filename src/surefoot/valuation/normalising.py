@@ -128,9 +128,7 @@ def recipe_of(node: Node) -> Recipe | None:
     return Recipe(arguments["input"].name, eps, layout.centre, shape, node.module if node.op == BATCH else None)
 
 
-def normalised(
-    recipe: Recipe, x: Tensor, samples: int = 0
-) -> tuple[Tensor, Normalised, Statistics | None] | None:
+def normalised(recipe: Recipe, x: Tensor, samples: int = 0) -> tuple[Tensor, Normalised, Statistics | None] | None:
     """The result of a normalisation, what is known of it, per sample if there are several, and the statistics of
     a batch; ``None`` if it is out of range.
     """

@@ -92,6 +92,7 @@ class Run:
         watching: the names of tensors whose costates are measured; none comes back where that is zero.
         given: norms that follow from what a tensor is, of samples that are alike.
         aliases: where the norm of a tensor is at most a factor times that of another, its name and the factor.
+        recipes: how normalisations are computed.
     """
 
     output: str
@@ -112,6 +113,7 @@ class Run:
     watching: set[str] = field(default_factory=set)
     given: dict[str, float] = field(default_factory=dict)
     aliases: dict[str, tuple[str, float]] = field(default_factory=dict)
+    recipes: Mapping[str, Recipe | None] = field(default_factory=dict)
     _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _distances: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _known: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
@@ -127,7 +129,7 @@ class Run:
         """The value of the output, which is one number."""
         return float(self.values[self.output].detach())
 
-    def by_formula(self, node: Node, values: Values, recipe: Recipe | None) -> Tensor | None:
+    def by_formula(self, node: Node, values: Values) -> Tensor | None:
         """The value of an operation by a formula whose error is proved and noted; ``None`` without one."""
         if node.op == ENTROPY:
             loss = entropy(node, values, self.samples)
@@ -135,6 +137,7 @@ class Run:
                 return None
             self.losses[node.name] = loss[1]
             return loss[0]
+        recipe = self.recipes[node.name]
         special = None if recipe is None else normalised(recipe, values[recipe.argument], self.samples)
         if special is None:
             if node.op == BATCH:

@@ -203,7 +203,7 @@ class Tape:
         reverse = derivatives and not light
         watch = self.rounding if plan is None else plan.watch
         run = Run(self.output, self.moving, values, {}, constants, derivatives, plan is None, light)
-        run.samples, run.shifts, run.aliases = self.samples, self.shifts, self.aliases
+        run.samples, run.shifts, run.aliases, run.recipes = self.samples, self.shifts, self.aliases, self.recipes
         if self._normalises_data:
             run.statistics = None
         keep = set() if plan is None else set(plan.keep)
@@ -214,15 +214,15 @@ class Tape:
             for name, given in parameters.items():
                 values[name] = run.parameters[name] = wide(given.detach())
             run.measure_parameters({} if plan is None else plan.weights)
-            for value in run.parameters.values() if derivatives else ():
-                value.requires_grad_()
+            for leaf in run.parameters.values() if derivatives else ():
+                leaf.requires_grad_()
             for name in self.boundary if reverse else ():
                 values[name] = run.watched(name, constants.values[name].detach().requires_grad_())
             value: Any
             for node, name, special, measured, finished in self._order:
                 value = None
                 if special:
-                    value = run.by_formula(node, self._in_double(node, values), self.recipes[name])
+                    value = run.by_formula(node, self._in_double(node, values))
                     value = None if value is None else self._stored(node, value)
                 if value is None:
                     value = self._compute(node, values)
