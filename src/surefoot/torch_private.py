@@ -45,10 +45,17 @@ def norms_together(tensors: Sequence[Tensor], order: float = 2) -> list[Tensor]:
     return list(torch._foreach_norm(list(tensors), order)) if tensors else []
 
 
-def raised_together(tensors: Sequence[Tensor], amounts: Sequence[float]) -> None:
-    """Add a number to all entries of each of many small tensors in one call, in place, likewise."""
-    if tensors:
-        torch._foreach_add_(list(tensors), list(amounts))
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """A new vector of all entries of tensors of one type, in order, in one call, likewise."""
+    with torch.no_grad():
+        flat: Tensor = torch._C._nn.flatten_dense_tensors(list(tensors))
+        return flat.clone() if len(tensors) == 1 else flat  # which would be the tensor itself
+
+
+def parts_of(vector: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The parts of a vector that is laid out like these tensors, as views of their shapes, likewise."""
+    parts: Sequence[Tensor] = torch._C._nn.unflatten_dense_tensors(vector, list(tensors))
+    return parts
 
 
 def differences_together(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:

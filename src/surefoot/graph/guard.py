@@ -54,14 +54,13 @@ class Guard:
         for table in global_hooks().values():
             if isinstance(table, _CONTAINERS):
                 self.possible = self.possible and self._take(table)
+        self._rows = (*self._tables, *(table.values() for table in self._tables), *self._lists)
         lengths, items = self._found()
         self._contents = lengths, tuple(items)
 
     def _found(self) -> tuple[list[int], Iterator[Any]]:
         """How much tables and lists hold, and what, all in one row."""
-        tables, lists = self._tables, self._lists
-        rows = (*tables, *(table.values() for table in tables), *lists)
-        return list(map(len, rows)), chain.from_iterable(rows)
+        return list(map(len, self._rows)), chain.from_iterable(self._rows)
 
     def holds(self) -> bool:
         """Whether all is as it was."""
@@ -138,5 +137,5 @@ def _parts(value: types.FunctionType) -> tuple[Any, ...]:
 
 
 def _environment() -> tuple[Any, ...]:
-    device = torch.get_default_device()
-    return torch.get_default_dtype(), device.type, device.index, *global_hooks().values()
+    made = torch.empty(0)  # of the default type, on the default device
+    return made.dtype, made.device, *global_hooks().values()

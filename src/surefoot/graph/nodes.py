@@ -250,7 +250,8 @@ def widened(node: Node, formula: Callable[..., Any] | None = None) -> Node:
 
 def in_double(value: Tensor) -> Tensor:
     """Real numbers in double precision; integers and truth values as they are."""
-    return value.to(torch.float64) if value.is_floating_point() else value
+    kind = value.dtype
+    return value if kind is torch.float64 or not kind.is_floating_point else value.to(torch.float64)
 
 
 @contextmanager

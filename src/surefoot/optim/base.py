@@ -149,7 +149,8 @@ class GuaranteedOptimizer(KnownFunction):
     def _looking(self) -> Iterator[bool]:
         """Look at what was changed before the body, and remember what it leaves; gives whether weights were."""
         held = [id(parameter) for group in self.param_groups for parameter in group["params"]]
-        self.quiet = held == self._held and self.watch.undisturbed(self._options)
+        options = self._options
+        self.quiet = held == self._held and self.watch.undisturbed(options)
         self._held, quiet = held, self.quiet
         try:
             reset = not quiet and self.watch.weights_changed(self.model)
@@ -162,7 +163,7 @@ class GuaranteedOptimizer(KnownFunction):
             raise
         finally:
             self.quiet = False
-        self.watch.leave(self.model, self.changed, self._options, quiet=quiet and not self.changed)
+        self.watch.leave(self.model, self.changed, options, quiet=quiet and not self.changed)
 
     def _is_done(self, x: Any, y: Any, reset: bool) -> bool:
         """Whether convergence from the present weights, on these data, is proved."""
@@ -220,7 +221,8 @@ class GuaranteedOptimizer(KnownFunction):
                 record = replace(record, note="; ".join(filter(None, (note, record.note))))
             elif last.data == record.data and last.actual_decrease is None:
                 self.history[-1] = replace(last, actual_decrease=last.loss - record.loss)
-            record = replace(record, run=last.run + bool(changed))
+            if last.run or changed:
+                record = replace(record, run=last.run + bool(changed))
         self.history.append(record)
 
 

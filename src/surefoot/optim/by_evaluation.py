@@ -107,8 +107,8 @@ class ByEvaluation:
         except EvaluationError as error:
             raise OptimizerError(str(error)) from error
         loss, data = number(point.value), function.data.name
-        size = float(point.gradient.norm())
-        for name, parameter in owner.trainable.items():
+        size, trainable = point.gradient_norm, owner.trainable
+        for name, parameter in trainable.items():
             if not size < math.inf:
                 check_slope(name, slopes[name], loss)
             parameter.grad = slopes[name].to(parameter.dtype)
@@ -139,7 +139,7 @@ class ByEvaluation:
             promised_decrease=point.enclosed(math.inf).lower - found.point.enclosed(math.inf).upper,
             actual_decrease=loss - found.point.value,
             note=why,
-            radius=float((found.point.vector - point.vector).norm()),
+            radius=found.length,
         )
 
     def value(self, x: Any, y: Any) -> float:
@@ -257,13 +257,13 @@ class ByEvaluation:
             return proximal, "" if proximal is not None else self._reason(point)
         foreign = isinstance(self.direction, Proposed | Chosen)
         direction, first = self.direction.propose(point)
-        slope, length = point.slope(direction), float(direction.norm())
-        related = -slope >= _ANGLE * length * float(point.gradient.norm()) and math.isfinite(length) and length > 0
+        slope, length = point.slope(direction), float(torch.linalg.vector_norm(direction))
+        related = -slope >= _ANGLE * length * point.gradient_norm and math.isfinite(length) and length > 0
         if related:
             found = self._along(point, direction, first, self.direction, _FOREIGN_TRIALS if foreign else 24)
             if found is not None:
                 self.direction.learn(point, found.point, found.step)
-                return found, ""
+                return replace(found, length=found.step * length), ""
         if isinstance(self.direction, Proposed):
             self.direction.decline()
         elif not foreign:
@@ -278,7 +278,7 @@ class ByEvaluation:
         self._fallback.learn(point, found.point, found.step)
         if not foreign:
             self.direction.learn(point, found.point, found.step)
-        return found, note
+        return replace(found, length=found.step * float(torch.linalg.vector_norm(direction))), note
 
     def _proximal(self, point: Point, direction: Proximal) -> Found | None:
         r"""A proximal step that is proved to descend: its size :math:`\gamma` is halved until :math:`F(u) - F(p)
@@ -291,7 +291,7 @@ class ByEvaluation:
             after, length = point.function.proximal(point, step)
             if point.value - after.value >= length**2 / (4 * step) and self._is_proved(point, after):
                 direction.learn(point, after, step)
-                return Found(step, after)
+                return Found(step, after, length)
             step /= 2
         return None
 
@@ -304,7 +304,7 @@ class ByEvaluation:
         found = search(
             point,
             direction,
-            lambda step: point.function.near(point, step * direction),
+            lambda step: point.function.near(point, direction, step),
             first,
             curvature=kind.needs_curvature,
             trials=trials,

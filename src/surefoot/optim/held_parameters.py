@@ -35,13 +35,17 @@ class HeldParameters(Optimizer):
     history: list[StepRecord]
     quiet: bool
     watch: Watch
+    _trainable: dict[str, nn.Parameter] | None = None  # as long as nobody touches the model
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that are optimised, by name."""
+        if self.quiet and self._trainable is not None:
+            return self._trainable
         held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
         named = (self.watch.parameters if self.quiet else dict(self.model.named_parameters())).items()
-        return {name: value for name, value in named if value.requires_grad and id(value) in held}
+        self._trainable = {name: value for name, value in named if value.requires_grad and id(value) in held}
+        return self._trainable
 
     def write(self, values: Mapping[str, Tensor]) -> None:
         """Set parameters, by name."""
@@ -71,9 +75,11 @@ class HeldParameters(Optimizer):
     @contextmanager
     def _others_constant(self) -> Iterator[None]:
         """Trainable parameters that no group holds do not ask for gradients in the body."""
-        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
-        present = self.watch.parameters.values() if self.quiet else self.model.parameters()
-        others = [value for value in present if value.requires_grad and id(value) not in held]
+        held, present = (
+            self.trainable,
+            self.watch.parameters if self.quiet else dict(self.model.named_parameters()),
+        )
+        others = [value for name, value in present.items() if value.requires_grad and name not in held]
         try:
             for parameter in others:
                 parameter.requires_grad_(False)

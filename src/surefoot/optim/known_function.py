@@ -91,9 +91,10 @@ class KnownFunction(HeldParameters):
 
     def graph(self, x: Any, captured: Graph | None = None) -> Graph:
         """The graph of the model on such a batch; if the function changed, what rests on it is forgotten."""
-        graph = self.watch.same_graph(x) if captured is None and self.quiet else captured
-        if graph is None:
-            graph = capture(self.model, x)
+        known = self.watch.same_graph(x) if captured is None and self.quiet else None
+        if known is not None:
+            return known
+        graph = capture(self.model, x) if captured is None else captured
         if self.watch.other_graph(x, graph):
             self.changed = True
             self.forget()

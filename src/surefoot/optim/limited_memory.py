@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,14 +12,13 @@ from torch import Tensor
 
 from surefoot.optim.directions import Gradient
 from surefoot.optim.point import Point
-from surefoot.torch_private import norms_together, raised_together
 
 _FEW, _MANY, _ROOM = 20, 100, 2**21  # pairs that are kept: as many as fit into so many bytes, within bounds
 _CACHE = 2**20  # bytes of pairs in double precision that are read at no cost
 _MEMORY = 0.7  # how much of the squares that scales are made of stays at each step
 _ALL = 1e-6  # the part that the mean over all parameters has in each scale
 _MOVES, _CHANGES = 0, 1
-_ROWS_ARE = "moves, then changes, of norm one"  # how rows are saved
+_ROWS_ARE = "moves, then changes, of norm one, with the inverse of their products"  # how they are saved
 
 
 class LimitedMemory(Gradient):
@@ -32,7 +31,14 @@ class LimitedMemory(Gradient):
     (Byrd, Nocedal and Schnabel, Representations of quasi-Newton matrices, Mathematical Programming 63, 1994). So
     moves and changes are read twice per step. A pair is kept if
     :math:`\langle s, y\rangle > 10^{-12}\|s\|\|y\|`, which keeps the matrix positive. Reading the rows is what
-    takes time, so that many of them are kept in single precision, divided by their norms.
+    takes time, so that many of them are kept in single precision, divided by their norms. With
+    :math:`s = \sigma\hat s` and :math:`y = \upsilon\hat y` the loops are those of :math:`\hat S` and
+    :math:`\hat Y`, for :math:`\hat\alpha = \upsilon\alpha` and :math:`\hat\delta = \sigma\delta`, but for
+    :math:`D\alpha`, which is :math:`\langle s, y\rangle/\upsilon^2` of each times :math:`\hat\alpha`.
+
+    Kept is the inverse of R, where rows and columns stand in any order. Without the oldest pair it is what remains
+    of it without that row and column; a new column c with the diagonal entry d adds the column :math:`-R^{-1}c/d`
+    and, on the diagonal, :math:`1/d`.
 
     *Scales.* Usually :math:`H_0` is a multiple of the identity, which suits no network: how far a bias, an
     embedding and a matrix behind a normalisation can move for the same change of the gradient differs by orders of
@@ -53,33 +59,25 @@ class LimitedMemory(Gradient):
         self._clear()
 
     def _clear(self) -> None:
-        self._order: deque[int] = deque()  # slots in use, oldest first
+        self._seen = 0  # pairs: the next one goes where the oldest is
         self._rows: Tensor | None = None  # moves and changes, divided by their norms
-        self._norms = np.zeros((2, 0))
-        self._table = np.zeros((0, 0))  # products of moves with changes
+        self._inverse = np.zeros((0, 0))  # of the upper triangle of their products
+        self._steps = np.zeros(0)  # ⟨s, y⟩/‖y‖² of each pair
         self._at: tuple[Tensor, np.ndarray] | None = None  # a gradient, and the products of the moves with it
-        self._lengths: list[int] = []  # how many parameters each tensor has
-        self._squares: Tensor | None = None  # of moves and changes, with less weight the older they are
+        self._lengths = np.zeros(0, dtype=int)  # how many parameters each tensor has that has some
+        self._squares: np.ndarray | None = None  # of moves and changes, with less weight the older they are
         self._weights = np.zeros(2)  # their unit: that of the last pair
         self._scales: Tensor | None = None  # the diagonal that the loops start from
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
         """Minus the inverse Hessian times the gradient; the step 1, or a short one at the very first."""
         gradient = point.gradient
-        if not self._order or self._scales is None:
+        if self._scales is None:
             return super().propose(point)
-        order = np.array(self._order)
-        upper = torch.from_numpy(self._table[order][:, order])
-        alpha = _solved(upper, self._with_moves(gradient)[order], upper=True)
-        start = self._combined(_CHANGES, order, alpha).neg_().add_(gradient).mul_(self._scales)
-        rest = upper.diagonal().numpy() * alpha - self._products(_CHANGES, start)[order]
-        delta = _solved(upper.T, rest, upper=False)
-        return self._combined(_MOVES, order, delta).add_(start).neg_(), 1.0
-
-    def _used(self, which: int) -> Tensor:
-        """The rows that hold moves, or changes."""
-        assert self._rows is not None
-        return self._rows[which, : len(self._order)]
+        alpha = self._inverse @ self._with_moves(gradient)
+        start = self._without(_CHANGES, alpha, gradient).mul_(self._scales)
+        rest = self._steps * alpha - self._products(_CHANGES, start)
+        return self._without(_MOVES, rest @ self._inverse, start.neg_()), 1.0
 
     def _with_moves(self, gradient: Tensor) -> np.ndarray:
         """The products of the moves with a gradient."""
@@ -89,60 +87,57 @@ class LimitedMemory(Gradient):
 
     def _products(self, which: int, vector: Tensor) -> np.ndarray:
         """The products of moves, or of changes, with a vector."""
-        size, rows = float(torch.linalg.vector_norm(vector)) or 1.0, self._used(which)
-        return (rows @ (vector / size).to(rows)).double().cpu().numpy() * (size * self._norms[which, : len(rows)])
+        assert self._rows is not None
+        size = float(torch.linalg.vector_norm(vector)) or 1.0
+        return (self._rows[which] @ (vector / size).to(self._rows)).double().cpu().numpy() * size
 
-    def _combined(self, which: int, order: np.ndarray, weights: np.ndarray) -> Tensor:
-        """Moves, or changes, with these weights in order of age, added up in double precision at the end."""
-        rows, parts = self._used(which), np.empty(len(order))
-        parts[order] = weights * self._norms[which, order]
-        largest = float(np.abs(parts).max()) or 1.0
-        return (torch.from_numpy(parts / largest).to(rows) @ rows).double().mul_(largest)
+    def _without(self, which: int, weights: np.ndarray, vector: Tensor) -> Tensor:
+        """A vector less moves, or changes, with these weights; that in double precision."""
+        assert self._rows is not None
+        largest = float(np.abs(weights).max()) or 1.0
+        scaled = torch.from_numpy(weights / largest).to(self._rows)
+        return torch.sub(vector, scaled @ self._rows[which], alpha=largest)
 
     def learn(self, before: Point, after: Point, step: float) -> None:
         """Keep the move and the change of the gradient."""
-        pair = after.vector - before.vector, after.gradient - before.gradient
-        inner = float(pair[_MOVES] @ pair[_CHANGES])
-        sizes = [float(torch.linalg.vector_norm(vector)) for vector in pair]
-        self._length = sizes[_MOVES] or self._length
-        if not inner > 1e-12 * sizes[_MOVES] * sizes[_CHANGES]:
+        pair = torch.stack((after.vector - before.vector, after.gradient - before.gradient))
+        (square, inner), (_, bent) = (pair @ pair.T).tolist()
+        move, change = math.sqrt(square), math.sqrt(bent)
+        self._length = move or self._length
+        if not inner > 1e-12 * move * change:
             return
         if self._rows is None:
             count = len(after.vector)
             pairs = self._wanted or min(max(_ROOM // (8 * count), _FEW), _MANY)
             kind = torch.float64 if 16 * pairs * count <= _CACHE else torch.float32
             self._rows = torch.zeros(2, pairs, count, dtype=kind, device=after.vector.device)
-            self._table, self._norms = np.zeros((pairs, pairs)), np.zeros((2, pairs))
-            self._lengths = [shape.numel() for _, shape in after.function.layout.shapes]
-        old, new = self._with_moves(before.gradient), self._with_moves(after.gradient)
-        used = len(self._order)
-        slot = used if used < len(self._norms[0]) else self._order.popleft()
-        self._order.append(slot)
-        self._table[:used, slot], self._table[slot, slot] = new - old, inner
-        products = np.zeros(len(self._order))
-        products[:used] = new
-        products[slot] = float(pair[_MOVES] @ after.gradient)
-        self._at = after.gradient, products
-        for row, vector, size in zip(self._rows[:, slot], pair, sizes, strict=True):
-            row.copy_(vector.div_(size))
-        self._norms[:, slot] = sizes
-        self._rescale(pair, np.square(sizes) / inner)
+            self._inverse, self._steps = np.zeros((pairs, pairs)), np.zeros(pairs)
+            lengths = np.array([shape.numel() for _, shape in after.function.layout.shapes])
+            self._lengths = lengths[lengths > 0]
+        pair /= torch.tensor([[move], [change]], dtype=pair.dtype, device=pair.device)
+        old, new = self._with_moves(before.gradient), self._products(_MOVES, after.gradient)
+        slot, diagonal, inverse = self._seen % len(old), inner / (move * change), self._inverse
+        inverse[slot], inverse[:, slot] = 0.0, 0.0
+        inverse[:, slot] = inverse @ (old - new) / (change * diagonal)
+        inverse[slot, slot], self._steps[slot] = 1 / diagonal, inner / bent
+        new[slot] = float(pair[_MOVES] @ after.gradient)
+        self._at, self._seen = (after.gradient, new), self._seen + 1
+        self._rows[:, slot] = pair
+        self._rescale(pair.cpu().numpy(), np.array((square, bent)) / inner)
 
-    def _rescale(self, units: tuple[Tensor, Tensor], weights: np.ndarray) -> None:
+    def _rescale(self, units: np.ndarray, weights: np.ndarray) -> None:
         """The diagonal with one more pair: vectors of norm one, and squares of their norms over their product."""
-        rows = torch.zeros_like(units[0]).expand(2, -1) if self._squares is None else self._squares
-        kept = torch.from_numpy(_MEMORY * self._weights / weights).to(rows.device)
-        squares = rows * kept[:, None]  # a new tensor, as the old one may be wanted back
-        for row, unit in zip(squares, units, strict=True):
-            row.addcmul_(unit, unit)
-        self._squares, self._weights, shifted = squares, weights, squares.clone()
-        parts = [part for row in shifted for part in row.split(self._lengths)]
-        sums = torch.stack(norms_together(parts, 1)).cpu().numpy().reshape(2, -1)
-        means = sums / np.maximum(self._lengths, 1) + _ALL * sums.sum(axis=1, keepdims=True) / len(units[0])
-        raised_together(parts, means.reshape(-1).tolist())
-        scales = shifted[_MOVES].div_(shifted[_CHANGES]).sqrt_()
-        along = float((scales * units[_CHANGES]) @ units[_CHANGES])
-        self._scales = scales.div_(along * weights[_CHANGES])
+        squares, lengths = units * units, self._lengths  # new, as the old ones may be wanted back
+        if self._squares is not None:
+            squares += self._squares * (_MEMORY * self._weights / weights)[:, None]
+        self._squares, self._weights = squares, weights
+        sums = np.add.reduceat(squares, lengths.cumsum() - lengths, axis=1)
+        means = sums / lengths + _ALL * sums.sum(axis=1, keepdims=True) / squares.shape[1]
+        moves, changes = squares + np.repeat(means, lengths, axis=1)
+        scales = np.sqrt(moves / changes)
+        scales /= (scales * units[_CHANGES]) @ units[_CHANGES] * weights[_CHANGES]
+        assert self._rows is not None
+        self._scales = torch.from_numpy(scales).to(self._rows.device)
 
     def forget(self) -> None:
         """All pairs."""
@@ -151,29 +146,21 @@ class LimitedMemory(Gradient):
 
     def state(self) -> dict[str, Any]:
         """Also the pairs."""
-        at = None if self._at is None else [self._at[0], torch.from_numpy(self._at[1].copy())]
-        used = len(self._order)
-        table, norms = self._table[:used, :used].copy(), self._norms[:, :used].copy()
-        own: dict[str, Any] = {"order": list(self._order), "rows": self._rows, "rows_are": _ROWS_ARE, "at": at}
-        own |= {"norms": torch.from_numpy(norms), "table": torch.from_numpy(table), "lengths": self._lengths}
-        own |= {"squares": self._squares, "weights": self._weights.tolist(), "scales": self._scales}
-        return {**super().state(), **own}
+        at = None if self._at is None else [self._at[0], torch.from_numpy(self._at[1])]
+        squares = None if self._squares is None else torch.from_numpy(self._squares)
+        own: dict[str, Any] = {"rows_are": _ROWS_ARE, "rows": self._rows, "seen": self._seen, "at": at}
+        own |= {"inverse": torch.from_numpy(self._inverse.copy()), "steps": torch.from_numpy(self._steps.copy())}
+        own |= {"squares": squares, "weights": self._weights.tolist(), "scales": self._scales}
+        return {**super().state(), **own, "lengths": self._lengths.tolist()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take them back; of a state with another order of rows, nothing: the memory fills up anew."""
+        """Take them back; of a state that is kept otherwise, nothing: the memory fills up anew."""
         super().load(state)
         self._clear()
         if state.get("rows_are") != _ROWS_ARE or state["rows"] is None:
             return
-        self._order, self._rows = deque(state["order"]), state["rows"]
-        self._lengths, self._squares, self._scales = state["lengths"], state["squares"], state["scales"]
-        self._weights = np.array(state["weights"])
-        used, pairs = len(self._order), self._rows.shape[1]
-        self._table, self._norms = np.zeros((pairs, pairs)), np.zeros((2, pairs))
-        self._table[:used, :used], self._norms[:, :used] = state["table"].numpy(), state["norms"].numpy()
-        self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy().copy())
-
-
-def _solved(triangle: Tensor, right: np.ndarray, *, upper: bool) -> np.ndarray:
-    """The solution of a triangular system; the other half of the matrix is not read."""
-    return torch.linalg.solve_triangular(triangle, torch.from_numpy(right)[:, None], upper=upper)[:, 0].numpy()
+        self._rows, self._seen, self._lengths = state["rows"], state["seen"], np.array(state["lengths"])
+        self._inverse, self._steps = state["inverse"].numpy().copy(), state["steps"].numpy().copy()
+        self._squares, self._weights = state["squares"].numpy(), np.array(state["weights"])
+        self._scales = state["scales"]
+        self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy())

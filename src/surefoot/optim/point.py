@@ -225,9 +225,9 @@ class Function:
         """The point of these weights, which are of their types."""
         return Point(self, {name: value.detach() for name, value in weights.items()})
 
-    def near(self, point: Point, move: Tensor) -> Point:
-        """The point at a move from another, rounded to the types of the parameters."""
-        return self._stored(point.vector + move)
+    def near(self, point: Point, direction: Tensor, step: float) -> Point:
+        """The point at a step along a direction from another, rounded to the types of the parameters."""
+        return self._stored(torch.add(point.vector, direction, alpha=step))
 
     def proximal(self, point: Point, step: float) -> tuple[Point, float]:
         r"""The point :math:`\arg\min_p\frac1{2\gamma}\|p - u + \gamma\nabla F(u)\|^2 +
@@ -286,14 +286,21 @@ class Point:
     def gradient(self) -> Tensor:
         """The gradient as a vector."""
         found = self._pass.gradient
-        unread = {name: torch.zeros_like(value) for name, value in self.weights.items() if name not in found}
-        slopes = self.function.layout.pack({**unread, **found})
+        if len(found) < len(self.weights):
+            unread = {name: torch.zeros_like(value) for name, value in self.weights.items() if name not in found}
+            found = {**unread, **found}
+        slopes = self.function.layout.pack(found)
         regularizer = self.function.regularizer
         if regularizer is not None:
             added = regularizer.gradient({name: value.double() for name, value in self.weights.items()})
             for name, part in self.function.layout.unpack(slopes).items():
                 part += added[name]
         return slopes
+
+    @cached_property
+    def gradient_norm(self) -> float:
+        """Of the gradient, as computed."""
+        return float(torch.linalg.vector_norm(self.gradient))
 
     def enclosed(self, enough: float = 0.0) -> Evaluation:
         """The objective in exact arithmetic; an error below ``enough`` is not made smaller."""

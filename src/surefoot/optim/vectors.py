@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from surefoot.graph.nodes import in_double
+from surefoot.torch_private import joined, parts_of
 
 Tensors = dict[str, Tensor]
 
@@ -30,9 +34,17 @@ class Layout:
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """All of them in one vector."""
-        return torch.cat([tensors[name].detach().reshape(-1).to(torch.float64) for name, _ in self.shapes])
+        return joined([in_double(tensors[name]) for name in self._names])
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.shapes)
+
+    @cached_property
+    def _lent(self) -> list[Tensor]:
+        """Tensors of these shapes, without entries."""
+        return [torch.empty(shape, device="meta") for _, shape in self.shapes]
 
     def unpack(self, vector: Tensor) -> Tensors:
         """The parts of a vector, as views."""
-        parts = vector.split([shape.numel() for _, shape in self.shapes])
-        return {name: part.view(shape) for (name, shape), part in zip(self.shapes, parts, strict=True)}
+        return dict(zip(self._names, parts_of(vector, self._lent), strict=True))

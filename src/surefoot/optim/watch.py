@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from surefoot.graph import Graph, Source
 from surefoot.graph.checks import as_inputs
 from surefoot.graph.guard import Guard
-from surefoot.torch_private import writes_of
+from surefoot.torch_private import joined, parts_of, writes_of
 
 Tensors = dict[str, Tensor]
 State = tuple[Any, Tensors, Tensors]
@@ -183,34 +183,29 @@ class Kept:
     """Copies of tensors by name, side by side in few vectors, to be compared with the tensors later."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._shapes = {name: value.shape for name, value in tensors.items()}
+        self._shapes = {name: torch.empty(value.shape, device="meta") for name, value in tensors.items()}
         groups: dict[Any, list[str]] = {}
         for name, value in tensors.items():
             groups.setdefault((value.dtype, value.device), []).append(name)
         self._groups = list(groups.values())
-        self._flat = [_joined(tensors, names) for names in self._groups]
+        self.renew(tensors)
 
     @property
     def tensors(self) -> Tensors:
         """The copies."""
         found: Tensors = {}
         for names, flat in zip(self._groups, self._flat, strict=True):
-            parts = flat.split([self._shapes[name].numel() for name in names])
-            found |= {name: part.view(self._shapes[name]) for name, part in zip(names, parts, strict=True)}
+            found |= dict(zip(names, parts_of(flat, [self._shapes[name] for name in names]), strict=True))
         return {name: found[name] for name in self._shapes}
 
     def equals(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether tensors of the same names, types, places and shapes still hold the same numbers."""
         pairs = zip(self._groups, self._flat, strict=True)
-        return all(torch.equal(_joined(tensors, names), flat) for names, flat in pairs)
+        return all(torch.equal(joined([tensors[name] for name in names]), flat) for names, flat in pairs)
 
     def renew(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the tensors as they are now."""
-        self._flat = [_joined(tensors, names) for names in self._groups]
-
-
-def _joined(tensors: Mapping[str, Tensor], names: list[str]) -> Tensor:
-    return torch.cat([tensors[name].detach().reshape(-1) for name in names])
+        self._flat = [joined([tensors[name] for name in names]) for names in self._groups]
 
 
 def _writes(tensors: tuple[Tensor, ...]) -> tuple[int, ...] | None:

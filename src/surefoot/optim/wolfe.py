@@ -33,10 +33,11 @@ _PART = 0.1  # of a decrease: errors up to that prove it, and still do where the
 
 @dataclass(frozen=True)
 class Found:
-    """A step: its size, and the point it leads to."""
+    """A step: its size, the point it leads to, and how far that is."""
 
     step: float
     point: Point
+    length: float = math.nan
 
 
 def search(

@@ -94,9 +94,7 @@ def entropy(node: Node, values: Mapping[str, Any], samples: int = 0) -> tuple[Te
     scale, mean = float(options.get("scale", 1.0)), options.get("reduction", "mean") == "mean"
     count, classes = outputs.shape
     factor = scale / count if mean else scale
-    value, facts, rest, steep = _Entropy.apply(outputs, targets.long(), factor, samples or 1)
-    total, moved = facts.tolist()
-    rest, steep = (part.cpu().numpy() if samples else float(part) for part in (rest, steep))
+    value, total, moved, rest, steep = _Entropy.apply(outputs, targets, factor, samples)
     error = (classes + depth(count) + 48) * abs(total) + 3 * abs(factor) * moved
     error = error * _UNIT * (1 + 1e-9) + outputs.numel() * max(1.0, abs(factor)) * 2.0**-1000
     steep = _ROOT * abs(factor) * (steep * (1 + 2.0**-20) + count**0.5 * 2.0**-500)
@@ -104,31 +102,33 @@ def entropy(node: Node, values: Mapping[str, Any], samples: int = 0) -> tuple[Te
 
 
 class _Entropy(torch.autograd.Function):
-    """The loss times a factor; also with the sum of the :math:`te^{-t}`, and per sample the largest s and the norm
-    of the :math:`1 - e^{-l}`.
+    """The loss times a factor; also as a number, the sum of the :math:`te^{-t}`, and the largest s and the norm of
+    the :math:`1 - e^{-l}`, those of each sample if there are several.
     """
 
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, labels: Tensor, factor: float, samples: int) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, outputs: Tensor, labels: Tensor, factor: float, samples: int) -> tuple[Any, ...]:
         top, place = outputs.max(dim=1, keepdim=True)
-        away = top - outputs
-        shares = torch.exp(-away).scatter_(1, place, 0.0)
+        own = labels.long()[:, None]
+        below = outputs - top  # minus t
+        shares = torch.exp(below).scatter_(1, place, 0.0)
         rest = shares.sum(dim=1, keepdim=True)
-        rows = away.gather(1, labels[:, None]) + torch.log1p(rest)
+        rows = torch.log1p(rest).sub_(below.gather(1, own))
         value = staged(rows, 0).reshape(()) * factor
-        moved = torch.dot(away.reshape(-1), shares.reshape(-1))
-        facts, shape = torch.stack([value, moved]), (samples, -1)
-        largest = rest.reshape(shape).amax(dim=1)
-        steep = torch.linalg.vector_norm(torch.expm1(-rows).reshape(shape), dim=1)
-        ctx.save_for_backward(shares, rest, place, labels)
+        steep = rows.neg_().expm1_()
+        moved = torch.dot(below.reshape(-1), shares.reshape(-1))
+        ctx.save_for_backward(shares, rest, place, own)
         ctx.factor = factor
-        ctx.mark_non_differentiable(facts, largest, steep)
-        return value, facts, largest, steep
+        if samples:
+            largest = rest.reshape(samples, -1).amax(dim=1).cpu().numpy()
+            each = torch.linalg.vector_norm(steep.reshape(samples, -1), dim=1).cpu().numpy()
+            return value, float(value), -float(moved), largest, each
+        facts = torch.stack((value, -moved, rest.amax(), torch.linalg.vector_norm(steep))).tolist()
+        return value, *facts
 
     @staticmethod
     def backward(ctx: Any, costate: Tensor, *_: Any) -> tuple[Tensor, None, None, None]:
-        shares, rest, place, labels = ctx.saved_tensors
-        own = labels[:, None]
-        slope = shares.scatter(1, place, 1.0)
-        less_one = torch.where(own == place, -rest, slope.gather(1, own) - (1 + rest))  # without cancellation
-        return slope.scatter_(1, own, less_one).mul_((costate * ctx.factor) / (1 + rest)), None, None, None
+        shares, rest, place, own = ctx.saved_tensors
+        slope, whole = shares.scatter(1, place, 1.0), 1 + rest
+        less_one = torch.where(own == place, -rest, slope.gather(1, own) - whole)  # without cancellation
+        return slope.scatter_(1, own, less_one).mul_((costate * ctx.factor) / whole), None, None, None

@@ -31,8 +31,8 @@ The derivative is that of the exact map at d, computed by torch's kernels from c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -86,52 +86,81 @@ class Statistics:
     variance: Tensor
 
 
-def normalised(
-    node: Node, values: Mapping[str, Any], samples: int = 0
-) -> tuple[Tensor, Normalised, Statistics | None] | None:
-    """The result of a normalisation, what is known of it, per sample if there are several, and the statistics of
-    a batch; ``None`` if it is not one, or out of range.
+@dataclass(frozen=True)
+class Recipe:
+    """What is known of a normalisation before it is computed.
+
+    Attributes:
+        argument: the name of what is normalised.
+        eps: added to the mean of squares.
+        centre: whether the mean of a group is subtracted.
+        shape: samples × groups × places of the argument.
+        module: the path of the module that called a batch-normalisation; ``None`` for others.
     """
+
+    argument: str
+    eps: float
+    centre: bool
+    shape: tuple[int, int, int]
+    module: str | None
+
+    @property
+    def size(self) -> int:
+        """Numbers per group."""
+        return self.shape[0] * self.shape[2]
+
+    @cached_property
+    def unit(self) -> float:
+        """The relative error :math:`(k + 12)u`."""
+        return (depth(self.shape[0]) + depth(self.shape[2]) + 12) * _UNIT * _UP
+
+
+def recipe_of(node: Node) -> Recipe | None:
+    """How a normalisation is computed here; ``None`` if it is not."""
     arguments, layout = node.arguments, layout_of(node)
     if layout is None or any(arguments.get(key) is not None for key in ("weight", "bias")) or not arguments["eps"]:
         return None
-    x, eps = values[arguments["input"].name], float(arguments["eps"])
-    if eps < _LEAST_EPSILON or not x.numel():
+    eps = float(arguments["eps"])
+    if eps < _LEAST_EPSILON or not math.prod(layout.shape):
         return None
-    split = x.shape[0] if layout.turned else 1
-    shape = split, layout.count, layout.size // split  # samples × groups × places
-    if layout.centre and split == 1:
-        z, mean, rho = _rows_normalised(x.reshape(shape[1:]), eps)
+    split = layout.shape[0] if layout.turned else 1
+    shape = split, layout.count, layout.size // split
+    return Recipe(arguments["input"].name, eps, layout.centre, shape, node.module if node.op == BATCH else None)
+
+
+def normalised(recipe: Recipe, x: Tensor, samples: int = 0) -> tuple[Tensor, Normalised, Statistics | None] | None:
+    """The result of a normalisation, what is known of it, per sample if there are several, and the statistics of
+    a batch; ``None`` if it is out of range.
+    """
+    shape, size = recipe.shape, recipe.size
+    if recipe.centre and shape[0] == 1:
+        z, mean, rho = _rows_normalised(x.reshape(shape[1:]), recipe.eps)
     else:
-        z, mean, rho = _Normalise.apply(x.reshape(shape), eps, layout.centre)
+        z, mean, rho = _Normalise.apply(x.reshape(shape), recipe.eps, recipe.centre)
     mean, rho = mean.reshape(-1), rho.reshape(-1)
-    facts = _facts(shape, mean, rho, samples)
+    facts = _facts(recipe, mean.cpu().numpy(), rho.cpu().numpy(), samples)
     if facts is None:
         return None
     statistics = None
-    if node.op == BATCH:
-        size = facts.size
-        statistics = Statistics(node.module, mean, (rho.square() - eps).clamp_(min=0) * (size / max(size - 1, 1)))
+    if recipe.module is not None:
+        variance = (rho.square() - recipe.eps).clamp_(min=0) * (size / max(size - 1, 1))
+        statistics = Statistics(recipe.module, mean, variance)
     return z.reshape(x.shape), facts, statistics
 
 
-@np.errstate(all="ignore")  # what is not a number is out of range
-def _facts(shape: tuple[int, int, int], mean: Tensor, rho: Tensor, samples: int) -> Normalised | None:
-    """See the module; ``None`` out of range."""
-    size, deep = shape[0] * shape[2], depth(shape[0]) + depth(shape[2])
-    root, unit = math.sqrt(size), (deep + 12) * _UNIT * _UP
-    means, spreads = mean.cpu().numpy(), rho.cpu().numpy()
-    shift = np.abs(means / spreads)  # e/√M is at most unit (2 + |shift|) ρ, as ‖d‖ ≤ √M ρ
-    groups = math.sqrt(shape[1] // (samples or 1))
+def _facts(recipe: Recipe, means: np.ndarray, spreads: np.ndarray, samples: int) -> Normalised | None:
+    """See the module; ``None`` out of range, as where something is not a number."""
+    size, unit, root = recipe.size, recipe.unit, math.sqrt(recipe.size)
+    shift = means / spreads  # e/√M is at most unit (2 + |shift|) ρ, as ‖d‖ ≤ √M ρ
+    groups = math.sqrt(len(spreads) // (samples or 1))
     least: Any = spreads.reshape(samples or 1, -1).min(axis=1)
-    farthest, shifts = float(shift.max()), math.sqrt(shift @ shift)
+    farthest = max(float(shift.max()), -float(shift.min()))
     ratio = unit * (2 + farthest * _UP)
-    if not (spreads.max() < math.sqrt(_LARGEST / size) and ratio < _TRUSTED and least.min() > 0):
+    if not (float(spreads.max()) < math.sqrt(_LARGEST / size) and ratio < _TRUSTED and float(least.min()) > 0):
         return None
-    if samples:
-        shifts = min(shifts, farthest * groups)
+    shifts = farthest * groups if samples else math.sqrt(shift @ shift)
     relative = unit * ((2 * groups + shifts * _UP) / (1 - unit - ratio) + groups)  # of √M, all groups together
-    least = (least if samples else float(least[0])) * (1 - unit - ratio) / _UP
+    least = (least if samples else float(least[0])) * ((1 - unit - ratio) / _UP)
     return Normalised(relative * root * _UP + groups * root * 2.0**-900, least, size)
 
 
@@ -166,15 +195,15 @@ def _rows_normalised(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     The derivative in d is the one in x, since a shift of all of a row changes nothing; so torch's kernel is called
     for its derivative, and its result is overwritten.
     """
-    size, known = x.shape[1], x.detach()
-    mean = staged(known, 1) / size
+    size = x.shape[1]
+    mean = staged(x.detach(), 1).div_(size) if size > 1 else x.detach()
     d = x - mean
     centred = d.detach()
-    squares = torch.linalg.vector_norm(centred, dim=1, keepdim=True).square() if size <= 64 else None
-    rho = ((staged(centred * centred, 1) if squares is None else squares) / size + eps).sqrt()
+    norms = torch.linalg.vector_norm(centred, dim=1, keepdim=True).square_() if size <= 64 else None
+    rho = (staged(centred * centred, 1) if norms is None else norms).div_(size).add_(eps).sqrt_()
     if not d.requires_grad:
         return centred / rho, mean, rho
-    z = torch.nn.functional.layer_norm(d, (size,), eps=eps)
+    z = torch.layer_norm(d, (size,), None, None, eps)
     torch.div(centred, rho, out=z.detach())
     return z, mean, rho
 

@@ -18,7 +18,7 @@ from surefoot.graph.nodes import in_double
 from surefoot.operations.normalisation import BATCH
 from surefoot.torch_private import differences_together, norms_together
 from surefoot.valuation.entropy import ENTROPY, Logistic, entropy
-from surefoot.valuation.normalising import Normalised, Statistics, normalised
+from surefoot.valuation.normalising import Normalised, Recipe, Statistics, normalised
 from surefoot.valuation.samples import Amount, least, together
 from surefoot.valuation.single import norm_of, noted
 
@@ -92,6 +92,7 @@ class Run:
         watching: the names of tensors whose costates are measured; none comes back where that is zero.
         given: norms that follow from what a tensor is, of samples that are alike.
         aliases: where the norm of a tensor is at most a factor times that of another, its name and the factor.
+        recipes: how normalisations are computed.
     """
 
     output: str
@@ -112,6 +113,7 @@ class Run:
     watching: set[str] = field(default_factory=set)
     given: dict[str, float] = field(default_factory=dict)
     aliases: dict[str, tuple[str, float]] = field(default_factory=dict)
+    recipes: Mapping[str, Recipe | None] = field(default_factory=dict)
     _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _distances: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _known: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
@@ -135,7 +137,8 @@ class Run:
                 return None
             self.losses[node.name] = loss[1]
             return loss[0]
-        special = normalised(node, values, self.samples)
+        recipe = self.recipes[node.name]
+        special = None if recipe is None else normalised(recipe, values[recipe.argument], self.samples)
         if special is None:
             if node.op == BATCH:
                 self.statistics = None
@@ -148,7 +151,7 @@ class Run:
 
     def measure_parameters(self, known: Mapping[str, tuple[Tensor, float]]) -> None:
         """Note the norms of the parameters, or how far they are from tensors of which that is known."""
-        here = [in_double(value.detach()) for value in self.parameters.values()]
+        here = [in_double(value) for value in self.parameters.values()]  # which do not ask for gradients yet
         names = list(self.parameters)
         if known:
             apart = norms_together(differences_together(here, [known[name][0] for name in names]))
@@ -161,11 +164,13 @@ class Run:
     def measure(self, name: str, value: Any) -> None:
         """Note the norm of a tensor, or of several together; of each sample where these stay apart."""
         real = _detached(value)
+        if not real:
+            return
         if self.samples and name != self.output:
-            self._each.update({name: _rows(real, self.samples)} if real else {})
+            self._each[name] = _rows(real, self.samples)
         elif len(real) == 1 and real[0].numel() <= _SMALL:
             self._later[name] = real[0]
-        elif real:
+        else:
             counts, sizes = zip(*(noted(part.numel(), norm_of(part)) for part in real), strict=True)
             size = sizes[0] if len(sizes) == 1 else torch.linalg.vector_norm(torch.stack(sizes))
             self._sizes[name] = sum(counts), size
@@ -363,8 +368,9 @@ def _bounds_of_samples(found: list[tuple[int, Tensor]]) -> list[Amount]:
 
 
 def _detached(value: Any) -> list[Tensor]:
-    parts = [value] if isinstance(value, Tensor) else value
-    return [part.detach() for part in parts if part.is_floating_point()]
+    if isinstance(value, Tensor):
+        return [value.detach()] if value.is_floating_point() else []
+    return [part.detach() for part in value if part.is_floating_point()]
 
 
 def is_measured(value: Any) -> bool:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from surefoot.torch_private import FORMULAS
 from surefoot.valuation.entropy import ENTROPY
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import bends_by_pieces, pieces, steepness
+from surefoot.valuation.normalising import Recipe, recipe_of
 from surefoot.valuation.passes import Constants, Plan, Run, Values, is_measured, norms, norms_of_samples
 from surefoot.valuation.samples import samples_of, shifts_of
 from surefoot.valuation.single import fits, in_single, is_narrow, is_permuted, lost_behind, pull_of
@@ -160,14 +162,12 @@ class Tape:
         return Constants(values, sizes, each)
 
     def _compute(self, node: Node, values: Values) -> Any:
+        kernel = self._kernels[node.name]
         if node.name in self.narrow:
-            return self._kernels[node.name](values)
-        value = self._kernels[node.name](self._in_double(node, values))
-        if isinstance(value, Tensor):
-            value = value if value.dtype is torch.float64 else in_double(value)
-        else:
-            value = tuple(map(in_double, value))
-        return self._stored(node, value)
+            return kernel(values)
+        value = kernel(self._in_double(node, values) if self.single else values)
+        value = in_double(value) if isinstance(value, Tensor) else tuple(map(in_double, value))
+        return self._stored(node, value) if self.single else value
 
     def _in_double(self, node: Node, values: Values) -> Values:
         """What an operation reads, for one that is run in double precision."""
@@ -180,6 +180,7 @@ class Tape:
         """The result of an operation, rounded where others read it in single precision."""
         return in_single(value) if self.single and node.name in self.moving and node.name != self.output else value
 
+    @np.errstate(all="ignore")  # what is not a number is out of range of formulas
     def run(
         self,
         parameters: Mapping[str, Tensor],
@@ -202,8 +203,8 @@ class Tape:
         reverse = derivatives and not light
         watch = self.rounding if plan is None else plan.watch
         run = Run(self.output, self.moving, values, {}, constants, derivatives, plan is None, light)
-        run.samples, run.shifts, run.aliases = self.samples, self.shifts, self.aliases
-        if any(node.op == BATCH for node in self.fixed):
+        run.samples, run.shifts, run.aliases, run.recipes = self.samples, self.shifts, self.aliases, self.recipes
+        if self._normalises_data:
             run.statistics = None
         keep = set() if plan is None else set(plan.keep)
         default = nullcontext() if self._is_real else double_by_default()
@@ -211,37 +212,51 @@ class Tape:
         exactly: Any = torch.backends.nnpack.flags(enabled=False) if self._convolves else nullcontext()
         with torch.set_grad_enabled(derivatives), default, exactly:
             for name, given in parameters.items():
-                values[name] = run.parameters[name] = wide(given.detach()).requires_grad_(derivatives)
+                values[name] = run.parameters[name] = wide(given.detach())
             run.measure_parameters({} if plan is None else plan.weights)
+            for leaf in run.parameters.values() if derivatives else ():
+                leaf.requires_grad_()
             for name in self.boundary if reverse else ():
                 values[name] = run.watched(name, constants.values[name].detach().requires_grad_())
-            for node in self.varying:
-                value: Any = None
-                if node.name in self.special:
+            value: Any
+            for node, name, special, measured, finished in self._order:
+                value = None
+                if special:
                     value = run.by_formula(node, self._in_double(node, values))
                     value = None if value is None else self._stored(node, value)
                 if value is None:
                     value = self._compute(node, values)
-                    keep.update((node.name, *node.inputs) if node.name in self.special else ())
-                if node.name not in self.aliases and node.name not in run.given:
-                    run.measure(node.name, value)
-                if node.name in self.matched:
-                    run.measure_matrices(self.matched[node.name])
-                if reverse and not self.single and node.name in self.kinks:
-                    run.note_kinks(node.name, self.asked[node.name].inputs[0], self.kinks[node.name])
-                if reverse and node.name in watch and isinstance(value, Tensor):
-                    value = run.watched(node.name, value)
-                values[node.name] = value
-                for name in self._finished[node.name]:
-                    if name not in keep and (plan is not None or name in self.spare):
-                        del values[name]
+                    keep.update((name, *node.inputs) if special else ())
+                if measured and name not in run.given:
+                    run.measure(name, value)
+                if name in self.matched:
+                    run.measure_matrices(self.matched[name])
+                if reverse:
+                    if not self.single and name in self.kinks:
+                        run.note_kinks(name, self.asked[name].inputs[0], self.kinks[name])
+                    if name in watch and isinstance(value, Tensor):
+                        value = run.watched(name, value)
+                values[name] = value
+                for last in finished:
+                    if last not in keep and (plan is not None or last in self.spare):
+                        del values[last]
         return run
 
     @cached_property
-    def _finished(self) -> dict[str, tuple[str, ...]]:
-        """By name of what varies, what else of that nothing reads after it."""
+    def _order(self) -> list[tuple[Node, str, bool, bool, tuple[str, ...]]]:
+        """What varies, by name, whether it may have a formula, whether its norm is measured, and what else that
+        varies nothing reads after it.
+        """
         names = {node.name for node in self.varying}
-        return {name: tuple(names.intersection(self.graph.finished[name])) for name in names}
+        return [
+            (n, n.name, n.name in self.special, n.name not in self.aliases,
+             tuple(names.intersection(self.graph.finished[n.name])))
+            for n in self.varying
+        ]  # fmt: skip
+
+    @cached_property
+    def _normalises_data(self) -> bool:
+        return any(node.op == BATCH for node in self.fixed)
 
     @cached_property
     def aliases(self) -> dict[str, tuple[str, float]]:
@@ -353,8 +368,13 @@ class Tape:
     @cached_property
     def special(self) -> frozenset[str]:
         """The normalisations and losses that may have formulas of their own."""
+        return frozenset(self.recipes)
+
+    @cached_property
+    def recipes(self) -> dict[str, Recipe | None]:
+        """How these normalisations are computed, if they have formulas."""
         chosen = (node for node in self.varying if record_of(node).epsilon is not None or node.op == ENTROPY)
-        return frozenset(node.name for node in chosen)
+        return {node.name: recipe_of(node) for node in chosen}
 
 
 def _is_plain(argument: Any) -> bool:
