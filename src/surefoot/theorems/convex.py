@@ -178,6 +178,8 @@ def _less(value: float, loss: float) -> float:
 
 def _ways(problem: Problem, outer: LossDerivatives) -> Iterator[_Way]:
     parts = _Parts(problem, outer)
+    if problem.affine is not None:
+        yield parts.gauss_newton(problem.affine.rows)
     if problem.parameters <= DENSE:
         dense = parts.dense()
         if dense is not None:
