@@ -26,7 +26,7 @@ class Affine:
     Attributes:
         rows: J.
         outputs: at the weights, in one column.
-        samples: how many rows the outputs have as a tensor.
+        by_sample: the same, samples × outputs.
     """
 
     def __init__(self, analysis: Analysis) -> None:
@@ -50,7 +50,8 @@ class Affine:
             wrong = torch.cat([column.error for column in columns], 1)
             errors[path] = torch.tensor([frobenius_norm(row) for row in wrong], dtype=torch.float64)
         self.rows, self.outputs = Rows(slopes, errors), outputs({name: values[name].double() for name in paths})
-        self.samples = (graph.spec(graph.outputs[0]).shape or (1,))[0]
+        samples = len(analysis.centre[graph.outputs[0]])
+        self.by_sample = self.outputs.rearranged(lambda t: t.reshape(samples, -1))
         self._shapes = {path: values[name].shape for name, path in paths.items()}
 
     @staticmethod
@@ -79,6 +80,6 @@ class Affine:
             slope = weight * (rows.mT @ residual.value).reshape(self._shapes[path])
             size, apart = frobenius_norm(rows), frobenius_norm(self.rows.errors[path])
             rounding = (len(rows) + 16) * 2.0**-52 * size * length
-            error = weight * (size * wrong + apart * (length + wrong) + rounding) * (1 + 1e-9)
+            error = weight * (size * wrong + apart * (length + wrong) + rounding) * (1 + 1e-9) + 1e-290
             found.append((path, slope, error))
         return found

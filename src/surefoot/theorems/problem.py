@@ -123,7 +123,7 @@ class Problem:
         if self.layered is not None:
             return self.layered.outputs
         if self.affine is not None:
-            return self.affine.outputs.rearranged(lambda t: t.reshape(self.affine.samples, -1))
+            return self.affine.by_sample
         result = self.network.over(Ball(0.0))
         value = self.network.centre[result.outputs[0]]
         value = value.reshape(len(value), -1)
@@ -201,20 +201,25 @@ class Problem:
 
     def gradient(self) -> tuple[float, float]:
         """Lower and upper bound of the norm of the gradient at the weights."""
+        slopes, errors = zip(*self.slopes.values(), strict=True)
+        size, error = math.hypot(*map(frobenius_norm, slopes)), up(math.hypot(*errors))
+        return max(size * (1 - 1e-9) - error, 0.0), up(size * (1 + 1e-12) + error)
+
+    @cached_property
+    def slopes(self) -> dict[str, tuple[Tensor, float]]:
+        """The gradient by path of the parameter, and how far each part may be off in norm."""
         named = dict(self.model.named_parameters())
-        parts, errors = [], []
+        found = {}
         for path, slope, error in self._slopes():
             if self.regularizer is not None:
                 ridge = self.regularizer.weight_of(path) * named[path].detach().double()
                 slope = slope + ridge
                 error += 2.0**-51 * (frobenius_norm(ridge) + frobenius_norm(slope))
-            parts.append(frobenius_norm(slope))
-            errors.append(error)
-        size, error = math.hypot(*parts), up(math.hypot(*errors))
-        return max(size * (1 - 1e-9) - error, 0.0), up(size * (1 + 1e-12) + error)
+            found[path] = slope, error
+        return found
 
     def _slopes(self) -> list[tuple[str, Tensor, float]]:
-        """The gradient of the loss, parameter by parameter, and how far it may be off in norm."""
+        """That of the loss."""
         if self.affine is not None and isinstance(self.objective, Square):
             return self.affine.gradient(self.weight(), self.objective.chosen())
         found = self.proved_gradient()
@@ -252,6 +257,11 @@ class PiecewiseProblem(Problem):
         self.parameters, self.outputs = sum(named[path].numel() for path in trained), pieces.outputs.value.numel()
         self.layered, self._met = None, {}
         self._effort = effort
+
+    @cached_property
+    def affine(self) -> None:
+        """Layers are read."""
+        return None
 
     def on_one_batch(self) -> Problem:
         """The same about all data, which are joined on process 0."""
