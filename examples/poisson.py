@@ -23,11 +23,11 @@ distance of the best one: the residuals are affine in it, so that the loss is a 
 smallest eigenvalue is positive. So Newton's method, which is Gauss-Newton here, converges to the least loss that
 any output layer can reach on these features.
 
-**Result.** The relative error falls below 1e-4 within 1,500 gradients of work, and below 1e-5 within 5,000. The
-loss is within a thousandth of the least for these features. No theorem says that all weights together converge to
-residuals that are all zero: that takes rows of the Jacobian which are independent, and at weights with an error of
-1e-4 the largest singular value is 777, the least 1e-14, round-off, and of the 1,020 only 154 are above 1e-9 of the
-largest.
+**Result.** The relative error falls below 1e-4 within 1,500 gradients of work, and below 1e-5 within 5,000. With
+the best output layer after 1,500, the loss is 3.8e-10, and proved to be at most 4.1e-13 above the least that these
+features allow. No theorem says that all weights together converge to residuals that are all zero: that takes rows
+of the Jacobian which are independent, and at weights with an error of 1e-4 the largest singular value is 777, the
+least 1e-14, round-off, and of the 1,020 only 154 are above 1e-9 of the largest.
 """
 
 from __future__ import annotations
