@@ -17,12 +17,17 @@ So the module is an ordinary function of its weights, and :class:`surefoot.optim
 chooses how to solve for a step, adapts the damping, and bends steps by their geodesic acceleration.
 
 **Statement.** Every step minimises the Gauss-Newton model with damping κ up to the stated residual. It is taken
-only if the objective falls by a part of what the model predicts (Levenberg and Marquardt).
+only if the objective falls by a part of what the model predicts (Levenberg and Marquardt). At the end the output
+layer is solved for, and :func:`surefoot.convergence` proves, round-off included, that it is within a stated
+distance of the best one: the residuals are affine in it, so that the loss is a convex quadratic function, and its
+smallest eigenvalue is positive. So Newton's method, which is Gauss-Newton here, converges to the least loss that
+any output layer can reach on these features.
 
-**Result.** The relative error falls below 1e-4 within 1,500 gradients of work, and below 1e-5 within 5,000. No
-theorem says that it converges to residuals that are all zero: that takes rows of the Jacobian which are
-independent. At weights with an error of 1e-4 (found with a ridge of 1e-6) the largest singular value is 777, and
-the least 1e-14, round-off; of the 1,020, only 154 are above 1e-9 of the largest.
+**Result.** The relative error falls below 1e-4 within 1,500 gradients of work, and below 1e-5 within 5,000. With
+the best output layer after 1,500, the loss is 3.8e-10, and proved to be at most 4.1e-13 above the least that these
+features allow. No theorem says that all weights together converge to residuals that are all zero: that takes rows
+of the Jacobian which are independent, and at weights with an error of 1e-4 the largest singular value is 777, the
+least 1e-14, round-off, and of the 1,020 only 154 are above 1e-9 of the largest.
 """
 
 from __future__ import annotations
@@ -137,9 +142,33 @@ def trained(budget: float) -> Laplacian:
     return model
 
 
+def with_best_output_layer(model: Laplacian) -> sf.Convergence:
+    """Solve for the output layer, the others fixed, and say how near it is to the best one, with a proof."""
+    _, x, y = problem()
+    last = model.layers[-1]
+    model.layers[:-1].requires_grad_(False)
+    units = torch.eye(last.weight.numel() + 1, dtype=x.dtype)
+    before = nn.utils.parameters_to_vector(last.parameters()).detach()
+
+    def residuals(weights: Tensor) -> Tensor:
+        nn.utils.vector_to_parameters(weights, last.parameters())
+        return model(x).detach()
+
+    columns = torch.cat([residuals(unit) for unit in units], 1)
+    # the change is solved for, and not the weights, as it is small and its error is relative to it
+    change = torch.linalg.lstsq(columns, y - residuals(before), driver="gelsd").solution.squeeze(1)
+    residuals(before + change)
+    return sf.convergence(model, x, sf.Square(y), method="newton")
+
+
 def main(budget: float = 1500.0) -> float:
     """Train; the relative error at the end."""
-    return relative_error(trained(budget))
+    model = trained(budget)
+    _, x, y = problem()
+    verdict = with_best_output_layer(model)
+    print(f"The best output layer: loss {sf.Square(y)(model(x)).item():.3e}, error {relative_error(model):.2e}")
+    print(verdict)
+    return relative_error(model)
 
 
 def picture(model: Laplacian) -> Figure:
@@ -161,4 +190,6 @@ def picture(model: Laplacian) -> Figure:
 
 
 if __name__ == "__main__":
-    figure = picture(trained(float(sys.argv[1]) if len(sys.argv) > 1 else 1500.0))
+    finished = trained(float(sys.argv[1]) if len(sys.argv) > 1 else 1500.0)
+    print(with_best_output_layer(finished))
+    figure = picture(finished)

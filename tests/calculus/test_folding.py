@@ -10,6 +10,7 @@ import flint
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import surefoot as sf
 from judges.exact import stored, truth
@@ -20,6 +21,7 @@ from surefoot.enclosure import Computed, Enclosure
 from surefoot.operations.captured import capture
 
 D = torch.float64
+HARD = torch.tensor([[1e8, -1e8], [3.0, 1.1]], dtype=D)
 
 
 class Before(nn.Module):
@@ -49,6 +51,8 @@ CANCELLING = {
     "largest": lambda x: ((x + 1e9) - 1e9).max(-1, keepdim=True).values + x,
     "masked": lambda x: torch.where(x > 0, (x + 1e9) - 1e9, -1.0),
     "frozen": frozen,
+    "layers": lambda x: F.linear(F.linear(x + 1e8, HARD, HARD[0]), HARD).tanh() + F.linear(x, HARD * 1e-9),
+    "added up": lambda x: torch.stack([x + 1e9, x * 0.1, -x - 1e9], -1).sum(-1),
 }
 
 
@@ -99,6 +103,33 @@ def test_the_error_of_a_sum_is_that_of_its_entries() -> None:
     errors = found.entries
     assert all(abs(w) <= Fraction(float(e)) for w, e in zip(wrong, errors[0], strict=True))
     assert float(errors[0, 0]) < 1e-15
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_entries_of_a_layer_and_of_a_sum_have_errors_of_their_own(seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(4, 3, 5, dtype=D) * torch.tensor([1e-12, 1.0, 1e12], dtype=D)[:, None]
+    weight, bias = torch.randn(6, 5, dtype=D), torch.randn(6, dtype=D)
+
+    def computed(x: Tensor) -> Tensor:
+        return F.linear(x / 3.0, weight, bias).sum(2)
+
+    found = enclosed(computed, x)
+    assert isinstance(found, Computed)
+    exact = [
+        [
+            sum(
+                sum(Fraction(a) / 3 * Fraction(w) for a, w in zip(line, row, strict=True)) + Fraction(b)
+                for row, b in zip(weight.tolist(), bias.tolist(), strict=True)
+            )
+            for line in sample
+        ]
+        for sample in x.tolist()
+    ]
+    for truths, values, errors in zip(exact, computed(x).tolist(), found.entries.tolist(), strict=True):
+        for true, value, error in zip(truths, values, errors, strict=True):
+            assert abs(true - Fraction(value)) <= Fraction(error)
+    assert float(found.entries[:, 0].max()) < 1e-12 < 1e-3 < float(found.error)
 
 
 def test_a_number_that_was_rounded_is_not_fused() -> None:

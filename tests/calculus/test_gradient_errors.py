@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import surefoot as sf
+from surefoot.calculus.adjoint.costates import summands
 from surefoot.calculus.adjoint.gradient import proved_gradient
 from surefoot.calculus.analysis import Analysis
+from surefoot.operations.evaluation import run_in_double
 from surefoot.optim import CertifiedDescent, GaussNewton, Newton, ProjectedGradient
 
 D = torch.float64
@@ -221,3 +223,43 @@ def test_at_a_kink_of_a_loss_every_one_sided_slope_counts() -> None:
     objective = sf.objectives.Absolute(torch.zeros(1, 2, dtype=D))
     claimed = sf.certify(nn.Identity(), x, objective=objective, wrt="input", domain=sf.Ball(0.0)).lipschitz
     assert float(objective(x + 2.0**-20)) * 2.0**20 / 2**0.5 <= float(claimed)
+
+
+READINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "slice": lambda w: w[1:],
+    "copies": lambda w: w.expand(5, 3, 4),
+    "some twice": lambda w: w[[0, 0, 2]],
+    "side by side": lambda w: torch.cat([w, w * w], 1),
+    "sum": lambda w: w.sum(1, keepdim=True) + w,
+    "mean": lambda w: w.mean(0),
+    "shift": lambda w: w[0] - torch.ones(7, 4, dtype=D) * w[1],
+    "factor": lambda w: torch.ones(7, 1, 4, dtype=D) * w,
+    "layer": lambda w: F.linear(torch.ones(6, 4, dtype=D), w, w[:, 0]),
+}
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_an_entry_enters_at_most_so_many_results(name: str) -> None:
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.rand(3, 4, dtype=D) + 0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return READINGS[name](self.w).sum() * x
+
+    result = Analysis.of(Read(), ONE).over(sf.Ball(0.0))
+    values = {n: e.value for n, e in result.enclosures.items()}
+    for step in result.steps:
+        for slot, argument in step.names.items():
+            if not isinstance(values[argument], Tensor):
+                continue
+
+            def run(t: Tensor, step: Any = step, argument: str = argument) -> Tensor:
+                return run_in_double(step.node, {**values, argument: t})
+
+            with torch.enable_grad():
+                jacobian = torch.autograd.functional.jacobian(run, values[argument].detach())
+            counts = (jacobian != 0).reshape(step.node.numel, -1).sum(0)
+            several = sum(other == argument for other in step.names.values())
+            assert int(counts.max()) <= several * summands(step, slot, values[argument].numel()) * (1 + 1e-9)

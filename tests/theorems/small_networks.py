@@ -62,7 +62,7 @@ class Exact:
 
     def __init__(self, model: nn.Module, function: Callable[[], Tensor]) -> None:
         self.model, self.function = model, function
-        self.parameters = list(model.parameters())
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def start(self) -> list[arb]:
         """The weights as they are stored."""

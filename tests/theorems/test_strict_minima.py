@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.calculus.analysis import Analysis
+from surefoot.norms.verified import smallest_eigenvalue, solution
+from surefoot.scalar import Rounded
 from surefoot.theorems import Convergence, StronglyConvex, convex
 from surefoot.theorems.hessian import Written, loss_derivatives, lowest_bend
 from surefoot.theorems.layered import read_layers
+from surefoot.theorems.problem import Problem
 from theorems.small_networks import BITS, Exact, data, distance, middle, perceptron
 
 _HAIR = arb(1 + 2.0**-40)
@@ -198,3 +201,93 @@ def test_the_third_derivative_of_the_cross_entropy_is_within_its_bound() -> None
         change = float(torch.linalg.matrix_norm(both[0] - both[1], 2)) / float((near - far).norm())
         largest = max(largest, change)
     assert 0.1 * outer.variation <= largest <= outer.variation
+
+
+class Beam(nn.Module):
+    """The negative second derivative of a tanh network with a hidden layer, and its value at some points."""
+
+    def __init__(self, width: int, residual: Tensor) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(1, width), nn.Linear(width, 1)
+        self.register_buffer("residual", residual)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.first(x))
+        slope = (1 - z * z) * self.first.weight.squeeze(1)
+        bent = -2 * z * slope * self.first.weight.squeeze(1)
+        jet = nn.functional.linear(torch.stack([z, bent], 1), self.last.weight)
+        jet = torch.cat([jet[:, :1] + self.last.bias, jet[:, 1:]], 1).squeeze(2)
+        return (self.residual * jet).sum(1, keepdim=True)
+
+
+def beam(width: int = 3, points: int = 7) -> tuple[Beam, Tensor, Tensor]:
+    """-u'' = sin with u = 0 at both ends; the hidden layer is fixed, and the network affine in what is left."""
+    torch.manual_seed(0)
+    x = torch.linspace(0, math.pi, points, dtype=torch.float64).unsqueeze(1)
+    inside = torch.ones(points, dtype=torch.float64)
+    inside[[0, -1]] = 0.0
+    model = Beam(width, torch.stack([10 * (1 - inside), -inside], 1)).double()
+    model.first.requires_grad_(False)
+    return model, x, torch.sin(x) * inside.unsqueeze(1)
+
+
+@pytest.mark.parametrize("method", ["newton", "gradient"])
+@pytest.mark.parametrize("solved", [False, True])
+def test_the_best_output_layer_of_a_physics_informed_network(method: str, solved: bool) -> None:
+    model, x, y = beam()
+    if solved:
+        trainable = [model.last.weight, model.last.bias]
+        columns = []
+        with torch.no_grad():
+            for p in trainable:
+                p.zero_()
+            for p in trainable:
+                for k in range(p.numel()):
+                    p.reshape(-1)[k] = 1.0
+                    columns.append(model(x))
+                    p.reshape(-1)[k] = 0.0
+            best = torch.linalg.lstsq(torch.cat(columns, 1), y).solution
+        nn.utils.vector_to_parameters(best.reshape(-1), trainable)
+    assert read_layers(Analysis.of(model, x)) is None
+    verdict = sf.convergence(model, x, sf.Square(y), method=method)  # type: ignore[arg-type]
+    check(verdict, model, x, sf.Square(y), 0.0)
+    assert isinstance(verdict.statement, StronglyConvex)
+    assert verdict.statement.variation == 0
+    assert "convex" in verdict.advice[0]
+    if solved:
+        assert verdict.statement.gap < 1e-12
+
+
+def test_the_jacobian_of_an_affine_network_is_that_of_automatic_differentiation() -> None:
+    model, x, y = beam(5, 20)
+    affine = Problem(model, x, sf.Square(y), None, "high").affine
+    assert affine is not None
+    (weight, bias) = torch.autograd.functional.jacobian(
+        lambda w, b: torch.func.functional_call(model, {"last.weight": w, "last.bias": b}, (x,)).reshape(-1),
+        (model.last.weight.detach(), model.last.bias.detach()),
+    )
+    torch.testing.assert_close(affine.rows.slopes["last.weight"], weight.reshape(20, -1))
+    torch.testing.assert_close(affine.rows.slopes["last.bias"], bias.reshape(20, -1))
+    model.first.requires_grad_(True)
+    assert Problem(model, x, sf.Square(y), None, "high").affine is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_solution_is_not_longer_than_is_said(seed: int) -> None:
+    torch.manual_seed(seed)
+    factor = torch.randn(6, 6, dtype=torch.float64) * 10.0 ** -torch.arange(6.0, dtype=torch.float64)
+    matrix, right = factor.mT @ factor, torch.randn(6, dtype=torch.float64) * 10.0 ** -torch.arange(6)
+    matrix = matrix.tril() + matrix.tril(-1).mT
+    lowest = smallest_eigenvalue(Rounded.exact(matrix))
+    assert lowest > 0
+    length, form = solution(matrix, 0.0, right, 0.0, lowest)
+    with flint.ctx.workprec(BITS):
+        column = arb_mat([[arb(b)] for b in right.tolist()])
+        exact = arb_mat([[arb(a) for a in row] for row in matrix.tolist()]).solve(column)
+        size = sum((exact[k, 0] * exact[k, 0] for k in range(6)), arb(0)).sqrt()
+        assert size <= arb(length) <= size * arb(1.01)
+        assert (column.transpose() * exact)[0, 0] <= arb(form)
+    moved = solution(matrix, 1e-3 * lowest, right, 1e-3, 0.9 * lowest)
+    other = matrix + 1e-3 * lowest * torch.eye(6, dtype=torch.float64)
+    shifted = right + 1e-3 * torch.nn.functional.normalize(torch.randn(6, dtype=torch.float64), dim=0)
+    assert float(torch.linalg.solve(other, shifted).norm()) <= moved[0]

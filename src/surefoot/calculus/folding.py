@@ -7,7 +7,7 @@ where that can be done, as a mask of 0 and -10⁹ has none at all, while its nor
 
 * what moves or selects numbers moves their errors. Such an operation f maps entries to entries or to fixed
   numbers, so the errors :math:`e` of the arguments arrive as :math:`|f(e) - f(0)|`;
-* sums, products, quotients and scalar functions state theirs (``entry_error`` of the record);
+* sums, products, quotients, linear layers and scalar functions state theirs (``entry_error`` of the record);
 * of the others norms are known: :math:`\sum_iJ_i\|e_i\|` by the mean-value inequality and the round-off of the
   operation itself (:mod:`surefoot.operations.evaluation`).
 
@@ -36,11 +36,15 @@ from surefoot.operations.scalar_functions import entry_errors
 from surefoot.scalar import ScalarFunction
 
 
-def fold(graph: Graph, values: Mapping[str, Tensor]) -> dict[str, Enclosure]:
-    """The given values, and all that can be computed from them alone, each with its error."""
-    enclosures: dict[str, Enclosure] = {name: constant(value, 0) for name, value in values.items()}
+def fold(
+    graph: Graph, values: Mapping[str, Tensor], known: Mapping[str, Enclosure] | None = None
+) -> dict[str, Enclosure]:
+    """The given values, and all that can be computed from them, and from what is known already, each with its
+    error.
+    """
+    enclosures = {**(known or {}), **{name: constant(value, 0) for name, value in values.items()}}
     for node in graph.nodes:
-        if all(name in enclosures for name in node.inputs):
+        if node.name not in enclosures and all(name in enclosures for name in node.inputs):
             value = value_of(node, {name: enclosures[name].value for name in node.inputs})
             enclosures[node.name] = folded(graph, node, value, enclosures, 0)
     return enclosures

@@ -198,6 +198,38 @@ def vector_norm(value: Tensor, error: float = 0.0) -> float:
     return up(frobenius_norm(value) + error)
 
 
+def solution(matrix: Tensor, apart: float, right: Tensor, error: float, lowest: float) -> tuple[float, float]:
+    r"""Bounds on :math:`\|A^{-1}b\|` and :math:`b^\top A^{-1}b`; A is symmetric, its eigenvalues at least
+    :math:`\lambda`, which has to be positive.
+
+    For any w, with :math:`s = b - Aw`, :math:`A^{-1}b = w + A^{-1}s` and
+
+    .. math:: \|A^{-1}b\| \le \|w\| + \|s\|/\lambda, \qquad
+        b^\top A^{-1}b = w^\top Aw + 2w^\top s + s^\top A^{-1}s \le w^\top Aw + 2\|w\|\|s\| + \|s\|^2/\lambda .
+
+    w is a solution in floating point. ``apart`` bounds how far the matrix is from A, ``error`` the norm of the
+    error of b. Infinite where there is no w.
+
+    >>> a, b = torch.tensor([[2.0, 1.0], [1.0, 2.0]]).double(), torch.tensor([3.0, 3.0]).double()
+    >>> length, form = solution(a, 0.0, b, 0.0, 0.99)
+    >>> round(length, 9), round(form, 9)
+    (1.414213562, 6.0)
+    """
+    if not lowest > 0:
+        return math.inf, math.inf
+    w, info = torch.linalg.solve_ex(matrix, right)
+    if int(info) or not bool(torch.isfinite(w).all()):
+        return math.inf, math.inf
+    w = w + torch.linalg.solve_ex(matrix, right - matrix @ w)[0]
+    size, column = vector_norm(w), Rounded.exact(w[:, None])
+    image = product(Rounded.exact(matrix), column)
+    form = product(column.rearranged(lambda t: t.mT), image)
+    left = image - right[:, None]
+    remaining = up(vector_norm(left.value, frobenius_norm(left.error)) + error + apart * size, 8)
+    squared = max(float(form.value) + float(form.error), 0.0) + apart * size**2
+    return up(size + remaining / lowest, 8), up(squared + 2 * size * remaining + remaining**2 / lowest, 16)
+
+
 def least_solution(gram: Symmetric, right: Tensor, error: float, sigma: float) -> float:
     r"""A bound on :math:`\|J^+r\|` from :math:`G = JJ^\top` and :math:`\sigma \le \sigma_{\min}(J)`.
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from surefoot.enclosure import Enclosure, largest
+from surefoot.graph.nodes import run_widened
 from surefoot.magnitude import Magnitude, minimum
+from surefoot.norms.hermitian import gamma
 from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import (
     ONE,
@@ -104,8 +106,28 @@ def _quotient_errors(call: Call, value: Tensor) -> Tensor:
     return _unless_exact(value, first / second, (first, second), exact)
 
 
+def errors_added_up(call: Call, terms: int, products: bool = True) -> Tensor:
+    r"""The errors of entries that are sums of at most k numbers, or products of two, with no other factors.
+
+    Let A be the operation on the absolute values of its arguments, and B that on absolute values plus radii. Then
+    :math:`|\sum a'b' - \sum ab| \le \sum(|a| + e_a)(|b| + e_b) - |a||b| = B - A`, and computing the sum, or mean,
+    rounds by at most :math:`\gamma_{k+2}A` in any order. A and B are sums of numbers that are not negative, off by
+    at most :math:`\gamma_{k+8}` of themselves, their difference by :math:`2\gamma_{k+8}B`: :math:`4\gamma_{k+8}B`
+    covers everything but products that underflow, each of which takes at most the smallest normal number from the
+    sum, from A and from B. A sum loses nothing where all its terms are zero.
+    """
+    sizes = {call.names[slot]: e.value.double().abs() for slot, e in call.tensors.items()}
+    whole = grown = run_widened(call.node, sizes)
+    if call.inexact:
+        radii = {call.names[slot]: e.entry_radius() for slot, e in call.inexact.items()}
+        grown = run_widened(call.node, {n: size + radii[n] if n in radii else size for n, size in sizes.items()})
+    lost = 8 * terms * SMALL * torch.ones_like(grown) if products else (grown > 0) * SMALL
+    error = (grown - whole).clamp(min=0.0) + 4 * gamma(terms + 8) * grown + lost
+    return error.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
 @operation("aten.add", "aten.sub", "aten.rsub", form=Form.LINEAR, rows=aligned, scalar=_fused_sum,
-           gram=GramRows(("other",), shift_rows, is_shift), entry_error=_sum_errors)  # fmt: skip
+           gram=GramRows(("other",), shift_rows, is_shift), entry_error=_sum_errors, evenly=True)  # fmt: skip
 def addition(call: Call) -> Bounds:
     r"""``self ± alpha·other``: norm 1 and \|alpha\|, times √c for an argument broadcast to c copies.
 
@@ -132,7 +154,7 @@ declare("aten.rsub", scalar=partial(_fused_sum, sign=-1.0, reverse=True))
 
 @operation("aten.mul", "aten.multiply", form=Form.PRODUCT, factors=("self", "other"), rows=aligned,
            cost=entrywise_product, entry_error=_product_errors, taylor=product_along,
-           single=InSingle.PRODUCT)  # fmt: skip
+           single=InSingle.PRODUCT, evenly=True)  # fmt: skip
 def product(call: Call) -> Bounds:
     r"""``self ∘ other``, entry by entry.
 
@@ -299,7 +321,12 @@ def _by_tensor(call: Call, a: Any, b: Enclosure, inverse: Magnitude) -> Bounds:
     )
 
 
-@operation("aten.sum", "aten.mean", form=Form.LINEAR, rows=unless_along(),
+def _summation_errors(call: Call, value: Tensor) -> Tensor:
+    return errors_added_up(call, call["self"].numel // max(1, call.numel) + 1, products=False)
+
+
+@operation("aten.sum", "aten.mean", form=Form.LINEAR, rows=unless_along(), entry_error=_summation_errors,
+           evenly=True,
            cost=lambda use: Sparsity(terms=linear_terms(use, math.prod(use.shapes["self"]), "self")))  # fmt: skip
 def summation(call: Call) -> Bounds:
     r"""Sums and means over c entries: norm √c and 1/√c (Cauchy-Schwarz, reached at equal entries)."""

@@ -21,7 +21,7 @@ from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import spectral_norm
 from surefoot.norms.matrix import affordable_norm
-from surefoot.operations.arithmetic import centre_meeting_norm, meeting_norm
+from surefoot.operations.arithmetic import centre_meeting_norm, errors_added_up, meeting_norm
 from surefoot.operations.bilinear import along_segment
 from surefoot.operations.call import Along, Bounds, Call, Use
 from surefoot.operations.common import ONE, ZERO, aligned, batch, broadcast_copies, root, rows_of
@@ -47,7 +47,8 @@ def _linear_cost(use: Use) -> Sparsity:
 @operation("aten.linear", form=Form.PRODUCT, factors=("input", "weight"), rows=batch("input"), cost=_linear_cost,
            gram=GramRows(("weight", "bias"), linear_rows, lambda use: len(use.shape) > 1),
            taylor=partial(along_segment, data="input", weights="weight", shift="bias"), single=InSingle.MATRIX,
-           shifts=("bias",))  # fmt: skip
+           shifts=("bias",), evenly=True,
+           entry_error=lambda call, value: errors_added_up(call, call["weight"].shape[-1] + 1))  # fmt: skip
 @operation("aten.addmm", form=Form.PRODUCT, factors=("mat1", "mat2"), rows=batch("mat1"), single=InSingle.MATRIX,
            cost=lambda use: product(use, use.numel * use.shapes["mat1"][-1], "mat1", "mat2", "self"))  # fmt: skip
 def fully_connected(call: Call) -> Bounds:

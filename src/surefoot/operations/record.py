@@ -157,6 +157,7 @@ class Operation:
         single: as what it is run in single precision; ``None`` if it is run in double.
         in_order: whether its result is all numbers of its first argument in the same order.
         shifts: slots that are added to the result, broadcast.
+        evenly: whether all entries of an argument enter equally many entries of the result.
         matched: whether it multiplies two arguments matrix by matrix, along all dimensions but the last two.
         slopes: the least and the largest slope of every entry over the interval that it reaches, for one argument
             that varies; ``None``, or returning ``None``, where that is not known.
@@ -198,6 +199,7 @@ class Operation:
     single: InSingle | None = None
     in_order: bool = False
     shifts: tuple[Slot, ...] = ()
+    evenly: bool = False
     matched: bool = False
     slopes: Callable[[Call, Slot], tuple[Tensor, Tensor] | None] | None = None
 

@@ -10,7 +10,7 @@
 * ``layered``: networks of linear layers and element-wise functions, sample by sample.
 * ``pieces``: the same on data in pieces, of one process or several.
 * ``samples``: other networks on each sample by itself.
-* ``linear``: a network linearised at its weights.
+* ``linear``: a network linearised at its weights; ``affine``: networks that are affine in what is trained.
 * ``bending``: how fast the Jacobian changes on a ball; ``reach``: how far layers move there.
 * ``relative``: the same at the weights, measured by the Jacobian itself.
 * ``hessian``: the dense Hessian of an objective at the weights.

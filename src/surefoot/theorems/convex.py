@@ -32,13 +32,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from surefoot.calculus.adjoint.bounds import scalar_bounds
 from surefoot.calculus.analysis import Analysis
 from surefoot.domains import Ball
 from surefoot.norms import frobenius_norm, nonnegative_norm
 from surefoot.norms.hermitian import up
-from surefoot.norms.verified import largest_eigenvalue, product, smallest_eigenvalue
+from surefoot.norms.verified import largest_eigenvalue, norm_of, product, smallest_eigenvalue, solution
 from surefoot.scalar import Rounded
 from surefoot.theorems.hessian import LossDerivatives, Written, loss_derivatives, lowest_bend
 from surefoot.theorems.linear import Rows, along
@@ -49,6 +50,10 @@ from surefoot.theorems.statements import StronglyConvex
 DENSE = 5000  # parameters of a matrix that is written out
 _FACTORS = (1.02, 1.2, 1.6, 2.5)
 _CONVEX = "strongly convex neighbourhood"
+_GLOBAL = (
+    "The network is affine in what is trained, so that the objective is convex in it: the minimum is the least "
+    "over all values of these parameters, with the others as they are."
+)
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,14 @@ class _Way:
         meaning: of that number.
         lost: what is lost on a ball, in words.
         on: the bounds on a ball.
+        newton: bounds on the length η and the decrease δ of the Newton step at the weights.
     """
 
     start: float
     meaning: str
     lost: str
     on: Callable[[float], _Curvature]
+    newton: tuple[float, float] = (math.inf, math.inf)
 
 
 class _Parts:
@@ -134,9 +141,20 @@ class _Parts:
 
     def gauss_newton(self, rows: Rows) -> _Way:
         """:math:`J^\\top\\nabla^2h_0J + \\nabla^2R`, written out."""
-        lowest = smallest_eigenvalue(_gauss_newton(self.problem, rows, self.outer))
+        matrix = _gauss_newton(self.problem, rows, self.outer)
+        lowest = smallest_eigenvalue(matrix)
         meaning, lost = "the smallest eigenvalue of the Gauss-Newton matrix", "how far the Hessian is from it"
-        return self._way(lowest, meaning, lost, lambda bent, first, _: up(first + bent))
+        way = self._way(lowest, meaning, lost, lambda bent, first, _: up(first + bent))
+        if self.problem.affine is None:
+            return way
+        step = self._newton(list(rows.slopes), matrix.value, norm_of(matrix.error), lowest)
+        return replace(way, meaning="the smallest eigenvalue of the Hessian", newton=step)
+
+    def _newton(self, paths: list[str], matrix: Tensor, apart: float, lowest: float) -> tuple[float, float]:
+        """What the Newton step says, the Hessian being within a distance of a matrix in this order."""
+        slopes = self.problem.slopes
+        gradient = torch.cat([slopes[path][0].reshape(-1) for path in paths])
+        return solution(matrix, apart, gradient, up(math.hypot(*(slopes[path][1] for path in paths))), lowest)
 
     def _way(self, start: float, meaning: str, lost: str, loss: Callable[[float, float, float], float]) -> _Way:
         """With what is lost by P and how far the first and the second part move."""
@@ -167,7 +185,9 @@ class _Parts:
             return _Curvature(_less(lowest, moved), up(highest + moved), up(moved + wrong))
 
         start = _less(lowest, wrong)
-        return _Way(start, "the smallest eigenvalue of the Hessian", "how far the Hessian moves", on)
+        paths = list(dict.fromkeys(written.order))
+        step = self._newton(paths, matrix.value, up(wrong + norm_of(matrix.error)), start)
+        return _Way(start, "the smallest eigenvalue of the Hessian", "how far the Hessian moves", on, step)
 
 
 def _less(value: float, loss: float) -> float:
@@ -178,6 +198,8 @@ def _less(value: float, loss: float) -> float:
 
 def _ways(problem: Problem, outer: LossDerivatives) -> Iterator[_Way]:
     parts = _Parts(problem, outer)
+    if problem.affine is not None:
+        yield parts.gauss_newton(problem.affine.rows)
     if problem.parameters <= DENSE:
         dense = parts.dense()
         if dense is not None:
@@ -202,7 +224,7 @@ def strongly_convex(problem: Problem, method: str) -> Convergence:
     for way in _ways(problem, outer):
         verdict = _tried(method, way, slope, newton)
         if verdict.proved:
-            return verdict
+            return verdict if problem.affine is None else replace(verdict, advice=(_GLOBAL,))
         tried.append(verdict)
     if not tried:
         return refused(
@@ -219,9 +241,11 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
 
     def at(radius: float) -> StronglyConvex:
         found = way.on(radius)
-        return StronglyConvex(found.low, found.high, found.variation, slope, radius, newton)
+        return StronglyConvex(
+            found.low, found.high, found.variation, slope, radius, newton, way.start, *way.newton
+        )
 
-    least = 2 * slope / lowest if lowest > 0 else math.inf
+    least = 2 * min(slope / lowest, way.newton[0]) if lowest > 0 else math.inf
     if not 0 < least < math.inf:
         least = 1e-300 if lowest > 0 and slope == 0 else math.inf
     if not math.isfinite(least):
@@ -256,7 +280,7 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
             Hypothesis("m", f"m₀ minus {way.lost} within {best.radius:.4g}", best.convexity,
                        "> 2V" if newton else "> 0", best.convexity > (2 * best.variation if newton else 0), True),
             Hypothesis("V", "how far the Hessian is there from that at the weights", best.variation),
-            Hypothesis("2‖∇F‖/m", "twice the distance to the minimum", 2 * best.distance, f"≤ {best.radius:.4g}",
+            Hypothesis("2d", "twice the distance to the minimum", 2 * best.distance, f"≤ {best.radius:.4g}",
                        2 * best.distance <= best.radius),
         ),
         missing,

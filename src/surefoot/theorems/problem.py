@@ -23,6 +23,7 @@ from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square
 from surefoot.operations.common import separate
 from surefoot.scalar import Rounded
+from surefoot.theorems.affine import Affine
 from surefoot.theorems.balls import Profile
 from surefoot.theorems.bending import Bending, bending
 from surefoot.theorems.hessian import square_weight
@@ -83,10 +84,17 @@ class Problem:
         return up(square_weight(self.objective, outputs))
 
     @cached_property
+    def affine(self) -> Affine | None:
+        """The network, if it is affine in what is trained and its layers are not read."""
+        return Affine.of(self.network) if self.layered is None else None
+
+    @cached_property
     def jacobian(self) -> Jacobian:
         """The Jacobian at the weights: layer by layer, written out, or by panels."""
         if self.layered is not None:
             return self.layered
+        if self.affine is not None:
+            return self.affine.rows
         if self.outputs > _ROWS:
             raise GuaranteeError(
                 f"the Jacobian has {self.outputs} rows, and only those of linear layers and element-wise "
@@ -114,6 +122,8 @@ class Problem:
         """The outputs at the weights, samples × outputs."""
         if self.layered is not None:
             return self.layered.outputs
+        if self.affine is not None:
+            return self.affine.by_sample
         result = self.network.over(Ball(0.0))
         value = self.network.centre[result.outputs[0]]
         value = value.reshape(len(value), -1)
@@ -191,19 +201,29 @@ class Problem:
 
     def gradient(self) -> tuple[float, float]:
         """Lower and upper bound of the norm of the gradient at the weights."""
-        found = self.proved_gradient()
+        slopes, errors = zip(*self.slopes.values(), strict=True)
+        size, error = math.hypot(*map(frobenius_norm, slopes)), up(math.hypot(*errors))
+        return max(size * (1 - 1e-9) - error, 0.0), up(size * (1 + 1e-12) + error)
+
+    @cached_property
+    def slopes(self) -> dict[str, tuple[Tensor, float]]:
+        """The gradient by path of the parameter, and how far each part may be off in norm."""
         named = dict(self.model.named_parameters())
-        parts, errors = [], []
-        for path, slope in found.slopes.items():
-            error = found.errors[path]
+        found = {}
+        for path, slope, error in self._slopes():
             if self.regularizer is not None:
                 ridge = self.regularizer.weight_of(path) * named[path].detach().double()
                 slope = slope + ridge
                 error += 2.0**-51 * (frobenius_norm(ridge) + frobenius_norm(slope))
-            parts.append(frobenius_norm(slope))
-            errors.append(error)
-        size, error = math.hypot(*parts), up(math.hypot(*errors))
-        return max(size * (1 - 1e-9) - error, 0.0), up(size * (1 + 1e-12) + error)
+            found[path] = slope, error
+        return found
+
+    def _slopes(self) -> list[tuple[str, Tensor, float]]:
+        """That of the loss."""
+        if self.affine is not None and isinstance(self.objective, Square):
+            return self.affine.gradient(self.weight(), self.objective.chosen())
+        found = self.proved_gradient()
+        return [(path, slope, found.errors[path]) for path, slope in found.slopes.items()]
 
     def certificate(self) -> Certificate:
         """That of the loss, on the ball of the longest step that is proved."""
@@ -237,6 +257,11 @@ class PiecewiseProblem(Problem):
         self.parameters, self.outputs = sum(named[path].numel() for path in trained), pieces.outputs.value.numel()
         self.layered, self._met = None, {}
         self._effort = effort
+
+    @cached_property
+    def affine(self) -> None:
+        """Layers are read."""
+        return None
 
     def on_one_batch(self) -> Problem:
         """The same about all data, which are joined on process 0."""

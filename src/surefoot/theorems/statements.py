@@ -159,6 +159,17 @@ class StronglyConvex:
 
     As eigenvalues move by at most the norm of a change, m may be :math:`\lambda_{\min}(\nabla^2F(u_0)) - V`.
 
+    *By the Newton step.* Let :math:`m_0 \le \lambda_{\min}(H)`, :math:`H = \nabla^2F(u_0)`, :math:`V < m_0`, and
+    :math:`\eta \ge \|H^{-1}\nabla F(u_0)\|`, :math:`\delta \ge \langle\nabla F(u_0), H^{-1}\nabla F(u_0)\rangle`.
+    With :math:`q = V/m_0`, all this holds with :math:`\eta/(1 - q)` in place of g/m, and :math:`F(u_0) - F(u^*)
+    \le \delta/2(1 - q)`. A gradient along directions of large curvature leads less far than g/m says.
+
+    *Proof.* :math:`T(u) = u - H^{-1}\nabla F(u)` has the derivative :math:`H^{-1}(H - \nabla^2F(u))`, of norm at
+    most q, and moves :math:`u_0` by at most :math:`\eta`; for :math:`\eta/(1 - q) \le \rho` it maps the ball into
+    itself, where it has exactly one fixed point, :math:`u^*`, at most :math:`\eta/(1 - q)` away. On the ball
+    :math:`\nabla^2F \succeq H - VI \succeq (1 - q)H`, so with :math:`v = u^* - u_0` :math:`F(u^*) \ge F(u_0) +
+    \langle\nabla F(u_0), v\rangle + \frac{1 - q}2\langle v, Hv\rangle \ge F(u_0) - \delta/2(1 - q)`.
+
     Attributes:
         convexity: m.
         smoothness: L.
@@ -166,6 +177,9 @@ class StronglyConvex:
         gradient: g.
         radius: :math:`\rho`.
         newton: whether the method is Newton's.
+        start: :math:`m_0`.
+        step: :math:`\eta`; infinite if it is not known.
+        decrease: :math:`\delta`; likewise.
 
     >>> theorem = sf.theorems.StronglyConvex(1.0, 2.0, variation=0.1, gradient=0.1, radius=1.0, newton=False)
     >>> theorem.holds, theorem.distance >= 0.1, theorem.rate
@@ -178,11 +192,21 @@ class StronglyConvex:
     gradient: float
     radius: float
     newton: bool
+    start: float = 0.0
+    step: float = math.inf
+    decrease: float = math.inf
 
     @property
     def distance(self) -> float:
-        """g/m, rounded up."""
-        return above(arb(self.gradient) / arb(self.convexity)) if self.convexity > 0 else math.inf
+        r"""The smaller of g/m and :math:`\eta/(1 - q)`, rounded up."""
+        straight = above(arb(self.gradient) / arb(self.convexity)) if self.convexity > 0 else math.inf
+        return min(straight, self._over(self.step))
+
+    def _over(self, value: float) -> float:
+        """A number over 1 - q, rounded up; infinite if that is not positive."""
+        known = math.isfinite(value) and 0 <= self.variation < self.start
+        left = 1 - arb(self.variation) / arb(self.start) if known else arb(0)
+        return above(arb(value) / left) if proved(left > 0) else math.inf
 
     @property
     def holds(self) -> bool:
@@ -206,7 +230,8 @@ class StronglyConvex:
     @property
     def gap(self) -> float:
         """A bound on F(u₀) - F(u*)."""
-        return above(square(arb(self.gradient)) / (2 * arb(self.convexity)))
+        straight = above(square(arb(self.gradient)) / (2 * arb(self.convexity)))
+        return min(straight, self._over(self.decrease) / 2)
 
     def iterations(self, eps: float) -> int:
         """How many steps bring the objective within eps of its minimum: :math:`F - F^* \\le \\frac L2\\|u -

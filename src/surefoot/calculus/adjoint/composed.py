@@ -178,7 +178,7 @@ def _errors(result: Pass, steps: Sequence[Step], stated: list[float]) -> dict[st
         size, before = sizes.get(step.node.name, zero), wrong.get(step.node.name, zero)
         for slot, other in step.names.items():
             slope = step.bounds.jacobian[slot]
-            rounded = slope * roundings(step) + more
+            rounded = slope * roundings(result, step, slot) + more
             for pair, partner in step.partners(slot):
                 rounded = rounded + step.bounds.curvature[pair] * step.argument(partner, result.enclosures).error
             wrong[other] = wrong.get(other, zero) + slope * before + rounded * (size + before)

@@ -24,7 +24,7 @@ than numbers of their arguments state it themselves, from formulas that are eval
 kernels (``pullback`` of the record: scalar functions, quotients, soft-max, normalisations, lengths and variances,
 PReLU, max-pooling, losses). The others add up products of the costate with entries of :math:`\hat J_i`: numbers of
 the other argument (bilinear operations), ones (layout, largest entries), fixed factors (pooling). With at most c
-summands per entry, c the number of entries of z, and 16 roundings in a product, the computed entry is off by at
+summands per entry (:func:`summands`) and 16 roundings in a product, the computed entry is off by at
 most :math:`\gamma_{c+16}` times that of :math:`|\hat J_i|^\top|\hat\lambda_z|` in whatever order they are added,
 and :math:`\gamma_n \le 2nu` for :math:`nu \le 1/2`. Now :math:`\||J|^\top\lambda\| \le \sqrt
 r\,\|J\|_2\|\lambda\|` if a row of J has at most r entries: by Cauchy-Schwarz :math:`(|J|x)_k^2 \le
@@ -52,7 +52,7 @@ from surefoot.enclosure import Enclosure, measure, norm, row_norms
 from surefoot.graph.structure import Spec
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.operations.call import Pair, Slot
-from surefoot.operations.record import record_of
+from surefoot.operations.record import Form, record_of
 
 _UNIT = 2.0**-53
 _UNDERFLOW = 2.0**-1022
@@ -134,7 +134,6 @@ def contributions(result: Pass, step: Step, costate: Enclosure, centre: Backward
     """What one operation adds to the costates of its arguments."""
     fixed = at_centre(costate)
     along = contracted(step, fixed)
-    factor = (costate.numel + 16.0) * (float(step.bounds.reduction) ** 0.5 + 16.0) * (2 * _UNIT)
     proved = centre.errors[step.node.name]
     found: dict[str, Share] = {}
     for name, value in centre.pulled[step.node.name].items():
@@ -151,6 +150,8 @@ def contributions(result: Pass, step: Step, costate: Enclosure, centre: Backward
             spread = spread + jacobian * costate.spread + moved + aside
             error = error + jacobian * costate.error + wrong + aside
         lost = costate.numel * max(1, result.enclosures[name].numel) ** 0.5 * _UNDERFLOW
+        met = sum(summands(step, slot, result.enclosures[name].numel) for slot in slots)
+        factor = (met + 16.0) * (float(step.bounds.reduction) ** 0.5 + 16.0) * (2 * _UNIT)
         roundoff = norm(proved[name]) if name in proved else relative * factor + lost
         spread, error = spread + roundoff, error + roundoff
         if len(slots) == 1 and slots[0] in step.row_slots and isinstance(value, Tensor):
@@ -159,6 +160,21 @@ def contributions(result: Pass, step: Step, costate: Enclosure, centre: Backward
             spread = minimum(spread, rows.norm())
         found[name] = Share(value, spread, rows, error)
     return found
+
+
+def summands(step: Step, slot: Slot, numel: int) -> float:
+    r"""How many entries of the result one of the ``numel`` entries of an argument enters, at most.
+
+    Where numbers are moved, the Jacobian consists of zeros and ones, so that a column with c ones has the norm
+    :math:`\sqrt c \le J`. Where all entries enter equally many entries of the result, each of which adds up k
+    terms, the c entries per argument are at most the k terms of all entries of the result, shared evenly.
+    """
+    record, most = record_of(step.node), float(step.node.numel)
+    if record.form_of(step.node) is Form.LAYOUT:
+        return min(most, float(step.bounds.jacobian[slot]) ** 2)
+    if record.evenly:
+        return min(most, most * step.bounds.reduction / max(1, numel))
+    return most
 
 
 def _aside(step: Step, slot: Slot) -> Magnitude:

@@ -6,7 +6,7 @@ states, so errors obey the chain rule: that of :math:`X_z = \sum_iJ_iX_{x_i}` is
 their derivatives in the same way backwards. The second derivative of the output is what arrives at the variables.
 
 A product with a Jacobian of k terms in a row rounds by :math:`\gamma_k|J||x|`, of norm at most :math:`k\gamma_k
-\|J\|\|x\|`; with its transpose, whose rows have at most n terms, n the entries of the result, by
+\|J\|\|x\|`; with its transpose, whose rows have at most n terms, by
 :math:`\gamma_n\sqrt k\|J\|\|\lambda\|` (:mod:`surefoot.calculus.adjoint.costates`).
 """
 
@@ -16,20 +16,23 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from surefoot.calculus.adjoint.costates import summands
 from surefoot.calculus.adjoint.gathered import Gathered
 from surefoot.calculus.adjoint.samples import SLACK_UNIT
 from surefoot.calculus.forward import Pass, Step
 from surefoot.magnitude import Magnitude, minimum, stack
+from surefoot.operations.call import Slot
 from surefoot.operations.record import record_of
 
 
-def roundings(step: Step) -> float:
+def roundings(result: Pass, step: Step, slot: Slot) -> float:
     """The relative error of applying a Jacobian or its transpose; see the module. Where the error of derivatives
     is stated, it contains that of the sums, and what is left are products of a few numbers.
     """
     if step.node.op == "surefoot.scalar" or record_of(step.node).near is not None:
         return SLACK_UNIT
-    terms, entries = step.bounds.reduction + 16.0, step.node.numel + 16.0
+    terms = step.bounds.reduction + 16.0
+    entries = summands(step, slot, result.enclosures[step.names[slot]].numel) + 16.0
     return 2 * (terms**2 + entries * math.sqrt(terms)) * 2.0**-53
 
 
@@ -55,10 +58,10 @@ def running_errors(
     for name in result.region.variables:
         first[name], norms[name] = zero, Magnitude.of(1.0)
     for step in result.steps:
-        name, unit, (more, _) = step.node.name, roundings(step), stated[step.node.name]
+        name, (more, _) = step.node.name, stated[step.node.name]
         first[name] = norms[name] = zero
         for slot, other in step.names.items():
-            slope = step.bounds.jacobian[slot]
+            slope, unit = step.bounds.jacobian[slot], roundings(result, step, slot)
             first[name] = (
                 first[name] + slope * first[other] + (slope * unit + more) * (norms[other] + first[other])
             )
@@ -76,7 +79,7 @@ def running_errors(
         name = step.node.name
         if name not in wrong:
             continue
-        unit, (more, most) = roundings(step), stated[name]
+        more, most = stated[name]
         size = Magnitude.of(sizes[name]) if name in sizes else lengths[name]
         if name in held.written:
             bends[name] = minimum(bends[name], held.whole("second", name))
@@ -85,7 +88,7 @@ def running_errors(
             (slot,) = step.names
             forms.setdefault((slot, slot), Magnitude.of(most))
         for slot, other in step.names.items():
-            slope = step.bounds.jacobian[slot]
+            slope, unit = step.bounds.jacobian[slot], roundings(result, step, slot)
             rounded = slope * unit + more
             wrong[other] = wrong.get(other, zero) + slope * wrong[name] + rounded * (size + wrong[name])
             second[other] = second.get(other, zero) + slope * second[name] + rounded * (bends[name] + second[name])
