@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
+from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.batched import Batched
 from surefoot.errors import ChainError, EvaluationError, SurefootError
 from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.processes import Processes
+
+_LARGE = 1 << 16  # numbers that a forward pass computes
 
 
 class OracleError(SurefootError, ValueError):
@@ -124,6 +127,12 @@ class Problem:
         asked = self.autodiff if oracle is None else oracle
         assert isinstance(asked, Batched)
         word(self) if callable(word) else asked.serve(word)
+
+    def trace(self) -> None:
+        """Have passes traced, where many are to come and take longer than their calls."""
+        size = sum(node.numel for node in self.chain.graph.nodes)
+        if size >= _LARGE and isinstance(self.autodiff, Autodiff):
+            self.autodiff.trace()
 
     @cached_property
     def slope(self) -> Tensor:
