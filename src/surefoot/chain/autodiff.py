@@ -60,9 +60,8 @@ class Autodiff:
         self._leaves = {path: v for path, v in values.items() if path not in frozen and v.is_floating_point()}
         names = {leaf.path: leaf.name for leaf in graph.parameters}
         self._names = {path: names[path] for path in self._leaves if path in names}
-        self._way: Recorded | Traced | None = self._traced() if is_traced(graph) else None
-        if self._way is None:
-            self._way = Recorded(*self._at, self._leaves, along)
+        passes = self._traced() if is_traced(graph) else None
+        self._way: Recorded | Traced = passes or Recorded(*self._at, self._leaves, along)
         self._outputs = tuple(output.detach() for output in self._way.outputs)
         self.pushed: Any = None if self._way.pushed is None else _one_or_all(self._way.pushed)
         self.value = _one_or_all(self._outputs)

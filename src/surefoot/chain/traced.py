@@ -65,8 +65,8 @@ class Passes:
                 return run({**leaves, **dict(zip(varying, moving, strict=True))})
 
             at = tuple(leaves[name] for name in varying)
-            found, changes = jvp(outputs, at, tuple(along))
-            return found, changes, vjp(outputs, *at)[1](tuple(slopes))
+            pair: Any = jvp(outputs, at, tuple(along))
+            return *pair, vjp(outputs, *at)[1](tuple(slopes))
 
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its derivatives
@@ -183,14 +183,15 @@ def _simplify(graph: fx.Graph) -> None:
     known = records()
     for node in list(graph.nodes):
         schema = schema_of(node.target)
-        if node.op != "call_function" or schema is None:
+        if node.op != "call_function":
             continue
-        if schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags:
-            raise RuntimeError(f"{node.target} cannot be traced")
-        if _is_zero(node, known.get(str(node.target.overloadpacket)), zeros):
-            zeros.add(node)
-        rest = [part for part in node.all_input_nodes if part not in zeros]
-        if _is_sum(node) and len(rest) == 1 and _dtype(rest[0]) == _dtype(node):
+        if schema is not None:
+            if schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags:
+                raise RuntimeError(f"{node.target} cannot be traced")
+            if _is_zero(node, known.get(str(node.target.overloadpacket)), zeros):
+                zeros.add(node)
+        rest = [part for part in node.args if part not in zeros] if _is_sum(node) else []
+        if len(rest) == 1 and _dtype(rest[0]) == _dtype(node):
             with graph.inserting_before(node):
                 same = graph.call_function(_aten.expand.default, (rest[0], list(_shape(node))))
             same.meta = node.meta
@@ -204,8 +205,8 @@ def _simplify(graph: fx.Graph) -> None:
 
 def _parts(graph: fx.Graph, count: int) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
     """The outputs, so many, their changes, and the gradients."""
-    returned = list(graph.output_node().args[0])
-    return returned[:count], returned[count : 2 * count], returned[2 * count :]
+    returned: Any = graph.output_node().args[0]
+    return tuple(map(list, (returned[:count], returned[count : 2 * count], returned[2 * count :])))  # type: ignore[return-value]
 
 
 def _is_zero(node: fx.Node, record: Operation | None, zeros: set[fx.Node]) -> bool:

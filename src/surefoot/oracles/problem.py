@@ -79,7 +79,10 @@ class Problem:
             self.output: Tensor = self.autodiff.value
             if self.in_pieces:
                 self.objective = objective = self._of_all(objective)
-            self.loss = float(objective(self.output))
+            with torch.enable_grad():  # in double precision: a soft-max that is saturated cancels in single
+                point = self.output.detach().double().requires_grad_()
+                self._taped: tuple[Tensor, Tensor] | None = (objective(point), point)
+            self.loss = float(self._taped[0].detach())
         except (ObjectiveError, ChainError, EvaluationError) as error:
             raise OracleError(str(error)) from error
         if not math.isfinite(self.loss):
@@ -137,7 +140,9 @@ class Problem:
     @cached_property
     def slope(self) -> Tensor:
         """∇h(ψ(u)), of the shape of the output and in its precision; computed in double."""
-        return slope_at(self.objective, self.output).to(self.output.dtype)
+        taped, self._taped = self._taped, None
+        fine = torch.autograd.grad(*taped)[0] if taped else slope_at(self.objective, self.output)
+        return fine.to(self.output.dtype)
 
     def forget_slope(self) -> None:
         """Drop ∇h(ψ(u)), which is as large as the output, where no solver needs it any more."""
@@ -155,7 +160,7 @@ class Problem:
             moved_to = {**self.point, **moved}
             oracle = self.autodiff
             outputs = oracle.at(moved_to) if isinstance(oracle, Batched) else self.chain.value(moved_to)
-            loss = float(self.objective(outputs))
+            loss = float(self.objective(outputs.double()))
         return loss if self.regularizer is None else loss + float(self.regularizer(moved))
 
     def weight(self, path: str) -> float:
