@@ -66,13 +66,18 @@ class Autodiff:
         self.pushed: Any = None if self._way.pushed is None else _one_or_all(self._way.pushed)
         self.value = _one_or_all(self._outputs)
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether its passes were traced."""
+        return isinstance(self._way, Traced)
+
     def trace(self) -> None:
         r"""Trace the passes, for this oracle and for all of the same graph that are made from now on.
 
         They are taken if they agree with automatic differentiation here to half the digits: in the gradient for
         one slope μ, and in :math:`\langle\mu, JJ^\top\mu\rangle = \|J^\top\mu\|^2`.
         """
-        if isinstance(self._way, Traced) or not self._names:
+        if self.is_traced or not self._names:
             return
         values, run = bound(*self._at)
         with torch.inference_mode(False), differentiable_attention():
