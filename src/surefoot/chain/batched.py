@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from surefoot.batches import digest_of, refuse_other_models
-from surefoot.chain.autodiff import Autodiff, run_graph
+from surefoot.chain.autodiff import Autodiff
+from surefoot.chain.recorded import run_graph
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
 from surefoot.processes import Processes

@@ -109,6 +109,7 @@ class GaussNewton(SecondOrder):
         if solver.choice is not None:
             self._chosen = problem.chain.graph, fine, solver.choice
             tolerance = tolerance if solver.choice.method == "primal" else fine
+        problem.trace()  # once per graph
 
         def found(kappa: float) -> Step:
             step = solver.solve(kappa, tolerance, most)

@@ -132,13 +132,11 @@ class DualSystem:
         slope = self.factor.forth(z).to(self.problem.output.dtype)
         return self.space.join(self.problem.autodiff.pullback(slope))
 
-    def pull_onto(self, vector: Tensor, z: Tensor) -> Tensor:
-        """x + JᵀRz in place of x, where the precisions allow it without another vector: one call."""
-        oracle = self.problem.autodiff
+    def pull_onto(self, vector: Tensor, slope: Tensor) -> Tensor:
+        """x + Jᵀμ in place of x, where the precisions allow it without another vector: one call."""
+        oracle, slope = self.problem.autodiff, slope.to(self.problem.output.dtype)
         if isinstance(oracle, Batched) or any(u.dtype != vector.dtype for u in self.problem.parameters.values()):
-            return vector.add_(self.pull(z))
-        slope = self.factor.forth(z).to(self.problem.output.dtype)
-        del z
+            return vector.add_(self.space.join(oracle.pullback(slope)))
         oracle.pull_onto(self.space.split(vector), slope)
         return vector
 
@@ -192,7 +190,7 @@ class DualSystem:
     def slope_at(self, v: Tensor, change: Tensor) -> Tensor:
         """The gradient of the model at v, from its definition: one call."""
         output = self.problem.output
-        curved = self.problem.slope + self.factor.forth(self.factor.back(change)).to(output.dtype)
+        curved = self.problem.slope + self.factor.curved(change).to(output.dtype)
         found = self.space.join(self.problem.autodiff.pullback(curved)).addcmul_(self.metric, v)
         return found if self._regulariser is None else found.add_(self._regulariser)
 

@@ -225,12 +225,16 @@ class Pass:
         }
         self.rest = [leaf for leaf in graph.parameters if leaf.path not in covered]
         names = {tap.node.name for tap in taps}
+        needed = names.union(graph.outputs, *(tap.node.inputs for tap in taps))
         self.values = graph.bind({**leaves, **self.parameters}, [value.detach() for value in inputs])
         for node in graph.nodes:
             if node.name not in graph.constant_names:
                 value = self.values[node.name] = node.run(self.values)
                 if node.name in names and not value.requires_grad:
                     value.requires_grad_()
+            for name in graph.finished[node.name]:
+                if name not in needed:
+                    del self.values[name]
         self.output: Tensor = self.values[graph.outputs[0]]
 
     def keep_inputs(self) -> None:

@@ -40,6 +40,8 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
     chain, wide = problem.chain, {path: in_double(value) for path, value in problem.point.items()}
     oracle: Any = chain.autodiff(wide, problem.processes) if problem.in_pieces else None
     oracle = oracle or Autodiff(chain.graph, chain.inputs, wide, along=v)
+    if isinstance(problem.autodiff, Autodiff) and problem.autodiff.is_traced:
+        oracle.trace()
 
     dot = Flat().dot
 

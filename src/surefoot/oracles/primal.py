@@ -110,7 +110,7 @@ class _Run:
         self.system, self.v, self.rest = system, v, rest
         self.change: Tensor | None = None
         self.iterations = 0
-        self._bent: list[Tensor] = []  # RᵀJp of the direction p, as long as it is needed
+        self._bent: list[Tensor] = []  # PᵀJp of the direction p with PPᵀ = RRᵀ, as long as it is needed
 
     def gain(self, v: Tensor, rest: Tensor) -> float:
         """Twice the decrease of the model at a point."""
@@ -118,7 +118,7 @@ class _Run:
 
     def curvature(self, direction: Tensor) -> float:
         """⟨p, Ap⟩, by a push-forward."""
-        self._bent = [self.system.factor.back(self.system.push(direction))]
+        self._bent = [self.system.factor.halved(self.system.push(direction))]
         curved = float(torch.linalg.vector_norm(self._bent[0])) ** 2 + self.system.weighed(direction)
         if not math.isfinite(curved):
             raise OracleError("derivatives are not finite at this point")
@@ -128,7 +128,8 @@ class _Run:
         """The residual after a step, by a pull-back."""
         rest = before.clone() if before is direction else before
         rest.addcmul_(self.system.metric, direction, value=-length)
-        return self.system.pull_onto(rest, self._bent.pop().mul_(-length))  # nobody else holds it
+        slope = self.system.factor.completed(self._bent.pop().mul_(-length))  # nobody else holds it
+        return self.system.pull_onto(rest, slope)
 
     def iterate(self, tolerance: float, most: int, precondition: Precondition | None) -> bool:
         """Until the tolerance is met or the iterations are spent; whether it is worth to refine what was reached.

@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
+from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.batched import Batched
 from surefoot.errors import ChainError, EvaluationError, SurefootError
 from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.processes import Processes
+
+_LARGE = 1 << 16  # numbers that a forward pass computes
 
 
 class OracleError(SurefootError, ValueError):
@@ -76,7 +79,10 @@ class Problem:
             self.output: Tensor = self.autodiff.value
             if self.in_pieces:
                 self.objective = objective = self._of_all(objective)
-            self.loss = float(objective(self.output))
+            with torch.enable_grad():  # in double precision: a soft-max that is saturated cancels in single
+                point = self.output.detach().double().requires_grad_()
+                self._taped: tuple[Tensor, Tensor] | None = (objective(point), point)
+            self.loss = float(self._taped[0].detach())
         except (ObjectiveError, ChainError, EvaluationError) as error:
             raise OracleError(str(error)) from error
         if not math.isfinite(self.loss):
@@ -125,10 +131,18 @@ class Problem:
         assert isinstance(asked, Batched)
         word(self) if callable(word) else asked.serve(word)
 
+    def trace(self) -> None:
+        """Have passes traced, where many are to come and take longer than their calls."""
+        size = sum(node.numel for node in self.chain.graph.nodes)
+        if size >= _LARGE and isinstance(self.autodiff, Autodiff):
+            self.autodiff.trace()
+
     @cached_property
     def slope(self) -> Tensor:
         """∇h(ψ(u)), of the shape of the output and in its precision; computed in double."""
-        return slope_at(self.objective, self.output).to(self.output.dtype)
+        taped, self._taped = self._taped, None
+        fine = torch.autograd.grad(*taped)[0] if taped else slope_at(self.objective, self.output)
+        return fine.to(self.output.dtype)
 
     def forget_slope(self) -> None:
         """Drop ∇h(ψ(u)), which is as large as the output, where no solver needs it any more."""
@@ -146,7 +160,7 @@ class Problem:
             moved_to = {**self.point, **moved}
             oracle = self.autodiff
             outputs = oracle.at(moved_to) if isinstance(oracle, Batched) else self.chain.value(moved_to)
-            loss = float(self.objective(outputs))
+            loss = float(self.objective(outputs.double()))
         return loss if self.regularizer is None else loss + float(self.regularizer(moved))
 
     def weight(self, path: str) -> float:

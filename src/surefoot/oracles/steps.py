@@ -20,11 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
+from surefoot.graph import Graph
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.choice import Choice, Sizes, choose_gauss_newton, choose_newton
 from surefoot.oracles.dual import solve_dual
@@ -44,6 +46,7 @@ Method = Literal["auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic"
 METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")
 IN_PIECES = ("primal", "dual", "dual_gram")
 NEWTON_METHODS = ("auto", "cg", "dynamic")
+_asked: WeakSet[Graph] = WeakSet()  # graphs of which a step was asked: at the next one their passes are traced
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,9 @@ def gauss_newton(
 
     if problem.in_pieces:
         return measured(problem, problem.led(lambda: solver().solve(kappa, exact, None)), exact)
+    if chain.graph in _asked:
+        problem.trace()
+    _asked.add(chain.graph)
     found = solver()
     if found.unjudged is not None and is_measured(problem):
         step = measured(problem, found.unjudged(kappa, exact), exact)

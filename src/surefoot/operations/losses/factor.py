@@ -80,9 +80,25 @@ class Factor:
         along = ((s * rows).sum(dim=1, keepdim=True) + rows[:, :1]) / (1 + s[:, :1])
         return rows[:, 1:].addcmul(s[:, 1:], along, value=-1)
 
+    def halved(self, output: Tensor) -> Tensor:
+        r""":math:`P^\top z` for something of the shape of the outputs, with a root P that costs less than R.
+
+        Where B is of the second kind, :math:`BB^\top = \mathrm{diag}(s)(I - ss^\top)\mathrm{diag}(s)`. As a
+        projection is its own square, :math:`PP^\top = RR^\top` for :math:`P = \mathrm{diag}(c)\mathrm{diag}(s)(I -
+        ss^\top)`. Elsewhere P is R.
+        """
+        if self.unit is None:
+            return self.back(output)
+        rows = (self.unit * output.reshape(self.unit.shape)).mul_(self.scale)
+        return rows.addcmul_(self.unit, (self.unit * rows).sum(dim=1, keepdim=True), value=-1)
+
+    def completed(self, half: Tensor) -> Tensor:
+        """RRᵀz from Pᵀz, which is written over: the projection leaves it as it is."""
+        return self.forth(half) if self.unit is None else half.mul_(self.unit).mul_(self.scale).reshape(self.shape)
+
     def curved(self, output: Tensor) -> Tensor:
         """RRᵀ of something of the shape of the outputs."""
-        return self.forth(self.back(output))
+        return self.completed(self.halved(output))
 
     def column(self, j: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Column j of every block, of the shape of the outputs."""
@@ -107,13 +123,26 @@ class _Gathered(Factor):
 
     def forth(self, z: Tensor) -> Tensor:
         """Rz, of the shape of the outputs, for z of samples × columns."""
-        moved = self.rows.forth(z.reshape(self.rows.samples, -1)).flatten()
-        return torch.empty_like(moved).index_copy_(0, self.places, moved).reshape(self.shape)
+        return self._scattered(self.rows.forth(z.reshape(self.rows.samples, -1)))
 
     def back(self, output: Tensor) -> Tensor:
         """Rᵀ of something of the shape of the outputs: samples × columns."""
-        rows = output.flatten()[self.places].reshape(self.rows.shape)
-        return self.rows.back(rows).reshape(self.shape[0], -1)
+        return self.rows.back(self._rows_of(output)).reshape(self.shape[0], -1)
+
+    def halved(self, output: Tensor) -> Tensor:
+        """Pᵀ of something of the shape of the outputs."""
+        return self.rows.halved(self._rows_of(output))
+
+    def completed(self, half: Tensor) -> Tensor:
+        """RRᵀz from Pᵀz, which is written over."""
+        return self._scattered(self.rows.completed(half))
+
+    def _rows_of(self, output: Tensor) -> Tensor:
+        return output.flatten()[self.places].reshape(self.rows.shape)
+
+    def _scattered(self, rows: Tensor) -> Tensor:
+        flat = rows.flatten()
+        return torch.empty_like(flat).index_copy_(0, self.places, flat).reshape(self.shape)
 
 
 def modest(slope: Tensor) -> bool:
