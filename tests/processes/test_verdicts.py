@@ -10,10 +10,10 @@ import surefoot as sf
 from judges.verdicts import assert_same_verdict
 from surefoot.batches import Batches
 from surefoot.calculus.analysis import Analysis
+from surefoot.norms.blocked import Symmetric
 from surefoot.norms.verified import smallest_eigenvalue
 from surefoot.theorems.bending import bending
 from surefoot.theorems.layered import read_layers
-from surefoot.theorems.linear import gram_of
 from surefoot.theorems.pieces import Pieces
 
 METHODS = [
@@ -75,7 +75,7 @@ def test_gram_matrix_and_bending_of_pieces() -> None:
     pieces = Pieces(model, Batches(batches, ordered=True), sf.Square(), None)
     whole = read_layers(Analysis.of(model, x))
     assert whole is not None
-    gram, expected = pieces.gram(), gram_of(whole)
+    gram, expected = pieces.gram(), Symmetric.dense(whole.gram)
     for (start, _, found), (_, _, other) in zip(gram.panels(), expected.panels(), strict=True):
         apart = (found.value - other.value).tril(start).abs()
         assert bool((apart <= (found.error + other.error).tril(start)).all())

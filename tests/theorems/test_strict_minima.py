@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot.calculus.analysis import Analysis
 from surefoot.theorems import Convergence, StronglyConvex, convex
-from surefoot.theorems.hessian import Written, loss_derivatives, lowest_bend
+from surefoot.theorems.hessian import Written, loss_derivatives, lowest_bend, unit_bends
 from surefoot.theorems.layered import read_layers
 from theorems.small_networks import BITS, Exact, data, distance, middle, perceptron
 
@@ -148,11 +148,13 @@ def test_the_hessian_of_other_networks_is_that_of_automatic_differentiation(name
     model = Residual(name == "tied") if name in ("residual", "tied") else small_convolution(name == "max-pooling")
     model, shape = model.double(), (6, 2) if isinstance(model, Residual) else (6, 1, 3, 3)
     x, objective = torch.randn(shape, dtype=torch.float64), sf.CrossEntropy(torch.arange(6) % 2)
-    found = Written.of(Analysis.of(model, x, objective))
+    analysis = Analysis.of(model, x, objective)
+    found = Written.of(analysis)
     assert found is not None
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     starts = {name: sum(list(sizes.values())[:k]) for k, name in enumerate(sizes)}
-    order = [starts[path] + found.order[:k].count(path) for k, path in enumerate(found.order)]
+    paths = [leaf.path for leaves in analysis.variables().values() for leaf in leaves]
+    order = [starts[path] + k for path in paths for k in range(sizes[path])]
     _, exact = flat(model, lambda out, v: objective(out), x)
     assert torch.allclose(found.value, exact[order][:, order], rtol=1e-12, atol=1e-14)
     assert found.apart(0.0) < 1e-9
@@ -175,7 +177,9 @@ def test_the_bend_of_two_layers_is_not_below_its_bound() -> None:
     assert outer is not None
     _, exact = flat(model, lambda out, v: (out * outer.gradient.value).sum(), x)
     lowest = float(torch.linalg.eigvalsh(exact)[0])
-    bound = lowest_bend(layered, outer)
+    units = unit_bends(layered, outer.gradient)
+    assert units is not None
+    bound = lowest_bend(*units)
     assert bound <= lowest
     assert bound == pytest.approx(lowest, rel=1e-6)
 

@@ -1,0 +1,203 @@
+r"""One batch of the data: the network and the objective on it, and what is asked of it.
+
+Let :math:`F = \sum_bw_bF_b` with shares :math:`w_b` of batches, :math:`F_b = h_b\circ\psi_b`, and :math:`\psi` the
+outputs of all batches, one below the other. So :math:`h = \sum_bw_bh_b`, each term about other outputs:
+:math:`\nabla h` is the stack of :math:`w_b\nabla h_b`, :math:`\nabla^2h` is block-diagonal, of norm
+:math:`\max_bw_b\|\nabla^2h_b\|`, and so is its change. These are exactly the derivatives of the loss of all
+samples. Sums over batches are :math:`\nabla^2F`, :math:`J^\top\nabla^2hJ`, :math:`\langle\nabla h,
+D^2\psi\rangle`, and bounds of these and of how far they move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from surefoot.calculus.adjoint.bounds import scalar_bounds
+from surefoot.calculus.analysis import Analysis
+from surefoot.domains import Ball
+from surefoot.magnitude import Magnitude
+from surefoot.norms import frobenius_norm
+from surefoot.objectives import Objective
+from surefoot.operations.common import separate
+from surefoot.scalar import Rounded
+from surefoot.theorems.bending import Bending, bending
+from surefoot.theorems.hessian import LossDerivatives, Written, loss_derivatives, unit_bends
+from surefoot.theorems.layered import Layered, read_layers
+from surefoot.theorems.linear import Along, Jacobian, jacobian_rows, normal_matrix
+from surefoot.theorems.samples import Single, outputs_of_samples, single_samples
+from surefoot.valuation.streamed import is_weightless, weight_of
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a batch says once.
+
+    Attributes:
+        outputs: samples × outputs, as computed.
+        error: a bound on the norm of their error.
+        shape: of the outputs of a sample.
+        targets: those of the batch.
+        weight: what the mean over the batch divides by.
+        count: how many samples there are; ``None`` if they interact or are not the rows of one tensor.
+    """
+
+    outputs: Tensor
+    error: float
+    shape: tuple[int, ...]
+    targets: Tensor
+    weight: Fraction
+    count: int | None
+
+
+class Piece:
+    """The network on a batch, and what is computed of it once.
+
+    Args:
+        network: the network on the batch.
+        objective: the loss, bound to the targets of the batch.
+        along: inner products of outputs with vectors.
+        thorough: whether outputs of single samples are looked at one by one.
+
+    Attributes:
+        share: :math:`w_b`, up to a relative 2u.
+    """
+
+    share = 1.0
+
+    def __init__(self, network: Analysis, objective: Objective, along: Along, thorough: bool) -> None:
+        self.network, self.objective, self._along, self._thorough = network, objective, along, thorough
+        self.layered: Layered | None = read_layers(network)
+        leaves = [leaf for leaves in network.variables().values() for leaf in leaves]
+        self.order = {leaf.path: math.prod(leaf.spec.shape) for leaf in leaves}
+
+    @cached_property
+    def whole(self) -> Analysis:
+        """The objective."""
+        return Analysis.of(self.network.model, self.network.x, self.objective)
+
+    @cached_property
+    def jacobian(self) -> Jacobian:
+        """The Jacobian at the weights: layer by layer, written out, or by panels."""
+        if self.layered is not None:
+            return self.layered
+        return jacobian_rows(self.network, outputs_of_samples(self.network))
+
+    @cached_property
+    def outputs(self) -> Rounded:
+        """The outputs at the weights, samples × outputs."""
+        if self.layered is not None:
+            return self.layered.outputs.expand(self.layered.outputs.value.shape)
+        value = self._values.reshape(*self._values.shape[:1] or (1,), -1)
+        return Rounded(value, torch.full_like(value, self._off))
+
+    @property
+    def _values(self) -> Tensor:
+        found: Tensor = self.network.centre[self.network.reading.graph.outputs[0]]
+        return found
+
+    @cached_property
+    def _off(self) -> float:
+        """A bound on the norm of the error of the outputs."""
+        if self.layered is not None:
+            return frobenius_norm(self.outputs.error)
+        result = self.network.over(Ball(0.0))
+        return float(result.enclosures[result.outputs[0]].error)
+
+    def told(self, is_mean: bool) -> Told:
+        """What is kept of all batches; refuses targets that do not fit."""
+        targets, options = self.objective.chosen(), self.objective.options
+        weight, graph = Fraction(1), self.network.reading.graph
+        if is_mean and is_weightless(options, targets):
+            weight = Fraction(0)
+        else:
+            whole = self.whole.reading.graph
+            weight = weight_of(whole, options, targets) if is_mean else weight
+        shape = graph.specs(graph.outputs[0])[0].shape[1:]
+        return Told(self.outputs.value, self._off, shape, targets, weight, self._count)
+
+    @property
+    def _count(self) -> int | None:
+        if self.layered is not None:
+            return self.layered.count
+        graph, x = self.network.reading.graph, self.network.x
+        if not isinstance(x, Tensor) or len(graph.inputs) != 1 or self._values.shape[:1] != x.shape[:1]:
+            return None
+        return len(x) if separate(graph, graph.nodes, [graph.inputs[0].name], len(x)) else None
+
+    @cached_property
+    def _samples(self) -> tuple[Single, ...]:
+        return single_samples(self.network, self._thorough)
+
+    def bending(self, radius: float, weights: Mapping[str, float] | None) -> Bending:
+        """K on a ball, of a network that is not layered."""
+        return bending(self.network, None, radius, self._samples, weights)
+
+    # The loss of all data, of which this batch has a share
+
+    def outer(self) -> LossDerivatives | None:
+        """The derivatives of the loss in the outputs of the batch; ``None`` if they are not known."""
+        found = loss_derivatives(self.objective, self.outputs)
+        return None if found is None else found.scaled(self.share)
+
+    def slopes(self) -> tuple[float, float, float, float] | None:
+        """The norm of the gradient as computed and of its error, and bounds on the norm of the second derivative
+        and of its change; ``None`` if they are not known.
+        """
+        found = self.outer()
+        if found is None:
+            return None
+        gradient = found.gradient.expand(found.gradient.value.shape)
+        return frobenius_norm(gradient.value), frobenius_norm(gradient.error), found.smoothness, found.variation
+
+    def bent(self, radius: float) -> list[Magnitude] | None:
+        r"""Bounds on :math:`\langle\nabla h, D^2\psi\rangle` with the gradient as computed, by pairs of variables:
+        on a ball, how far it moves there, and what that loses to round-off at the weights; ``None`` if they are
+        not known.
+        """
+        found = self.outer()
+        assert found is not None
+        scalar = self._along(self.network, found.gradient.value.detach().reshape(self._values.shape))
+        here, there = (scalar_bounds(scalar.over(Ball(rho))) for rho in (radius, 0.0))
+        if here is None or there is None:
+            return None
+        unknown = here.matrix + Magnitude.infinity()
+        return [here.matrix, *(unknown if one.variation is None else one.variation for one in (here, there))]
+
+    def units(self) -> tuple[Tensor, float] | None:
+        """See :func:`~surefoot.theorems.hessian.unit_bends`."""
+        found = self.outer()
+        return None if found is None or self.layered is None else unit_bends(self.layered, found.gradient)
+
+    def normal(self, weighted: bool) -> tuple[Tensor, float]:
+        r""":math:`J^\top\nabla^2hJ`, or :math:`J^\top J`."""
+        width = self.outputs.value.shape[1]
+        unit = torch.eye(width, dtype=torch.float64).expand(len(self.outputs.value), -1, -1)
+        found = self.outer() if weighted else None
+        outer, most = (Rounded.exact(unit), 1.0) if found is None else (found.hessian, found.smoothness)
+        return normal_matrix(self.jacobian, self.order, outer, most)
+
+    @cached_property
+    def _written(self) -> Written | None:
+        return Written.of(self.whole)
+
+    def hessian(self) -> tuple[Tensor, float] | None:
+        """Its share of the Hessian, and what is lost by that; ``None`` if it is not proved."""
+        if self._written is None:
+            return None
+        value, part = self._written.value, self.share
+        return (value, 0.0) if part == 1 else (value * part, 2.0**-51 * part * frobenius_norm(value))
+
+    def apart(self, radii: Sequence[float]) -> list[float]:
+        """Its share of how far the Hessian on balls may be from what is written."""
+        assert self._written is not None
+        return [self._written.apart(radius) * self.share * (1 + 2.0**-50) for radius in radii]
+
+
+__all__ = ["Piece", "Told"]
