@@ -87,9 +87,8 @@ class _Parts:
             [torch.full((n,), weights[path], dtype=torch.float64) for path, n in self.pieces.order.items()]
         )
         told = self.pieces.each("slopes")
-        self.known = [one for one in told if one is not None]
-        self.is_known = len(self.known) == len(told)
-        sizes, errors, smooth, changes = zip(*self.known, strict=True) if self.is_known else ((0.0,),) * 4
+        self.is_known = all(one is not None for one in told)
+        sizes, errors, smooth, changes = zip(*told, strict=True) if self.is_known else ((0.0,),) * 4
         self.wrong = up(math.hypot(*errors), len(told))
         self.slope = up(up(math.hypot(*sizes), len(told)) + self.wrong)
         self.smoothness, self.change = max(smooth), max(changes)
@@ -108,14 +107,24 @@ class _Parts:
         """:math:`P_0` and :math:`V_0`."""
         bend = self.problem.bending(radius)
         most, moved = self.slope * bend.constant, self.slope * min(bend.variation, 2 * bend.constant)
-        each = self.pieces.each("bent", radius)
-        if all(one is not None for one in each):
-            sums = (stack(list(part)).sum(axis=0) for part in zip(*each, strict=True))
-            here, *moves = (float(nonnegative_norm(part)) for part in sums)
+        found = self._by_adjoint(radius)
+        if found is not None and self._still is not None:
             extra = self.wrong * bend.constant
-            most = min(most, here + extra)
-            moved = min(moved, up(sum(moves)) + 2 * extra)
+            most = min(most, found[0] + extra)
+            moved = min(moved, up(found[1] + self._still[1]) + 2 * extra)
         return up(most), up(min(moved, 2 * most))
+
+    def _by_adjoint(self, radius: float) -> list[float] | None:
+        """The same with the gradient as computed, from the weights as computed; ``None`` if it is not known."""
+        each = self.pieces.each("bent", radius)
+        if any(one is None for one in each):
+            return None
+        return [float(nonnegative_norm(stack(list(part)).sum(axis=0))) for part in zip(*each, strict=True)]
+
+    @cached_property
+    def _still(self) -> list[float] | None:
+        """The same at the weights, where what moves is round-off."""
+        return self._by_adjoint(0.0)
 
     def on(self, radius: float) -> tuple[float, float, float, float]:
         """:math:`S`, P, and how far the first and the second part move."""
@@ -163,31 +172,27 @@ class _Parts:
         found = self.pieces.summed("hessian")
         if found is None:
             return None
-        value, lost = found
+        value, wrong = found
         matrix = Rounded.exact(value) + torch.diag(self.diagonal)
         lowest = smallest_eigenvalue(matrix)
         highest = largest_eigenvalue(matrix) if lowest > 0 else math.inf
-        met: dict[float, float] = {}
+        met = {0.0: wrong}
 
         def apart(radius: float, next_ones: Sequence[float] = ()) -> float:
             if radius not in met:
                 radii = list(dict.fromkeys([radius, *next_ones] if self.pieces.are_several else [radius]))
-                each = self.pieces.each("apart", radii)
-                met.update(
-                    zip(
-                        radii, (up(sum(parts) + lost, len(each)) for parts in zip(*each, strict=True)), strict=True
-                    )
-                )
+                for rho, *parts in zip(radii, *self.pieces.each("apart", radii), strict=True):
+                    met[rho] = up(sum(parts) + wrong, len(parts))
             return met[radius]
 
         def on(radius: float, next_ones: Sequence[float] = ()) -> _Curvature:
-            moved, wrong = apart(radius, next_ones), apart(0.0)
+            moved = apart(radius, next_ones)
             if self.pieces.is_layered:
                 moved = min(moved, up(sum(self.on(radius)[2:]) + wrong))
             return _Curvature(_less(lowest, moved), up(highest + moved), up(moved + wrong))
 
-        start = _less(lowest, apart(0.0))
-        return _Way(start, "the smallest eigenvalue of the Hessian", "how far the Hessian moves", on)
+        start, meaning = _less(lowest, wrong), "the smallest eigenvalue of the Hessian"
+        return _Way(start, meaning, "how far the Hessian moves", on)
 
 
 def _less(value: float, loss: float) -> float:
@@ -255,9 +260,7 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
     candidates = [at(radius, radii) for radius in radii]
     good = [statement for statement in candidates if statement.holds]
     best = good[0] if good else min(candidates, key=_lacking)
-    missing = (
-        1.0 if good else _least_factor(lambda r: _lacking_at(at(r, [r / 2**k for k in _AHEAD])), least)
-    )
+    missing = 1.0 if good else _least_factor(lambda r: _lacking_at(at(r, [r / 2**k for k in _AHEAD])), least)
     advice = []
     if not good and math.isfinite(missing):
         advice.append(

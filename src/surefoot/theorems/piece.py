@@ -32,7 +32,7 @@ from surefoot.theorems.hessian import LossDerivatives, Written, loss_derivatives
 from surefoot.theorems.layered import Layered, read_layers
 from surefoot.theorems.linear import Along, Jacobian, jacobian_rows, normal_matrix
 from surefoot.theorems.samples import Single, outputs_of_samples, single_samples
-from surefoot.valuation.streamed import is_weightless, weight_of
+from surefoot.valuation.streamed import weight_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Piece:
 
     Args:
         network: the network on the batch.
-        objective: the loss, bound to the targets of the batch.
+        objective: the loss, bound to the targets of the batch if one of them has a weight.
+        targets: all of them; ``None`` where only outputs are asked for.
         along: inner products of outputs with vectors.
         thorough: whether outputs of single samples are looked at one by one.
 
@@ -71,8 +72,11 @@ class Piece:
 
     share = 1.0
 
-    def __init__(self, network: Analysis, objective: Objective, along: Along, thorough: bool) -> None:
-        self.network, self.objective, self._along, self._thorough = network, objective, along, thorough
+    def __init__(
+        self, network: Analysis, objective: Objective, targets: Tensor | None, along: Along, thorough: bool
+    ) -> None:
+        self.network, self.objective, self._targets = network, objective, targets
+        self._along, self._thorough = along, thorough
         self.layered: Layered | None = read_layers(network)
         leaves = [leaf for leaves in network.variables().values() for leaf in leaves]
         self.order = {leaf.path: math.prod(leaf.spec.shape) for leaf in leaves}
@@ -112,15 +116,13 @@ class Piece:
 
     def told(self, is_mean: bool) -> Told:
         """What is kept of all batches; refuses targets that do not fit."""
-        targets, options = self.objective.chosen(), self.objective.options
-        weight, graph = Fraction(1), self.network.reading.graph
-        if is_mean and is_weightless(options, targets):
-            weight = Fraction(0)
-        else:
-            whole = self.whole.reading.graph
-            weight = weight_of(whole, options, targets) if is_mean else weight
+        assert self._targets is not None
+        weight, graph = Fraction(0), self.network.reading.graph
+        if self.objective.targets is not None:
+            whole, options = self.whole.reading.graph, self.objective.options
+            weight = weight_of(whole, options, self._targets) if is_mean else Fraction(1)
         shape = graph.specs(graph.outputs[0])[0].shape[1:]
-        return Told(self.outputs.value, self._off, shape, targets, weight, self._count)
+        return Told(self.outputs.value, self._off, shape, self._targets, weight, self._count)
 
     @property
     def _count(self) -> int | None:
@@ -157,18 +159,16 @@ class Piece:
         return frobenius_norm(gradient.value), frobenius_norm(gradient.error), found.smoothness, found.variation
 
     def bent(self, radius: float) -> list[Magnitude] | None:
-        r"""Bounds on :math:`\langle\nabla h, D^2\psi\rangle` with the gradient as computed, by pairs of variables:
-        on a ball, how far it moves there, and what that loses to round-off at the weights; ``None`` if they are
-        not known.
+        r"""Bounds on :math:`\langle\nabla h, D^2\psi\rangle` with the gradient as computed, by pairs of variables,
+        on a ball and of how far it moves there; ``None`` if they are not known.
         """
         found = self.outer()
         assert found is not None
         scalar = self._along(self.network, found.gradient.value.detach().reshape(self._values.shape))
-        here, there = (scalar_bounds(scalar.over(Ball(rho))) for rho in (radius, 0.0))
-        if here is None or there is None:
+        here = scalar_bounds(scalar.over(Ball(radius)))
+        if here is None:
             return None
-        unknown = here.matrix + Magnitude.infinity()
-        return [here.matrix, *(unknown if one.variation is None else one.variation for one in (here, there))]
+        return [here.matrix, here.matrix + Magnitude.infinity() if here.variation is None else here.variation]
 
     def units(self) -> tuple[Tensor, float] | None:
         """See :func:`~surefoot.theorems.hessian.unit_bends`."""
@@ -188,11 +188,12 @@ class Piece:
         return Written.of(self.whole)
 
     def hessian(self) -> tuple[Tensor, float] | None:
-        """Its share of the Hessian, and what is lost by that; ``None`` if it is not proved."""
+        """Its share of the Hessian as written, and how far the true one may be; ``None`` if it is not known."""
         if self._written is None:
             return None
         value, part = self._written.value, self.share
-        return (value, 0.0) if part == 1 else (value * part, 2.0**-51 * part * frobenius_norm(value))
+        off = self.apart([0.0])[0]
+        return (value, off) if part == 1 else (value * part, off + 2.0**-51 * part * frobenius_norm(value))
 
     def apart(self, radii: Sequence[float]) -> list[float]:
         """Its share of how far the Hessian on balls may be from what is written."""

@@ -51,6 +51,7 @@ from surefoot.theorems.bending import AT_ONCE, Bent, Here, Key, stacked_norms
 from surefoot.theorems.layered import Layer, Layered, read_layers
 from surefoot.theorems.linear import Along, in_proportion, rows_at_once
 from surefoot.theorems.piece import Piece, Told
+from surefoot.valuation.streamed import is_weightless
 
 _ROWS = 512  # of a block of the Gram matrix
 _WEIGHED = 1500  # rows from which block weights are found
@@ -123,10 +124,12 @@ class Pieces:
         network = Analysis.of(self.model, x, None, self._known.get(kind))
         network.require_values()
         self._known[kind] = Analysis(self.model, x, None, network.reading, network.values)
+        objective = self.objective
         if self.certified is not None:
             refuse_statistics(network.reading.graph)
-        objective = self.objective if y is None else self.objective.bound_to(y)
-        return Piece(network, objective, self._along, self._thorough)
+        if y is not None and (self.certified is None or not is_weightless(objective.options, y)):
+            objective = objective.bound_to(y)
+        return Piece(network, objective, y, self._along, self._thorough)
 
     def _pieces(self, first: int = 0) -> Iterator[tuple[int, Piece]]:
         """Those that are here, with their places among all, from one on; a single one is kept."""
