@@ -100,7 +100,7 @@ class _Parts:
             return up(math.sqrt(largest_eigenvalue(self.problem.gram)))
         found = self.pieces.summed("normal", False)
         assert found is not None
-        raised = Rounded.exact(found[0]) + found[1] * torch.eye(len(found[0]), dtype=torch.float64)
+        raised = Rounded.exact(found[0]) + torch.diag(torch.full_like(found[0][0], found[1]))
         return up(math.sqrt(largest_eigenvalue(raised)))
 
     def bent(self, radius: float) -> tuple[float, float]:
@@ -153,7 +153,7 @@ class _Parts:
         found = self.pieces.summed("normal", True)
         assert found is not None
         matrix, wrong = found
-        lowest = _less(smallest_eigenvalue(Rounded.exact(matrix) + torch.diag(self.diagonal)), wrong)
+        lowest = _less(smallest_eigenvalue(Rounded.exact(matrix) + torch.diag(self.diagonal.to(matrix))), wrong)
         meaning, lost = "the smallest eigenvalue of the Gauss-Newton matrix", "how far the Hessian is from it"
         return self._way(lowest, meaning, lost, lambda bent, first, _: up(first + bent))
 
@@ -173,7 +173,7 @@ class _Parts:
         if found is None:
             return None
         value, wrong = found
-        matrix = Rounded.exact(value) + torch.diag(self.diagonal)
+        matrix = Rounded.exact(value) + torch.diag(self.diagonal.to(value))
         lowest = smallest_eigenvalue(matrix)
         highest = largest_eigenvalue(matrix) if lowest > 0 else math.inf
         met = {0.0: wrong}

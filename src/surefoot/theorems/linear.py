@@ -217,11 +217,11 @@ def normal_matrix(
     count, width = outer.value.shape[:2]
     step = max(_PANEL // width, 1)
     outer = outer.expand(outer.value.shape)
-    total, wrong, sizes = torch.zeros(2 * (sum(order.values()),), dtype=torch.float64), 0.0, 0.0
+    total, wrong, sizes = outer.value.new_zeros(2 * (sum(order.values()),)), 0.0, 0.0
     for start in range(0, count, step):
         stop = min(start + step, count)
         rows = written(jacobian, start * width, stop * width)
-        none = torch.zeros((stop - start) * width, 1, dtype=torch.float64)
+        none = outer.value.new_zeros((stop - start) * width, 1)
         flat = torch.cat([rows.slopes.get(path, none.expand(-1, n)) for path, n in order.items()], 1)
         apart = math.sqrt(sum(float(error.square().sum()) for error in rows.errors.values())) * (1 + 1e-9)
         exact = Rounded.exact(flat.reshape(stop - start, width, -1))

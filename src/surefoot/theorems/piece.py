@@ -177,8 +177,8 @@ class Piece:
 
     def normal(self, weighted: bool) -> tuple[Tensor, float]:
         r""":math:`J^\top\nabla^2hJ`, or :math:`J^\top J`."""
-        width = self.outputs.value.shape[1]
-        unit = torch.eye(width, dtype=torch.float64).expand(len(self.outputs.value), -1, -1)
+        value = self.outputs.value
+        unit = torch.eye(value.shape[1], dtype=torch.float64, device=value.device).expand(len(value), -1, -1)
         found = self.outer() if weighted else None
         outer, most = (Rounded.exact(unit), 1.0) if found is None else (found.hessian, found.smoothness)
         return normal_matrix(self.jacobian, self.order, outer, most)

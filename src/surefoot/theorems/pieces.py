@@ -256,6 +256,8 @@ class Pieces:
     def share(self) -> None:
         """Let every batch know its share of the objective."""
         total = sum((one.weight for one in self._told), Fraction(0))
+        if not total:
+            raise EvaluationError("no batch has a sample with a weight: there is no objective")
         is_mean = self.certified is not None and self.certified.is_mean
         self._ask("_share", [float(one.weight / total) if is_mean else 1.0 for one in self._told])
 
