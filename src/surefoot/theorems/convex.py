@@ -14,6 +14,9 @@ On :math:`B(u_0, \rho)` let :math:`D^2\psi` be at most K, so that :math:`\|D\psi
 * are between 0 and :math:`CS^2`, between :math:`\pm P`, :math:`P = P_0 + CS\rho K`, and between
   :math:`\lambda` and :math:`\Lambda`.
 
+Of data in pieces :math:`P_0` and :math:`V_0` are norms of sums over batches of matrices of bounds, and how far a
+written Hessian moves is a sum over batches (:mod:`surefoot.theorems.piece`).
+
 So on the ball :math:`\lambda_{\min}(\nabla^2F)` is at least
 
 1. :math:`\lambda_{\min}(\nabla^2F(u_0)) - V`, where the Hessian is written out; V may be how far it moves by
