@@ -145,8 +145,11 @@ def refuse_statistics(graph: Graph) -> None:
 
 
 @contextmanager
-def numbered(number: int) -> Iterator[None]:
-    """Say in which batch an error was met."""
+def numbered(number: int | None) -> Iterator[None]:
+    """Say in which batch an error was met, if it is one of several."""
+    if number is None:
+        yield
+        return
     try:
         yield
     except (EvaluationError, ObjectiveError) as error:

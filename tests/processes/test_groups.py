@@ -553,7 +553,7 @@ def test_what_crosses_is_what_is_predicted(two: Outcome, four: Outcome, size: in
         assert 0 < factors - traffic.gram[min(rank, 1)] * share < 3000  # names of parameters too
         rows = [3 * len(y) for _, y in parts_of(SHARES[size])]
         own = 16 * rows[rank] * sum(rows[: rank + 1])  # values and errors of a triangle, by its rows
-        inputs, told = rows[rank] // 3 * 4 * 8, rows[rank] * (1 + 2) * 8  # and targets, outputs with errors
+        inputs, told = rows[rank] // 3 * 4 * 8, rows[rank] * (1 + 1) * 8  # and targets, outputs
         assert 0 < blocks - inputs - (own + told if rank else 0) < 6000
 
 

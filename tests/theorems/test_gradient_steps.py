@@ -26,7 +26,8 @@ from surefoot.theorems import (
 )
 from surefoot.theorems.bending import bending
 from surefoot.theorems.layered import read_layers
-from surefoot.theorems.linear import block_weights, gram_of, jacobian_rows
+from surefoot.theorems.linear import jacobian_rows
+from surefoot.theorems.pieces import Pieces
 from theorems.small_networks import BITS, Exact, data, distance, linearised, middle, perceptron, square, trained
 
 _HAIR = arb(1 + 2.0**-40)
@@ -279,13 +280,13 @@ def test_numbers_in_the_weighted_norm_bound_those_of_the_scaled_jacobian(sizes: 
     analysis = Analysis.of(model, x)
     layered = read_layers(analysis)
     assert layered is not None
-    weights = block_weights(layered)
+    weights = Pieces(model, [(None, x, y)], sf.Square()).block_weights()
     assert max(weights.values()) > min(weights.values()) == 1
     jacobian, _ = linearised(model, x, y)
     roots = torch.cat([torch.full((p.numel(),), weights[name]) for name, p in model.named_parameters()]).sqrt()
     values = torch.linalg.svdvals(jacobian / roots)
     for known in (layered, jacobian_rows(analysis)):
-        gram = gram_of(known, weights)
+        gram = known.times(0, y.numel(), known, y.numel(), {path: 1 / weight for path, weight in weights.items()})  # type: ignore[arg-type]
         low, high = math.sqrt(max(smallest_eigenvalue(gram), 0.0)), math.sqrt(largest_eigenvalue(gram))
         assert low <= float(values[-1]) * (1 + 1e-12) <= low * (1 + 1e-4)
         assert float(values[0]) <= high * (1 + 1e-12) <= float(values[0]) * (1 + 1e-6)

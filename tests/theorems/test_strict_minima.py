@@ -15,9 +15,9 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.norms.verified import smallest_eigenvalue, solution
 from surefoot.scalar import Rounded
 from surefoot.theorems import Convergence, StronglyConvex, convex
-from surefoot.theorems.hessian import Written, loss_derivatives, lowest_bend
+from surefoot.theorems.affine import Affine
+from surefoot.theorems.hessian import Written, loss_derivatives, lowest_bend, unit_bends
 from surefoot.theorems.layered import read_layers
-from surefoot.theorems.problem import Problem
 from theorems.small_networks import BITS, Exact, data, distance, middle, perceptron
 
 _HAIR = arb(1 + 2.0**-40)
@@ -151,11 +151,13 @@ def test_the_hessian_of_other_networks_is_that_of_automatic_differentiation(name
     model = Residual(name == "tied") if name in ("residual", "tied") else small_convolution(name == "max-pooling")
     model, shape = model.double(), (6, 2) if isinstance(model, Residual) else (6, 1, 3, 3)
     x, objective = torch.randn(shape, dtype=torch.float64), sf.CrossEntropy(torch.arange(6) % 2)
-    found = Written.of(Analysis.of(model, x, objective))
+    analysis = Analysis.of(model, x, objective)
+    found = Written.of(analysis)
     assert found is not None
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     starts = {name: sum(list(sizes.values())[:k]) for k, name in enumerate(sizes)}
-    order = [starts[path] + found.order[:k].count(path) for k, path in enumerate(found.order)]
+    paths = [leaf.path for leaves in analysis.variables().values() for leaf in leaves]
+    order = [starts[path] + k for path in paths for k in range(sizes[path])]
     _, exact = flat(model, lambda out, v: objective(out), x)
     assert torch.allclose(found.value, exact[order][:, order], rtol=1e-12, atol=1e-14)
     assert found.apart(0.0) < 1e-9
@@ -178,7 +180,9 @@ def test_the_bend_of_two_layers_is_not_below_its_bound() -> None:
     assert outer is not None
     _, exact = flat(model, lambda out, v: (out * outer.gradient.value).sum(), x)
     lowest = float(torch.linalg.eigvalsh(exact)[0])
-    bound = lowest_bend(layered, outer)
+    units = unit_bends(layered, outer.gradient)
+    assert units is not None
+    bound = lowest_bend(*units)
     assert bound <= lowest
     assert bound == pytest.approx(lowest, rel=1e-6)
 
@@ -259,8 +263,8 @@ def test_the_best_output_layer_of_a_physics_informed_network(method: str, solved
 
 
 def test_the_jacobian_of_an_affine_network_is_that_of_automatic_differentiation() -> None:
-    model, x, y = beam(5, 20)
-    affine = Problem(model, x, sf.Square(y), None, "high").affine
+    model, x, _ = beam(5, 20)
+    affine = Affine.of(Analysis.of(model, x))
     assert affine is not None
     (weight, bias) = torch.autograd.functional.jacobian(
         lambda w, b: torch.func.functional_call(model, {"last.weight": w, "last.bias": b}, (x,)).reshape(-1),
@@ -269,7 +273,7 @@ def test_the_jacobian_of_an_affine_network_is_that_of_automatic_differentiation(
     torch.testing.assert_close(affine.rows.slopes["last.weight"], weight.reshape(20, -1))
     torch.testing.assert_close(affine.rows.slopes["last.bias"], bias.reshape(20, -1))
     model.first.requires_grad_(True)
-    assert Problem(model, x, sf.Square(y), None, "high").affine is None
+    assert Affine.of(Analysis.of(model, x)) is None
 
 
 @pytest.mark.parametrize("seed", range(5))

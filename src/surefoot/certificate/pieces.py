@@ -128,7 +128,7 @@ class InPieces:
             raise EvaluationError("no batch has a sample with a weight: there is nothing to certify")
         whole = _added([(Magnitude.of(1.0), one) for one in found], stacked=self.objective is None)
         if self.objective is not None:
-            whole = _added([(_up(Fraction(1) / total), whole)]) if self._is_mean else whole
+            whole = _added([(_up(Fraction(1) / total), whole)]) if self.is_mean else whole
             if whole.radius is not None:
                 norms = self._gradient().norms()
                 whole = replace(whole, block_gradients=norms)
@@ -153,7 +153,8 @@ class InPieces:
         return replace(summed, block_gradients=gradients, make_damping=damping, regularizer=name)
 
     @property
-    def _is_mean(self) -> bool:
+    def is_mean(self) -> bool:
+        """Whether the objective divides by the weights of its batches."""
         return self.objective.options["reduction"] in ("mean", "entries")
 
     def _here(self, domain: Domain | Box) -> _Part:
@@ -200,7 +201,7 @@ class InPieces:
     def _gradient(self) -> ProvedSum:
         if self._summed is None:
             trained = dict(self.model.named_parameters())
-            self._summed = ProvedSum(self._analyses, trained, self._is_mean, self.processes)
+            self._summed = ProvedSum(self._analyses, trained, self.is_mean, self.processes)
         return self._summed
 
     def serve(self, word: Any) -> object:

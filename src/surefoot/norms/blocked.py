@@ -61,11 +61,6 @@ class Symmetric:
                 ]
         return Symmetric(size, lambda start, stop: Rounded(*panels[start // _PANEL]))
 
-    def kept(self) -> Symmetric:
-        """The same with panels that are computed now, once; only whole panels can be asked for."""
-        panels = [found for _, _, found in self.panels()]
-        return Symmetric(self.size, lambda start, stop: panels[start // self.panel], self.panel)
-
     def __neg__(self) -> Symmetric:
         return Symmetric(self.size, lambda start, stop: -self.rows(start, stop), self.panel)
 

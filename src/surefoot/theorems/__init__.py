@@ -8,7 +8,7 @@
 * ``waiting``: :func:`until_proved`, steps until a theorem applies.
 * ``record``: :class:`Convergence`, the verdict with its numbers, or what is missing.
 * ``layered``: networks of linear layers and element-wise functions, sample by sample.
-* ``pieces``: the same on data in pieces, of one process or several.
+* ``pieces``: all batches, of one process or several; ``piece``: one of them, and what it is asked.
 * ``samples``: other networks on each sample by itself.
 * ``linear``: a network linearised at its weights; ``affine``: networks that are affine in what is trained.
 * ``bending``: how fast the Jacobian changes on a ball; ``reach``: how far layers move there.

@@ -51,8 +51,9 @@ a row, so a relative 1e-9 is more than they lose.
 
 *Other networks*: the smoothness of the outputs by the calculus (:mod:`surefoot.calculus.assemble`), of the batch
 or, as :math:`\|D^2\psi[v, v]\|^2 = \sum_n\|D^2\psi_n[v, v]\|^2`, the root of the sum of squares over single
-samples. Between two parameters s and t of one sample, :math:`\|\sum_oc_oD^2_{st}\psi_{n,o}\| \le
-(\sum_o\|D^2_{st}\psi_{n,o}\|^2)^{1/2}` as well, with the adjoint pass of each output, which knows the costates.
+samples; over batches it is the root of the sum of squares of theirs (:func:`stacked`). Between two parameters s
+and t of one sample, :math:`\|\sum_oc_oD^2_{st}\psi_{n,o}\| \le (\sum_o\|D^2_{st}\psi_{n,o}\|^2)^{1/2}` as well,
+with the adjoint pass of each output, which knows the costates.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ from surefoot.norms import (
 )
 from surefoot.norms.hermitian import up
 from surefoot.processes import Processes
-from surefoot.theorems.layered import Layer, Layered, layer_weights
+from surefoot.theorems.layered import Layer, Layered, layer_factors
 from surefoot.theorems.reach import (
     FEW,
     UP,
@@ -139,6 +140,15 @@ def bending(
     each = (_by_calculus(one.network, radius, weights, one.outputs).constant for one in samples)
     parts = up(math.hypot(*each), len(samples))
     return replace(whole, constant=min(whole.constant, parts))
+
+
+def stacked(pieces: Sequence[Bending]) -> Bending:
+    """K of the outputs of all batches, one below the other, from those of the batches on one ball."""
+    if len(pieces) == 1:
+        return pieces[0]
+    constant = up(math.hypot(*(piece.constant for piece in pieces)), len(pieces))
+    obstacles = dict.fromkeys(what for piece in pieces for what in piece.obstacles)
+    return Bending(pieces[0].radius, constant, obstacles=tuple(obstacles))
 
 
 def _by_calculus(
@@ -337,7 +347,8 @@ def _bent(layered: Layered, radius: float, roots: Sequence[float]) -> tuple[Bent
 
 def _by_layers(source: Source, radius: float, weights: Mapping[str, float] | None) -> Bending:
     layers = source.shape()
-    roots = tuple(1.0 if weights is None else part**0.5 for part in layer_weights(layers, weights or {}))
+    factors = None if weights is None else {path: 1 / weight for path, weight in weights.items()}
+    roots = tuple(part**0.5 for part in layer_factors(layers, factors))
     pieces = source.bent(radius, roots)
     if not all(piece.is_finite for piece in pieces):
         return Bending(radius, math.inf, obstacles=("values over the ball are beyond double precision",))

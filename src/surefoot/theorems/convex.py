@@ -14,6 +14,9 @@ On :math:`B(u_0, \rho)` let :math:`D^2\psi` be at most K, so that :math:`\|D\psi
 * are between 0 and :math:`CS^2`, between :math:`\pm P`, :math:`P = P_0 + CS\rho K`, and between
   :math:`\lambda` and :math:`\Lambda`.
 
+Of data in pieces :math:`P_0` and :math:`V_0` are norms of sums over batches of matrices of bounds, and how far a
+written Hessian moves is a sum over batches (:mod:`surefoot.theorems.piece`).
+
 So on the ball :math:`\lambda_{\min}(\nabla^2F)` is at least
 
 1. :math:`\lambda_{\min}(\nabla^2F(u_0)) - V`, where the Hessian is written out; V may be how far it moves by
@@ -27,28 +30,25 @@ So on the ball :math:`\lambda_{\min}(\nabla^2F)` is at least
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
 
-from surefoot.calculus.adjoint.bounds import scalar_bounds
-from surefoot.calculus.analysis import Analysis
-from surefoot.domains import Ball
-from surefoot.norms import frobenius_norm, nonnegative_norm
+from surefoot.magnitude import stack
+from surefoot.norms import nonnegative_norm
 from surefoot.norms.hermitian import up
-from surefoot.norms.verified import largest_eigenvalue, norm_of, product, smallest_eigenvalue, solution
+from surefoot.norms.verified import largest_eigenvalue, norm_of, smallest_eigenvalue, solution
 from surefoot.scalar import Rounded
-from surefoot.theorems.hessian import LossDerivatives, Written, loss_derivatives, lowest_bend
-from surefoot.theorems.linear import Rows, along
+from surefoot.theorems.hessian import lowest_bend
 from surefoot.theorems.problem import Problem, refused
 from surefoot.theorems.record import Convergence, Hypothesis
 from surefoot.theorems.statements import StronglyConvex
 
 DENSE = 5000  # parameters of a matrix that is written out
 _FACTORS = (1.02, 1.2, 1.6, 2.5)
+_AHEAD = range(1, 6)  # halvings of a radius that are looked at together
 _CONVEX = "strongly convex neighbourhood"
 _GLOBAL = (
     "The network is affine in what is trained, so that the objective is convex in it: the minimum is the least "
@@ -73,121 +73,148 @@ class _Way:
         start: at the weights.
         meaning: of that number.
         lost: what is lost on a ball, in words.
-        on: the bounds on a ball.
+        on: the bounds on a ball; it is also told which balls may be next, so that all are asked for at once.
         newton: bounds on the length η and the decrease δ of the Newton step at the weights.
     """
 
     start: float
     meaning: str
     lost: str
-    on: Callable[[float], _Curvature]
+    on: Callable[[float, Sequence[float]], _Curvature]
     newton: tuple[float, float] = (math.inf, math.inf)
 
 
 class _Parts:
     """The three parts of the Hessian."""
 
-    def __init__(self, problem: Problem, outer: LossDerivatives) -> None:
-        self.problem, self.outer = problem, outer
-        named, ridge = problem.whole.reading.graph.parameters, problem.regularizer
-        weights = [0.0 if ridge is None else ridge.weight_of(leaf.path) for leaf in named if leaf.trainable]
-        self.least, self.most = min(weights), max(weights)
-        gradient = outer.gradient.expand(outer.gradient.value.shape)
-        self.wrong = frobenius_norm(gradient.error)
-        self.slope = up(frobenius_norm(gradient.value) + self.wrong)
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.pieces, ridge = problem, problem.pieces, problem.regularizer
+        self.pieces.share()
+        weights = {path: 0.0 if ridge is None else ridge.weight_of(path) for path in self.pieces.order}
+        self.least, self.most = min(weights.values()), max(weights.values())
+        self.diagonal = torch.cat(
+            [torch.full((n,), weights[path], dtype=torch.float64) for path, n in self.pieces.order.items()]
+        )
+        told = self.pieces.each("slopes")
+        self.is_known = all(one is not None for one in told)
+        sizes, errors, smooth, changes = zip(*told, strict=True) if self.is_known else ((0.0,),) * 4
+        self.wrong = up(math.hypot(*errors), len(told))
+        self.slope = up(up(math.hypot(*sizes), len(told)) + self.wrong)
+        self.smoothness, self.change = max(smooth), max(changes)
 
     @cached_property
     def norm(self) -> float:
-        """An upper bound on the norm of J."""
-        return up(math.sqrt(largest_eigenvalue(self.problem.gram)))
-
-    @cached_property
-    def _weighted(self) -> Analysis:
-        network = self.problem.network
-        outputs = network.centre[network.reading.graph.outputs[0]]
-        return along(network, self.outer.gradient.value.detach().reshape(outputs.shape))
+        """An upper bound on the norm of J, by the smaller of :math:`J^\\top J` and :math:`JJ^\\top`."""
+        if not self.problem.parameters < self.problem.outputs or self.problem.parameters > DENSE:
+            return up(math.sqrt(largest_eigenvalue(self.problem.gram)))
+        found = self.pieces.summed("normal", False)
+        assert found is not None
+        raised = Rounded.exact(found[0]) + torch.diag(torch.full_like(found[0][0], found[1]))
+        return up(math.sqrt(largest_eigenvalue(raised)))
 
     def bent(self, radius: float) -> tuple[float, float]:
         """:math:`P_0` and :math:`V_0`."""
         bend = self.problem.bending(radius)
         most, moved = self.slope * bend.constant, self.slope * min(bend.variation, 2 * bend.constant)
-        found = scalar_bounds(self._weighted.over(Ball(radius)))
-        if found is not None:
+        found = self._by_adjoint(radius)
+        if found is not None and self._still is not None:
             extra = self.wrong * bend.constant
-            most = min(most, float(nonnegative_norm(found.matrix)) + extra)
-            moved = min(moved, _variation(self._weighted, radius) + 2 * extra)
+            most = min(most, found[0] + extra)
+            moved = min(moved, up(found[1] + self._still[1]) + 2 * extra)
         return up(most), up(min(moved, 2 * most))
+
+    def _by_adjoint(self, radius: float) -> list[float] | None:
+        """The same with the gradient as computed, from the weights as computed; ``None`` if it is not known."""
+        each = self.pieces.each("bent", radius)
+        if any(one is None for one in each):
+            return None
+        return [float(nonnegative_norm(stack(list(part)).sum(axis=0))) for part in zip(*each, strict=True)]
+
+    @cached_property
+    def _still(self) -> list[float] | None:
+        """The same at the weights, where what moves is round-off."""
+        return self._by_adjoint(0.0)
 
     def on(self, radius: float) -> tuple[float, float, float, float]:
         """:math:`S`, P, and how far the first and the second part move."""
         bend = self.problem.bending(radius).constant
         turned = up(bend * radius)
         steep = up(self.norm + turned)
-        moved = up(self.outer.smoothness * steep * radius * bend, 8)
+        moved = up(self.smoothness * steep * radius * bend, 8)
         most, change = self.bent(radius) if math.isfinite(bend) else (math.inf, math.inf)
-        first = self.outer.smoothness * (steep + self.norm) * turned
-        first += self.outer.variation * steep * radius * self.norm**2
+        first = self.smoothness * (steep + self.norm) * turned
+        first += self.change * steep * radius * self.norm**2
         return steep, up(most + moved), up(first, 16), up(change + moved)
 
     @cached_property
     def _bent(self) -> float:
         """How negative the second part is at the weights, where that is known exactly."""
-        return -lowest_bend(self.problem.layered, self.outer) if self.problem.layered else math.inf
+        found = self.pieces.summed("units") if self.pieces.is_layered else None
+        return math.inf if found is None else -lowest_bend(*found)
 
     def ridge(self) -> _Way:
         """:math:`\\lambda - P`."""
         meaning, lost = "the weight of the ridge", "how negative the rest of the Hessian may be"
         return self._way(self.least, meaning, lost, lambda bent, _, second: min(bent, up(self._bent + second)))
 
-    def gauss_newton(self, rows: Rows) -> _Way:
+    def gauss_newton(self) -> _Way:
         """:math:`J^\\top\\nabla^2h_0J + \\nabla^2R`, written out."""
-        matrix = _gauss_newton(self.problem, rows, self.outer)
-        lowest = smallest_eigenvalue(matrix)
+        found = self.pieces.summed("normal", True)
+        assert found is not None
+        value, wrong = found
+        matrix = Rounded.exact(value) + torch.diag(self.diagonal.to(value))
+        lowest = _less(smallest_eigenvalue(matrix), wrong)
         meaning, lost = "the smallest eigenvalue of the Gauss-Newton matrix", "how far the Hessian is from it"
         way = self._way(lowest, meaning, lost, lambda bent, first, _: up(first + bent))
-        if self.problem.affine is None:
+        if self.pieces.affine is None:
             return way
-        step = self._newton(list(rows.slopes), matrix.value, norm_of(matrix.error), lowest)
-        return replace(way, meaning="the smallest eigenvalue of the Hessian", newton=step)
+        return replace(
+            way, meaning="the smallest eigenvalue of the Hessian", newton=self._newton(matrix, wrong, lowest)
+        )
 
-    def _newton(self, paths: list[str], matrix: Tensor, apart: float, lowest: float) -> tuple[float, float]:
-        """What the Newton step says, the Hessian being within a distance of a matrix in this order."""
-        slopes = self.problem.slopes
-        gradient = torch.cat([slopes[path][0].reshape(-1) for path in paths])
-        return solution(matrix, apart, gradient, up(math.hypot(*(slopes[path][1] for path in paths))), lowest)
+    def _newton(self, matrix: Rounded, wrong: float, lowest: float) -> tuple[float, float]:
+        """What the Newton step says, the Hessian being so far from a matrix."""
+        slopes = [self.problem.slopes[path] for path in self.pieces.order]
+        gradient = torch.cat([slope.reshape(-1) for slope, _ in slopes]).to(matrix.value)
+        error = up(math.hypot(*(error for _, error in slopes)), len(slopes))
+        return solution(matrix.value, up(wrong + norm_of(matrix.error)), gradient, error, lowest)
 
     def _way(self, start: float, meaning: str, lost: str, loss: Callable[[float, float, float], float]) -> _Way:
         """With what is lost by P and how far the first and the second part move."""
 
-        def on(radius: float) -> _Curvature:
+        def on(radius: float, _: Sequence[float] = ()) -> _Curvature:
             steep, bent, first, second = self.on(radius)
-            high = up(self.outer.smoothness * steep**2 + bent + self.most, 8)
+            high = up(self.smoothness * steep**2 + bent + self.most, 8)
             return _Curvature(_less(start, loss(bent, first, second)), high, up(first + second))
 
         return _Way(start, meaning, lost, on)
 
     def dense(self) -> _Way | None:
         """The Hessian, written out; ``None`` if an operation has no second derivative with a proved error."""
-        problem, ridge = self.problem, self.problem.regularizer
-        written = Written.of(problem.whole)
-        if written is None:
+        found = self.pieces.summed("hessian")
+        if found is None:
             return None
-        diagonal = [0.0 if ridge is None else ridge.weight_of(path) for path in written.order]
-        matrix = Rounded.exact(written.value) + torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+        value, wrong = found
+        matrix = Rounded.exact(value) + torch.diag(self.diagonal.to(value))
         lowest = smallest_eigenvalue(matrix)
         highest = largest_eigenvalue(matrix) if lowest > 0 else math.inf
-        wrong = written.apart(0.0)
+        met = {0.0: wrong}
 
-        def on(radius: float) -> _Curvature:
-            moved = written.apart(radius)
-            if problem.layered is not None:
+        def apart(radius: float, next_ones: Sequence[float] = ()) -> float:
+            if radius not in met:
+                radii = list(dict.fromkeys([radius, *next_ones] if self.pieces.are_several else [radius]))
+                for rho, *parts in zip(radii, *self.pieces.each("apart", radii), strict=True):
+                    met[rho] = up(sum(parts) + wrong, len(parts))
+            return met[radius]
+
+        def on(radius: float, next_ones: Sequence[float] = ()) -> _Curvature:
+            moved = apart(radius, next_ones)
+            if self.pieces.is_layered:
                 moved = min(moved, up(sum(self.on(radius)[2:]) + wrong))
             return _Curvature(_less(lowest, moved), up(highest + moved), up(moved + wrong))
 
-        start = _less(lowest, wrong)
-        paths = list(dict.fromkeys(written.order))
-        step = self._newton(paths, matrix.value, up(wrong + norm_of(matrix.error)), start)
-        return _Way(start, "the smallest eigenvalue of the Hessian", "how far the Hessian moves", on, step)
+        start, meaning = _less(lowest, wrong), "the smallest eigenvalue of the Hessian"
+        return _Way(start, meaning, "how far the Hessian moves", on, self._newton(matrix, wrong, start))
 
 
 def _less(value: float, loss: float) -> float:
@@ -196,16 +223,11 @@ def _less(value: float, loss: float) -> float:
     return math.nextafter(left - abs(left) * 2.0**-50, -math.inf) if math.isfinite(left) else -math.inf
 
 
-def _ways(problem: Problem, outer: LossDerivatives) -> Iterator[_Way]:
-    parts = _Parts(problem, outer)
-    if problem.affine is not None:
-        yield parts.gauss_newton(problem.affine.rows)
+def _ways(problem: Problem, parts: _Parts) -> Iterator[_Way]:
+    if problem.pieces.affine is not None:
+        yield parts.gauss_newton()
     if problem.parameters <= DENSE:
-        dense = parts.dense()
-        if dense is not None:
-            yield dense
-        elif isinstance(problem.jacobian, Rows):
-            yield parts.gauss_newton(problem.jacobian)
+        yield parts.dense() or parts.gauss_newton()
     if parts.least > 0:
         yield parts.ridge()
 
@@ -213,18 +235,17 @@ def _ways(problem: Problem, outer: LossDerivatives) -> Iterator[_Way]:
 def strongly_convex(problem: Problem, method: str) -> Convergence:
     """Whether the weights are in the neighbourhood of a strict minimum."""
     newton = method == "newton"
-    outer = loss_derivatives(problem.objective, problem.predictions)
-    if outer is None:
+    parts = _Parts(problem)
+    if not parts.is_known:
         name = type(problem.objective).__name__
-        return refused(
-            problem, method, _CONVEX, f"The Hessian of {name} is not verified: use Square or CrossEntropy."
-        )
+        why = f"The Hessian of {name} is not verified: use Square, or CrossEntropy with one class for each sample."
+        return refused(problem, method, _CONVEX, why)
     slope = problem.gradient()[1]
     tried: list[Convergence] = []
-    for way in _ways(problem, outer):
+    for way in _ways(problem, parts):
         verdict = _tried(method, way, slope, newton)
         if verdict.proved:
-            return verdict if problem.affine is None else replace(verdict, advice=(_GLOBAL,))
+            return verdict if problem.pieces.affine is None else replace(verdict, advice=(_GLOBAL,))
         tried.append(verdict)
     if not tried:
         return refused(
@@ -237,10 +258,10 @@ def strongly_convex(problem: Problem, method: str) -> Convergence:
 
 def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
     """The theorem by one of the bounds."""
-    lowest = way.on(0.0).low
+    lowest = way.on(0.0, ()).low
 
-    def at(radius: float) -> StronglyConvex:
-        found = way.on(radius)
+    def at(radius: float, next_ones: Sequence[float] = ()) -> StronglyConvex:
+        found = way.on(radius, next_ones)
         return StronglyConvex(
             found.low, found.high, found.variation, slope, radius, newton, way.start, *way.newton
         )
@@ -261,10 +282,11 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
             math.inf, (why,),
         )  # fmt: skip
     first = min(2 * slope / way.start, least) if way.start > 0 else least
-    candidates = [at(radius * factor) for radius in dict.fromkeys((first, least)) for factor in _FACTORS if radius]
+    radii = [radius * factor for radius in dict.fromkeys((first, least)) for factor in _FACTORS if radius]
+    candidates = [at(radius, radii) for radius in radii]
     good = [statement for statement in candidates if statement.holds]
     best = good[0] if good else min(candidates, key=_lacking)
-    missing = 1.0 if good else _least_factor(lambda r: _lacking_at(at(r)), least)
+    missing = 1.0 if good else _least_factor(lambda r: _lacking_at(at(r, [r / 2**k for k in _AHEAD])), least)
     advice = []
     if not good and math.isfinite(missing):
         advice.append(
@@ -312,36 +334,3 @@ def _least_factor(factor: Callable[[float], float], start: float) -> float:
             break
         radius /= 2.0 if math.isfinite(here) and here < 16 else 4.0
     return best
-
-
-def _variation(analysis: Analysis, radius: float) -> float:
-    """How far the Hessian of a scalar function moves on a ball, by the adjoint pass, with what it loses to
-    round-off at the weights; infinite if it is not known.
-    """
-    total = 0.0
-    for rho in (radius, 0.0):
-        found = scalar_bounds(analysis.over(Ball(rho)))
-        if found is None or found.variation is None:
-            return math.inf
-        total = up(total + float(nonnegative_norm(found.variation)))
-    return total
-
-
-def _gauss_newton(problem: Problem, rows: Rows, outer: LossDerivatives) -> Rounded:
-    r"""The matrix with its errors. J is known up to e in the Frobenius norm, which moves the product by at most
-    :math:`Ce(2\|J\|_F + e)`.
-    """
-    jacobian = torch.cat(list(rows.slopes.values()), 1)
-    count, width = outer.hessian.value.shape[:2]
-    apart = math.sqrt(sum(float(error.square().sum()) for error in rows.errors.values())) * (1 + 1e-9)
-    exact = Rounded.exact(jacobian.reshape(count, width, -1))
-    inner = product(outer.hessian.expand(outer.hessian.value.shape), exact)
-    whole = product(Rounded.exact(jacobian.mT.contiguous()), inner.rearranged(lambda t: t.flatten(0, 1)))
-    ridge = problem.regularizer
-    parts = [
-        torch.full((slopes.shape[1],), 0.0 if ridge is None else ridge.weight_of(path), dtype=torch.float64)
-        for path, slopes in rows.slopes.items()
-    ]
-    matrix = whole + torch.diag(torch.cat(parts))
-    wrong = up(outer.smoothness * apart * (2 * frobenius_norm(jacobian) + apart), 8)
-    return Rounded(matrix.value, matrix.error + torch.diag(torch.full((len(matrix.value),), wrong)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from surefoot.batches import Batches
 from surefoot.calculus.leaves import ordinary_device
@@ -23,7 +23,7 @@ from surefoot.processes import Processes
 from surefoot.theorems.convex import DENSE, strongly_convex
 from surefoot.theorems.descent import Drawn, descent
 from surefoot.theorems.pieces import Pieces
-from surefoot.theorems.problem import PiecewiseProblem, Problem, not_onto, refused
+from surefoot.theorems.problem import Problem, not_onto, refused
 from surefoot.theorems.record import METHODS, Convergence, Hypothesis, most
 from surefoot.theorems.statements import Interpolation
 
@@ -49,10 +49,8 @@ def convergence(
 
     Args:
         model: the network; it is not changed.
-        x: a batch, all the data of the objective; or any re-iterable of batches ``(x, y)``. Theorems about exact
-            solutions read linear layers with element-wise functions between them batch by batch
-            (:mod:`surefoot.theorems.pieces`). Those about strict minima, and other networks, are about how samples
-            bend together, and join the batches.
+        x: a batch, all the data of the objective; or any re-iterable of batches ``(x, y)``, which are read one by
+            one (:mod:`surefoot.theorems.pieces`).
         objective: a loss bound to its targets; without targets where the batches bring them.
         regularizer: added to it.
         method: ``"gauss_newton"`` (square loss: to an exact solution), ``"damped"`` (the same with a fixed
@@ -67,8 +65,7 @@ def convergence(
         per_block: whether gradient steps have a size for each layer, or parameter of other networks; they are
             ``block_step_sizes`` of the result, and norms are weighted accordingly.
         group: a process group of ``torch.distributed`` whose processes have a part of the data each, none at all
-            allowed, and the same weights: all of them call this. Process 0 decides, and all get its verdict. Where
-            batches are joined, they are sent to it.
+            allowed, and the same weights: all of them call this. Process 0 decides, and all get its verdict.
 
     Returns:
         The verdict with its theorem, the verified numbers, and what is missing where it is not proved.
@@ -103,30 +100,22 @@ def convergence(
             "objectives use method='newton' or method='gradient'"
         )
     with ordinary_device():
-        if not is_loader(x) and group is None:
-            objective.chosen()  # refuses a loss without targets
-            return _decided(Problem(model, x, objective, regularizer, effort, per_block), *options)
         loss = objective
 
-        def read() -> tuple[Batches, Objective]:
+        def read() -> tuple[Batches | list[tuple[None, Any, Tensor]], Objective]:
             if is_loader(x):
                 return Batches(x, ordered=True), loss
-            targets = loss.chosen()
+            targets = loss.chosen()  # refuses a loss without targets
+            if group is None:
+                return [(None, x, targets)], loss.bound_to(None)
             return Batches([(x, targets)] if len(targets) else []), loss.bound_to(None)
 
         processes = None if group is None else Processes(group)
         batches, free = read() if processes is None else processes.together(read)
-        pieces = Pieces(model, batches, free, processes)
-
-        def decide() -> Convergence:
-            if interpolates and method != "newton" and pieces.is_layered:
-                return _decided(PiecewiseProblem(pieces, effort, per_block), *options)
-            whole, targets = pieces.joined()
-            return _decided(
-                Problem(model, whole, free.bound_to(targets), regularizer, effort, per_block), *options
-            )
-
-        verdict: Convergence = pieces.led(decide)
+        pieces = Pieces(model, batches, free, processes, effort == "high")
+        verdict: Convergence = pieces.led(
+            lambda: _decided(Problem(pieces, regularizer, effort, per_block), *options)
+        )
         return verdict
 
 
@@ -139,7 +128,7 @@ def _decided(problem: Problem, method: Method, momentum: float | None, drawn: Dr
     first = descent(problem, method, momentum, drawn)
     if first.proved or method != "gradient" or problem.per_block or problem.parameters > DENSE:
         return first
-    second = strongly_convex(problem.on_one_batch(), method)
+    second = strongly_convex(problem, method)
     return second if second.proved or second.missing < first.missing else first
 
 

@@ -46,7 +46,7 @@ def theorems_of(problem: Problem, method: str, momentum: float | None, batches: 
         return plain
     if method == "damped":
         return lambda ball: [DampedGaussNewton(*ball.numbers)]
-    samples = problem.count
+    samples = problem.pieces.count
     if samples is None:
         return None
     steepest = problem.linearised.steepest(samples)

@@ -3,12 +3,11 @@ r"""Second derivatives at the weights with proved errors: of a loss, of an objec
 :class:`Written` is the Hessian of an objective along every direction (:mod:`surefoot.calculus.adjoint.dense`), and
 how far it moves on a ball (:mod:`surefoot.calculus.adjoint.around`). With two layers and nothing behind the
 second, :math:`\langle g, D^2\psi\rangle`, :math:`g = \nabla h`, couples the weights into and out of one unit
-only: :func:`lowest_bend` has its smallest eigenvalue at any width.
+only: :func:`unit_bends` and :func:`lowest_bend` have its smallest eigenvalue at any width.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +51,13 @@ class LossDerivatives:
     smoothness: float
     variation: float
 
+    def scaled(self, part: float) -> LossDerivatives:
+        """Those of the loss times a number, which is off by at most a relative 2u; one is exact."""
+        if part == 1:
+            return self
+        numbers = (up(part * number) for number in (self.smoothness, self.variation))
+        return LossDerivatives(self.gradient.scaled(part), self.hessian.scaled(part), *numbers)
+
 
 def square_weight(objective: Square, outputs: Tensor) -> float:
     """The number c with h = c/2 ‖ŷ - y‖², up to one rounding of it."""
@@ -63,17 +69,20 @@ def square_weight(objective: Square, outputs: Tensor) -> float:
 
 
 def loss_derivatives(objective: Objective, outputs: Rounded) -> LossDerivatives | None:
-    """The derivatives of the square loss and the cross-entropy; ``None`` for others."""
+    """The derivatives of the square loss, and of the cross-entropy where a sample is one class; ``None`` for
+    others.
+    """
     value, error = outputs.value, outputs.error.expand(outputs.value.shape)
     if isinstance(objective, Square):
         weight = square_weight(objective, value)
         slopes = (outputs - objective.chosen().double().reshape(value.shape)).scaled(weight)
         unit = torch.eye(value.shape[1], dtype=torch.float64).expand(len(value), -1, -1)
         return LossDerivatives(slopes, Rounded(weight * unit, weight * unit * 2.0**-51), up(weight), 0.0)
-    if not isinstance(objective, CrossEntropy) or value.dim() != 2:
+    targets = objective.chosen()
+    if not isinstance(objective, CrossEntropy) or targets.dim() > 1 + targets.is_floating_point():
         return None
     options: dict[str, Any] = dict(objective.options)
-    mass = masses(objective.chosen(), value.shape[1], **options)
+    mass = masses(targets, value.shape[1], **options)
     mass_error = mass * ((len(value) + 32) * 2.0**-53)
     known = Rounded(mass, mass_error)
     ones = torch.ones(value.shape[1], 1, dtype=torch.float64)
@@ -110,35 +119,41 @@ def contract(formula: str, *factors: Rounded) -> Rounded:
     return Rounded(torch.einsum(formula, *values), error + 2.0**-1000)
 
 
-def lowest_bend(layered: Layered, outer: LossDerivatives) -> float:
-    r"""A lower bound of :math:`\lambda_{\min}(\langle g, D^2\psi\rangle)` for two layers; minus infinity for more.
-
-    That of the matrix of a unit is :math:`c - \lambda_{\max}(cI - M_i)`, with c so large that the diagonal is
-    positive. Parameters that meet nothing have the eigenvalue zero.
+def unit_bends(layered: Layered, gradient: Rounded) -> tuple[Tensor, float] | None:
+    r""":math:`\langle g, D^2\psi\rangle` for two layers: the matrices of the units, sums over samples, and a bound
+    on the norms of their errors; ``None`` for other networks.
     """
     if len(layered.layers) != 2 or layered.layers[1].function is not None or not layered.layers[0].trains:
-        return -math.inf
+        return None
     through = layered.sensitivities[0][0]
     assert through is not None
     features = features_of(layered, 0)
-    bent = contract("no,now->nw", outer.gradient, through) * second_slopes(layered, 0)
+    bent = contract("no,now->nw", gradient, through) * second_slopes(layered, 0)
     inner = contract("ni,na,nb->iab", bent, features, features)
     size = inner.value.shape[1]
-    outputs = outer.gradient.value.shape[1] if layered.layers[1].trains_weight else 0
+    outputs = gradient.value.shape[1] if layered.layers[1].trains_weight else 0
     value = torch.zeros(len(inner.value), size + outputs, size + outputs, dtype=torch.float64)
     error = torch.zeros_like(value)
     value[:, :size, :size], error[:, :size, :size] = inner.value, inner.error
     if outputs:
-        cross = contract("ni,na,no->iao", layered.states[0][2], features, outer.gradient)
+        cross = contract("ni,na,no->iao", layered.states[0][2], features, gradient)
         for whole, part in ((value, cross.value), (error, cross.error)):
             whole[:, :size, size:] = part
             whole[:, size:, :size] = part.mT
-    wrong = torch.linalg.matrix_norm(error).max()
-    most = float(torch.linalg.matrix_norm(value).max()) * 1.01 + 1e-290
-    raised = -value
+    return value, up(float(torch.linalg.matrix_norm(error).max()) * (1 + 1e-9))
+
+
+def lowest_bend(units: Tensor, error: float) -> float:
+    r"""A lower bound of the eigenvalues of symmetric matrices that are known up to an error, and of zero.
+
+    That of M is :math:`c - \lambda_{\max}(cI - M)`, with c so large that the diagonal is positive. Zero is the
+    eigenvalue of :math:`\langle g, D^2\psi\rangle` for parameters that meet nothing.
+    """
+    most = float(torch.linalg.matrix_norm(units).max()) * 1.01 + 1e-290
+    raised = -units
     raised.diagonal(dim1=1, dim2=2).add_(most)
     above = float(eigenvalue_bounds(raised).max()) - most
-    return -max(above + float(wrong) * (1 + 1e-9) + 8 * 2.0**-52 * most, 0.0)
+    return -max(above + error + 8 * 2.0**-52 * most, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,14 +179,6 @@ class Written:
         if found is None or found.hessian is None or found.error is None:
             return None
         return Written(analysis, found, found.hessian, found.error)
-
-    @property
-    def order(self) -> list[str]:
-        """The path of the parameter to which each row belongs."""
-        centre = self.analysis.over(Ball(0.0))
-        paths = {leaf.name: leaf.path for leaf in self.analysis.reading.graph.parameters}
-        sizes = {paths[name]: math.prod(centre.enclosures[name].shape) for name in centre.region.variables}
-        return [path for path, size in sizes.items() for _ in range(size)]
 
     def apart(self, radius: float) -> float:
         """How far the Hessian anywhere on a ball may be from what is written."""

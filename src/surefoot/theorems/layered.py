@@ -14,7 +14,7 @@ never formed. Everything at the weights is computed with a proved bound on its e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -142,20 +142,20 @@ class Layered:
     @cached_property
     def gram(self) -> Rounded:
         """The Gram matrix of the Jacobian, outputs of one sample next to each other."""
-        return self.gram_rows(0, self.count * self.outputs.value.shape[1])
+        return self.times(0, self.outputs.value.numel(), self, self.outputs.value.numel())
 
-    def gram_rows(self, start: int, stop: int, weights: Sequence[float] = ()) -> Rounded:
-        """Rows of it, columns up to the last of them; each layer times its weight, if there are weights."""
-        return self.times(start, stop, self, stop, weights)
-
-    def times(self, start: int, stop: int, other: Layered, end: int, weights: Sequence[float] = ()) -> Rounded:
-        """Inner products of rows of the Jacobian, from one to another, with the first ones of another batch."""
-        times = self.outputs.value.shape[1]
+    def times(
+        self, start: int, stop: int, other: Layered, end: int, factors: Mapping[str, float] | None = None
+    ) -> Rounded:
+        """Inner products of rows of the Jacobian, from one to another, with the first ones of another batch; each
+        parameter times its factor, if there are factors by path, one for each layer.
+        """
+        times, weights = self.outputs.value.shape[1], layer_factors(self.layers, factors)
         first, last, most = start // times, -(-stop // times), -(-end // times)  # samples
         skipped = start - first * times
         total: Rounded | None = None
         for k, layer in enumerate(self.layers):
-            if not layer.trains:
+            if not layer.trains or not weights[k]:
                 continue
             (state, _, _), (_, slopes) = self.states[k], self.sensitivities[k]
             (others, _, _), (_, other_slopes) = other.states[k], other.sensitivities[k]
@@ -173,15 +173,29 @@ class Layered:
             part = outer * inner.rearranged(
                 lambda t: spread_over(t, times)[skipped : skipped + stop - start, :end]
             )
-            part = part if not weights else part * weights[k]
+            part = part if weights[k] == 1 else part * weights[k]
             total = part if total is None else total + part
         assert total is not None
         return total
 
+    def rows(self, start: int, stop: int) -> Iterator[tuple[str, Rounded]]:
+        """Rows of the Jacobian by path of the parameter, written out."""
+        times = self.outputs.value.shape[1]
+        for k, layer in enumerate(self.layers):
+            state, slopes = self.states[k][0], self.sensitivities[k][1]
+            turned = slopes.rearranged(lambda t: t.flatten(0, 1)[start:stop])
+            paths = iter(layer.paths)
+            if layer.trains_weight:
+                reads = state.rearranged(lambda t: t.repeat_interleave(times, 0)[start:stop, None, :])
+                both = turned.rearranged(lambda t: t[:, :, None]) * reads
+                yield next(paths), both.rearranged(lambda t: t.flatten(1))
+            if layer.trains_bias:
+                yield next(paths), turned
 
-def layer_weights(layers: Sequence[Layer], given: Mapping[str, float]) -> list[float]:
-    """What each layer counts where its parameters have these :math:`L_b` by path, one if it has none."""
-    return [1 / given.get(layer.paths[0], 1.0) if layer.trains else 1.0 for layer in layers]
+
+def layer_factors(layers: Sequence[Layer], factors: Mapping[str, float] | None) -> list[float]:
+    """What each layer counts where its parameters have these factors by path; one without."""
+    return [factors[layer.paths[0]] if factors is not None and layer.trains else 1.0 for layer in layers]
 
 
 def spread_over(matrix: Tensor, times: int) -> Tensor:

@@ -22,16 +22,23 @@ from torch import Tensor, nn
 
 from surefoot.calculus.adjoint.gradient import proved_gradient
 from surefoot.calculus.analysis import Analysis
-from surefoot.domains import Ball
 from surefoot.graph.nodes import Spec
+from surefoot.graph.structure import Graph
 from surefoot.norms import frobenius_norm
 from surefoot.norms.blocked import Symmetric
 from surefoot.norms.hermitian import product_error, up
-from surefoot.norms.verified import down, largest_eigenvalue, least_solution, smallest_eigenvalue, vector_norm
+from surefoot.norms.verified import (
+    down,
+    largest_eigenvalue,
+    least_solution,
+    norm_of,
+    product,
+    smallest_eigenvalue,
+    vector_norm,
+)
 from surefoot.scalar import Rounded
-from surefoot.theorems.layered import Layered, layer_weights
+from surefoot.theorems.layered import Layered
 
-WEIGHED = 1500  # rows from which block weights are found
 _PANEL = 512  # rows at a time
 _ENTRIES = 2**28  # of a Jacobian that is kept, two gigabytes; twice that while it is written
 _PANEL_ENTRIES = 2**26  # of a panel, half a gigabyte
@@ -45,18 +52,17 @@ class Linearised:
         gram: :math:`JJ^\\top`, by panels of rows.
         residual: :math:`\\psi(u_0) - y`, flat, as computed.
         error: a bound on the norm of its error.
-        parameters: how many there are.
     """
 
     gram: Symmetric
     residual: Tensor
     error: float
-    parameters: int
 
-    @property
-    def outputs(self) -> int:
-        """How many outputs there are, of all samples."""
-        return len(self.residual)
+    @staticmethod
+    def of(gram: Symmetric, outputs: Tensor, error: float, targets: Tensor) -> Linearised:
+        """From outputs that are known up to an error, compared with targets."""
+        residual = outputs.reshape(-1) - targets.detach().double().reshape(-1)
+        return Linearised(gram, residual, up(error + 2.0**-52 * frobenius_norm(residual)))
 
     @cached_property
     def sigma(self) -> float:
@@ -88,8 +94,31 @@ class Linearised:
         return least_solution(self.gram, self.residual, self.error, self.sigma) if self.sigma > 0 else math.inf
 
 
+class _Written:
+    """Rows of the Jacobian that can be written out, so many at a time."""
+
+    panel = _PANEL
+
+    def part(self, start: int, stop: int) -> Rows:
+        """These rows."""
+        raise NotImplementedError
+
+    def times(
+        self, start: int, stop: int, other: _Written, end: int, factors: Mapping[str, float] | None = None
+    ) -> Rounded:
+        """As :meth:`~surefoot.theorems.layered.Layered.times`; roots of factors, powers of four or zero, are
+        exact.
+        """
+        mine, found = self.part(start, stop).flat(factors), []
+        for k in range(0, end, other.panel):
+            last = min(k + other.panel, end)
+            same = other is self and (k, last) == (start, stop)
+            found.append(mine.times(mine if same else other.part(k, last).flat(factors)))
+        return Rounded(*(torch.cat([getattr(one, name) for one in found], 1) for name in ("value", "error")))
+
+
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Rows(_Written):
     """Rows of the Jacobian written out.
 
     Attributes:
@@ -100,9 +129,15 @@ class Rows:
     slopes: Mapping[str, Tensor]
     errors: Mapping[str, Tensor]
 
-    def flat(self, weights: Mapping[str, float] | None = None) -> _Flat:
-        """All parameters side by side, divided by the roots of weights, which are powers of four: exactly."""
-        parts = {path: 1.0 if weights is None else weights[path] ** -0.5 for path in self.slopes}
+    def part(self, start: int, stop: int) -> Rows:
+        """These of them."""
+        parts = ({path: each[start:stop] for path, each in of.items()} for of in (self.slopes, self.errors))
+        return Rows(*parts)
+
+    def flat(self, factors: Mapping[str, float] | None = None) -> _Flat:
+        """All parameters side by side, times the roots of factors, powers of four or zero."""
+        parts = {path: 1.0 if factors is None else factors[path] ** 0.5 for path in self.slopes}
+        parts = {path: part for path, part in parts.items() if part}
         rows = torch.cat([self.slopes[path] * part for path, part in parts.items()], 1)
         errors = torch.stack([self.errors[path] * part for path, part in parts.items()])
         return _Flat(rows, torch.linalg.vector_norm(errors, dim=0) * (1 + 1e-12))
@@ -115,9 +150,6 @@ class _Flat:
     rows: Tensor
     errors: Tensor
 
-    def __getitem__(self, part: slice) -> _Flat:
-        return _Flat(self.rows[part], self.errors[part])
-
     def times(self, other: _Flat) -> Rounded:
         """Inner products with other rows."""
         mine, others = (torch.linalg.vector_norm(one.rows, dim=1) * (1 + 1e-9) for one in (self, other))
@@ -127,17 +159,15 @@ class _Flat:
 
 
 @dataclass(frozen=True, eq=False)
-class Panels:
+class Panels(_Written):
     """A Jacobian that does not fit into memory: panels of rows are computed whenever they are asked for.
 
     Attributes:
         output: an output, by its number, as a function by itself.
-        size: how many outputs there are.
         panel: how many rows there are at a time.
     """
 
     output: Callable[[int], Analysis]
-    size: int
     panel: int
 
     def part(self, start: int, stop: int) -> Rows:
@@ -159,71 +189,49 @@ class Panels:
 Jacobian = Layered | Rows | Panels
 
 
-def gram_of(jacobian: Jacobian, weights: Mapping[str, float] | None = None) -> Symmetric:
-    """:math:`JJ^\\top` by panels of rows, computed now.
+def written(jacobian: Jacobian, start: int, stop: int) -> Rows:
+    """Rows of a Jacobian, written out."""
+    if not isinstance(jacobian, Layered):
+        return jacobian.part(start, stop)
+    slopes, errors = {}, {}
+    for path, found in jacobian.rows(start, stop):
+        wide = found.expand(found.value.shape)
+        slopes[path] = wide.value
+        errors[path] = torch.linalg.vector_norm(wide.error, dim=1) * (1 + 1e-9)
+    return Rows(slopes, errors)
+
+
+def normal_matrix(
+    jacobian: Jacobian, order: Mapping[str, int], outer: Rounded, most: float
+) -> tuple[Tensor, float]:
+    r""":math:`J^\top CJ`, symmetric, and a bound on the norm of its error.
+
+    A panel of J known up to e in the Frobenius norm moves the product by at most :math:`\|C\|e(2\|J\|_F + e)`.
 
     Args:
-        jacobian: the network layer by layer, or its Jacobian.
-        weights: :math:`L_b` of parameters by path, powers of four: norms are those of
-            :class:`~surefoot.theorems.gradient_steps.SquareOnBall`.
+        jacobian: J.
+        order: the paths of the parameters with their sizes, in the order of the columns.
+        outer: C, one symmetric matrix for each sample.
+        most: a bound on the norm of C.
     """
-    if isinstance(jacobian, Layered):
-        parts = [] if weights is None else layer_weights(jacobian.layers, weights)
-        size = jacobian.outputs.value.numel()
-        gram = Symmetric(size, lambda start, stop: jacobian.gram_rows(start, stop, parts))
-    else:
-        if isinstance(jacobian, Rows):
-            whole, panel = jacobian.flat(weights), _PANEL
-            size, part = len(whole.rows), lambda start, stop: whole[start:stop]
-        else:
-            size, panel, streamed = jacobian.size, jacobian.panel, jacobian
-            part = lambda start, stop: streamed.part(start, stop).flat(weights)  # noqa: E731
-
-        def rows(start: int, stop: int) -> Rounded:
-            last = part(start, stop)
-            found = [last.times(part(k, min(k + panel, start))) for k in range(0, start, panel)]
-            found.append(last.times(last))
-            return Rounded(*(torch.cat([getattr(one, name) for one in found], 1) for name in ("value", "error")))
-
-        gram = Symmetric(size, rows, panel)
-    return gram.kept()
-
-
-def linearise(analysis: Analysis, jacobian: Jacobian, gram: Symmetric, targets: Tensor) -> Linearised:
-    """The network at its weights, compared with targets of the shape of its outputs."""
-    graph = analysis.reading.graph
-    parameters = sum(graph.numel(leaf.name) for leaf in graph.parameters if leaf.trainable)
-    wanted = targets.detach().double().reshape(-1)
-    if not isinstance(jacobian, Layered):
-        result = analysis.over(Ball(0.0))
-        wrong = result.enclosures[result.outputs[0]].error
-        residual = analysis.centre[graph.outputs[0]].reshape(-1) - wanted
-        return Linearised(gram, residual, up(float(wrong) + 2.0**-52 * frobenius_norm(residual)), parameters)
-    return linearised(gram, jacobian.outputs, targets, parameters)
-
-
-def linearised(gram: Symmetric, outputs: Rounded, targets: Tensor, parameters: int) -> Linearised:
-    """The same from the outputs, with bounds on the errors of each."""
-    flat = outputs.rearranged(lambda t: t.reshape(-1)) - targets.detach().double().reshape(-1)
-    return Linearised(gram, flat.value, frobenius_norm(flat.error), parameters)
-
-
-def block_weights(jacobian: Jacobian) -> dict[str, float]:
-    """:math:`L_b` by path, powers of four and at least one: about in proportion to :math:`\\|J_bJ_b^\\top\\|`,
-    so that no block turns the outputs much faster than another. Any weights are right.
-    """
-    if isinstance(jacobian, Panels):
-        jacobian = jacobian.part(0, min(jacobian.panel, jacobian.size))
-    if isinstance(jacobian, Rows):
-        sizes = {path: float((rows @ rows.mT).norm()) for path, rows in jacobian.slopes.items()}
-    else:
-        layers, sizes = jacobian.layers, {}
-        stop = min(jacobian.count * jacobian.outputs.value.shape[1], WEIGHED)
-        for k, layer in enumerate(layers):
-            if layer.trains:
-                size = float(jacobian.gram_rows(0, stop, [float(k == j) for j in range(len(layers))]).value.norm())
-                sizes |= dict.fromkeys(layer.paths, size)
-    return in_proportion(sizes)
+    count, width = outer.value.shape[:2]
+    step = max(_PANEL // width, 1)
+    outer = outer.expand(outer.value.shape)
+    total, wrong, sizes = outer.value.new_zeros(2 * (sum(order.values()),)), 0.0, 0.0
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        rows = written(jacobian, start * width, stop * width)
+        none = outer.value.new_zeros((stop - start) * width, 1)
+        flat = torch.cat([rows.slopes.get(path, none.expand(-1, n)) for path, n in order.items()], 1)
+        apart = math.sqrt(sum(float(error.square().sum()) for error in rows.errors.values())) * (1 + 1e-9)
+        exact = Rounded.exact(flat.reshape(stop - start, width, -1))
+        inner = product(Rounded(outer.value[start:stop], outer.error[start:stop]), exact)
+        part = product(Rounded.exact(flat.mT.contiguous()), inner.rearranged(lambda t: t.flatten(0, 1)))
+        total += part.value
+        sizes += frobenius_norm(part.value)
+        wrong += norm_of(part.error) + most * apart * (2 * frobenius_norm(flat) + apart)
+    total = 0.5 * (total + total.mT)
+    return total, up(wrong + (count + 4) * 2.0**-52 * sizes, 2 * count + 8)
 
 
 def in_proportion(sizes: Mapping[str, float]) -> dict[str, float]:
@@ -232,9 +240,34 @@ def in_proportion(sizes: Mapping[str, float]) -> dict[str, float]:
     return {path: 4.0 ** round(math.log(max(size / least, 1.0), 4)) for path, size in sizes.items()}
 
 
-def along(analysis: Analysis, costate: Tensor) -> Analysis:
-    """The inner product of the outputs with a vector of their shape."""
-    return Analysis.of(analysis.model, analysis.x, _Along(costate))
+class Along:
+    """Inner products of the outputs of a network with vectors; batches of one shape share a reading."""
+
+    def __init__(self) -> None:
+        self._known: dict[Graph, tuple[Analysis, str]] = {}
+
+    def __call__(self, analysis: Analysis, costate: Tensor) -> Analysis:
+        """With a vector of the shape of the outputs."""
+        graph = analysis.reading.graph
+        if graph not in self._known:
+            self._known[graph] = _with_vector(analysis)
+        weighted, name = self._known[graph]
+        inputs = {leaf.name: analysis.values[leaf.name] for leaf in graph.inputs}
+        return replace(weighted, x=analysis.x, values={**weighted.values, **inputs, name: costate})
+
+
+def _with_vector(analysis: Analysis) -> tuple[Analysis, str]:
+    """The inner product with a vector, and the name of the vector."""
+    spec = analysis.reading.graph.spec(analysis.reading.graph.outputs[0])
+    assert isinstance(spec, Spec)
+    like = next(iter(analysis.values.values()))
+    vector = torch.zeros(spec.shape, dtype=torch.float64, device=like.device)
+    found = Analysis.of(analysis.model, analysis.x, _Along(vector))
+    names = [name for name in found.values
+             if name not in analysis.values and found.values[name].shape == spec.shape]  # fmt: skip
+    if len(names) != 1:
+        raise RuntimeError("the graph of a linear function of the outputs is not what was expected")
+    return found, names[0]
 
 
 class _Along(nn.Module):
@@ -253,21 +286,20 @@ class _Along(nn.Module):
 
 def single_outputs(analysis: Analysis) -> Callable[[int], Analysis]:
     """Each output of a network, by its number, as a function by itself; all share one reading."""
-    spec = analysis.reading.graph.spec(analysis.reading.graph.outputs[0])
-    assert isinstance(spec, Spec)
-    like = next(iter(analysis.values.values()))
-    weighted = along(analysis, torch.zeros(spec.shape, dtype=torch.float64, device=like.device))
-    names = [name for name in weighted.values
-             if name not in analysis.values and weighted.values[name].shape == spec.shape]  # fmt: skip
-    if len(names) != 1:
-        raise RuntimeError("the graph of a linear function of the outputs is not what was expected")
+    zero = torch.zeros_like(analysis.centre[analysis.reading.graph.outputs[0]], dtype=torch.float64)
+    along = Along()
 
     def output(number: int) -> Analysis:
-        unit = torch.zeros(math.prod(spec.shape), dtype=torch.float64, device=like.device)
-        unit[number] = 1.0
-        return replace(weighted, values={**weighted.values, names[0]: unit.reshape(spec.shape)})
+        unit = zero.clone()
+        unit.view(-1)[number] = 1.0
+        return along(analysis, unit)
 
     return output
+
+
+def rows_at_once(entries: int) -> int:
+    """How many rows of so many entries are written out together."""
+    return max(_PANEL_ENTRIES // max(entries, 1), 1)
 
 
 def jacobian_rows(analysis: Analysis, output: Callable[[int], Analysis] | None = None) -> Rows | Panels:
@@ -280,7 +312,5 @@ def jacobian_rows(analysis: Analysis, output: Callable[[int], Analysis] | None =
     graph = analysis.reading.graph
     entries = sum(graph.numel(leaf.name) for leaf in graph.parameters if leaf.trainable)
     size = graph.numel(graph.outputs[0])
-    panels = Panels(
-        output or single_outputs(analysis), size, min(max(_PANEL_ENTRIES // max(entries, 1), 1), _PANEL)
-    )
+    panels = Panels(output or single_outputs(analysis), min(rows_at_once(entries), _PANEL))
     return panels.part(0, size) if size * entries <= _ENTRIES else panels

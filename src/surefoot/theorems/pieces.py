@@ -1,49 +1,61 @@
-r"""Data in pieces under a network of linear layers and element-wise functions, on one process or several.
+r"""All the data, in pieces: batches on one process or several; one batch is one piece.
 
-What the theorems about exact solutions are computed from are sums over samples, maxima over them, and the Gram
-matrix of the Jacobian, whose blocks belong to pairs of batches. So a batch is read when it is its turn, and read
-again when it comes again; what is kept of all samples are outputs, targets, and a few numbers for each.
+What the theorems are computed from are sums over samples, maxima over them, and matrices: the Gram matrix of the
+Jacobian, whose blocks belong to pairs of batches, or the square of the number of parameters, which are sums over
+batches (:mod:`surefoot.theorems.piece`). So a batch is read when it is its turn, and read again when it comes
+again; what is kept of all samples are outputs, targets, and a few numbers for each.
 
-With several processes, process 0 decides and keeps the Gram matrix; each computes what its own batches say. For
-the Gram matrix the inputs of one batch after the other are passed on to all, once, and each process sends the
-blocks of its own rows to process 0, values and errors: for n rows in all about :math:`8n^2` bytes. For K the Gram
-matrices of what layers read are added up, the square of the width for each norm. Activations stay where they are.
+With several processes, process 0 decides and keeps the matrices; each computes what its own batches say. For the
+Gram matrix the inputs of one batch after the other are passed on to all, once, and each process sends the blocks
+of its own rows to process 0, values and errors: for n rows in all about :math:`8n^2` bytes. For K of layered
+networks the Gram matrices of what layers read are added up, the square of the width for each norm, and for strict
+minima matrices of p parameters, :math:`8p^2` bytes. Activations stay where they are.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from surefoot.batches import Batches, digest_of, kind_of, numbered, refuse_other_models, tensors_of
+from surefoot.batches import (
+    Batches,
+    digest_of,
+    kind_of,
+    numbered,
+    refuse_other_models,
+    refuse_statistics,
+    tensors_of,
+)
+from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.certificate.pieces import InPieces
+from surefoot.certificate.proving import certify_proved
+from surefoot.certificate.record import Certificate
+from surefoot.certificate.summed import ProvedSum
 from surefoot.errors import EvaluationError
 from surefoot.guarantees import GuaranteeError
+from surefoot.norms import frobenius_norm
 from surefoot.norms.blocked import Symmetric
+from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective
 from surefoot.processes import Processes
 from surefoot.scalar import Rounded
+from surefoot.theorems.affine import Affine
 from surefoot.theorems.bending import AT_ONCE, Bent, Here, Key, stacked_norms
 from surefoot.theorems.layered import Layer, Layered, read_layers
-from surefoot.theorems.linear import WEIGHED, in_proportion
+from surefoot.theorems.linear import Along, in_proportion, rows_at_once
+from surefoot.theorems.piece import Piece, Told
+from surefoot.valuation.streamed import is_weightless
 
 _ROWS = 512  # of a block of the Gram matrix
-
-
-@dataclass(frozen=True)
-class _Told:
-    """What a batch says once: its outputs, of one shape behind the samples, and the targets."""
-
-    outputs: Rounded
-    shape: tuple[int, ...]
-    targets: Tensor
+_WEIGHED = 1500  # rows from which block weights are found
 
 
 class Pieces:
@@ -53,61 +65,92 @@ class Pieces:
 
     Args:
         model: the network; it is not changed.
-        batches: those that are here.
+        batches: those that are here: their numbers, inputs and targets. A batch without a number is all there is.
         objective: a loss without targets.
         processes: those that have a part of the data each, or ``None``.
+        thorough: whether outputs of single samples are looked at one by one.
     """
 
     def __init__(
-        self, model: nn.Module, batches: Batches, objective: Objective, processes: Processes | None
+        self,
+        model: nn.Module,
+        batches: Batches | list[tuple[None, Any, Tensor]],
+        objective: Objective,
+        processes: Processes | None = None,
+        thorough: bool = False,
     ) -> None:
         self.model, self.batches, self.objective, self.processes = model, batches, objective, processes
-        self.certified = InPieces(model, batches, objective, processes=processes)
+        self._thorough, self._along = thorough, Along()
+        self.certified: InPieces | None = None
+        if isinstance(batches, Batches):
+            self.certified = InPieces(model, batches, objective, processes=processes)
         self._here = Here(self._layered)
         self._known: dict[Any, Analysis] = {}
+        self._only: Piece | None = None
+        self._shares: list[float] | None = None
         everyone = [self._kind()] if processes is None else processes.gathered(self._kind)
         if processes is not None:
             held = [*model.parameters(), *model.buffers()]
             refuse_other_models(processes.gathered(lambda: digest_of(held)))
-        self._counts = [count for count, _ in everyone]
+        self._counts = [count for count, _, _ in everyone]
         if not sum(self._counts):
             raise EvaluationError("the loader has no batches: there is nothing to evaluate")
-        self.is_layered = all(layers is not None for count, layers in everyone if count)
-        self._layers: tuple[Layer, ...] = next((layers for _, layers in everyone if layers), ())
+        self.is_layered = all(layers is not None for count, layers, _ in everyone if count)
+        self._layers: tuple[Layer, ...] = next((layers for _, layers, _ in everyone if layers), ())
+        self.order: dict[str, int] = next(order for count, _, order in everyone if count)
 
-    def _kind(self) -> tuple[int, tuple[Layer, ...] | None]:
-        """How many batches are here, and the layers by the first of them, without weights; ``None`` if the network
-        is anything else.
+    @property
+    def are_several(self) -> bool:
+        """Whether there is more than one batch, so that batches are read anew for each question."""
+        return sum(self._counts) > 1
+
+    def _kind(self) -> tuple[int, tuple[Layer, ...] | None, dict[str, int]]:
+        """How many batches are here, the layers by the first of them, without weights, or ``None`` if the network
+        is anything else, and the parameters with their sizes.
         """
-        count, layers = 0, None
-        for number, x, _ in self.batches:
+        first, count = None, 0
+        for number, x, y in self.batches:
             with numbered(number):
-                read = None if count else read_layers(self._analysis(x))
-            layers = layers if read is None else tuple(layer.outlined() for layer in read.layers)
+                first = self._piece(x, y) if first is None else first
             count += 1
-        return count, layers
+        if first is None:
+            return 0, None, {}
+        self._only = first if count == 1 else None
+        first.is_all = count == 1 and self.processes is None
+        layers = None if first.layered is None else tuple(layer.outlined() for layer in first.layered.layers)
+        return count, layers, first.order
 
-    def _analysis(self, x: Any) -> Analysis:
+    def _piece(self, x: Any, y: Tensor | None = None) -> Piece:
         """Batches of one shape share their reading."""
         kind = kind_of(*tensors_of(x))
-        found = Analysis.of(self.model, x, None, self._known.get(kind))
-        self._known[kind] = Analysis(self.model, x, None, found.reading, found.values)
-        return found
+        network = Analysis.of(self.model, x, None, self._known.get(kind))
+        network.require_values()
+        self._known[kind] = Analysis(self.model, x, None, network.reading, network.values)
+        objective = self.objective
+        if self.certified is not None:
+            refuse_statistics(network.reading.graph)
+        if y is not None and (self.certified is None or not is_weightless(objective.options, y)):
+            objective = objective.bound_to(y)
+        return Piece(network, objective, y, self._along, self._thorough)
 
-    def _read(self, x: Any) -> Layered:
-        found = read_layers(self._analysis(x))
-        if found is None:
-            raise GuaranteeError(
-                "the network is one linear layer after the other on some batches, and not on others: give them "
-                "samples of one shape"
-            )
-        return found
+    def _pieces(self, first: int = 0) -> Iterator[tuple[int, Piece]]:
+        """Those that are here, with their places among all, from one on; a single one is kept."""
+        before = 0 if self.processes is None else sum(self._counts[: self.processes.rank])
+        for place, (number, x, y) in enumerate(self.batches if self._only is None else [(None,) * 3], before):
+            if place < first:
+                continue
+            with numbered(number):
+                piece = self._only or self._piece(x, y)
+                if self.is_layered and piece.layered is None:
+                    raise EvaluationError(
+                        "the network is not one linear layer after the other, which it is on other batches: give "
+                        "them samples of one shape"
+                    )
+            piece.share = 1.0 if self._shares is None else self._shares[place]
+            yield place, piece
 
     def _layered(self) -> Iterator[Layered]:
-        for number, x, _ in self.batches:
-            with numbered(number):
-                found = self._read(x)
-            yield found
+        return (piece.layered for _, piece in self._pieces() if piece.layered is not None)
 
     # What process 0 asks for
 
@@ -118,6 +161,7 @@ class Pieces:
     def _serve(self, word: Any) -> object:
         if isinstance(word, tuple) and isinstance(word[0], str) and word[0] in _SERVED:
             return getattr(self, word[0])(*word[1:])
+        assert self.certified is not None
         return self.certified.serve(word)
 
     def _ask(self, name: str, *given: Any) -> Any:
@@ -125,109 +169,184 @@ class Pieces:
             self.processes.ask((name, *given))
         return getattr(self, name)(*given)
 
-    def _each(self, compute: Callable[[], list[Any]]) -> list[Any]:
+    def _gathered(self, compute: Callable[[], list[Any]]) -> list[Any]:
         """On process 0 what it gives on all of them, one after the other."""
         parts = [compute()] if self.processes is None else self.processes.collected(compute)
         return [one for part in parts for one in part]
 
-    def _told(self) -> list[_Told]:
-        def compute() -> list[_Told]:
-            found = []
-            for number, x, y in self.batches:
-                with numbered(number):
-                    Analysis.of(self.model, x, self.objective.bound_to(y))  # refuses targets that do not fit
-                    read = self._read(x)
-                    graph = read.analysis.reading.graph
-                    found.append(_Told(read.outputs, graph.specs(graph.outputs[0])[0].shape[1:], y))
-            return found
-
-        return self._each(compute)
-
-    @cached_property
-    def _all(self) -> list[_Told]:
-        found: list[_Told] = self._ask("_told")
+    def each(self, name: str, *given: Any) -> list[Any]:
+        """What every batch answers, in their order."""
+        found: list[Any] = self._ask("_each", name, given)
         return found
 
+    def _each(self, name: str, given: tuple[Any, ...]) -> list[Any]:
+        return self._gathered(lambda: list(self._answers(name, given)))
+
+    def _answers(self, name: str, given: tuple[Any, ...]) -> Iterator[Any]:
+        """Of batches that are here and have a share."""
+        return (getattr(piece, name)(*given) for _, piece in self._pieces() if piece.share)
+
+    def summed(self, name: str, *given: Any) -> tuple[Tensor, float] | None:
+        """The sum of matrices that batches answer with bounds on their errors; ``None`` if one does not know.
+
+        Sums of k matrices are off by at most ku times the sum of their Frobenius norms.
+        """
+        found: tuple[Tensor, float] | None = self._ask("_summed", name, given)
+        return found
+
+    def _summed(self, name: str, given: tuple[Any, ...]) -> tuple[Tensor, float] | None:
+        total: Tensor | None = None
+        shares, wrong, sizes = 0, 0.0, 0.0
+
+        def add() -> None:
+            nonlocal total, shares, wrong, sizes
+            for found in self._answers(name, given):
+                if found is None:
+                    wrong = math.inf
+                    return
+                value, error = found
+                alone = self._only is not None and self.processes is None
+                total = (value if alone else value.clone()) if total is None else total.add_(value)
+                shares, wrong, sizes = shares + 1, wrong + error, sizes + frobenius_norm(value)
+
+        if self.processes is None:
+            add()
+        else:
+            self.processes.together(add)
+            told = self.processes.gathered(lambda: (None if total is None else total.shape, shares, wrong, sizes))
+            shapes, *numbers = zip(*told, strict=True)
+            shares, wrong, sizes = (sum(each) for each in numbers)
+            if wrong < math.inf:
+                shape = next(shape for shape in shapes if shape is not None)
+                total = torch.zeros(shape, dtype=torch.float64) if total is None else total
+                self.processes.add([total])
+        if total is None or not wrong < math.inf:
+            return None
+        return total, up(wrong + (2.0**-51 * shares * sizes if shares > 1 else 0.0), 2 * shares + 8)
+
     @cached_property
-    def outputs(self) -> Rounded:
-        """Of all samples, samples × outputs."""
-        told = [one.outputs.expand(one.outputs.value.shape) for one in self._all]
-        return Rounded(torch.cat([one.value for one in told]), torch.cat([one.error for one in told]))
+    def _told(self) -> list[Told]:
+        is_mean = self.certified is not None and self.certified.is_mean
+        return self.each("told", is_mean)
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """Of all samples, samples × outputs, as computed."""
+        return torch.cat([one.outputs for one in self._told])
+
+    @property
+    def error(self) -> float:
+        """A bound on the norm of their error."""
+        return up(math.hypot(*(one.error for one in self._told)), len(self._told))
 
     @cached_property
     def bound(self) -> Objective:
         """The objective with the targets of all samples."""
-        return self.objective.bound_to(torch.cat([one.targets for one in self._all]))
+        return self.objective.bound_to(torch.cat([one.targets for one in self._told]))
 
     @property
     def like_outputs(self) -> Tensor:
         """A tensor of the shape of all outputs."""
-        shape = self._all[0].shape
-        return self.outputs.value.reshape(len(self.outputs.value), *shape)
+        return self.outputs.reshape(len(self.outputs), *self._told[0].shape)
+
+    @property
+    def count(self) -> int | None:
+        """How many samples there are; ``None`` if they interact or are not the rows of one tensor."""
+        counts = [one.count for one in self._told if one.count is not None]
+        return sum(counts) if len(counts) == len(self._told) else None
+
+    def share(self) -> None:
+        """Let every batch know its share of the objective."""
+        total = sum((one.weight for one in self._told), Fraction(0))
+        if not total:
+            raise EvaluationError("no batch has a sample with a weight: there is no objective")
+        is_mean = self.certified is not None and self.certified.is_mean
+        self._ask("_share", [float(one.weight / total) if is_mean else 1.0 for one in self._told])
+
+    def _share(self, shares: list[float]) -> None:
+        self._shares = shares
 
     @cached_property
     def _firsts(self) -> list[int]:
         """The first row of each batch, and behind the last one."""
-        sizes = (one.outputs.value.numel() for one in self._all)
-        return list(itertools.accumulate(sizes, initial=0))
+        return list(itertools.accumulate((one.outputs.numel() for one in self._told), initial=0))
 
-    def _blocks(self, parts: Sequence[float], stop: int) -> Iterator[tuple[int, int, Rounded]]:
-        """Of the Gram matrix, columns before one number: first row, first column, block."""
+    def _blocks(self, factors: Mapping[str, float] | None, stop: int) -> Iterator[tuple[int, int, Rounded]]:
+        """The lower triangle of the Gram matrix up to a row, parameters times factors: first row, first column,
+        block.
+        """
         place = 0
         for rank, count in enumerate(self._counts):
             for number in range(count):
                 if self._firsts[place] < stop:
-                    yield from self._ask("_columns", rank, number, place, self._firsts, list(parts), stop)
+                    yield from self._ask("_columns", rank, number, place, self._firsts, factors, stop)
                 place += 1
 
     def _columns(
-        self, rank: int, number: int, place: int, firsts: list[int], parts: list[float], stop: int
+        self,
+        rank: int,
+        number: int,
+        place: int,
+        firsts: list[int],
+        factors: Mapping[str, float] | None,
+        stop: int,
     ) -> list[tuple[int, int, Rounded]]:
         """The blocks of one batch with itself and all that follow, up to a row."""
+        here = self.processes is None or self.processes.rank == rank
 
         def inputs() -> Any:
-            return next(x for k, x, _ in self.batches if k == number)
+            return next(itertools.islice(self.batches, number, None))[1]
 
-        x = inputs() if self.processes is None else self.processes.passed_on(rank, inputs)
-        other = self._read(x)
-        before = 0 if self.processes is None else sum(self._counts[: self.processes.rank])
+        if here and self._only is not None:
+            other = self._only
+        if self.processes is not None:
+            x = self.processes.passed_on(rank, inputs)
+        elif self._only is None:
+            x = inputs()
+        if not here or self._only is None:
+            other = self._piece(x)
 
         def compute() -> list[tuple[int, int, Rounded]]:
-            found = []
-            for own, layered in enumerate(self._layered(), before):
-                if own >= place and firsts[own] < stop:
-                    rows = firsts[own + 1] - firsts[own]
-                    for start in range(0, rows, _ROWS):
-                        end = min(start + _ROWS, rows)
-                        width = firsts[place + 1] - firsts[place]
-                        block = layered.times(start, end, other, width, parts)
-                        found.append((firsts[own] + start, firsts[place], block))
+            found, column = [], firsts[place]
+            for own, piece in self._pieces(place):
+                if firsts[own] >= stop:
+                    break
+                jacobian: Any = other.jacobian if own == place else piece.jacobian
+                rows, panel = min(firsts[own + 1], stop) - firsts[own], getattr(jacobian, "panel", _ROWS)
+                for start in range(0, rows, panel):
+                    end = min(start + panel, rows)
+                    width = end if own == place else firsts[place + 1] - column
+                    block = jacobian.times(start, end, other.jacobian, width, factors)
+                    found.append((firsts[own] + start, column, block))
             return found
 
-        return self._each(compute)
+        return self._gathered(compute)
 
-    def gram(self, weights: Sequence[float] = ()) -> Symmetric:
-        """:math:`JJ^\\top`, each layer times its weight, if there are weights."""
+    def gram(self, factors: Mapping[str, float] | None = None) -> Symmetric:
+        """:math:`JJ^\\top`, each parameter times its factor, if there are factors."""
         size = self._firsts[-1]
-        return Symmetric.of_blocks(size, self._blocks(weights, size))
+        return Symmetric.of_blocks(size, self._blocks(factors, size))
 
     def block_weights(self) -> dict[str, float]:
-        """As :func:`~surefoot.theorems.linear.block_weights`, of the first rows."""
-        stop, sizes = min(self._firsts[-1], WEIGHED), dict[str, float]()
-        for k, layer in enumerate(self._layers):
-            if not layer.trains:
-                continue
+        """:math:`L_b` by path, powers of four and at least one: about in proportion to :math:`\\|J_bJ_b^\\top\\|`
+        of the first rows, so that no block turns the outputs much faster than another. Any weights are right.
+        """
+        blocks = [layer.paths for layer in self._layers if layer.trains] or [(path,) for path in self.order]
+        stop, sizes = min(self._firsts[-1], _WEIGHED), dict[str, float]()
+        if not self.is_layered:
+            stop = min(stop, rows_at_once(sum(self.order.values())))
+        for paths in blocks:
             total = 0.0
-            for row, column, block in self._blocks([float(k == j) for j in range(len(self._layers))], stop):
-                part = block.value[: max(stop - row, 0), : stop - column].square()
-                total += float(part.sum()) * (1 if self._same(row, column) else 2)
-            sizes |= dict.fromkeys(layer.paths, total**0.5)
+            for row, column, block in self._blocks({path: float(path in paths) for path in self.order}, stop):
+                squares = block.value.square()
+                before = row - column if row < self._end(column) else squares.shape[1]
+                total += 2 * float(squares[:, :before].sum()) + float(squares[:, before:].sum())
+            sizes |= dict.fromkeys(paths, total**0.5)
         return in_proportion(sizes)
 
-    def _same(self, row: int, column: int) -> bool:
-        """Whether a block belongs to one batch."""
-        place = self._firsts.index(column)
-        return row < self._firsts[place + 1]
+    def _end(self, first: int) -> int:
+        """The end of the batch with this first row."""
+        return self._firsts[self._firsts.index(first) + 1]
 
     # How fast the Jacobian changes (bending.Source)
 
@@ -241,7 +360,7 @@ class Pieces:
         return found
 
     def _bent(self, radius: float, roots: tuple[float, ...]) -> list[Bent]:
-        return self._each(lambda: self._here.bent(radius, roots))
+        return self._gathered(lambda: self._here.bent(radius, roots))
 
     def norms(self, k: int, asked: Sequence[tuple[Key | None, str]]) -> list[float]:
         """As in :class:`~surefoot.theorems.bending.Source`."""
@@ -255,17 +374,37 @@ class Pieces:
         width = layer.weight.shape[1] * layer.trains_weight + layer.trains_bias
         return stacked_norms(self._here, k, asked, self.processes, width)
 
-    # Where there is no way in pieces
+    # What is not about pieces, and what is only about all data at once
 
-    def joined(self) -> tuple[Any, Tensor]:
-        """All batches as one, on process 0."""
-        found: tuple[Any, Tensor] = self._ask("_joined")
-        return found
+    @property
+    def affine(self) -> Affine | None:
+        """The network on the only batch, if it is affine in what is trained."""
+        return None if self._only is None else self._only.affine
 
-    def _joined(self) -> tuple[Any, Tensor] | None:
-        parts = self._each(lambda: [self.batches.joined()] if any(True for _ in self.batches) else [])
-        return Batches(parts).joined() if parts else None
+    def gradient(self) -> ProvedGradient | ProvedSum:
+        """The gradient of the loss at the weights."""
+        if self.certified is not None:
+            return self.certified.gradient()
+        assert self._only is not None
+        return proved_gradient(self._only.whole)
+
+    def certificate(self) -> Certificate:
+        """That of the loss, on the ball of the longest step that is proved."""
+        if self.certified is not None:
+            return self.certified.longest()
+        assert self._only is not None
+        return certify_proved(self.model, self._only.network.x, objective=self._only.objective)
+
+    def joined(self) -> Layered | None:
+        """The network layer by layer on all samples, which are joined on process 0 if they are in pieces."""
+        if self._only is not None and self.processes is None:
+            return self._only.layered
+        parts = self._ask("_inputs")
+        return read_layers(Analysis.of(self.model, Batches(parts).joined()[0]))
+
+    def _inputs(self) -> list[Any]:
+        return self._gathered(lambda: [(x, y) for _, x, y in self.batches])
 
 
-_SERVED = ("_told", "_columns", "_bent", "_norms", "_joined")
+_SERVED = ("_each", "_summed", "_share", "_columns", "_bent", "_norms", "_inputs")
 __all__ = ["Pieces"]

@@ -36,9 +36,11 @@ def single_samples(analysis: Analysis, outputs: bool = True) -> tuple[Single, ..
     sizes, which operations that move numbers around are given, may differ.
     """
     x, graph = analysis.x, analysis.reading.graph
-    if not isinstance(x, Tensor) or x.ndim < 2 or len(x) > _MOST or not _do_not_interact(graph, len(x)):
+    if not isinstance(x, Tensor) or x.ndim < 2 or len(x) > _MOST:
         return ()
-    found = tuple(Analysis.of(analysis.model, x[n : n + 1]) for n in range(len(x)))
+    if len(x) > 1 and not _do_not_interact(graph, len(x)):
+        return ()
+    found = tuple(Analysis.of(analysis.model, x[n : n + 1]) for n in range(len(x))) if len(x) > 1 else (analysis,)
     if not all(_same(graph, one.reading.graph) for one in found):
         return ()
     few = outputs and graph.numel(graph.outputs[0]) <= _MOST_OUTPUTS
