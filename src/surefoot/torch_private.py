@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import module as _module
 from torch.nn.modules.batchnorm import _NormBase as BatchNormalisation
 from torch.nn.modules.dropout import _DropoutNd as Dropout
+from torch.utils._pytree import tree_map
 
 # OpOverload, OpOverloadPacket, HigherOrderOperator: the types of what ``torch.ops`` holds; it names none of them.
 # FakeTensor, FakeTensorMode: tensors with a shape and a device and no entries, which tracing leaves behind; the
@@ -202,6 +203,56 @@ def unsharded_copy(
     return found
 
 
+class Deferred(Tensor):
+    """A tensor whose numbers are fetched for each operation that reads them, and dropped after it.
+
+    Views and casts of it are such tensors too, so that what autograd keeps for the way back holds no numbers.
+    Wrappers of that kind cannot be made in public.
+
+    Attributes:
+        fetch: gives the numbers, which nobody may write to.
+        euclidean: their norm as computed in double precision; NaN where it is not known.
+        origin: the same for all that are made of one, as long as they have its numbers.
+    """
+
+    fetch: Callable[[], Tensor]
+    euclidean: float
+    origin: Any
+    __torch_function__ = torch._C._disabled_torch_function_impl  # operations are met below autograd
+
+    @staticmethod
+    def made(
+        like: Tensor, device: torch.device, fetch: Callable[[], Tensor], euclidean: float, origin: Any
+    ) -> Deferred:
+        """One of this shape and type."""
+        form: dict[str, Any] = {"strides": like.stride(), "dtype": like.dtype, "device": device}
+        found: Deferred = Tensor._make_wrapper_subclass(Deferred, like.shape, **form)
+        found.fetch, found.euclidean, found.origin = fetch, euclidean, origin
+        return found
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"Deferred({tuple(self.shape)}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten, own, options = torch.ops.aten, args[0] if args else None, kwargs or {}
+        if isinstance(own, Deferred):
+            if func._schema.is_mutable:
+                raise TypeError(f"{func} writes into a tensor whose numbers lie elsewhere")
+            cast = func is aten._to_copy.default and options.keys() <= {"dtype"}
+            if cast or func.is_view or func in (aten.detach.default, aten.clone.default):
+                empty = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device="meta")
+                like = func(empty, *args[1:], **options)
+                known = own.euclidean, own.origin
+                if func in (aten.detach.default, aten.clone.default):
+                    return Deferred.made(like, own.device, own.fetch, *known)
+                if isinstance(like, Tensor):
+                    known = known if cast and like.dtype is torch.float64 else (float("nan"), object())
+                    return Deferred.made(like, own.device, lambda: func(own.fetch(), *args[1:], **options), *known)
+        read = tree_map(lambda item: item.fetch() if isinstance(item, Deferred) else item, (args, options))
+        return func(*read[0], **read[1])
+
+
 def _is_of_distributed(hook: Any) -> bool:
     hook = getattr(hook, "func", hook)
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
@@ -223,7 +274,7 @@ def constants_allowed() -> AbstractContextManager[None]:
 
 
 __all__ = [
-    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
+    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Deferred", "Dropout", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "children_of", "constants_allowed",
     "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "pre_hooks_of", "schema_of",
     "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer", "writes_of",
