@@ -57,14 +57,10 @@ class Fetched(dict[str, Tensor]):
             self[path] = Deferred.made(like, value.to_local().device, partial(self._whole, number), size, object())
 
     def _sizes(self) -> list[float]:
-        """The norms: of shards together, of copies one of them."""
-        local = (value.to_local() for value in self._parts)
-        mine = [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in local]
-        found = []
-        for value, sizes in zip(self._parts, zip(*self.processes.gathered(lambda: mine), strict=True), strict=True):
-            cut, same = (all(kind(p) for p in value.placements) for kind in (_is_cut, _is_same))
-            found.append(math.hypot(*sizes) if cut else max(sizes) if same else math.nan)
-        return found
+        """The norms, of the parts of all processes together."""
+        parts = (value.to_local() if counts_here(value) else value.to_local()[:0] for value in self._parts)
+        mine = [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts]
+        return [math.hypot(*sizes) for sizes in zip(*self.processes.gathered(lambda: mine), strict=True)]
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -140,12 +136,10 @@ class Fetched(dict[str, Tensor]):
         self.slopes[path] = self.slopes[path] + part if path in self.slopes else part
 
 
-def _is_cut(placement: Any) -> bool:
-    return bool(placement.is_shard())
-
-
-def _is_same(placement: Any) -> bool:
-    return bool(placement.is_replicate())
+def counts_here(value: Any) -> bool:
+    """Whether this process' part of a tensor counts in sums over all: of parts that are copies, one does."""
+    places = zip(value.device_mesh.get_coordinate(), value.placements, strict=True)
+    return all(place == 0 or not placement.is_replicate() for place, placement in places)
 
 
 class Outline:
@@ -185,23 +179,44 @@ class Outline:
         """If weights that vary lie with several processes, and the group, or that of their mesh, is of these; else
         ``None``.
         """
-        from torch import distributed
-
         for module in sharded_modules(model):
             module.reshard()  # after a forward pass some keep whole weights, which are no parameters of anyone
         meshes = {value.device_mesh for value in model.parameters() if lies_elsewhere(value) and value.requires_grad}
         holders = {tuple(sorted(mesh.mesh.flatten().tolist())) for mesh in meshes}
-        if len(holders) != 1:
-            return None
-        mesh = next(iter(meshes))
-        if group is None:
-            return Outline(model, Processes(mesh.get_group())) if mesh.ndim == 1 else None
-        members = tuple(sorted(distributed.get_process_group_ranks(group)))
-        return Outline(model, Processes(group)) if holders == {members} else None
+        if group is not None:
+            return Outline(model, Processes(group)) if holders == {_members(group)} else None
+        mesh = next(iter(meshes), None)
+        return Outline(model, Processes(mesh.get_group())) if mesh and len(meshes) == mesh.ndim == 1 else None
+
+    def is_of(self, group: Any) -> bool:
+        """Whether all processes of a group hold the weights, and no others."""
+        mesh = next(iter(self.parts.values())).device_mesh
+        return group is not None and tuple(sorted(mesh.mesh.flatten().tolist())) == _members(group)
 
     def weights(self) -> Fetched:
         """As they are now."""
         return Fetched(self.processes, self.parts)
+
+    def whole(self) -> dict[str, Tensor]:
+        """All parameters by path, gathered one after the other."""
+        present = dict(self.plain.named_parameters())
+        with answering():
+            gathered = {path: nn.Parameter(value.detach().full_tensor()) for path, value in self.parts.items()}
+        return {path: gathered.get(path, value) for path, value in present.items()}
+
+    def like(self, path: str, part: Tensor) -> Any:
+        """A DTensor that lies as a weight does, of whose part of this process this takes the place."""
+        from torch.distributed.tensor import DTensor
+
+        value = self.parts[path]
+        form = {"shape": value.shape, "stride": value.stride()}
+        return DTensor.from_local(part, value.device_mesh, value.placements, run_check=False, **form)
+
+
+def _members(group: Any) -> tuple[int, ...]:
+    from torch import distributed
+
+    return tuple(sorted(distributed.get_process_group_ranks(group)))
 
 
 def _outline_of(value: Any) -> Tensor:
