@@ -9,6 +9,8 @@ import copy
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
@@ -203,6 +205,14 @@ def unsharded_copy(
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Of numbers that lie elsewhere, their norm as computed in double precision, and the largest of them."""
+
+    norm: float
+    largest: float
+
+
 class Deferred(Tensor):
     """A tensor whose numbers are fetched for each operation that reads them, and dropped after it.
 
@@ -211,30 +221,30 @@ class Deferred(Tensor):
 
     Attributes:
         fetch: gives the numbers, which nobody may write to.
-        euclidean: their norm as computed in double precision; NaN where it is not known.
-        origin: the same for all that are made of one, as long as they have its numbers.
+        known: what is known of them: the same object for all tensors with the same numbers; or ``None``.
     """
 
     fetch: Callable[[], Tensor]
-    euclidean: float
-    origin: Any
-    __torch_function__ = torch._C._disabled_torch_function_impl  # operations are met below autograd
+    known: Known | None
+    __torch_function__: Any = torch._C._disabled_torch_function_impl  # operations are met below autograd
 
     @staticmethod
-    def made(
-        like: Tensor, device: torch.device, fetch: Callable[[], Tensor], euclidean: float, origin: Any
-    ) -> Deferred:
+    def made(like: Tensor, device: torch.device, fetch: Callable[[], Tensor], known: Known | None) -> Deferred:
         """One of this shape and type."""
         form: dict[str, Any] = {"strides": like.stride(), "dtype": like.dtype, "device": device}
         found: Deferred = Tensor._make_wrapper_subclass(Deferred, like.shape, **form)
-        found.fetch, found.euclidean, found.origin = fetch, euclidean, origin
+        found.fetch, found.known = fetch, known
         return found
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Deferred({tuple(self.shape)}, {self.dtype})"
 
+    def numpy(self, **options: Any) -> Any:
+        """The numbers, fetched."""
+        return self.fetch().numpy(**options)
+
     @classmethod
-    def __torch_dispatch__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         aten, own, options = torch.ops.aten, args[0] if args else None, kwargs or {}
         if isinstance(own, Deferred):
             if func._schema.is_mutable:
@@ -243,12 +253,17 @@ class Deferred(Tensor):
             if cast or func.is_view or func in (aten.detach.default, aten.clone.default):
                 empty = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device="meta")
                 like = func(empty, *args[1:], **options)
-                known = own.euclidean, own.origin
-                if func in (aten.detach.default, aten.clone.default):
-                    return Deferred.made(like, own.device, own.fetch, *known)
+                if func in (aten.detach.default, aten.clone.default) and like.stride() == own.stride():
+                    return Deferred.made(like, own.device, own.fetch, own.known)
+                known = own.known if cast and like.dtype is torch.float64 else None
+
+                def later(one: Tensor, choose: Callable[[Any], Tensor]) -> Deferred:
+                    fetch = lambda: choose(func(own.fetch(), *args[1:], **options))  # noqa: E731
+                    return Deferred.made(one, own.device, fetch, known)
+
                 if isinstance(like, Tensor):
-                    known = known if cast and like.dtype is torch.float64 else (float("nan"), object())
-                    return Deferred.made(like, own.device, lambda: func(own.fetch(), *args[1:], **options), *known)
+                    return later(like, lambda found: found)
+                return [later(one, itemgetter(k)) for k, one in enumerate(like)]
         read = tree_map(lambda item: item.fetch() if isinstance(item, Deferred) else item, (args, options))
         return func(*read[0], **read[1])
 
@@ -275,7 +290,7 @@ def constants_allowed() -> AbstractContextManager[None]:
 
 __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Deferred", "Dropout", "FakeTensor", "FakeTensorMode",
-    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "children_of", "constants_allowed",
+    "HigherOrderOperator", "Known", "OpOverload", "OpOverloadPacket", "children_of", "constants_allowed",
     "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "pre_hooks_of", "schema_of",
     "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer", "writes_of",
 ]  # fmt: skip

@@ -23,8 +23,8 @@ from surefoot.chain.cut import Computation, State, cut
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
 from surefoot.graph.checks import is_loader, unwrapped
-from surefoot.graph.fetched import Outline
 from surefoot.graph.compose import Naming, compose, restrict
+from surefoot.graph.fetched import Outline
 from surefoot.operations.captured import capture
 from surefoot.processes import Processes
 from surefoot.torch_private import is_sharded
@@ -52,8 +52,8 @@ class Chain:
         graph: the graph the chain is read off.
         batches: where the data are given in pieces; ``None`` for one batch.
         inputs: the tensors the graph reads, in order.
-        outline: of a model whose weights lie with several processes: they are gathered once, as soon as they are read,
-            by all of these processes together; else ``None``.
+        outline: of a model whose weights lie with several processes: they are gathered once, as soon as they are
+            read, by all of these processes together; else ``None``.
         computations: :math:`φ_1, …, φ_τ`.
 
     >>> chain = sf.Chain(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.ones(5, 3))

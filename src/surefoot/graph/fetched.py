@@ -1,16 +1,16 @@
 r"""Weights that lie with several processes, whole only while they are read.
 
 Each process runs the operations of a model on its own data, and reads one weight after the other, on the way
-forward and back. A weight is then gathered, and dropped once the next ones are; so is what it adds to the gradient,
-which is summed up over all processes and of which each keeps its part. Both take all processes. But these need not
-do the same: they may have more batches or fewer, or none, and look at weights again where others do not. So they
-meet in *rounds*. In each, every process says what it wants next, a weight or a sum; what is wanted by anyone is
-done by all, in the order of numbers. Who has finished, or failed, goes on meeting the others until all are done.
-Processes with equal batches want the same, and gather each weight once for each of its readers.
+forward and back. A weight is gathered for that, and dropped when others are. The gradient in it is summed up over
+all processes as soon as it is known, and each keeps its part. Both take all processes. But these need not do the
+same: they may have more batches or fewer, or none, and look at weights again where others do not. So they meet in
+*rounds*. In each, every process says what it wants next, a weight or a sum; what is wanted by anyone is done by
+all, in the order of numbers. Who has finished, or failed, goes on meeting the others until all are done. Processes
+with batches of the same kind want the same, and gather a weight once for each of its readers.
 
 At one time a process holds the last two matrices it read, those that an operation is reading, and one that another
-process wants. Vectors (biases, scales) are kept until all are done. What is computed from weights alone stays as long
-as its readers need it.
+process wants. Vectors (biases, scales) are kept until all are done. What is computed from weights alone, such as
+one that is divided by its norm, stays as long as its readers need it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.processes import Processes, ProcessLost, answering
-from surefoot.torch_private import Deferred, lies_elsewhere, sharded_modules, unsharded_copy
+from surefoot.torch_private import Deferred, Known, lies_elsewhere, sharded_modules, unsharded_copy
 
 _NOTHING = -1
 _KEPT = 2  # matrices
@@ -51,16 +51,21 @@ class Fetched(dict[str, Tensor]):
         self._paths, self._parts = list(parts), [value.detach() for value in parts.values()]
         self._kept, self._alive = OrderedDict[int, Tensor](), list[weakref.ref[Tensor]]()
         self._is_open = False
-        for number, (path, size) in enumerate(zip(parts, self._sizes(), strict=True)):
+        for number, (path, known) in enumerate(zip(parts, self._measured(), strict=True)):
             value = self._parts[number]
             like = torch.empty(value.shape, dtype=value.dtype, device="meta")
-            self[path] = Deferred.made(like, value.to_local().device, partial(self._whole, number), size, object())
+            self[path] = Deferred.made(like, value.to_local().device, partial(self._whole, number), known)
 
-    def _sizes(self) -> list[float]:
-        """The norms, of the parts of all processes together."""
-        parts = (value.to_local() if counts_here(value) else value.to_local()[:0] for value in self._parts)
-        mine = [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts]
-        return [math.hypot(*sizes) for sizes in zip(*self.processes.gathered(lambda: mine), strict=True)]
+    def _measured(self) -> list[Known]:
+        """Norms and largest entries, of the parts of all processes together."""
+
+        def here(value: Any) -> tuple[float, float]:
+            part = value.to_local().double()
+            peak = float(part.abs().max()) if part.numel() else 0.0
+            return float(part.norm()) if counts_here(value) else 0.0, math.inf if math.isnan(peak) else peak
+
+        each = zip(*self.processes.gathered(lambda: [here(value) for value in self._parts]), strict=True)
+        return [Known(math.hypot(*sizes), max(peaks)) for sizes, peaks in (zip(*one, strict=True) for one in each)]
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -116,7 +121,7 @@ class Fetched(dict[str, Tensor]):
             del self._kept[matrices[0]]
         self.processes.sent += value.to_local().nbytes
         with answering():
-            whole: Tensor = value.full_tensor()
+            whole: Tensor = value.full_tensor().contiguous()
         self._alive = [one for one in self._alive if one() is not None] + [weakref.ref(whole)]
         self.most = max(self.most, sum(one.nbytes for one in (ref() for ref in self._alive) if one is not None))
         if wanted or value.dim() < 2:
@@ -145,8 +150,8 @@ def counts_here(value: Any) -> bool:
 class Outline:
     """A model whose weights lie with several processes: a copy that has their shapes, and they themselves.
 
-    In the copy a weight that varies is one number, repeated, which nobody reads. Frozen weights are whole, since they
-    are constants of every graph.
+    In the copy a weight that varies is one number, repeated, which nobody reads. Frozen weights are whole, since
+    they are constants of every graph.
 
     Args:
         model: with parameters that are DTensors.
@@ -158,15 +163,18 @@ class Outline:
     """
 
     def __init__(self, model: nn.Module, processes: Processes) -> None:
-        self.processes, self.parts = processes, dict[str, Any]()
+        self.model, self.processes, self.parts = model, processes, dict[str, Any]()
         made: dict[int, Tensor] = {}
-        mesh = next(value.device_mesh for value in model.parameters() if lies_elsewhere(value))
+        self._frozen: list[tuple[Any, Tensor]] = []
+        mesh = next(value.device_mesh for value in _varying(model) if lies_elsewhere(value))
 
         def outlined(value: Tensor) -> Tensor:
             if not lies_elsewhere(value):
                 return value
             if id(value) not in made:
                 made[id(value)] = _outline_of(value)
+                if not value.requires_grad:
+                    self._frozen.append((value, made[id(value)]))
             return made[id(value)]
 
         self.plain = unsharded_copy(model, outlined)
@@ -181,7 +189,7 @@ class Outline:
         """
         for module in sharded_modules(model):
             module.reshard()  # after a forward pass some keep whole weights, which are no parameters of anyone
-        meshes = {value.device_mesh for value in model.parameters() if lies_elsewhere(value) and value.requires_grad}
+        meshes = {value.device_mesh for value in _varying(model) if lies_elsewhere(value)}
         holders = {tuple(sorted(mesh.mesh.flatten().tolist())) for mesh in meshes}
         if group is not None:
             return Outline(model, Processes(group)) if holders == {_members(group)} else None
@@ -193,9 +201,22 @@ class Outline:
         mesh = next(iter(self.parts.values())).device_mesh
         return group is not None and tuple(sorted(mesh.mesh.flatten().tolist())) == _members(group)
 
-    def weights(self) -> Fetched:
-        """As they are now."""
-        return Fetched(self.processes, self.parts)
+    def weights(self, parts: Mapping[str, Tensor] | None = None) -> Fetched:
+        """As they are now, or with other parts of this process, by path."""
+        here = {path: self.like(path, part) for path, part in (parts or {}).items()}
+        return Fetched(self.processes, {**self.parts, **here})
+
+    def refreshed(self) -> Outline:
+        """The same with the present modes and frozen weights; another one, if others are frozen now."""
+        varying = {path for path, value in self.model.named_parameters() if value.requires_grad}
+        if varying != self.parts.keys():
+            return Outline(self.model, self.processes)
+        for module, copied in zip(self.model.modules(), self.plain.modules(), strict=True):
+            copied.training = module.training
+        with torch.no_grad(), answering():
+            for value, whole in self._frozen:
+                whole.copy_(value.detach().full_tensor())
+        return self
 
     def whole(self) -> dict[str, Tensor]:
         """All parameters by path, gathered one after the other."""
@@ -213,10 +234,19 @@ class Outline:
         return DTensor.from_local(part, value.device_mesh, value.placements, run_check=False, **form)
 
 
+def _varying(model: nn.Module) -> Iterator[Any]:
+    return (value for value in model.parameters() if value.requires_grad)
+
+
 def _members(group: Any) -> tuple[int, ...]:
     from torch import distributed
 
     return tuple(sorted(distributed.get_process_group_ranks(group)))
+
+
+def is_outline(value: Tensor) -> bool:
+    """Whether a tensor is one number, repeated, that stands for the weight of another model."""
+    return value.numel() > 1 and not any(value.stride())
 
 
 def _outline_of(value: Any) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from surefoot.optim.directions import Gradient
 from surefoot.optim.point import Point
+from surefoot.optim.vectors import Layout
 from surefoot.torch_private import norms_together, raised_together
 
 _FEW, _MANY, _ROOM = 20, 100, 2**21  # pairs that are kept: as many as fit into so many bytes, within bounds
@@ -53,6 +54,7 @@ class LimitedMemory(Gradient):
         self._clear()
 
     def _clear(self) -> None:
+        self._layout = Layout(())  # of vectors, at the last step
         self._order: deque[int] = deque()  # slots in use, oldest first
         self._rows: Tensor | None = None  # moves and changes, divided by their norms
         self._norms = np.zeros((2, 0))
@@ -65,7 +67,7 @@ class LimitedMemory(Gradient):
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
         """Minus the inverse Hessian times the gradient; the step 1, or a short one at the very first."""
-        gradient = point.gradient
+        gradient, self._layout = point.gradient, point.function.layout
         if not self._order or self._scales is None:
             return super().propose(point)
         order = np.array(self._order)
@@ -83,14 +85,18 @@ class LimitedMemory(Gradient):
 
     def _with_moves(self, gradient: Tensor) -> np.ndarray:
         """The products of the moves with a gradient."""
-        if self._at is None or not (self._at[0] is gradient or torch.equal(self._at[0], gradient)):
+        same = self._at is not None and self._at[0] is gradient
+        if not same:
+            same = self._layout.everywhere(self._at is not None and torch.equal(self._at[0], gradient))
+        if self._at is None or not same:
             self._at = gradient, self._products(_MOVES, gradient)
         return self._at[1]
 
     def _products(self, which: int, vector: Tensor) -> np.ndarray:
         """The products of moves, or of changes, with a vector."""
-        size, rows = float(torch.linalg.vector_norm(vector)) or 1.0, self._used(which)
-        return (rows @ (vector / size).to(rows)).double().cpu().numpy() * (size * self._norms[which, : len(rows)])
+        size, rows = self._layout.norm(vector) or 1.0, self._used(which)
+        found = (rows @ (self._layout.once(vector) / size).to(rows)).double().cpu().numpy()
+        return self._layout.summed(found) * (size * self._norms[which, : len(rows)])
 
     def _combined(self, which: int, order: np.ndarray, weights: np.ndarray) -> Tensor:
         """Moves, or changes, with these weights in order of age, added up in double precision at the end."""
@@ -102,18 +108,19 @@ class LimitedMemory(Gradient):
     def learn(self, before: Point, after: Point, step: float) -> None:
         """Keep the move and the change of the gradient."""
         pair = after.vector - before.vector, after.gradient - before.gradient
-        inner = float(pair[_MOVES] @ pair[_CHANGES])
-        sizes = [float(torch.linalg.vector_norm(vector)) for vector in pair]
+        layout = self._layout = after.function.layout
+        inner = layout.dot(pair[_MOVES], pair[_CHANGES])
+        sizes = [layout.norm(vector) for vector in pair]
         self._length = sizes[_MOVES] or self._length
         if not inner > 1e-12 * sizes[_MOVES] * sizes[_CHANGES]:
             return
         if self._rows is None:
-            count = len(after.vector)
+            count = sum(layout.lengths)
             pairs = self._wanted or min(max(_ROOM // (8 * count), _FEW), _MANY)
             kind = torch.float64 if 16 * pairs * count <= _CACHE else torch.float32
-            self._rows = torch.zeros(2, pairs, count, dtype=kind, device=after.vector.device)
+            self._rows = torch.zeros(2, pairs, len(after.vector), dtype=kind, device=after.vector.device)
             self._table, self._norms = np.zeros((pairs, pairs)), np.zeros((2, pairs))
-            self._lengths = [shape.numel() for _, shape in after.function.layout.shapes]
+            self._lengths = [shape.numel() for _, shape in layout.shapes]
         old, new = self._with_moves(before.gradient), self._with_moves(after.gradient)
         used = len(self._order)
         slot = used if used < len(self._norms[0]) else self._order.popleft()
@@ -121,7 +128,7 @@ class LimitedMemory(Gradient):
         self._table[:used, slot], self._table[slot, slot] = new - old, inner
         products = np.zeros(len(self._order))
         products[:used] = new
-        products[slot] = float(pair[_MOVES] @ after.gradient)
+        products[slot] = layout.dot(pair[_MOVES], after.gradient)
         self._at = after.gradient, products
         for row, vector, size in zip(self._rows[:, slot], pair, sizes, strict=True):
             row.copy_(vector.div_(size))
@@ -137,11 +144,13 @@ class LimitedMemory(Gradient):
             row.addcmul_(unit, unit)
         self._squares, self._weights, shifted = squares, weights, squares.clone()
         parts = [part for row in shifted for part in row.split(self._lengths)]
-        sums = torch.stack(norms_together(parts, 1)).cpu().numpy().reshape(2, -1)
-        means = sums / np.maximum(self._lengths, 1) + _ALL * sums.sum(axis=1, keepdims=True) / len(units[0])
+        counted = [part for row in squares for part in self._layout.once(row).split(self._lengths)]
+        sums = self._layout.summed(torch.stack(norms_together(counted, 1)).cpu().numpy()).reshape(2, -1)
+        lengths = self._layout.lengths
+        means = sums / np.maximum(lengths, 1) + _ALL * sums.sum(axis=1, keepdims=True) / sum(lengths)
         raised_together(parts, means.reshape(-1).tolist())
         scales = shifted[_MOVES].div_(shifted[_CHANGES]).sqrt_()
-        along = float((scales * units[_CHANGES]) @ units[_CHANGES])
+        along = self._layout.dot(scales * units[_CHANGES], units[_CHANGES])
         self._scales = scales.div_(along * weights[_CHANGES])
 
     def forget(self) -> None:

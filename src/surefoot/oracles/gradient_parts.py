@@ -1,4 +1,4 @@
-"""The gradient step of a model whose weights lie with several processes: each computes its part, none has it whole."""
+"""The gradient step of a model whose weights lie with several processes: each has its part, none all of it."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def gradient(
     r"""The minimiser of :math:`\langle\nabla F(u), v\rangle + \frac\kappa2\|v\|^2`.
 
     The minimiser is :math:`v = -\nabla F(u)/\kappa`, a gradient step of size 1/κ, and the model falls by
-    :math:`\frac1{2\kappa}\|\nabla F(u)\|^2`. Where weights lie with several processes and ``group`` is of these, so
-    does the direction: no weight is whole but while it is read (:mod:`surefoot.graph.fetched`).
+    :math:`\frac1{2\kappa}\|\nabla F(u)\|^2`. Where weights lie with several processes and ``group`` is of these,
+    so does the direction: no weight is whole but while it is read (:mod:`surefoot.graph.fetched`).
 
     >>> model, x = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0]])
     >>> chain, weights = sf.Chain(model, x), {"weight": torch.tensor([[1.0, 0.0]])}

@@ -16,7 +16,7 @@ from surefoot.enclosure import measure
 from surefoot.graph import Node
 from surefoot.graph.nodes import in_double
 from surefoot.operations.normalisation import BATCH
-from surefoot.torch_private import Deferred, differences_together, norms_together
+from surefoot.torch_private import Deferred, Known, differences_together, norms_together
 from surefoot.valuation.entropy import ENTROPY, Logistic, entropy
 from surefoot.valuation.normalising import Normalised, Statistics, normalised
 from surefoot.valuation.samples import Amount, least, together
@@ -320,17 +320,25 @@ def _lengths(tensors: list[Tensor]) -> list[Tensor]:
     """Norms; of what lies elsewhere as they are known."""
     if not any(isinstance(value, Deferred) for value in tensors):
         return norms_together(tensors)
-    return [torch.tensor(v.euclidean if isinstance(v, Deferred) else v.norm(), dtype=torch.float64) for v in tensors]
+    known = (_known(value) for value in tensors)
+    return [v.norm() if k is None else _number(k.norm, v) for v, k in zip(tensors, known, strict=True)]
 
 
 def lengths_between(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
     """The norms of differences; what lies elsewhere is read, one after the other, only if it is not the same."""
     if not any(isinstance(value, Deferred) for value in first):
         return norms_together(differences_together(first, second))
-    return [
-        torch.zeros((), dtype=torch.float64) if getattr(a, "origin", a) is getattr(b, "origin", b) else (a - b).norm()
-        for a, b in zip(first, second, strict=True)
-    ]
+    pairs = zip(first, second, strict=True)
+    same = (_known(a) is not None and _known(a) is _known(b) for a, b in zip(first, second, strict=True))
+    return [_number(0.0, a) if s else (a - b).norm() for s, (a, b) in zip(same, pairs, strict=True)]
+
+
+def _number(value: float, like: Tensor) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64, device=like.device)
+
+
+def _known(value: Tensor) -> Known | None:
+    return value.known if isinstance(value, Deferred) else None
 
 
 def norms(tensors: Iterable[Tensor]) -> list[float]:

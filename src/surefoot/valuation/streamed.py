@@ -34,7 +34,7 @@ from surefoot.calculus.leaves import captured
 from surefoot.enclosure import Spec
 from surefoot.errors import EvaluationError, ObjectiveError
 from surefoot.graph import Graph, Source
-from surefoot.graph.fetched import Fetched
+from surefoot.graph.fetched import Fetched, is_outline
 from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
 from surefoot.valuation.passes import Constants, Run
@@ -188,7 +188,12 @@ class StreamedValuer:
         return Streamed(found, means if derivatives else None, sums.batches, sums.samples)
 
     def _summed(
-        self, point: Mapping[str, Tensor], derivatives: bool, gradient: dict[str, Tensor], single: bool, proved: bool
+        self,
+        point: Mapping[str, Tensor],
+        derivatives: bool,
+        gradient: dict[str, Tensor],
+        single: bool,
+        proved: bool,
     ) -> _Sums:
         """The sums over the batches that are here; the gradient, by weight, is added to what is given."""
         sums = _Sums()
@@ -224,7 +229,8 @@ class StreamedValuer:
         processes each has another part.
         """
         if isinstance(point, Fetched):
-            return digest_of(self.model.buffers())
+            fixed = (value for value in self.model.parameters() if not is_outline(value))
+            return digest_of([*fixed, *self.model.buffers()])
         return digest_of([*self.model.parameters(), *self.model.buffers(), *point.values()])
 
     @property

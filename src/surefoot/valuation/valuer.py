@@ -129,8 +129,8 @@ class Valuer:
     ) -> Run:
         """One pass at these weights, by path; with other inputs and targets if these are several.
 
-        With ``light`` it notes no costates where errors by forward mode were small of late. The gradient in weights
-        that lie elsewhere is handed to ``taken``, by path.
+        With ``light`` it notes no costates where errors by forward mode were small of late. The gradient in
+        weights that lie elsewhere is handed to ``taken``, by path.
         """
         by_name = {leaf.name: weights[leaf.path] for leaf in self.tape.graph.parameters}
         plan = None if self._slopes is None else self._slopes.plan
@@ -143,7 +143,9 @@ class Valuer:
     def gradient(self, run: Run) -> dict[str, Tensor]:
         """The gradient of a pass, by path, but for what was handed over."""
         found = run.gradient
-        return {leaf.path: in_double(found[leaf.name]) for leaf in self.tape.graph.parameters if leaf.name in found}
+        return {
+            leaf.path: in_double(found[leaf.name]) for leaf in self.tape.graph.parameters if leaf.name in found
+        }
 
     def forget(self) -> None:
         """Drop what is known of the operations: it is about weights that cannot be read any more."""
