@@ -198,12 +198,12 @@ def evaluate(
     single = enough > 0 and outline is None
     if processes is not None:
         parts: StreamedValuer = processes.together(lambda: _of_part(model, x, objective, y, processes))
-        valuer, found = parts, parts.evaluate(weights, derivatives=True).evaluation
+        valuer, found = parts, parts.evaluate(weights, derivatives=True, summed=False).evaluation
     elif is_loader(x):
         valuer = StreamedValuer(model, x, as_objective(objective, y))
-        found = valuer.evaluate(weights, derivatives=True, single=single).evaluation
+        found = valuer.evaluate(weights, derivatives=True, single=single, summed=False).evaluation
         if single and found.error > enough:
-            found = valuer.evaluate(weights, derivatives=True).evaluation
+            found = valuer.evaluate(weights, derivatives=True, summed=False).evaluation
     else:
         with weights.open() if isinstance(weights, Fetched) else nullcontext():
             valuer = Valuer.of(model, x, as_objective(objective, y), single=single)

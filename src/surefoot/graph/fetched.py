@@ -31,6 +31,7 @@ from surefoot.torch_private import Deferred, Known, lies_elsewhere, sharded_modu
 
 _NOTHING = -1
 _KEPT = 2  # matrices
+_CLOSED = "weights that lie with several processes are read where these do not meet"
 
 
 class Fetched(dict[str, Tensor]):
@@ -54,7 +55,8 @@ class Fetched(dict[str, Tensor]):
         for number, (path, known) in enumerate(zip(parts, self._measured(), strict=True)):
             value = self._parts[number]
             like = torch.empty(value.shape, dtype=value.dtype, device="meta")
-            self[path] = Deferred.made(like, value.to_local().device, partial(self._whole, number), known)
+            fetch = partial(_fetched, weakref.ref(self), number)
+            self[path] = Deferred.made(like, value.to_local().device, fetch, known)
 
     def _measured(self) -> list[Known]:
         """Norms and largest entries, of the parts of all processes together."""
@@ -104,7 +106,7 @@ class Fetched(dict[str, Tensor]):
     def _round(self, wanted: int, slope: Tensor | None = None) -> bool:
         """Say what is wanted here and do what is wanted anywhere; whether there was anything."""
         if not self._is_open:
-            raise ProcessLost("weights that lie with several processes are read where these do not meet")
+            raise ProcessLost(_CLOSED)
         found = self.processes.announced(wanted, next(iter(self.values())).device)
         for number in sorted({*found} - {_NOTHING}):
             own = number == wanted
@@ -139,6 +141,14 @@ class Fetched(dict[str, Tensor]):
             whole = DTensor.from_local(slope, mesh, [Partial()] * mesh.ndim, run_check=False)
             part: Tensor = whole.redistribute(mesh, value.placements).to_local()
         self.slopes[path] = self.slopes[path] + part if path in self.slopes else part
+
+
+def _fetched(owner: weakref.ref[Fetched], number: int) -> Tensor:
+    """A weight; its tensor does not hold the others, so that all parts are freed once nobody reads them."""
+    weights = owner()
+    if weights is None:
+        raise ProcessLost(_CLOSED)
+    return weights._whole(number)
 
 
 def counts_here(value: Any) -> bool:

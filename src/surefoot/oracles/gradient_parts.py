@@ -39,7 +39,7 @@ def gradient_in_parts(
         found, square = {}, 0.0
         for path, value in outline.parts.items():
             part = value.detach().to_local()
-            slope = slopes.get(path, torch.zeros_like(part, dtype=torch.float64))
+            slope = slopes.pop(path) if path in slopes else torch.zeros_like(part, dtype=torch.float64)
             if regularizer is not None:
                 slope = slope + regularizer.weight_of(path) * part
             if not bool(torch.isfinite(slope).all()):

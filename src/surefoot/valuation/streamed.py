@@ -138,6 +138,7 @@ class StreamedValuer:
         derivatives: bool = False,
         single: bool = False,
         proved: bool = True,
+        summed: bool = True,
     ) -> Streamed:
         """One pass over all batches.
 
@@ -148,6 +149,7 @@ class StreamedValuer:
             single: whether to compute in single precision where that can be done, which costs half as much;
                 errors are larger.
             proved: whether errors are wanted; else they are infinite.
+            summed: whether the gradient is wanted itself, and not only errors by reverse mode.
 
         Raises:
             CaptureError: if the model cannot be read.
@@ -163,14 +165,14 @@ class StreamedValuer:
             for valuer in self._valuers.values():
                 valuer.forget()
 
-        def summed() -> _Sums:
+        def here() -> _Sums:
             with point.open() if isinstance(point, Fetched) else nullcontext():
-                return self._summed(point, derivatives, gradient, single, proved)
+                return self._summed(point, derivatives, gradient if summed else None, single, proved)
 
         if self.processes is None:
-            sums = summed()
+            sums = here()
         else:
-            parts = self.processes.gathered(lambda: self._told(summed, point))
+            parts = self.processes.gathered(lambda: self._told(here, point))
             refuse_other_models([digest for _, digest in parts])
             sums = _Sums()
             for rank, (part, _) in enumerate(parts):
@@ -183,19 +185,21 @@ class StreamedValuer:
         apart = (
             math.inf if sums.unbounded else math.nextafter(float(sums.error / whole), math.inf) + math.ulp(mean)
         )
-        means = {path: slope / float(whole) for path, slope in gradient.items()}
+        means = {path: slope.div_(float(whole)) for path, slope in gradient.items()}
+        if isinstance(point, Fetched):
+            point.slopes = {}  # they are handed over
         found = Evaluation(mean, math.inf if sums.unbounded else apart)
-        return Streamed(found, means if derivatives else None, sums.batches, sums.samples)
+        return Streamed(found, means if derivatives and summed else None, sums.batches, sums.samples)
 
     def _summed(
         self,
         point: Mapping[str, Tensor],
         derivatives: bool,
-        gradient: dict[str, Tensor],
+        gradient: dict[str, Tensor] | None,
         single: bool,
         proved: bool,
     ) -> _Sums:
-        """The sums over the batches that are here; the gradient, by weight, is added to what is given."""
+        """The sums over the batches that are here; the gradient, by weight, is added to what is given, if any."""
         sums = _Sums()
         for x, y, own in self._batches():
             sums.batches += 1
@@ -203,24 +207,26 @@ class StreamedValuer:
             sums.samples += len(y)
             if own == 0:
                 continue
-            weight, run, valuer = self._one(x, y, point, derivatives, sums.batches - 1, single, own)
+            wanted = derivatives and gradient is not None
+            weight, run, valuer = self._one(x, y, point, derivatives, sums.batches - 1, single, own, wanted)
             found = self._enclosed(run, valuer, sums.batches - 1, proved)
             bounded = math.isfinite(found.error)
             sums.total += weight
             sums.value += weight * Fraction(found.value)
             sums.unbounded += not bounded
             sums.error += weight * Fraction(found.error if bounded else 0)
-            for path, slope in valuer.gradient(run).items() if derivatives else ():
+            for path, slope in valuer.gradient(run).items() if wanted else ():
+                assert gradient is not None
                 if path in gradient:
                     gradient[path].add_(slope, alpha=float(weight))
                 else:
                     gradient[path] = slope * float(weight)
         return sums
 
-    def _told(self, summed: Callable[[], _Sums], point: Mapping[str, Tensor]) -> tuple[_Sums | str, int]:
+    def _told(self, here: Callable[[], _Sums], point: Mapping[str, Tensor]) -> tuple[_Sums | str, int]:
         """The sums of this process, or why there is no value; and which model they are of."""
         try:
-            return summed(), self._digest_of_model(point)
+            return here(), self._digest_of_model(point)
         except InfiniteValue as error:  # which is no failure, at a trial
             return str(error), self._digest_of_model(point)
 
@@ -261,8 +267,9 @@ class StreamedValuer:
         number: int,
         single: bool,
         own: Fraction | None,
+        wanted: bool,
     ) -> tuple[Fraction, Run, Valuer]:
-        """What the mean over a batch divides by, and a pass."""
+        """What the mean over a batch divides by, and a pass, whose gradient may be wanted."""
         tensors = tensors_of(x)
         names = tuple(x) if isinstance(x, Mapping) else ()
         key = names, *kind_of(*tensors, y)
@@ -285,7 +292,7 @@ class StreamedValuer:
             given = {**inputs, **targets, **graph.held}
             weight = Fraction(_count(graph, self._options)) if own is None else own
             taken: Any = None
-            if isinstance(weights, Fetched):
+            if isinstance(weights, Fetched) and wanted:
                 lent, factor = weights, float(weight)
                 taken = lambda path, slope: lent.add(path, slope * factor)  # noqa: E731
             narrow = valuer.in_single if single and is_exact_here(weights) else None
