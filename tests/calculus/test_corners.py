@@ -93,3 +93,12 @@ def test_inputs_of_extreme_size(loss, make, scale: float) -> None:
         objective = loss(targets)(model(x)).detach()
         if torch.isfinite(objective) and not isinstance(domain, sf.ProductBall):
             assert float(objective) <= float(certificate.bound) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("effort", ["quick", "normal", "high"])
+@pytest.mark.parametrize("radius", [0.0, 0.5])
+def test_a_model_without_operations_has_constants(effort, radius):
+    x = torch.tensor([[-700.0]], dtype=torch.float64)
+    found = sf.certify(nn.Identity(), x, domain=sf.Ball(radius), wrt="input", effort=effort)
+    assert 700 + radius <= float(found.bound) <= (700 + radius) * (1 + 1e-12)
+    assert (float(found.lipschitz), float(found.smoothness)) == (1.0, 0.0)

@@ -233,17 +233,19 @@ def test_weights_changed_between_bursts_are_noticed() -> None:
     assert isinstance(training.history[-1], BurstRecord)
 
 
-def test_work_is_counted_and_kept_to() -> None:
-    model = _model()
+@pytest.mark.parametrize("between", [(), (nn.BatchNorm1d(6),)], ids=["plain", "batch-norm"])
+@pytest.mark.parametrize("size", [4, 12, 48])
+def test_work_is_counted_and_kept_to(size: int, between: tuple[nn.Module, ...]) -> None:
+    model = _model(*between)
     seen: list[BurstRecord] = []
-    training = _epochs(model, burst=None, progress=seen.append)
+    training = _epochs(model, burst=None, progress=seen.append, loader=_loader(size))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        value = training.run(20)
+        value = training.run(30)
     assert seen == training.history
     assert training.value is not None
     assert value == training.value.value
-    assert training.work > 10
+    assert 26 < training.work <= 30.25
     assert all(record.work > 0 for record in training.history)
 
 

@@ -16,7 +16,7 @@ from surefoot.processes import Processes
 from surefoot.valuation.streamed import StreamedValuer, batch_weight
 from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
-_EVALUATION, _ANEW = 0.5, 2.0  # what an evaluation takes, in gradients, and one for which the model is read anew
+_EVALUATION, _ANEW = 0.5, 1.0  # what an evaluation takes, in gradients, and one for which the model is read anew
 _LOOK = 0.25  # the same for a look: a forward pass in larger batches
 
 
@@ -24,7 +24,7 @@ class AllData:
     """Evaluations of a model in evaluation mode: one forward pass each, and the work they are.
 
     Work is counted as what such passes take on the average, in gradients of all data: half a gradient for an
-    evaluation, two and a half where running statistics have moved with the weights, a quarter for a look. Counting
+    evaluation, one and a half where running statistics have moved with the weights, a quarter for a look. Counting
     makes runs repeatable, which a clock would not.
 
     Args:

@@ -72,7 +72,7 @@ class BurstKeeper:
             coming = self.all_data.coming
             if length is None:
                 length = min(max(_SHORTEST, coming / _SHARE), _LONGEST)
-            room = left - (self.work - began) - self._ending(beyond)
+            room = (left - (self.work - began) - self._ending(beyond)) / training.epoch_work
             if room < length + coming + _SCRAP:
                 length = max(room, _SCRAP)
             count, rate, part = max(1, round(length * training.batches.per_epoch)), training.pace.rate, way.part

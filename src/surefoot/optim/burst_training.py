@@ -30,7 +30,7 @@ from surefoot.torch_private import is_sharded
 
 _FORWARD = 1 / 3  # the work of a forward pass, over that of a gradient
 _FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what tells noise: least, most, part of all
-_PROBES = 4  # steps of an epoch whose curvature is measured, about
+_PROBES = 2  # steps of an epoch whose curvature is measured
 _ABOVE, _HIGHER, _PATIENCE = 1.1, 2.0, 3  # too high: so many epochs more than 1.1 times the lowest, or one twice
 _RAMP = 2.0  # epochs in which the first rates rise from zero
 _FAR = 2.0  # an epoch counts as at least half of the loss it ends at, on the few batches that tell noise
@@ -82,6 +82,12 @@ class BurstTraining:
     def parameters(self) -> list[nn.Parameter]:
         """What the optimizer moves."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @property
+    def epoch_work(self) -> float:
+        """That of an epoch of a burst, with the forward passes that judge it."""
+        looks = min(_PROBES, (self.batches.per_epoch + 1) // 2) + (2 if self.average else 1) * self._few
+        return 1 + _FORWARD * looks / self.batches.per_epoch
 
     def set_rate(self, rate: float) -> None:
         """Give the optimizer a rate, every group in its ratio."""
@@ -182,7 +188,7 @@ class BurstTraining:
                 self.set_rate(rate * self.ramped / ramp)
             self.work += step
             closure: Callable[[], Any] = partial(self.loss, x, y, backward=True)
-            probed = bend is not None and steps % max(2, count // _PROBES) == 1
+            probed = bend is not None and steps % max(2, -(-count // _PROBES)) == 1
             if bend is not None and probed:
                 bend.begin()
             loss = self.optimizer.step(closure)

@@ -37,11 +37,12 @@ class Backward:
 
 
 def backward(result: Pass, seed: Tensor | None = None) -> Backward | None:
-    """The backward pass after a forward pass with centre values; ``None`` if the output is not one number, or a
-    value or a costate is not known or not finite. With a seed, a costate of norm at most 1, for any one output.
+    """The backward pass after a forward pass with centre values; ``None`` if the output is not one number, a value
+    or a costate is not known or not finite, or there is no operation, as in ``nn.Identity``, where the forward
+    pass says all. With a seed, a costate of norm at most 1, for any one output.
     """
     numbers = result.enclosures[result.outputs[0]].numel
-    if result.graph is None or len(result.outputs) != 1 or (seed is None and numbers != 1):
+    if result.graph is None or not result.steps or len(result.outputs) != 1 or (seed is None and numbers != 1):
         return None
     values = {name: e.value for name, e in result.enclosures.items()}
     needed = {name for step in result.steps for name in step.node.inputs} | set(result.outputs)
