@@ -67,7 +67,9 @@ class CertifiedDescent(GuaranteedOptimizer):
         group: a process group of ``torch.distributed`` whose processes have the same model and a part of the data
             each, none at all allowed: ``step`` is then called by all of them, on the objective of all samples
             together. Process 0 decides (:mod:`surefoot.optim.shards`), and has the gradient in ``.grad``.
-            ``processes.sent`` counts the bytes that cross.
+            ``processes.sent`` counts the bytes that cross. Where weights lie with these processes and the
+            direction is one of those named above but the last, each keeps its parts of weights, gradient and
+            directions, and no process has them whole.
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)).double()
