@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
 from surefoot.graph.checks import as_inputs, is_loader, unwrapped
+from surefoot.graph.fetched import Fetched, Outline
 from surefoot.graph.sharded import norms_of_shards
 from surefoot.lower import curvature_at_weights
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective
@@ -172,8 +174,8 @@ def evaluate(
             allowed, and the same weights: all of them call this, and all get the value for all samples together.
             A few hundred bytes cross per process.
         enough: an error that is small enough. A model of single precision, or less, is then evaluated in single
-            precision first, in about half the time, and in double if the error is larger. With a group, always
-            in double.
+            precision first, in about half the time, and in double if the error is larger. With a group, and where
+            weights are sharded, always in double.
 
     Raises:
         CaptureError: if the model cannot be read.
@@ -189,19 +191,23 @@ def evaluate(
     True
     """
     valuer: StreamedValuer | Valuer
-    model = unwrapped(model)
     processes = None if group is None else Processes(group)
+    outline = Outline.of(model, group) if is_sharded(model) else None
+    model = unwrapped(model) if outline is None else outline.plain
+    weights = dict(model.named_parameters()) if outline is None else outline.weights()
+    single = enough > 0 and outline is None
     if processes is not None:
         parts: StreamedValuer = processes.together(lambda: _of_part(model, x, objective, y, processes))
-        valuer, found = parts, parts.evaluate(derivatives=True).evaluation
+        valuer, found = parts, parts.evaluate(weights, derivatives=True, summed=False).evaluation
     elif is_loader(x):
         valuer = StreamedValuer(model, x, as_objective(objective, y))
-        found = valuer.evaluate(derivatives=True, single=enough > 0).evaluation
-        if 0 < enough < found.error:
-            found = valuer.evaluate(derivatives=True).evaluation
+        found = valuer.evaluate(weights, derivatives=True, single=single, summed=False).evaluation
+        if single and found.error > enough:
+            found = valuer.evaluate(weights, derivatives=True, summed=False).evaluation
     else:
-        valuer = Valuer.of(model, x, as_objective(objective, y), single=enough > 0)
-        found = valuer.evaluate(dict(model.named_parameters()), enough)
+        with weights.open() if isinstance(weights, Fetched) else nullcontext():
+            valuer = Valuer.of(model, x, as_objective(objective, y), single=single)
+            found = valuer.evaluate(weights, enough)
     if not math.isfinite(found.error):
         where = valuer.obstacle or "an operation"
         raise EvaluationError(

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import frobenius_norm, spectral_norm
+from surefoot.torch_private import Deferred
 
 
 @dataclass(frozen=True)
@@ -240,11 +241,13 @@ def measure(value: Any) -> tuple[Magnitude, Magnitude]:
     if value.is_complex():
         value = torch.view_as_real(value.detach().resolve_conj())
     number = value.detach().to(torch.float64)
-    peak = float(number.abs().max())
+    known = number.known if isinstance(number, Deferred) else None
+    peak = float(number.abs().max()) if known is None else known.largest
     if not math.isfinite(peak):
         return Magnitude.infinity(), Magnitude.infinity()
     if 1e-140 < peak < 1e140:  # no square over- or underflows enough to matter
-        size = float(torch.linalg.vector_norm(number)) * (1 + (number.numel() + 8) * 2.0**-52)
+        computed = float(torch.linalg.vector_norm(number)) if known is None else known.norm
+        size = computed * (1 + (number.numel() + 8) * 2.0**-52)
     else:
         size = frobenius_norm(number)
     return Magnitude.of(size), Magnitude.of(peak)

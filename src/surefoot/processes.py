@@ -97,6 +97,15 @@ class Processes:
                 raise ProcessError(f"process {rank} of the group failed: {why}")
         return mine, [part for _, part in everyone]
 
+    def announced(self, number: int, device: torch.device) -> list[int]:
+        """The numbers of all processes, by rank."""
+        mine = torch.tensor([number], device=device)
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        self.sent += mine.nbytes
+        with answering():
+            self._torch.all_gather(everyone, mine, group=self._group)
+        return [int(one) for one in everyone]
+
     def tell(self, message: Any = None) -> Any:
         """What the leader says, to all; the others pass nothing."""
         box = [message]

@@ -9,6 +9,8 @@ import copy
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from operator import itemgetter
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -21,6 +23,7 @@ from torch.nn.modules import module as _module
 from torch.nn.modules.batchnorm import _NormBase as BatchNormalisation
 from torch.nn.modules.dropout import _DropoutNd as Dropout
 from torch.nn.modules.transformer import _detect_is_causal_mask
+from torch.utils._pytree import tree_map
 
 from surefoot.loading import loaded
 
@@ -256,6 +259,69 @@ def unsharded_copy(
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Of numbers that lie elsewhere, their norm as computed in double precision, and the largest of them."""
+
+    norm: float
+    largest: float
+
+
+class Deferred(Tensor):
+    """A tensor whose numbers are fetched for each operation that reads them, and dropped after it.
+
+    Views and casts of it are such tensors too, so that what autograd keeps for the way back holds no numbers.
+    Wrappers of that kind cannot be made in public.
+
+    Attributes:
+        fetch: gives the numbers, which nobody may write to.
+        known: what is known of them: the same object for all tensors with the same numbers; or ``None``.
+    """
+
+    fetch: Callable[[], Tensor]
+    known: Known | None
+    __torch_function__: Any = torch._C._disabled_torch_function_impl  # operations are met below autograd
+
+    @staticmethod
+    def made(like: Tensor, device: torch.device, fetch: Callable[[], Tensor], known: Known | None) -> Deferred:
+        """One of this shape and type."""
+        form: dict[str, Any] = {"strides": like.stride(), "dtype": like.dtype, "device": device}
+        found: Deferred = Tensor._make_wrapper_subclass(Deferred, like.shape, **form)
+        found.fetch, found.known = fetch, known
+        return found
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"Deferred({tuple(self.shape)}, {self.dtype})"
+
+    def numpy(self, **options: Any) -> Any:
+        """The numbers, fetched."""
+        return self.fetch().numpy(**options)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        aten, own, options = torch.ops.aten, args[0] if args else None, kwargs or {}
+        if isinstance(own, Deferred):
+            if func._schema.is_mutable:
+                raise TypeError(f"{func} writes into a tensor whose numbers lie elsewhere")
+            cast = func is aten._to_copy.default and options.keys() <= {"dtype"}
+            if cast or func.is_view or func in (aten.detach.default, aten.clone.default):
+                empty = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device="meta")
+                like = func(empty, *args[1:], **options)
+                if func in (aten.detach.default, aten.clone.default) and like.stride() == own.stride():
+                    return Deferred.made(like, own.device, own.fetch, own.known)
+                known = own.known if cast and like.dtype is torch.float64 else None
+
+                def later(one: Tensor, choose: Callable[[Any], Tensor]) -> Deferred:
+                    fetch = lambda: choose(func(own.fetch(), *args[1:], **options))  # noqa: E731
+                    return Deferred.made(one, own.device, fetch, known)
+
+                if isinstance(like, Tensor):
+                    return later(like, lambda found: found)
+                return [later(one, itemgetter(k)) for k, one in enumerate(like)]
+        read = tree_map(lambda item: item.fetch() if isinstance(item, Deferred) else item, (args, options))
+        return func(*read[0], **read[1])
+
+
 def _is_of_distributed(hook: Any) -> bool:
     hook = getattr(hook, "func", hook)
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
@@ -287,8 +353,8 @@ def load_tracer() -> None:
 
 
 __all__ = [
-    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
-    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "bags", "children_of", "constants_allowed",
+    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Deferred", "Dropout", "FakeTensor", "FakeTensorMode",
+    "HigherOrderOperator", "Known", "OpOverload", "OpOverloadPacket", "bags", "children_of", "constants_allowed",
     "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "load_tracer",
     "pre_hooks_of", "scattered", "schema_of", "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of",
     "unsharded_copy", "with_buffer", "writes_of",

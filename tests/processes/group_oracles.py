@@ -41,6 +41,12 @@ DOMAINS: dict[str, dict[str, Any]] = {
 STEPS = 3
 
 
+def whole(value: Tensor) -> Tensor:
+    """A tensor that may lie with several processes."""
+    found: Tensor = getattr(value, "full_tensor", lambda: value)()
+    return found.detach()
+
+
 def directions(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
     """Of all oracles, with the decrease of the model, κ and the calls."""
     x, y = part
@@ -48,7 +54,8 @@ def directions(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
     found = {}
     for name, (oracle, options) in ORACLES.items():
         step = oracle(chain, loss, **options, **group)
-        found[name] = dict(step.direction), step.model_decrease, step.kappa, step.calls
+        direction = {path: whole(value) for path, value in step.direction.items()}
+        found[name] = direction, step.model_decrease, step.kappa, step.calls
     return found
 
 
@@ -160,8 +167,7 @@ def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str
         moved = make()
         training = optimizer(moved, sf.CrossEntropy(), **options, **group)
         losses = [training.step(x, y) for _ in range(STEPS)] + [training.value(x, y)]
-        whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in moved.parameters()]
-        found[name] = losses, [value.detach() for value in whole]
+        found[name] = losses, [whole(value) for value in moved.parameters()]
     return found
 
 

@@ -10,6 +10,7 @@ one tensor; for residual, highway and dense networks it is the paper's augmented
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, overload
 
 import torch
@@ -23,10 +24,18 @@ from surefoot.errors import ChainError
 from surefoot.graph import Graph
 from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.graph.compose import Naming, compose, restrict
+from surefoot.graph.fetched import Outline
 from surefoot.operations.captured import capture
 from surefoot.processes import Processes
+from surefoot.torch_private import is_sharded
 
 _Parameters = Mapping[str, Tensor]
+
+
+def _present(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters())
+
+
 _NOTHING = Graph({}, (), (), {}, {})  # of a process without data
 
 
@@ -43,6 +52,8 @@ class Chain:
         graph: the graph the chain is read off.
         batches: where the data are given in pieces; ``None`` for one batch.
         inputs: the tensors the graph reads, in order.
+        outline: of a model whose weights lie with several processes: they are gathered once, as soon as they are
+            read, by all of these processes together; else ``None``.
         computations: :math:`φ_1, …, φ_τ`.
 
     >>> chain = sf.Chain(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.ones(5, 3))
@@ -55,17 +66,21 @@ class Chain:
     """
 
     def __init__(self, model: nn.Module, x: Any) -> None:
-        model = unwrapped(model)
+        self.outline, self.given = Outline.of(model) if is_sharded(model) else None, x
+        model = unwrapped(model) if self.outline is None else self.outline.plain
         batches, graph = (Batches(x, ordered=True), _NOTHING) if is_loader(x) else (None, capture(model, x))
         self._model, self._graphs = model, dict[Any, Graph]()
         inputs = () if batches is not None else tensors_of(x)
-        self._set(graph, inputs, lambda: dict(model.named_parameters()), (), batches)
+        source = partial(_present, model) if self.outline is None else cache(self.outline.whole)
+        self._set(graph, inputs, source, (), batches)
         if batches is not None:
             self.graph, self.inputs = next(self.pieces(), (graph, ()))
             self.computations = cut(self.graph)
         used = {leaf.path for leaf in self.graph.parameters}
         named = model.named_parameters()
         self._unused = tuple(path for path, value in named if value.requires_grad and path not in used)
+
+    outline: Outline | None = None
 
     def _set(
         self,

@@ -68,8 +68,20 @@ class Sharded:
 
         return [one(item) for item in given]
 
+    @property
+    def readable(self) -> nn.Module:
+        """The copy that has the shapes of the model, so that its operations can be read."""
+        return self.plain
+
     def gather(self) -> None:
         """The copy gets the present modes, and the present weights one after the other."""
+        self._follow()
+        with torch.no_grad():
+            for value, whole in self._pairs.values():
+                whole.copy_(_full(value))
+                whole.requires_grad_(value.requires_grad)
+
+    def _follow(self) -> None:
         modules, copies = list(self.model.modules()), list(self.plain.modules())
         if len(modules) != len(copies) or not all(map(isinstance, modules, map(type, copies))):
             remedy = "Make another optimizer for the model as it is now."
@@ -78,10 +90,6 @@ class Sharded:
             copied.training = module.training
         for module in sharded_modules(self.model):
             module.reshard()
-        with torch.no_grad():
-            for value, whole in self._pairs.values():
-                whole.copy_(_full(value))
-                whole.requires_grad_(value.requires_grad)
 
     def write(self) -> None:
         """The model gets the weights of the copy; every process writes what it has of them."""

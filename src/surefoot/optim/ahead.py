@@ -131,7 +131,7 @@ class Ahead:
         if self.direction == "gradient" or self._last is None:
             return {name: -g.double() for name, g in gradient.items()}
         layout = Layout.of(gradient)
-        return layout.unpack(polak_ribiere(*map(layout.pack, (gradient, *self._last))))
+        return layout.unpack(polak_ribiere(layout.dot, *map(layout.pack, (gradient, *self._last))))
 
     def _certified(self, along: Along, direction: Tensors) -> Majorant:
         """A bound along the direction that is not much longer than the step it allows."""

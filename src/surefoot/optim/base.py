@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from surefoot.graph.checks import unwrapped
+from surefoot.graph.held_parts import HeldParts
 from surefoot.graph.sharded import Sharded
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.evaluation import Closure, OptimizerError, check_objective
@@ -71,6 +72,7 @@ class GuaranteedOptimizer(KnownFunction):
         until: Literal["proved"] | None = None,
         progress: Callable[[StepRecord], object] | None = None,
         defaults: Mapping[str, Any] | None = None,
+        parts: HeldParts | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
@@ -78,7 +80,8 @@ class GuaranteedOptimizer(KnownFunction):
                 f"{type(self).__name__}(model, surefoot.CrossEntropy()), and params=... for a part of its "
                 f"parameters. Got {type(model).__name__}"
             )
-        self._sharded = Sharded(model) if is_sharded(model) else None
+        self.parts = parts
+        self._sharded = parts or (Sharded(model) if is_sharded(model) else None)
         model = unwrapped(model) if self._sharded is None else self._sharded.plain
         objective = check_objective(objective, "the data, step(x, y)")
         if lower is None:
@@ -153,7 +156,7 @@ class GuaranteedOptimizer(KnownFunction):
         self.quiet = held == self._held and self.watch.undisturbed(options)
         self._held, quiet = held, self.quiet
         try:
-            reset = not quiet and self.watch.weights_changed(self.model)
+            reset = self._anywhere(not quiet and self.watch.weights_changed(self.model))
             self.changed = not quiet and self.look_around()
             if not quiet:
                 self.watch.guard(self.model)
@@ -164,6 +167,12 @@ class GuaranteedOptimizer(KnownFunction):
         finally:
             self.quiet = False
         self.watch.leave(self.model, self.changed, options, quiet=quiet and not self.changed)
+
+    def _anywhere(self, changed: bool) -> bool:
+        """Whether something holds here or, where each process holds parts of the weights, on one of them."""
+        if self.parts is None or self.processes is None:
+            return changed
+        return any(self.processes.gathered(lambda: changed))
 
     def _is_done(self, x: Any, y: Any, reset: bool) -> bool:
         """Whether convergence from the present weights, on these data, is proved."""

@@ -29,7 +29,7 @@ from surefoot.optim.evaluation import check_slope, loss_of, number
 from surefoot.optim.limited_memory import LimitedMemory
 from surefoot.optim.point import Batch, Data, Function, Point, Stream, Turns
 from surefoot.optim.record import StepRecord
-from surefoot.optim.shards import Shards
+from surefoot.optim.shards import Parts, Shards
 from surefoot.optim.stored import resolution
 from surefoot.optim.watch import same_tensors
 from surefoot.optim.wolfe import Found, search
@@ -95,7 +95,21 @@ class ByEvaluation:
         if self.processes is None:
             return self._advanced(x, y, closure)
         shards = self._shards(x, y, closure, self.processes)
+        if isinstance(shards, Parts):
+            self._agree(self.processes)
+            return self._advanced(x, y, closure)
         return shards.step(self.owner.trainable, lambda: self._advanced(x, y, closure))
+
+    def _agree(self, processes: Processes) -> None:
+        """Where each process has its parts of vectors, directions that are not of the same steps are forgotten."""
+
+        def steps() -> str:
+            states = self.direction.state(), self._fallback.state()
+            return str([(state["length"], state.get("order"), state.get("last") is None) for state in states])
+
+        if len(set(processes.gathered(steps))) > 1:
+            self.direction.forget()
+            self._fallback.forget()
 
     def _advanced(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         owner = self.owner
@@ -107,10 +121,10 @@ class ByEvaluation:
         except EvaluationError as error:
             raise OptimizerError(str(error)) from error
         loss, data = number(point.value), function.data.name
-        size, trainable = point.gradient_norm, owner.trainable
-        for name, parameter in trainable.items():
-            if not size < math.inf:
-                check_slope(name, slopes[name], loss)
+        size = point.gradient_norm
+        if not size < math.inf:
+            self._refuse_slopes(slopes, loss)
+        for name, parameter in owner.trainable.items():
             parameter.grad = slopes[name].to(parameter.dtype)
         record = StepRecord(len(owner.history), loss, size, 0.0, promised_decrease=0.0, data=data)
         if isinstance(self.direction, Proximal):
@@ -142,12 +156,21 @@ class ByEvaluation:
             radius=found.length,
         )
 
+    def _refuse_slopes(self, slopes: Mapping[str, Tensor], loss: float) -> None:
+        def check() -> None:
+            for name, slope in slopes.items():
+                check_slope(name, slope, loss)
+
+        check() if self.owner.parts is None or self.processes is None else self.processes.together(check)
+
     def value(self, x: Any, y: Any) -> float:
         """The objective at the present weights."""
         owner = self.owner
         if self.processes is not None:
             shards = self._shards(x, y, None, self.processes)
-            return shards.valuer.evaluate(owner.trainable).evaluation.value + owner.penalty
+            assert self._function is not None
+            value = shards.valuer.evaluate(shards.readable(owner.trainable)).evaluation.value
+            return value + self._function[1].penalty(owner.trainable)[0]
         if is_loader(x):
             return self._function_of_all(x).at(owner.trainable).value
         valuer = Valuer.of(owner.model, x, owner.objective.bound_to(y))
@@ -160,7 +183,7 @@ class ByEvaluation:
         assert self._function is not None
         return self._function[1]
 
-    def _shards(self, x: Any, y: Any, closure: Closure | None, processes: Processes) -> Shards:
+    def _shards(self, x: Any, y: Any, closure: Closure | None, processes: Processes) -> Shards | Parts:
         """The objective of the data of all processes; made anew on all where one has others, or another model."""
         owner = self.owner
 
@@ -185,12 +208,15 @@ class ByEvaluation:
             owner.forget()
         if self._function is None or any(other for _, other, _ in found):
             loader = x if is_loader(x) else [(x, y)] if len(y) else []
-            valuer = processes.together(lambda: StreamedValuer(owner.model, loader, owner.objective, processes))
-            self._keep(key, Shards(valuer, self._turns, processes))
+            valuer = processes.together(lambda: StreamedValuer(owner.readable, loader, owner.objective, processes))
+            parts = owner.parts
+            self._keep(
+                key, Shards(valuer, self._turns, processes) if parts is None else Parts(valuer, self._turns, parts)
+            )
             self._loader = x
         assert self._function is not None
         shards = self._function[1].data
-        assert isinstance(shards, Shards)
+        assert isinstance(shards, Shards | Parts)
         return shards
 
     def _function_of(self, x: Any, y: Any, closure: Closure | None) -> Function:
@@ -220,7 +246,9 @@ class ByEvaluation:
 
     def _keep(self, key: tuple[str, Graph | None], data: Data) -> None:
         """From now on the function is the loss of these data plus the regulariser."""
-        self._function, self._point = (key, Function(data, self.owner.regularizer, self.owner.trainable)), None
+        weights = self.owner.trainable
+        layout = data.layout(weights) if isinstance(data, Parts) else None
+        self._function, self._point = (key, Function(data, self.owner.regularizer, weights, layout)), None
 
     def _problem(self) -> Problem:
         """The linearised problem at the present weights."""
@@ -242,8 +270,12 @@ class ByEvaluation:
         """The point of the present weights."""
         weights = self.owner.trainable
         kept = self._point
-        here = kept is not None and kept.function is function
-        if kept is None or not here or not (self.owner.quiet or same_tensors(_detached(weights), kept.weights)):
+        if kept is not None and kept.function is function:
+            same = self.owner.quiet or same_tensors(_detached(weights), kept.weights)
+            here = function.layout.everywhere(same)
+        else:
+            here = False
+        if not here:
             if kept is not None and kept.function is function:  # somebody moved the weights
                 self.direction.forget()
             self._point = function.at({name: value.clone() for name, value in _detached(weights).items()})
@@ -257,7 +289,7 @@ class ByEvaluation:
             return proximal, "" if proximal is not None else self._reason(point)
         foreign = isinstance(self.direction, Proposed | Chosen)
         direction, first = self.direction.propose(point)
-        slope, length = point.slope(direction), float(torch.linalg.vector_norm(direction))
+        slope, length = point.slope(direction), point.function.layout.norm(direction)
         related = -slope >= _ANGLE * length * point.gradient_norm and math.isfinite(length) and length > 0
         if related:
             found = self._along(point, direction, first, self.direction, _FOREIGN_TRIALS if foreign else 24)
@@ -278,7 +310,7 @@ class ByEvaluation:
         self._fallback.learn(point, found.point, found.step)
         if not foreign:
             self.direction.learn(point, found.point, found.step)
-        return replace(found, length=found.step * float(torch.linalg.vector_norm(direction))), note
+        return replace(found, length=found.step * point.function.layout.norm(direction)), note
 
     def _proximal(self, point: Point, direction: Proximal) -> Found | None:
         r"""A proximal step that is proved to descend: its size :math:`\gamma` is halved until :math:`F(u) - F(p)
@@ -364,14 +396,24 @@ class ByEvaluation:
 
     def state(self) -> dict[str, Any]:
         """What directions are made of."""
-        return {"directions": self.direction.state(), "fallback": self._fallback.state(), "stalls": self._stalls}
+        own = {"directions": self.direction.state(), "fallback": self._fallback.state(), "stalls": self._stalls}
+        return own if self.owner.parts is None else {**own, "part": self._part}
+
+    @property
+    def _part(self) -> list[int] | None:
+        """Which parts of vectors this process has; ``None`` for whole ones."""
+        if self.processes is None or self.owner.parts is None:
+            return None
+        return [self.processes.rank, self.processes.size]
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Take it back; of other parts of vectors nothing but how many steps were not taken."""
         self.forget()
+        self._stalls = state["stalls"]
+        if state.get("part") != self._part:
+            return
         self.direction.load(state["directions"])
         self._fallback.load(state["fallback"])
-        self._stalls = state["stalls"]
 
 
 def _move_statistics(module: Any, found: Statistics) -> None:

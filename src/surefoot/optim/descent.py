@@ -8,13 +8,16 @@ from typing import Any, Literal
 from torch import nn
 
 from surefoot.graph.checks import is_loader
+from surefoot.graph.fetched import Outline
+from surefoot.graph.held_parts import HeldParts
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.ahead import AHEAD, Ahead
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters
-from surefoot.optim.by_evaluation import ByEvaluation
+from surefoot.optim.by_evaluation import NAMED, ByEvaluation
 from surefoot.optim.evaluation import explained
 from surefoot.optim.record import StepRecord
 from surefoot.processes import Processes
+from surefoot.torch_private import is_sharded
 
 
 class CertifiedDescent(GuaranteedOptimizer):
@@ -64,7 +67,9 @@ class CertifiedDescent(GuaranteedOptimizer):
         group: a process group of ``torch.distributed`` whose processes have the same model and a part of the data
             each, none at all allowed: ``step`` is then called by all of them, on the objective of all samples
             together. Process 0 decides (:mod:`surefoot.optim.shards`), and has the gradient in ``.grad``.
-            ``processes.sent`` counts the bytes that cross.
+            ``processes.sent`` counts the bytes that cross. Where weights lie with these processes and the
+            direction is one of those named above but the last, each keeps its parts of weights, gradient and
+            directions, and no process has them whole.
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)).double()
@@ -117,10 +122,15 @@ class CertifiedDescent(GuaranteedOptimizer):
                 "direction but 'gauss_newton': the others are about the data of one process"
             )
         options: dict[str, Any] = {"regularizer": regularizer, "params": params, "lower": lower, "until": until}
-        super().__init__(model, objective, progress=progress, **options)
+        named = group is not None and is_sharded(model) and (direction is None or str(direction) in NAMED)
+        outline = Outline.of(model, group) if named else None
+        parts = None if outline is None else HeldParts(outline)
+        super().__init__(model, objective, progress=progress, parts=parts, **options)
         if group is not None and not self.objective.takes_targets:
             raise ValueError("with a group, the objective is a mean over samples with targets")
         self.proof, self.processes = proof, None if group is None else Processes(group)
+        if outline is not None:
+            self.processes = outline.processes
         self._method: ByEvaluation | Ahead = (
             ByEvaluation(self, "lbfgs" if direction is None else direction, self.processes)
             if proof == "evaluation"

@@ -67,12 +67,13 @@ class Gradient:
 
     def first(self, point: Point, direction: Tensor) -> float:
         """The step size of the first trial along a direction that has no scale of its own."""
-        length = _FIRST * (float(point.vector.norm()) or 1.0) if self._length is None else 2 * self._length
-        return length / (float(direction.norm()) or 1.0)
+        layout = point.function.layout
+        length = _FIRST * (layout.norm(point.vector) or 1.0) if self._length is None else 2 * self._length
+        return length / (layout.norm(direction) or 1.0)
 
     def learn(self, before: Point, after: Point, step: float) -> None:
         """Remember how long it was."""
-        self._length = float((after.vector - before.vector).norm()) or self._length
+        self._length = after.function.layout.norm(after.vector - before.vector) or self._length
 
     def forget(self) -> None:
         """Nothing but the length."""
@@ -99,8 +100,9 @@ class Proximal(Gradient):
     def learn(self, before: Point, after: Point, step: float) -> None:
         """How the gradient changed; twice the last size where it did not grow along the step."""
         move = after.vector - before.vector
-        bent = float(move @ (after.gradient - before.gradient))
-        self._length = min(float(move @ move) / bent, 1e3 * step) if bent > 0 else 2 * step
+        dot = after.function.layout.dot
+        bent = dot(move, after.gradient - before.gradient)
+        self._length = min(dot(move, move) / bent, 1e3 * step) if bent > 0 else 2 * step
 
 
 class Conjugate(Gradient):
@@ -117,8 +119,9 @@ class Conjugate(Gradient):
         gradient = point.gradient
         direction = -gradient
         if self._last is not None:
-            direction = polak_ribiere(gradient, *self._last)
-            if not float(gradient @ direction) < 0:
+            dot = point.function.layout.dot
+            direction = polak_ribiere(dot, gradient, *self._last)
+            if not dot(gradient, direction) < 0:
                 direction = -gradient
         self._last = gradient, direction
         return direction, self.first(point, direction)
@@ -138,9 +141,11 @@ class Conjugate(Gradient):
         self._last = None if state["last"] is None else (state["last"][0], state["last"][1])
 
 
-def polak_ribiere(gradient: Tensor, before: Tensor, last: Tensor) -> Tensor:
+def polak_ribiere(
+    dot: Callable[[Tensor, Tensor], float], gradient: Tensor, before: Tensor, last: Tensor
+) -> Tensor:
     """Minus the gradient, plus the part of the last direction that Polak and Ribière's formula gives."""
-    weight = max(0.0, float(gradient @ (gradient - before)) / (float(before @ before) or 1.0))
+    weight = max(0.0, dot(gradient, gradient - before) / (dot(before, before) or 1.0))
     return weight * last - gradient
 
 

@@ -6,12 +6,13 @@ import math
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph import Graph
 from surefoot.graph.checks import is_loader
+from surefoot.graph.held_parts import HeldParts
 from surefoot.graph.sharded import Sharded
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.operations.captured import capture
@@ -30,6 +31,7 @@ class KnownFunction(HeldParameters):
     regularizer: Regularizer | None
     until: Literal["proved"] | None
     changed: bool
+    parts: HeldParts | None  # where each process holds its parts of the weights, and none has them whole
     _sharded: Sharded | None
 
     def forget(self) -> None:
@@ -79,6 +81,11 @@ class KnownFunction(HeldParameters):
             self._sharded.gather()
 
     @property
+    def readable(self) -> nn.Module:
+        """The model, or a copy with its shapes where weights lie with several processes."""
+        return self.model if self._sharded is None else self._sharded.readable
+
+    @property
     def _options(self) -> str:
         return f"{self.objective.operation}{self.objective.options}{self.regularizer}"
 
@@ -94,7 +101,7 @@ class KnownFunction(HeldParameters):
         known = self.watch.same_graph(x) if captured is None and self.quiet else None
         if known is not None:
             return known
-        graph = capture(self.model, x) if captured is None else captured
+        graph = capture(self.readable, x) if captured is None else captured
         if self.watch.other_graph(x, graph):
             self.changed = True
             self.forget()

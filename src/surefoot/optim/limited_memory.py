@@ -12,6 +12,7 @@ from torch import Tensor
 
 from surefoot.optim.directions import Gradient
 from surefoot.optim.point import Point
+from surefoot.optim.vectors import Layout
 
 _FEW, _MANY, _ROOM = 20, 100, 2**21  # pairs that are kept: as many as fit into so many bytes, within bounds
 _CACHE = 2**20  # bytes of pairs in double precision that are read at no cost
@@ -59,19 +60,20 @@ class LimitedMemory(Gradient):
         self._clear()
 
     def _clear(self) -> None:
+        self._layout = Layout(())  # of vectors, at the last step
         self._seen = 0  # pairs: the next one goes where the oldest is
         self._rows: Tensor | None = None  # moves and changes, divided by their norms
         self._inverse = np.zeros((0, 0))  # of the upper triangle of their products
         self._steps = np.zeros(0)  # ⟨s, y⟩/‖y‖² of each pair
         self._at: tuple[Tensor, np.ndarray] | None = None  # a gradient, and the products of the moves with it
-        self._lengths = np.zeros(0, dtype=int)  # how many parameters each tensor has that has some
+        self._lengths = np.zeros(0, dtype=int)  # how many entries each tensor has here
         self._squares: np.ndarray | None = None  # of moves and changes, with less weight the older they are
         self._weights = np.zeros(2)  # their unit: that of the last pair
         self._scales: Tensor | None = None  # the diagonal that the loops start from
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
         """Minus the inverse Hessian times the gradient; the step 1, or a short one at the very first."""
-        gradient = point.gradient
+        gradient, self._layout = point.gradient, point.function.layout
         if self._scales is None:
             return super().propose(point)
         alpha = self._inverse @ self._with_moves(gradient)
@@ -81,15 +83,19 @@ class LimitedMemory(Gradient):
 
     def _with_moves(self, gradient: Tensor) -> np.ndarray:
         """The products of the moves with a gradient."""
-        if self._at is None or not (self._at[0] is gradient or torch.equal(self._at[0], gradient)):
+        same = self._at is not None and self._at[0] is gradient
+        if not same:
+            same = self._layout.everywhere(self._at is not None and torch.equal(self._at[0], gradient))
+        if self._at is None or not same:
             self._at = gradient, self._products(_MOVES, gradient)
         return self._at[1]
 
     def _products(self, which: int, vector: Tensor) -> np.ndarray:
         """The products of moves, or of changes, with a vector."""
         assert self._rows is not None
-        size = float(torch.linalg.vector_norm(vector)) or 1.0
-        return (self._rows[which] @ (vector / size).to(self._rows)).double().cpu().numpy() * size
+        size, counted = self._layout.norm(vector) or 1.0, self._layout.once(vector)
+        found = (self._rows[which] @ (counted / size).to(self._rows)).double().cpu().numpy()
+        return self._layout.summed(found) * size
 
     def _without(self, which: int, weights: np.ndarray, vector: Tensor) -> Tensor:
         """A vector less moves, or changes, with these weights; that in double precision."""
@@ -101,43 +107,56 @@ class LimitedMemory(Gradient):
     def learn(self, before: Point, after: Point, step: float) -> None:
         """Keep the move and the change of the gradient."""
         pair = torch.stack((after.vector - before.vector, after.gradient - before.gradient))
-        (square, inner), (_, bent) = (pair @ pair.T).tolist()
+        layout = self._layout = after.function.layout
+        (square, inner), (_, bent) = layout.products(pair).tolist()
         move, change = math.sqrt(square), math.sqrt(bent)
         self._length = move or self._length
         if not inner > 1e-12 * move * change:
             return
         if self._rows is None:
-            count = len(after.vector)
+            count = sum(layout.lengths)
             pairs = self._wanted or min(max(_ROOM // (8 * count), _FEW), _MANY)
             kind = torch.float64 if 16 * pairs * count <= _CACHE else torch.float32
-            self._rows = torch.zeros(2, pairs, count, dtype=kind, device=after.vector.device)
+            self._rows = torch.zeros(2, pairs, len(after.vector), dtype=kind, device=after.vector.device)
             self._inverse, self._steps = np.zeros((pairs, pairs)), np.zeros(pairs)
-            lengths = np.array([shape.numel() for _, shape in after.function.layout.shapes])
-            self._lengths = lengths[lengths > 0]
+            self._lengths = np.array([shape.numel() for _, shape in layout.shapes], dtype=int)
         pair /= torch.tensor([[move], [change]], dtype=pair.dtype, device=pair.device)
         old, new = self._with_moves(before.gradient), self._products(_MOVES, after.gradient)
         slot, diagonal, inverse = self._seen % len(old), inner / (move * change), self._inverse
         inverse[slot], inverse[:, slot] = 0.0, 0.0
         inverse[:, slot] = inverse @ (old - new) / (change * diagonal)
         inverse[slot, slot], self._steps[slot] = 1 / diagonal, inner / bent
-        new[slot] = float(pair[_MOVES] @ after.gradient)
+        new[slot] = layout.dot(pair[_MOVES], after.gradient)
         self._at, self._seen = (after.gradient, new), self._seen + 1
         self._rows[:, slot] = pair
         self._rescale(pair.cpu().numpy(), np.array((square, bent)) / inner)
 
     def _rescale(self, units: np.ndarray, weights: np.ndarray) -> None:
         """The diagonal with one more pair: vectors of norm one, and squares of their norms over their product."""
-        squares, lengths = units * units, self._lengths  # new, as the old ones may be wanted back
+        squares = units * units  # new, as the old ones may be wanted back
         if self._squares is not None:
             squares += self._squares * (_MEMORY * self._weights / weights)[:, None]
         self._squares, self._weights = squares, weights
-        sums = np.add.reduceat(squares, lengths.cumsum() - lengths, axis=1)
-        means = sums / lengths + _ALL * sums.sum(axis=1, keepdims=True) / squares.shape[1]
-        moves, changes = squares + np.repeat(means, lengths, axis=1)
+        means = self._means(squares)
+        moves, changes = squares + np.repeat(means, self._lengths, axis=1)
         scales = np.sqrt(moves / changes)
-        scales /= (scales * units[_CHANGES]) @ units[_CHANGES] * weights[_CHANGES]
+        along = self._layout.summed((scales * self._once(units[_CHANGES])) @ units[_CHANGES])
+        scales /= along * weights[_CHANGES]
         assert self._rows is not None
         self._scales = torch.from_numpy(scales).to(self._rows.device)
+
+    def _means(self, squares: np.ndarray) -> np.ndarray:
+        """Over each tensor, and a part of that over all; of all processes that have parts."""
+        lengths, wholes = self._lengths, np.array(self._layout.lengths)
+        here, starts = lengths > 0, lengths.cumsum() - lengths
+        sums = np.zeros((2, len(lengths)))
+        counted = np.stack([self._once(row) for row in squares]) if self._layout.copies else squares
+        sums[:, here] = np.add.reduceat(counted, starts[here], axis=1) if here.any() else 0.0
+        sums = self._layout.summed(sums)
+        return sums / np.maximum(wholes, 1) + _ALL * sums.sum(axis=1, keepdims=True) / wholes.sum()
+
+    def _once(self, row: np.ndarray) -> np.ndarray:
+        return self._layout.once(torch.from_numpy(row)).numpy() if self._layout.copies else row
 
     def forget(self) -> None:
         """All pairs."""

@@ -213,11 +213,18 @@ class Function:
         data: the loss.
         regularizer: added to it, or ``None``; gradients are without its absolute values.
         weights: the parameters; points are rounded to their types.
+        layout: of these, where each of several processes has a part.
     """
 
-    def __init__(self, data: Data, regularizer: Regularizer | None, weights: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        data: Data,
+        regularizer: Regularizer | None,
+        weights: Mapping[str, Tensor],
+        layout: Layout | None = None,
+    ) -> None:
         self.data, self.regularizer = data, regularizer
-        self.layout = Layout.of(weights)
+        self.layout = Layout.of(weights) if layout is None else layout
         self._types = {name: value.dtype for name, value in weights.items()}
         self._is_double = set(self._types.values()) == {torch.float64}
 
@@ -238,7 +245,19 @@ class Function:
         aim = self.layout.unpack(point.vector - step * point.gradient)
         thresholds = {name: step * self.regularizer.threshold_of(name) for name in aim}
         vector = self.layout.pack(shrunk(aim, thresholds))
-        return self._stored(vector), float((vector - point.vector).norm())
+        return self._stored(vector), self.layout.norm(vector - point.vector)
+
+    def penalty(self, weights: Mapping[str, Tensor]) -> tuple[float, float]:
+        """The regulariser and its round-off, of the parts of all processes together."""
+        if self.regularizer is None:
+            return 0.0, 0.0
+        found = self.regularizer.enclosed(self.layout.counted(weights))
+        if self.layout.processes is None:
+            return found
+        values, errors = (
+            math.fsum(part) for part in zip(*self.layout.processes.gathered(lambda: found), strict=True)
+        )
+        return values, (errors + abs(values) * 2.0**-53) * (1 + 2.0**-50)
 
     def _stored(self, vector: Tensor) -> Point:
         moved = self.layout.unpack(vector)
@@ -270,8 +289,7 @@ class Point:
     @cached_property
     def _penalty(self) -> tuple[float, float]:
         """The regulariser and its round-off."""
-        regularizer = self.function.regularizer
-        return (0.0, 0.0) if regularizer is None else regularizer.enclosed(self.weights)
+        return self.function.penalty(self.weights)
 
     @cached_property
     def value(self) -> float:
@@ -300,7 +318,7 @@ class Point:
     @cached_property
     def gradient_norm(self) -> float:
         """Of the gradient, as computed."""
-        return float(torch.linalg.vector_norm(self.gradient))
+        return self.function.layout.norm(self.gradient)
 
     def enclosed(self, enough: float = 0.0) -> Evaluation:
         """The objective in exact arithmetic; an error below ``enough`` is not made smaller."""
@@ -319,7 +337,7 @@ class Point:
     def slope(self, direction: Tensor) -> float:
         """The derivative along a direction, as computed."""
         if self._along[0] is not direction:
-            self._along = direction, float(self.gradient @ direction)
+            self._along = direction, self.function.layout.dot(self.gradient, direction)
         return self._along[1]
 
     @cached_property

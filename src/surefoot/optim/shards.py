@@ -16,10 +16,37 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from surefoot.graph.held_parts import HeldParts
 from surefoot.optim.evaluation import OptimizerError
 from surefoot.optim.point import Passed, Stream, StreamedPass
 from surefoot.optim.record import StepRecord
+from surefoot.optim.vectors import Layout
 from surefoot.processes import Processes
+
+
+@dataclass
+class Parts(Stream):
+    """All batches of all processes, each of which has a part of the weights, of their gradient and of all vectors.
+
+    All of them run the method, each on its parts. Products of vectors, values and errors are the same on all, and
+    so are decisions. Weights are whole only while they are read (:mod:`surefoot.graph.fetched`).
+    """
+
+    parts: HeldParts
+
+    def at(self, weights: Mapping[str, Tensor]) -> Passed:
+        """One pass of all processes, with derivatives; all call it."""
+        return StreamedPass(self.valuer.evaluate(self.readable(weights), derivatives=True))
+
+    def readable(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Whole weights, to be read one after the other."""
+        return self.parts.outline.weights({name: value.detach() for name, value in weights.items()})
+
+    def layout(self, weights: Mapping[str, Tensor]) -> Layout:
+        """Of vectors."""
+        wholes = tuple(self.parts.outline.parts[name].numel() for name in weights)
+        copies = self.parts.copies().intersection(weights)
+        return replace(Layout.of(weights), processes=self.valuer.processes, wholes=wholes, copies=copies)
 
 
 @dataclass
@@ -32,6 +59,10 @@ class Shards(Stream):
         """One pass of all processes, with derivatives; process 0 calls it."""
         self.processes.ask("pass")
         return self._one(weights)
+
+    def readable(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """They are whole."""
+        return weights
 
     def _one(self, weights: Mapping[str, Tensor]) -> Passed:
         self.processes.spread(weights.values())

@@ -1,15 +1,22 @@
-"""Parameters by name as one vector in double precision, and back."""
+"""Parameters by name as one vector in double precision, and back.
+
+Where each of several processes has a part of each parameter, it has that part of vectors too. Products and norms
+are those of whole vectors: sums over the processes in one order, so that they are the same on all of these.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from surefoot.graph.nodes import in_double
+from surefoot.processes import Processes
 from surefoot.torch_private import joined, parts_of
 
 Tensors = dict[str, Tensor]
@@ -19,6 +26,12 @@ Tensors = dict[str, Tensor]
 class Layout:
     """Where each parameter stands in the vector: names and shapes in order.
 
+    Attributes:
+        shapes: of what this process has.
+        processes: those that have a part each, or ``None``; all of them ask for products at the same time.
+        wholes: how many entries each parameter has, in all parts together; by default those that are here.
+        copies: the names of those of which another process has the same part, which counts.
+
     >>> layout = Layout.of({"weight": torch.ones(2, 2), "bias": torch.zeros(1)})
     >>> vector = layout.pack({"bias": torch.tensor([5.0]), "weight": torch.ones(2, 2)})
     >>> vector.tolist(), layout.unpack(vector)["bias"].tolist()
@@ -26,6 +39,9 @@ class Layout:
     """
 
     shapes: tuple[tuple[str, torch.Size], ...]
+    processes: Processes | None = None
+    wholes: tuple[int, ...] = ()
+    copies: frozenset[str] = frozenset()
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> Layout:
@@ -48,3 +64,42 @@ class Layout:
     def unpack(self, vector: Tensor) -> Tensors:
         """The parts of a vector, as views."""
         return dict(zip(self._names, parts_of(vector, self._lent), strict=True))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many entries each parameter has, in all parts together."""
+        return self.wholes or tuple(shape.numel() for _, shape in self.shapes)
+
+    def dot(self, first: Tensor, second: Tensor) -> float:
+        """The inner product."""
+        here = float(self.once(first) @ second)
+        return here if self.processes is None else math.fsum(self.processes.gathered(lambda: here))
+
+    def products(self, vectors: Tensor) -> np.ndarray:
+        """The inner products of some vectors, in rows, with each other."""
+        counted = torch.stack([self.once(vector) for vector in vectors]) if self.copies else vectors
+        return self.summed((counted @ vectors.T).cpu().numpy())
+
+    def norm(self, vector: Tensor) -> float:
+        """The Euclidean norm."""
+        here = float(torch.linalg.vector_norm(self.once(vector)))
+        return here if self.processes is None else math.hypot(*self.processes.gathered(lambda: here))
+
+    def summed(self, numbers: np.ndarray) -> np.ndarray:
+        """Numbers that are sums over entries, as sums over those of all processes."""
+        return numbers if self.processes is None else np.sum(self.processes.gathered(lambda: numbers), axis=0)
+
+    def everywhere(self, holds: bool) -> bool:
+        """Whether something holds on all processes."""
+        return holds if self.processes is None else all(self.processes.gathered(lambda: holds))
+
+    def once(self, vector: Tensor) -> Tensor:
+        """The same, with zeros where another process has the entries too, and counts them."""
+        if not self.copies:
+            return vector
+        parts = self.unpack(vector.clone())
+        return self.pack({name: part.zero_() if name in self.copies else part for name, part in parts.items()})
+
+    def counted(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """Those that count here."""
+        return {name: value for name, value in tensors.items() if name not in self.copies}

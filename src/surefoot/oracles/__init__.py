@@ -1,7 +1,8 @@
 """Oracles: the minimisers of models of an objective around a point.
 
 * ``problem``: what an oracle is asked and what it returns; ``steps``: :func:`gradient`, :func:`gauss_newton`,
-  :func:`newton`; ``search_along``: :func:`line_search`, how far to go in place of the proximal term.
+  :func:`newton`; ``gradient_parts``: the first where weights lie with several processes; ``search_along``:
+  :func:`line_search`, how far to go in place of the proximal term.
 * ``choice``: which method is predicted to cost least; ``measured``: the residual of a step, in double precision;
   ``geodesic``: steps bent by their acceleration.
 * ``primal``: Gauss-Newton by conjugate gradients on the parameters; ``kronecker``: their preconditioner;

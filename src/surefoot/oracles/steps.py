@@ -34,6 +34,7 @@ from surefoot.oracles.dual_gram import DualGram
 from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.factor import has_factor, require_convex
 from surefoot.oracles.geodesic import Correct
+from surefoot.oracles.gradient_parts import gradient_in_parts
 from surefoot.oracles.kronecker import Kronecker
 from surefoot.oracles.measured import is_measured, measured
 from surefoot.oracles.newton_conjugate import solve_conjugate
@@ -79,7 +80,8 @@ def gradient(
     r"""The minimiser of :math:`\langle\nabla F(u), v\rangle + \frac\kappa2\|v\|^2`.
 
     The minimiser is :math:`v = -\nabla F(u)/\kappa`, a gradient step of size 1/κ, and the model falls by
-    :math:`\frac1{2\kappa}\|\nabla F(u)\|^2`.
+    :math:`\frac1{2\kappa}\|\nabla F(u)\|^2`. Where weights lie with several processes and ``group`` is of these,
+    so does the direction: no weight is whole but while it is read (:mod:`surefoot.graph.fetched`).
 
     >>> model, x = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0]])
     >>> chain, weights = sf.Chain(model, x), {"weight": torch.tensor([[1.0, 0.0]])}
@@ -88,6 +90,8 @@ def gradient(
     (tensor([[-4.5000, -6.0000]]), 56.25)
     """
     kappa = check_kappa(kappa)
+    if chain.outline is not None and params is None and chain.outline.is_of(group):
+        return gradient_in_parts(chain, chain.outline, objective, kappa, regularizer, group)
     problem = _problem(chain, objective, params, regularizer, group)
 
     def solve() -> Step:

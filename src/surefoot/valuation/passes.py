@@ -16,7 +16,7 @@ from surefoot.enclosure import measure
 from surefoot.graph import Node
 from surefoot.graph.nodes import in_double
 from surefoot.operations.normalisation import BATCH
-from surefoot.torch_private import differences_together, norms_together
+from surefoot.torch_private import Deferred, Known, differences_together, norms_together
 from surefoot.valuation.entropy import ENTROPY, Logistic, entropy
 from surefoot.valuation.normalising import Normalised, Recipe, Statistics, normalised
 from surefoot.valuation.samples import Amount, least, together
@@ -154,11 +154,11 @@ class Run:
         here = [in_double(value) for value in self.parameters.values()]  # which do not ask for gradients yet
         names = list(self.parameters)
         if known:
-            apart = norms_together(differences_together(here, [known[name][0] for name in names]))
+            apart = lengths_between(here, [known[name][0] for name in names])
             self._distances = {n: (t.numel(), d) for n, t, d in zip(names, here, apart, strict=True)}
             self._known = known
         else:
-            sizes = norms_together(here)
+            sizes = _lengths(here)
             self._sizes |= {n: (t.numel(), size) for n, t, size in zip(names, here, sizes, strict=True)}
 
     def measure(self, name: str, value: Any) -> None:
@@ -217,13 +217,16 @@ class Run:
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
-        """The gradient in each parameter, by name of the leaf."""
+        """The gradient in each parameter, by name of the leaf; of those that lie elsewhere it is handed over."""
         output, wanted = self.values[self.output], list(self.parameters.values())
+        elsewhere = any(isinstance(value, Deferred) for value in wanted)
         if not output.requires_grad:
-            return {name: torch.zeros_like(value) for name, value in self.parameters.items()}
-        slopes = torch.autograd.grad(
-            output if output.dim() == 0 else output.sum(), wanted, allow_unused=True, materialize_grads=True
-        )
+            return {} if elsewhere else {name: torch.zeros_like(value) for name, value in self.parameters.items()}
+        total = output if output.dim() == 0 else output.sum()
+        if elsewhere:
+            torch.autograd.backward(total, inputs=wanted)
+            return {}
+        slopes = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
         return dict(zip(self.parameters, slopes, strict=True))
 
     def is_from(self, plan: Plan) -> bool:
@@ -318,6 +321,31 @@ def _measured(later: dict[str, Tensor]) -> dict[str, tuple[int, Tensor]]:
     return found
 
 
+def _lengths(tensors: list[Tensor]) -> list[Tensor]:
+    """Norms; of what lies elsewhere as they are known."""
+    if not any(isinstance(value, Deferred) for value in tensors):
+        return norms_together(tensors)
+    known = (_known(value) for value in tensors)
+    return [v.norm() if k is None else _number(k.norm, v) for v, k in zip(tensors, known, strict=True)]
+
+
+def lengths_between(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
+    """The norms of differences; what lies elsewhere is read, one after the other, only if it is not the same."""
+    if not any(isinstance(value, Deferred) for value in first):
+        return norms_together(differences_together(first, second))
+    pairs = zip(first, second, strict=True)
+    same = (_known(a) is not None and _known(a) is _known(b) for a, b in zip(first, second, strict=True))
+    return [_number(0.0, a) if s else (a - b).norm() for s, (a, b) in zip(same, pairs, strict=True)]
+
+
+def _number(value: float, like: Tensor) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64, device=like.device)
+
+
+def _known(value: Tensor) -> Known | None:
+    return value.known if isinstance(value, Deferred) else None
+
+
 def norms(tensors: Iterable[Tensor]) -> list[float]:
     r"""Upper bounds on the Euclidean norms of real tensors.
 
@@ -325,7 +353,12 @@ def norms(tensors: Iterable[Tensor]) -> list[float]:
     most :math:`\sqrt n\,2^{-500}` from the norm. Infinite where a square overflows or an entry is not a number.
     """
     given = [tensor.detach() for tensor in tensors]
-    return _bounds([(t.numel(), size) for t, size in zip(given, norms_together(given), strict=True)])
+    return bounds_of(given, norms_together(given))
+
+
+def bounds_of(tensors: list[Tensor], sizes: list[Tensor]) -> list[float]:
+    """The same where norms are computed."""
+    return _bounds([(t.numel(), size) for t, size in zip(tensors, sizes, strict=True)])
 
 
 def norms_of_samples(value: Tensor, samples: int) -> Amount:

@@ -32,9 +32,8 @@ from surefoot.graph.nodes import in_double
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.record import Form, record_of, rule_for
-from surefoot.torch_private import differences_together
 from surefoot.valuation.kinks import only_chooses, pieces
-from surefoot.valuation.passes import Plan, Run, norms
+from surefoot.valuation.passes import Plan, Run, bounds_of, lengths_between
 from surefoot.valuation.tape import Tape
 
 _ANYWHERE = 1e3  # how far a parameter may move that no slope depends on
@@ -203,7 +202,7 @@ class Slopes:
         if run.is_from(self.plan):
             return run.distances
         here = [in_double(run.parameters[name].detach()) for name in self.weights]
-        apart = norms(differences_together(here, [value for value, _, _ in self.weights.values()]))
+        apart = bounds_of(here, lengths_between(here, [value for value, _, _ in self.weights.values()]))
         return dict(zip(self.weights, apart, strict=True))
 
 

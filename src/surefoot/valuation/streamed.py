@@ -12,7 +12,8 @@ added exactly, so that all processes have the same value and error.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
@@ -33,9 +34,10 @@ from surefoot.calculus.leaves import captured
 from surefoot.enclosure import Spec
 from surefoot.errors import EvaluationError, ObjectiveError
 from surefoot.graph import Graph, Source
+from surefoot.graph.fetched import Fetched, is_outline
 from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
-from surefoot.valuation.passes import Constants
+from surefoot.valuation.passes import Constants, Run
 from surefoot.valuation.single import is_exact_here
 from surefoot.valuation.tape import tape_of
 from surefoot.valuation.valuer import Evaluation, InfiniteValue, Valuer
@@ -48,7 +50,7 @@ class Streamed:
     Attributes:
         evaluation: value and error.
         gradient: by path of the parameter; ``None`` if it was not asked for. With several processes, the part of
-            this one: the parts add up to it.
+            this one: the parts add up to it. Of weights that lie with several processes, this one's rows of it.
         batches: how many there were.
         samples: how many there were in them.
 
@@ -130,15 +132,24 @@ class StreamedValuer:
         return other
 
     def evaluate(
-        self, weights: Mapping[str, Tensor] | None = None, *, derivatives: bool = False, single: bool = False
+        self,
+        weights: Mapping[str, Tensor] | None = None,
+        *,
+        derivatives: bool = False,
+        single: bool = False,
+        proved: bool = True,
+        summed: bool = True,
     ) -> Streamed:
         """One pass over all batches.
 
         Args:
-            weights: by path; by default those of the model.
+            weights: by path; by default those of the model. Those that lie with several processes are read in
+                rounds (:mod:`surefoot.graph.fetched`), and what is known of operations is asked anew each time.
             derivatives: whether the gradient is wanted. Then errors come by reverse mode, and are smaller.
             single: whether to compute in single precision where that can be done, which costs half as much;
                 errors are larger.
+            proved: whether errors are wanted; else they are infinite.
+            summed: whether the gradient is wanted itself, and not only errors by reverse mode.
 
         Raises:
             CaptureError: if the model cannot be read.
@@ -149,11 +160,19 @@ class StreamedValuer:
         """
         point = dict(self.model.named_parameters()) if weights is None else weights
         gradient: dict[str, Tensor] = {}
+        if isinstance(point, Fetched):
+            gradient = point.slopes
+            for valuer in self._valuers.values():
+                valuer.forget()
+
+        def here() -> _Sums:
+            with point.open() if isinstance(point, Fetched) else nullcontext():
+                return self._summed(point, derivatives, gradient if summed else None, single, proved)
 
         if self.processes is None:
-            sums = self._summed(point, derivatives, gradient, single)
+            sums = here()
         else:
-            parts = self.processes.gathered(lambda: self._told(point, derivatives, gradient))
+            parts = self.processes.gathered(lambda: self._told(here, point))
             refuse_other_models([digest for _, digest in parts])
             sums = _Sums()
             for rank, (part, _) in enumerate(parts):
@@ -166,14 +185,21 @@ class StreamedValuer:
         apart = (
             math.inf if sums.unbounded else math.nextafter(float(sums.error / whole), math.inf) + math.ulp(mean)
         )
-        means = {path: slope / float(whole) for path, slope in gradient.items()}
+        means = {path: slope.div_(float(whole)) for path, slope in gradient.items()}
+        if isinstance(point, Fetched):
+            point.slopes = {}  # they are handed over
         found = Evaluation(mean, math.inf if sums.unbounded else apart)
-        return Streamed(found, means if derivatives else None, sums.batches, sums.samples)
+        return Streamed(found, means if derivatives and summed else None, sums.batches, sums.samples)
 
     def _summed(
-        self, point: Mapping[str, Tensor], derivatives: bool, gradient: dict[str, Tensor], single: bool = False
+        self,
+        point: Mapping[str, Tensor],
+        derivatives: bool,
+        gradient: dict[str, Tensor] | None,
+        single: bool,
+        proved: bool,
     ) -> _Sums:
-        """The sums over the batches that are here; the gradient, by weight, is added to what is given."""
+        """The sums over the batches that are here; the gradient, by weight, is added to what is given, if any."""
         sums = _Sums()
         for x, y, own in self._batches():
             sums.batches += 1
@@ -181,31 +207,36 @@ class StreamedValuer:
             sums.samples += len(y)
             if own == 0:
                 continue
-            count, found, slopes = self._one(x, y, point, derivatives, sums.batches - 1, single)
-            weight = Fraction(count) if own is None else own
+            wanted = derivatives and gradient is not None
+            weight, run, valuer = self._one(x, y, point, derivatives, sums.batches - 1, single, own, wanted)
+            found = self._enclosed(run, valuer, sums.batches - 1, proved)
             bounded = math.isfinite(found.error)
             sums.total += weight
             sums.value += weight * Fraction(found.value)
             sums.unbounded += not bounded
             sums.error += weight * Fraction(found.error if bounded else 0)
-            for path, slope in slopes.items():
+            for path, slope in valuer.gradient(run).items() if wanted else ():
+                assert gradient is not None
                 if path in gradient:
                     gradient[path].add_(slope, alpha=float(weight))
                 else:
                     gradient[path] = slope * float(weight)
         return sums
 
-    def _told(
-        self, point: Mapping[str, Tensor], derivatives: bool, gradient: dict[str, Tensor]
-    ) -> tuple[_Sums | str, int]:
+    def _told(self, here: Callable[[], _Sums], point: Mapping[str, Tensor]) -> tuple[_Sums | str, int]:
         """The sums of this process, or why there is no value; and which model they are of."""
         try:
-            return self._summed(point, derivatives, gradient), self._digest_of_model(point)
+            return here(), self._digest_of_model(point)
         except InfiniteValue as error:  # which is no failure, at a trial
             return str(error), self._digest_of_model(point)
 
     def _digest_of_model(self, point: Mapping[str, Tensor]) -> int:
-        """The same where parameters, buffers and the point of a pass are."""
+        """The same where parameters, buffers and the point of a pass are; of a point that lies with several
+        processes each has another part.
+        """
+        if isinstance(point, Fetched):
+            fixed = (value for value in self.model.parameters() if not is_outline(value))
+            return digest_of([*fixed, *self.model.buffers()])
         return digest_of([*self.model.parameters(), *self.model.buffers(), *point.values()])
 
     @property
@@ -228,9 +259,17 @@ class StreamedValuer:
             yield x, targets, weight
 
     def _one(
-        self, x: Any, y: Tensor, weights: Mapping[str, Tensor], derivatives: bool, number: int, single: bool
-    ) -> tuple[int, Evaluation, dict[str, Tensor]]:
-        """What the mean over a batch divides by, its value, and the gradient if that is asked for."""
+        self,
+        x: Any,
+        y: Tensor,
+        weights: Mapping[str, Tensor],
+        derivatives: bool,
+        number: int,
+        single: bool,
+        own: Fraction | None,
+        wanted: bool,
+    ) -> tuple[Fraction, Run, Valuer]:
+        """What the mean over a batch divides by, and a pass, whose gradient may be wanted."""
         tensors = tensors_of(x)
         names = tuple(x) if isinstance(x, Mapping) else ()
         key = names, *kind_of(*tensors, y)
@@ -251,13 +290,24 @@ class StreamedValuer:
             inputs = dict(zip((leaf.name for leaf in graph.inputs), tensors, strict=True))
             targets = {leaf.name: y for leaf in graph.leaves.values() if leaf.source is Source.TARGET}
             given = {**inputs, **targets, **graph.held}
+            weight = Fraction(_count(graph, self._options)) if own is None else own
+            taken: Any = None
+            if isinstance(weights, Fetched) and wanted:
+                lent, factor = weights, float(weight)
+                taken = lambda path, slope: lent.add(path, slope * factor)  # noqa: E731
             narrow = valuer.in_single if single and is_exact_here(weights) else None
             for chosen in (valuer,) if narrow is None else (narrow, valuer):
-                run = chosen.run(weights, derivatives=derivatives, constants=chosen.tape.constants(given))
+                constants = chosen.tape.constants(given)
+                run = chosen.run(weights, derivatives=derivatives, constants=constants, taken=taken)
                 if math.isfinite(run.value):
                     break
-            found = chosen.enclosed(run)
-        return _count(graph, self._options), found, chosen.gradient(run) if derivatives else {}
+        return weight, run, chosen
+
+    def _enclosed(self, run: Run, valuer: Valuer, number: int, proved: bool) -> Evaluation:
+        if not proved and math.isfinite(run.value):
+            return Evaluation(run.value, math.inf)
+        with numbered(number):
+            return valuer.enclosed(run)
 
     def _check(self, batches: int, seen: int, total: Fraction) -> None:
         if not batches:

@@ -125,20 +125,31 @@ class Valuer:
         derivatives: bool = True,
         constants: Constants | None = None,
         light: bool = False,
+        taken: Callable[[str, Tensor], object] | None = None,
     ) -> Run:
         """One pass at these weights, by path; with other inputs and targets if these are several.
 
-        With ``light`` it notes no costates where errors by forward mode were small of late.
+        With ``light`` it notes no costates where errors by forward mode were small of late. The gradient in
+        weights that lie elsewhere is handed to ``taken``, by path.
         """
         by_name = {leaf.name: weights[leaf.path] for leaf in self.tape.graph.parameters}
         plan = None if self._slopes is None else self._slopes.plan
         chosen = self.constants if constants is None else constants
         light = light and plan is not None and self._forward_decides
-        return self.tape.run(by_name, chosen, derivatives=derivatives, plan=plan, light=light)
+        leaves = self.tape.graph.leaves
+        told = None if taken is None else lambda name, slope: taken(leaves[name].path, slope)
+        return self.tape.run(by_name, chosen, derivatives=derivatives, plan=plan, light=light, taken=told)
 
     def gradient(self, run: Run) -> dict[str, Tensor]:
-        """The gradient of a pass, by path."""
-        return {leaf.path: in_double(run.gradient[leaf.name]) for leaf in self.tape.graph.parameters}
+        """The gradient of a pass, by path, but for what was handed over."""
+        found = run.gradient
+        return {
+            leaf.path: in_double(found[leaf.name]) for leaf in self.tape.graph.parameters if leaf.name in found
+        }
+
+    def forget(self) -> None:
+        """Drop what is known of the operations: it is about weights that cannot be read any more."""
+        self._slopes = None
 
     def foreseen(self, run: Run, enough: float) -> Run:
         """The pass itself if an error below ``enough`` can be told from it; else, of a light one, a full one.

@@ -1,0 +1,252 @@
+"""Models none of whose processes has all weights are evaluated, differentiated and trained as whole ones are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from group_oracles import whole
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+import surefoot as sf
+from surefoot.graph import fetched
+from surefoot.processes import ProcessLost
+
+STARTS = (0, 17, 17, 30)  # the samples of three processes, one of which has none
+WIDTH, STEPS = 24, 4
+RUNS: dict[str, dict[str, Any]] = {
+    "lbfgs": {"weight_decay": 0.01},
+    "conjugate": {"direction": "conjugate"},
+    "gradient": {"regularizer": sf.ElasticNet(0.01, 0.01)},
+}
+
+
+class Tied(nn.Module):
+    """Uses a weight twice, as it is and turned, another in two pieces, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.twice, self.cut = nn.Parameter(torch.randn(8, 8) / 3), nn.Parameter(torch.randn(16, 8) / 3)
+        self.last.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        upper, lower = self.cut.chunk(2)
+        hidden = torch.tanh(self.first(x) @ self.twice)
+        hidden = torch.tanh(hidden @ self.twice.T @ upper) * (hidden @ lower).sigmoid()
+        result: Tensor = self.last(hidden)
+        return result
+
+
+def deep() -> nn.Module:
+    layers = [part for _ in range(8) for part in (nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh())]
+    return nn.Sequential(nn.Linear(6, WIDTH), *layers, nn.Linear(WIDTH, 3))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(10, 3))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"deep": deep, "convolutional": convolutional, "tied": Tied}
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name]().double()
+
+
+def data() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(7)
+    x = torch.randn(30, 6).double()
+    return x, (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 0.5).long()
+
+
+def shards(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    for child in model.children():
+        if any(True for _ in child.parameters()):
+            fully_shard(child, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def asked(
+    model: Callable[[], nn.Module], x: Tensor, y: Tensor, batches: list[Any], **group: Any
+) -> dict[str, Any]:
+    """Values and errors, gradient steps, and runs."""
+    loss, found = sf.CrossEntropy(), dict[str, Any]()
+    for name, given in (("batch", (x, loss, y)), ("loader", (batches, loss))):
+        value = sf.evaluate(model(), *given, **group)
+        found[name] = value.value, value.error
+    network = model()
+    for chain, objective in (
+        (sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y)),
+        (sf.Chain(network, batches), loss),
+    ):
+        step = sf.oracles.gradient(chain, objective, kappa=2.0, regularizer=sf.Ridge(0.1), **group)
+        direction = {path: whole(value) for path, value in step.direction.items()}
+        found[f"step {len(found)}"] = direction, step.model_decrease
+    for name, options in RUNS.items():
+        network = model()
+        training = sf.CertifiedDescent(network, loss, **options, **group)
+        losses = [training.step(x, y) for _ in range(STEPS)] + [training.value(x, y)]
+        promises = [record.promised_decrease for record in training.history]
+        found[name] = losses, promises, {path: whole(value) for path, value in network.named_parameters()}
+    return found
+
+
+class Broken:
+    """A loader that does something in the middle of a pass."""
+
+    def __init__(self, batches: list[Any], event: Callable[[], Any]) -> None:
+        self._batches, self._event = batches, event
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._batches[:1]
+        self._event()
+        yield from self._batches[1:]
+
+
+class Refused(Exception):
+    """Something that goes wrong on one process."""
+
+
+def refused() -> None:
+    raise Refused("the disk is full")
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    store = distributed.FileStore(f"{folder}/store", 3)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=60))
+    group, kept = distributed.group.WORLD, list[fetched.Fetched]()
+    mesh = DeviceMesh.from_group(group, "cpu")
+
+    class Counted(fetched.Fetched):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            kept.append(self)
+
+    fetched.Fetched = Counted  # type: ignore[misc]
+    x, y = (part[STARTS[rank] : STARTS[rank + 1]] for part in data())
+    batches = list(zip(x.split(5), y.split(5), strict=True)) if len(y) else []
+    found: dict[str, Any] = {}
+    for name in MODELS:
+        found[name] = asked(lambda name=name: shards(made(name), mesh), x, y, batches, group=group)  # type: ignore[misc]
+        found[f"{name} most"], found[f"{name} passes"] = max(one.most for one in kept), len(kept)
+        kept.clear()
+    model = shards(made("deep"), mesh)
+    found["alone"] = sf.evaluate(
+        model, data()[0], sf.CrossEntropy(data()[1])
+    ).value  # each on its own, without a group
+    found["resumed"] = resumed(mesh, x, y, group)
+    loader = Broken(batches, refused if rank == 2 else lambda: None)
+    try:
+        sf.evaluate(model, loader, sf.CrossEntropy(), group=group)
+    except Exception as error:
+        found["failed"] = f"{type(error).__name__}: {error}"
+    found["after"] = sf.evaluate(model, batches, sf.CrossEntropy(), group=group).value
+    optimizer = sf.CertifiedDescent(model, sf.CrossEntropy(), group=group)
+    before = [whole(value) for value in model.parameters()]
+    parts = [value.to_local().clone() for value in model.parameters()]  # type: ignore[operator]
+    if rank == 2:
+        loader = Broken(batches, lambda: os._exit(0))  # dies in the middle of a pass
+    try:
+        torch.save(found, f"{folder}/{rank}.pt")
+        optimizer.step(loader if rank == 2 else batches)
+    except ProcessLost as error:
+        found["lost"] = str(error)
+    same = [torch.equal(part, value.to_local()) for part, value in zip(parts, model.parameters(), strict=True)]  # type: ignore[operator]
+    found["unchanged"] = all(same) and len(before) == len(same)
+    torch.save(found, f"{folder}/{rank}.pt")
+    os._exit(0)  # the group cannot be left in order
+
+
+def resumed(mesh: DeviceMesh, x: Tensor, y: Tensor, group: Any) -> list[list[float]]:
+    """Losses of a run that goes on, of one that was saved by each process and goes on, and of one where all have
+    the state of process 0, so that directions begin anew.
+    """
+    network = shards(made("deep"), mesh)
+    first = sf.CertifiedDescent(network, sf.CrossEntropy(), group=group)
+    for _ in range(STEPS):
+        first.step(x, y)
+    weights = [value.to_local().detach().clone() for value in network.parameters()]  # type: ignore[operator]
+    own = first.state_dict()
+    leading = first.processes.tell(own) if first.processes is not None else own
+    found = [[first.step(x, y) for _ in range(3)]]
+    for state in (own, leading):
+        other = shards(made("deep"), mesh)
+        with torch.no_grad():
+            for value, part in zip(other.parameters(), weights, strict=True):
+                value.to_local().copy_(part)  # type: ignore[operator]
+        training = sf.CertifiedDescent(other, sf.CrossEntropy(), group=group)
+        training.load_state_dict(state)
+        found.append([training.step(x, y) for _ in range(3)])
+    return found
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("shards")
+    torch.multiprocessing.start_processes(work, (str(folder),), 3, start_method="spawn")
+    return [torch.load(folder / f"{rank}.pt") for rank in range(3)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_gradients_and_steps_are_those_of_whole_weights(outcomes: list[dict[str, Any]], name: str) -> None:
+    x, y = data()
+    batches = [(x[a:b], y[a:b]) for start, end in ((0, 17), (17, 30)) for a, b in
+               ((k, min(k + 5, end)) for k in range(start, end, 5))]  # fmt: skip
+    expected = asked(lambda: made(name), x, y, batches)
+    for part in outcomes:
+        for key, one in part[name].items():
+            single = (key, name) == ("lbfgs", "deep")  # of so many parameters, pairs are kept in single precision
+            found, other = ([each[0], each[-1]] for each in (one, expected[key]))
+            torch.testing.assert_close(found, other, rtol=0, atol=1e-6 if single else 1e-8)
+        for key in ("batch", "loader"):
+            (value, error), (other, apart) = part[name][key], expected[key]
+            assert part[name][key] == outcomes[0][name][key]
+            assert abs(value - other) <= error + apart
+            assert error < 3 * apart
+        for key in RUNS:
+            losses, promises, _ = part[name][key]
+            assert (losses, promises) == outcomes[0][name][key][:2]
+            assert all(0 < p <= a - b + 1e-12 for p, a, b in zip(promises, losses, losses[1:], strict=False))
+
+
+def test_no_process_has_more_than_a_few_weights_at_a_time(outcomes: list[dict[str, Any]]) -> None:
+    sizes = {path: 8 * value.numel() for path, value in made("deep").named_parameters()}
+    vectors = sum(8 * value.numel() for value in made("deep").parameters() if value.dim() < 2)
+    assert 4 * max(sizes.values()) + vectors < 0.7 * sum(sizes.values())
+    for part in outcomes:
+        assert part["deep passes"] > 20
+        assert max(sizes.values()) < part["deep most"] <= vectors + 3 * max(sizes.values())
+
+
+def test_each_process_may_evaluate_data_of_its_own(outcomes: list[dict[str, Any]]) -> None:
+    x, y = data()
+    value = sf.evaluate(made("deep"), x, sf.CrossEntropy(y)).value
+    assert all(part["alone"] == pytest.approx(value, abs=1e-12) for part in outcomes)
+
+
+def test_a_run_goes_on_with_the_state_of_each_process(outcomes: list[dict[str, Any]]) -> None:
+    for part in outcomes:
+        going, own, leading = part["resumed"]
+        assert own == pytest.approx(going, abs=1e-8)
+        assert leading[0] == pytest.approx(going[0], abs=1e-12)
+        assert leading[2] < leading[1] < leading[0]
+        assert part["resumed"] == outcomes[0]["resumed"]
+
+
+def test_what_goes_wrong_in_the_middle_of_a_pass(outcomes: list[dict[str, Any]]) -> None:
+    for rank, part in enumerate(outcomes):
+        assert "the disk is full" in part["failed"]
+        assert ("process 2 of the group failed" in part["failed"]) == (rank != 2)
+        assert part["after"] == part["deep"]["loader"][0]
+    for part in outcomes[:2]:
+        assert "start all of them again" in part["lost"]
+        assert part["unchanged"]
