@@ -37,7 +37,8 @@ def test_training_is_that_of_the_library(surefoot, data):
     document = run(surefoot, "--data", data, "--steps", 6, "--seed", 2, "--test", 0)
     torch.manual_seed(2)
     model = sf.zoo.mlp((4, 6, 3), "tanh").double()
-    held = np.load(data)
+    with np.load(data) as file:
+        held = dict(file)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
     x, y = torch.from_numpy(held["x"]).double()[order], torch.from_numpy(held["y"])[order]
     optimizer = CertifiedDescent(model, sf.CrossEntropy())
@@ -179,7 +180,8 @@ def test_a_step_of_each_kind_gains_what_it_says(surefoot, data):
     steps = {step["name"]: step for step in document["steps"]}
     torch.manual_seed(0)
     model = sf.zoo.mlp((4, 6, 3), "tanh").double()
-    held = np.load(data)
+    with np.load(data) as file:
+        held = dict(file)
     x, y = torch.from_numpy(held["x"]).double(), torch.from_numpy(held["y"])
     parameters = list(model.parameters())
     loss = nn.functional.cross_entropy(model(x), y)

@@ -24,7 +24,7 @@ from surefoot.scalar.enclosure import _value_at
 from surefoot.valuation.entropy import entropy
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import only_chooses
-from surefoot.valuation.normalising import normalised
+from surefoot.valuation.normalising import normalised, recipe_of
 from surefoot.valuation.rounding import _KERNEL
 from surefoot.valuation.tape import PULL, Tape, tape_of
 from valuation.elementwise import OPERATIONS, Scalar, numbers
@@ -166,7 +166,9 @@ def test_normalisations_in_few_passes(name: str, mean: float) -> None:
     x = torch.randn(shape, dtype=torch.float64) * 2 + mean
     graph, _ = captured(_Behind(function), x)
     node = tape_of(graph).varying[-1]
-    fast = normalised(node, {node.inputs[0]: x})
+    recipe = recipe_of(node)
+    assert recipe is not None
+    fast = normalised(recipe, x)
     assert fast is not None
     value, facts, _ = fast
     call = Call(node, {node.inputs[0]: constant(x, 0)})
@@ -183,7 +185,7 @@ def test_normalisations_in_few_passes(name: str, mean: float) -> None:
     if mean < 1e3:  # differences of larger numbers tell less
 
         def again(t: Tensor) -> Tensor:
-            found = normalised(node, {node.inputs[0]: t})
+            found = normalised(recipe, t)
             assert found is not None
             return found[0]
 
@@ -192,10 +194,11 @@ def test_normalisations_in_few_passes(name: str, mean: float) -> None:
 
 def test_a_normalisation_out_of_range_is_left_to_the_careful_formula() -> None:
     graph, _ = captured(_Behind(_NORMS["layer"][0]), torch.randn(5, 6, dtype=torch.float64))
-    node = tape_of(graph).varying[-1]
+    recipe = recipe_of(tape_of(graph).varying[-1])
+    assert recipe is not None
     x = torch.randn(5, 6, dtype=torch.float64)
     for far in (x * 1e200, x + 1e12, x * torch.nan):
-        assert normalised(node, {node.inputs[0]: far}) is None
+        assert normalised(recipe, far) is None
 
 
 @pytest.mark.parametrize("size", [1.0, 30.0])
