@@ -41,7 +41,11 @@ _ONCE = {"bags, weighted", "bags, own weights", "bags with offsets", "distances"
          "scattered products", "bags, largest", "bags, largest but padding"}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODELS)
+# whose constants are those of others here, or whose Hessian takes seconds
+_LATER = {"transformer", "hint", "mask of truth values", "mask made in forward", "mask as an input"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in _LATER)) for n in MODELS])
 def test_smoothness_is_above_the_hessian(name: str) -> None:
     model, x, y = _built(name)
     given = x if len(x) > 1 else x[0]
