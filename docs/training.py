@@ -98,14 +98,14 @@ rates and evaluations leave 22 to 25 epochs of training. Rates of the convolutio
 factor of three below some that ruin them: losses spike there, and single runs differ by a factor of ten, by seed
 and by how long bursts are. In trials with other seeds and almost the same rules, networks that are below
 {loss_target:g} here ended at up to thirty times the loss of the best fixed rate. Work is counted, so the same seed
-gives the same run; the work per epoch is measured, here while other programs kept the machine busy.
+gives the same run; the work per epoch is measured, two networks at a time.
 
 {minibatches}
 
 ## Mini-batches: networks that were not tuned on
 
 The same for networks that no rule was made with, as they came out. Batches are of {small} samples where there are
-fewer than {few:,}. Evaluations of networks with batch-norm cost two epochs and more, so that the work per epoch is
+fewer than {few:,}. Evaluations of networks with batch-norm cost one to two epochs, so that the work per epoch is
 missed there. (At a fixed rate of 10 the loss of wine is rounded to zero.)
 
 {others}
