@@ -150,13 +150,12 @@ class LimitedMemory(Gradient):
         lengths, wholes = self._lengths, np.array(self._layout.lengths)
         here, starts = lengths > 0, lengths.cumsum() - lengths
         sums = np.zeros((2, len(lengths)))
-        counted = np.stack([self._once(row) for row in squares]) if self._layout.copies else squares
-        sums[:, here] = np.add.reduceat(counted, starts[here], axis=1) if here.any() else 0.0
+        sums[:, here] = np.add.reduceat(self._once(squares), starts[here], axis=1) if here.any() else 0.0
         sums = self._layout.summed(sums)
         return sums / np.maximum(wholes, 1) + _ALL * sums.sum(axis=1, keepdims=True) / wholes.sum()
 
-    def _once(self, row: np.ndarray) -> np.ndarray:
-        return self._layout.once(torch.from_numpy(row)).numpy() if self._layout.copies else row
+    def _once(self, rows: np.ndarray) -> np.ndarray:
+        return self._layout.once(torch.from_numpy(rows)).numpy()
 
     def forget(self) -> None:
         """All pairs."""

@@ -77,8 +77,7 @@ class Layout:
 
     def products(self, vectors: Tensor) -> np.ndarray:
         """The inner products of some vectors, in rows, with each other."""
-        counted = torch.stack([self.once(vector) for vector in vectors]) if self.copies else vectors
-        return self.summed((counted @ vectors.T).cpu().numpy())
+        return self.summed((self.once(vectors) @ vectors.T).cpu().numpy())
 
     def norm(self, vector: Tensor) -> float:
         """The Euclidean norm."""
@@ -93,12 +92,14 @@ class Layout:
         """Whether something holds on all processes."""
         return holds if self.processes is None else all(self.processes.gathered(lambda: holds))
 
-    def once(self, vector: Tensor) -> Tensor:
-        """The same, with zeros where another process has the entries too, and counts them."""
-        if not self.copies:
-            return vector
-        parts = self.unpack(vector.clone())
-        return self.pack({name: part.zero_() if name in self.copies else part for name, part in parts.items()})
+    def once(self, vectors: Tensor) -> Tensor:
+        """The same vector, or rows, with zeros where another process has the entries too, and counts them."""
+        return vectors.masked_fill(self._copied.to(vectors.device), 0.0) if self.copies else vectors
+
+    @cached_property
+    def _copied(self) -> Tensor:
+        """Which entries these are."""
+        return torch.cat([torch.full((shape.numel(),), name in self.copies) for name, shape in self.shapes])
 
     def counted(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Those that count here."""
