@@ -105,7 +105,7 @@ class ByEvaluation:
 
         def steps() -> str:
             states = self.direction.state(), self._fallback.state()
-            return str([(state["length"], state.get("order"), state.get("last") is None) for state in states])
+            return str([(state["length"], state.get("seen"), state.get("last") is None) for state in states])
 
         if len(set(processes.gathered(steps))) > 1:
             self.direction.forget()
