@@ -25,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 
 import surefoot as sf
 from surefoot.complexity.traffic import Traffic
-from surefoot.graph.fetched import Outline
+from surefoot.graph.outline import Outline
 from surefoot.optim.point import Turns
 from surefoot.optim.shards import Shards
 from surefoot.processes import Processes

@@ -16,7 +16,8 @@ from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
 from surefoot.graph.checks import as_inputs, is_loader, unwrapped
-from surefoot.graph.fetched import Fetched, Outline
+from surefoot.graph.fetched import Fetched
+from surefoot.graph.outline import Outline
 from surefoot.graph.sharded import norms_of_shards
 from surefoot.lower import curvature_at_weights
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective

@@ -17,10 +17,12 @@ spread is measured from the computed centre, so round-off is part of it and need
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +31,9 @@ from torch import Tensor
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import frobenius_norm, spectral_norm
 from surefoot.torch_private import Deferred
+
+_More = ParamSpec("_More")
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,11 @@ class Enclosure:
             return minimum(self.rows, self.spread)
         return Magnitude(np.full(count, self.spread.log2))
 
+    def longest_move(self, within_rows: bool) -> Magnitude:
+        """How far parts of it may be from the centre: as far as the whole, or as a row if they lie within rows."""
+        apart = within_rows and self.rows is not None
+        return minimum(self.spread, self.rows.max()) if apart and self.rows is not None else self.spread
+
     def row_norms(self, count: int) -> Magnitude:
         """A bound on the norm of each row over the domain."""
         if self.value is None or not self.shape or self.shape[0] != count:
@@ -112,12 +122,7 @@ class Enclosure:
 
     def centre_matrix_norm(self) -> Magnitude:
         """The spectral norm of the centre, as a matrix whose rows are its last dimension."""
-        if not isinstance(self.value, Tensor):
-            return self.bound
-        if not self.value.numel():
-            return Magnitude.zero()
-        width = self.value.shape[-1] if self.value.dim() else 1
-        return Magnitude.of(spectral_norm(self.value.reshape(-1, width)))
+        return matrix_norm(self.value) if isinstance(self.value, Tensor) else self.bound
 
     def matrix_norm(self) -> Magnitude:
         r"""A bound on :math:`\|Z\|_2 \le \|\hat Z\|_2 + \|Z - \hat Z\|_F` for that matrix over the domain."""
@@ -227,6 +232,34 @@ def unknown_constant(spec: Spec | tuple[Spec, ...], variables: int, bound: Magni
     return Enclosure(spec, None, size, peak, infinite, None, infinite, none, is_constant=True)
 
 
+_KNOWN = "norms_of_surefoot"
+
+
+def remembered(value: Any) -> Any:
+    """A tensor, or several, that nobody writes to: what is computed from them alone is computed once."""
+    for part in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(part, Tensor) and not hasattr(part, _KNOWN):
+            setattr(part, _KNOWN, {})
+    return value
+
+
+def once(function: Callable[Concatenate[Any, _More], _Found]) -> Callable[Concatenate[Any, _More], _Found]:
+    """The same function, which looks first at what is remembered of a tensor."""
+
+    @functools.wraps(function)
+    def found(value: Any, *more: _More.args, **named: _More.kwargs) -> _Found:
+        known: dict[Any, _Found] | None = getattr(value, _KNOWN, None)
+        if known is None:
+            return function(value, *more, **named)
+        key = function, more, *named.items()
+        if key not in known:
+            known[key] = function(value, *more, **named)
+        return known[key]
+
+    return found
+
+
+@once
 def measure(value: Any) -> tuple[Magnitude, Magnitude]:
     """The Euclidean norm of a tensor, or of several together, and its largest absolute entry, rounded up.
 
@@ -263,6 +296,15 @@ def largest(value: Any) -> Magnitude:
     return measure(value)[1]
 
 
+@once
+def matrix_norm(value: Tensor) -> Magnitude:
+    """The spectral norm of a tensor as a matrix whose rows are its last dimension."""
+    if not value.numel():
+        return Magnitude.zero()
+    return Magnitude.of(spectral_norm(value.reshape(-1, value.shape[-1] if value.dim() else 1)))
+
+
+@once
 def row_norms(value: Tensor) -> Magnitude:
     """Norms of the slices along the first dimension, rounded up."""
     if not value.numel():

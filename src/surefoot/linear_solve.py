@@ -41,7 +41,10 @@ class Space(Protocol[Vector]):
 
 
 class Flat:
-    """One tensor is one vector, whatever its shape."""
+    """One tensor is one vector, whatever its shape; products may be those of another space."""
+
+    def __init__(self, dot: Callable[[Any, Any], float] | None = None) -> None:
+        self._dot = dot
 
     def zero(self, like: Tensor) -> Tensor:
         """The zero vector."""
@@ -49,7 +52,7 @@ class Flat:
 
     def dot(self, a: Tensor, b: Tensor) -> float:
         """⟨a, b⟩, in the precision of the tensors."""
-        return float(torch.dot(a.reshape(-1), b.reshape(-1)))
+        return float(torch.dot(a.reshape(-1), b.reshape(-1))) if self._dot is None else self._dot(a, b)
 
     def plus(self, a: Tensor, b: Tensor, factor: float) -> Tensor:
         """a + factor·b."""
@@ -80,6 +83,8 @@ class Parts(Flat):
 
     def dot(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> float:  # type: ignore[override]
         """⟨a, b⟩."""
+        if self._dot is not None:
+            return self._dot(a, b)
         return float(sum((x.double() * y.double()).sum() for x, y in zip(a, b, strict=True)))
 
     def plus(self, a: Sequence[Tensor], b: Sequence[Tensor], factor: float) -> list[Tensor]:  # type: ignore[override]

@@ -42,8 +42,7 @@ def _up(log2: Any) -> Any:
     """Move rounded logarithms up by more than their rounding error; infinities stay."""
     if type(log2) is float:
         return log2 + (abs(log2) + 2.0) * _ROUNDING if math.isfinite(log2) else log2
-    with np.errstate(invalid="ignore"):
-        return np.where(np.isfinite(log2), log2 + (np.abs(log2) + 2.0) * _ROUNDING, log2)
+    return log2 + (np.minimum(np.abs(log2), -_LOWEST) + 2.0) * _ROUNDING  # what is added is finite
 
 
 def _log2(number: float, sign: float = 1.0) -> float:
@@ -126,6 +125,13 @@ class Magnitude:
             raise ValueError("a magnitude cannot be NaN: it stands for a non-negative extended real")
 
     @classmethod
+    def _made(cls, log2: Any) -> Magnitude:
+        """From the result of an operation on logarithms, which is no NaN, as none of the operands is."""
+        made = cls.__new__(cls)
+        made.log2 = log2 if type(log2) is float or (type(log2) is np.ndarray and log2.ndim) else float(log2)
+        return made
+
+    @classmethod
     def of(cls, value: Number) -> Magnitude:
         """The magnitude of a non-negative number, array or tensor, rounded upwards.
 
@@ -181,18 +187,18 @@ class Magnitude:
         return len(self.log2)
 
     def __getitem__(self, key: Any) -> Magnitude:
-        return Magnitude(self.log2[key])
+        return Magnitude._made(self.log2[key])
 
     def __iter__(self) -> Iterator[Magnitude]:
         return (self[index] for index in range(len(self)))
 
     def __add__(self, other: Number) -> Magnitude:
-        return Magnitude(_add(self.log2, Magnitude.of(other).log2))
+        return Magnitude._made(_add(self.log2, Magnitude.of(other).log2))
 
     __radd__ = __add__
 
     def __mul__(self, other: Number) -> Magnitude:
-        return Magnitude(_multiply(self.log2, Magnitude.of(other).log2))
+        return Magnitude._made(_multiply(self.log2, Magnitude.of(other).log2))
 
     __rmul__ = __mul__
 
@@ -215,10 +221,10 @@ class Magnitude:
             return Magnitude(np.zeros_like(self.log2)) if exponent == 0 else self
         if type(self.log2) is float:
             log2 = self.log2
-            return Magnitude(log2 if log2 in (0.0, -math.inf) else max(_up(log2 * exponent), _LOWEST))
+            return Magnitude._made(log2 if log2 in (0.0, -math.inf) else max(_up(log2 * exponent), _LOWEST))
         with np.errstate(over="ignore"):
             power = np.maximum(_up(self.log2 * exponent), _LOWEST)
-        return Magnitude(np.where((self.log2 == 0) | (self.log2 == -np.inf), self.log2, power))
+        return Magnitude._made(np.where((self.log2 == 0) | (self.log2 == -np.inf), self.log2, power))
 
     def sqrt(self) -> Magnitude:
         """The square root."""
@@ -237,7 +243,7 @@ class Magnitude:
         # n additions of non-negative numbers: relative error at most (n + 8) u, underflow included, since the
         # largest term is 1; in the log domain at most 1.45 times that
         total = np.squeeze(self.log2, axis=axis) if count == 1 else _up(total + (count + 8) * 2.0**-52)
-        return Magnitude(total)
+        return Magnitude._made(total)
 
     def norm(self, axis: int | None = None) -> Magnitude:
         """The Euclidean norm along an axis, or of everything."""
@@ -245,11 +251,11 @@ class Magnitude:
 
     def max(self, axis: int | None = None) -> Magnitude:
         """The largest entry."""
-        return Magnitude(np.max(self.log2, axis=axis, initial=-np.inf))
+        return Magnitude._made(np.max(self.log2, axis=axis, initial=-np.inf))
 
     def min(self, axis: int | None = None) -> Magnitude:
         """The smallest entry."""
-        return Magnitude(np.min(self.log2, axis=axis, initial=np.inf))
+        return Magnitude._made(np.min(self.log2, axis=axis, initial=np.inf))
 
     def numpy(self) -> np.ndarray:
         """The entries as doubles, rounded upwards; ``inf`` where beyond the range of a double.
@@ -347,12 +353,15 @@ def _ceiling(value: Decimal, digits: int, fixed: bool = False, slack: str = "1e-
 
 def maximum(*values: Number) -> Magnitude:
     """The largest of several magnitudes, entry by entry; zero if there are none."""
-    return Magnitude(functools.reduce(np.maximum, (Magnitude.of(v).log2 for v in values), -math.inf))
+    return Magnitude._made(functools.reduce(np.maximum, [Magnitude.of(v).log2 for v in values], -math.inf))
 
 
 def minimum(*values: Number) -> Magnitude:
     """The smallest of several magnitudes, entry by entry: the best of several valid bounds."""
-    return Magnitude(functools.reduce(np.minimum, (Magnitude.of(v).log2 for v in values), math.inf))
+    logs = [Magnitude.of(v).log2 for v in values]
+    if all(type(log2) is float for log2 in logs):
+        return Magnitude._made(min(logs, default=math.inf))
+    return Magnitude._made(functools.reduce(np.minimum, logs))
 
 
 def stack(values: list[Magnitude]) -> Magnitude:

@@ -6,8 +6,9 @@ Everything a process sends is counted. A process that stops or is silent for lon
 
 from __future__ import annotations
 
+import math
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +35,7 @@ class Processes:
     Attributes:
         rank: the number of this process in the group; process 0 leads.
         size: how many there are.
+        members: their numbers among all processes.
         sent: bytes that this process handed over so far, each message and tensor counted once.
 
     Raises:
@@ -53,6 +55,7 @@ class Processes:
         if self.rank < 0:
             raise ProcessError("this process is not in the group: only its members may ask for what they share")
         self.size = distributed.get_world_size(group)
+        self.members: list[int] = distributed.get_process_group_ranks(group)
         self._first = distributed.get_global_rank(group, 0)
 
     @property
@@ -97,14 +100,15 @@ class Processes:
                 raise ProcessError(f"process {rank} of the group failed: {why}")
         return mine, [part for _, part in everyone]
 
-    def announced(self, number: int, device: torch.device) -> list[int]:
-        """The numbers of all processes, by rank."""
-        mine = torch.tensor([number], device=device)
-        everyone = [torch.empty_like(mine) for _ in range(self.size)]
-        self.sent += mine.nbytes
-        with answering():
-            self._torch.all_gather(everyone, mine, group=self._group)
-        return [int(one) for one in everyone]
+    def announced(self, number: float, device: torch.device) -> list[Any]:
+        """The numbers of all processes, by rank: whole ones, or such in double precision."""
+        kind = torch.int64 if isinstance(number, int) else torch.float64
+        found: list[Any] = self.beside([torch.tensor([number], dtype=kind, device=device)], 1).flatten().tolist()
+        return found
+
+    def total(self, number: float, device: torch.device) -> float:
+        """The sum over all processes, the same on all."""
+        return math.fsum(self.announced(number, device))
 
     def tell(self, message: Any = None) -> Any:
         """What the leader says, to all; the others pass nothing."""
@@ -185,6 +189,16 @@ class Processes:
             with answering():
                 self._torch.all_reduce(joined, group=self._group)
             _write(kind, joined)
+
+    def beside(self, parts: Sequence[Tensor], length: int) -> Tensor:
+        """Vectors of one type, one behind the other, of each process in a row of this length, which is enough."""
+        short = length - sum(map(len, parts))
+        mine = torch.cat([*parts, parts[0].new_zeros(short)]) if short or len(parts) > 1 else parts[0]
+        rows = mine.new_empty(self.size * length)
+        self.sent += mine.nbytes
+        with answering():
+            self._torch.all_gather_single(rows, mine, group=self._group)
+        return rows.view(self.size, length)
 
     def _count(self, message: Any) -> None:
         self.sent += len(pickle.dumps(message))

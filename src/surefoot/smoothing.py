@@ -26,14 +26,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from surefoot.errors import SurefootError, describe
-from surefoot.graph import Graph, Node, Ref, Role
+from surefoot.graph import Node, Ref, Role
 from surefoot.operations.captured import capture
 from surefoot.operations.record import record_of
 from surefoot.scalar import ScalarFunction, supremum
@@ -116,9 +116,6 @@ def smooth(model: nn.Module, x: Any = None) -> nn.Module:
         x: an example input. With it, the result is captured, and operations with kinks that modules call as
             functions (``F.relu``, ``torch.max``), which cannot be replaced, are found.
 
-    Returns:
-        The copy.
-
     Raises:
         NotSmooth: naming the modules that have a kink and no counterpart, or that call such a function.
         CaptureError: if ``x`` is given and the model cannot be captured.
@@ -147,7 +144,10 @@ def smooth(model: nn.Module, x: Any = None) -> nn.Module:
                 children_of(parent)[name] = made[id(child)]
     result = made.get(id(copied), copied)
     if x is not None:
-        _refuse("operations with kinks that are called as functions", list(_kinks(capture(result, x))))
+        graph = capture(result, x)
+        kinked = [node for node in graph.nodes if graph.roles[node.name] is not Role.CONSTANT and _has_kink(node)]
+        places = [f"{describe(node.module)}: {node.op.rpartition('.')[2]}" for node in kinked]
+        _refuse("operations with kinks that are called as functions", places)
     return result
 
 
@@ -155,13 +155,6 @@ def _refuse(what: str, found: list[str]) -> None:
     if found:
         places = "".join(f"\n  {place}" for place in dict.fromkeys(found))
         raise NotSmooth(f"the model has {what}; write modules with a smooth counterpart instead:{places}")
-
-
-def _kinks(graph: Graph) -> Iterator[str]:
-    """Every operation of a graph that has a kink, with its place."""
-    for node in graph.nodes:
-        if graph.roles[node.name] is not Role.CONSTANT and _has_kink(node):
-            yield f"{describe(node.module)}: {node.op.rpartition('.')[2]}"
 
 
 def _has_kink(node: Node) -> bool:

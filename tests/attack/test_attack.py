@@ -40,7 +40,7 @@ def explore(number: int, examples: int) -> Counter[str]:
     return count
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, *(pytest.param(k, marks=pytest.mark.slow) for k in range(3, 8))])
+@pytest.mark.parametrize("number", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, 8))])
 def test_certificates_hold(number):
     count = explore(number, examples=32)
     assert count["cases"] >= 128

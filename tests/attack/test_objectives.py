@@ -36,7 +36,7 @@ def objective_of(drawn: Network) -> torch.nn.Module | None:
             return sf.Square(numbers)
 
 
-@pytest.mark.parametrize("part", [0, 1, 2, *(pytest.param(k, marks=pytest.mark.slow) for k in range(3, PARTS))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, PARTS))])
 def test_certificates_of_objectives_hold(part):
     finite = 0
     for seed in range(5000 + part, 5000 + part + 16 * PARTS, PARTS):

@@ -25,7 +25,7 @@ def network(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor, sf.CrossE
     return nn.Sequential(*parts).to(dtype), torch.randn(12, 6, dtype=dtype), sf.CrossEntropy(torch.arange(12) % 3)
 
 
-@pytest.mark.parametrize("dtype", [D, torch.float32])
+@pytest.mark.parametrize("dtype", [pytest.param(D, marks=pytest.mark.slow), torch.float32])
 @pytest.mark.parametrize("name", ["tanh", "layer norm", "batch norm"])
 def test_steps_go_further_than_balls_and_descend_as_promised(name: str, dtype: torch.dtype) -> None:
     model, x, objective = network(name, dtype)

@@ -11,7 +11,7 @@ from operations.case import Case, Fixed, operation
 from operations.tensors import away, real, yes_or_no
 from surefoot.calculus.prepare import scalar
 from surefoot.operations.attention import finite_part, masked_softmax
-from surefoot.operations.compositions import unit
+from surefoot.operations.scaled import unit
 from surefoot.scalar import ScalarFunction
 
 aten = torch.ops.aten

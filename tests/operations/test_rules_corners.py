@@ -38,8 +38,6 @@ REFUSED = {
     "largest of two tensors": lambda: operation(aten.max.other, real(2), real(2, seed=1)),
     "other norms": lambda: operation(aten.linalg_vector_norm.default, real(2), 1),
     "variance of one number": lambda: operation(aten.var.correction, real(2, 1), [1]),
-    "three factors": lambda: operation(aten.einsum.default, "i,i,i->", [real(2), real(2), real(2)]),
-    "repeated index": lambda: operation(aten.einsum.default, "ii,i->i", [real(2, 2), real(2)]),
     "weighted bags": lambda: pieces(
         aten.embedding_bag.default, real(3, 2), whole(3, 4), torch.tensor([0, 2]), False, 0, False, real(4)
     ),

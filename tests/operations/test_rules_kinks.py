@@ -12,7 +12,7 @@ from torch import Tensor
 from operations.case import Case, operation, pieces
 from operations.harness import claims, enclosed
 from surefoot.calculus.prepare import scalar
-from surefoot.operations.compositions import unit
+from surefoot.operations.scaled import unit
 from surefoot.scalar import ScalarFunction
 
 aten = torch.ops.aten

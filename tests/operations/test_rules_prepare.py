@@ -115,7 +115,7 @@ PATTERNS: dict[str, tuple[Callable[..., Tensor], list[str], list[Tensor]]] = {
     "direction, whole": (lambda x: x / x.norm(), ["unit"], [away(2, 3)]),
     "cosine": (
         lambda x, y: F.cosine_similarity(x, y, dim=0),
-        ["unit", "unit", "einsum"],
+        ["unit", "unit", "sum", "matmul"],
         [away(2, 3), away(2, 1)],
     ),
     "gated": (lambda x: F.glu(x, 1), ["scalar", "mul"], [real(2, 4)]),
@@ -141,7 +141,7 @@ PATTERNS: dict[str, tuple[Callable[..., Tensor], list[str], list[Tensor]]] = {
     "casts": (_in_real_arithmetic, ["scalar"], [real(2, 3)]),
     "infinite limit": (lambda x: x.clamp(max=math.inf).sin(), ["scalar"], [real(2, 3)]),
 }
-_LAYOUT = {"transpose", "slice"}
+_LAYOUT = {"transpose", "slice", "narrow", "permute", "reshape"}
 
 
 @pytest.fixture(autouse=True)

@@ -157,8 +157,14 @@ SMOOTH: dict[str, Function] = {
     ),
     "index_reduce": lambda h, w: h.index_reduce(1, _IDS[:3], w[:1, :3].expand(5, 3), "prod"),
     "put": lambda h, w: h.put(_IDS[:2], w[0, :2].sin()) + h.put(_PLACES[0], w[0].sin(), accumulate=True),
+    "einsum with diagonals": lambda h, w: torch.einsum("iij,j->ij", h[:4].reshape(2, 2, 6), w[0]),
+    "einsum of one": lambda h, w: torch.einsum("b...->...", h) * torch.einsum("ij->ji", w)[:, 0],
+    "einsum of a diagonal": lambda h, w: torch.einsum("ii->i", h[:3, :3]) + torch.einsum("ii->", w[:3, :3]),
     "einsum with dots": lambda h, w: torch.einsum("...i,...i,...i->...", h, h.tanh(), h.sin()),
     "addbmm": lambda h, w: torch.addbmm(w[:2, :2], h.reshape(5, 2, 3), h.sin().reshape(5, 3, 2), beta=2.0),
+    "baddbmm": lambda h, w: torch.baddbmm(
+        w[:1, :2, None], h.reshape(5, 2, 3), h.sin().reshape(5, 3, 2), beta=0.5, alpha=-2.0
+    ),
     "xlog1py": lambda h, w: torch.special.xlog1py(h, w[0].sigmoid()),
     "cholesky_inverse": lambda h, w: torch.cholesky_inverse(
         torch.linalg.cholesky(9 * torch.eye(3, dtype=w.dtype) + w[:, :3] @ w[:, :3].mT)

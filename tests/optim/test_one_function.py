@@ -83,8 +83,16 @@ def assert_step_keeps_its_promise(optimizer: GuaranteedOptimizer) -> None:
     assert before - optimizer.value(X, Y) >= promised - 1e-12
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("change", CHANGES)
+def each_with_each() -> list[object]:
+    """Every change with one optimizer and every optimizer with one change are quick; the other pairs are slow."""
+    return [
+        pytest.param(kind, change, marks=[pytest.mark.slow] * (kind != "segment" and change is not attribute))
+        for kind in KINDS
+        for change in CHANGES
+    ]
+
+
+@pytest.mark.parametrize(("kind", "change"), each_with_each())
 def test_the_next_step_is_about_the_model_as_it_is(kind: str, change) -> None:
     model = Network()
     optimizer = KINDS[kind](model)
@@ -105,7 +113,7 @@ def test_the_next_step_is_about_the_model_as_it_is(kind: str, change) -> None:
 
 
 @pytest.mark.parametrize("scale", [5.0, 10.0, 40.0, -0.5, 0.2])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
 def test_a_plain_attribute_changed_between_steps(scale: float, seed: int) -> None:
     model = Network(seed)
     optimizer = CertifiedDescent(model, sf.CrossEntropy(), proof="segment")

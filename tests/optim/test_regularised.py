@@ -137,7 +137,7 @@ def test_nearest_points_with_absolute_values(centred: bool, weight: float) -> No
 
 @pytest.mark.parametrize("kind", PENALTIES)
 @pytest.mark.parametrize("where", SETS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float64, marks=pytest.mark.slow), torch.float32])
 def test_every_proximal_step_keeps_its_promise(kind: str, where: str, dtype: torch.dtype) -> None:
     model, penalty, (x, y) = network().to(dtype), PENALTIES[kind](), data()
     optimizer = ProjectedGradient(model, sf.CrossEntropy(), domain=SETS[where](), regularizer=penalty)

@@ -63,7 +63,7 @@ def assert_promises_kept(optimizer: GuaranteedOptimizer, x: torch.Tensor, y: tor
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("size", [1.0, 1e-3])
+@pytest.mark.parametrize("size", [1e-3, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_promises_are_kept_by_stored_weights(kind: str, dtype: torch.dtype, size: float) -> None:
     x, y = data(dtype, size)
     optimizer = KINDS[kind](network(dtype))

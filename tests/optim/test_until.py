@@ -57,8 +57,8 @@ def digits(count: int, outputs: int) -> tuple[Tensor, Tensor]:
     [
         ("GaussNewton", nn.Tanh, 32),
         ("GaussNewton", nn.ReLU, 64),
-        ("CertifiedDescent", nn.Tanh, 32),
-        ("Newton", nn.Tanh, 2),
+        pytest.param("CertifiedDescent", nn.Tanh, 32, marks=pytest.mark.slow),
+        pytest.param("Newton", nn.Tanh, 2, marks=pytest.mark.slow),
     ],
 )
 def test_each_stops_on_digits_and_prints_its_certificate(kind: str, activation: type[nn.Module], width: int):

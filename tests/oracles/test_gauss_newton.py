@@ -149,6 +149,34 @@ def test_the_residual_in_single_precision_is_the_true_one(size: float, kappa: fl
             assert step.status.startswith("not solved") <= (not step.solved)
 
 
+@pytest.mark.parametrize("kappa", [1.0, 1e-2, 1e-5])
+@pytest.mark.parametrize("steps", [0, 40, 400])
+def test_a_loose_residual_is_measured_where_round_off_may_have_a_share(steps: int, kappa: float) -> None:
+    """At a minimum, gradients of samples cancel: in single precision the sum is round-off."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(50, 6)
+    y = torch.randint(0, 3, (50,))
+    descent = torch.optim.LBFGS(model.parameters(), max_iter=steps, tolerance_grad=0, tolerance_change=0)
+
+    def closure() -> torch.Tensor:
+        descent.zero_grad()
+        loss = sf.CrossEntropy(y)(model(x)) + 5e-3 * sum(p.square().sum() for p in model.parameters())
+        loss.backward()
+        return loss
+
+    descent.step(closure)
+    ridge, wide = Ridge(1e-2), copy.deepcopy(model).double()
+    judge = DenseModel(wide, x.double(), sf.CrossEntropy(y), ridge)
+    chain, objective = sf.Chain(model, x), sf.CrossEntropy(y)
+    methods: tuple[Any, ...] = ("primal", "dual_gram")
+    for method in methods:
+        step = gauss_newton(chain, objective, kappa, method, regularizer=ridge, tolerance=0.1)
+        true = judge.residual(step, "gauss_newton")
+        assert step.residual == pytest.approx(true, abs=1e-3, rel=1e-3), step.status
+        assert step.model_decrease == pytest.approx(judge.decrease(step, "gauss_newton"), rel=1e-2, abs=1e-20)
+        assert step.solved == (step.residual <= 0.1)
+
+
 def test_the_gram_matrix_serves_every_kappa_and_every_weight() -> None:
     model, x = build("convolution")
     chain, objective = sf.Chain(model, x), objectives(4)["labels"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,16 +16,28 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 import surefoot as sf
-from surefoot.graph import fetched
+from surefoot.graph import outline, placed
+from surefoot.graph.fetched import Fetched
+from surefoot.optim import GaussNewton, Newton
 from surefoot.processes import ProcessLost
 
 STARTS = (0, 17, 17, 30)  # the samples of three processes, one of which has none
-WIDTH, STEPS = 24, 4
-RUNS: dict[str, dict[str, Any]] = {
-    "lbfgs": {"weight_decay": 0.01},
-    "conjugate": {"direction": "conjugate"},
-    "gradient": {"regularizer": sf.ElasticNet(0.01, 0.01)},
+WIDTH, STEPS = 24, 3
+RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "lbfgs": (sf.CertifiedDescent, {"weight_decay": 0.01}),
+    "conjugate": (sf.CertifiedDescent, {"direction": "conjugate"}),
+    "gradient": (sf.CertifiedDescent, {"regularizer": sf.ElasticNet(0.01, 0.01)}),
+    "primal": (GaussNewton, {"method": "primal", "tolerance": 0.5, "line_search": "armijo"}),
+    "dual": (GaussNewton, {"method": "dual", "tolerance": 0.5, "damping": "trust_region"}),
+    "newton": (Newton, {"method": "cg", "regularizer": sf.Ridge(0.01)}),
 }
+ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gradient": (sf.oracles.gradient, {"kappa": 2.0}),
+    "primal": (sf.oracles.gauss_newton, {"tolerance": 0.3, "method": "primal"}),
+    "dual": (sf.oracles.gauss_newton, {"method": "dual"}),
+    "newton": (sf.oracles.newton, {"method": "cg", "kappa": 2.0}),
+}
+LONG = ("dual", "newton")  # not where weights are gathered one by one: that is many messages
 
 
 class Tied(nn.Module):
@@ -45,7 +58,7 @@ class Tied(nn.Module):
 
 
 def deep() -> nn.Module:
-    layers = [part for _ in range(8) for part in (nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh())]
+    layers = [part for _ in range(5) for part in (nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh())]
     return nn.Sequential(nn.Linear(6, WIDTH), *layers, nn.Linear(WIDTH, 3))
 
 
@@ -74,28 +87,34 @@ def shards(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def asked(
-    model: Callable[[], nn.Module], x: Tensor, y: Tensor, batches: list[Any], **group: Any
-) -> dict[str, Any]:
+def asked(name: str, mesh: Any, x: Tensor, y: Tensor, batches: list[Any], **group: Any) -> dict[str, Any]:
     """Values and errors, gradient steps, and runs."""
-    loss, found = sf.CrossEntropy(), dict[str, Any]()
-    for name, given in (("batch", (x, loss, y)), ("loader", (batches, loss))):
+    loss, found, left_out = sf.CrossEntropy(), dict[str, Any](), LONG if name == "deep" else ()
+
+    def model() -> nn.Module:
+        return made(name) if mesh is None else shards(made(name), mesh)
+
+    for key, given in (("batch", (x, loss, y)), ("loader", (batches, loss))):
         value = sf.evaluate(model(), *given, **group)
-        found[name] = value.value, value.error
+        found[key] = value.value, value.error
     network = model()
     for chain, objective in (
         (sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y)),
         (sf.Chain(network, batches), loss),
     ):
-        step = sf.oracles.gradient(chain, objective, kappa=2.0, regularizer=sf.Ridge(0.1), **group)
-        direction = {path: whole(value) for path, value in step.direction.items()}
-        found[f"step {len(found)}"] = direction, step.model_decrease
-    for name, options in RUNS.items():
+        for key, (oracle, options) in ORACLES.items():
+            if key not in left_out:
+                step = oracle(chain, objective, regularizer=sf.Ridge(0.1), **options, **group)
+                direction = {path: whole(value) for path, value in step.direction.items()}
+                found[f"{key} {len(found)}"] = direction, step.kappa, step.model_decrease
+    for key, (optimizer, options) in RUNS.items():
+        if key in left_out:
+            continue
         network = model()
-        training = sf.CertifiedDescent(network, loss, **options, **group)
+        training = optimizer(network, loss, **options, **group)
         losses = [training.step(x, y) for _ in range(STEPS)] + [training.value(x, y)]
         promises = [record.promised_decrease for record in training.history]
-        found[name] = losses, promises, {path: whole(value) for path, value in network.named_parameters()}
+        found[key] = losses, promises, {path: whole(value) for path, value in network.named_parameters()}
     return found
 
 
@@ -123,20 +142,21 @@ def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = distributed.FileStore(f"{folder}/store", 3)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=60))
-    group, kept = distributed.group.WORLD, list[fetched.Fetched]()
+    group, kept = distributed.group.WORLD, list[Fetched]()
     mesh = DeviceMesh.from_group(group, "cpu")
 
-    class Counted(fetched.Fetched):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+    class Counted(Fetched):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
             kept.append(self)
 
-    fetched.Fetched = Counted  # type: ignore[misc]
+    outline.Fetched = Counted  # type: ignore[misc]
     x, y = (part[STARTS[rank] : STARTS[rank + 1]] for part in data())
     batches = list(zip(x.split(5), y.split(5), strict=True)) if len(y) else []
     found: dict[str, Any] = {}
     for name in MODELS:
-        found[name] = asked(lambda name=name: shards(made(name), mesh), x, y, batches, group=group)  # type: ignore[misc]
+        placed.SMALL = WIDTH if name == "deep" else 1 << 16  # so that its matrices are gathered one by one
+        found[name] = asked(name, mesh, x, y, batches, group=group)
         found[f"{name} most"], found[f"{name} passes"] = max(one.most for one in kept), len(kept)
         kept.clear()
     model = shards(made("deep"), mesh)
@@ -201,7 +221,7 @@ def test_values_gradients_and_steps_are_those_of_whole_weights(outcomes: list[di
     x, y = data()
     batches = [(x[a:b], y[a:b]) for start, end in ((0, 17), (17, 30)) for a, b in
                ((k, min(k + 5, end)) for k in range(start, end, 5))]  # fmt: skip
-    expected = asked(lambda: made(name), x, y, batches)
+    expected = asked(name, None, x, y, batches)
     for part in outcomes:
         for key, one in part[name].items():
             single = (key, name) == ("lbfgs", "deep")  # of so many parameters, pairs are kept in single precision
@@ -212,19 +232,21 @@ def test_values_gradients_and_steps_are_those_of_whole_weights(outcomes: list[di
             assert part[name][key] == outcomes[0][name][key]
             assert abs(value - other) <= error + apart
             assert error < 3 * apart
-        for key in RUNS:
+        for key in RUNS.keys() & part[name].keys():
             losses, promises, _ = part[name][key]
             assert (losses, promises) == outcomes[0][name][key][:2]
-            assert all(0 < p <= a - b + 1e-12 for p, a, b in zip(promises, losses, losses[1:], strict=False))
+            assert all(after < before for before, after in pairwise(losses))
+            if RUNS[key][0] is sf.CertifiedDescent:
+                assert all(0 < p <= a - b + 1e-12 for p, (a, b) in zip(promises, pairwise(losses), strict=True))
 
 
 def test_no_process_has_more_than_a_few_weights_at_a_time(outcomes: list[dict[str, Any]]) -> None:
     sizes = {path: 8 * value.numel() for path, value in made("deep").named_parameters()}
     vectors = sum(8 * value.numel() for value in made("deep").parameters() if value.dim() < 2)
-    assert 4 * max(sizes.values()) + vectors < 0.7 * sum(sizes.values())
+    assert 3 * max(sizes.values()) + vectors < 0.7 * sum(sizes.values())
     for part in outcomes:
         assert part["deep passes"] > 20
-        assert max(sizes.values()) < part["deep most"] <= vectors + 3 * max(sizes.values())
+        assert max(sizes.values()) < part["deep most"] <= 2 * vectors + 3 * max(sizes.values())  # also directions
 
 
 def test_each_process_may_evaluate_data_of_its_own(outcomes: list[dict[str, Any]]) -> None:

@@ -247,7 +247,7 @@ def few_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MAXIMUM_CELLS", 40)
 
 
-@pytest.mark.parametrize("block", range(20))
+@pytest.mark.parametrize("block", [*range(8), *(pytest.param(k, marks=pytest.mark.slow) for k in range(8, 20))])
 def test_random_expressions(block: int) -> None:
     for seed in range(25 * block, 25 * (block + 1)):
         check(seed, table=seed % 25 == 0)

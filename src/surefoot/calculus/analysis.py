@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.calculus.forward import Pass, forward
+from surefoot.calculus.forward import Pass, Shared, forward
 from surefoot.calculus.leaves import Wrt, captured, enclose_leaves, holds_present, variable_blocks
 from surefoot.calculus.prepare import prepared
 from surefoot.domains import Box, Domain, DomainError, ProductBall, Region
@@ -169,13 +169,20 @@ class Analysis:
         varying = [leaf for leaves in self.variables(wrt).values() for leaf in leaves]
         return all(box.contains(leaf.path, self.values[leaf.name]) for leaf in varying)
 
-    def over(self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None) -> Pass:
-        """The forward pass over a domain.
+    def over(
+        self,
+        domain: Domain,
+        wrt: Wrt = "params",
+        input_norm: float | None = None,
+        shared: Shared | None = None,
+    ) -> Pass:
+        """The forward pass over a domain, with what passes over others around the same centre have in common.
 
         Centre values are kept for a scalar function, for a pass backwards, and where the input varies.
         """
         leaves, region = self.enclosed(domain, wrt, input_norm)
-        return forward(self.reading.prepared, leaves, region, keep=self.reading.is_scalar or wrt == "input")
+        keep = self.reading.is_scalar or wrt == "input"
+        return forward(self.reading.prepared, leaves, region, keep, shared)
 
 
 def _equal(present: Tensor, kept: Tensor) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 
 from surefoot.calculus.folding import folded
 from surefoot.domains import Region
-from surefoot.enclosure import Enclosure, measure, unknown_constant
+from surefoot.enclosure import Enclosure, measure, remembered, unknown_constant
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.operations.call import Bounds, Call, Pair, Slot
@@ -66,39 +66,71 @@ class Step:
         return row_moves(self.argument(slot, enclosures), slot in self.row_slots, count)
 
 
+@dataclass(eq=False)
+class Shared:
+    """What passes over domains around one centre have in common: the first of them fills it in."""
+
+    values: dict[str, Any] = field(default_factory=dict)  # at the centre, by name
+    constants: dict[str, Enclosure] = field(default_factory=dict)  # what no variable enters
+    costates: Any = None  # the pass backwards at the centre
+
+
 @dataclass(frozen=True)
 class Pass:
-    """The outcome of a forward pass: enclosures and steps, in order; the graph if centre values are kept."""
+    """The outcome of a forward pass: enclosures and steps, in order; the graph if centre values are kept, and what
+    other passes around the same centre may share.
+    """
 
     region: Region
     enclosures: Mapping[str, Enclosure]
     steps: tuple[Step, ...]
     outputs: tuple[str, ...]
     graph: Graph | None = None
+    shared: Shared | None = None
 
     def without_values(self) -> Pass:
         """The same without centre values and what depends on them."""
         enclosures = {name: replace(e, value=None) for name, e in self.enclosures.items()}
-        return replace(self, enclosures=enclosures, steps=tuple(step.light for step in self.steps), graph=None)
+        steps = tuple(step.light for step in self.steps)
+        return replace(self, enclosures=enclosures, steps=steps, graph=None, shared=None)
 
 
-def forward(graph: Graph, leaves: Mapping[str, Enclosure], region: Region, keep: bool = False) -> Pass:
+def forward(
+    graph: Graph,
+    leaves: Mapping[str, Enclosure],
+    region: Region,
+    keep: bool = False,
+    shared: Shared | None = None,
+) -> Pass:
     """Run the rules over the graph, from enclosures of the leaves.
 
-    Centre values are kept for a pass backwards, or dropped as soon as no later operation reads them.
+    Centre values are kept for a pass backwards, or dropped as soon as no later operation reads them. What passes
+    over other domains around the same centre found is taken over.
     """
-    enclosures = dict(leaves)
+    shared = Shared() if shared is None else shared
+    enclosures, values, constants = dict(leaves), shared.values, shared.constants
+    for name, leaf in leaves.items():
+        enclosures[name] = replace(leaf, value=values.setdefault(name, remembered(leaf.value))) if keep else leaf
     steps: list[Step] = []
     for node in graph.nodes:
-        value = value_of(node, {name: enclosures[name].value for name in node.inputs})
+        if node.name in constants:
+            enclosures[node.name] = constants[node.name]
+            continue
+        value = values.get(node.name)
+        if value is None:
+            value = value_of(node, {name: enclosures[name].value for name in node.inputs})
         if all(enclosures[name].is_constant for name in node.inputs):
             enclosures[node.name] = _constant(graph, Call(node, enclosures), value, enclosures, region)
         else:
             step, enclosures[node.name] = enclose(graph, node, value, enclosures, region)
             steps.append(step if keep else step.light)
+        if keep:
+            values[node.name] = remembered(value)
+            if enclosures[node.name].is_constant:
+                constants[node.name] = enclosures[node.name]
         for name in () if keep else graph.finished[node.name]:
             enclosures[name] = replace(enclosures[name], value=None)
-    return Pass(region, enclosures, tuple(steps), graph.outputs, graph if keep else None)
+    return Pass(region, enclosures, tuple(steps), graph.outputs, *(graph, shared) if keep else ())
 
 
 def enclose(

@@ -89,7 +89,7 @@ def write(certificate: Certificate) -> dict[str, Any]:
         "bracket": estimate and certificate.bracket(estimate).splitlines(),
         "rows": [_written_row(row) for row in certificate.rows],
     }
-    document = _plain(document)
+    document = plain(document)
     return document | {"digest": _digest(document)}
 
 
@@ -212,16 +212,16 @@ def _if_guaranteed(ask: Callable[[], Any]) -> Any:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    text = json.dumps(_plain(content, doubles=True), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(plain(content, doubles=True), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _plain(value: Any, doubles: bool = False) -> Any:
+def plain(value: Any, doubles: bool = False) -> Any:
     """What JSON can hold; with ``doubles``, whole numbers too are such: programs differ in how they write 3.0."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry, doubles) for key, entry in value.items()}
+        return {str(key): plain(entry, doubles) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry, doubles) for entry in value]
+        return [plain(entry, doubles) for entry in value]
     if isinstance(value, float) and math.isinf(value):
         return "∞" if value > 0 else "-∞"
     if isinstance(value, float) or (doubles and isinstance(value, int) and not isinstance(value, bool)):

@@ -45,7 +45,7 @@ from surefoot.calculus.breakdown import (
     ten_times_epsilon,
 )
 from surefoot.calculus.effort import NORMAL, Effort, effort_named, in_gradients
-from surefoot.calculus.forward import Pass
+from surefoot.calculus.forward import Pass, Shared
 from surefoot.calculus.increments import input_gain
 from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along, majorant
@@ -71,8 +71,8 @@ def longest_proved(certify: Callable[[Ball], Certificate], effort: Effort = NORM
     With L(r) a bound of the smoothness on the ball of radius r and :math:`g = \|\nabla F\|` at its centre, the
     step :math:`\gamma(r) = \min(1/L(r),\ r/g)` is proved to descend (:func:`surefoot.guarantees.longest_step`).
     The first is non-increasing in r and the second grows, so the longest step is where they meet, :math:`r =
-    g/L(r)`. It lies between :math:`g/L(r_0)` and :math:`r_0 = g/L(0)`, as :math:`L(0) \le L(r)`, and is searched
-    there. Any radius makes a valid certificate; the search only chooses one.
+    g/L(r)`. That is between r and :math:`g/L(r)` for every r, among them :math:`g/L(0)`, where the search
+    starts. Any radius makes a valid certificate; the search only chooses one.
 
     Where the curvature is infinite on every ball that was tried, it is that of the last one, which says why.
     An effort with shells goes further from there (:func:`_through_shells`).
@@ -94,7 +94,7 @@ def longest_proved(certify: Callable[[Ball], Certificate], effort: Effort = NORM
         if meets == 0:
             high, radius = radius, radius * _SHORTER
             continue
-        low, high = (max(low, radius), high) if meets >= radius else (max(low, meets), radius)
+        low, high = max(low, min(radius, meets)), min(high, max(radius, meets))
         if high <= low * _CLOSE:
             break
         radius = math.sqrt(low * high)
@@ -170,9 +170,10 @@ def certify_proved(
     spent = effort if isinstance(effort, Effort) else effort_named(effort)
     analysis = Analysis.of(model, x, objective)
     refuse_penalty(regularizer, is_objective=wrt == "params" and analysis.reading.is_scalar)
+    shared = Shared()
 
     def on(domain: Domain) -> Certificate:
-        result = analysis.over(domain, wrt, input_norm)
+        result = analysis.over(domain, wrt, input_norm, shared if domain.center == "present" else None)
         said = remarks(analysis.reading.graph.nodes, lambda: result.enclosures)
         certificate = replace(certificate_of(result, domain, wrt, centre), remarks=said)
         if regularizer is None:
@@ -184,7 +185,7 @@ def certify_proved(
         known = analysis.reading.is_scalar and analysis.has_values and input_norm is None
         dense = None
         if spent.directions and around and known:
-            dense = dense_centre(analysis.over(Ball(0.0), wrt), spent)
+            dense = dense_centre(analysis.over(Ball(0.0), wrt, shared=shared), spent)
         centre = Centre(spent, dense, alone=known and around and isinstance(domain, Ball) and domain.radius == 0)
         if isinstance(domain, Box):
             balls = analysis.balls_around(domain, wrt)
@@ -193,7 +194,7 @@ def certify_proved(
         if domain is not None:
             inner: list[tuple[float, Magnitude]] = []
             if isinstance(domain, Ball) and domain.radius > 0 and around and known:
-                shells = centre.shells(analysis.over(domain, wrt)) if spent.parts > 1 else 1
+                shells = centre.shells(analysis.over(domain, wrt, shared=shared)) if spent.parts > 1 else 1
                 for radius in (domain.radius * k / shells for k in range(1, shells)):
                     inner.append((radius, on(Ball(radius)).smoothness))
                     if not inner[-1][1].is_finite:  # nor is it on any larger one

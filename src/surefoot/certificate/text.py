@@ -43,23 +43,17 @@ def header(certificate: Certificate, width: int = WIDTH) -> list[str]:
         f"Lipschitz ℓ = {certificate.lipschitz}",
         f"smoothness L = {certificate.smoothness}",
     ]
+    cost = f"effort {certificate.effort}: about {certificate.gradients or 0:,} gradients"
     added = f", the objective plus {certificate.regularizer}" if certificate.regularizer else ""
     return [
         *_wrapped(headline(certificate), width),
         f"{title} with respect to {what}: {certificate.domain}" + added,
         *(["   ".join(constants)] if sum(map(len, constants)) + 6 <= width else constants),
-        *_effort(certificate),
+        *([cost] if certificate.effort != "normal" and certificate.gradients is not None else []),
         *([OUTSIDE] if certificate.weights_inside is False else []),
         *_wrapped(verdict(certificate), width),
         *_steps(certificate, width),
     ]
-
-
-def _effort(certificate: Certificate) -> list[str]:
-    """What it cost, if that was chosen."""
-    if certificate.effort == "normal" or certificate.gradients is None:
-        return []
-    return [f"effort {certificate.effort}: about {certificate.gradients:,} gradients"]
 
 
 def _steps(certificate: Certificate, width: int) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.chain.recorded import Recorded, bound, differentiable_attention
+from surefoot.chain.recorded import Recorded, Take, bound, differentiable_attention
 from surefoot.chain.traced import Traced, find, is_traced, refuse, trace
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
@@ -102,10 +102,11 @@ class Autodiff:
         passes = find(self._at[0], values, self._names)
         return None if passes is None else Traced(passes, values, self._leaves)
 
-    def pullback(self, slope: Tensor | Sequence[Tensor]) -> dict[str, Tensor]:
+    def pullback(self, slope: Tensor | Sequence[Tensor], take: Take | None = None) -> dict[str, Tensor]:
         r"""The gradient-vector product :math:`\nabla\psi(u)\mu`, by parameter path.
 
-        The slope μ has the shape of the value; it is a sequence if there are several outputs.
+        The slope μ has the shape of the value; it is a sequence if there are several outputs. If one is to take
+        the gradients, it has each as soon as it is known, and they are not held.
 
         Raises:
             ChainError: if the slope is not of the shape and type of the value.
@@ -116,7 +117,7 @@ class Autodiff:
         for given, output in zip(slopes, self._outputs, strict=True):
             _check_like("the slope", given, "the value", output)
         self.calls += 1
-        return self._way.pull(slopes)
+        return self._way.pull(slopes) if take is None else self._recorded().pull(slopes, take)
 
     def pull_onto(self, sums: Mapping[str, Tensor], slope: Tensor) -> None:
         r"""Add :math:`\nabla\psi(u)\mu` to tensors by path, for one output; no second set of them is held."""
@@ -139,14 +140,19 @@ class Autodiff:
         self.calls += 1
         return _one_or_all(self._way.push(direction))
 
-    def bent(self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor) -> dict[str, Tensor]:
+    def bent(
+        self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor, take: Take | None = None
+    ) -> dict[str, Tensor]:
         r""":math:`\nabla^2\langle\mu, \psi(u)\rangle v + \nabla\psi(u)c`, by path, for one output: its curvature
         along the slope μ times the direction v, and the pull-back of c. It counts as one call.
         """
         self.calls += 1
+        return self._recorded().bent(direction, slope, curved, take)
+
+    def _recorded(self) -> Recorded:
         if isinstance(self._way, Traced):  # of first derivatives
             self._way = Recorded(*self._at, self._leaves)
-        return self._way.bent(direction, slope, curved)
+        return self._way
 
 
 def _square(tensors: Iterable[Tensor]) -> float:

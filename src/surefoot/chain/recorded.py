@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +17,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from surefoot.graph import Graph
 from surefoot.graph.nodes import Node, in_double, run_widened
 from surefoot.graph.structure import outputs_of
+from surefoot.torch_private import Deferred
 
 Values = Mapping[str, Any]
 Run = Callable[[Values], tuple[Any, ...]]
+Take = Callable[[str, Tensor], object]  # a gradient by path
 
 
 class Recorded:
@@ -51,12 +55,28 @@ class Recorded:
         self.pushed: tuple[Tensor, ...] | None = pushed
         self._linear: tuple[tuple[Tensor, ...], dict[str, GradientEdge]] | None = None
 
-    def pull(self, slopes: Sequence[Tensor], create_graph: bool = False) -> dict[str, Tensor]:
-        """The gradients for one slope per output."""
+    def pull(
+        self, slopes: Sequence[Tensor], take: Take | None = None, create_graph: bool = False
+    ) -> dict[str, Tensor]:
+        """The gradients for one slope per output. If one is to take them, it has each as soon as it is known, and
+        what is returned holds no numbers.
+        """
         varying = [k for k, output in enumerate(self.outputs) if output.requires_grad]
         outputs, weights = [self.outputs[k] for k in varying], [slopes[k] for k in varying]
-        found = _differentiated(outputs, list(self._leaves.values()), weights, create_graph)
+        with _taken(self._leaves, take):
+            found = _differentiated(outputs, list(self._leaves.values()), weights, create_graph)
         return dict(zip(self._leaves, found, strict=True))
+
+    def _edges(self, slopes: Sequence[Tensor]) -> dict[str, GradientEdge]:
+        """Of the gradients as functions of slopes and leaves; their values are dropped one after the other."""
+        edges: dict[str, GradientEdge] = {}
+
+        def keep(path: str, slope: Tensor) -> None:
+            if slope.requires_grad:
+                edges[path] = get_gradient_edge(slope)
+
+        self.pull(slopes, keep, create_graph=True)
+        return edges
 
     def pull_onto(self, sums: Mapping[str, Tensor], slope: Tensor) -> None:
         """Add the gradients for the slope of the only output to tensors by path."""
@@ -88,21 +108,21 @@ class Recorded:
         with torch.inference_mode(False), torch.enable_grad(), differentiable_attention():
             unknown = tuple(o.new_zeros(()).expand_as(o).requires_grad_() for o in self.outputs)
             with saved_tensors_hooks(_without_zeros, lambda kept: kept[0].expand(kept[1])):
-                found = self.pull(unknown, create_graph=True)
-            return unknown, {path: get_gradient_edge(g) for path, g in found.items() if g.requires_grad}
+                return unknown, self._edges(unknown)
 
-    def bent(self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor) -> dict[str, Tensor]:
+    def bent(
+        self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor, take: Take | None = None
+    ) -> dict[str, Tensor]:
         """The curvature along the slope times the direction, and the pull-back of what is curved."""
-        leaves = list(self._leaves.values())
+        outputs: list[Any] = [output for output in self.outputs if output.requires_grad]
         with torch.inference_mode(False), torch.enable_grad(), differentiable_attention():
-            first = self.pull((slope,), create_graph=True)
-            outputs, weights = [*self.outputs], [curved]
-            for path, along in direction.items():
-                if first[path].requires_grad:
-                    outputs.append(first[path])
-                    weights.append(along)
-            moving = [k for k, output in enumerate(outputs) if output.requires_grad]
-            found = _differentiated([outputs[k] for k in moving], leaves, [weights[k] for k in moving])
+            edges = self._edges((slope,))
+        paths = [path for path in direction if path in edges]
+        weights = [curved] * len(outputs) + [direction[path] for path in paths]
+        with _taken(self._leaves, take):
+            found = _differentiated(
+                [*outputs, *(edges[path] for path in paths)], list(self._leaves.values()), weights
+            )
         return dict(zip(self._leaves, found, strict=True))
 
 
@@ -157,9 +177,28 @@ def _differentiated(
     )
 
 
+@contextmanager
+def _taken(leaves: Mapping[str, Tensor], take: Take | None) -> Iterator[None]:
+    """In the body, gradients in leaves are handed over, if one takes them, and zeros without memory take their
+    place.
+    """
+
+    def hand_over(path: str, slope: Tensor) -> Tensor:
+        assert take is not None
+        take(path, slope)
+        return slope.new_zeros(()).expand_as(slope)
+
+    hooks = [] if take is None else [leaf.register_hook(partial(hand_over, p)) for p, leaf in leaves.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def _without_zeros(saved: Tensor) -> Any:
     """What a graph keeps of a tensor: of zeros one, and the shape."""
-    if not saved.is_floating_point() or saved.is_meta or not saved.numel():
+    if isinstance(saved, Deferred) or not saved.is_floating_point() or saved.is_meta or not saved.numel():
         return saved, saved.shape
     zero = not bool(saved[(0,) * saved.dim()]) and not bool(saved.any())  # most do not begin with zero
     return saved.new_zeros(()) if zero else saved, saved.shape

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,16 @@ from surefoot.cli import output
 from surefoot.cli.guard import UsageError
 from surefoot.cli.models import Spec, build, sample_shape
 from surefoot.cli.options import Request, Start
-from surefoot.cli.suiting import device_named, load_weights, moved, real_dtype, refusal, scaled, suited, with_batch
+from surefoot.cli.suiting import (
+    device_named,
+    load_weights,
+    mapped,
+    real_dtype,
+    refusal,
+    scaled,
+    suited,
+    with_batch,
+)
 from surefoot.data import Dataset, load
 from surefoot.errors import CaptureError
 
@@ -84,7 +94,7 @@ def case(name: str, request: Request, data: Dataset | None = None) -> Case:
     meta = spec.is_zoo and not values
     batch = request.batch or (_SHAPE_ONLY if meta else _RANDOM)
     shapes = request.shapes if data is None else (sample_shape(spec, data),)
-    built = build(
+    model, x = build(
         spec,
         batch=batch,
         shapes=shapes if data is None or spec.is_zoo else (),
@@ -92,23 +102,27 @@ def case(name: str, request: Request, data: Dataset | None = None) -> Case:
         meta=meta,
         seed=request.seed,
     )
-    model = built.model.eval() if request.evaluation else built.model
+    model = model.eval() if request.evaluation else model
     if request.weights is not None:
         load_weights(model, request.weights)
-    x = built.inputs
     device = None if request.device is None else device_named(request.device)
     if device is not None and not meta:
-        model, x = model.to(device), moved(x, device)
-        data = None if data is None else replace(data, x=data.x.to(device), y=moved(data.y, device))
+        model, x = model.to(device), mapped(x, lambda tensor: tensor.to(device))
+        data = (
+            None
+            if data is None
+            else replace(data, x=data.x.to(device), y=mapped(data.y, lambda tensor: tensor.to(device)))
+        )
     if data is not None:
         data = suited(model, data.to(real_dtype(model)))
         x = data.x
     elif x is None:
         raise UsageError(f"say what '{name}' takes: --input 8,3,32,32 for its shape, samples first, or --data")
     elif request.shapes:
-        x = _converted(x, real_dtype(model))
+        dtype = real_dtype(model)
+        x = mapped(x, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
     elif request.batch and not spec.is_zoo:
-        x = with_batch(x, request.batch)
+        x = mapped(x, partial(with_batch, batch=request.batch))
     if request.smooth:
         model = sf.smooth(model, x)
     made_up = data is None and (spec.is_zoo or bool(request.shapes))
@@ -129,13 +143,6 @@ def refusals_are_usage(subject: Case) -> Iterator[None]:
         if refusal(subject.model, subject.x) is None:
             raise
         raise UsageError(str(error)) from error
-
-
-def _converted(x: Any, dtype: torch.dtype) -> Any:
-    """Random real inputs in the type of the model's numbers."""
-    if isinstance(x, tuple):
-        return tuple(_converted(value, dtype) for value in x)
-    return x.to(dtype) if x.is_floating_point() else x
 
 
 def objective_class(name: str) -> type[objectives.Objective]:

@@ -56,7 +56,9 @@ def load_exported(path: Path) -> tuple[nn.Module, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.load(clean)
-        module = _as_module(program)
+        # with its modules by path, where it says which operation belongs to which; else in one piece
+        stacks = [node.meta.get("nn_module_stack") for node in program.graph.nodes if node.op == "call_function"]
+        module = torch.export.unflatten(program) if all(stacks) else program.module()
     if program.example_inputs is None:
         raise UsageError(f"'{path}' has no example inputs: say the shape of the input with --input")
     args, kwargs = program.example_inputs
@@ -65,12 +67,6 @@ def load_exported(path: Path) -> tuple[nn.Module, Any]:
     if kwargs:
         raise UsageError(f"'{path}' takes positional and keyword inputs: export it with one kind")
     return module, args[0] if len(args) == 1 else tuple(args)
-
-
-def _as_module(program: torch.export.ExportedProgram) -> nn.Module:
-    """The program with its modules by path, where it says which operation belongs to which; else in one piece."""
-    stacks = [node.meta.get("nn_module_stack") for node in program.graph.nodes if node.op == "call_function"]
-    return torch.export.unflatten(program) if all(stacks) else program.module()
 
 
 def _taken_apart(path: Path) -> io.BytesIO:

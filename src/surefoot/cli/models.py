@@ -72,18 +72,13 @@ def _value(text: str) -> Any:
         return text
 
 
-@dataclass(frozen=True)
-class Built:
-    """A model and an input that it takes, if one is known."""
-
-    model: nn.Module
-    inputs: Any = None
+Built = tuple[nn.Module, Any]  # a model and an input that it takes, or ``None``
 
 
 def build(
     spec: Spec, *, batch: int, shapes: Sequence[tuple[int, ...]], classes: int | None, meta: bool, seed: int
 ) -> Built:
-    """Build the model, and an input for it.
+    """Build the model, and an input for it if one is known.
 
     Models of the zoo are built to take the first shape and to return so many classes, if these are known, and on
     ``meta`` without being allocated. The batch counts where no shape is given; the seed is that of first weights
@@ -94,16 +89,15 @@ def build(
         if spec.options:
             raise UsageError(f"'{spec.text}': a file is loaded as it is and takes no options")
         model, inputs = exported.load_exported(Path(spec.target))
-        found = Built(model, inputs)
     elif spec.is_hugging_face:
-        found = _from_configuration(spec, shapes[0] if shapes else (batch, _TOKENS), seed)
+        model, inputs = _from_configuration(spec, shapes[0] if shapes else (batch, _TOKENS), seed)
     elif spec.is_zoo:
-        found = _from_zoo(spec, batch, shapes, classes, meta, seed)
+        model, inputs = _from_zoo(spec, batch, shapes, classes, meta, seed)
     else:
-        found = _imported(spec)
-    if shapes and not spec.is_zoo and not (spec.is_hugging_face and found.inputs is not None):
-        return Built(found.model, _random(shapes, seed))
-    return found
+        model, inputs = _imported(spec)
+    if shapes and not spec.is_zoo and not (spec.is_hugging_face and inputs is not None):
+        inputs = _random(shapes, seed)
+    return model, inputs
 
 
 _TOKENS = 16  # of a sample, where nothing is said
@@ -128,11 +122,8 @@ def _from_configuration(spec: Spec, tokens: tuple[int, ...], seed: int) -> Built
         raise UsageError(
             f"'{spec.text}' is no configuration of a model that transformers knows: {error}"
         ) from error
-    generator = torch.Generator().manual_seed(seed)
-    size = getattr(configuration, "vocab_size", None)
-    if not isinstance(size, int):
-        return Built(model)
-    return Built(model, torch.randint(size, tokens, generator=generator))
+    size, generator = getattr(configuration, "vocab_size", None), torch.Generator().manual_seed(seed)
+    return model, torch.randint(size, tokens, generator=generator) if isinstance(size, int) else None
 
 
 _KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
@@ -169,9 +160,9 @@ def _from_zoo(
     with torch.device("meta" if meta else torch.get_default_device()):
         model = zoo.build(spec.target, **options)
         if sample is None:
-            return Built(model, zoo.example_input(spec.target, batch, seed=seed, **options))
+            return model, zoo.example_input(spec.target, batch, seed=seed, **options)
         made = zoo.Sample(sample, entry.sample(options).vocabulary)
-        return Built(model, made.batch(shapes[0][0], seed=seed))
+        return model, made.batch(shapes[0][0], seed=seed)
 
 
 def fitted(
@@ -223,7 +214,7 @@ def _imported(spec: Spec) -> Built:
         raise UsageError(
             f"'{spec.text}' gives something of type {type(model).__name__}; it should give a torch.nn.Module"
         )
-    return Built(model, inputs)
+    return model, inputs
 
 
 def _accepted(spec: Spec, make: Any) -> Mapping[str, Any]:

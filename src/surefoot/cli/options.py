@@ -20,14 +20,6 @@ MODEL_HELP = (
 )
 
 
-DomainKind = Literal["product", "ball"]
-Center = Literal["zero", "weights"]
-Wrt = Literal["params", "input"]
-Constants = Literal["certified", "paper", "both"]
-OptimizerName = Literal["certified", "gauss-newton", "newton"]
-Damping = Literal["adapted", "certified"]
-
-
 def _option(panel: str | None, metavar: str, text: str, *names: str) -> Any:
     return typer.Option(*names, metavar=metavar, rich_help_panel=panel, help=text)
 
@@ -71,55 +63,10 @@ Eval = Annotated[
 Seed = Annotated[int, _batch("N", "Seed of random weights, random inputs and searches.")]
 Device = Annotated[str | None, _batch("NAME", "Where to compute: cpu, cuda, cuda:1. Default: cpu.")]
 Loss = Annotated[str, _batch("NAME", "The loss: cross-entropy, square, …")]
-Single = Annotated[bool, _batch("", "Single precision; double by default.", "--single")]
 Samples = Annotated[int, _batch("N", "Number of samples, a random part of the data.")]
 
-Domain = Annotated[
-    DomainKind | None,
-    _set(
-        "product|ball",
-        "Every layer in its ball, or all in one. Default: product around zero, ball around weights.",
-    ),
-]
-Radius = Annotated[float | None, _set("R", "Radius of the balls. Default: 1 around zero, 0.1 around weights.")]
-CenterOption = Annotated[
-    Center | None,
-    _set("zero|weights", "Centre of the balls; zero needs no weights. Default: weights, if given or with --data."),
-]
-AroundWeights = Annotated[bool, _set("", "The same as --center weights.", "--around-weights")]
-WrtOption = Annotated[Wrt, _set("params|input", "What varies: the parameters or the input.")]
-Objective = Annotated[
-    str | None, _set("NAME", "Certify a loss of the outputs on --data: cross-entropy, square, …")
-]
-InputNorm = Annotated[
-    float | None,
-    _set(
-        "X", "Bound on the norm of the stacked batch. Default: that of the data; 1 where only the shape matters."
-    ),
-]
-ConstantsOption = Annotated[
-    Constants, _set("certified|paper|both", "Proved ones, the paper's as printed, or both.")
-]
-Estimate = Annotated[
-    bool, _set("", "Also search for lower bounds, so that the truth is between the two.", "--estimate")
-]
 
-Optimizer = Annotated[
-    OptimizerName, _run("NAME", "certified (descent without a learning rate, proved), gauss-newton or newton.")
-]
-DampingOption = Annotated[
-    Damping,
-    _run("NAME", "Of gauss-newton and newton: adapted (by the loss after a step) or certified (before it)."),
-]
 Steps = Annotated[int, _run("N", "Number of steps in all, those of a checkpoint included.")]
-StepBatch = Annotated[
-    int | None, _run("N", "Samples per step. Default: all; with fewer, each step is proved for its own batch.")
-]
-Test = Annotated[float, _run("PART", "Part of the data that is kept for testing.")]
-Save = Annotated[Path | None, _run("FILE", "Write the weights: .safetensors or .pt.")]
-Log = Annotated[Path | None, _run("FILE.jsonl", "Write every step as a line of JSON while training.")]
-Checkpoint = Annotated[Path | None, _run("FILE.pt", "Resume from this file if it exists; keep it up to date.")]
-Every = Annotated[int, _run("N", "Steps between two checkpoints.")]
 
 Converging = Annotated[
     str,
@@ -133,9 +80,6 @@ Kappa = Annotated[
     float, _option(None, "κ", "Weight of ½‖v‖² in the quadratic models; halving it lengthens steps.")
 ]
 Search = Annotated[str | None, _option(None, "TEXT", "Only those that mention this text.", "--search", "-s")]
-Workers = Annotated[int, _output("N", "How many are certified at the same time, in processes of their own.")]
-Rows = Annotated[Path | None, _output("FILE.jsonl", "Write each as a line of JSON as it finishes.", "--log")]
-Resume = Annotated[bool, _output("", "Keep what stands in --log, and certify only the rest.", "--resume")]
 Json = Annotated[bool, _output("", "Print one JSON document; of several certificates one per line.", "--json")]
 Report = Annotated[Path | None, _output("FILE.html", "Also write a page to look at.")]
 WhatIf = Annotated[
@@ -159,15 +103,44 @@ class Request:
     evaluation: Eval = False
     seed: Seed = 0
     device: Device = None
-    domain: Domain = None
-    radius: Radius = None
-    center: CenterOption = None
-    around_weights: AroundWeights = False
-    wrt: WrtOption = "params"
-    objective: Objective = None
-    constants: ConstantsOption = "certified"
-    input_norm: InputNorm = None
-    estimate: Estimate = False
+    domain: Annotated[
+        Literal["product", "ball"] | None,
+        _set(
+            "product|ball",
+            "Every layer in its ball, or all in one. Default: product around zero, ball around weights.",
+        ),
+    ] = None
+    radius: Annotated[
+        float | None, _set("R", "Radius of the balls. Default: 1 around zero, 0.1 around weights.")
+    ] = None
+    center: Annotated[
+        Literal["zero", "weights"] | None,
+        _set(
+            "zero|weights",
+            "Centre of the balls; zero needs no weights. Default: weights, if given or with --data.",
+        ),
+    ] = None
+    around_weights: Annotated[bool, _set("", "The same as --center weights.", "--around-weights")] = False
+    wrt: Annotated[
+        Literal["params", "input"], _set("params|input", "What varies: the parameters or the input.")
+    ] = "params"
+    objective: Annotated[
+        str | None, _set("NAME", "Certify a loss of the outputs on --data: cross-entropy, square, …")
+    ] = None
+    constants: Annotated[
+        Literal["certified", "paper", "both"],
+        _set("certified|paper|both", "Proved ones, the paper's as printed, or both."),
+    ] = "certified"
+    input_norm: Annotated[
+        float | None,
+        _set(
+            "X",
+            "Bound on the norm of the stacked batch. Default: that of the data; 1 where only the shape matters.",
+        ),
+    ] = None
+    estimate: Annotated[
+        bool, _set("", "Also search for lower bounds, so that the truth is between the two.", "--estimate")
+    ] = False
     numbers: bool = False
 
     def __post_init__(self) -> None:
@@ -214,9 +187,13 @@ class Request:
 class Sweep:
     """How ``certify`` and ``compare`` go through many models or checkpoints."""
 
-    workers: Workers = 1
-    log: Rows = None
-    resume: Resume = False
+    workers: Annotated[
+        int, _output("N", "How many are certified at the same time, in processes of their own.")
+    ] = 1
+    log: Annotated[Path | None, _output("FILE.jsonl", "Write each as a line of JSON as it finishes.")] = None
+    resume: Annotated[bool, _output("", "Keep what stands in --log, and certify only the rest.", "--resume")] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -233,7 +210,7 @@ class Start:
     model: Model = "mlp@activation=tanh"
     data: Data = "digits"
     objective: Loss = "cross-entropy"
-    single: Single = False
+    single: Annotated[bool, _batch("", "Single precision; double by default.", "--single")] = False
     weights: Weights = None
     smooth: Smooth = False
     evaluation: Eval = False
@@ -245,15 +222,25 @@ class Start:
 class Run:
     """How ``train`` trains."""
 
-    optimizer: Optimizer = "certified"
-    damping: DampingOption = "adapted"
+    optimizer: Annotated[
+        Literal["certified", "gauss-newton", "newton"],
+        _run("NAME", "certified (descent without a learning rate, proved), gauss-newton or newton."),
+    ] = "certified"
+    damping: Annotated[
+        Literal["adapted", "certified"],
+        _run("NAME", "Of gauss-newton and newton: adapted (by the loss after a step) or certified (before it)."),
+    ] = "adapted"
     steps: Steps = 100
-    batch: StepBatch = None
-    test: Test = 0.25
-    save: Save = None
-    checkpoint: Checkpoint = None
-    every: Every = 25
-    log: Log = None
+    batch: Annotated[
+        int | None, _run("N", "Samples per step. Default: all; with fewer, each step is proved for its own batch.")
+    ] = None
+    test: Annotated[float, _run("PART", "Part of the data that is kept for testing.")] = 0.25
+    save: Annotated[Path | None, _run("FILE", "Write the weights: .safetensors or .pt.")] = None
+    checkpoint: Annotated[
+        Path | None, _run("FILE.pt", "Resume from this file if it exists; keep it up to date.")
+    ] = None
+    every: Annotated[int, _run("N", "Steps between two checkpoints.")] = 25
+    log: Annotated[Path | None, _run("FILE.jsonl", "Write every step as a line of JSON while training.")] = None
 
     def __post_init__(self) -> None:
         if (

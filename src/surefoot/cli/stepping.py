@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,8 @@ from surefoot.objectives import Objective
 from surefoot.oracles import Step
 from surefoot.oracles.search_along import armijo
 from surefoot.report import write_convergence
+from surefoot.theorems import record as theorems
 from surefoot.theorems import until_proved
-from surefoot.theorems.deciding import Method
 
 KINDS = ("gradient", "Gauss-Newton, dual", "Gauss-Newton, Gram", "Newton, CG")
 _OPTIMIZERS = {"gradient": "certified", "Newton, CG": "newton"}
@@ -222,14 +223,7 @@ def _advice(subject: str, trials: list[Trial], best: Trial) -> list[str]:
     ]
 
 
-METHODS: dict[str, Method] = {
-    "gauss-newton": "gauss_newton",
-    "damped": "damped",
-    "gradient": "gradient",
-    "momentum": "momentum",
-    "stochastic": "stochastic",
-    "newton": "newton",
-}
+METHODS: dict[str, Any] = {name.replace("_", "-"): name for name in theorems.METHODS}
 
 
 def prove(

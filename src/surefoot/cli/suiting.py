@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,14 +103,20 @@ def real_dtype(model: nn.Module) -> torch.dtype:
     return real[0] if real else torch.get_default_dtype()
 
 
-def with_batch(inputs: Any, batch: int) -> Any:
-    """The same inputs with another number of samples: their rows, repeated as often as needed."""
-    if isinstance(inputs, Tensor):
-        repeats = -(-batch // max(len(inputs), 1))
-        return inputs.repeat(repeats, *[1] * (inputs.dim() - 1))[:batch] if inputs.dim() else inputs
-    if isinstance(inputs, Mapping):
-        return {name: with_batch(value, batch) for name, value in inputs.items()}
-    return tuple(with_batch(value, batch) for value in inputs)
+def mapped(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Inputs with every tensor changed: a tensor, tuples and dicts of them, or ``None``."""
+    if isinstance(x, Mapping):
+        return {name: mapped(value, change) for name, value in x.items()}
+    if isinstance(x, Tensor):
+        return change(x)
+    return x if x is None else tuple(mapped(value, change) for value in x)
+
+
+def with_batch(tensor: Tensor, batch: int) -> Tensor:
+    """The same with another number of samples: its rows, repeated as often as needed."""
+    if not tensor.dim():
+        return tensor
+    return tensor.repeat(-(-batch // max(len(tensor), 1)), *[1] * (tensor.dim() - 1))[:batch]
 
 
 def device_named(name: str) -> torch.device:
@@ -124,12 +130,3 @@ def device_named(name: str) -> torch.device:
             "leave it out; surefoot doctor lists the devices"
         ) from error
     return device
-
-
-def moved(x: Any, device: torch.device) -> Any:
-    """Inputs on a device: tensors, tuples and dicts of them."""
-    if isinstance(x, Tensor):
-        return x.to(device)
-    if isinstance(x, Mapping):
-        return {name: moved(value, device) for name, value in x.items()}
-    return x if x is None else tuple(moved(value, device) for value in x)

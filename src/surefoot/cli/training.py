@@ -267,16 +267,14 @@ def _show(what: str, optimizer: GuaranteedOptimizer, summary: dict[str, Any]) ->
                 f"{r.loss:.6f}",
                 f"{r.gradient_norm:.2e}",
                 f"{r.step_size:.3e}",
-                "–" if r.promised_decrease is None else f"{r.promised_decrease:.2e}",
-                "–" if r.actual_decrease is None else f"{r.actual_decrease:.2e}",
+                *("–" if size is None else f"{size:.2e}" for size in (r.promised_decrease, r.actual_decrease)),
             )
             for r in (history[k] for k in shown)
         ]
         output.table(("step", "loss", "gradient", "step size", "promised", "decrease"), rows, left=0)
         output.result("")
-    facts = [
-        ("loss", f"{_number(summary['first_loss'])} → {summary['last_loss']:.6f} in {summary['steps']} steps")
-    ]
+    first = "–" if summary["first_loss"] is None else f"{summary['first_loss']:.6f}"
+    facts = [("loss", f"{first} → {summary['last_loss']:.6f} in {summary['steps']} steps")]
     if summary["promises"]:
         facts.append(("promises", f"{summary['promises_kept']} of {summary['promises']} kept"))
     if summary["smallest_gradient"] is not None:
@@ -291,7 +289,3 @@ def _show(what: str, optimizer: GuaranteedOptimizer, summary: dict[str, Any]) ->
     facts.append(("guarantee", summary["guarantee"]))
     for name, fact in facts:
         output.result(f"{name:<10} {fact}")
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.6f}"

@@ -41,24 +41,14 @@ def _registered(module: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _names(call: ast.Call, values: dict[str, ast.expr]) -> Iterator[tuple[str, str]]:
+    """The name and those of its variants, with options such as ``[pooling=average]``."""
     name = ast.literal_eval(call.args[0])
     yield name, ""
-    for keyword in call.keywords:
-        chosen = keyword.value
-        if keyword.arg != "variants":
-            continue
-        if isinstance(chosen, ast.Name):
-            chosen = values[chosen.id]
-        if isinstance(chosen, ast.Dict):
-            for key, value in zip(chosen.keys, chosen.values, strict=True):
-                if key is not None:
-                    yield f"{name}-{ast.literal_eval(key)}", _preset(value)
-
-
-def _preset(value: ast.expr) -> str:
-    """``{"pooling": "average"}`` as ``[pooling=average]``."""
-    options = ast.literal_eval(value)
-    return f"[{', '.join(f'{option}={chosen}' for option, chosen in options.items())}]"
+    for given in (keyword.value for keyword in call.keywords if keyword.arg == "variants"):
+        for variant, options in ast.literal_eval(
+            values[given.id] if isinstance(given, ast.Name) else given
+        ).items():
+            yield f"{name}-{variant}", f"[{', '.join(f'{option}={chosen}' for option, chosen in options.items())}]"
 
 
 def complete_model(incomplete: str) -> list[tuple[str, str]]:

@@ -115,8 +115,14 @@ class Partition(Proximity[KMeansResult]):
         if warm is not None and warm.shape != (self.k, outputs.shape[1]):
             warm = None
         labels, iterations = lloyd(outputs, self.k, self.seed, self.restarts, warm)
-        means = Means(labels, self.k)
-        centres = means.of(outputs)
+        sizes = torch.bincount(labels, minlength=self.k).clamp_min(1)
+
+        def means(values: Tensor) -> Tensor:
+            """Of the rows of every cluster, of several matrices too."""
+            total = values.new_zeros(*values.shape[:-2], self.k, values.shape[-1])
+            return total.index_add_(-2, labels, values) / sizes[:, None]
+
+        centres = means(outputs)
         point = centres[labels]
         self._centres = centres if self.warm_start else None
         started = "the last centres" if warm is not None else f"{self.restarts} starts of k-means++"
@@ -130,25 +136,12 @@ class Partition(Proximity[KMeansResult]):
         )
         off = float(torch.linalg.vector_norm(outputs)) * (len(outputs) + 2) * UNIT
         accuracy = Accuracy(off * off + 2.0**-1022, off + 2.0**-1022 if self.k == 1 else None)
-        return Nearest(point, 0.0, lambda v: means.of(v)[..., labels, :], lambda: accuracy, result)
+        return Nearest(point, 0.0, lambda v: means(v)[..., labels, :], lambda: accuracy, result)
 
     def forget(self) -> None:
         """Drop the last centres."""
         super().forget()
         self._centres = None
-
-
-class Means:
-    """The projection onto what is constant on clusters: means over them."""
-
-    def __init__(self, labels: Tensor, k: int) -> None:
-        self.labels, self.k = labels, k
-        self.sizes = torch.bincount(labels, minlength=k).clamp_min(1)
-
-    def of(self, values: Tensor) -> Tensor:
-        """The mean of the rows of every cluster, of several matrices too."""
-        total = values.new_zeros(*values.shape[:-2], self.k, values.shape[-1])
-        return total.index_add_(-2, self.labels, values) / self.sizes[:, None]
 
 
 def lloyd(points: Tensor, k: int, seed: int, restarts: int, start: Tensor | None = None) -> tuple[Tensor, int]:

@@ -171,7 +171,8 @@ class Factors:
         vectors are not nearly orthonormal.
         """
         size, rank = self.u.shape[0] + self.v.shape[0] + 16, len(self.values)
-        defects = sum(float(torch.linalg.matrix_norm(_defect(part))) for part in (self.u, self.v))
+        unit = torch.eye(rank, dtype=self.u.dtype, device=self.u.device)
+        defects = sum(float(torch.linalg.matrix_norm(part.mT @ part - unit)) for part in (self.u, self.v))
         residual = float(torch.linalg.matrix_norm(self.outputs - (self.u * self.values) @ self.v.mT))
         lost = 4 * size * rank * UNIT
         if not defects + lost < 0.005:
@@ -216,11 +217,6 @@ class Factors:
         left, right = direction @ v[:, :k], u[:, :k].mT @ direction
         outside = (left - u @ within[..., :k]) @ v[:, :k].mT + u[:, :k] @ (right - within[..., :k, :] @ v.mT)
         return u @ changed @ v.mT + outside
-
-
-def _defect(vectors: Tensor) -> Tensor:
-    """How far columns are from orthonormal."""
-    return vectors.mT @ vectors - torch.eye(vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
 
 
 class Truncation(Proximity[Factors]):

@@ -166,7 +166,7 @@ def _biaffine(node: Node, counts: Sparsity, degrees: dict[str, Degree]) -> dict[
         amounts[_kind(product)] += counts.product
     for name, nonzeros in counts.terms:
         degree = degrees.get(name, Degree())
-        merged = sums and _is_mixed(degree)
+        merged = sums and degree.state != 0 and degree.parameters != 0
         if not degree.is_constant and not merged:
             amounts[_kind(degree)] += nonzeros
     return amounts
@@ -183,10 +183,6 @@ def _nonaffine(counts: Sparsity, degrees: dict[str, Degree]) -> dict[str, int]:
         "derivative": counts.derivative,
         "application": linear + counts.application,
     }
-
-
-def _is_mixed(degree: Degree) -> bool:
-    return degree.state != 0 and degree.parameters != 0
 
 
 def _kind(degree: Degree) -> str:

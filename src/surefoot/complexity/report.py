@@ -179,10 +179,18 @@ class Cost:
             (2, layers),
             (1, self._pass_rows()),
             (1, steps),
-            (1, self._counted_rows()),
-            (1, self._memory_rows()),
+            (1, [
+                ("matrix products and convolutions", "predicted", "counted by PyTorch"),
+                ("forward", f"{self.products:,}", f"{self.counted.forward:,}"),
+                ("backward", f"{self.products_backward:,}", f"{self.counted.backward:,}"),
+            ]),
+            (1, [
+                ("memory", ""),
+                ("all derivatives stored, S_FB", f"{engineering(self.space)} numbers"),
+                ("held by autograd after the forward pass", engineering(self.counted.held_bytes, "B")),
+            ]),
             *([] if self.traffic is None else [(1, self._traffic_rows(self.traffic))]),
-        ]
+        ]  # fmt: skip
 
     def __str__(self) -> str:
         return "\n".join(
@@ -206,21 +214,6 @@ class Cost:
             both = engineering(passes.forward_backward)
             rows.append((name, engineering(passes.backward), both, f"{passes.ratio:.4g}"))
         return rows
-
-    def _counted_rows(self) -> list[tuple[str, ...]]:
-        seen = self.counted
-        return [
-            ("matrix products and convolutions", "predicted", "counted by PyTorch"),
-            ("forward", f"{self.products:,}", f"{seen.forward:,}"),
-            ("backward", f"{self.products_backward:,}", f"{seen.backward:,}"),
-        ]
-
-    def _memory_rows(self) -> list[tuple[str, ...]]:
-        return [
-            ("memory", ""),
-            ("all derivatives stored, S_FB", f"{engineering(self.space)} numbers"),
-            ("held by autograd after the forward pass", engineering(self.counted.held_bytes, "B")),
-        ]
 
     def _traffic_rows(self, traffic: Traffic) -> list[tuple[str, ...]]:
         named = {"pull-back": traffic.pull, "push-forward": traffic.push, "Gauss-Newton, 10 iterations": None}

@@ -75,11 +75,7 @@ class Traffic:
         ``rate`` is multiplications per second of a process, ``bandwidth`` bytes per second, ``latency`` seconds
         per message.
         """
-        crossing = self._crossing(self.width * self.parameters, _DOUBLE * self.parameters, bandwidth, latency)
-        return self.multiplications / (self.processes * rate) + crossing
-
-    def _crossing(self, sent: int, added: int, bandwidth: float, latency: float) -> float:
         size = self.processes
-        turns = math.ceil(math.log2(size))
-        ring = 2 * (size - 1) * (added / size / bandwidth + latency)
-        return turns * (latency + sent / bandwidth) + ring
+        sent = math.ceil(math.log2(size)) * (latency + self.width * self.parameters / bandwidth)
+        added = 2 * (size - 1) * (_DOUBLE * self.parameters / size / bandwidth + latency)
+        return self.multiplications / (size * rate) + (sent + added)

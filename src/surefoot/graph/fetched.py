@@ -8,9 +8,13 @@ same: they may have more batches or fewer, or none, and look at weights again wh
 all, in the order of numbers. Who has finished, or failed, goes on meeting the others until all are done. Processes
 with batches of the same kind want the same, and gather a weight once for each of its readers.
 
-At one time a process holds the last two matrices it read, those that an operation is reading, and one that another
-process wants. Vectors (biases, scales) are kept until all are done. What is computed from weights alone, such as
-one that is divided by its norm, stays as long as its readers need it.
+Small weights, and vectors (biases, scales), are gathered in bundles (:mod:`surefoot.graph.placed`), and so are
+gradients in them summed up: where all of them fit into one, a pass is two messages for them. At one time a process
+holds the last two large weights and the last two bundles it read, those that an operation is reading, and one that
+another process wants. What is computed from weights alone, such as one that is divided by its norm, stays as long
+as its readers need it.
+
+Directions along which derivatives are taken lie as the weights do, and are read in the same way.
 """
 
 from __future__ import annotations
@@ -21,16 +25,16 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from surefoot.processes import Processes, ProcessLost, answering
-from surefoot.torch_private import Deferred, Known, lies_elsewhere, sharded_modules, unsharded_copy
+from surefoot.graph.placed import Placed, bundled, gathered
+from surefoot.processes import Processes, ProcessLost
+from surefoot.torch_private import Deferred, Known
 
-_NOTHING = -1
-_KEPT = 2  # matrices
+_NOTHING, _FAILED = -1, -2
+_KEPT = 2  # large weights, and bundles
 _CLOSED = "weights that lie with several processes are read where these do not meet"
 
 
@@ -39,35 +43,61 @@ class Fetched(dict[str, Tensor]):
 
     Args:
         processes: all that hold a part, and no others; all of them make this at the same time.
-        parts: by path, in the same order on all, DTensors; not to be changed while these weights are in use.
+        places: how they lie, by path, in the same order on all.
+        parts: those of this process, by path; not to be changed while these weights are in use.
+        measured: whether norms and largest entries are found at once, for proofs.
 
     Attributes:
+        failed: whether the body of the last :meth:`open` raised on any process.
         slopes: this process' parts of the sums of what was added, by path.
         most: the most bytes of whole weights that were here at one time.
     """
 
-    def __init__(self, processes: Processes, parts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        processes: Processes,
+        places: Mapping[str, Placed],
+        parts: Mapping[str, Tensor],
+        *,
+        measured: bool = True,
+    ) -> None:
         super().__init__()
-        self.processes, self.slopes, self.most = processes, dict[str, Tensor](), 0
-        self._paths, self._parts = list(parts), [value.detach() for value in parts.values()]
-        self._kept, self._alive = OrderedDict[int, Tensor](), list[weakref.ref[Tensor]]()
+        self.processes, self.slopes, self.most, self.failed = processes, dict[str, Tensor](), 0, False
+        self._paths, self._places = list(places), list(places.values())
+        self._bundles = bundled(self._places)
+        self._bundle_of = {number: k for k, bundle in enumerate(self._bundles) for number in bundle}
+        self._parts = [[parts[path].detach() for path in places], []]  # of weights, and of what is read with them
+        self._kept, self._alive = OrderedDict[int, list[Tensor]](), list[weakref.ref[Tensor]]()
+        self._sums: tuple[int, dict[int, Tensor]] = (_NOTHING, {})  # of one bundle, not summed up over processes
         self._is_open = False
-        for number, (path, known) in enumerate(zip(parts, self._measured(), strict=True)):
-            value = self._parts[number]
-            like = torch.empty(value.shape, dtype=value.dtype, device="meta")
-            fetch = partial(_fetched, weakref.ref(self), number)
-            self[path] = Deferred.made(like, value.to_local().device, fetch, known)
+        self.update(self._deferred(0, self._measured() if measured else [None] * len(places)))
 
-    def _measured(self) -> list[Known]:
+    def _deferred(self, kind: int, known: list[Known | None]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for number, (path, part) in enumerate(zip(self._paths, self._parts[kind], strict=True)):
+            like = torch.empty(self._places[number].shape, dtype=part.dtype, device="meta")
+            fetch = partial(_fetched, weakref.ref(self), kind, number)
+            found[path] = Deferred.made(like, part.device, fetch, known[number])
+        return found
+
+    def _measured(self) -> list[Known | None]:
         """Norms and largest entries, of the parts of all processes together."""
 
-        def here(value: Any) -> tuple[float, float]:
-            part = value.to_local().double()
+        def here(part: Tensor, counts: bool) -> tuple[float, float]:
             peak = float(part.abs().max()) if part.numel() else 0.0
-            return float(part.norm()) if counts_here(value) else 0.0, math.inf if math.isnan(peak) else peak
+            size = float(torch.linalg.vector_norm(part, dtype=torch.float64)) if counts else 0.0
+            return size, math.inf if math.isnan(peak) else peak
 
-        each = zip(*self.processes.gathered(lambda: [here(value) for value in self._parts]), strict=True)
+        pairs = [here(part, place.counts) for part, place in zip(self._parts[0], self._places, strict=True)]
+        each = zip(*self.processes.gathered(lambda: pairs), strict=True)
         return [Known(math.hypot(*sizes), max(peaks)) for sizes, peaks in (zip(*one, strict=True) for one in each)]
+
+    def along(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Other tensors of the same shapes, of which these are the parts here: directions, to be read together
+        with the weights until others take their place.
+        """
+        self._parts[1] = [parts[path].detach() for path in self._paths]
+        return self._deferred(1, [None] * len(self._paths))
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -76,199 +106,107 @@ class Fetched(dict[str, Tensor]):
         Raises:
             ProcessLost: if another process stops, or does not answer.
         """
-        self._is_open = True
+        self._is_open, self.failed = True, False
         try:
             yield
-            self._serve()
+            self._serve(_NOTHING)
         except ProcessLost:
             raise
         except Exception:
-            self._serve()
+            self._serve(_FAILED)
             raise
         finally:
-            self._is_open = False
+            self._is_open, self._sums = False, (_NOTHING, {})
             self._kept.clear()
 
     def add(self, path: str, slope: Tensor) -> None:
         """Add this, whole, to the sum over all processes for a weight."""
-        self._round(len(self._paths) + self._paths.index(path), slope)
+        number = self._paths.index(path)
+        bundle = self._bundle_of[number]
+        if self._sums[0] not in (_NOTHING, bundle):
+            self._sum_up_soon()
+        sums = self._sums[1]
+        sums[number] = sums[number] + slope if number in sums else slope.double()
+        self._sums = bundle, sums
+        if self._is_large(bundle):
+            self._sum_up_soon()
 
-    def _serve(self) -> None:
-        while self._round(_NOTHING):
+    def _sum_up_soon(self) -> None:
+        self._round(2 * len(self._bundles) + self._sums[0])
+
+    def _serve(self, word: int) -> None:
+        if self._sums[0] != _NOTHING:
+            self._sum_up_soon()
+        while self._round(word):
             pass
 
-    def _whole(self, number: int) -> Tensor:
-        if number not in self._kept:
-            self._round(number)
-        self._kept.move_to_end(number)
-        return self._kept[number]
+    def _is_large(self, bundle: int) -> bool:
+        return not self._places[self._bundles[bundle][0]].small
 
-    def _round(self, wanted: int, slope: Tensor | None = None) -> bool:
+    def _whole(self, kind: int, number: int) -> Tensor:
+        if self._places[number].is_copy:
+            return self._parts[kind][number]
+        bundle = self._bundle_of[number]
+        code = kind * len(self._bundles) + bundle
+        if code not in self._kept:
+            self._round(code)
+        self._kept.move_to_end(code)
+        return self._kept[code][self._bundles[bundle].index(number)]
+
+    def _round(self, wanted: int) -> bool:
         """Say what is wanted here and do what is wanted anywhere; whether there was anything."""
         if not self._is_open:
             raise ProcessLost(_CLOSED)
-        found = self.processes.announced(wanted, next(iter(self.values())).device)
-        for number in sorted({*found} - {_NOTHING}):
-            own = number == wanted
-            if number < len(self._paths):
-                self._gather(number, own)
+        found = self.processes.announced(wanted, self._parts[0][0].device)
+        self.failed = _FAILED in found
+        for code in sorted({*found} - {_NOTHING, _FAILED}):
+            kind, bundle = divmod(code, len(self._bundles))
+            if kind == 2:
+                self._sum_up(bundle)
             else:
-                self._sum_up(number - len(self._paths), slope if own else None)
-        return any(number != _NOTHING for number in found)
+                self._gather(kind, bundle, code == wanted)
+        return any(code >= 0 for code in found)
 
-    def _gather(self, number: int, wanted: bool) -> None:
-        value = self._parts[number]
-        matrices = [k for k in self._kept if self._parts[k].dim() > 1]
-        if wanted and value.dim() > 1 and len(matrices) >= _KEPT:
-            del self._kept[matrices[0]]
-        self.processes.sent += value.to_local().nbytes
-        with answering():
-            whole: Tensor = value.full_tensor().contiguous()
-        self._alive = [one for one in self._alive if one() is not None] + [weakref.ref(whole)]
+    def _gather(self, kind: int, bundle: int, wanted: bool) -> None:
+        numbers, large = self._bundles[bundle], self._is_large(bundle)
+        alike = [code for code in self._kept if self._is_large(code % len(self._bundles)) == large]
+        if (wanted or not large) and len(alike) >= _KEPT:
+            del self._kept[alike[0]]
+        wholes = gathered(
+            self.processes, [self._places[k] for k in numbers], [self._parts[kind][k] for k in numbers]
+        )
+        self._alive = [one for one in self._alive if one() is not None] + [weakref.ref(whole) for whole in wholes]
         self.most = max(self.most, sum(one.nbytes for one in (ref() for ref in self._alive) if one is not None))
-        if wanted or value.dim() < 2:
-            self._kept[number] = whole
+        if wanted or not large:
+            self._kept[kind * len(self._bundles) + bundle] = wholes
 
-    def _sum_up(self, number: int, slope: Tensor | None) -> None:
-        from torch.distributed.tensor import DTensor, Partial
+    def _sum_up(self, bundle: int) -> None:
+        """Of what was added here so far, if that is what all have come for."""
+        given: dict[int, Tensor] = {}
+        if self._sums[0] == bundle:
+            given, self._sums = self._sums[1], (_NOTHING, {})
+        numbers, device = self._bundles[bundle], self._parts[0][0].device
+        places = [self._places[number] for number in numbers]
+        wholes = [
+            given[k] if k in given else torch.zeros(place.shape, dtype=torch.float64, device=device)
+            for k, place in zip(numbers, places, strict=True)
+        ]
+        if self._is_large(bundle):
+            self.processes.sent += wholes[0].nbytes
+            parts = [places[0].summed(wholes[0])]
+        else:
+            joined = torch.cat([whole.reshape(-1) for whole in wholes])
+            self.processes.add([joined])
+            sums = joined.split([place.numel for place in places])
+            parts = [place.part_of(total.view(place.shape)) for place, total in zip(places, sums, strict=True)]
+        for number, part in zip(numbers, parts, strict=True):
+            path = self._paths[number]
+            self.slopes[path] = self.slopes[path] + part if path in self.slopes else part
 
-        value, path = self._parts[number], self._paths[number]
-        mesh, like = value.device_mesh, value.to_local()
-        if slope is None:
-            slope = torch.zeros(value.shape, dtype=torch.float64, device=like.device)
-        self.processes.sent += slope.nbytes
-        with answering():
-            whole = DTensor.from_local(slope, mesh, [Partial()] * mesh.ndim, run_check=False)
-            part: Tensor = whole.redistribute(mesh, value.placements).to_local()
-        self.slopes[path] = self.slopes[path] + part if path in self.slopes else part
 
-
-def _fetched(owner: weakref.ref[Fetched], number: int) -> Tensor:
+def _fetched(owner: weakref.ref[Fetched], kind: int, number: int) -> Tensor:
     """A weight; its tensor does not hold the others, so that all parts are freed once nobody reads them."""
     weights = owner()
     if weights is None:
         raise ProcessLost(_CLOSED)
-    return weights._whole(number)
-
-
-def counts_here(value: Any) -> bool:
-    """Whether this process' part of a tensor counts in sums over all: of parts that are copies, one does."""
-    places = zip(value.device_mesh.get_coordinate(), value.placements, strict=True)
-    return all(place == 0 or not placement.is_replicate() for place, placement in places)
-
-
-class Outline:
-    """A model whose weights lie with several processes: a copy that has their shapes, and they themselves.
-
-    In the copy a weight that varies is one number, repeated, which nobody reads. Frozen weights are whole, since
-    they are constants of every graph.
-
-    Args:
-        model: with parameters that are DTensors.
-        processes: those of its mesh.
-
-    Attributes:
-        plain: the copy.
-        parts: the weights that vary, by path.
-    """
-
-    def __init__(self, model: nn.Module, processes: Processes) -> None:
-        self.model, self.processes, self.parts = model, processes, dict[str, Any]()
-        made: dict[int, Tensor] = {}
-        self._frozen: list[tuple[Any, Tensor]] = []
-        mesh = next(value.device_mesh for value in _varying(model) if lies_elsewhere(value))
-
-        def outlined(value: Tensor) -> Tensor:
-            if not lies_elsewhere(value):
-                return value
-            if id(value) not in made:
-                made[id(value)] = _outline_of(value)
-                if not value.requires_grad:
-                    self._frozen.append((value, made[id(value)]))
-            return made[id(value)]
-
-        self.plain = unsharded_copy(model, outlined)
-        for path, value in model.named_parameters():
-            if value.requires_grad:
-                self.parts[path] = value if lies_elsewhere(value) else _copies(value, mesh)
-
-    @staticmethod
-    def of(model: nn.Module, group: Any = None) -> Outline | None:
-        """If weights that vary lie with several processes, and the group, or that of their mesh, is of these; else
-        ``None``.
-        """
-        for module in sharded_modules(model):
-            module.reshard()  # after a forward pass some keep whole weights, which are no parameters of anyone
-        meshes = {value.device_mesh for value in _varying(model) if lies_elsewhere(value)}
-        holders = {tuple(sorted(mesh.mesh.flatten().tolist())) for mesh in meshes}
-        if group is not None:
-            return Outline(model, Processes(group)) if holders == {_members(group)} else None
-        mesh = next(iter(meshes), None)
-        return Outline(model, Processes(mesh.get_group())) if mesh and len(meshes) == mesh.ndim == 1 else None
-
-    def is_of(self, group: Any) -> bool:
-        """Whether all processes of a group hold the weights, and no others."""
-        mesh = next(iter(self.parts.values())).device_mesh
-        return group is not None and tuple(sorted(mesh.mesh.flatten().tolist())) == _members(group)
-
-    def weights(self, parts: Mapping[str, Tensor] | None = None) -> Fetched:
-        """As they are now, or with other parts of this process, by path."""
-        here = {path: self.like(path, part) for path, part in (parts or {}).items()}
-        return Fetched(self.processes, {**self.parts, **here})
-
-    def refreshed(self) -> Outline:
-        """The same with the present modes and frozen weights; another one, if others are frozen now."""
-        varying = {path for path, value in self.model.named_parameters() if value.requires_grad}
-        if varying != self.parts.keys():
-            return Outline(self.model, self.processes)
-        for module, copied in zip(self.model.modules(), self.plain.modules(), strict=True):
-            copied.training = module.training
-        with torch.no_grad(), answering():
-            for value, whole in self._frozen:
-                whole.copy_(value.detach().full_tensor())
-        return self
-
-    def whole(self) -> dict[str, Tensor]:
-        """All parameters by path, gathered one after the other."""
-        present = dict(self.plain.named_parameters())
-        with answering():
-            gathered = {path: nn.Parameter(value.detach().full_tensor()) for path, value in self.parts.items()}
-        return {path: gathered.get(path, value) for path, value in present.items()}
-
-    def like(self, path: str, part: Tensor) -> Any:
-        """A DTensor that lies as a weight does, of whose part of this process this takes the place."""
-        from torch.distributed.tensor import DTensor
-
-        value = self.parts[path]
-        form = {"shape": value.shape, "stride": value.stride()}
-        return DTensor.from_local(part, value.device_mesh, value.placements, run_check=False, **form)
-
-
-def _varying(model: nn.Module) -> Iterator[Any]:
-    return (value for value in model.parameters() if value.requires_grad)
-
-
-def _members(group: Any) -> tuple[int, ...]:
-    from torch import distributed
-
-    return tuple(sorted(distributed.get_process_group_ranks(group)))
-
-
-def is_outline(value: Tensor) -> bool:
-    """Whether a tensor is one number, repeated, that stands for the weight of another model."""
-    return value.numel() > 1 and not any(value.stride())
-
-
-def _outline_of(value: Any) -> Tensor:
-    if not value.requires_grad:
-        with answering():
-            whole: Tensor = value.detach().full_tensor()
-        return nn.Parameter(whole, requires_grad=False) if isinstance(value, nn.Parameter) else whole
-    local = value.to_local()
-    return nn.Parameter(torch.zeros((), dtype=local.dtype, device=local.device).expand(value.shape))
-
-
-def _copies(value: Tensor, mesh: Any) -> Any:
-    from torch.distributed.tensor import DTensor, Replicate
-
-    return DTensor.from_local(value.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return weights._whole(kind, number)

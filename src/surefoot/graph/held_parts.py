@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.graph.fetched import Outline, counts_here
+from surefoot.graph.outline import Outline
 from surefoot.graph.sharded import Sharded
 from surefoot.torch_private import lies_elsewhere
 
@@ -55,4 +55,4 @@ class HeldParts(Sharded):
 
     def copies(self) -> frozenset[str]:
         """The paths of weights of which another process has the same part, which counts in sums."""
-        return frozenset(path for path, value in self.outline.parts.items() if not counts_here(value))
+        return frozenset(path for path, place in self.outline.places.items() if not place.counts)

@@ -19,8 +19,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from surefoot.errors import CaptureError
 from surefoot.graph.checks import INTEGERS, at_zero, random_dropout, select_outputs, zeros
-from surefoot.graph.fetched import is_outline
 from surefoot.graph.nodes import Leaf, Node, Role, Source, double_by_default, in_double, module_path
+from surefoot.graph.outline import is_outline
 from surefoot.graph.preserve import Change
 from surefoot.graph.structure import Graph, outputs_of
 from surefoot.graph.trace import BACKWARDS, PURE

@@ -35,10 +35,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from surefoot.calculus.assemble import assemble as curvature_matrix
 from surefoot.calculus.assemble import terms, weighted_curvature
-from surefoot.calculus.forward import forward
+from surefoot.calculus.forward import Pass, forward
 from surefoot.calculus.prepare import prepared
 from surefoot.domains import Region
-from surefoot.enclosure import Enclosure, constant
+from surefoot.enclosure import Enclosure, constant, largest
 from surefoot.errors import SurefootError
 from surefoot.graph.nodes import Leaf, Node, Ref, Source, Spec
 from surefoot.graph.read import operations
@@ -74,7 +74,7 @@ def _traced(problem: Problem, specs: Sequence[Spec], device: torch.device) -> Gr
             module = make_fx(torch.func.functionalize(gradient, remove="mutations"), _DERIVATIVES)(beta, *tensors)
     except Exception as error:  # tracing raises many types; all mean the same to the user
         raise SurefootError(f"the gradient of ζ cannot be traced: {error}") from None
-    names = (BETA, *(name.replace(".", "_") for name in problem.names))
+    names = (BETA, *map(in_graph, problem.names))
     leaves: dict[str, Leaf] = {}
     values: dict[fx.Node, Any] = {}
     placeholders = module.graph.find_nodes(op="placeholder")
@@ -108,6 +108,52 @@ _DERIVATIVES: dict[Any, Callable[..., Tensor]] = {
 
 
 @dataclass(frozen=True)
+class Gradient:
+    """The gradient of a problem over enclosures of its tensors."""
+
+    graph: Graph  # of the gradient
+    leaves: Mapping[str, Enclosure]  # by name in the graph, all but β
+    region: Region  # the tensors that vary, and β as the last
+
+    @classmethod
+    def of(
+        cls, problem: Problem, enclosures: Sequence[Enclosure], varying: Sequence[bool], device: torch.device
+    ) -> Gradient:
+        """From enclosures of the tensors of the problem, in order, and which of them vary."""
+        graph = gradient_graph(problem, [e.spec for e in enclosures if isinstance(e.spec, Spec)], device)
+        names = [in_graph(name) for name in problem.names]
+        variables = (*(name for name, varies in zip(names, varying, strict=True) if varies), BETA)
+        leaves = {
+            name: replace(e, lipschitz=_unit_vector(variables, name), is_constant=name not in variables)
+            for name, e in zip(names, enclosures, strict=True)
+        }
+        leaves |= {name: constant(value, len(variables)) for name, value in graph.held.items()}
+        return cls(graph, leaves, Region(variables, tuple(((k,), np.inf) for k in range(len(variables)))))
+
+    def around(self, beta: Tensor, reach: Magnitude | None = None, keep: bool = False, **known: Any) -> Pass:
+        """A pass with β at a point, or within reach of it, of which more may be known."""
+        at = constant(beta, len(self.region.variables))
+        if reach is not None:
+            size = {"bound": at.bound + reach, "peak": at.peak + reach, "spread": reach, **known}
+            at = replace(at, lipschitz=_unit_vector(self.region.variables, BETA), is_constant=False, **size)
+        return forward(self.graph, {**self.leaves, BETA: at}, self.region, keep=keep)
+
+    def result(self, found: Pass) -> Enclosure:
+        """The gradient itself."""
+        return found.enclosures[self.graph.outputs[0]]
+
+
+def in_graph(name: str) -> str:
+    """What the graph calls a tensor of the problem."""
+    return name.replace(".", "_")
+
+
+def _unit_vector(variables: Sequence[str], name: str) -> Magnitude:
+    """The Lipschitz constants of one variable."""
+    return Magnitude.of(np.array([float(variable == name) for variable in variables]))
+
+
+@dataclass(frozen=True)
 class Derived:
     r"""What was found, for the stacked minimisers of the batch."""
 
@@ -128,55 +174,26 @@ def derived(
     The enclosures are those of the tensors of the problem, in order; ``centre`` are minimisers at their centres,
     or near, rows × size, if these are known, and ``least`` bounds the eigenvalues of the Hessians there.
     """
-    specs = [e.spec for e in enclosures]
-    assert all(isinstance(spec, Spec) for spec in specs)
     values = [e.value for e in enclosures]
     device = next((value.device for value in values if isinstance(value, Tensor)), torch.device("cpu"))
-    graph = gradient_graph(problem, specs, device)  # type: ignore[arg-type]
-    names = [leaf.name for leaf in graph.inputs]
-    moving = [name for name, e in zip(names[1:], enclosures, strict=True) if not e.is_constant or e.is_inexact]
-    variables = (*moving, BETA)
-    count = len(variables)
-    leaves = {
-        name: replace(e, lipschitz=unit_vector(variables, name), is_constant=name not in moving)
-        for name, e in zip(names[1:], enclosures, strict=True)
-    }
-    leaves |= {name: constant(value, count) for name, value in graph.held.items()}
-    region = Region(variables, tuple(((k,), np.inf) for k in range(count)))
-
-    shape = graph.leaves[BETA].spec.shape
+    gradient = Gradient.of(problem, enclosures, [not e.is_constant or e.is_inexact for e in enclosures], device)
+    variables = gradient.region.variables
+    shape = gradient.graph.leaves[BETA].spec.shape
     beta = torch.zeros(shape, dtype=torch.float64, device=device) if centre is None else centre
-    fixed = forward(graph, {**leaves, BETA: constant(beta, count)}, region)  # values at the outputs are kept
-    slope = fixed.enclosures[graph.outputs[0]]
+    slope = gradient.result(gradient.around(beta))
     reach = slope.bound / mu
     rows = minimum(slope.row_norms(shape[0]) / mu, reach)
     reach = minimum(reach, rows.norm())
-    at = constant(beta, count)
-    moves = replace(
-        at,
-        bound=at.bound + reach,
-        peak=at.peak + minimum(reach, rows.max()),
-        spread=reach,
-        rows=rows,
-        lipschitz=unit_vector(variables, BETA),
-        is_constant=False,
-    )
-    found = forward(graph, {**leaves, BETA: moves}, region)
-    slopes = found.enclosures[graph.outputs[0]].lipschitz
-    matrix = curvature_matrix(terms(found, weighted_curvature(found)), count)
-    own = dict(zip(names[1:], problem.names, strict=True)) | {BETA: BETA}
+    found = gradient.around(beta, reach, rows=rows, peak=largest(beta) + minimum(reach, rows.max()))
+    slopes = gradient.result(found).lipschitz
+    matrix = curvature_matrix(terms(found, weighted_curvature(found)), len(variables))
+    own = {in_graph(name): name for name in (*problem.names, BETA)}
     bends = {(own[a], own[b]): matrix[i, j] for i, a in enumerate(variables) for j, b in enumerate(variables)}
     sharper = mu
     if centre is not None:
         problem.refuse_overstated(centre, tuple(values), mu)
-        spreads = {own[name]: leaves[name].spread for name in moving} | {BETA: reach}
+        spreads = {own[name]: found.enclosures[name].spread for name in variables}
         drift = sum((bends[BETA, name] * spread for name, spread in spreads.items()), Magnitude.zero())
         sharper = max(mu, (least - float(drift)) * (1 - 2.0**-50))
-    return Derived(
-        sharper, {own[name]: slopes[k] for k, name in enumerate(variables)}, bends, reach, rows, moves.bound
-    )
-
-
-def unit_vector(variables: Sequence[str], name: str) -> Magnitude:
-    """The Lipschitz constants of one variable."""
-    return Magnitude.of(np.array([float(variable == name) for variable in variables]))
+    by_name = {own[name]: slopes[k] for k, name in enumerate(variables)}
+    return Derived(sharper, by_name, bends, reach, rows, found.enclosures[BETA].bound)

@@ -20,21 +20,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from surefoot.calculus.adjoint.backward import backward
 from surefoot.calculus.adjoint.costates import costates
 from surefoot.calculus.adjoint.gradient import push
-from surefoot.calculus.forward import Pass, forward
-from surefoot.domains import Region
+from surefoot.calculus.forward import Pass
 from surefoot.enclosure import constant, norm
-from surefoot.graph.nodes import Spec
 from surefoot.implicit.constants import BETA
-from surefoot.implicit.derived import gradient_graph, unit_vector
+from surefoot.implicit.derived import Gradient, in_graph
 from surefoot.implicit.problem import Problem, Tensors
 from surefoot.implicit.solvers import inverse_product
 from surefoot.magnitude import Magnitude
@@ -59,36 +56,11 @@ class Minimum:
     @classmethod
     def of(cls, problem: Problem, values: Tensors, beta: Tensor, mu: float) -> Minimum:
         """The same, if the gradient is made of operations with rules."""
-        specs = [Spec(tuple(value.shape), value.dtype) for value in values]
-        graph = gradient_graph(problem, specs, beta.device)
-        names = [leaf.name for leaf in graph.inputs][1:]
-        varies = {name: value.is_floating_point() for name, value in zip(names, values, strict=True)}
-        variables = (*(name for name in names if varies[name]), BETA)
-        count = len(variables)
-        leaves = {name: constant(value, count) for name, value in zip(names, values, strict=True)}
-        leaves = {
-            name: replace(e, lipschitz=unit_vector(variables, name), is_constant=False) if varies[name] else e
-            for name, e in leaves.items()
-        } | {name: constant(value, count) for name, value in graph.held.items()}
-        region = Region(variables, tuple(((k,), np.inf) for k in range(count)))
-        at = constant(beta, count)
-        slope = forward(graph, {**leaves, BETA: at}, region, keep=True).enclosures[graph.outputs[0]]
+        tensors = [constant(value, 1) for value in values]
+        gradient = Gradient.of(problem, tensors, [value.is_floating_point() for value in values], beta.device)
+        slope = gradient.result(gradient.around(beta, keep=True))
         error = (norm(slope.value) + slope.error) / mu
-        moves = replace(
-            at,
-            bound=at.bound + error,
-            peak=at.peak + error,
-            spread=error,
-            error=error,
-            lipschitz=unit_vector(variables, BETA),
-            is_constant=False,
-        )
-        result = forward(graph, {**leaves, BETA: moves}, region, keep=True)
-        return cls(problem, values, beta, mu, result, error)
-
-    def name_of(self, name: str) -> str:
-        """What the graph calls a tensor of the problem."""
-        return name.replace(".", "_")
+        return cls(problem, values, beta, mu, gradient.around(beta, error, keep=True, error=error), error)
 
     def pulled(self, costate: Tensor) -> dict[str, Rounded] | None:
         """A costate of the minimisers pulled back, by name of the tensor; ``None`` if nothing is proved."""
@@ -126,7 +98,7 @@ class Minimum:
     def pushed(self, tangents: Mapping[str, Tensor]) -> Pushed | None:
         """The derivative of the minimisers along tangents of the tensors of the problem, by name."""
         output = self.result.outputs[0]
-        moves = {self.name_of(name): tangent.double() for name, tangent in tangents.items()}
+        moves = {in_graph(name): tangent.double() for name, tangent in tangents.items()}
         slope = push(self.result, moves, output)
         if slope is None:
             return None

@@ -37,7 +37,7 @@ from surefoot.enclosure import Enclosure, norm
 from surefoot.errors import SurefootError, UnsupportedOperation
 from surefoot.graph.nodes import Spec
 from surefoot.implicit.constants import BETA, Constants
-from surefoot.implicit.derived import Derived, derived
+from surefoot.implicit.derived import Derived, derived, in_graph
 from surefoot.implicit.operation import Minimiser, minimiser, rewrite
 from surefoot.implicit.problem import Tensors
 from surefoot.implicit.proved import Minimum
@@ -69,7 +69,7 @@ def _pull(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     found = minimum.pulled(costate)
     if found is None:  # beyond the range of doubles
         return {slot: _nothing(call.slots[slot].value) for slot in call.varying}
-    return {slot: found[minimum.name_of(name)] for name, slot in _Layout(call).slots.items()}
+    return {slot: found[in_graph(name)] for name, slot in _Layout(call).slots.items()}
 
 
 def _push(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,11 +23,10 @@ def convolution_norm(
     weight: Tensor,
     input_size: Sizes,
     stride: Sizes = 1,
-    padding: Sizes | str = 0,
+    padding: Sizes = 0,
     dilation: Sizes = 1,
     groups: int = 1,
-    transposed: bool = False,
-    output_padding: Sizes = 0,
+    output_size: Sizes | None = None,
     budget: float = _BUDGET,
 ) -> float:
     r"""An upper bound of the operator norm of ``x -> conv(x, weight)`` on one sample, zero padding.
@@ -47,13 +45,13 @@ def convolution_norm(
       of :math:`|W|` over :math:`(B,k)` and over :math:`(A,k)`: an input and a tap determine the output;
     * the matrix of the map itself where that is small: sharp.
 
-    Groups are orthogonal blocks: the norm is the largest of theirs. A transposed convolution is the adjoint
-    of the convolution with the same parameters (restricted, when the output padding reaches the stride, to
-    the first outputs, which can only lower the norm); an adjoint has the same norm.
+    Groups are orthogonal blocks: the norm is the largest of theirs. A transposed convolution is the adjoint of
+    the convolution from its outputs to its inputs; an adjoint has the same norm.
 
-    Arguments are those of PyTorch, with the spatial size of the input (an integer stands for all dimensions) and
-    a budget of multiplications, by default about one second on one core. The weight is as PyTorch stores it:
-    (A, B/groups, kernel...), and for transposed convolutions A counts their inputs.
+    Arguments are those of PyTorch, with the spatial size of the input (an integer stands for all dimensions), the
+    padding before the first entry, the size of the output where it is not the usual one, and a budget of
+    multiplications, by default about one second on one core. The weight is as PyTorch stores it: (A, B/groups,
+    kernel...).
 
     >>> convolution_norm(torch.ones(1, 1, 3), input_size=100, padding=1) < 3.0000001
     True
@@ -61,7 +59,9 @@ def convolution_norm(
     Raises:
         ValueError: for sizes that PyTorch would refuse, or weights that are not numbers.
     """
-    axes = _axes(weight, input_size, stride, padding, dilation, transposed, output_padding)
+    if weight.ndim < 3:
+        raise ValueError(f"a convolution's weight has shape (out, in, kernel...), got {tuple(weight.shape)}")
+    axes = _axes(input_size, weight.shape[2:], stride, padding, dilation, output_size)
     if groups < 1 or weight.shape[0] % groups:
         raise ValueError(f"{groups} groups do not divide the {weight.shape[0]} channels of the weight")
     weight = weight.detach()
@@ -107,12 +107,8 @@ def patch_overlap(
     >>> patch_overlap((32, 32), 3, stride=2, dilation=2)
     9
     """
-    dimensions = 1 if isinstance(input_size, int) else len(input_size)
-    parts = [_sizes(value, dimensions) for value in (input_size, kernel, stride, padding, dilation)]
-    axes = [_axis(n, k, s, p, p, d) for n, k, s, p, d in zip(*parts, strict=True)]
-    if output_size is not None:
-        counts = _sizes(output_size, dimensions)
-        axes = [replace(axis, outputs=count) for axis, count in zip(axes, counts, strict=True)]
+    taps = _sizes(kernel, 1 if isinstance(input_size, int) else len(input_size))
+    axes = _axes(input_size, taps, stride, padding, dilation, output_size)
     return math.prod(_overlap(axis) for axis in axes)
 
 
@@ -165,51 +161,29 @@ def _dense_norm(weight: Tensor, axes: list[Axis], budget: float) -> float:
 
 
 def _axes(
-    weight: Tensor,
     input_size: Sizes,
+    kernel: Sequence[int],
     stride: Sizes,
-    padding: Sizes | str,
+    padding: Sizes,
     dilation: Sizes,
-    transposed: bool,
-    output_padding: Sizes,
+    output_size: Sizes | None,
 ) -> list[Axis]:
-    """The dimensions of a convolution from the arguments of PyTorch."""
-    dimensions = weight.ndim - 2
-    if dimensions < 1:
-        raise ValueError(f"a convolution's weight has shape (out, in, kernel...), got {tuple(weight.shape)}")
-    kernel = list(weight.shape[2:])
-    sizes, strides, dilations = (_sizes(value, dimensions) for value in (input_size, stride, dilation))
-    if padding == "same":
-        spare = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
-        before, after = [total // 2 for total in spare], [total - total // 2 for total in spare]
-    else:
-        if isinstance(padding, str) and padding != "valid":
-            raise ValueError(f"padding is a number, 'same' or 'valid', got {padding!r}")
-        before = after = [0] * dimensions if isinstance(padding, str) else _sizes(padding, dimensions)
-    parts = zip(sizes, kernel, strides, before, after, dilations, strict=True)
-    if not transposed:
-        return [_axis(*part) for part in parts]
-    axes = []
-    for (n, k, s, p, _, d), extra in zip(parts, _sizes(output_padding, dimensions), strict=True):
-        inputs = (n - 1) * s - 2 * p + d * (k - 1) + extra + 1
-        if inputs < 1:
-            raise ValueError(f"a transposed convolution of {n} inputs with padding {p} has no output")
-        axes.append(Axis(inputs, n, k, s, p, d))
-    return axes
+    """The dimensions of a convolution or a pooling."""
+    parts = [_sizes(value, len(kernel)) for value in (input_size, stride, padding, dilation)]
+    counts = [None] * len(kernel) if output_size is None else _sizes(output_size, len(kernel))
+    return [_axis(*part) for part in zip(kernel, *parts, counts, strict=True)]
 
 
-def _axis(n: int, k: int, s: int, before: int, after: int, d: int) -> Axis:
-    """One dimension of an ordinary convolution or pooling."""
-    if min(n, k, s, d) < 1 or min(before, after) < 0:
+def _axis(k: int, n: int, s: int, before: int, d: int, outputs: int | None) -> Axis:
+    """One dimension; as much is padded behind the last entry as before the first, if outputs are not given."""
+    if min(n, k, s, d) < 1 or before < 0:
         raise ValueError(
             f"sizes, kernels, strides and dilations are positive and paddings non-negative, got input {n}, "
             f"kernel {k}, stride {s}, padding {before}, dilation {d}"
         )
-    outputs = (n + before + after - d * (k - 1) - 1) // s + 1
+    outputs = (n + 2 * before - d * (k - 1) - 1) // s + 1 if outputs is None else outputs
     if outputs < 1:
-        raise ValueError(
-            f"a kernel of {k} taps, dilation {d}, does not fit into {n} inputs padded by {before} and {after}"
-        )
+        raise ValueError(f"a kernel of {k} taps, dilation {d}, does not fit into {n} inputs padded by {before}")
     return Axis(n, outputs, k, s, before, d)
 
 

@@ -30,7 +30,6 @@ Families:
 * ``normalisation``: batch, layer, group, instance and root-mean-square. ``normalised_groups``: their mathematics.
   ``scaled``: their scale and shift, and what frameworks write out, recognised.
 * ``statistics``: variances, lengths and directions. ``group_slopes``: their costates pulled back.
-  ``compositions``: gated units, cosines, directions.
 * ``softmax``: soft-max, its logarithm, and the logarithm of sums of exponentials. ``attention``: scaled dot
   products.
 * ``pooling``: averages over patches, and interpolation. ``maxima``: largest entries of patches.

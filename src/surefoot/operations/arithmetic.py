@@ -209,8 +209,8 @@ def meeting_norm(other: Enclosure, mine: tuple[int, ...], result: tuple[int, ...
     centre it moves by at most the spread, and by the largest spread of a row times the root of the number.
     """
     copies = root(broadcast_copies(mine, result))
-    entry = other.spread if other.rows is None else minimum(other.spread, other.rows.max())
-    from_centre = centre_meeting_norm(other, mine, result) + minimum(other.spread, entry * copies)
+    move = minimum(other.spread, other.longest_move(True) * copies)
+    from_centre = centre_meeting_norm(other, mine, result) + move
     return minimum(other.bound, other.peak * copies, from_centre)
 
 

@@ -8,8 +8,8 @@ The weights are a soft-max over the positions the mask allows; finite parts of a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from surefoot.operations.call import Slot, Use
 from surefoot.operations.common import aligned
 from surefoot.operations.record import Expansion, declare, expansion
 from surefoot.operations.sparsity import Contraction, Sparsity, tensors
+from surefoot.operations.written_out import traced
 
 _aten: Any = torch.ops.aten
 _FORBIDS = -(2.0**100)  # what is added to forbid a position
@@ -50,6 +51,14 @@ def masked_softmax(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
 def finite_part(mask: Tensor) -> Tensor:
     """An additive mask without its infinite entries, which the soft-max treats."""
     return torch.where(torch.isneginf(mask), torch.zeros_like(mask), mask)
+
+
+_library = torch.library.Library("surefoot", "FRAGMENT")  # as operations, of which a trace keeps the names
+_library.define("masked_softmax(Tensor scores, Tensor? mask, bool causal) -> Tensor")
+_library.define("finite_part(Tensor mask) -> Tensor")
+_library.impl("masked_softmax", masked_softmax, "CompositeImplicitAutograd")
+_library.impl("finite_part", finite_part, "CompositeImplicitAutograd")
+_surefoot: Any = torch.ops.surefoot
 
 
 def _cost(use: Use) -> Sparsity:
@@ -83,59 +92,32 @@ declare("aten.scaled_dot_product_attention", rows=_rows, cost=_cost, selects=("a
 
 
 @expansion("aten.scaled_dot_product_attention")
-def attention_in_pieces(graph: Graph, node: Node) -> Expansion:
+def attention_in_pieces(graph: Graph, node: Node) -> Expansion | None:
     """Two matrix products with a masked soft-max in between."""
-    return Expansion(tuple(_pieces(graph, node)))
+    mask = node.arguments["attn_mask"]
+    fixed = isinstance(mask, Ref) and _is_fixed(graph, mask.name)
+    return traced(graph, node, partial(_attention, mask_is_fixed=fixed))
 
 
-def _pieces(graph: Graph, node: Node) -> Iterator[Node]:
-    """The products, the scores, their soft-max and the weighted sum."""
-    a = node.arguments
-    query, key, value = (_spec(graph, a[name]) for name in ("query", "key", "value"))
-    rows, columns = query.shape[-2], key.shape[-2]
-    scale = a["scale"] if a["scale"] is not None else 1.0 / math.sqrt(query.shape[-1])
-
-    def make(suffix: str, op: str, target: Any, args: tuple[Any, ...], shape: tuple[int, ...]) -> Node:
-        name = f"{node.name}_{suffix}" if suffix else node.name
-        return Node(name, op, target, args, {}, node.module, Spec(shape, query.dtype))
-
-    keys, values = a["key"], a["value"]
-    if a.get("enable_gqa"):  # a group of heads of the query shares one head of keys and values
-        heads = query.shape[-3]
-        for label, ref, spec in (("keys", keys, key), ("values", values, value)):
-            shape, repeats = (*spec.shape[:-3], heads, *spec.shape[-2:]), heads // spec.shape[-3]
-            yield make(
-                label, "aten.repeat_interleave", _aten.repeat_interleave.self_int, (ref, repeats, -3), shape
-            )
-        keys, values = Ref(f"{node.name}_keys"), Ref(f"{node.name}_values")
-        key, value = (replace(spec, shape=(*spec.shape[:-3], heads, *spec.shape[-2:])) for spec in (key, value))
-    turned = make(
-        "turned", "aten.transpose", _aten.transpose.int, (keys, -2, -1), (*key.shape[:-2], key.shape[-1], columns)
-    )
-    yield turned
-    shape = (*torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]), rows, columns)
-    scores = make("products", "aten.matmul", _aten.matmul.default, (a["query"], Ref(turned.name)), shape)
-    yield scores
-    scores = make("scores", "aten.mul", _aten.mul.Tensor, (Ref(scores.name), scale), shape)
-    yield scores
-    mask = a["attn_mask"]
-    if isinstance(mask, Ref):
-        spec = _spec(graph, mask)
-        shape = tuple(torch.broadcast_shapes(shape, spec.shape))
-        if spec.dtype.is_floating_point:
-            finite = make("bias", "surefoot.finite_part", finite_part, (mask,), spec.shape)
-            yield finite
-            scores = make("biased", "aten.add", _aten.add.Tensor, (Ref(scores.name), Ref(finite.name)), shape)
-            yield scores
-            if _is_fixed(graph, mask.name):  # as truth values: -∞ is no number to compute derivatives with
-                above = make("allowed", "aten.gt", _aten.gt.Scalar, (mask, -math.inf), spec.shape)
-                yield replace(above, spec=Spec(spec.shape, torch.bool))
-                mask = Ref(above.name)
-    masked = (Ref(scores.name), mask, bool(a["is_causal"]))
-    weights = make("weights", "surefoot.masked_softmax", masked_softmax, masked, shape)
-    yield weights
-    shape = (*torch.broadcast_shapes(shape[:-2], value.shape[:-2]), rows, value.shape[-1])
-    yield make("", "aten.matmul", _aten.matmul.default, (Ref(weights.name), values), shape)
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    mask_is_fixed: bool,
+    **_: Any,
+) -> Tensor:
+    if enable_gqa:  # a group of heads of the query shares one head of keys and values
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scores = (query @ key.transpose(-2, -1)) * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if attn_mask is not None and attn_mask.is_floating_point():
+        scores = scores + _surefoot.finite_part(attn_mask)
+        if mask_is_fixed:  # as truth values: -∞ is no number to compute derivatives with
+            attn_mask = attn_mask > -math.inf
+    return _surefoot.masked_softmax(scores, attn_mask, is_causal) @ value
 
 
 def _is_fixed(graph: Graph, name: str) -> bool:

@@ -16,7 +16,6 @@ from surefoot.operations import (  # noqa: F401  registers the operations
     attention,
     choices,
     cholesky_factors,
-    compositions,
     conditions,
     convolution,
     formulas,

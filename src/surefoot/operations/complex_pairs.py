@@ -123,8 +123,11 @@ def _quotient(pairs: frozenset[str], self: Any, other: Any) -> Any:
         return _product(pairs, self, 1 / other)
     if "other" not in pairs:
         return self / (other.unsqueeze(-1) if isinstance(other, Tensor) else other)
-    turned = _product(pairs, self, torch.stack([other.select(-1, 0), -other.select(-1, 1)], -1))
-    return turned / other.square().sum(-1, keepdim=True)
+    return _product(pairs, self, _conjugate(other)) / other.square().sum(-1, keepdim=True)
+
+
+def _conjugate(pair: Tensor) -> Tensor:
+    return torch.stack([pair.select(-1, 0), -pair.select(-1, 1)], -1)
 
 
 def _matrices(pairs: frozenset[str], **factors: Tensor) -> Tensor:
@@ -224,43 +227,33 @@ def _real_inverse(x: Tensor, n: int | None, dim: int, norm: str | None) -> Tenso
     return _along(x, dim, True, m, size, matrix.flatten(1).T * _scale(size, norm, True), real=True)
 
 
-def _one(inverse: bool, half: bool = False) -> Callable[..., Tensor]:
-    return lambda pairs, self, n=None, dim=-1, norm=None: _transform(
-        self, "self" in pairs, n, dim, norm, inverse, half
-    )
+def _fourier(inverse: bool, half: bool = False, real: bool = False) -> Callable[..., Tensor]:
+    """Along one dimension or several; half of the frequencies are left out, or taken as those of real numbers,
+    along the last.
+    """
 
-
-def _several(inverse: bool, half: bool = False) -> Callable[..., Tensor]:
-    def formula(pairs: frozenset[str], self: Tensor, s: Any = None, dim: Any = None, norm: Any = None) -> Tensor:
-        pair = "self" in pairs
-        rank = self.dim() - pair
-        dims = list(range(rank)) if dim is None else [d % rank for d in dim]
-        sizes = [None] * len(dims) if s is None else list(s)
-        x = self
-        for k in reversed(range(len(dims))):
-            x = _transform(x, pair, sizes[k], dims[k], norm, inverse, half and k == len(dims) - 1)
-            pair = True
+    def formula(
+        pairs: frozenset[str], self: Tensor, dim: Any = None, norm: Any = None, n: Any = None, s: Any = None
+    ) -> Tensor:
+        x, pair = self, "self" in pairs
+        rank = x.dim() - pair
+        dims = list(range(rank)) if dim is None else [d % rank for d in ([dim] if isinstance(dim, int) else dim)]
+        sizes = [n] * len(dims) if s is None else list(s)
+        last = len(dims) - 1
+        for k in range(last + 1) if real else reversed(range(last + 1)):
+            if real and k == last:
+                return _real_inverse(x, sizes[k], dims[k], norm)
+            x, pair = _transform(x, pair, sizes[k], dims[k], norm, inverse, half and k == last), True
         return x
 
     return formula
 
 
-def _real_several(pairs: frozenset[str], self: Tensor, s: Any = None, dim: Any = None, norm: Any = None) -> Tensor:
-    rank = self.dim() - 1
-    dims = list(range(rank)) if dim is None else [d % rank for d in dim]
-    sizes = [None] * len(dims) if s is None else list(s)
-    x = self
-    for k in range(len(dims) - 1):
-        x = _transform(x, True, sizes[k], dims[k], norm, True, False)
-    return _real_inverse(x, sizes[-1], dims[-1], norm)
-
-
 _FORMULAS: dict[str, Callable[..., Any]] = {
-    "fft_fft": _one(False), "fft_ifft": _one(True), "fft_rfft": _one(False, half=True),
-    "fft_irfft": lambda pairs, self, n=None, dim=-1, norm=None: _real_inverse(self, n, dim, norm),
-    "fft_fft2": _several(False), "fft_fftn": _several(False), "fft_ifft2": _several(True),
-    "fft_ifftn": _several(True), "fft_rfft2": _several(False, half=True), "fft_rfftn": _several(False, half=True),
-    "fft_irfft2": _real_several, "fft_irfftn": _real_several,
+    **dict.fromkeys(("fft_fft", "fft_fft2", "fft_fftn"), _fourier(False)),
+    **dict.fromkeys(("fft_ifft", "fft_ifft2", "fft_ifftn"), _fourier(True)),
+    **dict.fromkeys(("fft_rfft", "fft_rfft2", "fft_rfftn"), _fourier(False, half=True)),
+    **dict.fromkeys(("fft_irfft", "fft_irfft2", "fft_irfftn"), _fourier(True, real=True)),
     "view_as_real": lambda pairs, self: self, "view_as_complex": lambda pairs, self: self,
     "real": lambda pairs, self: self.select(-1, 0) if "self" in pairs else self,
     "imag": lambda pairs, self: self.select(-1, 1),
@@ -268,9 +261,7 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
     "polar": lambda pairs, abs, angle: torch.stack([abs * torch.cos(angle), abs * torch.sin(angle)], -1),
     "abs": lambda pairs, self: torch.linalg.vector_norm(self, dim=-1),
     "angle": lambda pairs, self: torch.atan2(self.select(-1, 1), self.select(-1, 0)),
-    "conj": lambda pairs, self: torch.stack([self.select(-1, 0), -self.select(-1, 1)], -1),
-    "_conj": lambda pairs, self: torch.stack([self.select(-1, 0), -self.select(-1, 1)], -1),
-    "_conj_physical": lambda pairs, self: torch.stack([self.select(-1, 0), -self.select(-1, 1)], -1),
+    **dict.fromkeys(("conj", "_conj", "_conj_physical"), lambda pairs, self: _conjugate(self)),
     "resolve_conj": lambda pairs, self: self, "add": _sum, "mul": _product, "div": _quotient, "pow": _power,
     "mm": _matrices, "bmm": _matrices, "matmul": _matrices, "exp": _exponential,
     "square": lambda pairs, self: _power(pairs, self, 2),

@@ -33,9 +33,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.graph.structure import Node
 from surefoot.operations.bilinear import product, sizes_of
 from surefoot.operations.call import Moving
 from surefoot.operations.common import rows_of
+from surefoot.operations.record import record_of
 from surefoot.operations.scalar_taylor import composed
 from surefoot.scalar import ScalarFunction
 from surefoot.taylor import UNIT, TaylorModel, is_finite, passed_on, reach, rounded_up, row_norms
@@ -158,10 +160,15 @@ def _move(moving: Moving, *slots: str) -> bool:
 
 @beyond_second
 def product_along(moving: Moving) -> TaylorModel | None:
-    """Two tensors that both move, multiplied entry by entry."""
-    if not _move(moving, "self", "other"):
+    """Two tensors that both move, multiplied entry by entry or as batches of matrices."""
+    slots = record_of(moving.node).factors
+    if not _move(moving, *slots):
         return None
-    return multiplied(argument(moving, "self"), argument(moving, "other"))
+    a, b = (argument(moving, slot) for slot in slots)
+    if moving.node.op in ("aten.mul", "aten.multiply"):
+        return multiplied(a, b)
+    matrices = a.value.dim() > 1 and b.value.dim() > 1
+    return multiplied(a, b, torch.matmul, inner=a.value.shape[-1]) if matrices else None
 
 
 @beyond_second
@@ -170,21 +177,6 @@ def quotient_along(moving: Moving) -> TaylorModel | None:
     if "self" not in moving.slots or not _move(moving, "other"):
         return None
     return multiplied(argument(moving, "self"), function_of(_INVERSE, argument(moving, "other")))
-
-
-def matrices_along(first: str, second: str) -> Taylor:
-    """Batches of matrices that both move."""
-
-    @beyond_second
-    def taylor(moving: Moving) -> TaylorModel | None:
-        if not _move(moving, first, second):
-            return None
-        a, b = argument(moving, first), argument(moving, second)
-        if a.value.dim() < 2 or b.value.dim() < 2:
-            return None
-        return multiplied(a, b, torch.matmul, inner=a.value.shape[-1])
-
-    return taylor
 
 
 def _exponentials(x: TaylorModel, dims: Any, allowed: Tensor | None = None) -> tuple[TaylorModel, Tensor]:
@@ -240,27 +232,20 @@ def log_softmax_along(moving: Moving) -> TaylorModel | None:
     return TaylorModel(coefficients, x.length, _joined(own, below.tail, logs.tail), x.rowwise)
 
 
-def normalised_along(arrange: Callable[[Moving], tuple[int, int] | None], centre: bool = True) -> Taylor:
-    """Groups of numbers, by how many groups a row has and how many numbers a group; one row where samples mix."""
+def normalised_along(layout_of: Callable[[Node], Any]) -> Taylor:
+    """Groups of numbers, as the layout of an operation says; one row where samples mix."""
 
     @beyond_second
     def taylor(moving: Moving) -> TaylorModel | None:
-        found, eps = arrange(moving), moving.node.arguments["eps"]
-        if found is None or eps is None or set(moving.slots) != {"input"}:
+        layout, eps = layout_of(moving.node), moving.node.arguments["eps"]
+        if layout is None or eps is None or set(moving.slots) != {"input"} or not moving.node.numel:
             return None
-        x, (groups, size) = argument(moving, "input"), found
-        shape = x.value.shape
-        mixed = moving.node.op == "aten.batch_norm"
-
-        def inwards(c: Tensor) -> Tensor:
-            return (c.transpose(0, 1) if mixed else c).reshape(-1, groups, size)
-
-        def outwards(c: Tensor) -> Tensor:
-            return c.reshape(shape[1], shape[0], *shape[2:]).transpose(0, 1) if mixed else c.reshape(shape)
-
-        laid = mapped(x, inwards)
-        apart = centred(laid) if centre else laid
+        x, rows = argument(moving, "input"), 1 if layout.turned else layout.shape[0]
+        if layout.count % rows:
+            return None
+        laid = mapped(x, lambda c: layout.groups(c).reshape(rows, -1, layout.size))
+        apart = centred(laid) if layout.centre else laid
         spread = shifted_by(summed(multiplied(apart, apart), -1, mean=True), float(eps))
-        return mapped(multiplied(apart, function_of(_INVERSE_ROOT, spread)), outwards)
+        return mapped(multiplied(apart, function_of(_INVERSE_ROOT, spread)), layout.tensor)
 
     return taylor

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from surefoot.enclosure import Enclosure, norm
+from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.norms import convolution_norm, patch_overlap, spectral_norm
 from surefoot.operations.bilinear import along_segment
@@ -44,7 +44,11 @@ _LARGEST_GRAM = 2e9  # multiplications for its Gram matrix
 
 @dataclass(frozen=True)
 class Setting:
-    """How a convolution walks over its input; padding before the first entry, after the last one as needed."""
+    """How a convolution walks over its input.
+
+    Padding is before the first entry, and after the last one as needed: ``"same"`` with an odd number of entries
+    to pad puts one more there.
+    """
 
     size: tuple[int, ...]
     kernel: tuple[int, ...]
@@ -58,6 +62,11 @@ class Setting:
     def overlap(self) -> int:
         """The largest number of patches that contain one entry of the input."""
         return patch_overlap(self.size, self.kernel, self.stride, self.padding, self.dilation, self.outputs)
+
+    def norm(self, weight: Tensor) -> Magnitude:
+        """The operator norm of the convolution with a weight."""
+        walk = (self.size, self.stride, self.padding, self.dilation)
+        return Magnitude.of(convolution_norm(weight, *walk, self.groups, self.outputs))
 
 
 def _batched(use: Use) -> list[Slot]:
@@ -95,26 +104,17 @@ def convolution(call: Call) -> Bounds:
     positions × channels, and with P the matrix of patches of :math:`\dot x`: :math:`\langle\dot W, \Lambda^\top
     P\rangle \le \|\Lambda\|_2\|\dot w\|\|P\|_F \le \sqrt c\,\|\Lambda\|_2\|\dot w\|\|\dot x\|`, and with groups
     the largest of theirs.
-
-    ``padding="same"`` with an odd number of entries to pad puts one more behind the last. Mirrored, that is one
-    more before the first, and mirroring changes neither the count nor norms.
     """
     dims = int(call.node.op[-2])
-    x, w, padding = call["input"], call["weight"], call["padding"]
-    size, kernel = x.shape[-dims:], w.shape[2:]
+    w, padding, size = call["weight"], call["padding"], call["input"].shape[-dims:]
     stride, dilation = spatial(call["stride"], dims), spatial(call["dilation"], dims)
-    outputs = None
+    before, outputs = (0,) * dims, None
     if padding == "same":
-        spare = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-        before, outputs = tuple(total - total // 2 for total in spare), size
-    else:
-        before = (0,) * dims if padding == "valid" else spatial(padding, dims)
-    setting = Setting(size, kernel, stride, before, dilation, call["groups"], outputs)
-    at_centre = Magnitude.infinity()
-    if isinstance(w.value, Tensor) and not x.is_constant:
-        norm_padding = "same" if padding == "same" else before
-        at_centre = Magnitude.of(convolution_norm(w.value, size, stride, norm_padding, dilation, setting.groups))
-    bounds = _bounds(call, setting, at_centre, _patch_norm(call, x, setting), inner=math.prod(w.shape[1:]))
+        before, outputs = tuple(d * (k - 1) // 2 for k, d in zip(w.shape[2:], dilation, strict=True)), size
+    elif padding != "valid":
+        before = spatial(padding, dims)
+    setting = Setting(size, w.shape[2:], stride, before, dilation, call["groups"], outputs)
+    bounds = _bounds(call, setting, inner=math.prod(w.shape[1:]))
     constant, groups = root(setting.overlap), setting.groups
 
     def along(costate: Enclosure) -> dict[tuple[str, str], Magnitude]:
@@ -137,34 +137,23 @@ declare("aten.convolution", **{**_READINGS, "taylor": None})
 
 @operation("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d", **_READINGS)
 def transposed_convolution(call: Call) -> Bounds:
-    """The adjoint of the convolution with the same weights: the same constants, on the output's size.
-
-    An output padding that reaches the stride leaves that convolution with more patches than x has entries: the
-    map is a restriction of the adjoint, and its norms can only be smaller.
-    """
+    """The adjoint of the convolution from its output to its input, with the same weights: the same constants."""
     dims = int(call.node.op[-2])
     x, w = call["input"], call["weight"]
     stride, padding, dilation = (spatial(call[key], dims) for key in ("stride", "padding", "dilation"))
     setting = Setting(call.shape[-dims:], w.shape[2:], stride, padding, dilation, call["groups"], x.shape[-dims:])
-    at_centre = Magnitude.infinity()
-    if isinstance(w.value, Tensor) and not x.is_constant:
-        value = convolution_norm(w.value, setting.size, stride, padding, dilation, setting.groups)
-        at_centre = Magnitude.of(value)
     inner = w.shape[0] // setting.groups * math.prod(setting.kernel)
-    return _bounds(call, setting, at_centre, _patch_norm(call, x, setting), inner)
+    return _bounds(call, setting, inner)
 
 
-def _bounds(call: Call, setting: Setting, at_centre: Magnitude, patches: Magnitude, inner: int) -> Bounds:
-    """What both share.
-
-    ``at_centre`` is the norm in x at the centre of w, ``patches`` that in w at the centre of x; ``inner`` products
-    are added up for one entry.
-    """
+def _bounds(call: Call, setting: Setting, inner: int) -> Bounds:
+    """What both share; ``inner`` products are added up for one entry."""
     x, w, bias = call["input"], call["weight"], call["bias"]
-    dims = len(setting.size)
-    constant = root(setting.overlap)
-    norm_w = minimum(constant * w.bound, at_centre + constant * w.spread)
-    centre_x = minimum(constant * (x.bound if x.value is None else norm(x.value)), patches)
+    dims, constant = len(setting.size), root(setting.overlap)
+    norm_w = constant * w.bound
+    if isinstance(w.value, Tensor) and not x.is_constant:
+        norm_w = minimum(norm_w, setting.norm(w.value) + constant * w.spread)
+    centre_x = minimum(constant * x.centre_norm, _patch_norm(call, x, setting))
     norm_x = minimum(constant * x.bound, centre_x + constant * x.spread)
     constants = Partial(norm_w, norm_x, centre_x, constant)
     shift = added(call, bias, shape=(*bias.shape, *(1,) * dims)) if isinstance(bias, Enclosure) else None

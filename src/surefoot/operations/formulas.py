@@ -14,6 +14,7 @@ from torch.nn import functional
 from surefoot.graph.structure import Graph, Node, Ref, Role
 from surefoot.operations.common import aligned, normalized_dim, unless_along
 from surefoot.operations.record import Expansion, declare, expansion
+from surefoot.operations.sparsity import every_entry
 from surefoot.operations.written_out import Formula, traced, written_out
 
 _LONGEST = 4096  # factors of a product that is written out
@@ -207,33 +208,16 @@ def _two_powers(graph: Graph, node: Node) -> bool:
     return not any(_is_number(graph, node.arguments[key]) for key in ("self", "exponent"))
 
 
-@written_out("aten.einsum", when=lambda graph, node: len(node.arguments["tensors"]) > 2)
-def _contraction(equation: str, tensors: list[Tensor], path: Any = None) -> Tensor:
-    """Three tensors and more, two at a time, from the left."""
-    if "." in equation:
-        equation = _with_letters(equation, tensors)
-    left, _, right = equation.replace(" ", "").partition("->")
-    first, second, *others = left.split(",")
-    if "->" not in equation:
-        right = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
-    kept = "".join(dict.fromkeys(c for c in first + second if c in right or any(c in o for o in others)))
-    pair = torch.einsum(f"{first},{second}->{kept}", tensors[0], tensors[1])
-    return torch.einsum(f"{','.join([kept, *others])}->{right}", pair, *tensors[2:])
-
-
-def _with_letters(equation: str, tensors: list[Tensor]) -> str:
-    """The same with letters in place of dots, which stand for the same number of dimensions in all tensors."""
-    terms, arrow, right = equation.replace(" ", "").partition("->")
-    dotted = [(term, x) for term, x in zip(terms.split(","), tensors, strict=True) if "..." in term]
-    shapes = {
-        tuple(x.shape[len(before) : x.dim() - len(after)])
-        for term, x in dotted
-        for before, _, after in (term.partition("..."),)
-    }
-    if len(shapes) != 1 or not arrow:
-        raise NotImplementedError
-    unused = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
-    return f"{terms}->{right}".replace("...", "".join(unused[: len(shapes.pop())]))
+@written_out("aten.cosine_similarity")
+def _cosine(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """The inner product of two directions; a vector of length one spread along the dimension has no bounds."""
+    rank = max(x1.dim(), x2.dim())
+    letters, back = "abcdefghijklmnopqrstuvwxyz"[:rank], normalized_dim(dim, rank) - rank
+    if x1.dim() < -back or x2.dim() < -back or x1.shape[back] != x2.shape[back]:
+        return NotImplemented
+    terms = ",".join(letters[rank - x.dim() :] for x in (x1, x2))
+    units = [x / torch.linalg.vector_norm(x, 2, back, True).clamp_min(eps) for x in (x1, x2)]
+    return torch.einsum(f"{terms}->{letters.replace(letters[back], '')}", *units)
 
 
 def _block_diagonal(blocks: list[Tensor]) -> Tensor:
@@ -265,12 +249,19 @@ _FORMULAS: dict[str, Formula] = {
     "addmv": lambda self, mat, vec, beta=1, alpha=1: torch.addmm(
         self.unsqueeze(-1), mat, vec.unsqueeze(-1), beta=beta, alpha=alpha
     ).squeeze(-1),
+    "baddbmm": lambda self, batch1, batch2, beta=1, alpha=1: (
+        _times(beta, self) + _times(alpha, torch.bmm(batch1, batch2))
+    ),
     "addbmm": lambda self, batch1, batch2, beta=1, alpha=1: (
         _times(beta, self) + _times(alpha, torch.bmm(batch1, batch2).sum(0))
     ),
     "addr": lambda self, vec1, vec2, beta=1, alpha=1: beta * self + alpha * (vec1.unsqueeze(-1) * vec2),
     "lerp": lambda self, end, weight: (
         self + weight * (end - self) if isinstance(weight, Tensor) else (1 - weight) * self + weight * end
+    ),
+    "glu": lambda self, dim=-1: (
+        self.narrow(dim, 0, self.shape[dim] // 2)
+        * torch.sigmoid(self.narrow(dim, self.shape[dim] // 2, self.shape[dim] // 2))
     ),
     "logaddexp": lambda self, other: torch.logsumexp(_stacked(self, other), 0),
     "logaddexp2": lambda self, other: torch.log2(torch.exp2(self) + torch.exp2(other)),
@@ -319,3 +310,4 @@ def _times(value: float, x: Tensor) -> Tensor:
 declare("aten.addcmul", "aten.addcdiv", "aten.lerp", "aten.logaddexp", "aten.maximum", "aten.minimum", "aten.fmax",
         "aten.fmin", "aten.hypot", "aten.atan2", "aten.xlogy", rows=aligned)  # fmt: skip
 declare("aten.prod", "aten.cumprod", "aten.logcumsumexp", rows=unless_along())
+declare("aten.glu", rows=unless_along(), cost=lambda use: every_entry(2 * use.numel))

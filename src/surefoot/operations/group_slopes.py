@@ -116,10 +116,7 @@ def pull_spread(freedom: Freedom) -> Callable[[Call, Tensor], dict[Slot, Rounded
             data = Directions.of(x, dims, centre=True)
             return {"self": data.laid((data.unit * data.column(costate)).scaled(1 / math.sqrt(f)))}
         data, groups = Directions.of(x, dims), groups_along(x, dims, centre=True)
-        numbers = Rounded(
-            times_power(groups.numbers, groups.exponents), times_power(groups.error, groups.exponents) + SMALL
-        )
-        return {"self": data.laid((numbers * data.column(costate)).scaled(2 / f))}
+        return {"self": data.laid((groups.exact * data.column(costate)).scaled(2 / f))}
 
     return pull
 
@@ -207,8 +204,8 @@ def near_variance(freedom: Freedom) -> Callable[[Call, Tensor], Near | None]:
             return None
         dims = normalized_dims(call["dim"], x.dim())
         f, groups = freedom(call, dims), groups_along(x, dims, centre=True)
-        numbers = times_power(groups.numbers, groups.exponents)
-        wrong = times_power(groups.error, groups.exponents).expand(numbers.shape) + SMALL
+        exact = groups.exact
+        numbers, wrong = exact.value, exact.error.expand(exact.value.shape)
         move = Directions.of(x, dims).rows(move)
         move = move - move.mean(dim=1, keepdim=True)
         change = (2 * (numbers * move).sum(dim=1) + move.square().sum(dim=1)) / f

@@ -32,6 +32,8 @@ from torch import Tensor
 
 from surefoot.magnitude import Magnitude
 from surefoot.norms.hermitian import times_power
+from surefoot.scalar import Rounded
+from surefoot.scalar.rounded import SMALL
 
 _UNIT = 2.0**-53
 _LOST = 2.0**-1020  # more than underflow takes from one entry, in a few operations
@@ -59,6 +61,11 @@ class Groups:
     def norms(self) -> Tensor:
         """Computed norms of the stored numbers, as a column: off by a relative (M + 4) u at most."""
         return torch.linalg.vector_norm(self.numbers, dim=1, keepdim=True)
+
+    @property
+    def exact(self) -> Rounded:
+        """The numbers themselves, with their errors."""
+        return Rounded(times_power(self.numbers, self.exponents), times_power(self.error, self.exponents) + SMALL)
 
     @property
     def errors(self) -> np.ndarray:

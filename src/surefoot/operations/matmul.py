@@ -21,16 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.enclosure import Enclosure, row_norms
+from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import batched_spectral_norm
 from surefoot.operations.call import Bounds, Call, Slot, Use
-from surefoot.operations.common import ONE, aligned, root, rows_of
-from surefoot.operations.composed_series import matrices_along
-from surefoot.operations.products import added, costate_norm
+from surefoot.operations.common import ONE, aligned
+from surefoot.operations.composed_series import product_along
+from surefoot.operations.products import Partial, biaffine, costate_norm
 from surefoot.operations.record import Form, InSingle, Rule, declare, operation, record_of
 from surefoot.operations.sparsity import Contraction, Sparsity, linear_terms, product, tensors
+from surefoot.operations.written_out import written_out
 
 
 @dataclass(frozen=True)
@@ -65,54 +66,25 @@ def _product_cost(use: Use) -> Sparsity:
 
 def _matrices_product(*names: str, factors: tuple[Slot, Slot], **readings: Any) -> Callable[[Rule], Rule]:
     common: dict[str, Any] = {"form": Form.PRODUCT, "rows": _product_rows, "cost": _product_cost}
-    return operation(*names, factors=factors, **(common | readings))
+    return operation(*names, factors=factors, taylor=product_along, **(common | readings))
 
 
-@_matrices_product("aten.matmul", "aten.vdot", factors=("self", "other"), taylor=matrices_along("self", "other"))
-@_matrices_product("aten.mm", "aten.bmm", factors=("self", "mat2"), taylor=matrices_along("self", "mat2"))
+@_matrices_product("aten.matmul", "aten.vdot", factors=("self", "other"))
+@_matrices_product("aten.mm", "aten.bmm", factors=("self", "mat2"))
 @_matrices_product("aten.mv", factors=("self", "vec"))
 @_matrices_product("aten.dot", factors=("self", "tensor"))
 @_matrices_product("aten.outer", factors=("self", "vec2"), rows=lambda use: ("self",),
                    cost=lambda use: product(use, use.numel, "self", "vec2", counted=False))  # fmt: skip
-@_matrices_product("aten.baddbmm", factors=("batch1", "batch2"))
 def matrix_product(call: Call) -> Bounds:
-    r"""Batches of products, with broadcasting; vectors are matrices of one row or column.
-
-    Rows, where those of the result are those of the first factor: row i moves by at most the norm of the second
-    factor times its own move, plus the norm at the centre times the move of the second factor, or of its row.
-    """
+    """Batches of products, with broadcasting; vectors are matrices of one row or column."""
     first, second = record_of(call.node).factors
     a, b = call[first], call[second]
-    alpha, beta = ONE, ONE
-    if call.node.op == "aten.baddbmm":
-        alpha, beta = (Magnitude.of(abs(float(call[key]))) for key in ("alpha", "beta"))
     left, right = _matrices(call.node.op, a.shape, b.shape)
     by_a, by_b = _met(b, right, left, 0), _met(a, left, right, 1)
-    spread = by_a.norm * a.spread + by_b.centre * b.spread
-    rows = None
-    row_slots = rows_of(call)
-    if first in row_slots and len(a.shape) > 1 and isinstance(a.value, Tensor) and a.numel:
-        if second in row_slots:
-            moved = by_b.centre * b.row_spread(a.shape[0])
-        else:
-            moved = minimum(row_norms(a.value), by_b.centre) * b.spread
-        rows = by_a.norm * a.row_spread(a.shape[0]) + moved
-    jacobian = {first: alpha * by_a.norm, second: alpha * by_b.norm}
-    bound = alpha * minimum(by_a.norm * a.bound, by_b.norm * b.bound)
-    spread, rows = alpha * spread, None if rows is None else alpha * rows
-    shift = added(call, call["self"], beta) if call.node.op == "aten.baddbmm" else None
-    if shift is not None:
-        jacobian["self"] = shift.norm
-        bound, spread = bound + shift.norm * shift.enclosure.bound, spread + shift.norm * shift.enclosure.spread
-        rows = None if rows is None else rows + shift.row * shift.enclosure.spread
-    return Bounds(
-        jacobian,
-        curvature={(first, second): alpha},
-        bound=bound,
-        spread=spread,
-        rows=rows,
-        reduction=left[-1],
-        curvature_along=lambda costate: {(first, second): alpha * _costate_norm(costate, left, right)},
+    constants = Partial(by_a.norm, by_b.norm, by_b.centre, ONE)
+    return replace(
+        biaffine(call, (first, second, ""), a, b, None, constants, inner=left[-1]),
+        curvature_along=lambda costate: {(first, second): _costate_norm(costate, left, right)},
     )
 
 
@@ -123,6 +95,7 @@ def _as_dense(node: Node) -> Iterator[Node]:
 
 
 declare("aten._sparse_mm", canonical=_as_dense)
+declare("aten.baddbmm", form=Form.PRODUCT, factors=("batch1", "batch2"), rows=_product_rows, cost=_product_cost)
 declare("aten.mm", single=InSingle.MATRIX)
 declare("aten.matmul", "aten.bmm", matched=True)
 
@@ -136,8 +109,7 @@ def _costate_norm(costate: Enclosure, left: tuple[int, ...], right: tuple[int, .
     if left[:-2] != right[:-2] or not costate.numel:
         return costate.bound
     matrices = costate.value.reshape(*left[:-1], right[-1])
-    within = costate.rows is not None and costate.shape[:1] == left[:1]
-    move = minimum(costate.spread, costate.rows.max()) if within and costate.rows is not None else costate.spread
+    move = costate.longest_move(costate.shape[:1] == left[:1])
     return minimum(costate.bound, _largest_norm(matrices) + move)
 
 
@@ -167,8 +139,7 @@ def _met(e: Enclosure, shape: tuple[int, ...], partner: tuple[int, ...], summed:
     stacked = arranged.reshape(groups, shape[inner], math.prod([shape[free], *(batch[k] for k in together)]))
     centre = _largest_norm(stacked)
     # a group lies within one row of e if the first dimension tells groups apart
-    within = e.rows is not None and rank > 2 and len(e.shape) == rank and 0 in apart
-    move = minimum(e.spread, e.rows.max()) if within and e.rows is not None else e.spread
+    move = e.longest_move(rank > 2 and len(e.shape) == rank and 0 in apart)
     return Side(minimum(e.bound, centre + move), centre)
 
 
@@ -214,75 +185,58 @@ def _einsum_cost(use: Use) -> Sparsity:
     return Sparsity(product=total, factors=tensors(use, *use.names), contractions=tuple(pairs))
 
 
-@operation("aten.einsum", form=Form.PRODUCT, factors=("tensors",), rows=_einsum_rows, cost=_einsum_cost)
-def einstein_sum(call: Call) -> Bounds:
-    r"""Products of two tensors summed over shared indices, or sums and diagonals of one.
+declare("aten.einsum", form=Form.PRODUCT, factors=("tensors",), rows=_einsum_rows, cost=_einsum_cost)
 
-    One tensor: diagonals choose entries, and sums of n of them have norm √n. Two: an index of size n that occurs
-    in one factor only and not in the result is a sum before the product, of norm √n; the rest is a batch of
-    matrix products, whose batch are the indices in both factors and the result.
+
+@written_out("aten.einsum")
+def _contracted(equation: str, tensors: list[Tensor], path: Any = None) -> Tensor:
+    """Tensors two at a time, from the left; without indices that nobody needs any more."""
+    terms, result = einsum_indices(equation, [tuple(x.shape) for x in tensors])
+    total, term = _reduced(tensors[0], terms[0], result + "".join(terms[1:]))
+    for k in range(1, len(terms)):
+        later = result + "".join(terms[k + 1 :])
+        kept = later if k == len(terms) - 1 else "".join(i for i in dict.fromkeys(term + terms[k]) if i in later)
+        total, term = _pair(total, term, *_reduced(tensors[k], terms[k], term + later), kept), kept
+    return _ordered(total, term, result)
+
+
+def _reduced(x: Tensor, term: str, needed: str) -> tuple[Tensor, str]:
+    """A tensor with diagonals in place of indices that occur twice, and sums over those that nobody needs."""
+    for index in dict.fromkeys(term):
+        while term.count(index) > 1:
+            second = term.rindex(index)
+            first = term.rindex(index, 0, second)
+            x = x.diagonal(0, first, second)
+            term = term[:first] + term[first + 1 : second] + term[second + 1 :] + index
+    alone = [k for k, index in enumerate(term) if index not in needed]
+    return (x.sum(alone) if alone else x), "".join(index for index in term if index in needed)
+
+
+def _pair(a: Tensor, term: str, b: Tensor, other: str, kept: str) -> Tensor:
+    """A batch of matrix products; the batch are the indices of both factors that are kept.
+
+    The first factor is the one whose rows are those of the result, and its dimensions stay apart.
     """
-    operands = call["tensors"]
-    terms, result = einsum_indices(call["equation"], [e.shape for e in operands])
-    if len(operands) == 1:
-        return _one_factor(call, operands[0], terms[0], result)
-    if len(operands) != 2 or any(len(set(term)) != len(term) for term in terms):
-        raise call.refuse(
-            "einsum is covered for two tensors without repeated indices; use matmul and mul for the rest"
-        )
-    a, b = operands
-    sides = [_summed_side(e, term, other, result) for e, term, other in ((a, *terms), (b, *terms[::-1]))]
-    alone = [_alone(e, term, other, result) for e, term, other in ((a, *terms), (b, *terms[::-1]))]
-    norms = [sides[1].norm * alone[0], sides[0].norm * alone[1]]
-    summed = [_sizes(a, terms[0], set(terms[0]) - set(result))]
-    summed.append(_sizes(b, terms[1], set(terms[1]) - set(terms[0]) - set(result)))
-    return Bounds(
-        jacobian={"tensors.0": norms[0], "tensors.1": norms[1]},
-        curvature={("tensors.0", "tensors.1"): alone[0] * alone[1]},
-        bound=minimum(norms[0] * a.bound, norms[1] * b.bound),
-        spread=norms[0] * a.spread + sides[0].centre * alone[1] * b.spread,
-        reduction=max(1, math.prod(n for sizes in summed for n in sizes)),
-    )
+    if kept[:1] not in term:
+        a, term, b, other = b, other, a, term
+    a, term = _reduced(a, term, kept + other)
+    sizes = dict(zip(term + other, (*a.shape, *b.shape), strict=True))
+    batch, free = ([i for i in kept if i in term and (i in other) is both] for both in (True, False))
+    inner, rest = [i for i in term if i not in kept], [i for i in kept if i not in term]
+    outer, width = [sizes[i] for i in batch], math.prod(sizes[i] for i in inner)
+    rows, columns = [sizes[i] for i in free] or [1], math.prod(sizes[i] for i in rest)
+    left = _shaped(_ordered(a, term, [*batch, *free, *inner]), [*outer, *rows, width])
+    right = _shaped(_ordered(b, other, [*batch, *inner, *rest]), [*outer, *[1] * (len(rows) - 1), width, columns])
+    order = [*batch, *free, *rest]
+    return _ordered(_shaped(left @ right, [sizes[i] for i in order]), "".join(order), kept)
 
 
-def _one_factor(call: Call, x: Enclosure, term: str, result: str) -> Bounds:
-    sizes = dict(zip(term, x.shape, strict=True))
-    count = math.prod(n for index, n in sizes.items() if index not in result)
-    return Bounds({"tensors.0": root(count)}, offset=Magnitude.zero(), reduction=max(1, count))
+def _ordered(x: Tensor, term: str, order: Sequence[str]) -> Tensor:
+    return x if list(term) == list(order) else x.permute([term.index(i) for i in order])
 
 
-def _sizes(e: Enclosure, term: str, indices: set[str]) -> list[int]:
-    return [n for i, n in zip(term, e.shape, strict=True) if i in indices]
-
-
-def _alone(e: Enclosure, term: str, other: str, result: str) -> Magnitude:
-    """The norm of summing over the indices that only this factor has."""
-    return root(math.prod(_sizes(e, term, set(term) - set(other) - set(result))))
-
-
-def _summed_side(e: Enclosure, term: str, other: str, result: str) -> Side:
-    """The largest norm of a factor as a batch of matrices, after the sums over indices of its own."""
-    alone = _alone(e, term, other, result)
-    if not isinstance(e.value, Tensor):
-        return Side(e.bound * alone, Magnitude.infinity())
-    batch = [i for i in term if i in other and i in result]
-    inner = [i for i in term if i in other and i not in result]
-    free = [i for i in term if i not in other and i in result]
-    own = [k for k, i in enumerate(term) if i not in other and i not in result]
-    moved = e.value.permute([*(term.index(i) for i in (*batch, *inner, *free)), *own])
-    kept = len(term) - len(own)
-    total = moved.flatten(kept).sum(-1) if own else moved
-    sizes = [math.prod(total.shape[k] for k in group) for group in _consecutive(len(batch), len(inner), len(free))]
-    count = math.prod(moved.shape[kept:])
-    # the sums err by a relative n u of the sums of absolute values, of norm at most √n‖x‖
-    slack = e.bound * alone * ((count + 4) * 2.0**-52) if own else Magnitude.zero()
-    centre = _largest_norm(total.reshape(sizes)) + slack
-    return Side(minimum(e.bound * alone, centre + e.spread * alone), centre)
-
-
-def _consecutive(*counts: int) -> list[range]:
-    ends = [sum(counts[: k + 1]) for k in range(len(counts))]
-    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+def _shaped(x: Tensor, shape: list[int]) -> Tensor:
+    return x if list(x.shape) == shape else x.reshape(shape)
 
 
 def einsum_indices(

@@ -67,39 +67,35 @@ def _pull_max_pool(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
 @operation("aten.max_pool1d", "aten.max_pool1d_with_indices", "aten.max_pool2d", "aten.max_pool2d_with_indices",
            "aten.max_pool3d", "aten.max_pool3d_with_indices", rows=batched, cost=_one_of_each_patch, errata=(15,),
            rounds=False, pullback=_pull_max_pool)  # fmt: skip
+@operation("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d", rows=batched,
+           errata=(15,), rounds=False, pullback=_pull_max_pool)  # fmt: skip
 def max_pool(call: Call) -> Bounds:
     """Slope √c; curvature 0 where every maximum keeps its place over the domain, otherwise a kink.
 
-    Where the places are returned as well, they are whole numbers and nothing is claimed about them.
+    Where the places are returned as well, they are whole numbers and nothing is claimed about them. Adaptive
+    pooling has the windows [⌊iN/P⌋, ⌈(i+1)N/P⌉), which may overlap.
     """
     dims = int(call.node.op.removesuffix("_with_indices")[-2])
-    kernel = spatial(call["kernel_size"], dims)
-    stride = spatial(call["stride"] or kernel, dims)
-    padding, dilation = spatial(call["padding"], dims), spatial(call["dilation"], dims)
-    outputs = call.shape[-dims:]
-    sides = call["self"].shape[-dims:]
-    windows = [
-        [[i * s + t * d - p for t in range(k)] for i in range(m)]
-        for m, k, s, p, d in zip(outputs, kernel, stride, padding, dilation, strict=True)
-    ]
-    return _maximum(call, [_inside(window, n) for window, n in zip(windows, sides, strict=True)])
+    outputs, sides = call.shape[-dims:], call["self"].shape[-dims:]
+    if "adaptive" in call.op:
+        windows = [
+            [list(range(i * n // m, -(-(i + 1) * n // m))) for i in range(m)]
+            for n, m in zip(sides, outputs, strict=True)
+        ]
+    else:
+        kernel = spatial(call["kernel_size"], dims)
+        stride = spatial(call["stride"] or kernel, dims)
+        padding, dilation = spatial(call["padding"], dims), spatial(call["dilation"], dims)
+        windows = [
+            [[i * s + t * d - p for t in range(k)] for i in range(m)]
+            for m, k, s, p, d in zip(outputs, kernel, stride, padding, dilation, strict=True)
+        ]
+    tables = [_inside(window, n) for window, n in zip(windows, sides, strict=True)]
+    counts = [torch.bincount(t.reshape(-1), minlength=n + 1)[:n].max() for t, n in zip(tables, sides, strict=True)]
+    return _bounds(call, call["self"], math.prod(map(int, counts)), _patch_margin(call["self"], tables))
 
 
 declare("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool2d_with_indices", single=InSingle.ENTRIES)
-
-
-@operation("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d", rows=batched,
-           errata=(15,), rounds=False, pullback=_pull_max_pool)  # fmt: skip
-def adaptive_max_pool(call: Call) -> Bounds:
-    """The same with the windows [⌊iN/P⌋, ⌈(i+1)N/P⌉), which may overlap."""
-    dims = int(call.node.op[-2])
-    sides = call["self"].shape[-dims:]
-    windows = [
-        [list(range(i * n // m, -(-(i + 1) * n // m))) for i in range(m)]
-        for n, m in zip(sides, call.shape[-dims:], strict=True)
-    ]
-    return _maximum(call, [_inside(window, n) for window, n in zip(windows, sides, strict=True)])
-
 
 _SORTED = "entries change their order within the domain, which makes a kink: shrink the domain"
 
@@ -176,15 +172,6 @@ def _inside(window: list[list[int]], side: int) -> Tensor:
     width = max(len(places) for places in window)
     rows = [[i if 0 <= i < side else side for i in places] + [side] * (width - len(places)) for places in window]
     return torch.tensor(rows)
-
-
-def _maximum(call: Call, windows: list[Tensor]) -> Bounds:
-    x = call["self"]
-    dims = len(windows)
-    overlap = 1
-    for window, side in zip(windows, x.shape[-dims:], strict=True):
-        overlap *= int(torch.bincount(window.reshape(-1), minlength=side + 1)[:side].max())
-    return _bounds(call, x, overlap, _patch_margin(x, windows))
 
 
 def _bounds(call: Call, x: Enclosure, overlap: int, margin: Tensor | None) -> Bounds:

@@ -19,14 +19,14 @@ from torch import Tensor
 from surefoot.enclosure import Enclosure, measure, row_norms
 from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.operations.call import Bounds, Call, Moving, Slot, Use
+from surefoot.operations.call import Bounds, Call, Slot, Use
 from surefoot.operations.common import ONE, affine, batch, root, rows_of
 from surefoot.operations.composed_series import normalised_along
 from surefoot.operations.normalised_groups import constants, evaluation_error, near, normalised, pulled
 from surefoot.operations.record import Form, Near, declare, operation
-from surefoot.operations.scaled import scale_shift
 from surefoot.operations.sparsity import Sparsity, grouped, linear_terms
 from surefoot.scalar import Rounded
+from surefoot.torch_private import schema_of
 
 Arrange = Callable[[Tensor], Tensor]
 
@@ -61,22 +61,6 @@ class Layout:
         return self.tensor(normalised(self.groups(x), eps, centre=self.centre))
 
 
-def _batch(shape: tuple[int, ...]) -> Layout:
-    return Layout(shape, shape[1], turned=True)
-
-
-def _instance(shape: tuple[int, ...]) -> Layout:
-    return Layout(shape, shape[0] * shape[1])
-
-
-def _last(shape: tuple[int, ...], normalized: list[int], centre: bool) -> Layout:
-    return Layout(shape, math.prod(shape) // max(1, math.prod(normalized)), centre=centre)
-
-
-def _blocks(shape: tuple[int, ...], groups: int) -> Layout:
-    return Layout(shape, shape[0] * groups)
-
-
 def layout_of(node: Node) -> Layout | None:
     """The groups of a normalisation; ``None`` for other operations, and for running statistics."""
     arguments, shape = node.arguments, node.specs[0].shape
@@ -87,12 +71,16 @@ def layout_of(node: Node) -> Layout | None:
 
 BATCH = "aten.batch_norm"
 _LAYOUTS: dict[str, Callable[[tuple[int, ...], Mapping[str, Any]], Layout]] = {
-    BATCH: lambda shape, _: _batch(shape),
-    "aten.instance_norm": lambda shape, _: _instance(shape),
-    "aten.layer_norm": lambda shape, a: _last(shape, a["normalized_shape"], True),
-    "aten.rms_norm": lambda shape, a: _last(shape, a["normalized_shape"], False),
-    "aten.group_norm": lambda shape, a: _blocks(shape, a["num_groups"]),
+    BATCH: lambda shape, _: Layout(shape, shape[1], turned=True),
+    "aten.instance_norm": lambda shape, _: Layout(shape, shape[0] * shape[1]),
+    "aten.layer_norm": lambda shape, a: Layout(shape, _outer(shape, a)),
+    "aten.rms_norm": lambda shape, a: Layout(shape, _outer(shape, a), centre=False),
+    "aten.group_norm": lambda shape, a: Layout(shape, shape[0] * a["num_groups"]),
 }
+
+
+def _outer(shape: tuple[int, ...], arguments: Mapping[str, Any]) -> int:
+    return math.prod(shape) // max(1, math.prod(arguments["normalized_shape"]))
 
 
 def _form(node: Node) -> Form:
@@ -142,73 +130,33 @@ def _near(call: Call, move: Tensor) -> Near | None:
     return Near(layout.tensor(found.change), found.first, found.second)
 
 
-def _along(moving: Moving) -> tuple[int, int] | None:
-    """How many groups a row has, one row being all there is where samples are mixed, and the size of a group."""
-    shape = moving.node.specs[0].shape
-    layout = layout_of(moving.node)
-    if layout is None or not math.prod(shape):
-        return None
-    if layout.turned:
-        return layout.count, layout.size
-    return (layout.count // shape[0], layout.size) if layout.count >= shape[0] else None
+def _evaluated(op: str) -> Callable[..., Tensor]:
+    """The value of a normalisation; its scale and shift are another operation.
 
+    With running statistics, three roundings of the result and one of the difference.
+    """
+    schema = schema_of(getattr(torch.ops.aten, op.removeprefix("aten.")).default)
+    usual = {a.name: a.default_value if a.has_default_value() else None for a in schema.arguments}
 
-def _fixed(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-    """With running statistics, three roundings of the result and one of the difference."""
-    laid = (-1, *[1] * (x.dim() - 2))
-    return (x - mean.reshape(laid)) / (var + eps).sqrt().reshape(laid)
-
-
-def _by_channels(layout: Callable[[tuple[int, ...]], Layout]) -> Callable[..., Tensor]:
-    """The value of a batch or an instance normalisation."""
-
-    def evaluate(
-        x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, own: bool, momentum: float, eps: float, *_: Any
-    ) -> Tensor:
-        shape = tuple(x.shape)
-        data = layout(shape).normalised(x, eps) if mean is None else _fixed(x, mean, var, eps)
-        return scale_shift(data, weight, bias, 1)
+    def evaluate(*args: Any, **kwargs: Any) -> Tensor:
+        a = {**usual, **dict(zip(usual, args, strict=False)), **kwargs}
+        x, eps, laid = a["input"], a["eps"], (-1, *[1] * (a["input"].dim() - 2))
+        if a.get("running_mean") is None:
+            return _LAYOUTS[op](tuple(x.shape), a).normalised(x, eps)
+        return (x - a["running_mean"].reshape(laid)) / (a["running_var"] + eps).sqrt().reshape(laid)
 
     return evaluate
 
 
-def _layer_norm(
-    x: Tensor, shape: list[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
-) -> Tensor:
-    return scale_shift(_last(tuple(x.shape), shape, True).normalised(x, eps), weight, bias, x.dim() - len(shape))
+_CHANNELS: dict[str, Any] = {"form": _form, "fixed": ("running_mean", "running_var")}
 
 
-def _rms_norm(x: Tensor, shape: list[int], weight: Any = None, eps: float | None = None) -> Tensor:
-    eps = torch.finfo(torch.float64).eps if eps is None else eps
-    return scale_shift(_last(tuple(x.shape), shape, False).normalised(x, eps), weight, None, x.dim() - len(shape))
-
-
-def _group_norm(
-    x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
-) -> Tensor:
-    return scale_shift(_blocks(tuple(x.shape), groups).normalised(x, eps), weight, bias, 1)
-
-
-_KNOWN: dict[str, Any] = {
-    "cost": _cost, "epsilon": "eps", "errata": (3,), "error": _error, "pullback": _pull, "symmetric": True,
-    "near": _near,
-}  # fmt: skip
-_CHANNELS: dict[str, Any] = {
-    "form": _form, "fixed": ("running_mean", "running_var"), "taylor": normalised_along(_along), **_KNOWN,
-}  # fmt: skip
-
-
-@operation(BATCH,
-           rows=lambda use: ["input"] if use["running_mean"] is not None and not use["training"] else [],
-           evaluate=_by_channels(_batch), **_CHANNELS)  # fmt: skip
-@operation("aten.instance_norm", rows=batch("input", 3), evaluate=_by_channels(_instance), **_CHANNELS)
-@operation(
-    "aten.layer_norm",
-    "aten.rms_norm",
-    **_KNOWN,
-    rows=lambda use: ["input"] if len(use["normalized_shape"]) < len(use.shapes["input"]) else [],
-)
-@operation("aten.group_norm", rows=batch("input"), evaluate=_group_norm, taylor=normalised_along(_along), **_KNOWN)
+@operation(BATCH, rows=lambda use: ["input"] if use["running_mean"] is not None and not use["training"] else [],
+           **_CHANNELS)  # fmt: skip
+@operation("aten.instance_norm", rows=batch("input", 3), **_CHANNELS)
+@operation("aten.layer_norm", "aten.rms_norm",
+           rows=lambda use: ["input"] if len(use["normalized_shape"]) < len(use.shape) else [])  # fmt: skip
+@operation("aten.group_norm", rows=batch("input"))
 def groups_normalised(call: Call) -> Bounds:
     """With running statistics an affine map, x ↦ (x - μ)/√(σ² + ε) per channel, of norm the largest 1/√(σ² + ε);
     otherwise groups are divided by their root-mean-square (:mod:`surefoot.operations.normalised_groups`).
@@ -219,8 +167,9 @@ def groups_normalised(call: Call) -> Bounds:
     return normalise(call, x, layout.groups, layout.size, centre=layout.centre)
 
 
-declare("aten.layer_norm", evaluate=_layer_norm, taylor=normalised_along(_along))
-declare("aten.rms_norm", evaluate=_rms_norm, taylor=normalised_along(_along, centre=False))
+for _op in _LAYOUTS:
+    declare(_op, cost=_cost, epsilon="eps", errata=(3,), error=_error, pullback=_pull, symmetric=True, near=_near,
+            taylor=normalised_along(layout_of), evaluate=_evaluated(_op))  # fmt: skip
 
 
 def _fixed_statistics(call: Call, x: Enclosure) -> Bounds:
@@ -257,9 +206,7 @@ def normalise(call: Call, x: Enclosure, arrange: Arrange, size: int, *, centre: 
 
     def along(costate: Enclosure) -> dict[tuple[str, str], Magnitude]:
         norms = row_norms(arrange(costate.value))
-        own = rowwise and costate.rows is not None
-        move = minimum(costate.spread, costate.rows.max()) if own and costate.rows is not None else costate.spread
-        largest = (curvature * (norms + move)).max()
+        largest = (curvature * (norms + costate.longest_move(rowwise))).max()
         return {("input", "input"): minimum(largest, costate.bound * curvature.max())}
 
     def by_row(groups: Magnitude) -> Magnitude:

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.enclosure import Elsewhere, Enclosure, row_norms
+from surefoot.enclosure import Elsewhere, Enclosure, once, row_norms
 from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import spectral_norm
 from surefoot.norms.matrix import affordable_norm
 from surefoot.operations.arithmetic import centre_meeting_norm, errors_added_up, meeting_norm
 from surefoot.operations.bilinear import along_segment
-from surefoot.operations.call import Along, Bounds, Call, Use
-from surefoot.operations.common import ONE, ZERO, aligned, batch, broadcast_copies, root, rows_of
+from surefoot.operations.call import Bounds, Call, Use
+from surefoot.operations.common import ONE, ZERO, affine, aligned, batch, broadcast_copies, root, rows_of
 from surefoot.operations.gram import linear_rows, scale_rows
 from surefoot.operations.record import Form, GramRows, InSingle, operation
 from surefoot.operations.scaled import in_one_pass
@@ -93,12 +93,15 @@ def _largest_result(x: Enclosure, w: Enclosure, bias: Any) -> Magnitude:
 
 def costate_norm(costate: Enclosure, matrix: Tensor | None = None) -> Magnitude:
     """The spectral norm over the domain of a costate as a matrix: as given, or with rows its last dimension."""
-    value: Tensor = costate.value
-    if not value.numel():
+    if not costate.value.numel():
         return ZERO
-    if matrix is None:
-        matrix = value.reshape(-1, value.shape[-1] if value.dim() else 1)
-    return minimum(costate.bound, Magnitude.of(affordable_norm(matrix, _AFFORDABLE)) + costate.spread)
+    return minimum(costate.bound, _affordable(costate.value if matrix is None else matrix) + costate.spread)
+
+
+@once
+def _affordable(value: Tensor) -> Magnitude:
+    matrix = value.reshape(-1, value.shape[-1] if value.dim() else 1)
+    return Magnitude.of(affordable_norm(matrix, _AFFORDABLE))
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ def biaffine(
     r"""A bilinear map of x and w plus a bias that is copied: the bounds all of them share.
 
     Row i of the result moves by at most :math:`\|\beta(\cdot, w)\|` times the move of row i of x, plus L times
-    the norm of row i of x at the centre times the move of w, plus what the bias adds to one row.
+    the norm of row i of x at the centre times the move of w, plus what the bias adds to one row. Where rows of w
+    meet those of x, row i of w is all of it that counts.
 
     ``slots`` are the names of x, w and the bias; ``inner`` products are added up for one entry.
     """
@@ -154,8 +158,12 @@ def biaffine(
     spread = partial.norm_w * x.spread + partial.centre_x * w.spread
     rows = None
     if slot_x in rows_of(call) and isinstance(x.value, torch.Tensor) and x.numel:
-        rows = x.row_spread(call.shape[0]) * partial.norm_w
-        rows = rows + minimum(row_norms(x.value) * partial.constant, partial.centre_x) * w.spread
+        count = call.shape[0]
+        if slot_w in rows_of(call):
+            moved = partial.centre_x * w.row_spread(count)
+        else:
+            moved = minimum(row_norms(x.value) * partial.constant, partial.centre_x) * w.spread
+        rows = x.row_spread(count) * partial.norm_w + moved
     if bias is not None:
         jacobian[slot_bias] = bias.norm
         bound, spread = bound + bias.norm * bias.enclosure.bound, spread + bias.norm * bias.enclosure.spread
@@ -190,39 +198,25 @@ def scale_shift(call: Call) -> Bounds:
     with a costate: :math:`\sum_kw_k\sum_{i \in k}\lambda_ix_i \le \max_k(\sum_{i \in
     k}\lambda_i^2)^{1/2}\|w\|\|x\|`.
     """
-    x, w, bias, dim = call["x"], call["weight"], call["bias"], call["dim"]
-    jacobian: dict[str, Magnitude] = {"x": ONE}
-    curvature = {}
-    bound, peak, spread = x.bound, x.peak, x.spread
-    rows = x.row_spread(call.shape[0]) if dim > 0 and isinstance(x.value, torch.Tensor) and x.numel else None
-    along: Along | None = None
-    if isinstance(w, Enclosure):
-        laid = (*w.shape, *(1,) * (len(x.shape) - dim - len(w.shape)))
-        scale = _largest_entry(w)
-        jacobian = {"x": scale, "weight": meeting_norm(x, laid, call.shape)}
-        curvature = {("x", "weight"): ONE}
+    x, w, bias = call["x"], call["weight"], call["bias"]
 
-        def along(costate: Enclosure) -> dict[tuple[str, str], Magnitude]:
-            return {("x", "weight"): meeting_norm(costate, laid, call.shape)}
+    def laid(e: Enclosure) -> tuple[int, ...]:
+        return (*e.shape, *(1,) * (len(x.shape) - call["dim"] - len(e.shape)))
 
-        bound, peak = minimum(scale * x.bound, jacobian["weight"] * w.bound), scale * x.peak
-        centre = centre_meeting_norm(x, laid, call.shape)
-        spread = scale * x.spread + centre * w.spread
-        rows = None if rows is None else scale * rows + minimum(row_norms(x.value), centre) * w.spread
-    shift = (
-        added(call, bias, shape=(*bias.shape, *(1,) * (len(x.shape) - dim - len(bias.shape)))) if bias else None
+    shift = added(call, bias, shape=laid(bias)) if bias else None
+    above = bias.peak if bias else ZERO
+    if not isinstance(w, Enclosure):
+        norms = {"x": ONE} | ({} if shift is None else {"bias": shift.norm})
+        rows = x.row_spread(call.shape[0]) if "x" in rows_of(call) and x.numel else None
+        rows = rows if rows is None or shift is None else rows + shift.row * bias.spread
+        return affine(call, norms, rows=rows, peak=x.peak + above)
+    scale, met = meeting_norm(w, w.shape, w.shape), meeting_norm(x, laid(w), call.shape)
+    constants = Partial(scale, met, centre_meeting_norm(x, laid(w), call.shape), ONE)
+    return replace(
+        biaffine(call, ("x", "weight", "bias"), x, w, shift, constants, inner=1),
+        peak=scale * x.peak + above,
+        curvature_along=lambda costate: {("x", "weight"): meeting_norm(costate, laid(w), call.shape)},
     )
-    if shift is not None:
-        jacobian["bias"] = shift.norm
-        bound, peak = bound + shift.norm * bias.bound, peak + bias.peak
-        spread = spread + shift.norm * bias.spread
-        rows = None if rows is None else rows + shift.row * bias.spread
-    return Bounds(jacobian, curvature, bound=bound, peak=peak, spread=spread, rows=rows, curvature_along=along)
-
-
-def _largest_entry(w: Enclosure) -> Magnitude:
-    """The largest entry over the domain, from the centre where that is known."""
-    return meeting_norm(w, w.shape, w.shape)
 
 
 def _form_cost(use: Use) -> Sparsity:
@@ -263,9 +257,7 @@ def _longest_row(e: Enclosure, count: int) -> Magnitude:
         return minimum(e.bound, e.longest)
     if not isinstance(e.value, torch.Tensor) or count == 0:
         return e.bound if count else ZERO
-    within = e.rows is not None and len(e.shape) > 1
-    move = minimum(e.spread, e.rows.max()) if within and e.rows is not None else e.spread
-    return minimum(e.bound, row_norms(e.value.reshape(count, -1)).max() + move)
+    return minimum(e.bound, row_norms(e.value.reshape(count, -1)).max() + e.longest_move(len(e.shape) > 1))
 
 
 def _form_norm(w: Enclosure) -> Magnitude:

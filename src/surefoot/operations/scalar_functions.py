@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from surefoot.enclosure import Enclosure, norm, row_norms
+from surefoot.enclosure import Enclosure, norm, once, row_norms
 from surefoot.magnitude import Magnitude, maximum, minimum
 from surefoot.operations.arithmetic import meeting_norm
 from surefoot.operations.call import Bounds, Call, Slot
@@ -162,9 +162,15 @@ def derivative_moved(function: ScalarFunction, order: int, x: Enclosure) -> Tens
     assert radius is not None
     distance = weighed(radius, sup_on(function, order + 1, low, high))
     least, most = range_on(function, low, high, order)
-    here = range_on(function, x.value, x.value, order)
+    here = _at(x.value, function, order)
     across = torch.maximum(most - here[0], here[1] - least) * (1 + 2.0**-51)
     return torch.minimum(distance, torch.nan_to_num(across, nan=torch.inf, posinf=torch.inf))
+
+
+@once
+def _at(value: Tensor, function: ScalarFunction, order: int) -> tuple[Tensor, Tensor]:
+    """Lower and upper bounds of a derivative at a point."""
+    return range_on(function, value, value, order)
 
 
 def _without_centre(call: Call, function: ScalarFunction, x: Enclosure) -> Bounds:

@@ -1,4 +1,4 @@
-r"""Normalisations rewritten: split from their own scale and shift, and recognised where they are written out.
+r"""Normalisations split from their scale and shift; they and directions recognised where they are written out.
 
 A layer is two things: a normalisation, which is one of the paper's non-affine parts :math:`\nu_t`, and a
 biaffine map of its result and the module's parameters. As two nodes, the next computation of the chain starts
@@ -11,21 +11,22 @@ Along the last dimension frameworks write normalisations out, as
   of entries, or with the mean of :math:`(x - \mathrm{mean}(x))^2`.
 
 Bounded piece by piece they would have no finite constant at all; as one operation they have slope
-:math:`\epsilon^{-1/2}`.
+:math:`\epsilon^{-1/2}`. Divisions by a length, and roots of sums of squares, are recognised as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefoot.graph.structure import Graph, Node, Ref, Spec
-from surefoot.operations.compositions import is_square
 from surefoot.operations.record import Expansion, declare, expansion
+from surefoot.torch_private import schema_of
 
 _aten: Any = torch.ops.aten
 
@@ -56,86 +57,38 @@ def _along(vector: Tensor, x: Tensor, dim: int) -> Tensor:
     return vector.reshape(vector.shape + (1,) * trailing)
 
 
-def _affine(node: Node, core: Node, weight: Any, bias: Any, dim: int) -> Iterator[Node]:
-    """The normalisation without parameters, then its scale and shift if it has any."""
+def _split(node: Node, target: Any) -> Iterator[Node]:
+    """The normalisation without parameters, then its scale and shift if it has any.
+
+    Where the statistics are those of the batch, running ones are not passed, so that running writes nothing.
+    """
+    a = node.arguments
+    usual = {"weight": None, "bias": None, "momentum": 0.0, "cudnn_enable": False, "cudnn_enabled": False}
+    changed = {**a, **usual}
+    if {"running_mean", "training"} & a.keys():
+        own = bool(a.get("training") or a.get("use_input_stats")) or a.get("running_mean") is None
+        changed |= {"training": own, "use_input_stats": own}
+        changed |= {"running_mean": None, "running_var": None} if own else {}
+    if a["eps"] is None:  # the default is the precision of the element type
+        changed["eps"] = torch.finfo(node.specs[0].dtype).eps
+    args = tuple(changed[argument.name] for argument in schema_of(target).arguments)
+    weight, bias = a["weight"], a.get("bias")
+    core = replace(
+        node, name=f"{node.name}_core", op=str(target.overloadpacket), target=target, args=args, kwargs={}
+    )
     if weight is None and bias is None:
         yield replace(core, name=node.name)
         return
     yield core
-    yield Node(
-        name=node.name,
-        op="surefoot.scale_shift",
-        target=scale_shift,
-        args=(Ref(core.name), weight, bias, dim),
-        kwargs={},
-        module=node.module,
-        spec=node.spec,
-    )
+    dim = len(node.specs[0].shape) - len(a["normalized_shape"]) if "normalized_shape" in a else 1
+    scaled = (Ref(core.name), weight, bias, dim)
+    yield replace(node, op="surefoot.scale_shift", target=scale_shift, args=scaled, kwargs={})
 
 
-def _core(node: Node, target: Any, *args: Any) -> Node:
-    return replace(
-        node, name=f"{node.name}_core", op=str(target.overloadpacket), target=target, args=args, kwargs={}
-    )
-
-
-def _batch_norm(node: Node) -> Iterator[Node]:
-    a = node.arguments
-    yield from _batch_statistics(node, a, bool(a["training"]))
-
-
-def _batch_statistics(node: Node, a: dict[str, Any], training: bool) -> Iterator[Node]:
-    """Batch statistics while training: running ones are not passed, so that running writes nothing."""
-    mean, var = (None, None) if training else (a.get("running_mean"), a.get("running_var"))
-    training = training or mean is None
-    core = _core(node, _aten.batch_norm.default, a["input"], None, None, mean, var, training, 0.0, a["eps"], False)
-    yield from _affine(node, core, a["weight"], a["bias"], 1)
-
-
-def _instance_norm(node: Node) -> Iterator[Node]:
-    a = node.arguments
-    own = a["use_input_stats"] or a["running_mean"] is None
-    mean, var = (None, None) if own else (a["running_mean"], a["running_var"])
-    core = _core(node, _aten.instance_norm.default, a["input"], None, None, mean, var, own, 0.0, a["eps"], False)
-    yield from _affine(node, core, a["weight"], a["bias"], 1)
-
-
-def _layer_norm(node: Node) -> Iterator[Node]:
-    a = node.arguments
-    core = _core(node, _aten.layer_norm.default, a["input"], a["normalized_shape"], None, None, a["eps"], False)
-    yield from _affine(node, core, a["weight"], a["bias"], _rank(node) - len(a["normalized_shape"]))
-
-
-def _rms_norm(node: Node) -> Iterator[Node]:
-    a = node.arguments
-    eps = a["eps"]
-    if eps is None:  # the default of the operation is the precision of the element type
-        eps = torch.finfo(node.specs[0].dtype).eps
-    core = _core(node, _aten.rms_norm.default, a["input"], a["normalized_shape"], None, eps)
-    yield from _affine(node, core, a["weight"], None, _rank(node) - len(a["normalized_shape"]))
-
-
-def _group_norm(node: Node) -> Iterator[Node]:
-    a = node.arguments
-    core = _core(node, _aten.group_norm.default, a["input"], a["num_groups"], None, None, a["eps"], False)
-    yield from _affine(node, core, a["weight"], a["bias"], 1)
-
-
-def _rank(node: Node) -> int:
-    assert isinstance(node.spec, Spec)
-    return len(node.spec.shape)
-
-
-declare("aten.batch_norm", canonical=_batch_norm)
-declare("aten.instance_norm", canonical=_instance_norm)
-declare("aten.layer_norm", canonical=_layer_norm)
-declare("aten.rms_norm", canonical=_rms_norm)
-declare("aten.group_norm", canonical=_group_norm)
-declare("aten._native_batch_norm_legit", "aten._native_batch_norm_legit_functional", canonical=_batch_norm)
-declare(
-    "aten._native_batch_norm_legit_no_training",
-    canonical=lambda node: _batch_statistics(node, node.arguments, False),
-)
+for _name in ("batch_norm", "instance_norm", "layer_norm", "rms_norm", "group_norm"):
+    declare(f"aten.{_name}", canonical=partial(_split, target=getattr(_aten, _name).default))
+for _name in ("", "_functional", "_no_training"):
+    declare(f"aten._native_batch_norm_legit{_name}", canonical=partial(_split, target=_aten.batch_norm.default))
 
 
 @expansion("aten.mul", "aten.div")
@@ -186,7 +139,7 @@ def _root_mean_square(data: str, factor: str, by_name: dict[str, Node], inverse:
         biased = a.get("correction") == 0 or a.get("unbiased") is False
         return (centred, float(eps)) if biased and centred is not None and mean.inputs == (centred,) else None
     square = by_name.get(mean.inputs[0])
-    if mean.op != "aten.mean" or square is None or square.inputs != (data,) or not is_square(square):
+    if mean.op != "aten.mean" or square is None or square.inputs != (data,) or not _is_square(square):
         return None
     return (data if centred is None else centred, float(eps))
 
@@ -216,3 +169,68 @@ def _without_mean(data: str, by_name: dict[str, Node]) -> str | None:
     source, mean = node.args[0].name, by_name.get(node.args[1].name)
     right = mean is not None and mean.op == "aten.mean" and mean.inputs == (source,) and _keeps_last(mean)
     return source if right else None
+
+
+def _is_square(node: Node) -> bool:
+    """Whether it is the square of its one argument."""
+    if node.op == "aten.mul":
+        return len(node.args) == 2 and node.args[0] == node.args[1]
+    return node.op == "aten.square" or (node.op == "aten.pow" and node.arguments["exponent"] == 2)
+
+
+def unit(x: Tensor, dim: int | list[int] | None, eps: float) -> Tensor:
+    """The direction of x along some dimensions: x divided by its length, or by eps if that is larger.
+
+    >>> unit(torch.tensor([3.0, 4.0]), 0, 1e-12)
+    tensor([0.6000, 0.8000])
+    """
+    return x / torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps)
+
+
+@expansion("aten.div")
+def divided_by_its_length(graph: Graph, node: Node) -> Expansion | None:
+    """A division by the length of the numerator, bounded below by eps: what ``functional.normalize`` does.
+
+    Piece by piece it would be a quotient of two tensors that know nothing of each other.
+    """
+    data, divisor = node.arguments["self"], node.arguments["other"]
+    found = None
+    if isinstance(data, Ref) and isinstance(divisor, Ref) and graph.spec(data.name) == node.spec:
+        found = _length_of(data, divisor, graph.by_name)
+    if found is None or node.arguments.get("rounding_mode") is not None:
+        return None
+    return Expansion((replace(node, op="surefoot.unit", target=unit, args=(data, *found), kwargs={}),))
+
+
+def _length_of(data: Ref, divisor: Ref, by_name: dict[str, Node]) -> tuple[Any, float] | None:
+    """Dimensions and eps, if the divisor is the length of the data along them, bounded below."""
+    node = by_name.get(divisor.name)
+    if node is not None and node.op in ("aten.expand_as", "aten.expand"):
+        node = by_name.get(node.inputs[0])
+    eps = 0.0
+    if node is not None and node.op in ("aten.clamp_min", "aten.clamp"):
+        if node.arguments.get("max") is not None or not isinstance(node.arguments["min"], int | float):
+            return None
+        eps, node = float(node.arguments["min"]), by_name.get(node.inputs[0])
+    if node is None or node.op != "aten.linalg_vector_norm" or node.inputs != (data.name,):
+        return None
+    a = node.arguments
+    whole = a["dim"] is None
+    if a["ord"] != 2 or not (a["keepdim"] or whole) or eps < 0:
+        return None
+    return a["dim"], eps
+
+
+@expansion("aten.sqrt", "aten.pow")
+def length_by_hand(graph: Graph, node: Node) -> Expansion | None:
+    """The root of a sum of squares is a length."""
+    if node.op == "aten.pow" and node.arguments["exponent"] != 0.5:
+        return None
+    total = graph.by_name.get(node.inputs[0]) if node.inputs else None
+    square = graph.by_name.get(total.inputs[0]) if total is not None and total.op == "aten.sum" else None
+    if total is None or square is None or len(square.inputs) != 1 or not _is_square(square):
+        return None
+    a = total.arguments
+    args = (Ref(square.inputs[0]), 2, a.get("dim"), bool(a.get("keepdim")))
+    target = _aten.linalg_vector_norm.default
+    return Expansion((replace(node, op="aten.linalg_vector_norm", target=target, args=args, kwargs={}),))

@@ -78,6 +78,12 @@ def moderate(x: Tensor, dim: int, computed: Tensor | None = None) -> Rounded:
     return Rounded(value, value * ((apart + (x.shape[dim] if x.dim() else 1) + 48) * 2.0**-52) + SMALL)
 
 
+def _fibres(call: Call) -> tuple[Slot, Enclosure, int]:
+    """The scores of a soft-max, masked or not, and the dimension of its fibres."""
+    slot = next(iter(call.slots))
+    return slot, call.slots[slot], normalized_dim(-1 if call["dim"] is None else call["dim"], len(call.shape))
+
+
 def _near_softmax(call: Call, move: Tensor) -> Near | None:
     r"""With c the move without its mean under p: :math:`p\circ c + \frac12p\circ(c^2 - \langle p, c^2\rangle)`.
 
@@ -86,8 +92,7 @@ def _near_softmax(call: Call, move: Tensor) -> Near | None:
     :math:`\langle p, c^2\rangle \le 4` by :math:`4\sqrt kE + 4E`, and the second derivative by :math:`(16 +
     4\sqrt k)E`. Sums of k products of numbers of these sizes round by a few units for each class.
     """
-    slot = next(iter(call.slots))
-    x, dim = call.slots[slot], normalized_dim(call["dim"] if call["dim"] is not None else -1, len(call.shape))
+    _, x, dim = _fibres(call)
     computed = _probabilities(call, x, dim)
     if computed is None or not computed.numel() or not call.shape:
         return None
@@ -148,9 +153,8 @@ def _pull_softmax(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     r"""The Jacobian is symmetric: :math:`p\circ(\lambda - \langle p, \lambda\rangle)` on every fibre. Its error
     is relative to :math:`p\circ|\lambda|`, not to what is left after the subtraction. A mask does not count.
     """
-    slot = next(iter(call.slots))
-    dim = normalized_dim(call["dim"] if call["dim"] is not None else -1, len(call.shape))
-    computed = _probabilities(call, call.slots[slot], dim)
+    slot, x, dim = _fibres(call)
+    computed = _probabilities(call, x, dim)
     if computed is None:
         return {}
     p, slope = with_errors(computed, call.shape[dim] if call.shape else 1), Rounded.exact(costate)
@@ -214,9 +218,7 @@ def softmax(call: Call) -> Bounds:
 
     Masked entries are left out of the fibre. A mask that varies but is bounded forbids nothing.
     """
-    slot = next(iter(call.slots))
-    x, dim = call.slots[slot], call["dim"] if call["dim"] is not None else -1
-    dim = normalized_dim(dim, len(call.shape))
+    slot, x, dim = _fibres(call)
     classes = call.shape[dim] if call.shape else 1
     if classes <= 1:
         return Bounds({slot: ZERO, **_no_mask(call)}, bound=root(call.numel), peak=ONE)
@@ -255,10 +257,8 @@ def softmax(call: Call) -> Bounds:
 
 def _fibres_along(costate: Enclosure, dim: int, top: tuple[np.ndarray, np.ndarray]) -> Magnitude:
     """The largest product over the fibres of their curvature and the norm of their costate."""
-    rows = costate.rows is not None and dim != 0
-    move = minimum(costate.spread, costate.rows.max()) if rows and costate.rows is not None else costate.spread
     curvature = _curvatures(top)
-    sizes = curvature * (_fibre_norms(costate.value, dim) + move)
+    sizes = curvature * (_fibre_norms(costate.value, dim) + costate.longest_move(dim != 0))
     return minimum(sizes.max(), curvature.max() * costate.bound)
 
 

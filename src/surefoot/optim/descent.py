@@ -8,8 +8,8 @@ from typing import Any, Literal
 from torch import nn
 
 from surefoot.graph.checks import is_loader
-from surefoot.graph.fetched import Outline
 from surefoot.graph.held_parts import HeldParts
+from surefoot.graph.outline import Outline
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.ahead import AHEAD, Ahead
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters

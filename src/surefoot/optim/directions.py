@@ -44,6 +44,10 @@ class Direction(Protocol):
     def load(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
 
+    @property
+    def marks(self) -> tuple[Any, ...]:
+        """A few numbers that are the same where the same steps were learnt."""
+
 
 class Owner(Protocol):
     """Whoever has parameters."""
@@ -86,6 +90,11 @@ class Gradient:
     def load(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
         self._length = state["length"]
+
+    @property
+    def marks(self) -> tuple[Any, ...]:
+        """The length."""
+        return (self._length,)
 
 
 class Proximal(Gradient):
@@ -139,6 +148,11 @@ class Conjugate(Gradient):
         """Take it back."""
         super().load(state)
         self._last = None if state["last"] is None else (state["last"][0], state["last"][1])
+
+    @property
+    def marks(self) -> tuple[Any, ...]:
+        """Also whether there was a direction before."""
+        return *super().marks, self._last is None
 
 
 def polak_ribiere(

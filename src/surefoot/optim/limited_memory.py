@@ -182,3 +182,8 @@ class LimitedMemory(Gradient):
         self._squares, self._weights = state["squares"].numpy(), np.array(state["weights"])
         self._scales = state["scales"]
         self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy())
+
+    @property
+    def marks(self) -> tuple[Any, ...]:
+        """Also how many pairs were seen."""
+        return *super().marks, self._seen

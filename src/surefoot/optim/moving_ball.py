@@ -19,18 +19,11 @@ _LOOSE = 0.25  # a step shorter than this part of the first radius is looked for
 
 
 class MovingBall:
-    """The radius for the next step: somewhat larger than the last step, so that one certificate is enough.
-
-    Args:
-        start: the first radius, relative to the parameters.
-
-    Attributes:
-        radius: for the next step; ``None`` before the first one.
-    """
+    """The radius for the next step: somewhat larger than the last step, so that one certificate is enough."""
 
     def __init__(self, start: float) -> None:
-        self.start = start
-        self.radius: float | None = None
+        self.start = start  # the first radius, relative to the parameters
+        self.radius: float | None = None  # for the next step
 
     def step(
         self,
@@ -41,15 +34,8 @@ class MovingBall:
         """The step that is proposed on a ball that is neither too large nor without a certificate.
 
         A ball on which the smoothness is not finite is made ten times smaller. The first step looks for a ball of
-        its own size, because a bound on a ball that is much larger than the step is loose.
-
-        Args:
-            certify: the certificate of the objective on a ball.
-            weights: the parameters that vary.
-            propose: the step that a certificate allows on the ball of a radius.
-
-        Raises:
-            GuaranteeError: if no such ball is found.
+        its own size, because a bound on a ball that is much larger than the step is loose. If no such ball is
+        found, it is refused.
         """
         known = self.radius is not None
         radius = self.start * (norm_of(weights) or 1.0) if self.radius is None else self.radius

@@ -43,15 +43,10 @@ def shrunk(values: Mapping[str, Tensor], thresholds: Thresholds) -> Tensors:
 
 @dataclass(frozen=True)
 class Balls:
-    """A set of parameters: groups of them, each within a radius of its centre.
+    """A set of parameters: groups of them, each within a radius of its centre."""
 
-    Attributes:
-        groups: names of parameters that share a radius, with that radius.
-        centre: by name, in double precision; zero where a name is missing.
-    """
-
-    groups: tuple[tuple[tuple[str, ...], float], ...]
-    centre: Mapping[str, Tensor]
+    groups: tuple[tuple[tuple[str, ...], float], ...]  # names of parameters that share a radius, with that radius
+    centre: Mapping[str, Tensor]  # by name, in double precision; zero where a name is missing
 
     @classmethod
     def of(cls, domain: Domain, graph: Graph, centre: Mapping[str, Tensor]) -> Balls:
@@ -114,9 +109,6 @@ class Balls:
             low, high = (part, high) if self._distance(at(part)) <= radius else (low, part)
         return at(low)
 
-    def _middle(self, name: str, value: Tensor) -> Tensor:
-        return self.centre[name].to(value.device) if name in self.centre else torch.zeros_like(value)
-
     def rounded(self, values: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A point of the set in the precision of ``like``, next to a point of the set in double precision.
 
@@ -146,20 +138,20 @@ class Balls:
             found |= candidate
         return found
 
-    def _offset(self, name: str, value: Tensor) -> Tensor:
-        value = value.detach().double()
-        return value - self.centre[name].to(value.device) if name in self.centre else value
+    def _middle(self, name: str, value: Tensor) -> Tensor:
+        wide = value.detach().double()
+        return self.centre[name].to(wide.device) if name in self.centre else torch.zeros_like(wide)
 
     def _distance(self, values: Mapping[str, Tensor]) -> float:
         """Rounded up: the norm is, and each difference errs by a relative 2^-53."""
-        return float(norm([self._offset(name, value) for name, value in values.items()]) * (1 + 2.0**-52))
+        away = [value.detach().double() - self._middle(name, value) for name, value in values.items()]
+        return float(norm(away) * (1 + 2.0**-52))
 
-    def _scaled(self, values: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
-        found = {}
-        for name, value in values.items():
-            moved = self._offset(name, value) * factor
-            found[name] = moved + self.centre[name].to(moved.device) if name in self.centre else moved
-        return found
+    def _scaled(self, values: Mapping[str, Tensor], factor: float) -> Tensors:
+        middles = {name: self._middle(name, value) for name, value in values.items()}
+        return {
+            name: (values[name].detach().double() - middle) * factor + middle for name, middle in middles.items()
+        }
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.certificate import Certificate
-from surefoot.graph import Graph
 from surefoot.guarantees import GuaranteeError, composite_iterations, gap_of, require_room, require_smooth
 from surefoot.objectives import Objective
 from surefoot.optim.damped import Proved, SecondOrder, Solver
 from surefoot.optim.evaluation import explained
 from surefoot.optim.preconditioning import Preconditioning
 from surefoot.optim.stored import Tensors, square_of
-from surefoot.oracles.choice import Choice
 from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.geodesic import accelerated
 from surefoot.oracles.newton_conjugate import solve_conjugate
@@ -77,7 +75,7 @@ class GaussNewton(SecondOrder):
             raise ValueError(f"method is one of {', '.join(map(repr, METHODS))}, got {method!r}")
         if acceleration and method not in ("auto", "primal_gram", "dual_gram"):
             raise ValueError(f"an acceleration needs method='primal_gram' or 'dual_gram', got {method!r}")
-        super().__init__(model, objective, **options)
+        super().__init__(model, objective, gathers=method == "dual_gram", **options)
         if acceleration and self.damping == "certified":
             raise ValueError("a certified step is not bent: its decrease is proved as it is")
         self.accelerates = method == "auto" and self.adapts if acceleration is None else acceleration
@@ -86,12 +84,11 @@ class GaussNewton(SecondOrder):
         self.forget()
 
     def forget(self) -> None:
-        """Drop where the next solve starts, and which method was chosen."""
+        """Drop where the next solve starts."""
         super().forget()
         self._preconditioning = Preconditioning(self._preconditioning.always)
         self._change: Tensor | None = None  # of the output, predicted at the last solve; and of which data
         self._data = ""
-        self._chosen: tuple[Graph, float, Choice] | None = None
 
     def solver(self, problem: Problem, data: str) -> Solver:
         """What does not depend on κ is kept from one to the next; the dual starts where the last solve ended."""
@@ -99,15 +96,12 @@ class GaussNewton(SecondOrder):
         tolerance, most = self.forced(exact) if self.tolerance is None and self.method == "auto" else (exact, None)
         warm = self._change if data == self._data and self.method == "dual" else None
         warm = None if warm is None or warm.shape != problem.output.shape else warm
-        fine, choice = min(tolerance, LOOSE), None  # methods are compared at an accuracy that is that of the step
-        if self._chosen is not None and self._chosen[0] is problem.chain.graph and self._chosen[1] == fine:
-            choice = self._chosen[2]
+        fine = min(tolerance, LOOSE)  # methods are compared at an accuracy that is that of the step
         factors = self._preconditioning.factors
         solver = gauss_newton_solver(
-            problem, self.method, fine, None, self.accumulate, warm, choice, lambda: factors(problem)
+            problem, self.method, fine, None, self.accumulate, warm, lambda: factors(problem)
         )
         if solver.choice is not None:
-            self._chosen = problem.chain.graph, fine, solver.choice
             tolerance = tolerance if solver.choice.method == "primal" else fine
         problem.trace()  # once per graph
 

@@ -168,15 +168,10 @@ class ProjectedSGD(BatchCertificates):
     mini-batch, an estimate.
 
     Args:
-        model: the network.
-        objective: a loss without targets.
-        domain: the set; by default every block within 1 of the origin.
-        regularizer: a function of the parameters that is added; see :class:`ProjectedGradient`.
+        model, objective, domain, regularizer, lower, progress: see :class:`ProjectedGradient`.
         smoothness: a certificate of the full objective on the set, or ``"batch"``: the largest of the
             certificates of the batches seen so far; see :meth:`prepare`.
         variance: :math:`\sigma^2`, as a number (a bound) or an estimate (see :meth:`estimate_variance`).
-        lower: a number that the objective never falls below; see :class:`GuaranteedOptimizer`.
-        progress: called with the record of each step.
 
     Attributes:
         smoothness: L.

@@ -9,7 +9,9 @@ not depend on κ, so other values of κ cost little.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
 
 from surefoot.optim.stored import norm_of
 from surefoot.oracles.problem import Step
@@ -20,7 +22,13 @@ _WIDEST = 100.0  # factor between neighbouring values of κ
 _GOOD, _POOR = 0.75, 0.25  # ratios of the actual to the predicted decrease
 
 
-def on_ball(solver: Callable[[float], Step], kappa: float, radius: float, least: float) -> tuple[Step, float]:
+def on_ball(
+    solver: Callable[[float], Step],
+    kappa: float,
+    radius: float,
+    least: float,
+    norm: Callable[[Mapping[str, Tensor]], float] = norm_of,
+) -> tuple[Step, float]:
     """A step of about this length and its length; a shorter one where κ is not allowed to be smaller.
 
     Args:
@@ -28,11 +36,12 @@ def on_ball(solver: Callable[[float], Step], kappa: float, radius: float, least:
         kappa: a guess of κ.
         radius: the length that is wanted.
         least: the smallest κ.
+        norm: of directions.
     """
     last: tuple[float, float] | None = None  # κ and 1/‖v‖
     for k in range(_SECANTS):
         step = solver(kappa)
-        kappa, length = step.kappa, norm_of(step.direction)
+        kappa, length = step.kappa, norm(step.direction)
         short = length < (1 - _SLACK) * radius
         if not (short or length > (1 + _SLACK) * radius) or length == 0:
             break

@@ -57,13 +57,10 @@ class ProjectedSVRG(BatchCertificates):
     (:mod:`surefoot.optim.constrained`).
 
     Args:
-        model: the network.
-        objective: a loss without targets.
-        domain: the set; by default every block within 1 of the origin.
+        model, objective, domain, regularizer, lower, progress: see :class:`ProjectedGradient`.
         inner: m; by default B/b, so that the short steps of an epoch cost as much as its full gradient.
         draws: b.
         seed: of the draws.
-        regularizer, lower, progress: see :class:`ProjectedGradient`.
 
     >>> _ = torch.manual_seed(0)
     >>> model, x = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double(), torch.randn(12, 2).double()

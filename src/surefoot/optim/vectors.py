@@ -73,7 +73,7 @@ class Layout:
     def dot(self, first: Tensor, second: Tensor) -> float:
         """The inner product."""
         here = float(self.once(first) @ second)
-        return here if self.processes is None else math.fsum(self.processes.gathered(lambda: here))
+        return here if self.processes is None else self.processes.total(here, first.device)
 
     def products(self, vectors: Tensor) -> np.ndarray:
         """The inner products of some vectors, in rows, with each other."""
@@ -82,7 +82,7 @@ class Layout:
     def norm(self, vector: Tensor) -> float:
         """The Euclidean norm."""
         here = float(torch.linalg.vector_norm(self.once(vector)))
-        return here if self.processes is None else math.hypot(*self.processes.gathered(lambda: here))
+        return here if self.processes is None else math.hypot(*self.processes.announced(here, vector.device))
 
     def summed(self, numbers: np.ndarray) -> np.ndarray:
         """Numbers that are sums over entries, as sums over those of all processes."""

@@ -118,7 +118,7 @@ class DualSystem:
         self.metric = self.space.metric(kappa)
         self._calls_before = problem.autodiff.calls
         self.gradient = self.space.gradient()
-        self.scale = float(self.gradient.norm())
+        self.scale = self.space.norm(self.gradient)
         ridge = problem.regularizer
         self._regulariser = None if ridge is None else self.space.join(ridge.gradient(problem.parameters))
 
@@ -142,7 +142,9 @@ class DualSystem:
 
     def weighed(self, v: Tensor) -> float:
         """⟨v, Mv⟩."""
-        return float(torch.dot(v, v) * self.metric if self.metric.dim() == 0 else torch.dot(v, self.metric * v))
+        if self.metric.dim() == 0:
+            return self.space.dot(v, v) * float(self.metric)
+        return self.space.dot(v, self.metric * v)
 
     def push(self, v: Tensor) -> Tensor:
         """Jv, of the shape of the output: one call."""
@@ -177,8 +179,8 @@ class DualSystem:
     def square(self, pulled: Tensor) -> float:
         """⟨x, M⁻¹x⟩ for a vector of parameters."""
         if self.metric.dim() == 0:
-            return float(torch.linalg.vector_norm(pulled, dtype=torch.float64)) ** 2 / float(self.metric)
-        return float((pulled * pulled / self.metric).sum())
+            return self.space.norm(pulled) ** 2 / float(self.metric)
+        return self.space.dot(pulled, pulled / self.metric)
 
     def descend(self, v: Tensor, pulled: Tensor, length: float) -> None:
         """v − length·M⁻¹x, in place of v."""
@@ -196,8 +198,8 @@ class DualSystem:
 
     def decrease(self, v: Tensor, slope: Tensor | None = None) -> float:
         """−m(v), from the gradient of the model at v, which is zero where it is not given."""
-        twice = torch.dot(self.gradient, v) if slope is None else torch.dot(self.gradient + slope, v)
-        return max(-0.5 * float(twice), 0.0)
+        twice = self.space.dot(self.gradient if slope is None else self.gradient + slope, v)
+        return max(-0.5 * twice, 0.0)
 
 
 class _Run:
@@ -271,7 +273,7 @@ class _Run:
             run.look()
             pulled = self._pulled
             self.slope = torch.sub(pulled, before, alpha=run.beta, out=room) if run.beta else pulled  # Jᵀ R r
-            self.residual_norm = float(self.slope.norm()) / self.system.scale
+            self.residual_norm = self.system.space.norm(self.slope) / self.system.scale
             waited = 0 if self.residual_norm < best else waited + 1
             best = min(best, self.residual_norm)
             if self.residual_norm <= self.tolerance or waited > _PATIENCE:
@@ -291,7 +293,7 @@ class _Run:
             return True
         if self.system.calls < self.budget:
             self.slope = self.system.slope_at(self.v, self.change)
-            self.residual_norm = float(self.slope.norm()) / self.system.scale
+            self.residual_norm = self.system.space.norm(self.slope) / self.system.scale
         self.solved = self.residual_norm <= self.tolerance
         return self.solved or self.system.calls + 3 > self.budget
 

@@ -96,7 +96,7 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
         outers = None
         if plain:
             layers = tuple(tap.outer(pass_.values) for tap in plain)
-            outers = Outers(layers, torch.cat([found.transpose(0, 1) for found in slopes[: len(plain)]], dim=2))
+            outers = Outers(layers, torch.cat(slopes, dim=2))
     return Gram(outers, sums.finished())
 
 
@@ -252,17 +252,22 @@ class Pass:
         return [torch.zeros_like(t) if f is None else f for t, f in zip(targets, found, strict=True)]
 
     def slopes(self, taps: list[Tap], factor: Factor | Rows) -> list[Tensor]:
-        """For each layer the slopes of all columns: columns × the shape of its result."""
+        """For each layer the slopes of all columns: samples × columns × the rest of the shape of its result."""
         targets = [self.values[tap.node.name] for tap in taps]
-        if not targets or not factor.columns or not self.output.requires_grad:
-            return [target.detach().new_zeros(factor.columns, *target.shape) for target in targets]
-        columns = self._columns(factor)
+        count, columns = factor.columns, self._columns(factor)
+        whole = [target.detach().new_empty(len(target), count, *target.shape[1:]) for target in targets]
+        if not targets or not count or not self.output.requires_grad:
+            return [slopes.zero_() for slopes in whole]
+        if count == 1:
+            return [slope.unsqueeze(1) for slope in self.pull(targets, next(columns))]
         if sum(target.numel() for target in targets) <= _FEW:
-            self.problem.autodiff.calls += factor.columns
-            return gradients(self.output, targets, torch.stack(list(columns)))
-        single = [self.pull(targets, column) for column in columns]
-        several = zip(*single, strict=True)
-        return [column[0].unsqueeze(0) if len(column) == 1 else torch.stack(column) for column in several]
+            self.problem.autodiff.calls += count
+            together = gradients(self.output, targets, torch.stack(list(columns)))
+            return [slopes.transpose(0, 1) for slopes in together]
+        for j, column in enumerate(columns):
+            for slopes, found in zip(whole, self.pull(targets, column), strict=True):
+                slopes[:, j] = found
+        return whole
 
     def _columns(self, factor: Factor | Rows) -> Iterator[Tensor]:
         for j in range(factor.columns):
@@ -276,7 +281,7 @@ class Pass:
             found = slopes.pop(0)  # which frees it after its layer
             values = {name: self.values[name].detach() for name in tap.node.inputs}
             parts: dict[str, list[Tensor]] = defaultdict(list)
-            for slot, rows in pieces(tap.node, values, found.transpose(0, 1).contiguous(), frozenset(tap.paths)):
+            for slot, rows in pieces(tap.node, values, found.contiguous(), frozenset(tap.paths)):
                 if tap.paths[slot] in whole:
                     parts[tap.paths[slot]].append(rows)
                 else:

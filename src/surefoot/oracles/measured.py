@@ -4,20 +4,27 @@ Solvers judge themselves by passes in the precision of the model, before the ste
 soft-max is saturated, or the model is ill-conditioned, both hide most of the residual. So
 :math:`\nabla m(v) = \nabla F(u) + J^\top\nabla^2h\,Jv + \nabla^2r\,v + \kappa v` (for Newton's model with the
 curvature of the chain along the slope of the loss) is evaluated once more, in double precision, at v as it is
-returned: Jv comes with the forward pass where operations have forward derivatives, and two pull-backs follow.
+returned: Jv comes with the forward pass where operations have forward derivatives, and a pull-back follows.
+Another one, for the norm of :math:`\nabla F(u)`, is made where that of the solver may be round-off, or the step is
+not solved.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from surefoot.chain.autodiff import Autodiff
 from surefoot.graph.nodes import in_double
 from surefoot.linear_solve import Flat
-from surefoot.oracles.problem import Problem, Step, curved_along, slope_at
+from surefoot.oracles.problem import Problem, Step, curved_along
+
+_AGREE = 1e-5  # of two values of ⟨∇F(u), v⟩, relative to the lengths
+_dot = Flat().dot
 
 
 def is_measured(problem: Problem) -> bool:
@@ -34,39 +41,57 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
         tolerance: up to which residual it is solved.
         newton: whether the model is Newton's.
     """
-    if not is_measured(problem) or not any(bool(part.any()) for part in step.direction.values()):
+    if not is_measured(problem) or not problem.norm(step.direction):
         return step
     v = {path: part.double() for path, part in step.direction.items()}
     chain, wide = problem.chain, {path: in_double(value) for path, value in problem.point.items()}
-    oracle: Any = chain.autodiff(wide, problem.processes) if problem.in_pieces else None
+    oracle: Any = problem.oracle(double=True) if problem.in_pieces else None
     oracle = oracle or Autodiff(chain.graph, chain.inputs, wide, along=v)
     if isinstance(problem.autodiff, Autodiff) and problem.autodiff.is_traced:
         oracle.trace()
 
-    dot = Flat().dot
-
     def judged() -> Step:
         ahead = getattr(oracle, "pushed", None)
         change = oracle.pushforward(v) if ahead is None else ahead
-        slope = slope_at(problem.objective, oracle.value)
-        bent = slope + curved_along(problem.objective, oracle.value, change)
+        slope, curved = curved_along(problem.objective, oracle.value, change)
+        bent = slope + curved
         left = oracle.bent(v, slope, bent) if newton else oracle.pullback(bent)
-        gradient, size, scale, product = oracle.pullback(slope), 0.0, 0.0, 0.0
+        parts = []
         for path, part in v.items():
-            weight = problem.weight(path)
-            first, rest = gradient.pop(path), torch.add(left.pop(path), part, alpha=step.kappa + weight)
+            weight, ridge = problem.weight(path), 0.0
+            rest = torch.add(left.pop(path), part, alpha=step.kappa + weight)
             if weight:
-                first, rest = (torch.add(found, wide[path], alpha=weight) for found in (first, rest))
-            size, scale = size + dot(rest, rest), scale + dot(first, first)
-            product += dot(first, part) + dot(rest, part)
-        residual = (size / scale) ** 0.5 if scale else 0.0
+                rest, ridge = rest.add_(wide[path], alpha=weight), weight * _dot(wide[path], part)
+            parts.append((_dot(rest, rest), _dot(rest, part), ridge))
+        size, along, ridge = map(problem.total, zip(*parts, strict=True))
+        inside = problem.agreed(_dot(slope, change)) + ridge
+        scale = _as_solved(problem, v, inside)
+        if scale is None or size > (tolerance * scale) ** 2:
+            first = oracle.pullback(slope)
+            whole = (torch.add(first.pop(path), wide[path], alpha=problem.weight(path)) for path in v)
+            scale = problem.total(_dot(part, part) for part in whole) ** 0.5
+        residual = size**0.5 / scale if scale else 0.0
         solved, status = residual <= tolerance, step.status
         if not (solved and step.solved):
             verdict = "solved" if solved else f"not solved to the tolerance {tolerance:.2g}"
             how = status.removeprefix("solved ")
             status = f"{verdict}: measured in double precision the residual is {residual:.2g}; {how}"
         found = replace(step, residual=residual, solved=solved, status=status)
-        decrease, change = max(-0.5 * product, 0.0), change.to(problem.output.dtype)
+        decrease, change = max(-0.5 * (inside + along), 0.0), change.to(problem.output.dtype)
         return replace(found, model_decrease=decrease, output_change=change)
 
     return problem.led(judged, oracle)
+
+
+def _as_solved(problem: Problem, v: Mapping[str, Tensor], inside: float) -> float | None:
+    """The norm of ∇F(u) as the solver has it, where that is not round-off to a good part.
+
+    v is the solver's gradient times an inverse, which amplifies the round-off that is in it, and ⟨∇F(u), v⟩ tells:
+    as ⟨∇h, Jv⟩ it is known in double precision, and given here.
+    """
+    if not problem.has_gradient:
+        return None
+    slopes = ((problem.gradient[path].double(), part) for path, part in v.items())
+    products = ((_dot(slope, slope), _dot(part, part), _dot(slope, part)) for slope, part in slopes)
+    square, length, product = map(problem.total, zip(*products, strict=True))
+    return square**0.5 if abs(inside - product) <= _AGREE * (square * length) ** 0.5 else None

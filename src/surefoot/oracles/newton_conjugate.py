@@ -56,13 +56,13 @@ def solve_conjugate(
     kappa = check_kappa(kappa)
     single = any(value.dtype != torch.float64 for value in problem.parameters.values())
     tolerance = check_tolerance(tolerance, torch.float32 if single else torch.float64, 1e-5, 1e-10)
-    space = Parts()
+    space = Parts(problem.dot)
     with torch.inference_mode(False), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         gradient, product = _second_order(problem)
         scale = math.sqrt(space.dot(gradient, gradient))
         if not math.isfinite(scale):
             raise OracleError("the gradient is not finite at this point")
-        most = min(most or _MOST_ITERATIONS, 10 * sum(g.numel() for g in gradient))
+        most = min(most or _MOST_ITERATIONS, 10 * problem.size)
         doubled, iterations, looks = 0, 0, 0
         while True:
 
@@ -74,9 +74,7 @@ def solve_conjugate(
             if not found.finite:
                 raise OracleError("second derivatives are not finite at this point")
             if found.direction is None:
-                low, high, count = (
-                    _extremes(curve, gradient) if checked and any(g.numel() for g in gradient) else (1.0, 1.0, 0)
-                )
+                low, high, count = _extremes(problem, curve) if checked and problem.size else (1.0, 1.0, 0)
                 looks += count
                 if low > 0:
                     break
@@ -90,7 +88,7 @@ def solve_conjugate(
     how = f"{iterations} iterations of conjugate gradients" if iterations != 1 else "one conjugate gradient"
     status = solved_status("newton", kappa, doubled, _WHERE, how)
     if looks:
-        least = _excluded(high - low, sum(g.numel() for g in gradient))
+        least = _excluded(high - low, problem.size)
         status += f"; no curvature below {-least:.1e} with a confidence of {1 - _DOUBT:.0%}"
     if not solved:
         status = f"stopped after {iterations} iterations with a relative residual of {residual:.1e}"
@@ -107,11 +105,15 @@ def solve_conjugate(
     )
 
 
-def _extremes(curve: Callable[[Vector], Vector], like: Vector) -> tuple[float, float, int]:
-    """The extreme Ritz values from a random start."""
-    generator = torch.Generator().manual_seed(0)
-    start = [torch.randn(part.shape, generator=generator).to(part) for part in like]
-    return lowest_ritz(curve, start, space=Parts(), most=min(_LOOKS, sum(part.numel() for part in like)))
+def _extremes(problem: Problem, curve: Callable[[Vector], Vector]) -> tuple[float, float, int]:
+    """The extreme Ritz values from a random start, other numbers in each part of it."""
+    sharing = problem.outline
+    start = []
+    for number, (path, part) in enumerate(problem.parameters.items()):
+        alike = sharing is None or sharing.places[path].is_copy
+        seed = 2 * number if alike or sharing is None else 2 * (number + problem.size * sharing.processes.rank) + 1
+        start.append(torch.randn(part.shape, generator=torch.Generator().manual_seed(seed)).to(part))
+    return lowest_ritz(curve, start, space=Parts(problem.dot), most=min(_LOOKS, problem.size))
 
 
 def _excluded(width: float, size: int) -> float:

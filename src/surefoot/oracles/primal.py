@@ -47,6 +47,7 @@ class Primal:
         self.problem, self.accumulate, self._preconditioner = problem, accumulate, preconditioner
         self._system: DualSystem | None = None
         self._at: tuple[float, Tensor, Tensor] | None = None  # κ, v, minus the gradient of the model
+        self._steepest = 0.0
 
     def solve(self, kappa: float, tolerance: float, most: int | None = None) -> Step:
         """The Gauss-Newton oracle for one κ.
@@ -61,7 +62,7 @@ class Primal:
         system, rounds = run.system, 0
         if system.scale == 0:
             return Step(system.space.split(-system.gradient), kappa, 0.0, "the gradient is zero", calls=1)
-        most = min(most or 10**9, 10 * len(system.gradient) + 100)
+        most = min(most or 10**9, 10 * self.problem.size + 100)
         inverse, space = self._preconditioner, system.space
         precondition = None
         if inverse is not None:
@@ -69,7 +70,8 @@ class Primal:
         while run.iterate(tolerance, most, precondition) and rounds < _ROUNDS:
             rounds += 1
         self._at = kappa, run.v, run.rest
-        reached = float(run.rest.norm()) / system.scale
+        self._steepest = run.steepest
+        reached = space.norm(run.rest) / system.scale
         return Step(
             direction=system.space.split(run.v),
             kappa=kappa,
@@ -81,6 +83,30 @@ class Primal:
             residual=reached,
             output_change=run.change,
         )
+
+    def resolves(self, part: float) -> bool:
+        r"""Whether the residual of the last step, not preconditioned, is known up to this part of the gradient.
+
+        Its error is that of the gradient, and that of the products in which v was applied. Let rows of J and
+        outputs z have relative errors of :math:`\varepsilon^{3/4}`, far more than usual. With λ the slope of the
+        loss and H its curvature, that of the gradient is of the size of :math:`\varepsilon^{3/4}` times
+        :math:`\sum|\lambda_i|\|J_i\| + \sum|z_i|\|J^\top H_i\|`. A pull-back of λ and of Hz, with random signs in
+        λ and in z, has the square :math:`\sum\lambda_i^2\|J_i\|^2 + \sum z_i^2\|J^\top H_i\|^2` on average, so
+        its norm times the root of the number of rows is as large. The other error is taken as that of H, as far
+        as Hz shows it, and the same part of :math:`\|A\|\|v\|`.
+        """
+        if self._system is None or self._at is None:
+            return False
+        system, output, generator = self._system, self.problem.output, torch.Generator().manual_seed(0)
+        signs, others = torch.empty(2, *output.shape).bernoulli_(generator=generator).mul_(2).sub_(1).to(output)
+        curved = self.problem.curve(others.mul_(output))
+        unit, rows = torch.finfo(output.dtype).eps ** 0.75, output.numel() ** 0.5 / system.scale
+        wrong = float((system.factor.curved(others) - curved).norm()) / max(float(curved.norm()), 1e-300)
+        known = (unit + wrong) * rows * self._steepest * float(self._at[1].norm())
+        if known > part:
+            return False
+        apart = self.problem.autodiff.pullback(signs.mul_(self.problem.slope).add_(curved))
+        return known + unit * rows * math.hypot(*(float(slope.norm()) for slope in apart.values())) <= part
 
     def _begin(self, kappa: float, tolerance: float) -> _Run:
         dtype = None if tolerance >= LOOSE else self.accumulate
@@ -104,17 +130,18 @@ class _Run:
         v: the point.
         rest: minus the gradient of the model there.
         change: Jv, where the tolerance is not loose.
+        steepest: the largest ⟨p, Ap⟩/⟨r, z⟩ met, no more than the norm of A where there is no preconditioner.
     """
 
     def __init__(self, system: DualSystem, v: Tensor, rest: Tensor) -> None:
         self.system, self.v, self.rest = system, v, rest
         self.change: Tensor | None = None
-        self.iterations = 0
+        self.iterations, self.steepest = 0, 0.0
         self._bent: list[Tensor] = []  # PᵀJp of the direction p with PPᵀ = RRᵀ, as long as it is needed
 
     def gain(self, v: Tensor, rest: Tensor) -> float:
         """Twice the decrease of the model at a point."""
-        return float(torch.dot(rest, v)) - float(torch.dot(self.system.gradient, v))
+        return self.system.space.dot(rest, v) - self.system.space.dot(self.system.gradient, v)
 
     def curvature(self, direction: Tensor) -> float:
         """⟨p, Ap⟩, by a push-forward."""
@@ -126,6 +153,7 @@ class _Run:
 
     def residual(self, before: Tensor, direction: Tensor, length: float) -> Tensor:
         """The residual after a step, by a pull-back."""
+        self.steepest = max(self.steepest, 1 / length) if length else self.steepest
         rest = before.clone() if before is direction else before
         rest.addcmul_(self.system.metric, direction, value=-length)
         slope = self.system.factor.completed(self._bent.pop().mul_(-length))  # nobody else holds it
@@ -138,8 +166,9 @@ class _Run:
         as it is defined.
         """
         goal = tolerance * self.system.scale
-        size, slack = float(self.rest.norm()), 64 * torch.finfo(self.rest.dtype).eps
-        run = Conjugate(self, self.v, self.rest, InPlace(), precondition)
+        norm, slack = self.system.space.norm, 64 * torch.finfo(self.rest.dtype).eps
+        size, space = norm(self.rest), InPlace(self.system.space.dot)
+        run = Conjugate(self, self.v, self.rest, space, precondition)
         first, smallest, waited, loose = size, math.inf, 0, tolerance >= LOOSE
         best = (-math.inf, self.v) if loose else (self.gain(self.v, self.rest), self.v.clone())
         while size > goal and self.iterations < most and waited <= _PATIENCE:
@@ -147,14 +176,14 @@ class _Run:
             self.iterations += 1
             if not loose and (reached := self.gain(run.x, run.residual)) >= best[0] * (1 - slack):
                 best = reached, run.x.clone()
-            size = float(run.residual.norm())
+            size = norm(run.residual)
             waited, smallest = (0, size) if size < smallest else (waited + 1, smallest)
         self.v, self.rest = best[1], run.residual
         if loose:
             return False
         self.change = self.system.push(self.v)
         self.rest = -self.system.slope_at(self.v, self.change)
-        size = float(self.rest.norm())
+        size = norm(self.rest)
         return goal < size < 0.5 * first and self.iterations < most
 
 

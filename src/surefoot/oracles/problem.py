@@ -7,7 +7,7 @@ sum over the parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,9 @@ from torch import Tensor
 from surefoot.chain import Chain
 from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.batched import Batched
+from surefoot.chain.parted import Parted
 from surefoot.errors import ChainError, EvaluationError, SurefootError
+from surefoot.graph.nodes import in_double
 from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.processes import Processes
 
@@ -39,11 +41,14 @@ class Problem:
         regularizer: a function of the parameters, or ``None``.
         processes: those that have a part of the data each; all of them make the problem at the same time, and
             process 0 solves it, inside :meth:`led`. Then, and with a loader, the objective is that of all outputs
-            and targets, which are gathered.
+            and targets, which are gathered. Where weights lie with the same processes, each has its parts of
+            parameters and of all vectors (:mod:`surefoot.chain.parted`), and all solve it together.
 
     Attributes:
         parameters: the point, detached, by path; only what varies.
         point: the same with the values that were given for frozen parameters.
+        outline: of a model of whose weights each process has a part here; ``None`` where they are whole.
+        size: how many numbers vary.
         autodiff: the oracle at the point; it counts its calls.
         loss: h(ψ(u)).
 
@@ -67,26 +72,65 @@ class Problem:
         if len(chain.graph.outputs) > 1 or not (chain.graph.outputs or self.in_pieces):
             raise OracleError(f"an objective reads one tensor, the model returns {len(chain.graph.outputs)}")
         self.chain, self.objective, self.regularizer = chain, objective, regularizer
+        outline = chain.outline if params is None else None
+        self.outline = outline if outline is not None and outline.is_of(processes) else None
         try:
-            self.point = {path: value.detach() for path, value in chain._checked(params).items()}
+            given = chain._checked(params) if self.outline is None else self.outline.here()
         except ChainError as error:
             raise OracleError(str(error)) from error
-        trainable = set(chain.parameters)
+        self.point = {path: value.detach() for path, value in given.items()}
+        trainable = set(chain.parameters if self.outline is None else self.point)
         self.parameters = {path: value for path, value in self.point.items() if path in trainable}
+        places = self.parameters if self.outline is None else self.outline.places
+        self.size = sum(math.prod(place.shape) for place in places.values())
         self._check() if processes is None else processes.together(self._check)
         try:
-            self.autodiff = chain.autodiff(params, processes)
+            self.autodiff = self.oracle()
             self.output: Tensor = self.autodiff.value
             if self.in_pieces:
                 self.objective = objective = self._of_all(objective)
             with torch.enable_grad():  # in double precision: a soft-max that is saturated cancels in single
                 point = self.output.detach().double().requires_grad_()
                 self._taped: tuple[Tensor, Tensor] | None = (objective(point), point)
-            self.loss = float(self._taped[0].detach())
+            self.loss = self.agreed(float(self._taped[0].detach()))
         except (ObjectiveError, ChainError, EvaluationError) as error:
             raise OracleError(str(error)) from error
         if not math.isfinite(self.loss):
             raise OracleError(f"the objective is {self.loss} at this point")
+
+    def oracle(self, *, double: bool = False) -> Autodiff | Batched:
+        """That of automatic differentiation at the point; in double precision, if that is asked for."""
+        if self.outline is not None:
+            return Parted(self.chain.pieces, self.outline, self.parameters, double=double)
+        point = {path: in_double(value) for path, value in self.point.items()} if double else self.point
+        return self.chain.autodiff(point, self.processes)
+
+    def total(self, numbers: Iterable[float]) -> float:
+        """The sum of numbers, one for each parameter; of the parts of all processes, the same on all of them."""
+        if self.outline is None:
+            return sum(numbers)
+        places = self.outline.places.values()
+        here = math.fsum(number for number, place in zip(numbers, places, strict=True) if place.counts)
+        return self.outline.processes.total(here, self._device)
+
+    def dot(self, a: Iterable[Tensor], b: Iterable[Tensor]) -> float:
+        """⟨a, b⟩ for one tensor, or part of it, for each parameter; in double precision."""
+        return self.total(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
+
+    def norm(self, direction: Mapping[str, Tensor]) -> float:
+        """The norm of a direction, or of a gradient, by path."""
+        norms = (torch.linalg.vector_norm(part, dtype=torch.float64) for part in direction.values())
+        return math.sqrt(self.total(float(norm) ** 2 for norm in norms))
+
+    def agreed(self, number: float) -> float:
+        """A number that all processes have, up to how they round, as process 0 has it; so decisions are one."""
+        if self.outline is None:
+            return number
+        return float(self.outline.processes.announced(number, self._device)[0])
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
 
     def _check(self) -> None:
         """Parameters and inputs are finite, and in a precision for linear solves."""
@@ -119,7 +163,7 @@ class Problem:
 
     def led(self, solve: Callable[[], Step], oracle: Batched | None = None) -> Step:
         """The step that process 0 finds while the others help, with this oracle or another, on all of them."""
-        if self.processes is None:
+        if self.processes is None or self.outline is not None:
             return solve()
         step: Step = self.processes.led(solve, lambda word: self.serve(word, oracle), OracleError)
         here = {path: value.to(self.parameters[path]) for path, value in step.direction.items()}
@@ -151,7 +195,11 @@ class Problem:
     @property
     def value(self) -> float:
         """F(u)."""
-        return self.loss + (0.0 if self.regularizer is None else float(self.regularizer(self.parameters)))
+        return self.loss + self._penalty(self.parameters)
+
+    def _penalty(self, parameters: Mapping[str, Tensor]) -> float:
+        ridge = self.regularizer
+        return 0.0 if ridge is None else self.total(float(ridge({p: value})) for p, value in parameters.items())
 
     def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0) -> float:
         """F(u + tv) for a direction v and t = part; a forward pass, without derivatives."""
@@ -160,8 +208,8 @@ class Problem:
             moved_to = {**self.point, **moved}
             oracle = self.autodiff
             outputs = oracle.at(moved_to) if isinstance(oracle, Batched) else self.chain.value(moved_to)
-            loss = float(self.objective(outputs.double()))
-        return loss if self.regularizer is None else loss + float(self.regularizer(moved))
+            loss = self.agreed(float(self.objective(outputs.double())))
+            return loss + self._penalty(moved)
 
     def weight(self, path: str) -> float:
         """The curvature of the regulariser in a parameter."""
@@ -171,6 +219,11 @@ class Problem:
     def gradient(self) -> dict[str, Tensor]:
         """∇F(u), by path."""
         return ParameterSpace(self).split(self.whole_gradient) if self.parameters else {}
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether ∇F(u) is known without a call."""
+        return "whole_gradient" in self.__dict__
 
     @cached_property
     def whole_gradient(self) -> Tensor:
@@ -182,7 +235,7 @@ class Problem:
 
     def curve(self, direction: Tensor) -> Tensor:
         """∇²h(ψ(u)) applied to a change of the output."""
-        return curved_along(self.objective, self.output, direction)
+        return curved_along(self.objective, self.output, direction)[1]
 
 
 class ParameterSpace:
@@ -243,14 +296,31 @@ class ParameterSpace:
         Raises:
             OracleError: if it is not finite.
         """
-        vector = self.problem.whole_gradient.to(self.dtype)
-        if not all_finite(vector):
-            path = next(path for path, value in self.problem.gradient.items() if not all_finite(value))
-            raise OracleError(
-                f"the gradient with respect to '{path}' is not finite: look for divisions by zero and "
-                "overflow there"
-            )
+        vector, sharing = self.problem.whole_gradient.to(self.dtype), self.problem.outline
+
+        def check() -> None:
+            for path, value in () if all_finite(vector) else self.problem.gradient.items():
+                if not all_finite(value):
+                    raise OracleError(
+                        f"the gradient with respect to '{path}' is not finite: look for divisions by zero and "
+                        "overflow there"
+                    )
+
+        check() if sharing is None else sharing.processes.together(check)
         return vector
+
+    def dot(self, a: Tensor, b: Tensor) -> float:
+        """⟨a, b⟩, in the precision of the vectors."""
+        if self.problem.outline is None:
+            return float(torch.dot(a, b))
+        pairs = zip(a.split(self._sizes), b.split(self._sizes), strict=True)
+        return self.problem.total(float(torch.dot(x, y)) for x, y in pairs)
+
+    def norm(self, a: Tensor) -> float:
+        """‖a‖, summed up in double precision."""
+        if self.problem.outline is None:
+            return float(torch.linalg.vector_norm(a, dtype=torch.float64))
+        return self.problem.norm(dict(zip(self.paths, a.split(self._sizes), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -268,8 +338,9 @@ class Step:
             which it differentiates one by one, do not, nor does what measures a residual in double precision.
         iterations: of the inner solver; where it is direct, how often its result was refined.
         residual: norm of the gradient of the model at v, as it is returned, relative to that at 0: measured in
-            double precision (:mod:`surefoot.oracles.measured`). For a model in double precision ``None`` where
-            the calls that are allowed were spent before.
+            double precision (:mod:`surefoot.oracles.measured`), or as conjugate gradients on the parameters know
+            it, where an estimate of round-off is below a hundredth of the tolerance. For a model in double
+            precision ``None`` where the calls that are allowed were spent before.
         length: t, where a line search made tv of the minimiser v; then the direction is tv.
         doubled: how often kappa was doubled until the model was bounded below.
         unbounded_at: the computation at which the last infeasible kappa failed, counted from 1.
@@ -347,13 +418,13 @@ def slope_at(objective: Objective, output: Tensor) -> Tensor:
     return slope
 
 
-def curved_along(objective: Objective, output: Tensor, direction: Tensor) -> Tensor:
-    """∇²h at an output, applied to a change of it; computed in double precision."""
+def curved_along(objective: Objective, output: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """∇h at an output, in double precision, and ∇²h applied to a change of it; computed in double precision."""
     with torch.enable_grad():
         point = output.detach().double().requires_grad_()
         (slope,) = torch.autograd.grad(objective(point), point, create_graph=True)
         (curved,) = torch.autograd.grad(slope, point, direction.double())
-    return curved.to(direction.dtype)
+    return slope.detach(), curved.to(direction.dtype)
 
 
 def all_finite(value: Tensor) -> bool:

@@ -10,6 +10,8 @@ targets; and with ``group``, a process group of ``torch.distributed``, every pro
 of the data, ``surefoot.Chain(model, [])`` where it has none. The step is that of the joined batch, the same on all
 processes: outputs and targets of all samples are gathered, activations are those of one batch at a time
 (:mod:`surefoot.chain.batched`). The price is a forward pass for each call where there are several batches.
+Where weights lie with several processes and ``group`` is of these, so do the direction and all vectors of solvers:
+no weight is whole but while it is read (:mod:`surefoot.graph.fetched`); ``"dual_gram"`` gathers all of them.
 Of the methods that need matrices of all samples at once there is ``"dual_gram"``, for which the factors of layers
 are gathered on process 0 (:mod:`surefoot.oracles.gram`): their inputs are activations, and with no other method do
 activations cross. So ``"auto"`` is ``"primal"``.
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -34,11 +36,10 @@ from surefoot.oracles.dual_gram import DualGram
 from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.factor import has_factor, require_convex
 from surefoot.oracles.geodesic import Correct
-from surefoot.oracles.gradient_parts import gradient_in_parts
 from surefoot.oracles.kronecker import Kronecker
 from surefoot.oracles.measured import is_measured, measured
 from surefoot.oracles.newton_conjugate import solve_conjugate
-from surefoot.oracles.primal import Primal
+from surefoot.oracles.primal import LOOSE, Primal
 from surefoot.oracles.primal_gram import PrimalGram
 from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step, check_kappa, check_tolerance
 from surefoot.processes import Processes
@@ -47,6 +48,8 @@ Method = Literal["auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic"
 METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")
 IN_PIECES = ("primal", "dual", "dual_gram")
 NEWTON_METHODS = ("auto", "cg", "dynamic")
+_SHARE = 1e-2  # of the tolerance, that round-off may have in a residual that is not measured
+_chosen: WeakKeyDictionary[Graph, tuple[Any, Choice]] = WeakKeyDictionary()  # for what, and the choice
 _asked: WeakSet[Graph] = WeakSet()  # graphs of which a step was asked: at the next one their passes are traced
 
 
@@ -61,12 +64,15 @@ class Solver:
             factor is at hand.
         unjudged: the step for κ and a tolerance where its residual is measured afterwards, so that the solver need
             not judge itself by passes of its own.
+        resolves: whether the residual of the last step is known up to a part of the gradient, for all that
+            round-off does, so that it need not be measured; where the solver can tell.
     """
 
     solve: Callable[[float, float, int | None], Step]
     choice: Choice | None = None
     correct: Correct | None = None
     unjudged: Callable[[float, float], Step] | None = None
+    resolves: Callable[[float], bool] | None = None
 
 
 def gradient(
@@ -80,8 +86,7 @@ def gradient(
     r"""The minimiser of :math:`\langle\nabla F(u), v\rangle + \frac\kappa2\|v\|^2`.
 
     The minimiser is :math:`v = -\nabla F(u)/\kappa`, a gradient step of size 1/κ, and the model falls by
-    :math:`\frac1{2\kappa}\|\nabla F(u)\|^2`. Where weights lie with several processes and ``group`` is of these,
-    so does the direction: no weight is whole but while it is read (:mod:`surefoot.graph.fetched`).
+    :math:`\frac1{2\kappa}\|\nabla F(u)\|^2`.
 
     >>> model, x = nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 4.0]])
     >>> chain, weights = sf.Chain(model, x), {"weight": torch.tensor([[1.0, 0.0]])}
@@ -90,17 +95,15 @@ def gradient(
     (tensor([[-4.5000, -6.0000]]), 56.25)
     """
     kappa = check_kappa(kappa)
-    if chain.outline is not None and params is None and chain.outline.is_of(group):
-        return gradient_in_parts(chain, chain.outline, objective, kappa, regularizer, group)
     problem = _problem(chain, objective, params, regularizer, group)
 
     def solve() -> Step:
-        vector = ParameterSpace(problem).gradient()
+        ParameterSpace(problem).gradient()  # which is finite
         direction = {path: -slope / kappa for path, slope in problem.gradient.items()}
-        square = float(vector.double().square().sum())
+        square = problem.norm(problem.gradient) ** 2
         return Step(direction, kappa, 0.5 * square / kappa, "solved in closed form", calls=problem.autodiff.calls)
 
-    return problem.led(solve)
+    return _lying(problem, problem.led(solve))
 
 
 def _problem(
@@ -154,7 +157,8 @@ def gauss_newton(
     kappa = check_kappa(kappa)
     if method not in METHODS:
         raise OracleError(f"method is one of {', '.join(map(repr, METHODS))}, got {method!r}")
-    problem = _problem(chain, objective, params, regularizer, group)
+    given = chain.parameters if method == "dual_gram" and chain.outline is not None and params is None else params
+    problem = _problem(chain, objective, given, regularizer, group)
     exact = check_tolerance(tolerance, problem.output.dtype)
 
     def solver() -> Solver:
@@ -162,7 +166,8 @@ def gauss_newton(
         return gauss_newton_solver(problem, method, exact, None, accumulate, warm_start)
 
     if problem.in_pieces:
-        return measured(problem, problem.led(lambda: solver().solve(kappa, exact, None)), exact)
+        step = measured(problem, problem.led(lambda: solver().solve(kappa, exact, None)), exact)
+        return _lying(problem, step)
     if chain.graph in _asked:
         problem.trace()
     _asked.add(chain.graph)
@@ -171,7 +176,9 @@ def gauss_newton(
         step = measured(problem, found.unjudged(kappa, exact), exact)
         if step.solved:
             return _explained(step, found.choice)
-    return measured(problem, _explained(found.solve(kappa, exact, None), found.choice), exact)
+    step = _explained(found.solve(kappa, exact, None), found.choice)
+    known = found.resolves if exact >= LOOSE and step.solved and is_measured(problem) else None
+    return step if known is not None and known(_SHARE * exact) else measured(problem, step, exact)
 
 
 def gauss_newton_solver(
@@ -181,7 +188,6 @@ def gauss_newton_solver(
     most: int | None = None,
     accumulate: torch.dtype | None = torch.float64,
     warm_start: Tensor | None = None,
-    choice: Choice | None = None,
     preconditioner: Callable[[], Kronecker | None] | None = None,
 ) -> Solver:
     """The solver of a method, or of the one that is predicted to cost least.
@@ -193,7 +199,6 @@ def gauss_newton_solver(
         most: the iterations for which it is chosen.
         accumulate: as for :func:`gauss_newton`.
         warm_start: likewise.
-        choice: made before for a problem of these shapes.
         preconditioner: of conjugate gradients on the parameters; asked only where these were chosen.
     """
     if problem.in_pieces:
@@ -203,18 +208,15 @@ def gauss_newton_solver(
                 f"{', '.join(map(repr, IN_PIECES))}, or pass them as one batch"
             )
         method = "primal" if method == "auto" else method
-    if method == "auto":
-        if choice is None:
-            choice = choose_gauss_newton(sizes_of(problem), tolerance, most, factored=has_factor(problem))
-        chosen: str = choice.method
-    else:
-        chosen, choice = method, None
+    choice = _choice(problem, tolerance, most) if method == "auto" else None
+    chosen: str = method if choice is None else choice.method
     if chosen == "dynamic":
         ParameterSpace(problem)  # refuses a model in which nothing varies
         return Solver(lambda kappa, _, __: solve_dynamic(problem, kappa, model="gauss_newton"), choice)
     if chosen == "primal":
         inverse = None if preconditioner is None or problem.in_pieces else preconditioner()
-        return Solver(Primal(problem, accumulate, inverse).solve, choice)
+        primal = Primal(problem, accumulate, inverse)
+        return Solver(primal.solve, choice, resolves=primal.resolves if inverse is None else None)
     if chosen == "primal_gram":
         direct = PrimalGram(problem, accumulate)
         return Solver(lambda kappa, tolerance, _: direct.solve(kappa, tolerance), choice, direct.correct)
@@ -230,10 +232,24 @@ def gauss_newton_solver(
     return Solver(lambda kappa, tol, _: solve_dual(problem, kappa, tol, accumulate, warm_start), choice)
 
 
+def _choice(problem: Problem, tolerance: float, most: int | None) -> Choice:
+    """The method that is predicted to cost least, as it was predicted last where nothing differs."""
+    graph, asked = problem.chain.graph, (tolerance, most, has_factor(problem))
+    if graph not in _chosen or _chosen[graph][0] != asked:
+        _chosen[graph] = asked, choose_gauss_newton(sizes_of(problem), tolerance, most, factored=asked[2])
+    return _chosen[graph][1]
+
+
 def sizes_of(problem: Problem) -> Sizes:
     """What the costs of methods are made of."""
     rows = problem.output.shape[0] if problem.output.dim() else 1
     return Sizes(problem.chain, rows, problem.output.numel() // max(rows, 1))
+
+
+def _lying(problem: Problem, step: Step) -> Step:
+    """The step with a direction that lies as the weights do, where each process has its parts."""
+    outline = problem.outline
+    return step if outline is None else replace(step, direction=outline.lying(step.direction))
 
 
 def _explained(step: Step, choice: Choice | None) -> Step:
@@ -281,7 +297,7 @@ def newton(
     if chosen == "dynamic":
         return _explained(solve_dynamic(problem, kappa, "newton", double), choice)
     step = problem.led(lambda: solve_conjugate(problem, kappa, double, tolerance))
-    return _explained(measured(problem, step, 10 * exact, newton=True), choice)
+    return _explained(_lying(problem, measured(problem, step, 10 * exact, newton=True)), choice)
 
 
 def newton_method(

@@ -22,9 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from surefoot.magnitude import Magnitude, Number, minimum
-from surefoot.paper.chains import restricted_lipschitz
+from surefoot.complexity.report import table
+from surefoot.magnitude import Magnitude, Number
+from surefoot.paper.chains import compositions, restricted_lipschitz
 from surefoot.paper.constants import ONE, ZERO, Computation, Result, Smooth, merge_flags, radii_of
 
 VALUE_AT_ZERO_DROPPED = (
@@ -112,26 +114,20 @@ class Trace:
         return (("layer", "m_{t,0}", "m_t", "ℓ_t", "L_t"), *body)
 
     def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join(lines + [f"* {flag}" for flag in self.result.flags])
+        return "\n".join(table(list(self.rows()), left=0) + [f"* {flag}" for flag in self.result.flags])
 
 
 def _inner_loop(
     functions: Sequence[Smooth], bound: Magnitude, keep_value_at_zero: bool, corrected: bool
 ) -> tuple[InnerTrace, ...]:
     """The loop over a_{t,1}, ..., a_{t,k} from m_{t,0}."""
-    lipschitz, smoothness = ONE, ZERO
     inner = []
-    for function in functions:
-        slope = restricted_lipschitz(function, bound)
-        through = (function.value_at_zero if keep_value_at_zero else ZERO) + slope * bound
-        smoothness = smoothness * (slope if corrected else function.lipschitz) + function.smoothness * lipschitz**2
-        lipschitz = slope * lipschitz
-        bound = minimum(function.bound, through)
-        active = function.bound.is_finite and function.bound <= through
-        inner.append(InnerTrace(slope, bound, lipschitz, smoothness, active))
+    for function, (before, after) in zip(
+        functions, pairwise(compositions(functions, bound, keep_value_at_zero, corrected)), strict=True
+    ):
+        slope, active = restricted_lipschitz(function, before.bound), function.bound.is_finite
+        active = active and after.bound == function.bound
+        inner.append(InnerTrace(slope, after.bound, after.lipschitz, after.smoothness, active))
     return tuple(inner)
 
 

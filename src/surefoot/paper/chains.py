@@ -86,15 +86,21 @@ def composition(functions: Sequence[Smooth], radius: Number) -> Result:
     return replace(last, flags=merge_flags(*(function.unsound for function in functions)))
 
 
-def compositions(functions: Sequence[Smooth], radius: Number) -> Iterator[Result]:
-    """The constants of the identity, the first function, the first two, and so on, without flags."""
+def compositions(
+    functions: Sequence[Smooth], radius: Number, keep_value_at_zero: bool = True, corrected: bool = True
+) -> Iterator[Result]:
+    """The constants of the identity, the first function, the first two, and so on, without flags.
+
+    For the two ways in which Algorithm 4 differs see :func:`~surefoot.paper.algorithm.algorithm_4`.
+    """
     bound, lipschitz, smoothness = Magnitude.of(radius), ONE, ZERO
     yield Result(bound, lipschitz, smoothness)
     for function in functions:
         slope = restricted_lipschitz(function, bound)
-        smoothness = function.smoothness * lipschitz**2 + smoothness * slope
-        lipschitz = lipschitz * slope
-        bound = restricted_bound(function, bound)
+        through = (function.value_at_zero if keep_value_at_zero else ZERO) + slope * bound
+        smoothness = smoothness * (slope if corrected else function.lipschitz) + function.smoothness * lipschitz**2
+        lipschitz = slope * lipschitz
+        bound = minimum(function.bound, through)
         yield Result(bound, lipschitz, smoothness)
 
 

@@ -212,16 +212,8 @@ def _certificate(
 ) -> Certificate:
     """The certificate, with one row for what holds after each layer."""
     rows = [
-        Row(
-            module=layer.computation.name,
-            operation=layer.label,
-            shape=layer.shape,
-            bound=so_far.bound,
-            lipschitz=so_far.lipschitz,
-            smoothness=so_far.smoothness,
-            share=0.0,
-        )
-        for layer, so_far in zip(layers, after, strict=True)
+        Row(layer.computation.name, layer.label, layer.shape, one.bound, one.lipschitz, one.smoothness, share=0.0)
+        for layer, one in zip(layers, after, strict=True)
     ]
     return Certificate(
         bound=result.bound,

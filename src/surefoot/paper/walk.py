@@ -138,13 +138,6 @@ class _Walk:
         draft.nodes += [self.graph.by_name[name] for name in self.sums.get(node.name, ())]
         self._extend(node)
 
-    def _own_leaf(self, node: Node, name: str) -> str:
-        leaf = self._leaf(node, name)
-        if leaf in self.taken:
-            refuse(node, "every layer has parameters of its own, here they are shared with an earlier layer")
-        self.taken.add(leaf)
-        return leaf
-
     def _function(self, index: int, node: Node, function: Smooth) -> None:
         self._expect_current(node, *node.inputs)
         draft = self.draft
@@ -198,7 +191,8 @@ class _Walk:
         if needed or draft.added is not None:
             biaffine, functions = residual(biaffine, functions)
         nodes = tuple(draft.nodes)
-        label = " → ".join(_short(node) for node in nodes if not is_rearrangement(self.graph, node))
+        named = (node for node in nodes if not is_rearrangement(self.graph, node))
+        label = " → ".join(node.op.rpartition(".")[2] for node in named)
         computation = Computation(biaffine, functions, nodes[0].module)
         curved = tuple(node for node, _ in draft.functions)
         self.layers.append(Layer(computation, tuple(draft.weights), tuple(draft.biases), nodes, curved, label))
@@ -213,8 +207,8 @@ class _Walk:
             if self.current not in parts or len({*parts}) < len(parts):
                 refuse(node, "a layer acts on the last state, here on an earlier one or on several")
 
-    def _leaf(self, node: Node, name: str) -> str:
-        """The leaf that a tensor of weights is, possibly with its numbers moved."""
+    def _own_leaf(self, node: Node, name: str) -> str:
+        """The leaf that a tensor of weights is, possibly with its numbers moved; each belongs to one layer."""
         while name not in self.graph.leaves:
             source = self.graph.by_name[name]
             if not is_rearrangement(self.graph, source):
@@ -222,6 +216,9 @@ class _Walk:
             name = source.inputs[0]
         if name in self.origin:
             refuse(node, "weights are parameters, here they depend on the input")
+        if name in self.taken:
+            refuse(node, "every layer has parameters of its own, here they are shared with an earlier layer")
+        self.taken.add(name)
         return name
 
     def _single(self, names: Iterable[str]) -> str:
@@ -295,7 +292,3 @@ def _sum_of(graph: Graph, products: list[Node], states: list[str]) -> Biaffine:
         stack([c.lipschitz_parameters for c in biaffine]).norm(),
         unsound=merge_flags(*(c.unsound for c in biaffine)),
     )
-
-
-def _short(node: Node) -> str:
-    return node.op.rpartition(".")[2]

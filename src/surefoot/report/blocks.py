@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from surefoot.certificate import Certificate
-from surefoot.certificate.numbers import lower, per_cent, shape_text, sort_key, upper
+from surefoot.certificate.numbers import per_cent, shape_text, upper
 from surefoot.certificate.rows import MODEL, Line, Row, excerpt
 from surefoot.magnitude import Magnitude
 
@@ -107,54 +108,34 @@ def _labels(cells: Sequence[str]) -> list[tuple[float, str]]:
     return [(100 * (k + 0.5) / len(cells), short[k]) for k in range(0, len(cells), step)]
 
 
-@dataclass(frozen=True)
-class BlockLine:
-    """One block as text: its constants and, for an objective, its gradient at the centre and its step size."""
+class Block(NamedTuple):
+    """One block: its constants and, for an objective, its gradient at the centre and its step size."""
 
     name: str
     operation: str
-    lipschitz: str
-    smoothness: str
-    gradient: str
-    step: str
-    keys: dict[str, str | float]
+    lipschitz: Magnitude
+    smoothness: Magnitude
+    gradient: float | None
+    step: float | None
 
 
-def block_lines(certificate: Certificate) -> list[BlockLine]:
+def blocks(certificate: Certificate) -> list[Block]:
     """The table of blocks."""
     has_steps = certificate.scalar and not certificate.flags and certificate.segment_step is None
     steps = certificate.block_step_sizes if has_steps else {}
     gradients, calls = certificate.block_gradients or {}, operations_of(certificate)
-    lines = []
+    found = []
     for k, (name, lipschitz) in enumerate(certificate.block_lipschitz.items()):
         alone = certificate.block_smoothness[k, k] if certificate.block_smoothness.shape else Magnitude.zero()
-        lines.append(
-            BlockLine(
-                name=name or MODEL,
-                operation=calls.get(name, ""),
-                lipschitz=upper(lipschitz),
-                smoothness=upper(alone),
-                gradient=upper(Magnitude.of(gradients[name])) if name in gradients else "",
-                step=lower(steps[name]) if name in steps else "",
-                keys={
-                    "lipschitz": sort_key(lipschitz),
-                    "smoothness": sort_key(alone),
-                    "gradient": gradients.get(name, 0.0),
-                    "step": steps.get(name, 0.0),
-                },
-            )
-        )
-    return lines
+        numbers = lipschitz, alone, gradients.get(name), steps.get(name)
+        found.append(Block(name or MODEL, calls.get(name, ""), *numbers))
+    return found
 
 
 _MOST_BOXES = 240
 _EVEN = 0.3  # part of the width that all operations share evenly: a box is there even if its share is nothing
-_ROW, _LETTER, _NARROW, _WIDE = (
-    50,
-    7.6,
-    330.0,
-    1000.0,
-)  # pixels: a row, a letter, the drawing on a phone and a desk
+# pixels: a row, a letter, the drawing on a phone and a desk
+_ROW, _LETTER, _NARROW, _WIDE = 50, 7.6, 330.0, 1000.0
 _STRONGEST = 0.34  # how strongly a box is painted whose share is the largest: text stays readable on it
 
 

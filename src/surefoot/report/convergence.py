@@ -12,22 +12,19 @@ from surefoot.certificate.numbers import count, down, power_of_ten, readable
 from surefoot.guarantees import GuaranteeError
 from surefoot.report import rules
 from surefoot.report.page import rendered, written
-from surefoot.report.summary import Figure, in_digits
+from surefoot.report.summary import Figure
 from surefoot.theorems.record import METHODS, Convergence, most
 
 _DIGITS = (1, 3, 6, 9)  # that are gained on the objective at the weights
 
 
 def write_convergence(path: str | os.PathLike[str], verdict: Convergence, *, title: str | None = None) -> Path:
-    """Write the page of a verdict; the file appears complete or not at all.
+    """Write the page of a verdict and return its path; the file appears complete or not at all.
 
     Args:
         path: of the HTML file; its folder exists.
         verdict: what :func:`surefoot.convergence` says.
         title: of the page; by default the name of the method.
-
-    Returns:
-        The path.
 
     Raises:
         OSError: if the file cannot be written.
@@ -57,20 +54,14 @@ def render_convergence(verdict: Convergence, *, title: str | None = None) -> str
         title=title or f"Convergence of {name}",
         method=name,
         verdict=verdict,
-        sentence=in_digits(verdict.verdict),
         figures=_figures(verdict),
         iterations=_iterations(verdict),
-        hypotheses=[
-            {"symbol": h.symbol, "meaning": in_digits(h.meaning), "value": in_digits(h.bound),
-             "needs": in_digits(h.needs), "holds": h.holds}
-            for h in verdict.hypotheses
-        ],
-        blocks=[(path, readable(down(step))) for path, step in (verdict.block_step_sizes or {}).items()],
-        missing=[] if verdict.proved else [in_digits(text) for text in verdict.remarks],
+        blocks=verdict.block_step_sizes or {},
+        missing=[] if verdict.proved else verdict.remarks,
         claim=claim,
         proof=proof,
         json=base64.b64encode(verdict.to_json(indent=None).encode()).decode(),
-    )  # fmt: skip
+    )
 
 
 def _figures(verdict: Convergence) -> list[Figure]:

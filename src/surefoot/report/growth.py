@@ -1,8 +1,7 @@
 """Where the curves of m, ℓ and L go: geometry on a logarithmic axis, for numbers of any size.
 
 Zero and infinity have no place on such an axis; each has a lane of its own, below and above it. Horizontally the
-unit is one operation, so that the drawing can be stretched to any width. The table of layers has lines of text,
-with keys to sort them by.
+unit is one operation, so that the drawing can be stretched to any width.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from surefoot.certificate.numbers import log10, per_cent, power_of_ten, readable, shape_text, sort_key, upper
-from surefoot.certificate.rows import MODEL, OF_ITSELF, Line, Row, lines
+from surefoot.certificate.numbers import log10, power_of_ten, readable
+from surefoot.certificate.rows import Row
 from surefoot.magnitude import Magnitude
 
 HEIGHT = 320
@@ -58,14 +57,18 @@ class Axis:
     def ticks(self) -> list[tuple[float, str]]:
         """Heights and labels of the lines of the grid."""
         span = self.high - self.low
-        raw = max(span / _MOST_TICKS, 1.0)
-        decade = 10.0 ** math.floor(math.log10(raw))
-        step = next(decade * k for k in (1, 2, 5, 10) if decade * k >= raw)
+        step = _round_number(max(span / _MOST_TICKS, 1.0))
         first = math.ceil(self.low / step)
         exponents = [(first + k) * step for k in range(int(span / step) + 1) if (first + k) * step <= self.high]
         marks = [(self.height(x), _power(x)) for x in exponents]
         lanes = [(_MARGIN, "∞")] * self.has_infinity + [(HEIGHT - _MARGIN, "0")] * self.has_zero
         return lanes + marks
+
+
+def _round_number(least: float) -> float:
+    """The first of 1, 2, 5 and 10 times a power of ten that is not less."""
+    decade = 10.0 ** math.floor(math.log10(least))
+    return next(decade * k for k in (1, 2, 5, 10) if decade * k >= least)
 
 
 def _power(exponent: float) -> str:
@@ -154,8 +157,7 @@ def _curve(
 
 def ticks(width: float) -> tuple[Band, ...]:
     """Round numbers along an axis from 0 to ``width``, as bands without width."""
-    decade = 10.0 ** math.floor(math.log10(width / 4))
-    step = next(decade * k for k in (1, 2, 5, 10) if decade * k >= width / 4)
+    step = _round_number(width / 4)
     marks = [k * step for k in range(int(width / step) + 1)]
     return tuple(Band(f"{x:g}", 100 * x / width, 0.0, True, True, False) for x in marks)
 
@@ -181,49 +183,3 @@ def _bands(rows: Sequence[Row]) -> tuple[Band, ...]:
 
 def _runs(paths: Sequence[tuple[str, ...]], depth: int) -> list[tuple[tuple[str, ...], int]]:
     return [(path, len(list(members))) for path, members in groupby(path[:depth] for path in paths)]
-
-
-_SIZES = ("slope", "curvature", "bound", "lipschitz", "smoothness")
-
-
-@dataclass(frozen=True)
-class TableLine:
-    """One line as text; ``keys`` order it by any column, whatever the size of the numbers."""
-
-    position: int
-    depth: int
-    size: int
-    prefix: str
-    name: str
-    path: str
-    operation: str
-    shape: str
-    share: str
-    sizes: dict[str, str]
-    keys: dict[str, str]
-
-
-def layer_table(rows: Sequence[Row]) -> list[TableLine]:
-    """The lines of the tree of modules."""
-    return [_line(line) for line in lines(rows)]
-
-
-def _line(line: Line) -> TableLine:
-    row, path = line.row, line.path or MODEL
-    shown = _SIZES[2:] if line.is_group else _SIZES  # slope and curvature are those of one operation
-    sizes = {name: getattr(row, name) for name in shown}
-    name = "" if line.name == OF_ITSELF else line.name
-    return TableLine(
-        position=line.position,
-        depth=min(line.depth, 9),
-        size=line.operations if line.is_group else 0,
-        prefix=path[: len(path) - len(name)] if name else path,
-        name=name,
-        path=path,
-        operation=line.operation,
-        shape=shape_text(row.shape),
-        share=per_cent(line.share),
-        sizes={name: "" if sizes.get(name) is None else upper(sizes[name]) for name in _SIZES},
-        keys={name: "-Infinity" if sizes.get(name) is None else sort_key(sizes[name]) for name in _SIZES}
-        | {"share": repr(line.share), "shape": str(math.prod(row.shape)), "position": str(line.position)},
-    )

@@ -18,15 +18,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from surefoot import __version__
 from surefoot.attained import Estimate
 from surefoot.certificate import Certificate
+from surefoot.certificate.notebook import environment
+from surefoot.certificate.numbers import shape_text, upper
+from surefoot.certificate.rows import MODEL, lines
 from surefoot.errors import SurefootError
 from surefoot.report import summary
-from surefoot.report.blocks import architecture, block_lines, heat
-from surefoot.report.growth import curves, layer_table
+from surefoot.report.blocks import architecture, blocks, heat
+from surefoot.report.growth import curves
 from surefoot.report.rules import errata, families
 from surefoot.report.summary import comparison
 from surefoot.report.variants import WhatIf
@@ -47,7 +48,7 @@ def write_report(
     estimates: Estimates | None = None,
     what_if: Mapping[str, WhatIf] | None = None,
 ) -> Path:
-    """Write the report of one certificate, or of several that are compared with the first.
+    """Write the report of one certificate, or of several that are compared with the first, and return its path.
 
     The file appears complete or not at all: the page is written beside it and then takes its place.
 
@@ -57,9 +58,6 @@ def write_report(
         title: of the page; by default made of the names.
         estimates: lower bounds by name, or in the order of the certificates; by default those attached to them.
         what_if: by name, what :func:`~surefoot.report.what_if` found for other radii and layers.
-
-    Returns:
-        The path.
 
     Raises:
         ReportError: if there is no certificate, or the estimates do not fit.
@@ -142,8 +140,7 @@ def _model(
     number: int, name: str, certificate: Certificate, estimate: Estimate | None, other: WhatIf
 ) -> dict[str, Any]:
     """What the template shows of one certificate."""
-    shown = layer_table(certificate.rows)
-    drawn = heat(certificate)
+    rows, drawn = certificate.rows, heat(certificate)
     boxes = architecture(certificate)
     radii = summary.by_radius(certificate, other.radii)
     return {
@@ -154,21 +151,21 @@ def _model(
         "verdict": summary.verdict(certificate),
         "figures": summary.figures(certificate),
         "iterations": summary.iterations(certificate),
-        "brackets": summary.brackets(certificate, estimate),
+        "brackets": list(summary.brackets(certificate, estimate)),
         "parts": summary.parts(certificate),
         "limits": summary.limits(certificate),
-        "lines": shown,
-        "operations": len(certificate.rows),
-        "has_constants": any(line.sizes["slope"] or line.sizes["curvature"] for line in shown),
+        "lines": lines(rows),
+        "operations": len(rows),
+        "has_constants": any(row.slope is not None or row.curvature is not None for row in rows),
         "architecture": boxes,
         "radii": radii,
-        "variants": summary.variants(certificate, other.variants),
-        "curves": curves(certificate.rows),
+        "variants": [("as it is", certificate), *other.variants] if other.variants else [],
+        "curves": curves(rows),
         "heat": drawn,
-        "blocks": block_lines(certificate),
+        "blocks": blocks(certificate),
         "data": {
-            "rows": [[line.path, f"{line.operation}, {line.shape}", *list(line.sizes.values())[2:]]
-                     for line in shown if not line.size],
+            "rows": [[row.module or MODEL, f"{row.operation}, {shape_text(row.shape)}",
+                      *map(upper, (row.bound, row.lipschitz, row.smoothness))] for row in rows],
             "names": ["m", "ℓ", "L"],
             "boxes": [] if boxes is None else [box.facts for box in boxes.boxes],
             "radii": radii,
@@ -219,11 +216,7 @@ def _asset(name: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("surefoot.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def _environment() -> Any:
+    made = environment("surefoot.report")
+    made.filters |= {"in_digits": summary.in_digits, "ratio": summary.ratio, "verdict": summary.verdict}
+    return made

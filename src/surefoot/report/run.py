@@ -34,16 +34,13 @@ def write_run(
     title: str | None = None,
     work: Sequence[float] | None = None,
 ) -> Path:
-    """Write the page of a training run; the file appears complete or not at all.
+    """Write the page of a training run and return its path; the file appears complete or not at all.
 
     Args:
         path: of the HTML file; its folder exists.
         optimizer: that trained, with its history.
         title: of the page; by default the name of the optimizer.
         work: what had been spent before each step, in gradients or any other unit; by default steps are counted.
-
-    Returns:
-        The path.
 
     Raises:
         ReportError: if no step was taken, or the work is not that of these steps.

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from surefoot.attained import Estimate
 from surefoot.certificate import Certificate, advice
 from surefoot.certificate.numbers import count, log10, lower, per_cent, power_of_ten, quotient, readable, upper
-from surefoot.certificate.rows import MODEL
+from surefoot.certificate.rows import Row
 from surefoot.guarantees import GuaranteeError
 from surefoot.magnitude import Magnitude
 from surefoot.report.growth import Axis
 
 _ACCURACIES = ((1e-1, "0.1"), (1e-2, "0.01"), (1e-3, "0.001"))
 _MOST_PARTS = 5
+_CONSTANTS = (("m", "bound", "bound"), ("ℓ", "Lipschitz constant", "lipschitz"), ("L", "smoothness", "smoothness"))
 _KINDS = {advice.USEFUL: "good", advice.OF_NO_USE: "idle", advice.NOT_CERTIFIED: "open"}
 _NUMBER = re.compile(r"\b\d(?:\.\d+)?e[+-]\d+\b")
 
@@ -40,27 +41,6 @@ class Figure:
     name: str
     value: str
     meaning: str
-
-
-@dataclass(frozen=True)
-class Bracket:
-    """``lower ≤ true ≤ upper``: what was attained, what is proved, and how far apart the two are."""
-
-    symbol: str
-    name: str
-    low: str
-    high: str
-    ratio: str
-
-
-@dataclass(frozen=True)
-class Part:
-    """An operation and its share of the smoothness, in per cent."""
-
-    place: str
-    operation: str
-    share: str
-    width: float
 
 
 def verdict(certificate: Certificate) -> Verdict:
@@ -106,18 +86,17 @@ def where(certificate: Certificate) -> str:
 
 def figures(certificate: Certificate) -> list[Figure]:
     """The constants and what follows from them."""
-    name, on = "F" if certificate.scalar else "f", where(certificate)
+    f, on = "F" if certificate.scalar else "f", where(certificate)
     meanings = tuple(
         ("as printed, of {}" if certificate.flags else "{} is at most this, {}").format(what, on)
-        for what in (f"‖{name}‖", f"‖D{name}‖", f"‖D²{name}‖")
+        for what in (f"‖{f}‖", f"‖D{f}‖", f"‖D²{f}‖")
     )
     if is_along_a_segment(certificate):
         curve = "below a parabola of this curvature" if certificate.scalar else "within ½Lη² of a straight line"
-        meanings = f"‖{name}‖ is at most this", f"a step of η moves {name} by at most ℓη", f"{name} is {curve}"
+        meanings = f"‖{f}‖ is at most this", f"a step of η moves {f} by at most ℓη", f"{f} is {curve}"
     shown = [
-        Figure("m", "bound", upper(certificate.bound), meanings[0]),
-        Figure("ℓ", "Lipschitz constant", upper(certificate.lipschitz), meanings[1]),
-        Figure("L", "smoothness", upper(certificate.smoothness), meanings[2]),
+        Figure(symbol, name, upper(getattr(certificate, field)), meaning)
+        for (symbol, name, field), meaning in zip(_CONSTANTS, meanings, strict=True)
     ]
     if certificate.flags:
         return shown
@@ -154,19 +133,14 @@ def iterations(certificate: Certificate) -> list[tuple[str, str]]:
     return shown
 
 
-def brackets(certificate: Certificate, estimate: Estimate | None) -> list[Bracket]:
-    """The truth between what was attained and what is proved; they may not contradict each other."""
+def brackets(certificate: Certificate, estimate: Estimate | None) -> Iterator[tuple[str, ...]]:
+    """Symbol, name, what was attained, what is proved, and how far apart the two are; they may not contradict."""
     if estimate is None:
-        return []
+        return
     certificate.bracket(estimate)
-    return [
-        Bracket(symbol, name, lower(low), upper(high), ratio(high, Magnitude.of(float(low))))
-        for symbol, name, low, high in (
-            ("m", "bound", estimate.bound, certificate.bound),
-            ("ℓ", "Lipschitz constant", estimate.lipschitz, certificate.lipschitz),
-            ("L", "smoothness", estimate.smoothness, certificate.smoothness),
-        )
-    ]
+    for symbol, name, field in _CONSTANTS:
+        low, high = getattr(estimate, field), getattr(certificate, field)
+        yield symbol, name, lower(low), upper(high), ratio(high, Magnitude.of(float(low)))
 
 
 def by_radius(certificate: Certificate, radii: Sequence[tuple[float, Certificate]]) -> dict[str, Any] | None:
@@ -183,30 +157,12 @@ def by_radius(certificate: Certificate, radii: Sequence[tuple[float, Certificate
     return {"names": names, "rows": rows, "at": at}
 
 
-def variants(certificate: Certificate, others: Sequence[tuple[str, Certificate]]) -> list[dict[str, Any]]:
-    """The certificate and its variants side by side, with ratios to the first."""
-    return [
-        {
-            "name": name,
-            "verdict": verdict(each),
-            "lipschitz": upper(each.lipschitz),
-            "lipschitz_ratio": "" if each is certificate else ratio(each.lipschitz, certificate.lipschitz),
-            "smoothness": upper(each.smoothness),
-            "ratio": "" if each is certificate else ratio(each.smoothness, certificate.smoothness),
-        }
-        for name, each in ([("as it is", certificate), *others] if others else [])
-    ]
-
-
-def parts(certificate: Certificate) -> list[Part]:
+def parts(certificate: Certificate) -> list[Row]:
     """The operations with the largest shares of a finite smoothness."""
     if not certificate.smoothness.is_finite:
         return []
-    largest = sorted(certificate.rows, key=lambda row: -row.share)[:_MOST_PARTS]
     return [
-        Part(row.module or MODEL, row.operation, per_cent(row.share), round(100 * min(row.share, 1.0), 2))
-        for row in largest
-        if per_cent(row.share)
+        row for row in sorted(certificate.rows, key=lambda row: -row.share)[:_MOST_PARTS] if per_cent(row.share)
     ]
 
 
@@ -241,9 +197,8 @@ def comparison(certificates: Sequence[tuple[str, Certificate]]) -> list[Quantity
         return []
     names, constants = zip(*certificates, strict=True)
     return [
-        _quantity("m", "bound", names, [c.bound for c in constants]),
-        _quantity("ℓ", "Lipschitz constant", names, [c.lipschitz for c in constants]),
-        _quantity("L", "smoothness", names, [c.smoothness for c in constants]),
+        _quantity(symbol, name, names, [getattr(each, field) for each in constants])
+        for symbol, name, field in _CONSTANTS
     ]
 
 

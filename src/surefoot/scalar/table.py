@@ -206,36 +206,36 @@ def sup_on(function: ScalarFunction, order: int, low: torch.Tensor, high: torch.
 
     The meaning is that of :func:`surefoot.scalar.bounds.supremum`; the ends may be infinite.
     """
-    return _largest(function, [order], low, high, "absolute")[0]
+    return _largest(function, [(order, "absolute")], low, high)[0]
 
 
 def sups_on(
     function: ScalarFunction, orders: Sequence[int], low: torch.Tensor, high: torch.Tensor
 ) -> list[torch.Tensor]:
     """The same for several orders at once: the cells that the ends lie in are looked for once."""
-    return _largest(function, orders, low, high, "absolute")
+    return _largest(function, [(order, "absolute") for order in orders], low, high)
 
 
 def range_on(
     function: ScalarFunction, low: torch.Tensor, high: torch.Tensor, order: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Lower and upper bounds of f^(order), by default of f itself, over the intervals [low_i, high_i]."""
-    least, most = (_largest(function, [order], low, high, fold)[0] for fold in ("least", "most"))
+    least, most = _largest(function, [(order, "least"), (order, "most")], low, high)
     return -least, most
 
 
 @torch.no_grad()
 def _largest(
-    function: ScalarFunction, orders: Sequence[int], low: torch.Tensor, high: torch.Tensor, fold: str
+    function: ScalarFunction, wanted: Sequence[tuple[int, str]], low: torch.Tensor, high: torch.Tensor
 ) -> list[torch.Tensor]:
-    for order in orders:
+    for order, _ in wanted:
         if order not in range(HIGHEST_ORDER + 1):
             raise ValueError(f"expected an order from 0 to {HIGHEST_ORDER}, got {order}")
     low, high = torch.broadcast_tensors(low.double(), high.double())
     if not bool((low <= high).all()):
         raise ValueError("expected intervals with low <= high in every entry, and no NaN")
     ends = low.reshape(-1), high.reshape(-1)
-    tables = [_table(function, order, fold, low.device) for order in orders]
+    tables = [_table(function, order, fold, low.device) for order, fold in wanted]
     place = tables[0].place(*ends)  # the same for all: it depends on the grid alone
     return [table(*ends, place).reshape(low.shape) for table in tables]
 

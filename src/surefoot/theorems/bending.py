@@ -74,13 +74,7 @@ from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_cur
 from surefoot.calculus.breakdown import reasons
 from surefoot.domains import Ball
 from surefoot.magnitude import Magnitude, minimum, stack
-from surefoot.norms import (
-    LARGEST_EXACT,
-    frobenius_norm,
-    nonnegative_norm,
-    norm_of_gram,
-    spectral_norm,
-)
+from surefoot.norms import LARGEST_EXACT, frobenius_norm, nonnegative_norm, norm_of_gram, spectral_norm
 from surefoot.norms.hermitian import up
 from surefoot.processes import Processes
 from surefoot.theorems.layered import Layer, Layered, layer_factors
@@ -101,19 +95,12 @@ AT_ONCE = 4  # Gram matrices
 
 @dataclass(frozen=True)
 class Bending:
-    """K on a ball, or why there is none.
+    """K on a ball, or why there is none."""
 
-    Attributes:
-        radius: of the ball.
-        constant: K.
-        variation: how far the second derivative may be from that at the weights.
-        obstacles: what makes it infinite, in words.
-    """
-
-    radius: float
-    constant: float
-    variation: float = math.inf
-    obstacles: tuple[str, ...] = ()
+    radius: float  # of the ball
+    constant: float  # K
+    variation: float = math.inf  # how far the second derivative may be from that at the weights
+    obstacles: tuple[str, ...] = ()  # what makes it infinite, in words
 
 
 def bending(
@@ -201,23 +188,16 @@ class _Units:
 
 @dataclass(frozen=True)
 class Bent:
-    """What one batch says about a ball.
+    """What one batch says about a ball."""
 
-    Attributes:
-        count: how many samples it has.
-        is_finite: whether values over the ball are.
-        kinks: what units may meet: the layer, how near it is, the sample and two parts of the sentence about it.
-        rests: for each term, the norm of its weights times how far the rows move.
-        units: where a unit meets its own weights only.
-        still: how far the rows of each layer move, in all.
-    """
-
-    count: int
-    is_finite: bool = True
+    count: int  # how many samples it has
+    is_finite: bool = True  # whether values over the ball are
+    # what units may meet: the layer, how near it is, the sample and two parts of the sentence about it
     kinks: tuple[tuple[int, float, int, str, str], ...] = ()
+    # for each term, the norm of its weights times how far the rows move
     rests: Mapping[Key, float] = field(default_factory=dict)
-    units: Mapping[Key, _Units] = field(default_factory=dict)
-    still: tuple[float, ...] = ()
+    units: Mapping[Key, _Units] = field(default_factory=dict)  # where a unit meets its own weights only
+    still: tuple[float, ...] = ()  # how far the rows of each layer move, in all
 
 
 class Source(Protocol):

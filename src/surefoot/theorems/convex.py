@@ -67,20 +67,14 @@ class _Curvature:
 
 @dataclass(frozen=True)
 class _Way:
-    """One of the three bounds.
+    """One of the three bounds."""
 
-    Attributes:
-        start: at the weights.
-        meaning: of that number.
-        lost: what is lost on a ball, in words.
-        on: the bounds on a ball; it is also told which balls may be next, so that all are asked for at once.
-        newton: bounds on the length η and the decrease δ of the Newton step at the weights.
-    """
-
-    start: float
-    meaning: str
-    lost: str
+    start: float  # at the weights
+    meaning: str  # of that number
+    lost: str  # what is lost on a ball, in words
+    # the bounds on a ball; it is also told which balls may be next, so that all are asked for at once
     on: Callable[[float, Sequence[float]], _Curvature]
+    # bounds on the length η and the decrease δ of the Newton step at the weights
     newton: tuple[float, float] = (math.inf, math.inf)
 
 
@@ -287,11 +281,7 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
     good = [statement for statement in candidates if statement.holds]
     best = good[0] if good else min(candidates, key=_lacking)
     missing = 1.0 if good else _least_factor(lambda r: _lacking_at(at(r, [r / 2**k for k in _AHEAD])), least)
-    advice = []
-    if not good and math.isfinite(missing):
-        advice.append(
-            f"A gradient {missing:.3g} times smaller at the same Hessian is enough: go on for some steps."
-        )
+    advice = f"A gradient {missing:.3g} times smaller at the same Hessian is enough: go on for some steps."
     return Convergence(
         method,
         _CONVEX,
@@ -306,7 +296,7 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
                        2 * best.distance <= best.radius),
         ),
         missing,
-        tuple(advice),
+        (advice,) if not good and math.isfinite(missing) else (),
         (),
         best,
     )  # fmt: skip

@@ -9,6 +9,7 @@ Jacobian, has a first step f times shorter.
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square
 from surefoot.processes import Processes
 from surefoot.theorems.convex import DENSE, strongly_convex
-from surefoot.theorems.descent import Drawn, descent
+from surefoot.theorems.descent import Chosen, descent
 from surefoot.theorems.pieces import Pieces
 from surefoot.theorems.problem import Problem, not_onto, refused
 from surefoot.theorems.record import METHODS, Convergence, Hypothesis, most
@@ -89,9 +90,9 @@ def convergence(
         )
     if regularizer is not None and not isinstance(regularizer, Ridge):
         raise GuaranteeError(f"the theorems know a surefoot.Ridge or no regulariser, got {regularizer!r}")
-    _check(method, momentum, batch_size, confidence, per_block)
+    chosen = Chosen(method, momentum, batch_size, confidence)
+    _check(chosen, per_block)
     model = unwrapped(model)
-    options = method, momentum, Drawn(batch_size, confidence)
     interpolates = isinstance(objective, Square) and regularizer is None
     if not interpolates and (per_block or method not in ("gradient", "newton")):
         name = "step sizes per block" if per_block else METHODS[method]
@@ -114,25 +115,27 @@ def convergence(
         batches, free = read() if processes is None else processes.together(read)
         pieces = Pieces(model, batches, free, processes, effort == "high")
         verdict: Convergence = pieces.led(
-            lambda: _decided(Problem(pieces, regularizer, effort, per_block), *options)
+            lambda: _decided(Problem(pieces, regularizer, effort, per_block), chosen)
         )
         return verdict
 
 
-def _decided(problem: Problem, method: Method, momentum: float | None, drawn: Drawn) -> Convergence:
+def _decided(problem: Problem, chosen: Chosen) -> Convergence:
     """The theorem that applies, or what is missing."""
+    method = chosen.method
     if method == "gauss_newton":
         return _interpolation(problem)
     if method == "newton" or not isinstance(problem.objective, Square) or problem.regularizer is not None:
         return strongly_convex(problem, method)
-    first = descent(problem, method, momentum, drawn)
+    first = descent(problem, chosen)
     if first.proved or method != "gradient" or problem.per_block or problem.parameters > DENSE:
         return first
     second = strongly_convex(problem, method)
     return second if second.proved or second.missing < first.missing else first
 
 
-def _check(method: str, momentum: float | None, batch_size: int, confidence: float, per_block: bool) -> None:
+def _check(chosen: Chosen, per_block: bool) -> None:
+    method, momentum, batch_size, confidence = astuple(chosen)
     if momentum is not None and not 0 < momentum < 1:
         raise GuaranteeError(f"the momentum is between 0 and 1, got {momentum!r}")
     if momentum is not None and method != "momentum":
@@ -155,12 +158,10 @@ def _interpolation(problem: Problem) -> Convergence:
     best = Interpolation(linear.least, profile, linear.norm, linear.length, weight)
     omega = profile.steps[-1][1] if profile.steps else math.inf
     missing = 1.0 if best.holds else 2 * best.h  # beyond ½ it is the first step over what is covered
-    advice = []
-    if not best.holds and math.isfinite(missing):
-        advice.append(
-            f"h = {most(best.h)}, needs ½: a residual {missing:.3g} times smaller at the same Jacobian is "
-            "enough; or a better conditioned Jacobian (more units, fewer samples)."
-        )
+    advice = (
+        f"h = {most(best.h)}, needs ½: a residual {missing:.3g} times smaller at the same Jacobian is "
+        "enough; or a better conditioned Jacobian (more units, fewer samples)."
+    )
     return Convergence(
         "gauss_newton",
         _KANTOROVICH,
@@ -176,7 +177,7 @@ def _interpolation(problem: Problem) -> Convergence:
             Hypothesis("t*", "the distance to a solution", best.distance),
         ),
         missing,
-        tuple(advice),
+        (advice,) if not best.holds and math.isfinite(missing) else (),
         () if best.holds else problem.obstacles(2 * linear.least),
         best,
         None if best.holds else problem.nothing(),

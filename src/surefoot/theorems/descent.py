@@ -31,17 +31,20 @@ def plain(ball: SquareOnBall) -> Iterable[OnBall]:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """How random batches are drawn, and how sure the result has to be."""
+class Chosen:
+    """A method, its momentum if that is given, and how random batches are drawn and how sure they have to be."""
 
+    method: str
+    momentum: float | None
     batch_size: int
     confidence: float
 
 
-def theorems_of(problem: Problem, method: str, momentum: float | None, batches: Drawn) -> Theorems | None:
+def theorems_of(problem: Problem, chosen: Chosen) -> Theorems | None:
     """Those about a method; ``None`` if samples cannot be drawn."""
+    method = chosen.method
     if method == "momentum":
-        return lambda ball: with_momentum(ball, momentum)
+        return lambda ball: with_momentum(ball, chosen.momentum)
     if method == "gradient":
         return plain
     if method == "damped":
@@ -50,15 +53,15 @@ def theorems_of(problem: Problem, method: str, momentum: float | None, batches: 
     if samples is None:
         return None
     steepest = problem.linearised.steepest(samples)
-    return lambda ball: in_batches(ball, samples, batches.batch_size, steepest, batches.confidence)
+    return lambda ball: in_batches(ball, samples, chosen.batch_size, steepest, chosen.confidence)
 
 
-def descent(problem: Problem, method: str, momentum: float | None, batches: Drawn) -> Convergence:
+def descent(problem: Problem, chosen: Chosen) -> Convergence:
     """The theorem with the best rate among those that hold, or what is missing."""
-    why = not_onto(problem)
+    method, why = chosen.method, not_onto(problem)
     if why:
         return refused(problem, method, _GRADIENT, why)
-    theorems = theorems_of(problem, method, momentum, batches)
+    theorems = theorems_of(problem, chosen)
     if theorems is None:
         return refused(
             problem, method, _GRADIENT,
@@ -86,12 +89,10 @@ def descent(problem: Problem, method: str, momentum: float | None, batches: Draw
     good = [statement for statement in tried if statement.holds]
     best = min(good, key=lambda s: s.rate) if good else min(tried, key=lambda s: s.factor)
     missing = 1.0 if good else best.factor
-    advice = []
-    if not good and math.isfinite(missing):
-        advice.append(
-            f"A residual {'about ' if isinstance(best, HeavyBall) else ''}{missing:.3g} times smaller at the same "
-            "Jacobian is enough, or a larger σ or a smaller K."
-        )
+    advice = (
+        f"A residual {'about ' if isinstance(best, HeavyBall) else ''}{missing:.3g} times smaller at the same "
+        "Jacobian is enough, or a larger σ or a smaller K."
+    )
     return Convergence(
         method,
         best.theorem,
@@ -105,7 +106,7 @@ def descent(problem: Problem, method: str, momentum: float | None, batches: Draw
             *_asked(best),
         ),
         missing,
-        tuple(advice),
+        (advice,) if not good and math.isfinite(missing) else (),
         () if good else problem.obstacles(min(best.factor, 1e300) * best.radius),
         best,
         None if good else problem.nothing(),

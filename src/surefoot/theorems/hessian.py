@@ -38,18 +38,12 @@ class LossDerivatives:
     :math:`\mathrm E[(a - \bar a)(b - \bar b)(c - \bar c)] \le \max|a - \bar a|\cdot
     (\frac12\|b\|^2)^{1/2}(\frac12\|c\|^2)^{1/2} \le \frac{\sqrt2}2\|a\|\|b\|\|c\|`; the cross-entropy is a sum of
     such terms times the mass of each sample, and linear ones.
-
-    Attributes:
-        gradient: samples × outputs.
-        hessian: samples × outputs × outputs; samples do not interact.
-        smoothness: a bound on the norm of the second derivative, anywhere.
-        variation: a Lipschitz constant of it.
     """
 
-    gradient: Rounded
-    hessian: Rounded
-    smoothness: float
-    variation: float
+    gradient: Rounded  # samples × outputs
+    hessian: Rounded  # samples × outputs × outputs; samples do not interact
+    smoothness: float  # a bound on the norm of the second derivative, anywhere
+    variation: float  # a Lipschitz constant of it
 
     def scaled(self, part: float) -> LossDerivatives:
         """Those of the loss times a number, which is off by at most a relative 2u; one is exact."""
@@ -158,19 +152,12 @@ def lowest_bend(units: Tensor, error: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """The Hessian of an objective at the weights, written out.
+    """The Hessian of an objective at the weights, written out."""
 
-    Attributes:
-        analysis: of the objective.
-        dense: its derivatives along every direction.
-        value: the Hessian in the order of the variables, symmetric, as computed.
-        error: a bound on the norm of its error.
-    """
-
-    analysis: Analysis
-    dense: Dense
-    value: Tensor
-    error: Magnitude
+    analysis: Analysis  # of the objective
+    dense: Dense  # its derivatives along every direction
+    value: Tensor  # the Hessian in the order of the variables, symmetric, as computed
+    error: Magnitude  # a bound on the norm of its error
 
     @staticmethod
     def of(analysis: Analysis) -> Written | None:

@@ -26,7 +26,6 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.graph.nodes import Node, Ref
 from surefoot.graph.structure import Graph
 from surefoot.norms.verified import product
-from surefoot.objectives import Ridge
 from surefoot.operations.products import is_linear
 from surefoot.operations.record import Form, record_of
 from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives
@@ -34,31 +33,16 @@ from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer and the function behind it.
+    """A linear layer and the function behind it."""
 
-    Attributes:
-        result: the name of what the linear layer computes.
-        reads: the name of what it reads.
-        module: the path of its module.
-        after: that of the function.
-        weight: as stored, in double precision.
-        bias: likewise; ``None`` if there is none.
-        trains_weight: whether the weight varies.
-        trains_bias: likewise.
-        paths: of the parameters that vary.
-        function: ``None`` for the identity.
-    """
-
-    result: str
-    reads: str
-    module: str
-    after: str
-    weight: Tensor
-    bias: Tensor | None
-    trains_weight: bool
-    trains_bias: bool
-    paths: tuple[str, ...]
-    function: ScalarFunction | None
+    reads: str  # the name of what it reads
+    after: str  # the path of the module that calls the function, or its own
+    weight: Tensor  # as stored, in double precision
+    bias: Tensor | None  # likewise; ``None`` if there is none
+    trains_weight: bool  # whether the weight varies
+    trains_bias: bool  # likewise
+    paths: tuple[str, ...]  # of the parameters that vary
+    function: ScalarFunction | None  # ``None`` for the identity
 
     @property
     def trains(self) -> bool:
@@ -69,30 +53,14 @@ class Layer:
         """The same without numbers and without the function."""
         return replace(self, weight=torch.empty_like(self.weight, device="meta"), bias=None, function=None)
 
-    def ridge(self, regularizer: Ridge | None) -> list[float]:
-        """The second derivatives of a regulariser in the parameters of one unit that vary, the bias last."""
-        sizes = [self.weight.shape[1]] * self.trains_weight + [1] * self.trains_bias
-        parts = zip(self.paths, sizes, strict=True)
-        return [
-            0.0 if regularizer is None else regularizer.weight_of(path)
-            for path, size in parts
-            for _ in range(size)
-        ]
-
 
 @dataclass(frozen=True, eq=False)
 class Layered:
-    """Such a network on a batch.
+    """Such a network on a batch."""
 
-    Attributes:
-        analysis: the network as it was read.
-        layers: in order.
-        inputs: samples × features, exact.
-    """
-
-    analysis: Analysis
-    layers: tuple[Layer, ...]
-    inputs: Tensor
+    analysis: Analysis  # the network as it was read
+    layers: tuple[Layer, ...]  # in order
+    inputs: Tensor  # samples × features, exact
 
     @property
     def count(self) -> int:
@@ -227,8 +195,9 @@ def read_layers(analysis: Analysis) -> Layered | None:
         elif node.op == "surefoot.scalar" and layers and _reads(node, current):
             if layers[-1].function is not None:
                 return None
-            layers[-1] = _followed(layers[-1], node)
-        elif not (record_of(node).in_order and layers and _reads(node, current) and _at_end(nodes[position:])):
+            function: Any = node.args[1]
+            layers[-1] = replace(layers[-1], function=function, after=node.module)
+        elif not (layers and _reads(node, current) and all(record_of(rest).in_order for rest in nodes[position:])):
             return None
         current = node.name
     if not layers or current != graph.outputs[0] or layers[0].reads in moving:
@@ -261,17 +230,11 @@ def _reads(node: Node, current: str | None) -> bool:
     return isinstance(first, Ref) and first.name == current
 
 
-def _at_end(nodes: Sequence[Node]) -> bool:
-    return all(record_of(node).in_order for node in nodes)
-
-
 def _layer(
     node: Node, names: list[str], moving: set[str], centre: dict[str, Tensor], paths: dict[str, str]
 ) -> Layer:
     return Layer(
-        result=node.name,
         reads=names[0],
-        module=node.module,
         after=node.module,
         weight=centre[names[1]].detach().double(),
         bias=centre[names[2]].detach().double() if len(names) > 2 else None,
@@ -280,8 +243,3 @@ def _layer(
         paths=tuple(paths[name] for name in names[1:] if name in moving),
         function=None,
     )
-
-
-def _followed(layer: Layer, node: Node) -> Layer:
-    function: Any = node.args[1]
-    return replace(layer, function=function, after=node.module)

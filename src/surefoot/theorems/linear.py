@@ -46,17 +46,11 @@ _PANEL_ENTRIES = 2**26  # of a panel, half a gigabyte
 
 @dataclass(frozen=True, eq=False)
 class Linearised:
-    """What the theorems need to know at the weights.
+    """What the theorems need to know at the weights."""
 
-    Attributes:
-        gram: :math:`JJ^\\top`, by panels of rows.
-        residual: :math:`\\psi(u_0) - y`, flat, as computed.
-        error: a bound on the norm of its error.
-    """
-
-    gram: Symmetric
-    residual: Tensor
-    error: float
+    gram: Symmetric  # :math:`JJ^\\top`, by panels of rows
+    residual: Tensor  # :math:`\\psi(u_0) - y`, flat, as computed
+    error: float  # a bound on the norm of its error
 
     @staticmethod
     def of(gram: Symmetric, outputs: Tensor, error: float, targets: Tensor) -> Linearised:
@@ -113,62 +107,46 @@ class _Written:
         for k in range(0, end, other.panel):
             last = min(k + other.panel, end)
             same = other is self and (k, last) == (start, stop)
-            found.append(mine.times(mine if same else other.part(k, last).flat(factors)))
+            found.append(_inner_products(mine, mine if same else other.part(k, last).flat(factors)))
         return Rounded(*(torch.cat([getattr(one, name) for one in found], 1) for name in ("value", "error")))
 
 
 @dataclass(frozen=True, eq=False)
 class Rows(_Written):
-    """Rows of the Jacobian written out.
+    """Rows of the Jacobian written out."""
 
-    Attributes:
-        slopes: by path of the parameter, outputs × entries.
-        errors: bounds on the norms of the errors of the rows.
-    """
-
-    slopes: Mapping[str, Tensor]
-    errors: Mapping[str, Tensor]
+    slopes: Mapping[str, Tensor]  # by path of the parameter, outputs × entries
+    errors: Mapping[str, Tensor]  # bounds on the norms of the errors of the rows
 
     def part(self, start: int, stop: int) -> Rows:
         """These of them."""
         parts = ({path: each[start:stop] for path, each in of.items()} for of in (self.slopes, self.errors))
         return Rows(*parts)
 
-    def flat(self, factors: Mapping[str, float] | None = None) -> _Flat:
-        """All parameters side by side, times the roots of factors, powers of four or zero."""
+    def flat(self, factors: Mapping[str, float] | None = None) -> tuple[Tensor, Tensor]:
+        """All parameters side by side, times the roots of factors, powers of four or zero; and errors of rows."""
         parts = {path: 1.0 if factors is None else factors[path] ** 0.5 for path in self.slopes}
         parts = {path: part for path, part in parts.items() if part}
         rows = torch.cat([self.slopes[path] * part for path, part in parts.items()], 1)
         errors = torch.stack([self.errors[path] * part for path, part in parts.items()])
-        return _Flat(rows, torch.linalg.vector_norm(errors, dim=0) * (1 + 1e-12))
+        return rows, torch.linalg.vector_norm(errors, dim=0) * (1 + 1e-12)
 
 
-@dataclass(frozen=True, eq=False)
-class _Flat:
-    """Rows with bounds on the norms of their errors."""
-
-    rows: Tensor
-    errors: Tensor
-
-    def times(self, other: _Flat) -> Rounded:
-        """Inner products with other rows."""
-        mine, others = (torch.linalg.vector_norm(one.rows, dim=1) * (1 + 1e-9) for one in (self, other))
-        apart = self.errors[:, None] * others + mine[:, None] * other.errors + self.errors[:, None] * other.errors
-        apart = apart + product_error(self.rows.shape[1]) * mine[:, None] * others
-        return Rounded(self.rows @ other.rows.mT, apart * (1 + 1e-9))
+def _inner_products(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Rounded:
+    """Of rows with bounds on the norms of their errors."""
+    (rows, errors), (others, other_errors) = first, second
+    sizes, other_sizes = (torch.linalg.vector_norm(each, dim=1) * (1 + 1e-9) for each in (rows, others))
+    apart = errors[:, None] * other_sizes + sizes[:, None] * other_errors + errors[:, None] * other_errors
+    apart = apart + product_error(rows.shape[1]) * sizes[:, None] * other_sizes
+    return Rounded(rows @ others.mT, apart * (1 + 1e-9))
 
 
 @dataclass(frozen=True, eq=False)
 class Panels(_Written):
-    """A Jacobian that does not fit into memory: panels of rows are computed whenever they are asked for.
+    """A Jacobian that does not fit into memory: panels of rows are computed whenever they are asked for."""
 
-    Attributes:
-        output: an output, by its number, as a function by itself.
-        panel: how many rows there are at a time.
-    """
-
-    output: Callable[[int], Analysis]
-    panel: int
+    output: Callable[[int], Analysis]  # an output, by its number, as a function by itself
+    panel: int  # how many rows there are at a time
 
     def part(self, start: int, stop: int) -> Rows:
         """These rows, one adjoint pass each."""
@@ -206,13 +184,9 @@ def normal_matrix(
 ) -> tuple[Tensor, float]:
     r""":math:`J^\top CJ`, symmetric, and a bound on the norm of its error.
 
-    A panel of J known up to e in the Frobenius norm moves the product by at most :math:`\|C\|e(2\|J\|_F + e)`.
-
-    Args:
-        jacobian: J.
-        order: the paths of the parameters with their sizes, in the order of the columns.
-        outer: C, one symmetric matrix for each sample.
-        most: a bound on the norm of C.
+    The columns are parameters by path, so many of each; C, of norm at most ``most``, is one symmetric matrix for
+    each sample. A panel of J known up to e in the Frobenius norm moves the product by at most
+    :math:`\|C\|e(2\|J\|_F + e)`.
     """
     count, width = outer.value.shape[:2]
     step = max(_PANEL // width, 1)
@@ -305,9 +279,7 @@ def rows_at_once(entries: int) -> int:
 def jacobian_rows(analysis: Analysis, output: Callable[[int], Analysis] | None = None) -> Rows | Panels:
     """The Jacobian, one adjoint pass for each row; by panels if it does not fit into so much memory.
 
-    Args:
-        analysis: the network.
-        output: an output as a function by itself; by default of all samples.
+    An output, as a function by itself, is by default one of all samples.
     """
     graph = analysis.reading.graph
     entries = sum(graph.numel(leaf.name) for leaf in graph.parameters if leaf.trainable)

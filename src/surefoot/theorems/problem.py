@@ -18,7 +18,7 @@ from surefoot.theorems.bending import Bending, bending, stacked
 from surefoot.theorems.hessian import square_weight
 from surefoot.theorems.linear import Linearised
 from surefoot.theorems.pieces import Pieces
-from surefoot.theorems.record import Convergence, Hypothesis
+from surefoot.theorems.record import Convergence
 from surefoot.theorems.relative import is_affordable, relative_bending
 from surefoot.theorems.statements import NothingHere
 
@@ -72,14 +72,11 @@ class Problem:
 
     def bending(self, radius: float) -> Bending:
         """K on a ball."""
-        if radius not in self._met:
-            self._met[radius] = self._bending(radius)
+        if radius not in self._met and self.pieces.is_layered:
+            self._met[radius] = bending(None, self.pieces, radius, (), self.weights)
+        elif radius not in self._met:
+            self._met[radius] = stacked(self.pieces.each("bending", radius, self.weights))
         return self._met[radius]
-
-    def _bending(self, radius: float) -> Bending:
-        if self.pieces.is_layered:
-            return bending(None, self.pieces, radius, (), self.weights)
-        return stacked(self.pieces.each("bending", radius, self.weights))
 
     def obstacles(self, radius: float) -> tuple[str, ...]:
         """What makes K infinite on a ball."""
@@ -181,8 +178,6 @@ def not_onto(problem: Problem, advice: str = "") -> str:
     return ""
 
 
-def refused(
-    problem: Problem, method: str, theorem: str, why: str, hypotheses: tuple[Hypothesis, ...] = ()
-) -> Convergence:
+def refused(problem: Problem, method: str, theorem: str, why: str) -> Convergence:
     """Not proved, and no factor says what is missing."""
-    return Convergence(method, theorem, False, hypotheses, math.inf, (why,), nothing=problem.nothing())
+    return Convergence(method, theorem, False, (), math.inf, (why,), nothing=problem.nothing())

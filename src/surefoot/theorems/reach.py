@@ -49,23 +49,14 @@ class Moving:
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """A layer over the ball.
+    """A layer over the ball."""
 
-    Attributes:
-        layer: the layer.
-        reads: what it reads at the weights.
-        before: what its linear map gives there.
-        rho: how far its weight may move.
-        steps: how far what it reads may move, sample by sample.
-        spread: how far what its linear map gives may move; ``None`` while it is not known.
-    """
-
-    layer: Layer
-    reads: Rounded
-    before: Rounded
-    rho: float
-    steps: Tensor
-    spread: Tensor | None = None
+    layer: Layer  # the layer
+    reads: Rounded  # what it reads at the weights
+    before: Rounded  # what its linear map gives there
+    rho: float  # how far its weight may move
+    steps: Tensor  # how far what it reads may move, sample by sample
+    spread: Tensor | None = None  # how far what its linear map gives may move; ``None`` while it is not known
 
     @property
     def count(self) -> int:

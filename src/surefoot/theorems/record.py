@@ -7,9 +7,10 @@ import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
+from surefoot.certificate.document import plain
+from surefoot.certificate.notebook import rendered
 from surefoot.certificate.numbers import down, short
 from surefoot.guarantees import GuaranteeError
 from surefoot.magnitude import Magnitude
@@ -29,6 +30,11 @@ METHODS = {
     "newton": "Newton's method",
 }
 _WIDTH = 110
+_WRITTEN = (
+    "method", "theorem", "proved", "verdict", "radius", "distance", "rate", "step_size", "momentum",
+    "block_step_sizes", "missing", "loss",
+)  # fmt: skip
+_OF_HYPOTHESES = ("symbol", "meaning", "value", "needs", "holds")
 
 
 @dataclass(frozen=True)
@@ -228,8 +234,8 @@ class Convergence:
         """What is in the way, what would help, and how far any method has to go, in sentences."""
         texts = [*self.obstacles, *self.advice]
         if self.weights is not None:
-            most_weight = f"{max(self.weights.values()):g}"
-            texts.append(f"Norms of weights are weighted by blocks, with numbers between 1 and {most_weight}.")
+            largest = max(self.weights.values())
+            texts.append(f"Norms of weights are weighted by blocks, with numbers between 1 and {largest:g}.")
         if self.nothing is not None and self.nothing.holds:
             texts.append(
                 f"No stationary point is within {down(self.nothing.radius)} of the weights: any method has to "
@@ -241,63 +247,27 @@ class Convergence:
         """The verdict, its hypotheses and remarks as a part of a page; a page of its own with the proof is
         :func:`surefoot.report.write_convergence`.
         """
-        rows = "".join(
-            f"<tr><td>{escape(h.symbol)}</td><td>{escape(h.bound)}</td><td>{escape(h.meaning)}</td>"
-            f"<td>{escape(h.needs)}</td><td>{'' if h.holds is None else 'yes' if h.holds else 'no'}</td></tr>"
-            for h in self.hypotheses
-        )
-        head = "".join(
-            f'<th scope="col">{name}</th>' for name in ("", "verified", "what it is", "needed", "holds")
-        )
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
-        remarks = "".join(f"<p>{escape(text)}</p>" for text in self.remarks)
-        return f'<div style="color:inherit"><p>{escape(self.verdict)}</p>{table}{remarks}</div>'
+        return rendered("convergence.html.j2", verdict=self)
 
-    def _repr_html_(self) -> str:
-        return self.to_html()
+    _repr_html_ = to_html
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; infinity is ``"∞"``."""
-        return {
-            "schema": SCHEMA,
-            "method": self.method,
-            "theorem": self.theorem,
-            "proved": self.proved,
-            "verdict": self.verdict,
-            "radius": _plain(self.radius),
-            "distance": _plain(self.distance),
-            "rate": _plain(self.rate),
-            "step_size": _plain(self.step_size),
-            "momentum": _plain(self.momentum),
-            "block_step_sizes": self.block_step_sizes,
-            "missing": _plain(self.missing),
-            "loss": _plain(self.loss),
-            "hypotheses": [
-                {
-                    "symbol": h.symbol,
-                    "meaning": h.meaning,
-                    "value": _plain(h.value),
-                    "needs": h.needs,
-                    "holds": h.holds,
-                }
-                for h in self.hypotheses
-            ],
-            "advice": list(self.advice),
-            "obstacles": list(self.obstacles),
-            "no_stationary_point_within": (
-                _plain(self.nothing.radius) if self.nothing is not None and self.nothing.holds else None
-            ),
-        }
+        found: dict[str, Any] = plain(
+            {
+                "schema": SCHEMA,
+                **{name: getattr(self, name) for name in _WRITTEN},
+                "hypotheses": [{name: getattr(h, name) for name in _OF_HYPOTHESES} for h in self.hypotheses],
+                "advice": self.advice,
+                "obstacles": self.obstacles,
+                "no_stationary_point_within": self.nothing.radius if self.nothing and self.nothing.holds else None,
+            }
+        )
+        return found
 
     def to_json(self, indent: int | None = 2) -> str:
         """The same as text."""
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
-
-
-def _plain(value: float | None) -> float | str | None:
-    if value is None or math.isfinite(value):
-        return value
-    return "∞" if value > 0 else "-∞"
 
 
 def most(value: float) -> str:

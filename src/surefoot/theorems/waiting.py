@@ -23,7 +23,7 @@ def until_proved(
     method: Method = "gauss_newton",
     most: int = 100,
 ) -> tuple[int, Convergence]:
-    """Take steps until convergence from the weights is proved.
+    """Take steps until convergence from the weights is proved; returns how many, and the last verdict.
 
     Before every step there is a look (:func:`proved_from_here`).
 
@@ -35,9 +35,6 @@ def until_proved(
         regularizer: added to it.
         method: of which convergence is to be proved.
         most: how many steps are taken at most.
-
-    Returns:
-        How many steps were taken, and the last verdict.
 
     >>> model, x, y = nn.Linear(2, 1).double(), torch.eye(2).double(), torch.ones(2, 1).double()
     >>> optimizer = sf.GaussNewton(model, sf.Square())
@@ -62,16 +59,7 @@ def proved_from_here(
     *,
     thorough: bool = False,
 ) -> Convergence:
-    """A quick look at convergence from the present weights, and a thorough one where little is missing.
-
-    Args:
-        model: the network.
-        x: all the data of the objective.
-        objective: a loss bound to its targets.
-        regularizer: added to it.
-        method: of which convergence is to be proved.
-        thorough: whether the look is thorough in any case.
-    """
+    """A quick look at convergence from the present weights; a thorough one if little is missing or it is asked."""
     verdict = convergence(model, x, objective, regularizer, method, "low")
     if not verdict.proved and (verdict.missing <= _NEAR or thorough):
         return convergence(model, x, objective, regularizer, method)

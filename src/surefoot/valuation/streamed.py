@@ -34,7 +34,8 @@ from surefoot.calculus.leaves import captured
 from surefoot.enclosure import Spec
 from surefoot.errors import EvaluationError, ObjectiveError
 from surefoot.graph import Graph, Source
-from surefoot.graph.fetched import Fetched, is_outline
+from surefoot.graph.fetched import Fetched
+from surefoot.graph.outline import is_outline
 from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
 from surefoot.valuation.passes import Constants, Run

@@ -213,9 +213,7 @@ def register(
 def unregister(name: str) -> None:
     """Forget a model and its variants.
 
-    >>> @sf.zoo.register("doctest-line", example=sf.zoo.vector)
-    ... def line(features: int = 3) -> nn.Module:
-    ...     return nn.Linear(features, 1)
+    >>> _ = sf.zoo.register("doctest-line", example=sf.zoo.vector)(lambda features=3: nn.Linear(features, 1))
     >>> sf.zoo.unregister("doctest-line")
     >>> "doctest-line" in sf.zoo.names()
     False
@@ -286,9 +284,7 @@ def example_input(
     seed: int = 0,
     **options: Any,
 ) -> torch.Tensor:
-    """A batch that ``build(name, **options)`` takes: standard normal numbers, or uniform ids.
-
-    The same seed gives the same numbers, and the global random state is left alone.
+    """A batch that ``build(name, **options)`` takes, as :meth:`Sample.batch` makes it.
 
     Args:
         name: one of :func:`names`.

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from surefoot.calculus.forward import Pass, Step
-from surefoot.enclosure import norm
+from surefoot.calculus.forward import Pass, Shared, Step
+from surefoot.enclosure import norm, remembered
 from surefoot.operations.call import Call
 from surefoot.operations.evaluation import run_in_double
 from surefoot.operations.record import record_of
@@ -44,10 +44,18 @@ def backward(result: Pass, seed: Tensor | None = None) -> Backward | None:
     numbers = result.enclosures[result.outputs[0]].numel
     if result.graph is None or not result.steps or len(result.outputs) != 1 or (seed is None and numbers != 1):
         return None
+    shared = Shared() if result.shared is None or seed is not None else result.shared
+    if shared.costates is None:
+        shared.costates = _backward(result, seed)
+    return shared.costates or None
+
+
+def _backward(result: Pass, seed: Tensor | None) -> Backward | Literal[False]:
+    """The same, or that there is none."""
     values = {name: e.value for name, e in result.enclosures.items()}
     needed = {name for step in result.steps for name in step.node.inputs} | set(result.outputs)
     if any(values[name] is None for name in needed):
-        return None
+        return False
     seed = torch.ones_like(values[result.outputs[0]]) if seed is None else seed
     costates: dict[str, Value] = {result.outputs[0]: seed}
     pulled: dict[str, dict[str, Value | None]] = {}
@@ -65,10 +73,11 @@ def backward(result: Pass, seed: Tensor | None = None) -> Backward | None:
             }
         for name, value in pulled[step.node.name].items():
             if value is not None:
+                remembered(value)
                 costates[name] = added(costates[name], value) if name in costates else value
             else:
                 costates.setdefault(name, zeros(values[name]))
-    return Backward(seed, pulled, errors) if all(norm(value).is_finite for value in costates.values()) else None
+    return all(norm(value).is_finite for value in costates.values()) and Backward(seed, pulled, errors)
 
 
 def proved_pull_back(step: Step, result: Pass, costate: Value) -> dict[str, Rounded]:

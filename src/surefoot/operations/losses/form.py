@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.enclosure import norm
-from surefoot.magnitude import Magnitude
 from surefoot.operations.losses.sums import UNIT, times
 from surefoot.scalar import (
     Rounded,
@@ -79,13 +77,6 @@ class Form:
         ends = [torch.where(self.sign == 0, 0.0, self.sign * end) for end in (low, high)]
         slack = (torch.maximum(ends[0].abs(), ends[1].abs()) + self.shift.abs()) * (4 * UNIT)
         return torch.minimum(*ends) - self.shift - slack, torch.maximum(*ends) - self.shift + slack
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """The gradient at x, as computed in double precision."""
-        if self.function is None:
-            return (-self.factor * self.linear).expand(x.shape)
-        slope = derivatives(self.function, self.argument(x), 1)[1]
-        return self.factor * (self.weight * self.sign * slope - self.linear)
 
     def slope(self, x: Tensor) -> Rounded:
         r"""The gradient at x with its error.
@@ -175,16 +166,6 @@ class Form:
             low, high = self.reach(torch.zeros_like(self.shift), torch.zeros_like(self.shift))
             total = total + times(self.weight, sup_on(self.function, 0, low, high))
         return float(total.expand(tuple(shape)).sum()) * self.factor * (1 + _SLACK)
-
-    def steepness(self, x: Tensor, bends: Tensor) -> Magnitude:
-        """The norm of the gradient at x; with a relative 2⁻⁴⁰ of its parts for round-off, and the curvature, at
-        most ``bends``, times that of its argument.
-        """
-        gradient = self.gradient(x)
-        error = (gradient.abs() + 2 * self.factor * self.linear.abs()) * _SLACK
-        size = torch.where(self.sign == 0, 0.0, self.shift / self.sign).abs() + x.abs()
-        error = error + (bends * size * 2.0**-49).nan_to_num(nan=torch.inf)
-        return norm(gradient) + norm(error.expand(x.shape))
 
 
 def nearly(numbers: Tensor) -> Rounded:

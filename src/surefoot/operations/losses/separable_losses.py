@@ -95,7 +95,8 @@ class Separable:
         if isinstance(x, Tensor):
             here = form.curvatures(x)
             change = top(torch.maximum(most - here, here - least).nan_to_num(nan=torch.inf).clamp(min=0.0), count)
-            slope = minimum(slope, form.steepness(x, most) + curvatures.max() * outputs.spread)
+            at = form.slope(x)
+            slope = minimum(slope, norm(at.value) + norm(at.error) + curvatures.max() * outputs.spread)
         size = Magnitude.of(form.size_at_zero(outputs.shape))
         reason = "" if curvatures.max().is_finite else self.reason.format(label=call.label)
         return row_bounds(call, slope, curvatures, change, offset=size, reason=reason)
