@@ -27,13 +27,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import frobenius_norm, spectral_norm
 from surefoot.torch_private import Deferred
 
 _More = ParamSpec("_More")
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -232,31 +233,32 @@ def unknown_constant(spec: Spec | tuple[Spec, ...], variables: int, bound: Magni
     return Enclosure(spec, None, size, peak, infinite, None, infinite, none, is_constant=True)
 
 
-_KNOWN = "norms_of_surefoot"
+_remembered: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # what was computed from a tensor, by function
 
 
 def remembered(value: Any) -> Any:
-    """A tensor, or several, that nobody writes to: what is computed from them alone is computed once."""
+    """The same tensor, or several. Nobody writes to them, so what is computed from them alone is computed once."""
     for part in value if isinstance(value, tuple | list) else (value,):
-        if isinstance(part, Tensor) and not hasattr(part, _KNOWN):
-            setattr(part, _KNOWN, {})
+        if isinstance(part, Tensor):
+            _remembered.setdefault(part, {})
     return value
 
 
-def once(function: Callable[Concatenate[Any, _More], _Found]) -> Callable[Concatenate[Any, _More], _Found]:
-    """The same function, which looks first at what is remembered of a tensor."""
+def once(function: Callable[Concatenate[Any, _More], _Result]) -> Callable[Concatenate[Any, _More], _Result]:
+    """The same function. Of a tensor that is remembered it computes a result once."""
 
     @functools.wraps(function)
-    def found(value: Any, *more: _More.args, **named: _More.kwargs) -> _Found:
-        known: dict[Any, _Found] | None = getattr(value, _KNOWN, None)
-        if known is None:
+    def looked_up(value: Any, *more: _More.args, **named: _More.kwargs) -> _Result:
+        results = _remembered.get(value) if isinstance(value, Tensor) else None
+        if results is None:
             return function(value, *more, **named)
         key = function, more, *named.items()
-        if key not in known:
-            known[key] = function(value, *more, **named)
-        return known[key]
+        if key not in results:
+            results[key] = function(value, *more, **named)
+        result: _Result = results[key]
+        return result
 
-    return found
+    return looked_up
 
 
 @once

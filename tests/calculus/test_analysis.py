@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot.calculus.adjoint.backward import backward
 from surefoot.calculus.analysis import Analysis
+from surefoot.calculus.forward import Shared, forward
 from surefoot.domains import DomainError
+from surefoot.enclosure import norm
 from surefoot.graph.checks import as_inputs, selected
 
 
@@ -231,3 +236,29 @@ def test_a_step_is_proved_for_the_function_whose_gradient_it_follows(change) -> 
     optimizer.step(x.double(), objective.targets)
     promised = optimizer.history[-1].promised_decrease
     assert 0 < promised <= before - optimizer.value(x.double(), objective.targets) + 1e-12
+
+
+def test_norms_are_remembered_only_of_tensors_that_nobody_writes_to() -> None:
+    """A pass over tensors of somebody else, written to afterwards, leaves no norm of what they were."""
+    model, x, objective = setting()
+    analysis = Analysis.of(model.double(), x.double(), objective)
+    leaves, region = analysis.enclosed(sf.Ball(0.1))
+    weight = model.first.weight.detach()
+    (name,) = (leaf.name for leaf in analysis.reading.graph.parameters if leaf.path == "first.weight")
+    leaves[name] = replace(leaves[name], value=weight)
+    forward(analysis.reading.prepared, leaves, region, keep=True)
+    before = norm(weight)
+    weight.mul_(3.0)
+    assert 2.99 < float(norm(weight)) / float(before) < 3.01
+
+
+def test_certificates_that_share_a_centre_are_those_of_single_passes() -> None:
+    model, x, objective = setting()
+    analysis, shared = Analysis.of(model, x, objective), Shared()
+    for radius in (0.0, 0.1, 0.03):
+        alone, together = analysis.over(sf.Ball(radius)), analysis.over(sf.Ball(radius), shared=shared)
+        for name, enclosure in alone.enclosures.items():
+            assert torch.equal(enclosure.value, together.enclosures[name].value)
+            assert enclosure.bound == together.enclosures[name].bound
+            assert enclosure.spread == together.enclosures[name].spread
+        assert backward(alone).pulled.keys() == backward(together).pulled.keys()

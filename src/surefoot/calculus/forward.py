@@ -68,11 +68,14 @@ class Step:
 
 @dataclass(eq=False)
 class Shared:
-    """What passes over domains around one centre have in common: the first of them fills it in."""
+    """What passes over domains around one centre have in common. The first of them fills it in.
+
+    Whoever hands it to passes owns the leaves and does not write to them: norms of what it holds are kept as well.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)  # at the centre, by name
     constants: dict[str, Enclosure] = field(default_factory=dict)  # what no variable enters
-    costates: Any = None  # the pass backwards at the centre
+    costates: list[Any] = field(default_factory=list)  # the one pass backwards at the centre, if there was one
 
 
 @dataclass(frozen=True)
@@ -104,19 +107,21 @@ def forward(
 ) -> Pass:
     """Run the rules over the graph, from enclosures of the leaves.
 
-    Centre values are kept for a pass backwards, or dropped as soon as no later operation reads them. What passes
-    over other domains around the same centre found is taken over.
+    Centre values are kept for a pass backwards, or dropped as soon as no later operation reads them. If they are
+    kept, what passes over other domains around the same centre computed is taken over.
     """
-    shared = Shared() if shared is None else shared
-    enclosures, values, constants = dict(leaves), shared.values, shared.constants
-    for name, leaf in leaves.items():
-        enclosures[name] = replace(leaf, value=values.setdefault(name, remembered(leaf.value))) if keep else leaf
+    shared = shared if keep else None
+    enclosures = dict(leaves)
+    if shared is not None:
+        for name, leaf in leaves.items():
+            value = shared.values.setdefault(name, remembered(leaf.value))
+            enclosures[name] = replace(leaf, value=value)
     steps: list[Step] = []
     for node in graph.nodes:
-        if node.name in constants:
-            enclosures[node.name] = constants[node.name]
+        if shared is not None and node.name in shared.constants:
+            enclosures[node.name] = shared.constants[node.name]
             continue
-        value = values.get(node.name)
+        value = None if shared is None else shared.values.get(node.name)
         if value is None:
             value = value_of(node, {name: enclosures[name].value for name in node.inputs})
         if all(enclosures[name].is_constant for name in node.inputs):
@@ -124,13 +129,13 @@ def forward(
         else:
             step, enclosures[node.name] = enclose(graph, node, value, enclosures, region)
             steps.append(step if keep else step.light)
-        if keep:
-            values[node.name] = remembered(value)
+        if shared is not None:
+            shared.values[node.name] = remembered(value)
             if enclosures[node.name].is_constant:
-                constants[node.name] = enclosures[node.name]
+                shared.constants[node.name] = enclosures[node.name]
         for name in () if keep else graph.finished[node.name]:
             enclosures[name] = replace(enclosures[name], value=None)
-    return Pass(region, enclosures, tuple(steps), graph.outputs, *(graph, shared) if keep else ())
+    return Pass(region, enclosures, tuple(steps), graph.outputs, graph if keep else None, shared)
 
 
 def enclose(

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from surefoot.calculus.forward import Pass, Shared, Step
+from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import norm, remembered
 from surefoot.operations.call import Call
 from surefoot.operations.evaluation import run_in_double
@@ -44,18 +44,18 @@ def backward(result: Pass, seed: Tensor | None = None) -> Backward | None:
     numbers = result.enclosures[result.outputs[0]].numel
     if result.graph is None or not result.steps or len(result.outputs) != 1 or (seed is None and numbers != 1):
         return None
-    shared = Shared() if result.shared is None or seed is not None else result.shared
-    if shared.costates is None:
-        shared.costates = _backward(result, seed)
-    return shared.costates or None
+    if result.shared is None or seed is not None:
+        return _backward(result, seed)
+    if not result.shared.costates:
+        result.shared.costates.append(_backward(result, None))
+    return result.shared.costates[0]
 
 
-def _backward(result: Pass, seed: Tensor | None) -> Backward | Literal[False]:
-    """The same, or that there is none."""
+def _backward(result: Pass, seed: Tensor | None) -> Backward | None:
     values = {name: e.value for name, e in result.enclosures.items()}
     needed = {name for step in result.steps for name in step.node.inputs} | set(result.outputs)
     if any(values[name] is None for name in needed):
-        return False
+        return None
     seed = torch.ones_like(values[result.outputs[0]]) if seed is None else seed
     costates: dict[str, Value] = {result.outputs[0]: seed}
     pulled: dict[str, dict[str, Value | None]] = {}
@@ -73,11 +73,11 @@ def _backward(result: Pass, seed: Tensor | None) -> Backward | Literal[False]:
             }
         for name, value in pulled[step.node.name].items():
             if value is not None:
-                remembered(value)
+                value = value if result.shared is None else remembered(value)
                 costates[name] = added(costates[name], value) if name in costates else value
             else:
                 costates.setdefault(name, zeros(values[name]))
-    return all(norm(value).is_finite for value in costates.values()) and Backward(seed, pulled, errors)
+    return Backward(seed, pulled, errors) if all(norm(value).is_finite for value in costates.values()) else None
 
 
 def proved_pull_back(step: Step, result: Pass, costate: Value) -> dict[str, Rounded]:
