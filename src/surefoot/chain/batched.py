@@ -51,11 +51,11 @@ class Batched:
     def __init__(
         self, pieces: Callable[[], Iterator[Piece]], parameters: Mapping[str, Tensor], processes: Processes | None
     ) -> None:
-        self._pieces, self._values, self.processes = pieces, dict(parameters), processes
-        self._varying = {path: value for path, value in self._values.items() if value.is_floating_point()}
+        self._pieces, self.parameters, self.processes = pieces, dict(parameters), processes
+        self._varying = {path: value for path, value in self.parameters.items() if value.is_floating_point()}
         self._only: Autodiff | None = None
         self.calls, self._rows = 0, []
-        here = self._together(lambda: self._outputs(self._values))
+        here = self._together(lambda: self._outputs(self.parameters))
         self._rows = [len(output) for output in here]
         count = sum(self._rows)
         like = (tuple(here[0].shape[1:]), here[0].dtype) if here else None
@@ -74,7 +74,7 @@ class Batched:
 
     def _digest(self) -> int:
         """The same where parameters are."""
-        return digest_of(self._values.values())
+        return digest_of(self.parameters.values())
 
     def pullback(self, slope: Tensor) -> dict[str, Tensor]:
         r""":math:`\sum_bJ_b^\top\mu_b`, by parameter path, for a slope of the shape of the value."""
@@ -98,7 +98,7 @@ class Batched:
 
     def at(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """The outputs of all samples at other parameters."""
-        return self._asked("outputs_at", {path: parameters[path] for path in self._values})
+        return self._asked("outputs_at", {path: parameters[path] for path in self.parameters})
 
     def serve(self, word: str) -> None:
         """On a process that does not lead: take part in a pass."""
@@ -109,7 +109,7 @@ class Batched:
         rows = self.value.new_empty(self.value.shape)
         weights = {path: torch.empty_like(value) for path, value in self._varying.items()}
         if word == "outputs_at":
-            return ({path: torch.empty_like(value) for path, value in self._values.items()},)
+            return ({path: torch.empty_like(value) for path, value in self.parameters.items()},)
         return {"pull": (rows,), "push": (weights,), "bend": (weights, rows, rows.clone())}[word]
 
     def _asked(self, word: str, *given: Any) -> Any:
@@ -159,11 +159,11 @@ class Batched:
             if len(self._rows) == 1:
                 if self._only is None:
                     ((graph, inputs),) = self._pieces()
-                    self._only = Autodiff(graph, inputs, self._values)
+                    self._only = Autodiff(graph, inputs, self.parameters)
                 visit(self._only, slice(place, place + self._rows[0]))
                 return
             for rows, (graph, inputs) in zip(self._rows, self._pieces(), strict=True):
-                visit(Autodiff(graph, inputs, self._values), slice(place, place + rows))
+                visit(Autodiff(graph, inputs, self.parameters), slice(place, place + rows))
                 place += rows
 
         self._together(all_of_them)
@@ -185,7 +185,7 @@ class Batched:
         """The rows of all processes."""
         if self.processes is None:
             return torch.cat(list(parts))
-        like = next(iter(self._values.values()))
+        like = next(iter(self.parameters.values()))
         whole = torch.zeros(self._total, *self._tail, dtype=self._dtype, device=like.device)
         if parts:
             whole[self.first : self.first + sum(self._rows)] = torch.cat(list(parts))

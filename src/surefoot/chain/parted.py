@@ -93,7 +93,7 @@ class Parted(Batched):
         self._visit(lambda oracle, rows: part(oracle, rows, self._weights.add))
         found, self._weights.slopes = self._weights.slopes, {}
         return {
-            path: found[path].to(self._values[path].dtype) if path in found else torch.zeros_like(value)
+            path: found[path].to(self.parameters[path].dtype) if path in found else torch.zeros_like(value)
             for path, value in self._parts.items()
         }
 
