@@ -1,8 +1,8 @@
 """A certificate as a data frame, and as a figure.
 
 The figure shows how m, ℓ and L grow from operation to operation, and which blocks curve together. Axes are
-decimal logarithms of magnitudes, so that numbers beyond the range of doubles have their place. It is made without
-pyplot: no global state, no window; ``figure.savefig("growth.png")`` writes it.
+decimal logarithms of magnitudes, so that numbers beyond the range of doubles can be drawn. It is made without
+pyplot: there is no global state and no window; ``figure.savefig("growth.png")`` writes it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class MissingPackage(SurefootError, ImportError):
 def data_frame(certificate: Certificate) -> DataFrame:
     """One row per operation, in order.
 
-    ``bound``, ``lipschitz``, ``smoothness``, ``slope`` and ``curvature`` are doubles, rounded upwards and infinite
-    beyond their range; columns that end in ``_log10`` have their decimal logarithms whatever their size. What an
-    operation does not have is missing. The domain and the constants of the whole are in ``attrs``.
+    ``bound``, ``lipschitz``, ``smoothness``, ``slope`` and ``curvature`` are doubles, rounded up and infinite
+    beyond their range; columns that end in ``_log10`` have their decimal logarithms whatever their size. Numbers
+    that an operation does not have are missing. The domain and the constants of the whole are in ``attrs``.
 
     Raises:
         MissingPackage: if pandas is not installed.
@@ -80,9 +80,10 @@ _INFINITE = "tab:red"
 def figure_of(certificate: Certificate) -> tuple[Figure, tuple[Axes, Axes]]:
     """The figure, and its two axes.
 
-    The first has one curve for each of m, ℓ and L, with gaps where they are zero; where L is infinite the
-    background is hatched, and the first operation that makes it so is named. The second is the matrix of bounds
-    for pairs of blocks: zero is grey, infinite red.
+    The first has one curve for each of m, ℓ and L, with gaps where they are zero. Where L is infinite the
+    background is hatched, and the first operation with an infinite L is named. The second is the matrix of bounds
+    for pairs of
+    blocks: zero is grey, infinity is red.
 
     Raises:
         MissingPackage: if matplotlib is not installed.
@@ -140,7 +141,7 @@ def _mark_infinite(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _labels(rows: Sequence[Row]) -> tuple[list[int], list[str]]:
-    """Every operation if there is room, else modules at the first depth that has enough of them."""
+    """Labels of all operations if there is room, else of modules at the first depth that has enough of them."""
     if len(rows) <= _FEW:
         names = [f"{clipped(row.module or MODEL, 14)}\n{clipped(row.operation, 14)}" for row in rows]
         return list(range(len(rows))), names
@@ -235,5 +236,5 @@ def _note(axes: Axes, text: str) -> None:
 
 
 def _plain(text: Any) -> None:
-    """Names are names, not formulas, whatever signs they contain."""
+    """Show a name as it is, even if it contains signs of a formula."""
     text.set_parse_math(False)

@@ -31,7 +31,7 @@ from surefoot.linear_solve import Rows, conjugate_gradients
 _HALVINGS = 40
 _SLOPE = 1e-4
 _DOUBLINGS = 60
-_FORGET = 0.98  # of the curvature, after each accelerated step, so that a steep region is forgotten
+_FORGET = 0.98  # factor of the curvature after each accelerated step, so that a steep region is forgotten
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Outcome:
 
     beta: Tensor  # the minimisers
     residual: Tensor  # the norm of the gradient at each
-    iterations: int  # how many were made
+    iterations: int  # the number of iterations
     steps: Tensor  # the step sizes, rows × iterations; zero where a row was finished
-    momenta: Tensor  # likewise, how far each iteration looked ahead; zeros for Newton's method
+    momenta: Tensor  # the momenta, rows × iterations; zeros for Newton's method
 
 
 def solved(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> Outcome:
@@ -52,7 +52,7 @@ def solved(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> O
 
 
 def starting_point(problem: Problem, tensors: Tensors, start: Tensor | None) -> Tensor:
-    """Where a solver starts, rows × size: at what was given, or at zero."""
+    """The point where a solver starts, rows × size; zero by default."""
     shape = problem.count(tensors), problem.size
     dtype, device = problem.dtype(tensors), tensors[0].device
     if start is None:
@@ -72,7 +72,7 @@ def factorised(hessian: Tensor, iteration: int, residual: float) -> Tensor:
 
 
 def _first(problem: Problem, tensors: Tensors, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients at the start, their norms, and those to be reached."""
+    """The gradients at the start, their norms, and the norms to be reached."""
     gradient = problem.gradient(beta, tensors)
     refuse_nan(gradient, 0)
     norms = gradient.norm(dim=1)
@@ -98,15 +98,15 @@ def _newton(problem: Problem, tensors: Tensors, start: Tensor) -> Outcome:
         rows = (norms > goal).nonzero()[:, 0]
         if not len(rows):
             break
-        own = problem.take(tensors, rows)
-        direction = -_newton_step(problem, own, beta[rows], gradient[rows], iteration, float(norms.max()))
-        step, moved, slopes = _search(problem, own, beta[rows], direction, norms[rows])
+        unsolved = problem.take(tensors, rows)
+        direction = -_newton_step(problem, unsolved, beta[rows], gradient[rows], iteration, float(norms.max()))
+        step, moved, slopes = _search(problem, unsolved, beta[rows], direction, norms[rows])
         beta[rows], gradient[rows] = moved, slopes
         norms[rows] = slopes.norm(dim=1)
         steps.append(torch.zeros_like(norms).index_copy(0, rows, step))
-        made = step * direction.norm(dim=1)
-        ratio[rows] = torch.where(length[rows] > 0, made / length[rows], 0.0)
-        length[rows] = made
+        moved_by = step * direction.norm(dim=1)
+        ratio[rows] = torch.where(length[rows] > 0, moved_by / length[rows], 0.0)
+        length[rows] = moved_by
         if not bool(step.any()):  # the gradient is as small as its round-off lets it be
             break
     # a gradient that no step lowers may stay a thousand units of round-off above its goal

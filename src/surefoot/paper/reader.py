@@ -99,8 +99,8 @@ class _Values:
     def __init__(self, chain: Chain, parameters: Mapping[str, Tensor]) -> None:
         self.graph: Graph = chain.graph
         self.parameters = parameters
-        given = dict(zip((leaf.name for leaf in self.graph.inputs), chain.inputs, strict=True))
-        self.inputs = {name: given[name] for name in self.graph.live[0]}  # those that are read
+        by_name = dict(zip((leaf.name for leaf in self.graph.inputs), chain.inputs, strict=True))
+        self.inputs = {name: by_name[name] for name in self.graph.live[0]}  # those that are read
 
     def present(self, leaf: Leaf) -> Tensor:
         if leaf.source is Source.INPUT:

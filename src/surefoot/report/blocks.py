@@ -124,12 +124,12 @@ def blocks(certificate: Certificate) -> list[Block]:
     has_steps = certificate.scalar and not certificate.flags and certificate.segment_step is None
     steps = certificate.block_step_sizes if has_steps else {}
     gradients, calls = certificate.block_gradients or {}, operations_of(certificate)
-    found = []
+    table = []
     for k, (name, lipschitz) in enumerate(certificate.block_lipschitz.items()):
         alone = certificate.block_smoothness[k, k] if certificate.block_smoothness.shape else Magnitude.zero()
         numbers = lipschitz, alone, gradients.get(name), steps.get(name)
-        found.append(Block(name or MODEL, calls.get(name, ""), *numbers))
-    return found
+        table.append(Block(name or MODEL, calls.get(name, ""), *numbers))
+    return table
 
 
 _MOST_BOXES = 240

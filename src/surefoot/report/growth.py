@@ -133,8 +133,8 @@ def drawn(
 ) -> Curves:
     """Curves of any quantities; where a value is ``None``, a curve has a gap."""
     axis = Axis.of([value for _, _, values in quantities for value in values if value is not None])
-    made = tuple(_curve(symbol, name, values, places, axis) for symbol, name, values in quantities)
-    return Curves(places, width, axis, made, bands)
+    lines = tuple(_curve(symbol, name, values, places, axis) for symbol, name, values in quantities)
+    return Curves(places, width, axis, lines, bands)
 
 
 def _curve(

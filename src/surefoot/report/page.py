@@ -126,13 +126,13 @@ def render_report(
     )
 
 
-def rendered(template: str, **shown: Any) -> str:
+def rendered(template: str, **variables: Any) -> str:
     """A page with the style and the script of all reports."""
     style, script = _asset("report.css"), _asset("report.js")
     return (
         _environment()
         .get_template(template)
-        .render(version=__version__, style=style, script=script, policy=_policy(style, script), **shown)
+        .render(version=__version__, style=style, script=script, policy=_policy(style, script), **variables)
     )
 
 
@@ -177,24 +177,24 @@ def _model(
     }  # fmt: skip
 
 
-def _estimates(certificates: Named, given: Estimates | None) -> list[Estimate | None]:
+def _estimates(certificates: Named, estimates: Estimates | None) -> list[Estimate | None]:
     """One estimate or none for each certificate."""
-    attached = [certificate.estimate for _, certificate in certificates]
-    if given is None:
-        return attached
-    if isinstance(given, Mapping):
+    if isinstance(estimates, Mapping):
         names = {name for name, _ in certificates}
-        if not set(given) <= names:
+        if unknown := sorted(set(estimates) - names):
             raise ReportError(
-                f"estimates were given for {_listed(sorted(set(given) - names))}, but the certificates are those "
-                f"of {_listed(sorted(names))}"
+                f"estimates were given for {_listed(unknown)}, but the certificates are those of "
+                f"{_listed(sorted(names))}"
             )
-        return [given.get(name, own) for (name, _), own in zip(certificates, attached, strict=True)]
-    if len(given) != len(certificates):
+        estimates = [estimates.get(name) for name, _ in certificates]
+    if estimates is None:
+        estimates = [None] * len(certificates)
+    if len(estimates) != len(certificates):
         raise ReportError(
-            f"{len(given)} estimates were given for {len(certificates)} certificates: give one for each, or None"
+            f"{len(estimates)} estimates were given for {len(certificates)} certificates: give one for each, or "
+            "None"
         )
-    return [own if one is None else one for one, own in zip(given, attached, strict=True)]
+    return [c.estimate if one is None else one for one, (_, c) in zip(estimates, certificates, strict=True)]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -217,6 +217,6 @@ def _asset(name: str) -> str:
 
 @cache
 def _environment() -> Any:
-    made = environment("surefoot.report")
-    made.filters |= {"in_digits": summary.in_digits, "ratio": summary.ratio, "verdict": summary.verdict}
-    return made
+    templates = environment("surefoot.report")
+    templates.filters |= {"in_digits": summary.in_digits, "ratio": summary.ratio, "verdict": summary.verdict}
+    return templates

@@ -131,15 +131,15 @@ class Erratum:
 
 def families(certificates: Iterable[Certificate]) -> list[Family]:
     """The rules behind certificates, by family, in the order in which they occur."""
-    found: dict[str, dict[Rule, list[str]]] = {}
+    by_module: dict[str, dict[Rule, list[str]]] = {}
     for certificate in certificates:
         if certificate.constants != "certified":
             continue
         for row in certificate.rows:
             rule = record_for(row).bounds
             assert rule is not None
-            found.setdefault(rule.__module__, {}).setdefault(rule, []).append(row.operation)
-    return [_family(module, entries) for module, entries in found.items()]
+            by_module.setdefault(rule.__module__, {}).setdefault(rule, []).append(row.operation)
+    return [_family(module, entries) for module, entries in by_module.items()]
 
 
 def record_for(row: Row) -> Operation:
@@ -147,21 +147,21 @@ def record_for(row: Row) -> Operation:
 
     A loss is one number, so a row of that name with more is another operation.
     """
-    known = {name: record for name, record in records().items() if record.bounds is not None}
-    named = [record for name, record in known.items() if name.rpartition(".")[2] == row.operation]
+    with_bounds = {name: record for name, record in records().items() if record.bounds is not None}
+    named = [record for name, record in with_bounds.items() if name.rpartition(".")[2] == row.operation]
     fitting = [record for record in named if record.loss is None or not row.shape]
-    return fitting[0] if fitting else known["surefoot.scalar"]
+    return fitting[0] if fitting else with_bounds["surefoot.scalar"]
 
 
 def _family(module: str, entries: dict[Rule, list[str]]) -> Family:
-    known = module.startswith("surefoot.")
-    title, argument = summary(getattr(sys.modules.get(module), "__doc__", None) if known else None)
-    written = []
+    is_ours = module.startswith("surefoot.")
+    title, argument = summary(getattr(sys.modules.get(module), "__doc__", None) if is_ours else None)
+    rules = []
     for rule, operations in entries.items():
         claim, proof = summary(rule.__doc__)
-        written.append(RuleEntry(", ".join(dict.fromkeys(operations)), len(operations), claim, proof))
-    heading = Markup(title.rstrip(".")) if known else Markup("Rules registered outside of the package")
-    return Family(heading, argument, written)
+        rules.append(RuleEntry(", ".join(dict.fromkeys(operations)), len(operations), claim, proof))
+    heading = Markup(title.rstrip(".")) if is_ours else Markup("Rules registered outside of the package")
+    return Family(heading, argument, rules)
 
 
 _ERRATA = (
@@ -185,7 +185,9 @@ _OF_ALL_MODELS, _OF_OBJECTIVES = {17}, {18}
 
 def errata(certificates: Sequence[Certificate]) -> list[Erratum]:
     """Those that touch an operation which occurs."""
-    met = {number for c in certificates for row in c.rows for number in record_for(row).errata} | _OF_ALL_MODELS
+    numbers = {
+        number for c in certificates for row in c.rows for number in record_for(row).errata
+    } | _OF_ALL_MODELS
     if any(c.scalar for c in certificates):
-        met |= _OF_OBJECTIVES
-    return [erratum for erratum in _ERRATA if erratum.number in met]
+        numbers |= _OF_OBJECTIVES
+    return [erratum for erratum in _ERRATA if erratum.number in numbers]

@@ -48,20 +48,20 @@ def verdict(certificate: Certificate) -> Verdict:
     word, _, sentence = advice.verdict(certificate).partition(": ")
     kind = "doubtful" if certificate.flags else _KINDS[word]
     has_step = kind in ("good", "idle") and certificate.scalar and certificate.step_size > 0
-    said = f"{advice.headline(certificate)} {_sentence(sentence)}" if has_step else _sentence(sentence)
-    return Verdict(kind, _sentence(word), said, lower(certificate.step_size) if has_step else "")
+    text = f"{advice.headline(certificate)} {_sentence(sentence)}" if has_step else _sentence(sentence)
+    return Verdict(kind, _sentence(word), text, lower(certificate.step_size) if has_step else "")
 
 
 def limits(certificate: Certificate) -> list[str]:
     """What limits a finite smoothness and what would help, or why it is infinite; why no steps are counted."""
-    said = [*certificate.flags, *map(_sentence, (*advice.limits(certificate), *certificate.remarks))]
-    said += certificate.reasons
+    sentences = [*certificate.flags, *map(_sentence, (*advice.limits(certificate), *certificate.remarks))]
+    sentences += certificate.reasons
     if certificate.scalar and certificate.segment_step is None and certificate.step_size and not certificate.flags:
         try:
             certificate.iterations(_ACCURACIES[0][0])
         except GuaranteeError as error:
-            said.append(_sentence(str(error)))
-    return [f"{in_digits(text).rstrip('.')}." for text in said]
+            sentences.append(_sentence(str(error)))
+    return [f"{in_digits(text).rstrip('.')}." for text in sentences]
 
 
 def in_digits(text: str) -> str:
@@ -151,8 +151,8 @@ def by_radius(certificate: Certificate, radii: Sequence[tuple[float, Certificate
     rows = []
     for radius, each in radii:
         step = [verdict(each).step or "none"] if certificate.scalar else []
-        said = advice.headline(each) if each.scalar else _sentence(f"{advice.verdict(each)}.")
-        rows.append([readable(f"{radius:.3e}"), upper(each.smoothness), upper(each.lipschitz), *step, said])
+        sentence = advice.headline(each) if each.scalar else _sentence(f"{advice.verdict(each)}.")
+        rows.append([readable(f"{radius:.3e}"), upper(each.smoothness), upper(each.lipschitz), *step, sentence])
     at = next((k for k, (_, each) in enumerate(radii) if each is certificate), len(rows) // 2)
     return {"names": names, "rows": rows, "at": at}
 

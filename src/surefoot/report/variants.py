@@ -63,7 +63,7 @@ def what_if(
     for factor in _FACTORS if domain.radius else ():
         ball: Any = replace(domain, radius=factor * domain.radius)
         radii.append((ball.radius, certificate if factor == 1 else certify(model, x, domain=ball, **options)))
-    variants = [("half the radius", found) for radius, found in radii if radius == domain.radius / 2]
+    variants = [("half the radius", certificates) for radius, certificates in radii if radius == domain.radius / 2]
     makers: dict[str, Callable[[nn.Module], nn.Module]] = {
         "smooth activations": smooth,
         "layer normalisation": normalised,
