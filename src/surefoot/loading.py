@@ -1,4 +1,4 @@
-"""Imports of many modules at once, while garbage collection waits."""
+"""Imports of large modules without garbage collection."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def loaded(name: str) -> Any:
-    """A module by its full name, imported without collecting garbage meanwhile.
+    """A module by its full name, imported without garbage collection.
 
-    What an import creates stays. To collect would be to go through all of it again and again as it grows, and to
-    find nothing: that is a third of the time in which ``torch.export`` loads its tracer. Objects that are frozen
-    and thawed count as old ones, which are looked at last; what somebody else froze stays frozen.
+    The objects that an import creates stay. Collecting would go through all of them again and again and find
+    nothing; that is a third of the time in which ``torch.export`` loads its tracer. Objects that are frozen and
+    thawed move to the oldest generation, which is collected last; objects that somebody else froze stay frozen.
     """
     collecting = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The options of the commands, and those that several commands share as records."""
+"""The options of the commands; options that several commands share are grouped into records."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ WhatIf = Annotated[
 
 @dataclass(frozen=True)
 class Request:
-    """The options of ``certify`` and ``compare``, and with their defaults those of other commands.
+    """The options of ``certify`` and ``compare``; other commands use it with defaults.
 
-    ``numbers`` is no option: whether a command needs them, and not shapes alone.
+    ``numbers`` is not an option: it says whether a command needs numbers, and not only shapes.
     """
 
     batch: Batch = None
@@ -161,7 +161,7 @@ class Request:
 
     @property
     def is_centred(self) -> bool:
-        """Whether the centre is the present point; by default if weights or data of the user's are given."""
+        """Whether the centre is the present point; by default if the user gives weights or data."""
         if self.center is not None or self.around_weights:
             return self.center != "zero"
         return self.domain == "ball" or self.wrt == "input" or bool(self.weights or self.data)
@@ -169,17 +169,18 @@ class Request:
     @property
     def needs_numbers(self) -> bool:
         """Whether shapes alone are not enough."""
-        given = self.weights or self.data or self.numbers or self.estimate
-        return bool(given) or self.is_centred or self.wrt == "input"
+        return bool(
+            self.weights or self.data or self.numbers or self.estimate or self.is_centred or self.wrt == "input"
+        )
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the inputs that were given."""
+        """The shapes of ``--input``."""
         return tuple(map(shape, self.inputs or ()))
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of constants that are asked for."""
+        """The kinds of constants to compute."""
         return ("certified", "paper") if self.constants == "both" else (self.constants,)
 
 
@@ -205,7 +206,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Start:
-    """What ``train`` and ``step`` start from."""
+    """The starting point of ``train`` and ``step``."""
 
     model: Model = "mlp@activation=tanh"
     data: Data = "digits"
