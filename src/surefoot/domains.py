@@ -147,8 +147,7 @@ class Box:
         return bool(((value.detach() >= lower) & (value.detach() <= upper)).all())
 
     def around(self, blocks: Mapping[str, tuple[str, ...]], shapes: Mapping[str, tuple[int, ...]]) -> ProductBall:
-        r"""Balls that contain the box; middles and differences may be off by :math:`u(|a| + |b|)`, which is added.
-        """
+        r"""Balls that contain the box; the errors of middles and differences, :math:`u(|a| + |b|)`, are added."""
         centre, radii = {}, {}
         for block, paths in blocks.items():
             total = 0.0

@@ -51,8 +51,7 @@ def _certify_one(model: str, request: Request, json: bool, report: Path | None, 
 
 
 def certificates(subject: Case, request: Request) -> dict[str, Certificate]:
-    """The certificate for each kind of constants; the proved one with lower bounds, if the request asks for them.
-    """
+    """The certificate for each kind of constants; the proved one with lower bounds, if they are asked for."""
     question: dict[str, Any] = {"objective": subject.objective, "domain": domain_of(request), "wrt": request.wrt}
     kinds: Any = request.kinds
     with refusals_are_usage(subject):
@@ -169,8 +168,7 @@ def certify_all(
 
 
 def _row_of(jobs: Sequence[Job], lines: Lines, json: bool) -> Callable[[Job, Certified | SurefootError], None]:
-    """A function that shows a finished job: as a row of a table, whose head is printed now, or as a line of JSON.
-    """
+    """A function that shows a finished job: a row of a table, whose head is printed now, or a line of JSON."""
     head = ("model", "bound m", "Lipschitz ℓ", "smoothness L", "step size")
     kinds = jobs[0].request.kinds
     width = max(len(job.name) for job in jobs) + (max(map(len, kinds)) + 2 if len(kinds) > 1 else 0)

@@ -1,6 +1,4 @@
-"""The work of ``surefoot step``, ``cost`` and ``converge``: what steps of each kind gain and cost, and where they
-lead.
-"""
+"""The work of ``surefoot step``, ``cost`` and ``converge``: gain and cost of steps, and where they lead."""
 
 from __future__ import annotations
 
@@ -231,8 +229,7 @@ METHODS: dict[str, Any] = {name.replace("_", "-"): name for name in theorems.MET
 def prove(
     start: Start, batch: int, steps: int, method: str, ridge: float, json: bool, report: Path | None
 ) -> Outcome:
-    """Train on some samples until a theorem applies: by Gauss-Newton steps, or Newton steps for other objectives.
-    """
+    """Train until a theorem applies: by Gauss-Newton steps, or by Newton steps for other objectives."""
     if method not in METHODS:
         raise UsageError(f"--method is one of {', '.join(METHODS)}, got {method!r}")
     parts = trainable(start, test=0.0)

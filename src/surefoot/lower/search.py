@@ -48,8 +48,7 @@ _Score = Callable[[Expansion, Tensor, Tensor, Tensor], Attained]
 def climb(
     function: Function, space: Space, score: _Score, start: Attained, steps: int, until: float = math.inf
 ) -> Iterator[Attained]:
-    """Projected ascent: the starting point and every improvement, while less than ``until`` gradients are spent.
-    """
+    """Projected ascent: the starting point and every improvement, until ``until`` gradients are spent."""
     best = score(function.at(start.point), start.point, start.left, start.right)
     yield best
     length = _LONGEST

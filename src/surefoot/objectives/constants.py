@@ -85,8 +85,7 @@ def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radiu
 
 
 def _ball(spec: Spec, radius: float, device: torch.device) -> Enclosure:
-    """The outputs on a ball around zero; without a centre if the ball is the whole space, or on the meta device.
-    """
+    """The outputs on a ball around zero; without a centre for the whole space, or on the meta device."""
     size, unit = Magnitude.of(radius), Magnitude.zero((1,))
     if math.isinf(radius) or device.type == "meta":
         infinite = Magnitude.infinity()

@@ -126,10 +126,10 @@ class _Values:
             values.append(value.detach())
         return norm(values)
 
-    def input_norm(self, given: float | None) -> Magnitude:
-        """The norm of the stacked batch, or what was given for it."""
-        if given is not None:
-            return Magnitude.of(float(given))
+    def input_norm(self, bound: float | None) -> Magnitude:
+        """The norm of the stacked batch, or the given bound on it."""
+        if bound is not None:
+            return Magnitude.of(float(bound))
         if any(value.device.type == "meta" for value in self.inputs.values()):
             raise DomainError(
                 "the input is on the meta device and has no norm: pass input_norm, a bound on the norm of the "

@@ -260,7 +260,7 @@ def _origins(graph: Graph) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
 
 
 def _sums_of_products(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """What each sum of products is made of, products and additions, by the name of its last addition."""
+    """The parts of each sum of products, that is products and additions, by the name of its last addition."""
     readers: dict[str, int] = {}
     for name in (*(name for node in graph.nodes for name in node.inputs), *graph.outputs):
         readers[name] = readers.get(name, 0) + 1

@@ -56,7 +56,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Layered:
-    """Such a network on a batch."""
+    """A network of such layers on a batch."""
 
     analysis: Analysis  # the network as it was read
     layers: tuple[Layer, ...]  # in order

@@ -46,7 +46,7 @@ _PANEL_ENTRIES = 2**26  # entries of a panel: half a gigabyte
 
 @dataclass(frozen=True, eq=False)
 class Linearised:
-    """What the theorems need to know at the weights."""
+    """The Gram matrix and the residual at the weights, and the numbers that theorems need of them."""
 
     gram: Symmetric  # :math:`JJ^\\top`, by panels of rows
     residual: Tensor  # :math:`\\psi(u_0) - y`, flat, as computed
