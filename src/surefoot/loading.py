@@ -1,10 +1,26 @@
-"""Imports of large modules without garbage collection."""
+"""Imports at run time: of large modules, and of optional packages."""
 
 from __future__ import annotations
 
 import gc
 from importlib import import_module
 from typing import Any
+
+from surefoot.errors import SurefootError
+
+
+def optional(module: str, packages: str, purpose: str, error: type[SurefootError]) -> Any:
+    """A module of an optional package; if it is missing, the error says what needs it and how to install it.
+
+    >>> optional("missing.module", "missing", "this example", SurefootError)
+    Traceback (most recent call last):
+    surefoot.errors.SurefootError: this example needs missing, which is not installed: pip install missing
+    """
+    try:
+        return import_module(module)
+    except ImportError as cause:
+        name = packages.partition(" ")[0]
+        raise error(f"{purpose} needs {name}, which is not installed: pip install {packages}") from cause
 
 
 def loaded(name: str) -> Any:

@@ -13,6 +13,7 @@ from surefoot.certificate.advice import USEFUL, headline, verdict, worth
 from surefoot.certificate.numbers import lower, per_cent, shape_text, sort_key, upper
 from surefoot.certificate.rows import excerpt
 from surefoot.certificate.text import MOST_LINES, OUTSIDE, clipped, footer, note
+from surefoot.domains import VARIABLES
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
 def html(certificate: Certificate) -> str:
     """A card with the headline, the numbers and their domain; the table, which scrolls; what limits them."""
-    part = excerpt(certificate.rows, None, MOST_LINES)
-    what, sentence = "parameters" if certificate.wrt == "params" else "the input", verdict(certificate)
+    part, sentence = excerpt(certificate.rows, None, MOST_LINES), verdict(certificate)
     kind = "" if certificate.constants == "certified" else "Constants as the paper prints them. "
-    about = [f"{kind}With respect to {what}: {certificate.domain}", sentence[:1].upper() + sentence[1:]]
+    where = f"{kind}With respect to {VARIABLES[certificate.wrt]}: {certificate.domain}"
+    about = [where, sentence[:1].upper() + sentence[1:]]
     about += [OUTSIDE] if certificate.weights_inside is False else []
     about += [f"the objective plus {certificate.regularizer}"] if certificate.regularizer else []
     figures = {"bound m": upper(certificate.bound), "Lipschitz ℓ": upper(certificate.lipschitz)}

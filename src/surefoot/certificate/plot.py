@@ -17,7 +17,9 @@ import numpy as np
 from surefoot.certificate.numbers import log10, short
 from surefoot.certificate.rows import MODEL, Row
 from surefoot.certificate.text import clipped
+from surefoot.domains import VARIABLES
 from surefoot.errors import SurefootError
+from surefoot.loading import optional
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
@@ -44,10 +46,7 @@ def data_frame(certificate: Certificate) -> DataFrame:
     Raises:
         MissingPackage: if pandas is not installed.
     """
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingPackage("to_pandas needs pandas: pip install pandas") from error
+    pandas = optional("pandas", "pandas", "to_pandas", MissingPackage)
     rows = certificate.rows
     columns: dict[str, list[Any]] = {
         name: [getattr(row, name) for row in rows] for name in ("module", "operation", "shape")
@@ -59,7 +58,7 @@ def data_frame(certificate: Certificate) -> DataFrame:
     columns["epsilon"] = [math.nan if row.epsilon is None else row.epsilon for row in rows]
     for name, column in sizes.items():
         columns[f"{name}_log10"] = [math.nan if size is None else log10(size) for size in column]
-    table = pandas.DataFrame(columns)
+    table: DataFrame = pandas.DataFrame(columns)
     table.attrs = {name: str(getattr(certificate, name)) for name in ("domain", *_SIZES[:3])}
     return table
 
@@ -88,15 +87,11 @@ def figure_of(certificate: Certificate) -> tuple[Figure, tuple[Axes, Axes]]:
     Raises:
         MissingPackage: if matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackage("plot needs matplotlib: pip install matplotlib") from error
+    library = optional("matplotlib.figure", "matplotlib", "plot", MissingPackage)
     wide = min(13.0, 6.0 + 0.17 * len(certificate.rows))
-    figure = Figure(figsize=(wide + 5.5, 5.5), layout="constrained")
+    figure: Figure = library.Figure(figsize=(wide + 5.5, 5.5), layout="constrained")
     growth, blocks = figure.subplots(1, 2, width_ratios=[wide, 5.5])
-    what = "parameters" if certificate.wrt == "params" else "the input"
-    _plain(figure.suptitle(f"with respect to {what}: {certificate.domain}", fontsize=11))
+    _plain(figure.suptitle(f"with respect to {VARIABLES[certificate.wrt]}: {certificate.domain}", fontsize=11))
     _growth(growth, certificate)
     _blocks(figure, blocks, certificate)
     return figure, (growth, blocks)

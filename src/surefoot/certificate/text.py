@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from surefoot.certificate.advice import headline, limits, verdict
 from surefoot.certificate.numbers import down, shape_text, share_text, short
 from surefoot.certificate.rows import MODEL, Excerpt, Line, excerpt
+from surefoot.domains import VARIABLES
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ OUTSIDE = "the present weights lie outside this domain: it says nothing about st
 
 def header(certificate: Certificate, width: int = WIDTH) -> list[str]:
     """The headline, the domain, the three constants, the verdict, and the steps that are guaranteed."""
-    what = "parameters" if certificate.wrt == "params" else "the input"
     title = "Certificate" if certificate.constants == "certified" else "Constants as the paper prints them"
     constants = [
         f"bound m = {certificate.bound}",
@@ -47,7 +47,7 @@ def header(certificate: Certificate, width: int = WIDTH) -> list[str]:
     added = f", the objective plus {certificate.regularizer}" if certificate.regularizer else ""
     return [
         *_wrapped(headline(certificate), width),
-        f"{title} with respect to {what}: {certificate.domain}" + added,
+        f"{title} with respect to {VARIABLES[certificate.wrt]}: {certificate.domain}" + added,
         *(["   ".join(constants)] if sum(map(len, constants)) + 6 <= width else constants),
         *([cost] if certificate.effort != "normal" and certificate.gradients is not None else []),
         *([OUTSIDE] if certificate.weights_inside is False else []),

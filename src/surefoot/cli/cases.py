@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from surefoot import clustering, objectives
 from surefoot.cli import output
 from surefoot.cli.guard import UsageError
 from surefoot.cli.models import Spec, build, sample_shape
-from surefoot.cli.options import Request, Start
+from surefoot.cli.options import Request, Source, Start
 from surefoot.cli.suiting import (
     device_named,
     load_weights,
@@ -218,15 +218,8 @@ class Subject:
 def trainable(start: Start, test: float) -> Subject:
     """Build the model and load its data, or refuse what does not exist or does not fit."""
     kind, data, objective = objective_class(start.objective), start.data or "digits", start.objective
-    request = Request(
-        data=data,
-        weights=start.weights,
-        smooth=start.smooth,
-        evaluation=start.evaluation,
-        seed=start.seed,
-        device=start.device,
-        numbers=True,
-    )
+    source = {field.name: getattr(start, field.name) for field in fields(Source)}
+    request = Request(**{**source, "data": data}, numbers=True)
     dataset = dataset_of(request)
     assert dataset is not None
     if dataset.y is None and kind.takes_targets and kind is not objectives.Reconstruction:

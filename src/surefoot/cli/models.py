@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from surefoot import zoo
 from surefoot.cli import exported
 from surefoot.cli.guard import UsageError
-from surefoot.data import Dataset, imported
+from surefoot.data import Dataset
+from surefoot.loading import optional
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _from_configuration(spec: Spec, tokens: tuple[int, ...], seed: int) -> Built
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise UsageError(f"'{spec.text}': there is no file '{path}': name a config.json or the directory it is in")
-    transformers = imported("transformers", "transformers")
+    transformers = optional("transformers", "transformers", f"'{spec.text}'", UsageError)
     try:
         entries = {**json.loads(path.read_text(encoding="utf-8")), **spec.options}
         configuration = transformers.AutoConfig.for_model(**entries)

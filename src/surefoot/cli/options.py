@@ -89,7 +89,19 @@ WhatIf = Annotated[
 
 
 @dataclass(frozen=True)
-class Request:
+class Source:
+    """Where the data and the weights of a model come from."""
+
+    data: Data = None
+    weights: Weights = None
+    smooth: Smooth = False
+    evaluation: Eval = False
+    seed: Seed = 0
+    device: Device = None
+
+
+@dataclass(frozen=True)
+class Request(Source):
     """The options of ``certify`` and ``compare``; other commands use it with defaults.
 
     ``numbers`` is not an option: it says whether a command needs numbers, and not only shapes.
@@ -97,12 +109,6 @@ class Request:
 
     batch: Batch = None
     inputs: Input = None
-    data: Data = None
-    weights: Weights = None
-    smooth: Smooth = False
-    evaluation: Eval = False
-    seed: Seed = 0
-    device: Device = None
     domain: Annotated[
         Literal["product", "ball"] | None,
         _set(
@@ -205,18 +211,13 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Start:
+class Start(Source):
     """The starting point of ``train`` and ``step``."""
 
-    model: Model = "mlp@activation=tanh"
     data: Data = "digits"
+    model: Model = "mlp@activation=tanh"
     objective: Loss = "cross-entropy"
     single: Annotated[bool, _batch("", "Single precision; double by default.", "--single")] = False
-    weights: Weights = None
-    smooth: Smooth = False
-    evaluation: Eval = False
-    seed: Seed = 0
-    device: Device = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from surefoot.cli import output
 from surefoot.cli.guard import UsageError
 from surefoot.data import Dataset, read_tensors
+from surefoot.objectives.base import shape_of
+from surefoot.optim.bursts import evaluating
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -20,7 +22,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     held = _without_prefix(read_tensors(path), set(model.state_dict()))
     expected = model.state_dict()
     wrong = [
-        f"'{name}' is {_shape(held[name])}, not {_shape(value)}"
+        f"'{name}' is {shape_of(held[name])}, not {shape_of(value)}"
         for name, value in expected.items()
         if name in held and held[name].shape != value.shape
     ]
@@ -44,10 +46,6 @@ def _without_prefix(held: dict[str, Tensor], expected: set[str]) -> dict[str, Te
         output.note("the names in the weights start with 'module.', which was taken off")
         return {name.removeprefix("module."): value for name, value in held.items()}
     return held
-
-
-def _shape(value: Tensor) -> str:
-    return "×".join(map(str, value.shape)) or "a number"
 
 
 def suited(model: nn.Module, data: Dataset) -> Dataset:
@@ -79,14 +77,10 @@ def refusal(model: nn.Module, x: Any) -> Exception | None:
 def in_evaluation(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, without gradients; afterwards its mode and its buffers are as before."""
     buffers = [(value, value.detach().clone()) for value in model.buffers()]
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             yield
     finally:
-        for module, training in modes:
-            module.training = training
         for value, before in buffers:
             value.detach().copy_(before)
 

@@ -17,9 +17,10 @@ from surefoot.cli.cases import Subject, trainable
 from surefoot.cli.guard import Outcome, UsageError, append_line, writing
 from surefoot.cli.options import Run, Start
 from surefoot.cli.suiting import in_evaluation, refusal
-from surefoot.data import Dataset, imported
+from surefoot.data import Dataset
 from surefoot.errors import SurefootError
 from surefoot.graph.checks import selected
+from surefoot.loading import optional
 from surefoot.objectives import Objective
 from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton, StepRecord
 from surefoot.report import write_run
@@ -73,7 +74,7 @@ def save_weights(model: nn.Module, path: Path) -> None:
         if path.suffix != ".safetensors":
             torch.save(state, temporary)
             return
-        writer = imported("safetensors.torch", "safetensors")
+        writer = optional("safetensors.torch", "safetensors", f"--save {path}", UsageError)
         writer.save_file({name: value.clone() for name, value in state.items()}, str(temporary))
 
 

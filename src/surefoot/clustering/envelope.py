@@ -46,7 +46,7 @@ from torch import Tensor
 from surefoot.enclosure import norm
 from surefoot.graph.nodes import Spec
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.objectives.base import Objective
+from surefoot.objectives.base import Objective, shape_of
 from surefoot.objectives.constants import ObjectiveError
 from surefoot.objectives.entrywise import Square
 from surefoot.operations.call import Bounds, Call, Slot
@@ -143,8 +143,8 @@ class Envelope(Objective, Generic[Result]):
         """Outputs are n × d real numbers, at least one sample per cluster."""
         if len(outputs.shape) != 2 or not outputs.numel or not outputs.dtype.is_floating_point:
             raise ObjectiveError(
-                f"{type(self).__name__} reads real outputs (samples × dimensions), got "
-                f"{'×'.join(map(str, outputs.shape)) or 'a number'} of {outputs.dtype}; flatten each sample"
+                f"{type(self).__name__} reads real outputs (samples × dimensions), got {shape_of(outputs)} of "
+                f"{outputs.dtype}; flatten each sample"
             )
         if self.k is not None and self.k > outputs.shape[0]:
             raise ObjectiveError(

@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 
 from surefoot.clustering.envelope import UNIT, Accuracy, Envelope, Nearest, Over, Proximity, clustering, zero
+from surefoot.loading import optional
 from surefoot.magnitude import Magnitude
 from surefoot.objectives.constants import ObjectiveError
 from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE
 
-MISSING = "{what} is solved by scikit-learn, which is not installed: pip install scikit-learn scipy"
+PACKAGES = "scikit-learn scipy"
 
 _KINK = (
     "k-means has a kink where two assignments are equally good: take steps on KMeans.majoriser(outputs), a square "
@@ -145,13 +146,10 @@ class Partition(Proximity[KMeansResult]):
 
 def lloyd(points: Tensor, k: int, seed: int, restarts: int, start: Tensor | None = None) -> tuple[Tensor, int]:
     """Labels by scikit-learn's k-means, run until no label changes, and how many iterations the best run took."""
-    try:
-        import sklearn.cluster
-        from sklearn.exceptions import ConvergenceWarning
-    except ImportError as error:
-        raise ObjectiveError(MISSING.format(what="k-means")) from error
+    library = optional("sklearn.cluster", PACKAGES, "k-means", ObjectiveError)
+    exceptions = optional("sklearn.exceptions", PACKAGES, "k-means", ObjectiveError)
     values = points.detach().cpu().numpy()
-    solver: Any = sklearn.cluster.KMeans(
+    solver = library.KMeans(
         n_clusters=k,
         init="k-means++" if start is None else start.cpu().numpy(),
         n_init=restarts if start is None else 1,
@@ -160,7 +158,8 @@ def lloyd(points: Tensor, k: int, seed: int, restarts: int, start: Tensor | None
         random_state=seed,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters: value zero
+        # fewer distinct points than clusters: the value is zero
+        warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
         solver.fit(values)
     return torch.as_tensor(solver.labels_, dtype=torch.long, device=points.device), int(solver.n_iter_)
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.clustering.kmeans import MISSING, positive
+from surefoot.clustering.kmeans import PACKAGES, positive
+from surefoot.loading import optional
 from surefoot.objectives.constants import ObjectiveError
 
 LARGEST = 2**22  # the largest number of pairs
@@ -89,11 +90,8 @@ def nearest_neighbours(points: Tensor, neighbours: int = 10, bandwidth: float | 
     flat = points.detach().reshape(len(points), -1).to(torch.float64)
     if not bool(torch.isfinite(flat).all()):
         raise ObjectiveError("the points have entries that are not finite, and no nearest ones")
-    try:
-        from sklearn.neighbors import NearestNeighbors
-    except ImportError as error:
-        raise ObjectiveError(MISSING.format(what="the search for neighbours")) from error
-    indices: Any = NearestNeighbors(n_neighbors=count).fit(flat.cpu().numpy()).kneighbors(return_distance=False)
+    library = optional("sklearn.neighbors", PACKAGES, "the search for neighbours", ObjectiveError)
+    indices = library.NearestNeighbors(n_neighbors=count).fit(flat.cpu().numpy()).kneighbors(return_distance=False)
     other = torch.as_tensor(indices.reshape(-1), dtype=torch.long, device=flat.device)
     samples = torch.arange(len(flat), device=flat.device).repeat_interleave(count)
     pairs = torch.unique(torch.minimum(samples, other) * len(flat) + torch.maximum(samples, other))

@@ -24,10 +24,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.implicit.constants import ImplicitError, at_infinity, not_converged, not_convex, refuse_nan
+from surefoot.implicit.constants import ImplicitError
 from surefoot.implicit.problem import Problem, Tensors
 from surefoot.linear_solve import Rows, conjugate_gradients
 
+_CONVEX = (
+    "ζ must be strongly convex in β and bounded below: add a ridge (mu / 2 * beta.square().sum()), check its "
+    "sign, or scale the data."
+)
 _HALVINGS = 40
 _SLOPE = 1e-4
 _DOUBLINGS = 60
@@ -60,29 +64,55 @@ def starting_point(problem: Problem, tensors: Tensors, start: Tensor | None) -> 
     return start.detach().to(device, dtype).reshape(shape)
 
 
+def _refuse_nan(gradient: Tensor, iteration: int, residual: float | None = None) -> None:
+    """Refuse a gradient that is not finite."""
+    rows = ~torch.isfinite(gradient).all(dim=1)
+    if bool(rows.any()):
+        raise ImplicitError(
+            f"the gradient of ζ is not finite at iteration {iteration} (row {int(rows.nonzero()[0])})",
+            "Check the input, the parameters and the range on which ζ is defined; NaN has no minimiser.",
+            residual=residual,
+        )
+
+
+def _not_convex(smallest: float, row: int, iteration: int, residual: float) -> ImplicitError:
+    """The error for a Hessian that is not positive definite."""
+    return ImplicitError(
+        f"the inner problem is not strongly convex: its Hessian has eigenvalue {smallest:.3g} at iteration "
+        f"{iteration} (row {row})",
+        _CONVEX,
+        residual=residual,
+    )
+
+
 def factorised(hessian: Tensor, iteration: int, residual: float) -> Tensor:
     """The Cholesky factors of Hessians; refuses one that is not positive definite."""
     factor, failed = torch.linalg.cholesky_ex(hessian)
     if bool(failed.any()):
         row = int(failed.nonzero()[0])
         if bool(torch.isfinite(hessian[row]).all()):
-            raise not_convex(float(torch.linalg.eigvalsh(hessian[row])[0]), row, iteration, residual)
-        refuse_nan(hessian.flatten(1), iteration, residual)
+            raise _not_convex(float(torch.linalg.eigvalsh(hessian[row])[0]), row, iteration, residual)
+        _refuse_nan(hessian.flatten(1), iteration, residual)
     return factor
 
 
 def _first(problem: Problem, tensors: Tensors, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients at the start, their norms, and the norms to be reached."""
     gradient = problem.gradient(beta, tensors)
-    refuse_nan(gradient, 0)
+    _refuse_nan(gradient, 0)
     norms = gradient.norm(dim=1)
     return gradient, norms, problem.settings.tolerance_for(beta.dtype) * norms.clamp(min=1.0)
 
 
 def _unfinished(method: str, iterations: int, beta: Tensor, norms: Tensor, goal: Tensor) -> ImplicitError:
+    """The error for a problem that was not solved to its tolerance."""
     worst = int((norms / goal).argmax())
-    size = float(beta.norm(dim=1).max())
-    return not_converged(method, iterations, float(norms[worst]), float(goal[worst]), size)
+    return ImplicitError(
+        f"{method} did not reach the tolerance {float(goal[worst]):.3g} in {iterations} iterations, with "
+        f"minimisers of norm up to {float(beta.norm(dim=1).max()):.3g}",
+        f"Raise max_iterations or the tolerance; if the norms grow, the problem is unbounded: {_CONVEX}",
+        residual=float(norms[worst]),
+    )
 
 
 def _path(columns: Sequence[Tensor], beta: Tensor) -> Tensor:
@@ -116,7 +146,12 @@ def _newton(problem: Problem, tensors: Tensors, start: Tensor) -> Outcome:
     away = (ratio > 0.5) & (length > 1e-3 * (1 + beta.norm(dim=1)))
     if bool(away.any()):
         row = int(away.nonzero()[0])
-        raise at_infinity(float(length[row]), row, len(steps), float(norms[row]))
+        raise ImplicitError(
+            f"after {len(steps)} iterations the gradient is small, and steps are still {float(length[row]):.3g} "
+            f"long (row {row}): the infimum lies at infinity, so the inner problem is not strongly convex",
+            _CONVEX,
+            residual=float(norms[row]),
+        )
     path = _path(steps, beta)
     return Outcome(beta, norms, len(steps), path, torch.zeros_like(path))
 
@@ -163,9 +198,9 @@ def _accelerated(problem: Problem, tensors: Tensors, start: Tensor) -> Outcome:
         if not bool(active.any()):
             break
         slope = problem.gradient(ahead, tensors)
-        refuse_nan(slope, iteration, float(norms.max()))
+        _refuse_nan(slope, iteration, float(norms.max()))
         curvature, moved, slope_there = _doubled(problem, tensors, ahead, slope, curvature, active)
-        refuse_nan(slope_there, iteration, float(norms.max()))
+        _refuse_nan(slope_there, iteration, float(norms.max()))
         upwards = ((slope * (moved - beta)).sum(dim=1) > 0) & active
         weight = torch.where(upwards, 1.0, weight)
         following = 0.5 * (1 + (1 + 4 * weight.square()).sqrt())
@@ -213,9 +248,9 @@ def inverse_product(problem: Problem, beta: Tensor, tensors: Tensors, right: Ten
     space, tolerance = Rows(), 4 * torch.finfo(right.dtype).eps
     solution = conjugate_gradients(multiply, right, space=space, tolerance=tolerance, most=10 * problem.size + 10)
     if solution.direction is not None:
-        refuse_nan(solution.curvature.reshape(-1, 1), solution.iterations - 1)
+        _refuse_nan(solution.curvature.reshape(-1, 1), solution.iterations - 1)
         size = space.dot(solution.direction, solution.direction)
         place = tuple(((solution.curvature <= 0) & (size > 0)).nonzero()[0])
         value, largest = float(solution.curvature[place] / size[place]), float(right.norm(dim=-1).max())
-        raise not_convex(value, int(place[-1]), solution.iterations - 1, largest)
+        raise _not_convex(value, int(place[-1]), solution.iterations - 1, largest)
     return solution.x

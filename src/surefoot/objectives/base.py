@@ -299,7 +299,7 @@ def refuse_empty(name: str, outputs: Spec) -> None:
         raise ObjectiveError(f"{name} of {shape_of(outputs)} outputs is not defined: give at least one sample")
 
 
-def shape_of(spec: Spec) -> str:
+def shape_of(spec: Spec | Tensor) -> str:
     """A shape as it reads in a sentence."""
     return "×".join(map(str, spec.shape)) or "a number"
 

@@ -83,7 +83,6 @@ from surefoot.theorems.reach import (
     FEW,
     UP,
     Moving,
-    features_at,
     kinks_near,
     outputs_of,
     reaches_of,
@@ -242,7 +241,7 @@ class Here:
     def rows(self, k: int, asked: Sequence[tuple[Key | None, str]]) -> Iterator[list[Tensor]]:
         """For each batch the rows that a layer reads, times weights."""
         for layered, weights in zip(self._read(), self._weights, strict=True):
-            value = features_at(layered.layers[k], layered.states[k][0].value)
+            value = layered.layers[k].features(layered.states[k][0].value)
             none = Moving.of(*(torch.zeros(len(value), dtype=torch.float64),) * 2)
             yield [
                 value if key is None else getattr(weights.get(key, none), what)[:, None] * value

@@ -192,9 +192,7 @@ def flows_of(layered: Layered, slopes: list[Rounded]) -> dict[tuple[int, int], R
 
 
 def features_of(layered: Layered, k: int) -> Rounded:
-    """What the parameters of a layer are multiplied by: its input, and one for the bias."""
-    state, layer = layered.states[k][0], layered.layers[k]
-    first, last = 0 if layer.trains_weight else state.value.shape[1], int(layer.trains_bias)
-    features = state.rearranged(lambda t: nn.functional.pad(t[:, first:], (0, last)))
-    features.value[:, features.value.shape[1] - last :] = 1.0
-    return features
+    """What the parameters of a layer are multiplied by, with errors; the ones for the bias are exact."""
+    layer, state = layered.layers[k], layered.states[k][0]
+    errors = state.expand(state.value.shape).error[:, : None if layer.trains_weight else 0]
+    return Rounded(layer.features(state.value), nn.functional.pad(errors, (0, int(layer.trains_bias))))

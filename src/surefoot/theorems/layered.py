@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph.nodes import Node, Ref
@@ -48,6 +48,11 @@ class Layer:
     def trains(self) -> bool:
         """Whether the weight or the bias varies."""
         return self.trains_weight or self.trains_bias
+
+    def features(self, reads: Tensor) -> Tensor:
+        """What the parameters are multiplied by if this is the input: the input, and ones for the bias."""
+        value = reads.double() if self.trains_weight else reads[:, :0].double()
+        return nn.functional.pad(value, (0, int(self.trains_bias)), value=1.0)
 
     def outlined(self) -> Layer:
         """The layer without numbers and without its function."""

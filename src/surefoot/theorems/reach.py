@@ -95,7 +95,7 @@ class Reach:
         """What the parameters are multiplied by, as computed at the weights, and how far its rows may move."""
         wrong = torch.linalg.vector_norm(self.reads.error.expand(self.reads.value.shape), dim=1)
         moved = (self.steps + wrong) * UP if self.layer.trains_weight else torch.zeros_like(self.steps)
-        return features_at(self.layer, self.reads.value), moved
+        return self.layer.features(self.reads.value), moved
 
     @cached_property
     def sizes(self) -> Moving:
@@ -169,13 +169,6 @@ def outputs_of(layered: Layered, reaches: list[Reach]) -> list[Outputs]:
         size = _sample_norms(slopes)
         dependence.insert(0, Outputs(Moving.of(size, varied), columns))
     return dependence
-
-
-def features_at(layer: Layer, reads: Tensor) -> Tensor:
-    """What the parameters of a layer with this input are multiplied by."""
-    value = reads.double() if layer.trains_weight else reads[:, :0].double()
-    ones = [torch.ones(len(value), 1, dtype=torch.float64)] if layer.trains_bias else []
-    return torch.cat([value, *ones], 1)
 
 
 def _sample_norms(matrices: Rounded) -> Tensor:
