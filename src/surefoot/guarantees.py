@@ -143,7 +143,8 @@ def longest_step(certificate: Certificate) -> float:
 
     It is :math:`r/\|\nabla F(u)\|` on a ball, as :math:`\|u - \gamma\nabla F(u) - u\| \le r`, and
     :math:`\min_sr_s/\|\nabla_sF(u)\|` on a product of balls. The norm of the gradient at the centre is bounded by
-    ℓ if it was not computed. The result is infinite if the domain is not around the weights, which means no limit.
+    ℓ if it was not computed. The result is infinite if
+    the domain is not around the weights: then nothing is known about where a step ends.
     """
     if certificate.radius is None or not certificate.scalar:
         return math.inf
