@@ -143,8 +143,8 @@ def longest_step(certificate: Certificate) -> float:
 
     It is :math:`r/\|\nabla F(u)\|` on a ball, as :math:`\|u - \gamma\nabla F(u) - u\| \le r`, and
     :math:`\min_sr_s/\|\nabla_sF(u)\|` on a product of balls. The norm of the gradient at the centre is bounded by
-    ℓ if it was not computed. The result is infinite if
-    the domain is not around the weights: then nothing is known about where a step ends.
+    ℓ if it was not computed. The result is infinite if the domain is not around the weights: then nothing is known
+    about where a step ends.
     """
     if certificate.radius is None or not certificate.scalar:
         return math.inf
@@ -201,8 +201,8 @@ def damping(certificate: Certificate) -> float:
        :math:`b = \psi(u) + Jv`. Convexity at :math:`a` gives :math:`h(a) \le h(b) + \langle\nabla h(a), a -
        b\rangle \le h(b) + \ell_h\|a - b\|`, and :math:`\|a - b\| \le \frac12L_\psi\|v\|^2` by Taylor's formula.
        Since :math:`a` is an output at a point of the domain, :math:`\ell_h` is needed there only.
-    2. The quadratic model :math:`F(u) + \langle\nabla F(u), v\rangle + \frac12 v^\top J^\top\nabla^2h\,Jv
-       + \frac\kappa2\|v\|^2`. For the square loss it is the same model, as h is quadratic. For any convex h it
+    2. The quadratic model :math:`F(u) + \langle\nabla F(u), v\rangle + \frac12 v^\top J^\top\nabla^2h\,Jv +
+       \frac\kappa2\|v\|^2`. For the square loss it is the same model, as h is quadratic. For any convex h it
        majorises F once :math:`\kappa \ge L`, even without its third term, which is not negative. For the
        cross-entropy :math:`\ell_hL_\psi` is not enough: a linear network has :math:`L_\psi = 0`, and the quadratic
        Taylor model of a logistic regression is not an upper bound.

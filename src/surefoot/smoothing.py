@@ -12,10 +12,9 @@ module                             counterpart
 ``Hardsigmoid``                    ``Sigmoid``, which it was made to approximate
 =================================  =====================================================================
 
-The counterparts replace :math:`\max(x, 0)` by soft-plus in
-:math:`\max(x,0) + \alpha\min(x,0) = \alpha x + (1-\alpha)\max(x,0)` and in
-:math:`\min(\max(x,l),h) = l + \max(x-l,0) - \max(x-h,0)`. Soft-plus exceeds :math:`\max(x, 0)` by 0 to log 2, so
-they differ from the originals by at most :math:`|1-\alpha|\log 2` and log 2.
+The counterparts replace :math:`\max(x, 0)` by soft-plus in :math:`\max(x,0) + \alpha\min(x,0) = \alpha x +
+(1-\alpha)\max(x,0)` and in :math:`\min(\max(x,l),h) = l + \max(x-l,0) - \max(x-h,0)`. Soft-plus exceeds
+:math:`\max(x, 0)` by 0 to log 2, so they differ from the originals by at most :math:`|1-\alpha|\log 2` and log 2.
 
 Modules with a kink but no counterpart are refused: ``RReLU``, ``SELU``, ``ELU`` with α ≠ 1 (``CELU`` has a
 continuous derivative for every α), the shrinking functions, ``Threshold``, ``LPPool``, fractional and un-pooling.

@@ -14,8 +14,8 @@ round-off: :math:`E_0` and :math:`E_1` do not depend on :math:`\eta`, so the exa
 
 *Propagation.* If x is off by :math:`\delta = \eta^mR + E`, then :math:`f(\hat x + \delta) - f(\hat x) =
 G(\eta)\delta(\eta)` with the mean :math:`G(\eta)` of :math:`Df` between the two. With :math:`\|G(\eta)\| \le g`,
-:math:`\|G(\eta) - G(0)\| \le \eta t` and :math:`\|G(\eta) - G(0) - \eta G'(0)\| \le \eta^2b` ("gain", "turn"
-and "bend") the product has the form of :math:`\delta` again, with (:func:`passed_on`)
+:math:`\|G(\eta) - G(0)\| \le \eta t` and :math:`\|G(\eta) - G(0) - \eta G'(0)\| \le \eta^2b` ("gain", "turn" and
+"bend") the product has the form of :math:`\delta` again, with (:func:`passed_on`)
 
 .. math:: \text{rest}' = g\,\text{rest}, \quad e_0' = ge_0, \quad e_1' = ge_1 + te_0, \quad
     e_2' = ge_2 + te_1 + be_0 .

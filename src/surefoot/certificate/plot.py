@@ -1,8 +1,8 @@
 """A certificate as a data frame, and as a figure.
 
-The figure shows how m, ℓ and L grow from operation to operation, and which blocks curve together. Axes are
-decimal logarithms of magnitudes, so that numbers beyond the range of doubles can be drawn. It is made without
-pyplot: there is no global state and no window; ``figure.savefig("growth.png")`` writes it.
+The figure shows how m, ℓ and L grow from operation to operation, and which blocks curve together. Axes are decimal
+logarithms of magnitudes, so that numbers beyond the range of doubles can be drawn. It is made without pyplot:
+there is no global state and no window; ``figure.savefig("growth.png")`` writes it.
 """
 
 from __future__ import annotations

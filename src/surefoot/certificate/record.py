@@ -51,8 +51,8 @@ class Certificate:
         curvature: a value below :math:`\|\nabla^2F\|` at the weights, by a few products with the Hessian: steps
             longer than its inverse are beyond what it allows. An estimate, and no part of a proof.
         one_step: :math:`\bar L \le L` for single moves d from the weights, at most as long as the radius:
-            :math:`F(u + d) \le F(u) + \langle\nabla F(u), d\rangle + \frac{\bar L}2\|d\|^2`; ``None`` if it is
-            L. See :func:`surefoot.guarantees.seen_from_weights`.
+            :math:`F(u + d) \le F(u) + \langle\nabla F(u), d\rangle + \frac{\bar L}2\|d\|^2`; ``None`` if it is L.
+            See :func:`surefoot.guarantees.seen_from_weights`.
         gradient_step: a step against the gradient at the weights that is proved on its own segment, and may leave
             the domain; ``None`` if none was looked for. See :mod:`surefoot.certificate.downhill`.
         effort: how much it was allowed to cost; see :func:`surefoot.certify`.

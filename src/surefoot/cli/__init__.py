@@ -6,8 +6,8 @@
 * ``certifying`` (one model or several), ``training``, ``stepping`` (steps, their cost, convergence) and
   ``catalogue`` (rules, models, what is installed) do the work of the commands.
 * ``sweep``: many models or checkpoints, in several processes and in several runs.
-* ``models``: a model by name, by import or from a file; ``suiting``: weights and data that suit it;
-  ``exported``: files of ``torch.export``, read without running what may be hidden in them.
+* ``models``: a model by name, by import or from a file; ``suiting``: weights and data that suit it; ``exported``:
+  files of ``torch.export``, read without running what may be hidden in them.
 * ``cases``: from options to a model, a batch, an objective and a domain.
 """
 

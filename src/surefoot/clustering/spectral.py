@@ -86,8 +86,8 @@ class Spectral(Envelope[Any]):
     r"""Spectral clustering of the outputs: :math:`\frac1{2n}\sum_{i>k}\sigma_i^2(\hat y)`.
 
     The gradient is :math:`\frac1n(\hat y - \sum_{i\le k}\sigma_iu_iv_i^\top)`. Not convex, and not smooth: where
-    :math:`\sigma_k = \sigma_{k+1} > 0` there is a kink, and near it the curvature has no bound. At such a tie
-    the gradient is a Clarke subgradient, that of the singular vectors the decomposition returned, and second
+    :math:`\sigma_k = \sigma_{k+1} > 0` there is a kink, and near it the curvature has no bound. At such a tie the
+    gradient is a Clarke subgradient, that of the singular vectors the decomposition returned, and second
     derivatives hold the projection onto them fixed; :meth:`solve` says whether there is a tie. The descent lemma
     holds nevertheless, with 1/n (:mod:`~surefoot.clustering.envelope`).
 

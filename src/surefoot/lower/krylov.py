@@ -6,14 +6,13 @@ Lanczos steps from g give orthonormal :math:`q_{j+1} = \pi_j(A)g/\|g\|` with pol
 *From below.* Ritz values, the eigenvalues of :math:`Q^\top AQ`, are at most :math:`\|A\|` in size (Cauchy).
 
 *From above.* Let :math:`Au = \lambda u`, :math:`\|u\| = 1`, :math:`|\lambda| = \|A\|`. Then
-:math:`|\pi_j(\lambda)||u^\top g| = |u^\top\pi_j(A)g| \le \|g\|` for every j. If g is Gaussian, so is
-:math:`u^\top g`, whose density is at most :math:`1/\sqrt{2\pi}`, so :math:`|u^\top g| \ge \epsilon` except with
-probability :math:`\epsilon\sqrt{2/\pi}`, and then :math:`\max_j|\pi_j(\lambda)| \le \|g\|/\epsilon`: one event for
-all j. The zeros of :math:`\pi_j` lie among the Ritz values, so :math:`|\pi_j|` grows outside of them, and
-bisection finds the largest possible :math:`\pm\lambda`. For the power method the argument is :math:`\|A\|^k \le
-\|A^kg\|/\epsilon`; here the best of all polynomials is used (J. Kuczyński and H. Woźniakowski, *Estimating the
-largest eigenvalue by the power and Lanczos algorithms with a random start*, SIAM J. Matrix Anal. 13, 1992).
-Round-off is not counted.
+:math:`|\pi_j(\lambda)||u^\top g| = |u^\top\pi_j(A)g| \le \|g\|` for every j. If g is Gaussian, so is :math:`u^\top
+g`, whose density is at most :math:`1/\sqrt{2\pi}`, so :math:`|u^\top g| \ge \epsilon` except with probability
+:math:`\epsilon\sqrt{2/\pi}`, and then :math:`\max_j|\pi_j(\lambda)| \le \|g\|/\epsilon`: one event for all j. The
+zeros of :math:`\pi_j` lie among the Ritz values, so :math:`|\pi_j|` grows outside of them, and bisection finds the
+largest possible :math:`\pm\lambda`. For the power method the argument is :math:`\|A\|^k \le \|A^kg\|/\epsilon`;
+here the best of all polynomials is used (J. Kuczyński and H. Woźniakowski, *Estimating the largest eigenvalue by
+the power and Lanczos algorithms with a random start*, SIAM J. Matrix Anal. 13, 1992). Round-off is not counted.
 """
 
 from __future__ import annotations

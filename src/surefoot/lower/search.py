@@ -163,10 +163,10 @@ def estimate(
 ) -> Estimate:
     r"""Lower bounds on the constants that :func:`surefoot.certify` bounds from above, by ascent in the domain.
 
-    Every number is attained in the domain, in double precision: a value of :math:`\|f\|`, of
-    :math:`\|Df^\top w\|` with a unit :math:`w`, of :math:`\|D^2\langle w, f\rangle v\|` with unit :math:`v, w`, or
-    a difference quotient of :math:`Df^\top w`, which shows kinks. For a real-valued function, a third of the
-    budget goes into an upper bound on its second derivative at the centre that holds with a stated probability
+    Every number is attained in the domain, in double precision: a value of :math:`\|f\|`, of :math:`\|Df^\top w\|`
+    with a unit :math:`w`, of :math:`\|D^2\langle w, f\rangle v\|` with unit :math:`v, w`, or a difference quotient
+    of :math:`Df^\top w`, which shows kinks. For a real-valued function, a third of the budget goes into an upper
+    bound on its second derivative at the centre that holds with a stated probability
     (:mod:`surefoot.lower.krylov`). The model is not changed.
 
     Args:

@@ -46,9 +46,8 @@ class Objective(nn.Module):
     ``objective(outputs)``; so is one without targets (clustering).
 
     The mathematics is that of its operation (:mod:`surefoot.operations.losses`), whose record has the function and
-    says whether it is convex, smooth, non-negative and quadratic
-    (:class:`~surefoot.operations.record.LossFacts`). If neither the record nor the class says so, the first three
-    are claimed.
+    says whether it is convex, smooth, non-negative and quadratic (:class:`~surefoot.operations.record.LossFacts`).
+    If neither the record nor the class says so, the first three are claimed.
 
     Attributes:
         operation: the name of the operation.

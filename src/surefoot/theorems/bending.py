@@ -38,10 +38,10 @@ this radius around the value at the weights. With V the variation over the ball 
     \mathrm V(B_k) \le \mathrm V(Q_k)\sup|a_k'| + \|Q_k\|\mathrm V(a_k').
 
 *In several batches.* Everything above is about one sample at a time, except for the norms over samples. A sum of
-squares over samples is added up over batches, a maximum is taken over them, and
-:math:`\|\mathrm{diag}(\mu)\tilde X_k\|_2` comes from the sum of the Gram matrices of their rows
-(:func:`~surefoot.norms.norm_of_gram`), which has as many entries as the square of the width. A batch is read again
-for each ball, and for each layer whose rows are needed (:class:`Here`).
+squares over samples is added up over batches, a maximum is taken over them, and :math:`\|\mathrm{diag}(\mu)\tilde
+X_k\|_2` comes from the sum of the Gram matrices of their rows (:func:`~surefoot.norms.norm_of_gram`), which has as
+many entries as the square of the width. A batch is read again for each ball, and for each layer whose rows are
+needed (:class:`Here`).
 
 *How far it moves.* :func:`bending` also bounds :math:`\sup\|D^2\psi(u) - D^2\psi(u_0)\|`. Each term above is a
 product; if its factors have norms :math:`f_i` at the weights and move by :math:`d_i`, it moves by at most

@@ -1,8 +1,8 @@
 r"""Models by name: register a builder, build it, and make an input it takes.
 
-A *builder* is a function whose arguments all have defaults and which returns an ``nn.Module``. A *variant*
-is the same builder with some options already chosen: ``"vgg16-smooth"`` is ``vgg16`` with soft-plus and
-average pooling. Options of the caller take precedence over those of a variant.
+A *builder* is a function whose arguments all have defaults and which returns an ``nn.Module``. A *variant* is the
+same builder with some options already chosen: ``"vgg16-smooth"`` is ``vgg16`` with soft-plus and average pooling.
+Options of the caller take precedence over those of a variant.
 
 A function describes one input from options of the builder, which are its arguments: ``@register("net",
 example=image)`` suits any builder with options ``in_channels`` and ``image_size``.
@@ -175,8 +175,8 @@ def register(
 
     Args:
         name: the name of the model.
-        example: describes one input; its arguments are options of the builder. Arguments that are not, and
-            have a default, become options of :func:`example_input`.
+        example: describes one input; its arguments are options of the builder. Arguments that are not, and have a
+            default, become options of :func:`example_input`.
         small: options under which the model is small and fast; the tests use them.
         variants: ``{"smooth": {...}}`` registers ``f"{name}-smooth"`` with these options.
 
@@ -292,8 +292,8 @@ def example_input(
         device: the device; by default torch's default device. On ``"meta"`` there are shapes but no numbers.
         dtype: the type of real inputs; by default torch's default dtype. Ids are always ``torch.int64``.
         seed: seed of the random numbers.
-        options: the options of the model. Models that take inputs of any size have one more here:
-            ``image_size`` for ``resnet18``, ``length`` for ``gpt``.
+        options: the options of the model. Models that take inputs of any size have one more here: ``image_size``
+            for ``resnet18``, ``length`` for ``gpt``.
 
     >>> sf.zoo.example_input("vgg16", batch=1, image_size=32).shape
     torch.Size([1, 3, 32, 32])
