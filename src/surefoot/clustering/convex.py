@@ -91,7 +91,10 @@ class Fused(Proximity[ConvexClusteringResult]):
         if not len(edges) or self.penalty == 0:  # every sample is its own centroid
             labels = torch.arange(len(outputs), device=outputs.device)
             none = outputs.new_zeros((0, outputs.shape[1]))
-            alone = ConvexClusteringResult(outputs, labels, none, 0.0, 0.0, 0.0, 0, 0.0, 0.0, self.tolerance)
+            alone = ConvexClusteringResult(
+                outputs, labels, none, value=0.0, gap=0.0, gradient_error=0.0, iterations=0, penalty=0.0,
+                floor=0.0, tolerance=self.tolerance,
+            )  # fmt: skip
             return Nearest(outputs, 0.0, lambda v: v, lambda: Accuracy(0.0, 0.0), alone)
         amounts = self.penalty * edges.weights
         result = fuse(outputs, edges.incidence, amounts, self.tolerance, self.max_iterations, self._dual)

@@ -278,5 +278,6 @@ class _Ascent:
         off = math.sqrt(2 * gap)
         off = (min(off, left) if polished else off) + moved
         return ConvexClusteringResult(
-            centroids, labels, dual, value, gap, off, iteration, penalty, round_off, self.tolerance, polished
-        )
+            centroids, labels, dual, value, gap, gradient_error=off, iterations=iteration, penalty=penalty,
+            floor=round_off, tolerance=self.tolerance, polished=polished,
+        )  # fmt: skip

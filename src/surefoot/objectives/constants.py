@@ -86,12 +86,17 @@ def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radiu
 
 def _ball(spec: Spec, radius: float, device: torch.device) -> Enclosure:
     """The outputs on a ball around zero; without a centre for the whole space, or on the meta device."""
-    size, unit = Magnitude.of(radius), Magnitude.zero((1,))
-    if math.isinf(radius) or device.type == "meta":
-        infinite = Magnitude.infinity()
-        return Enclosure(spec, None, size, size, infinite, None, infinite, unit)
-    centre = torch.zeros(spec.shape, dtype=torch.float64, device=device)
-    return Enclosure(spec, centre, size, size, size, None, Magnitude.zero(), unit)
+    size, has_centre = Magnitude.of(radius), math.isfinite(radius) and device.type != "meta"
+    return Enclosure(
+        spec=spec,
+        value=torch.zeros(spec.shape, dtype=torch.float64, device=device) if has_centre else None,
+        bound=size,
+        peak=size,
+        spread=size if has_centre else Magnitude.infinity(),
+        rows=None,
+        error=Magnitude.zero() if has_centre else Magnitude.infinity(),
+        lipschitz=Magnitude.zero((1,)),
+    )
 
 
 def checked_radius(radius: float) -> float:

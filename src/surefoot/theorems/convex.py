@@ -268,12 +268,11 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
             f"The Hessian is not proved to be positive definite{level}: go on until the weights are near a strict "
             "minimum, or add a ridge."
         )
-        return Convergence(
-            method, _CONVEX, False,
-            (Hypothesis("m₀", way.meaning, way.start, "> 0", way.start > 0, True),
-             Hypothesis("‖∇F‖", "the gradient", slope)),
-            math.inf, (why,),
-        )  # fmt: skip
+        hypotheses = (
+            Hypothesis("m₀", way.meaning, way.start, "> 0", way.start > 0, True),
+            Hypothesis("‖∇F‖", "the gradient", slope),
+        )
+        return Convergence(method, _CONVEX, False, hypotheses, missing=math.inf, advice=(why,))
     first = min(2 * slope / way.start, least) if way.start > 0 else least
     radii = [radius * factor for radius in dict.fromkeys((first, least)) for factor in _FACTORS if radius]
     candidates = [at(radius, radii) for radius in radii]
@@ -282,10 +281,10 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
     missing = 1.0 if good else _least_factor(lambda r: _lacking_at(at(r, [r / 2**k for k in _AHEAD])), least)
     advice = f"A gradient {missing:.3g} times smaller at the same Hessian is enough: go on for some steps."
     return Convergence(
-        method,
-        _CONVEX,
-        bool(good),
-        (
+        method=method,
+        theorem=_CONVEX,
+        proved=bool(good),
+        hypotheses=(
             Hypothesis("‖∇F‖", "the gradient", slope),
             Hypothesis("m₀", way.meaning, way.start, "> 0", True, True),
             Hypothesis("m", f"m₀ minus {way.lost} within {best.radius:.4g}", best.convexity,
@@ -294,10 +293,9 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
             Hypothesis("2d", "twice the distance to the minimum", 2 * best.distance, f"≤ {best.radius:.4g}",
                        2 * best.distance <= best.radius),
         ),
-        missing,
-        (advice,) if not good and math.isfinite(missing) else (),
-        (),
-        best,
+        missing=missing,
+        advice=(advice,) if not good and math.isfinite(missing) else (),
+        statement=best,
     )  # fmt: skip
 
 

@@ -164,10 +164,10 @@ def _interpolation(problem: Problem) -> Convergence:
         "enough; or a better conditioned Jacobian (more units, fewer samples)."
     )
     return Convergence(
-        "gauss_newton",
-        _KANTOROVICH,
-        best.holds,
-        (
+        method="gauss_newton",
+        theorem=_KANTOROVICH,
+        proved=best.holds,
+        hypotheses=(
             Hypothesis("‖r‖", "the residual", linear.length),
             Hypothesis("σ", "the smallest singular value of the Jacobian", linear.sigma, "> 0", True, True),
             Hypothesis("η", "the length of the first step", linear.least),
@@ -177,10 +177,10 @@ def _interpolation(problem: Problem) -> Convergence:
             Hypothesis("h", "the first step over twice the longest that is covered", best.h, "≤ ½", best.holds),
             Hypothesis("t*", "the distance to a solution", best.distance),
         ),
-        missing,
-        (advice,) if not best.holds and math.isfinite(missing) else (),
-        () if best.holds else problem.obstacles(2 * linear.least),
-        best,
-        None if best.holds else problem.nothing(),
-        up(weight / 2 * linear.length**2),
+        missing=missing,
+        advice=(advice,) if not best.holds and math.isfinite(missing) else (),
+        obstacles=() if best.holds else problem.obstacles(2 * linear.least),
+        statement=best,
+        nothing=None if best.holds else problem.nothing(),
+        loss=up(weight / 2 * linear.length**2),
     )

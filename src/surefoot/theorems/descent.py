@@ -95,10 +95,10 @@ def descent(problem: Problem, chosen: Chosen) -> Convergence:
         "Jacobian is enough, or a larger σ or a smaller K."
     )
     return Convergence(
-        method,
-        best.theorem,
-        bool(good),
-        (
+        method=method,
+        theorem=best.theorem,
+        proved=bool(good),
+        hypotheses=(
             Hypothesis("‖r‖", "the residual", length),
             Hypothesis("σ", "the smallest singular value of the Jacobian", sigma, "> 0", True, True),
             Hypothesis("‖J‖", "the norm of the Jacobian", linear.norm),
@@ -106,14 +106,14 @@ def descent(problem: Problem, chosen: Chosen) -> Convergence:
             *([Hypothesis("κ", "the damping", best.kappa)] if isinstance(best, DampedGaussNewton) else []),
             *_requirements(best),
         ),
-        missing,
-        (advice,) if not good and math.isfinite(missing) else (),
-        () if good else problem.obstacles(min(best.factor, 1e300) * best.radius),
-        best,
-        None if good else problem.nothing(),
-        up(weight / 2 * length**2),
-        problem.weights,
-    )  # fmt: skip
+        missing=missing,
+        advice=(advice,) if not good and math.isfinite(missing) else (),
+        obstacles=() if good else problem.obstacles(min(best.factor, 1e300) * best.radius),
+        statement=best,
+        nothing=None if good else problem.nothing(),
+        loss=up(weight / 2 * length**2),
+        weights=problem.weights,
+    )
 
 
 def _requirements(best: OnBall) -> Iterable[Hypothesis]:

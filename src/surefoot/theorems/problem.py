@@ -181,4 +181,4 @@ def not_onto(problem: Problem, advice: str = "") -> str:
 
 def refused(problem: Problem, method: str, theorem: str, why: str) -> Convergence:
     """A verdict that nothing is proved, for a reason that no factor measures."""
-    return Convergence(method, theorem, False, (), math.inf, (why,), nothing=problem.nothing())
+    return Convergence(method, theorem, False, (), missing=math.inf, advice=(why,), nothing=problem.nothing())
