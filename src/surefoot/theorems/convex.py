@@ -269,7 +269,7 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
             "minimum, or add a ridge."
         )
         hypotheses = (
-            Hypothesis("m₀", way.meaning, way.start, "> 0", way.start > 0, True),
+            Hypothesis("m₀", way.meaning, way.start, "> 0", way.start > 0, lower=True),
             Hypothesis("‖∇F‖", "the gradient", slope),
         )
         return Convergence(method, _CONVEX, False, hypotheses, missing=math.inf, advice=(why,))
@@ -280,23 +280,25 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
     best = good[0] if good else min(candidates, key=_lacking)
     missing = 1.0 if good else _least_factor(lambda r: _lacking_at(at(r, [r / 2**k for k in _AHEAD])), least)
     advice = f"A gradient {missing:.3g} times smaller at the same Hessian is enough: go on for some steps."
+    within, reach = f"m₀ minus {way.lost} within {best.radius:.4g}", 2 * best.distance
+    needs, threshold = ("> 2V", 2 * best.variation) if newton else ("> 0", 0.0)
     return Convergence(
         method=method,
         theorem=_CONVEX,
         proved=bool(good),
         hypotheses=(
             Hypothesis("‖∇F‖", "the gradient", slope),
-            Hypothesis("m₀", way.meaning, way.start, "> 0", True, True),
-            Hypothesis("m", f"m₀ minus {way.lost} within {best.radius:.4g}", best.convexity,
-                       "> 2V" if newton else "> 0", best.convexity > (2 * best.variation if newton else 0), True),
+            Hypothesis("m₀", way.meaning, way.start, "> 0", holds=True, lower=True),
+            Hypothesis("m", within, best.convexity, needs, holds=best.convexity > threshold, lower=True),
             Hypothesis("V", "how far the Hessian is there from that at the weights", best.variation),
-            Hypothesis("2d", "twice the distance to the minimum", 2 * best.distance, f"≤ {best.radius:.4g}",
-                       2 * best.distance <= best.radius),
+            Hypothesis(
+                "2d", "twice the distance to the minimum", reach, f"≤ {best.radius:.4g}", reach <= best.radius
+            ),
         ),
         missing=missing,
         advice=(advice,) if not good and math.isfinite(missing) else (),
         statement=best,
-    )  # fmt: skip
+    )
 
 
 def _lacking(statement: StronglyConvex) -> float:

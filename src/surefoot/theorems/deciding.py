@@ -169,7 +169,9 @@ def _interpolation(problem: Problem) -> Convergence:
         proved=best.holds,
         hypotheses=(
             Hypothesis("‖r‖", "the residual", linear.length),
-            Hypothesis("σ", "the smallest singular value of the Jacobian", linear.sigma, "> 0", True, True),
+            Hypothesis(
+                "σ", "the smallest singular value of the Jacobian", linear.sigma, "> 0", holds=True, lower=True
+            ),
             Hypothesis("η", "the length of the first step", linear.least),
             Hypothesis(
                 "ω", f"how fast the Jacobian changes within {profile.radius:.4g}, relative to itself", omega

@@ -100,7 +100,7 @@ def descent(problem: Problem, chosen: Chosen) -> Convergence:
         proved=bool(good),
         hypotheses=(
             Hypothesis("‖r‖", "the residual", length),
-            Hypothesis("σ", "the smallest singular value of the Jacobian", sigma, "> 0", True, True),
+            Hypothesis("σ", "the smallest singular value of the Jacobian", sigma, "> 0", holds=True, lower=True),
             Hypothesis("‖J‖", "the norm of the Jacobian", linear.norm),
             Hypothesis("K", f"the Lipschitz constant of the Jacobian within {best.radius:.4g}", best.bending),
             *([Hypothesis("κ", "the damping", best.kappa)] if isinstance(best, DampedGaussNewton) else []),
