@@ -1,9 +1,9 @@
-r"""Numbers that are known to be attained, and how they stand next to what is proved.
+r"""Lower bounds that a search attained, and their comparison with proved upper bounds.
 
-A :class:`LowerBound` of a supremum is a value the function was seen to take. It is the opposite of a
+A :class:`LowerBound` on a supremum is a value that the function takes somewhere. It is the opposite of a
 :class:`~surefoot.magnitude.Magnitude`, which is never below the truth: a sum or a product of the two would bound
 nothing, so there is no arithmetic here at all, and neither type accepts the other. The same holds for a
-:class:`ProbableBound`, which is not below the truth but for a stated probability.
+:class:`ProbableBound`, which is below the truth only with a stated probability.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from decimal import ROUND_FLOOR, Decimal
 from functools import total_ordering
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from surefoot.domains import VARIABLES
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
     from surefoot.certificate import Certificate
 
-_ROUNDOFF = 1e-9  # what an evaluation in double precision may add to an attained value
+_ROUNDOFF = 1e-9  # the relative error of an attained value in double precision
 
 
 @total_ordering
@@ -28,7 +29,7 @@ _ROUNDOFF = 1e-9  # what an evaluation in double precision may add to an attaine
 class LowerBound:
     """A finite number at or below a supremum; printed rounded down.
 
-    It compares with other lower bounds and with nothing else; ``float()`` is the way out.
+    It can be compared only with other lower bounds; ``float()`` gives the plain number.
 
     >>> LowerBound(2.71828)
     LowerBound(2.718e+00)
@@ -84,11 +85,12 @@ class LowerBound:
 
 @dataclass(frozen=True)
 class ProbableBound:
-    """A number that is above a supremum unless a random start was unlucky: no proof, so nothing computes with it.
+    """A number that is above a supremum unless a random start was unlucky; as it is not proved, it has no
+    arithmetic.
 
     Attributes:
         value: the number.
-        failure: at most the probability, over the random start, that the supremum is larger.
+        failure: a bound on the probability, over the random start, that the supremum is larger.
 
     >>> print(ProbableBound(2.71828, 1e-12))
     2.719e+00 with probability 1 − 1e-12
@@ -103,7 +105,7 @@ class ProbableBound:
         return float(self.value)
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse to become an array, and so a magnitude: likely is not proved."""
+        """Refuse to become an array, and so a magnitude: a probable bound is not proved."""
         raise TypeError("a ProbableBound is no proved bound; float() gives the plain number")
 
     def __str__(self) -> str:
@@ -112,21 +114,21 @@ class ProbableBound:
 
 @dataclass(frozen=True)
 class Estimate:
-    r"""What a search in the domain found.
+    r"""The result of a search in the domain.
 
     Attributes:
         bound: a value of :math:`\|f(u)\|_2`, so at most :math:`m`.
         lipschitz: a value of :math:`\|Df(u)^\top w\|_2` with :math:`\|w\|_2 = 1`, so at most :math:`\ell`.
         smoothness: a value of :math:`\|D^2f(u)[v, \cdot]^\top w\|_2` with unit :math:`v, w`, or of
             :math:`\|(Df(u) - Df(u'))^\top w\|_2 / \|u - u'\|_2`, so at most :math:`L`.
-        domain: where it was found, in words.
-        wrt: what varied.
-        at_centre: for a function with one value, a bound of :math:`\|D^2f\|_2` at the centre of the domain that
-            holds with a stated probability over a random start, the round-off of products not counted. Kinks
-            show nothing in it.
+        domain: the domain in words.
+        wrt: what varies: ``"params"`` or ``"input"``.
+        at_centre: for a real-valued function, a bound on :math:`\|D^2f\|_2` at the centre of the domain that holds
+            with a stated probability over a random start; it does not count the round-off of products, and does
+            not see kinks.
 
-    >>> found = Estimate(LowerBound(1.0), LowerBound(2.0), LowerBound(0.5), "on a ball")
-    >>> float(found.lipschitz)
+    >>> estimate = Estimate(LowerBound(1.0), LowerBound(2.0), LowerBound(0.5), "on a ball")
+    >>> float(estimate.lipschitz)
     2.0
     """
 
@@ -138,11 +140,10 @@ class Estimate:
     at_centre: ProbableBound | None = None
 
     def __str__(self) -> str:
-        what = "parameters" if self.wrt == "params" else "the input"
         likely = self.at_centre
         end = "" if likely is None else f"\n  at the centre, smoothness L ≤ {likely} over the start"
         return (
-            f"Found with respect to {what}: {self.domain}\n"
+            f"Found with respect to {VARIABLES[self.wrt]}: {self.domain}\n"
             f"  bound m ≥ {self.bound}   Lipschitz ℓ ≥ {self.lipschitz}   smoothness L ≥ {self.smoothness}{end}"
         )
 
@@ -152,9 +153,9 @@ class Contradiction(SurefootError):
 
 
 def bracket(certificate: Certificate, estimate: Estimate) -> str:
-    r"""Lower bound, supremum, upper bound and their ratio, a line for each of the three constants.
+    r"""Lower bound, upper bound and their ratio, with a line for each of the three constants.
 
-    Both are of the same model, batch, objective and domain.
+    The certificate and the estimate are of the same model, batch, objective and domain.
 
     Raises:
         Contradiction: if a lower bound exceeds the upper one by more than the round-off of its evaluation.
@@ -181,7 +182,7 @@ def bracket(certificate: Certificate, estimate: Estimate) -> str:
 
 
 def _ratio(name: str, low: LowerBound, high: Magnitude) -> str:
-    """How many times the upper bound is the lower one."""
+    """The upper bound over the lower one."""
     if Magnitude.of(float(low)) > high * (1 + _ROUNDOFF):
         raise Contradiction(
             f"the {name} {low} was attained, but the certificate says {high}: check that both speak of the same "

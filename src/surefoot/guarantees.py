@@ -1,4 +1,4 @@
-r"""What follows from a certificate: step sizes, iteration counts, the damping of Gauss-Newton steps.
+r"""Consequences of a certificate: step sizes, iteration counts, the damping of Gauss-Newton steps.
 
 Throughout, :math:`F` is real-valued and :math:`L` bounds its second derivative on the domain, a convex set.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from surefoot.certificate import Certificate
 
 _MOST_BITS = 1_000_000
-_HAIR = 2.0**-20  # by which steps to the edge are shortened: gradients may be computed in single precision
+_HAIR = 2.0**-20  # steps to the edge are shortened by this part, as gradients may be in single precision
 
 
 class GuaranteeError(SurefootError, ValueError):
@@ -25,7 +25,7 @@ class GuaranteeError(SurefootError, ValueError):
 
 
 def require_smooth(certificate: Certificate) -> None:
-    """Refuse where no step is guaranteed.
+    """Refuse a certificate that guarantees no step.
 
     Raises:
         GuaranteeError: if the function is not real-valued, the constants are not bounds, or the smoothness is
@@ -41,7 +41,7 @@ def require_smooth(certificate: Certificate) -> None:
 
 
 def require_bounds(certificate: Certificate) -> None:
-    """Refuse what is not a bound of a real-valued function on a set with an inside, saying what it is."""
+    """Refuse a certificate that does not bound a real-valued function on balls or boxes."""
     if not certificate.scalar:
         raise GuaranteeError(
             "the certificate is that of a network's outputs, which are not descended: certify an objective, for "
@@ -60,7 +60,7 @@ def require_bounds(certificate: Certificate) -> None:
 
 
 def iterations(smoothness: Magnitude, gap: float | Magnitude, eps: float, factor: int = 2) -> int:
-    r"""The smallest whole number :math:`N \ge c L (F_0 - F_{\mathrm{low}}) / \varepsilon^2`, c the factor.
+    r"""The smallest whole number :math:`N \ge c L (F_0 - F_{\mathrm{low}}) / \varepsilon^2`, with c the factor.
 
     Gradient descent :math:`u_{k+1} = u_k - \frac1L\nabla F(u_k)` that stays in the domain has c = 2:
 
@@ -71,7 +71,7 @@ def iterations(smoothness: Magnitude, gap: float | Magnitude, eps: float, factor
     \varepsilon^2`. (Functions that are smooth on the whole space have c = 4/3, by an argument that leaves the
     domain; it is not used.)
 
-    The arithmetic is exact; a number of steps beyond any use is still a number.
+    The arithmetic is exact, however large the number is.
 
     Raises:
         GuaranteeError: if eps is not positive, or the number would have a million binary digits.
@@ -88,7 +88,7 @@ def iterations(smoothness: Magnitude, gap: float | Magnitude, eps: float, factor
 
 
 def _fraction(value: Magnitude) -> Fraction:
-    """A magnitude as an exact number, not below it."""
+    """An exact number that is at least a magnitude."""
     number = float(value)
     if math.isfinite(number):
         return Fraction(number)
@@ -99,7 +99,7 @@ def _fraction(value: Magnitude) -> Fraction:
 
 
 def step_from(curvature: Magnitude) -> float:
-    """One over it, rounded down; 0 where it is beyond the range of doubles, infinite where it is zero."""
+    """The inverse of a curvature, rounded down; 0 if it is beyond the range of doubles, infinite if it is zero."""
     number = float(curvature)
     if number == 0:
         return math.inf
@@ -107,13 +107,13 @@ def step_from(curvature: Magnitude) -> float:
 
 
 def inverse_of_one_step(certificate: Certificate) -> float:
-    """The longest step from the weights that descends while it stays in the domain: 1/L, or more where known."""
-    seen = certificate.one_step
-    return step_from(certificate.smoothness if seen is None else seen)
+    """A step from the weights that descends while it stays in the domain: 1/L, or more with ``one_step``."""
+    one_step = certificate.one_step
+    return step_from(certificate.smoothness if one_step is None else one_step)
 
 
 def seen_from_weights(balls: Sequence[tuple[float, Magnitude]]) -> Magnitude:
-    r"""The curvature that a single move from the weights meets, from that on balls around them.
+    r"""The curvature that a single move from the weights meets, from the curvature on balls around them.
 
     With :math:`L_i \ge \|\nabla^2F\|` on the ball of radius :math:`r_i`, :math:`0 = r_0 < r_1 < … < r_k = r`,
 
@@ -123,9 +123,9 @@ def seen_from_weights(balls: Sequence[tuple[float, Magnitude]]) -> Magnitude:
     *Proof.* The remainder of Taylor's theorem is :math:`\int_0^1(1 - t)\,\nabla^2F(u + td)[d, d]\,dt`, the point
     :math:`u + td` lies in the ball of radius :math:`tr`, so :math:`\nabla^2F` there is at most :math:`L_i` for
     :math:`t_{i-1} < t \le t_i`, and :math:`2\int_{t_{i-1}}^{t_i}(1 - t)\,dt` is the weight of :math:`L_i`. So a
-    step :math:`\gamma \le 1/\bar L` with :math:`\gamma\|\nabla F(u)\| \le r` makes F smaller by
-    :math:`\frac\gamma2\|\nabla F(u)\|^2` at least, as 1/L does. Where the curvature grows linearly, :math:`\bar L`
-    has a third of the growth.
+    step :math:`\gamma \le 1/\bar L` with :math:`\gamma\|\nabla F(u)\| \le r` lowers F by at least
+    :math:`\frac\gamma2\|\nabla F(u)\|^2`, as 1/L does. If the curvature grows linearly, :math:`\bar L` has a third
+    of the growth.
 
     >>> round(float(seen_from_weights([(0.5, Magnitude.of(1.0)), (1.0, Magnitude.of(2.0))])), 9)
     1.25
@@ -139,11 +139,12 @@ def seen_from_weights(balls: Sequence[tuple[float, Magnitude]]) -> Magnitude:
 
 
 def longest_step(certificate: Certificate) -> float:
-    r"""The longest step against the gradient that is sure to end in the domain, from the weights at its centre.
+    r"""The longest step against the gradient that ends in the domain, from the weights at its centre.
 
-    :math:`r/\|\nabla F(u)\|` on a ball, as :math:`\|u - \gamma\nabla F(u) - u\| \le r` says, and
-    :math:`\min_sr_s/\|\nabla_sF(u)\|` on a product of balls. The gradient is that at the centre, or bounded by ℓ
-    where it is not known. Infinite where the domain is not around the weights: nothing is known about the step.
+    It is :math:`r/\|\nabla F(u)\|` on a ball, as :math:`\|u - \gamma\nabla F(u) - u\| \le r`, and
+    :math:`\min_sr_s/\|\nabla_sF(u)\|` on a product of balls. The norm of the gradient at the centre is bounded by
+    ℓ if it was not computed. The result is infinite if the domain is not around the weights: then nothing is known
+    about where a step ends.
     """
     if certificate.radius is None or not certificate.scalar:
         return math.inf
@@ -154,14 +155,14 @@ def longest_step(certificate: Certificate) -> float:
 
 
 def gradient_sizes(certificate: Certificate) -> Mapping[str, float]:
-    """The norm of the gradient at the centre by block, or a bound on it."""
+    """Bounds on the norm of the gradient at the centre, by block."""
     if certificate.block_gradients is not None:
         return certificate.block_gradients
     return {path: float(size) for path, size in certificate.block_lipschitz.items()}
 
 
 def until(radius: float, gradient: float) -> float:
-    """The step that goes so far, or a hair less."""
+    """The step that moves by a radius, or slightly less."""
     return math.inf if gradient == 0 else radius * (1 - _HAIR) / gradient
 
 
@@ -176,7 +177,7 @@ def require_room(certificate: Certificate, gap: float | Magnitude, eps: float) -
     F(u))/\varepsilon \le r`: no such :math:`u` is on the edge, and :math:`u_{k+1}` is inside.
 
     Raises:
-        GuaranteeError: with the radius that would do.
+        GuaranteeError: with a radius that is enough.
     """
     radius = certificate.radius
     if radius is None or isinstance(radius, Mapping):
@@ -200,11 +201,11 @@ def damping(certificate: Certificate) -> float:
        :math:`b = \psi(u) + Jv`. Convexity at :math:`a` gives :math:`h(a) \le h(b) + \langle\nabla h(a), a -
        b\rangle \le h(b) + \ell_h\|a - b\|`, and :math:`\|a - b\| \le \frac12L_\psi\|v\|^2` by Taylor's formula.
        Since :math:`a` is an output at a point of the domain, :math:`\ell_h` is needed there only.
-    2. The quadratic model :math:`F(u) + \langle\nabla F(u), v\rangle + \frac12 v^\top J^\top\nabla^2h\,Jv
-       + \frac\kappa2\|v\|^2`. For the square loss it is the same model, h being quadratic. For any convex h it
-       majorises F once :math:`\kappa \ge L`: without its third term, which is not negative, it does already. For
-       the cross-entropy :math:`\ell_hL_\psi` would not do: a linear network has :math:`L_\psi = 0`, and the
-       quadratic Taylor model of a logistic regression is no upper bound.
+    2. The quadratic model :math:`F(u) + \langle\nabla F(u), v\rangle + \frac12 v^\top J^\top\nabla^2h\,Jv +
+       \frac\kappa2\|v\|^2`. For the square loss it is the same model, as h is quadratic. For any convex h it
+       majorises F once :math:`\kappa \ge L`, even without its third term, which is not negative. For the
+       cross-entropy :math:`\ell_hL_\psi` is not enough: a linear network has :math:`L_\psi = 0`, and the quadratic
+       Taylor model of a logistic regression is not an upper bound.
 
     So this is :math:`\min(\ell_hL_\psi, L)` for the square loss and :math:`L` for other convex losses, rounded up.
 
@@ -244,7 +245,7 @@ def _finite(certificate: Certificate, value: Magnitude) -> float:
 
 
 def composite_iterations(kappa: float, gap: float | Magnitude, eps: float) -> int:
-    r"""After so many Gauss-Newton or prox-linear steps some step was no longer than :math:`\varepsilon/\kappa`.
+    r"""A number of Gauss-Newton or prox-linear steps of which one is at most :math:`\varepsilon/\kappa` long.
 
     Let :math:`m_u(v) = h(\psi(u) + Jv) + \frac\kappa2\|v\|^2`, h convex, with a :math:`\kappa` for which it is at
     least :math:`F(u + v)` (:func:`damping`, item 1; for the square loss it is the quadratic model of item 2), and
@@ -273,7 +274,7 @@ def composite_iterations(kappa: float, gap: float | Magnitude, eps: float) -> in
 
 
 def damped_rate(kappa: float, sigma: float, weight: float) -> float:
-    r"""The factor by which a damped Gauss-Newton step multiplies a square loss, at most, rounded up.
+    r"""The largest factor by which a damped Gauss-Newton step multiplies a square loss, rounded up.
 
     For :math:`h = \frac\mu2\|\cdot - y\|^2`, a :math:`\kappa` as in :func:`composite_iterations` and
     :math:`\sigma \le \sigma_{\min}(J)`, with :math:`r = \psi(u) - y`,
@@ -295,5 +296,5 @@ def damped_rate(kappa: float, sigma: float, weight: float) -> float:
 
 
 def gap_of(certificate: Certificate) -> Magnitude:
-    """F − F_low over the domain: at most the bound if F is not negative, at most twice the bound in any case."""
+    """A bound on F − F_low over the domain: the bound on F if it is not negative, else twice that bound."""
     return certificate.bound if certificate.nonnegative else certificate.bound * 2.0

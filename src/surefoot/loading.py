@@ -1,4 +1,4 @@
-"""Imports of many modules at once, while garbage collection waits."""
+"""Imports at run time: of large modules, and of optional packages."""
 
 from __future__ import annotations
 
@@ -6,13 +6,29 @@ import gc
 from importlib import import_module
 from typing import Any
 
+from surefoot.errors import SurefootError
+
+
+def optional(module: str, packages: str, purpose: str, error: type[SurefootError]) -> Any:
+    """A module of an optional package; if it is missing, the error says what needs it and how to install it.
+
+    >>> optional("missing.module", "missing", "this example", SurefootError)
+    Traceback (most recent call last):
+    surefoot.errors.SurefootError: this example needs missing, which is not installed: pip install missing
+    """
+    try:
+        return import_module(module)
+    except ImportError as cause:
+        name = packages.partition(" ")[0]
+        raise error(f"{purpose} needs {name}, which is not installed: pip install {packages}") from cause
+
 
 def loaded(name: str) -> Any:
-    """A module by its full name, imported without collecting garbage meanwhile.
+    """A module by its full name, imported without garbage collection.
 
-    What an import creates stays. To collect would be to go through all of it again and again as it grows, and to
-    find nothing: that is a third of the time in which ``torch.export`` loads its tracer. Objects that are frozen
-    and thawed count as old ones, which are looked at last; what somebody else froze stays frozen.
+    The objects that an import creates stay. Collecting would go through all of them again and again and find
+    nothing; that is a third of the time in which ``torch.export`` loads its tracer. Objects that are frozen and
+    thawed move to the oldest generation, which is collected last; objects that somebody else froze stay frozen.
     """
     collecting = gc.isenabled()
     gc.disable()

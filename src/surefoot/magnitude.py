@@ -4,7 +4,7 @@ A *valid magnitude* for an exact number :math:`m \in [0, \infty]` is any represe
 :math:`\hat m \ge m`. Every operation here maps valid magnitudes to a valid magnitude, so a whole
 calculation on them ends in an upper bound, round-off included.
 
-Representation: :math:`\log_2 m` in double precision, so that the bound of a 1000-layer network,
+A magnitude is stored as :math:`\log_2 m` in double precision, so that the bound of a 1000-layer network,
 :math:`10^{1000}` and more, is an ordinary number. Zero is :math:`-\infty`, infinity is :math:`+\infty`.
 
 Why the rounding is safe. A product of magnitudes is a sum of logarithms; its rounding error is computed
@@ -42,11 +42,11 @@ def _up(log2: Any) -> Any:
     """Move rounded logarithms up by more than their rounding error; infinities stay."""
     if type(log2) is float:
         return log2 + (abs(log2) + 2.0) * _ROUNDING if math.isfinite(log2) else log2
-    return log2 + (np.minimum(np.abs(log2), -_LOWEST) + 2.0) * _ROUNDING  # what is added is finite
+    return log2 + (np.minimum(np.abs(log2), -_LOWEST) + 2.0) * _ROUNDING  # a finite amount
 
 
 def _log2(number: float, sign: float = 1.0) -> float:
-    """The logarithm of a positive number, or of its reciprocal for sign = -1, rounded upwards; exact for 2^n."""
+    """The logarithm of a positive number, or of its reciprocal for sign = -1, rounded up; exact for 2^n."""
     log2 = math.log2(number)
     exact = log2.is_integer() and number == 2 ** int(log2)
     return sign * log2 if exact else _up(sign * log2)
@@ -126,10 +126,10 @@ class Magnitude:
 
     @classmethod
     def _made(cls, log2: Any) -> Magnitude:
-        """From the result of an operation on logarithms, which is no NaN, as none of the operands is."""
-        made = cls.__new__(cls)
-        made.log2 = log2 if type(log2) is float or (type(log2) is np.ndarray and log2.ndim) else float(log2)
-        return made
+        """The magnitude of a logarithm that comes from other magnitudes, so that it is not NaN."""
+        magnitude = cls.__new__(cls)
+        magnitude.log2 = log2 if type(log2) is float or (type(log2) is np.ndarray and log2.ndim) else float(log2)
+        return magnitude
 
     @classmethod
     def of(cls, value: Number) -> Magnitude:
@@ -147,15 +147,15 @@ class Magnitude:
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu()
             value = (value if value.dtype is torch.int64 else value.double()).numpy()
-        given = np.asarray(value)
-        array = given.astype(np.float64)
+        numbers = np.asarray(value)
+        array = numbers.astype(np.float64)
         if not (array >= 0).all():
             raise ValueError(f"a magnitude is a non-negative number, got {value!r}")
         mantissa, exponent = np.frexp(array)
         with np.errstate(divide="ignore"):
             logs = np.log2(array)
         # powers of two are exact (1 stays 1), unless they come from rounding a large integer
-        exact_entries = (mantissa == 0.5) & ((given.dtype.kind == "f") | (array < 2.0**53))
+        exact_entries = (mantissa == 0.5) & ((numbers.dtype.kind == "f") | (array < 2.0**53))
         return cls(np.where(exact_entries, exponent - 1.0, _up(logs)))
 
     @classmethod
@@ -165,7 +165,7 @@ class Magnitude:
 
     @classmethod
     def infinity(cls) -> Magnitude:
-        """The value of what has no finite bound."""
+        """The magnitude of a quantity without a finite bound."""
         return cls(np.inf)
 
     @property
@@ -203,7 +203,7 @@ class Magnitude:
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Magnitude:
-        """The quotient; ∞ for 0/0 and ∞/∞, of which nothing is known."""
+        """The quotient; ∞ for 0/0 and ∞/∞, which have no bound."""
         if isinstance(other, Magnitude):
             undefined = np.isinf(self.log2) & (self.log2 == other.log2)
             return Magnitude(np.where(undefined, np.inf, _multiply(self.log2, -other.log2)))
@@ -260,8 +260,8 @@ class Magnitude:
     def numpy(self) -> np.ndarray:
         """The entries as doubles, rounded upwards; ``inf`` where beyond the range of a double.
 
-        ``exp2`` errs by at most 4 units in the last place, less than the factor 1 + 2^-49. What is below the
-        smallest normal double, except zero, becomes that double: subnormal numbers may be flushed to zero.
+        ``exp2`` errs by at most 4 units in the last place, less than the factor 1 + 2^-49. A positive number below
+        the smallest normal double becomes that double, as subnormal numbers may be flushed to zero.
         """
         log2 = np.asarray(self.log2)
         with np.errstate(over="ignore", under="ignore"):
@@ -279,8 +279,8 @@ class Magnitude:
         return float(self.numpy())
 
     def __eq__(self, other: object) -> Any:
-        known = isinstance(other, Magnitude | float | int)
-        return _relation(operator.eq)(self, other) if known else NotImplemented
+        comparable = isinstance(other, Magnitude | float | int)
+        return _relation(operator.eq)(self, other) if comparable else NotImplemented
 
     __lt__, __le__ = _relation(operator.lt), _relation(operator.le)
     __gt__, __ge__ = _relation(operator.gt), _relation(operator.ge)
@@ -297,7 +297,7 @@ class Magnitude:
         return self.format(3)
 
     def __format__(self, spec: str) -> str:
-        """As a number where the specification is that of one, rounded upwards; else as text."""
+        """The text for a specification; if it is one for numbers, the number is rounded up."""
         kind = spec[-1:]
         if self.shape or not ("." in spec or kind in tuple("eEfFgGn%")):
             return format(str(self), spec)
@@ -325,12 +325,12 @@ class Magnitude:
         if math.isinf(log2):
             return "0" if log2 < 0 else "∞"
         with localcontext(_DECIMAL):
-            known = abs(log2) <= _PRINTABLE  # else not even the first digit is: a bare power of ten
-            value = Decimal(2) ** Decimal(log2) if known else Decimal(log2) * Decimal(2).log10()
-            rounded = _ceiling(value, digits + 1, slack="1e-12" if known else "0")
+            has_digits = abs(log2) <= _PRINTABLE  # beyond that not even the first digit is known: a power of ten
+            value = Decimal(2) ** Decimal(log2) if has_digits else Decimal(log2) * Decimal(2).log10()
+            rounded = _ceiling(value, digits + 1, slack="1e-12" if has_digits else "0")
             exponent = rounded.adjusted()
             mantissa = rounded.scaleb(-exponent).quantize(Decimal(1).scaleb(-digits))
-            return f"{'' if known else '10^'}{mantissa}e{exponent:+03d}"
+            return f"{'' if has_digits else '10^'}{mantissa}e{exponent:+03d}"
 
 
 _PRINTABLE = 1e15
@@ -338,9 +338,9 @@ _DECIMAL = Context(prec=40, Emax=10**17, Emin=-(10**17))
 
 
 def _ceiling(value: Decimal, digits: int, fixed: bool = False, slack: str = "1e-12") -> Decimal:
-    """A number rounded upwards to so many digits, or decimals if ``fixed``.
+    """A number rounded up to this many digits, or decimals if ``fixed``.
 
-    A positive number that exceeds one with so many digits by a relative 1e-12 at most becomes that one: the
+    A positive number that exceeds one with this many digits by at most a relative 1e-12 becomes that one: the
     difference is the inflation of the arithmetic, and 1 should read 1.
     """
     unit = Decimal(1).scaleb((0 if fixed else value.adjusted() + 1) - digits)

@@ -1,4 +1,4 @@
-r"""A smooth version of a network: every module with a kink replaced by a smooth counterpart, on a copy.
+r"""A smooth version of a network: a copy in which a smooth counterpart replaces every module with a kink.
 
 =================================  =====================================================================
 module                             counterpart
@@ -9,17 +9,16 @@ module                             counterpart
 ``LeakyReLU``, ``PReLU``           :math:`\alpha x + (1-\alpha)\log(1 + e^x)`, the same slopes at ±∞
 ``Hardtanh``, ``ReLU6``            :math:`l + \log(1 + e^{x-l}) - \log(1 + e^{x-h})`, the same limits l and h
 ``Hardswish``                      ``SiLU``, which it was made to approximate (Howard et al., 2019)
-``Hardsigmoid``                    ``Sigmoid``, likewise
+``Hardsigmoid``                    ``Sigmoid``, which it was made to approximate
 =================================  =====================================================================
 
-Each identity behind a counterpart: :math:`\max(x, 0)` becomes soft-plus in
-:math:`\max(x,0) + \alpha\min(x,0) = \alpha x + (1-\alpha)\max(x,0)` and in
-:math:`\min(\max(x,l),h) = l + \max(x-l,0) - \max(x-h,0)`. Soft-plus exceeds :math:`\max(x, 0)` by 0 to log 2, so
-these counterparts differ from the originals by at most :math:`|1-\alpha|\log 2` and log 2.
+The counterparts replace :math:`\max(x, 0)` by soft-plus in :math:`\max(x,0) + \alpha\min(x,0) = \alpha x +
+(1-\alpha)\max(x,0)` and in :math:`\min(\max(x,l),h) = l + \max(x-l,0) - \max(x-h,0)`. Soft-plus exceeds
+:math:`\max(x, 0)` by 0 to log 2, so they differ from the originals by at most :math:`|1-\alpha|\log 2` and log 2.
 
-What has a kink and no counterpart is refused: ``RReLU``, ``SELU``, ``ELU`` with α ≠ 1 (``CELU`` has a continuous
-derivative for every α), the shrinking functions, ``Threshold``, ``LPPool``, fractional and un-pooling. ``ELU``
-with α = 1, ``CELU`` and ``Softsign`` stay: their derivatives are Lipschitz-continuous.
+Modules with a kink but no counterpart are refused: ``RReLU``, ``SELU``, ``ELU`` with α ≠ 1 (``CELU`` has a
+continuous derivative for every α), the shrinking functions, ``Threshold``, ``LPPool``, fractional and un-pooling.
+``ELU`` with α = 1, ``CELU`` and ``Softsign`` stay: their derivatives are Lipschitz-continuous.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class LeakySoftplus(nn.Module):
 class ParametricSoftplus(nn.Module):
     """The smooth counterpart of ``PReLU``: :class:`LeakySoftplus` with learned slopes, one or one per channel.
 
-    The parameter itself is taken over, so a tied one stays tied.
+    It holds the same parameter, so a tied one stays tied.
     """
 
     def __init__(self, weight: nn.Parameter) -> None:
@@ -108,8 +107,8 @@ class SoftClamp(nn.Module):
 def smooth(model: nn.Module, x: Any = None) -> nn.Module:
     """A deep copy of the model with smooth counterparts in place of modules that have kinks.
 
-    The original is untouched. A module used in several places stays one module; parameters, names and training
-    mode are the original's.
+    The original does not change. A module used in several places stays one module; parameters, names and training
+    mode are those of the original.
 
     Args:
         model: any module; on the ``meta`` device nothing is allocated.
@@ -127,7 +126,7 @@ def smooth(model: nn.Module, x: Any = None) -> nn.Module:
     )
     """
     copied = copy.deepcopy(model)
-    made: dict[int, nn.Module] = {}
+    counterparts: dict[int, nn.Module] = {}
     refused: list[str] = []
     for path, module in copied.named_modules():
         try:
@@ -136,13 +135,13 @@ def smooth(model: nn.Module, x: Any = None) -> nn.Module:
             refused.append(f"{describe(path)}: {error}")
             continue
         if counterpart is not None:
-            made[id(module)] = counterpart.train(module.training)
+            counterparts[id(module)] = counterpart.train(module.training)
     _refuse("modules that have kinks and no smooth counterpart", refused)
     for parent in list(copied.modules()):
         for name, child in list(children_of(parent).items()):
-            if id(child) in made:
-                children_of(parent)[name] = made[id(child)]
-    result = made.get(id(copied), copied)
+            if id(child) in counterparts:
+                children_of(parent)[name] = counterparts[id(child)]
+    result = counterparts.get(id(copied), copied)
     if x is not None:
         graph = capture(result, x)
         kinked = [node for node in graph.nodes if graph.roles[node.name] is not Role.CONSTANT and _has_kink(node)]
@@ -151,14 +150,14 @@ def smooth(model: nn.Module, x: Any = None) -> nn.Module:
     return result
 
 
-def _refuse(what: str, found: list[str]) -> None:
-    if found:
-        places = "".join(f"\n  {place}" for place in dict.fromkeys(found))
-        raise NotSmooth(f"the model has {what}; write modules with a smooth counterpart instead:{places}")
+def _refuse(what: str, places: list[str]) -> None:
+    if places:
+        lines = "".join(f"\n  {place}" for place in dict.fromkeys(places))
+        raise NotSmooth(f"the model has {what}; write modules with a smooth counterpart instead:{lines}")
 
 
 def _has_kink(node: Node) -> bool:
-    """Whether an operation has a kink: a function of one number where its slope jumps, any other by name."""
+    """Whether an operation has a kink: a jump of the slope for a function of one number, a name for others."""
     name, scalar, x = node.op.removeprefix("aten."), record_of(node).scalar, ScalarFunction.variable()
     arguments = {key: x if isinstance(value, Ref) else value for key, value in node.arguments.items()}
     function = scalar(arguments) if scalar is not None and len(node.inputs) == 1 else None
@@ -171,7 +170,7 @@ def _has_kink(node: Node) -> bool:
 def _counterpart(module: nn.Module) -> nn.Module | None:
     """The smooth counterpart, or ``None`` for a module that stays.
 
-    A subclass counts as what it inherits from unless it has a forward pass of its own.
+    A subclass counts as its base class unless it has another forward pass.
     """
     for kind, make in _COUNTERPARTS.items():
         if isinstance(module, kind) and type(module).forward is kind.forward:
@@ -199,7 +198,7 @@ def _exponential(module: Any) -> None:
 
 
 def _without(why: str) -> Callable[[Any], nn.Module]:
-    """A module that is refused."""
+    """The counterpart of a module that has none: a refusal."""
 
     def make(module: Any) -> nn.Module:
         raise NotSmooth(f"{type(module).__name__} {why}")
@@ -208,7 +207,7 @@ def _without(why: str) -> Callable[[Any], nn.Module]:
 
 
 def _kinds(name: str, dims: str = "123") -> list[type[nn.Module]]:
-    """The modules of torch for images of so many dimensions."""
+    """The modules of torch with this name, one for each number of dimensions."""
     return [getattr(nn, f"{name}{dim}d") for dim in dims]
 
 
@@ -234,7 +233,7 @@ _COUNTERPARTS: dict[type[nn.Module], Callable[[Any], nn.Module | None]] = {
     **dict.fromkeys(_kinds("FractionalMaxPool", "23"), _without("draws random patches: use AvgPool")),
     **dict.fromkeys(_kinds("MaxUnpool"), _without("needs the indices of maxima: use Upsample")),
 }
-# operations with kinks that are no functions of one number
+# operations with kinks that are not functions of one number
 _KINKED = {
     "prelu", "_prelu_kernel", "sgn", "floor", "ceil", "round", "trunc", "frac", "heaviside", "clamp",
     "clamp_min", "clamp_max", "clip", "maximum", "minimum", "fmax", "fmin", "max", "min", "amax", "amin",

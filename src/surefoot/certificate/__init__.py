@@ -1,13 +1,14 @@
 """The certificate and how it is shown.
 
-* ``proving``: from the passes of the calculus to a certificate, and on which ball, if none is given.
+* ``proving``: from the passes of the calculus to a certificate, on a given set or on a ball that is searched for;
+  ``segments``: along a segment.
 * ``downhill``: a step that is proved on the segment against the gradient.
-* ``pieces``: the certificate of data in pieces, from those of the batches; ``summed``: their gradient.
-* ``regularised``: with a function of the parameters added.
+* ``pieces``: the certificate of several batches, from one certificate per batch; ``summed``: their gradient.
+* ``regularised``: the certificate with a function of the parameters added.
 * ``record``: :class:`Certificate`. ``rows``: its table, and the table as a tree of modules.
 * ``advice``: the verdict, what limits it, what would help. ``numbers``: how numbers are written.
-* ``text``: printed. ``notebook``: in a notebook. ``plot``: as a data frame and as a figure.
-* ``document``: as JSON, and back; how to cite it.
+* ``text``, ``notebook``, ``plot``: a certificate as text, in a notebook, as a data frame or a figure.
+* ``document``: a certificate as JSON, and back; how to cite it.
 """
 
 from surefoot.certificate.record import Certificate

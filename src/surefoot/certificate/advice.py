@@ -1,4 +1,4 @@
-"""What a certificate says, in words: the verdict, what limits it, and what would help."""
+"""A certificate in words: the verdict, what limits it, and what would help."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from surefoot.magnitude import Magnitude
 if TYPE_CHECKING:
     from surefoot.certificate.record import Certificate
 
-_ENOUGH = 0.8  # of the smoothness explained by the places that are named
+_ENOUGH = 0.8  # share of the smoothness that the named places explain
 _MOST_PLACES = 3
-_WORTHWHILE = 1.2  # by which a remedy must divide the smoothness to be named
-_STEEP = 2.0  # slopes below this are not pointed at
+_WORTHWHILE = 1.2  # a remedy is named if it divides the smoothness by at least this
+_STEEP = 2.0  # smaller slopes are not mentioned
 
 
 PROXIMAL = (
@@ -33,11 +33,11 @@ def worth(certificate: Certificate) -> str:
     r"""``useful``, ``finite but of no use``, or ``not certified``.
 
     Not certified: L is infinite, or rests on constants that are not bounds. Of no use: no step stays in the
-    domain, or a step 1/L is so short that nobody would take it. That is so if :math:`L \ge
-    10^{12}\max(1, \|\nabla F\|)`, with the gradient at the centre: the weights then move by less than
-    :math:`10^{-12}`. Where the curvature c at the weights is known, it is so already if :math:`L \ge 10^6\max(1,
-    \|\nabla F\|, c)`: the step is then less than a millionth of 1/c too. A longer
-    step that is proved otherwise (``step_size``) is of use.
+    domain, or a step 1/L is so short that nobody would take it. This is the case if :math:`L \ge 10^{12}\max(1,
+    \|\nabla F\|)`, with the gradient at the centre: the weights then move by less than :math:`10^{-12}`. If the
+    curvature c at the weights has been estimated, :math:`L \ge 10^6\max(1, \|\nabla F\|, c)` is enough: the step
+    is then also less than a millionth of 1/c. A longer step that is proved in another way (``step_size``) is of
+    use.
     """
     if certificate.segment_step is not None and not certificate.flags:
         return USEFUL if certificate.segment_step > 0 else NOT_CERTIFIED
@@ -53,7 +53,7 @@ def worth(certificate: Certificate) -> str:
 
 
 def headline(certificate: Certificate) -> str:
-    """What to do with it, in one sentence."""
+    """The steps that may be taken, in one sentence."""
     word = worth(certificate)
     if word == NOT_CERTIFIED or (word == OF_NO_USE and certificate.step_size == 0):
         return f"Nothing is proved about steps: {_because(certificate)}."
@@ -69,16 +69,16 @@ def headline(certificate: Certificate) -> str:
         return f"Steps up to {step} are proved to descend, too short to be of use."
     if certificate.radius is None:
         return f"Steps up to {step} against the gradient descend while they stay in the domain."
-    said = f"Steps up to {step} against the gradient are proved to descend"
+    claim = f"Steps up to {step} against the gradient are proved to descend"
     bent = 0.0 if certificate.curvature is None else float(certificate.curvature)
     if (not certificate.step_size * bent < 1 and certificate.gradient_step) or not bent:
-        return f"{said}."
+        return f"{claim}."
     allowed = readable((Magnitude.of(1.0) / bent).format(2))
-    return f"{said}; the curvature at these weights would allow {allowed} at most."
+    return f"{claim}; the curvature at these weights would allow {allowed} at most."
 
 
 def verdict(certificate: Certificate) -> str:
-    """One sentence: a word on what the certificate is worth, and what is certified or why nothing is."""
+    """What the certificate is worth in a word, then what is certified or why nothing is."""
     return f"{worth(certificate)}: {_because(certificate)}"
 
 
@@ -124,7 +124,7 @@ def _culprits(certificate: Certificate) -> str:
 
 
 def limits(certificate: Certificate) -> list[str]:
-    """Sentences on where a finite smoothness comes from and what would lower it; empty if nothing is known."""
+    """Sentences on where a finite smoothness comes from and what would lower it; empty without shares."""
     if not certificate.smoothness.is_finite or not any(row.share > 0 for row in certificate.rows):
         return []
     sentences = [_origins(certificate.rows)]
@@ -136,7 +136,7 @@ def limits(certificate: Certificate) -> list[str]:
 
 
 def _origins(rows: tuple[Row, ...]) -> str:
-    """Where the smoothness comes from: the few places that make up most of it, else the kinds of operations."""
+    """The few places that make up most of the smoothness; if there are many, the kinds of operations."""
     by_place = _shares(rows, lambda row: f"{row.module or MODEL} ({row.operation})")
     named = _leading(by_place)
     if sum(named.values()) < 0.5 and len(by_place) > _MOST_PLACES:
@@ -158,17 +158,17 @@ def _shares(rows: tuple[Row, ...], key: Callable[[Row], str]) -> dict[str, float
 
 
 def _leading(shares: dict[str, float]) -> dict[str, float]:
-    """The first few, until they make up most of the whole."""
-    found: dict[str, float] = {}
+    """The first few shares, until they make up most of the whole."""
+    leading: dict[str, float] = {}
     for place, share in shares.items():
-        if sum(found.values()) >= _ENOUGH or len(found) == _MOST_PLACES or (found and share < 0.005):
+        if sum(leading.values()) >= _ENOUGH or len(leading) == _MOST_PLACES or (leading and share < 0.005):
             break
-        found[place] = share
-    return found
+        leading[place] = share
+    return leading
 
 
 def _steepest(rows: tuple[Row, ...]) -> str:
-    """Where ℓ grows the most, if it does."""
+    """The operation in which ℓ grows the most; empty if it grows nowhere."""
     steep = [row for row in rows if row.slope is not None and row.slope.is_finite and row.slope > _STEEP]
     if not steep:
         return ""
@@ -179,23 +179,24 @@ def _steepest(rows: tuple[Row, ...]) -> str:
 
 
 def remedies(certificate: Certificate) -> list[str]:
-    """What would divide the smoothness by a factor worth naming, most effective first."""
+    """Changes that would divide the smoothness by a factor worth naming, most effective first."""
     rows = certificate.rows
-    found = [(_divisor(rows, lambda row: row.bits_by_radius), "half the radius")]
+    changes = [(_divisor(rows, lambda row: row.bits_by_radius), "half the radius")]
     epsilons = sorted({row.epsilon for row in rows if row.epsilon is not None})
     if epsilons:
         now = f"{epsilons[0]:g}" if len(epsilons) == 1 else f"{epsilons[0]:g} to {epsilons[-1]:g}"
         kinds = " and ".join(dict.fromkeys(row.operation for row in rows if row.epsilon is not None))
-        found.append((_divisor(rows, lambda row: row.bits_by_epsilon), f"ten times the ε of {kinds} (now {now})"))
+        text = f"ten times the ε of {kinds} (now {now})"
+        changes.append((_divisor(rows, lambda row: row.bits_by_epsilon), text))
     return [
         f"{what} divides L by about {times(divisor)} or more"
-        for divisor, what in sorted(found, key=lambda item: -item[0])
+        for divisor, what in sorted(changes, key=lambda item: -item[0])
         if divisor >= _WORTHWHILE
     ]
 
 
 def _divisor(rows: tuple[Row, ...], bits: Callable[[Row], float]) -> float:
-    """L over what is left of it when the part of each operation falls by so many powers of two."""
+    """By what L is divided when the part of each operation falls by this many powers of two."""
     left = sum(row.share * 2.0 ** -bits(row) for row in rows)
     total = sum(row.share for row in rows)
     return min(total / left, 1e300) if left > 0 else 1.0

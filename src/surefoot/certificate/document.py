@@ -1,14 +1,14 @@
 """A certificate as a document: plain values that JSON can hold, and back.
 
-The schema ``surefoot/certificate/2``. Every magnitude is there as a number, rounded upwards, or ``null`` where it
-is beyond the range of doubles; as a decimal text, under the same name in an object ``text`` beside it; and
-exactly, as its binary logarithm, in an object ``log2``. Any other number that JSON has no sign for is written as
-the text ``"∞"`` or ``"-∞"`` (the logarithm of zero). What is computed when it is asked for
-(the table, step sizes by block, the constant of Gauss-Newton steps) is written down, and a certificate that is
-read back says the same without its model.
+The schema is ``surefoot/certificate/2``. Every magnitude is written three times: as a number, rounded up, or
+``null`` where it is beyond the range of doubles; as decimal text, under the same name in an object ``text`` beside
+it; and exactly, as its binary logarithm, in an object ``log2``. Other infinite numbers are written as the text
+``"∞"`` or ``"-∞"`` (the logarithm of zero). What a certificate computes lazily (the table, step sizes by block,
+the constant of Gauss-Newton steps) is written out, so a certificate that is read back says the same without its
+model.
 
-The field ``digest`` is the SHA-256 of everything else with keys in order and every number as a double. It tells a
-document that was changed by accident or by hand; it is no signature.
+The field ``digest`` is the SHA-256 of everything else, with keys in order and every number as a double. It reveals
+that a document was changed by accident or by hand; it is not a signature.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _AS_THEY_ARE = (
 
 
 class CertificateError(SurefootError, ValueError):
-    """A document is no certificate, or an estimate is not of the same problem; the message says why."""
+    """A document is not a certificate, or an estimate is about another problem; the message says why."""
 
 
 def write(certificate: Certificate) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def read(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields, once the document is known to be as it was written."""
+    """The fields of a document whose digest is right."""
     exact, composite, estimate = content["log2"], content["composite"], content["estimate"]
     rows = tuple(_read_row(row) for row in content["rows"])
     names = list(content["blocks"])
@@ -172,8 +172,8 @@ def _written_row(row: Row) -> dict[str, Any]:
     numbers = {name: None if size is None else _size(size) for name, size in sizes.items()}
     text = {name: None if size is None else str(size) for name, size in sizes.items()}
     log2 = {name: None if size is None else size.log2 for name, size in sizes.items()}
-    own = {field.name: getattr(row, field.name) for field in fields(row)}
-    return {**own, **numbers, "text": text, "log2": log2}
+    values = {field.name: getattr(row, field.name) for field in fields(row)}
+    return {**values, **numbers, "text": text, "log2": log2}
 
 
 def _read_row(content: Mapping[str, Any]) -> Row:
@@ -217,7 +217,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any, doubles: bool = False) -> Any:
-    """What JSON can hold; with ``doubles``, whole numbers too are such: programs differ in how they write 3.0."""
+    """Values that JSON can hold; with ``doubles``, 3 becomes 3.0, as programs write such numbers differently."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry, doubles) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -230,7 +230,7 @@ def plain(value: Any, doubles: bool = False) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """The number that was written, or the numbers by name, or none."""
+    """The number that was written, or a mapping of such numbers, or ``None``."""
     if isinstance(value, Mapping):
         return {path: _number(entry) for path, entry in value.items()}
     if isinstance(value, str):

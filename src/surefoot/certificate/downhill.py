@@ -1,19 +1,19 @@
-r"""A step against the gradient that is proved on the segment which it goes, not on a ball around it.
+r"""A step against the gradient that is proved on its own segment, not on a ball around the weights.
 
-Let g be the gradient at the weights u and :math:`d` close to :math:`-g`, as it is computed. Along all directions
-:math:`d'` close to d, :math:`-g` among them, the Taylor models of :mod:`surefoot.calculus.segment` have the same
-coefficients, errors of the slopes of weights included, and so the same bound S of the curvature
+Let g be the gradient at the weights u, and let d be :math:`-g` as computed. For all directions :math:`d'` close to
+d, among them :math:`-g`, the Taylor models of :mod:`surefoot.calculus.segment` have the same coefficients, which
+include errors of the slopes of weights, and so the same bound S on the curvature
 (:mod:`surefoot.calculus.segment.along`):
 
 .. math:: F(u + \gamma d') \le F(u) + \gamma\langle g, d'\rangle + \tfrac S2\gamma^2 \qquad (0 \le \gamma \le
     \bar\gamma).
 
-With :math:`d' = -g` all steps :math:`\gamma \le \min(\bar\gamma, \|g\|^2/S)` make F smaller by
-:math:`\frac\gamma2\|g\|^2` at least, as steps 1/L do. With :math:`d'` what another program computes, in the
-precision of the weights, they make it smaller by :math:`\gamma(-\langle g, d'\rangle - \frac12\|g\|^2)`.
+With :math:`d' = -g`, all steps :math:`\gamma \le \min(\bar\gamma, \|g\|^2/S)` lower F by at least
+:math:`\frac\gamma2\|g\|^2`, as steps 1/L do. With the direction :math:`d'` that another program computes in the
+precision of the weights, they lower it by :math:`\gamma(-\langle g, d'\rangle - \frac12\|g\|^2)`.
 
-In the direction of the gradient F often bends less than in others, and Taylor coefficients along one direction are
-exact where balls have bounds of third derivatives in all: such steps are several times as long as those of balls.
+Along the gradient F often bends less than in other directions, and Taylor coefficients along one direction are
+exact, whereas balls need bounds on third derivatives in all directions. So these steps are several times as long.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.segment.along import Along
 from surefoot.enclosure import norm
 
-_DOUBLE, _SINGLE = 2.0**-40, 2.0**-20  # how exactly others may compute a gradient, in double precision or less
+_DOUBLE, _SINGLE = 2.0**-40, 2.0**-20  # relative errors of other programs' gradients, in double and in single
 _ORDER, _REFINEMENTS = 5, 6
 _FURTHER, _TRIALS = 4.0, 8
 _HAIR = 2.0**-30  # more than norms are rounded by
 
 
 def gradient_step(analysis: Analysis, start: float) -> tuple[float | None, int]:
-    """The longest such step that was found, ``None`` if none is proved; and how often the segment was expanded.
+    """The longest such step that the search proves, or ``None``; and how often the segment was expanded.
 
     Args:
-        analysis: of an objective, with values.
+        analysis: an objective with values.
         start: a step to begin with.
 
     Raises:

@@ -1,6 +1,6 @@
-"""A certificate in a notebook: what its report begins with, without script; every name is escaped.
+"""A certificate in a notebook: the beginning of its report, without a script; every name is escaped.
 
-Colours are those of the notebook, light or dark, but for one stroke and the bars of shares.
+Colours are those of the notebook, light or dark, except for one stroke and the bars of shares.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from surefoot.certificate.advice import USEFUL, headline, verdict, worth
 from surefoot.certificate.numbers import lower, per_cent, shape_text, sort_key, upper
 from surefoot.certificate.rows import excerpt
 from surefoot.certificate.text import MOST_LINES, OUTSIDE, clipped, footer, note
+from surefoot.domains import VARIABLES
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def html(certificate: Certificate) -> str:
-    """A card with the headline, the numbers and where they hold; the table, which scrolls; what limits it."""
-    part = excerpt(certificate.rows, None, MOST_LINES)
-    what, said = "parameters" if certificate.wrt == "params" else "the input", verdict(certificate)
+    """A card with the headline, the numbers and their domain; the table, which scrolls; what limits them."""
+    part, sentence = excerpt(certificate.rows, None, MOST_LINES), verdict(certificate)
     kind = "" if certificate.constants == "certified" else "Constants as the paper prints them. "
-    about = [f"{kind}With respect to {what}: {certificate.domain}", said[:1].upper() + said[1:]]
+    where = f"{kind}With respect to {VARIABLES[certificate.wrt]}: {certificate.domain}"
+    about = [where, sentence[:1].upper() + sentence[1:]]
     about += [OUTSIDE] if certificate.weights_inside is False else []
     about += [f"the objective plus {certificate.regularizer}"] if certificate.regularizer else []
     figures = {"bound m": upper(certificate.bound), "Lipschitz ℓ": upper(certificate.lipschitz)}
@@ -44,22 +45,22 @@ def html(certificate: Certificate) -> str:
     )
 
 
-def rendered(template: str, **shown: Any) -> str:
-    """A template of the folder ``templates`` with what it shows."""
-    return str(environment("surefoot.certificate").get_template(template).render(shown))
+def rendered(template: str, **variables: Any) -> str:
+    """A template of the folder ``templates`` with its variables filled in."""
+    return str(environment("surefoot.certificate").get_template(template).render(variables))
 
 
 @cache
 def environment(package: str) -> Any:
-    """The templates of a package, in which every text is escaped, and how they write numbers."""
+    """The templates of a package, with filters that write numbers; every text is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    made.filters |= {
+    templates.filters |= {
         "above": lambda size: upper(Magnitude.of(size)), "below": lower, "clipped": clipped, "per_cent": per_cent,
         "product": math.prod, "shape_text": shape_text, "sort_key": sort_key,
     }  # fmt: skip
-    return made
+    return templates

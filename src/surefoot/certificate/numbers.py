@@ -1,6 +1,6 @@
-"""Numbers as a person reads them: upper bounds rounded upwards, steps and promises rounded downwards.
+"""Numbers as people read them: upper bounds rounded up, steps and promises rounded down.
 
-In plain text ``1.903e+18``; on a page, by :func:`readable`, ``1.903×10¹⁸``.
+Plain text has ``1.903e+18``; a page has ``1.903×10¹⁸``, by :func:`readable`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def log10(value: Magnitude) -> float:
 
 
 def short(value: Magnitude | None) -> str:
-    """Three digits at most, rounded upwards unless within a millionth: 0.25 reads 0.25; empty for ``None``.
+    """At most three digits, rounded up unless the error is below a millionth: 0.25 stays 0.25; empty for ``None``.
 
     >>> [short(Magnitude.of(v)) for v in (0.0, 0.25, 1.0, 316.228, 12345.0, 1e-7)]
     ['0', '0.25', '1', '317', '1.24e+04', '1.00e-07']
@@ -39,7 +39,7 @@ def short(value: Magnitude | None) -> str:
 
 
 def down(step: float, digits: int = 4) -> str:
-    """So many digits, rounded towards zero: a step that is printed is as safe as the one it stands for.
+    """A number rounded towards zero to this many digits: a printed step is as safe as the exact one.
 
     >>> down(0.29999), down(0.0), down(math.inf)
     ('2.999e-01', '0', '∞')
@@ -50,7 +50,7 @@ def down(step: float, digits: int = 4) -> str:
 
 
 def times(factor: float) -> str:
-    """A factor with two digits, rounded downwards.
+    """A factor with two digits, rounded down.
 
     >>> times(1.999), times(31.6), times(12345.0)
     ('1.9', '31', '1.2e+04')
@@ -60,9 +60,9 @@ def times(factor: float) -> str:
 
 
 def quotient(value: Magnitude, reference: Magnitude, digits: int = 2) -> str:
-    """One over the other in scientific notation; a comparison of two bounds, and itself no bound.
+    """The quotient of two bounds in scientific notation; it compares them and is not a bound itself.
 
-    Empty where one of them is zero or infinite and the other is not.
+    It is empty if one of them is zero or infinite and the other is not.
 
     >>> quotient(Magnitude.of(6.0), Magnitude.of(2.0)), quotient(Magnitude.infinity(), Magnitude.of(2.0))
     ('3.00e+0', '')
@@ -108,7 +108,7 @@ def readable(scientific: str) -> str:
 
 
 def _shortened(digits: str) -> str:
-    """Without zeros behind the last decimal."""
+    """The digits without trailing zeros."""
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
@@ -118,11 +118,11 @@ def power_of_ten(exponent: int) -> str:
 
 
 def upper(value: Magnitude) -> str:
-    """An upper bound, rounded upwards, to be read on a page.
+    """An upper bound for a page, rounded up.
 
-    The same digits as those of :meth:`Magnitude.format`, in a fiftieth of its time: a double knows the mantissa to
-    a relative 1e-9 when the exponent is below 1e5, which decides the fourth digit unless the mantissa is within
-    1e-6 of a number of four digits.
+    The digits are those of :meth:`Magnitude.format`, in a fiftieth of its time: a double has the mantissa to a
+    relative 1e-9 when the exponent is below 1e5, which decides the fourth digit unless the mantissa is within 1e-6
+    of a number of four digits.
     """
     log = log10(value)
     if abs(log) < 1e5:
@@ -135,17 +135,17 @@ def upper(value: Magnitude) -> str:
 
 
 def lower(value: LowerBound | float) -> str:
-    """An attained value or a safe step, rounded downwards, to be read on a page."""
+    """An attained value or a safe step for a page, rounded down."""
     return readable(down(float(value)))
 
 
 def count(number: int) -> str:
-    """A whole number: with its digits in groups of three, or rounded upwards where it has very many."""
+    """A whole number with its digits in groups of three; rounded up if it has very many digits."""
     return f"{number:,}".replace(",", "\u202f") if number < _MOST_WRITTEN_OUT else upper(Magnitude.of(number))
 
 
 def per_cent(part: float) -> str:
-    """A part of the whole; empty where it rounds to nothing."""
+    """A part of the whole in per cent; empty if it rounds to nothing."""
     return "" if part < 5e-4 else f"{100 * part:.0f}\u202f%" if part >= 0.0995 else f"{100 * part:.1f}\u202f%"
 
 

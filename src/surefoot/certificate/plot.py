@@ -1,8 +1,8 @@
 """A certificate as a data frame, and as a figure.
 
-The figure shows how m, ℓ and L grow from operation to operation, and which blocks curve together. Axes are
-decimal logarithms of magnitudes, so that numbers beyond the range of doubles have their place. It is made without
-pyplot: no global state, no window; ``figure.savefig("growth.png")`` writes it.
+The figure shows how m, ℓ and L grow from operation to operation, and which blocks curve together. Axes are decimal
+logarithms of magnitudes, so that numbers beyond the range of doubles can be drawn. It is made without pyplot:
+there is no global state and no window; ``figure.savefig("growth.png")`` writes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import numpy as np
 from surefoot.certificate.numbers import log10, short
 from surefoot.certificate.rows import MODEL, Row
 from surefoot.certificate.text import clipped
+from surefoot.domains import VARIABLES
 from surefoot.errors import SurefootError
+from surefoot.loading import optional
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
@@ -37,17 +39,14 @@ class MissingPackage(SurefootError, ImportError):
 def data_frame(certificate: Certificate) -> DataFrame:
     """One row per operation, in order.
 
-    ``bound``, ``lipschitz``, ``smoothness``, ``slope`` and ``curvature`` are doubles, rounded upwards and infinite
-    beyond their range; columns that end in ``_log10`` have their decimal logarithms whatever their size. What an
-    operation does not have is missing. The domain and the constants of the whole are in ``attrs``.
+    ``bound``, ``lipschitz``, ``smoothness``, ``slope`` and ``curvature`` are doubles, rounded up and infinite
+    beyond their range; columns that end in ``_log10`` have their decimal logarithms whatever their size. Numbers
+    that an operation does not have are missing. The domain and the constants of the whole are in ``attrs``.
 
     Raises:
         MissingPackage: if pandas is not installed.
     """
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingPackage("to_pandas needs pandas: pip install pandas") from error
+    pandas = optional("pandas", "pandas", "to_pandas", MissingPackage)
     rows = certificate.rows
     columns: dict[str, list[Any]] = {
         name: [getattr(row, name) for row in rows] for name in ("module", "operation", "shape")
@@ -59,7 +58,7 @@ def data_frame(certificate: Certificate) -> DataFrame:
     columns["epsilon"] = [math.nan if row.epsilon is None else row.epsilon for row in rows]
     for name, column in sizes.items():
         columns[f"{name}_log10"] = [math.nan if size is None else log10(size) for size in column]
-    table = pandas.DataFrame(columns)
+    table: DataFrame = pandas.DataFrame(columns)
     table.attrs = {name: str(getattr(certificate, name)) for name in ("domain", *_SIZES[:3])}
     return table
 
@@ -80,22 +79,19 @@ _INFINITE = "tab:red"
 def figure_of(certificate: Certificate) -> tuple[Figure, tuple[Axes, Axes]]:
     """The figure, and its two axes.
 
-    The first has one curve for each of m, ℓ and L, with gaps where they are zero; where L is infinite the
-    background is hatched, and the first operation that makes it so is named. The second is the matrix of bounds
-    for pairs of blocks: zero is grey, infinite red.
+    The first has one curve for each of m, ℓ and L, with gaps where they are zero. Where L is infinite the
+    background is hatched, and the first operation with an infinite L is named. The second is the matrix of bounds
+    for pairs of
+    blocks: zero is grey, infinity is red.
 
     Raises:
         MissingPackage: if matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackage("plot needs matplotlib: pip install matplotlib") from error
+    library = optional("matplotlib.figure", "matplotlib", "plot", MissingPackage)
     wide = min(13.0, 6.0 + 0.17 * len(certificate.rows))
-    figure = Figure(figsize=(wide + 5.5, 5.5), layout="constrained")
+    figure: Figure = library.Figure(figsize=(wide + 5.5, 5.5), layout="constrained")
     growth, blocks = figure.subplots(1, 2, width_ratios=[wide, 5.5])
-    what = "parameters" if certificate.wrt == "params" else "the input"
-    _plain(figure.suptitle(f"with respect to {what}: {certificate.domain}", fontsize=11))
+    _plain(figure.suptitle(f"with respect to {VARIABLES[certificate.wrt]}: {certificate.domain}", fontsize=11))
     _growth(growth, certificate)
     _blocks(figure, blocks, certificate)
     return figure, (growth, blocks)
@@ -140,7 +136,7 @@ def _mark_infinite(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _labels(rows: Sequence[Row]) -> tuple[list[int], list[str]]:
-    """Every operation if there is room, else modules at the first depth that has enough of them."""
+    """Labels of all operations if there is room, else of modules at the first depth that has enough of them."""
     if len(rows) <= _FEW:
         names = [f"{clipped(row.module or MODEL, 14)}\n{clipped(row.operation, 14)}" for row in rows]
         return list(range(len(rows))), names
@@ -235,5 +231,5 @@ def _note(axes: Axes, text: str) -> None:
 
 
 def _plain(text: Any) -> None:
-    """Names are names, not formulas, whatever signs they contain."""
+    """Show a name as it is, even if it contains signs of a formula."""
     text.set_parse_math(False)

@@ -1,13 +1,6 @@
-r"""Certificates by proof: what the passes of the calculus say, as one record.
+"""Proved certificates: from the passes of the calculus to one record.
 
-Along a segment the constants of a real-valued function are those a step needs, seen from its beginning:
-
-.. math:: |F(\eta) - F_0| \le \ell\eta, \qquad F(\eta) \le F_0 + F_1\eta + \tfrac L2\eta^2
-    \qquad (0 \le \eta \le \bar\eta),
-
-for several outputs :math:`\|z(\eta) - z_0\| \le \ell\eta` and :math:`\|z(\eta) - z_0 - \eta z_1\| \le \frac
-L2\eta^2`. The value and the slope in these are the exact ones: the models along a segment bound the errors of the
-computed ones, and of all that is behind them (:mod:`surefoot.taylor`).
+Without a domain, the ball around the weights is searched for on which the longest step is proved.
 """
 
 from __future__ import annotations
@@ -48,34 +41,33 @@ from surefoot.calculus.effort import NORMAL, Effort, effort_named, in_gradients
 from surefoot.calculus.forward import Pass, Shared
 from surefoot.calculus.increments import input_gain
 from surefoot.calculus.leaves import Wrt, ordinary_device
-from surefoot.calculus.segment.along import Along, majorant
+from surefoot.calculus.segment.along import Along
 from surefoot.certificate.downhill import gradient_step
 from surefoot.certificate.record import Certificate, Row
 from surefoot.certificate.regularised import Penalty, regularised
+from surefoot.certificate.segments import on_segment
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
-from surefoot.enclosure import norm
 from surefoot.errors import UnsupportedOperation
 from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.operations.call import label
 from surefoot.operations.evaluation import remarks
-from surefoot.taylor import TaylorModel, reach
 
-_MANY = 4000  # variables from which second derivatives are bounded between blocks
-_CLOSE = 1.1  # the ratio of two radii that are as good as equal
-_SHORTER = 1 / 16  # where the curvature is infinite within reach, as beyond a kink
+_MANY = 4000  # with more variables than this, second derivatives are bounded between blocks
+_CLOSE = 1.1  # radii with at most this ratio count as equal
+_SHORTER = 1 / 16  # the next radius, where a ball has infinite curvature because it reaches a kink
 
 
 def longest_proved(certify: Callable[[Ball], Certificate], effort: Effort = NORMAL) -> Certificate:
-    r"""The certificate, among those of some balls around the weights, whose step is the longest.
+    r"""The certificate with the longest step, among those of several balls around the weights.
 
-    With L(r) a bound of the smoothness on the ball of radius r and :math:`g = \|\nabla F\|` at its centre, the
+    With L(r) a bound on the smoothness on the ball of radius r and :math:`g = \|\nabla F\|` at its centre, the
     step :math:`\gamma(r) = \min(1/L(r),\ r/g)` is proved to descend (:func:`surefoot.guarantees.longest_step`).
     The first is non-increasing in r and the second grows, so the longest step is where they meet, :math:`r =
-    g/L(r)`. That is between r and :math:`g/L(r)` for every r, among them :math:`g/L(0)`, where the search
-    starts. Any radius makes a valid certificate; the search only chooses one.
+    g/L(r)`. For every r this radius is between r and :math:`g/L(r)`; the search starts at :math:`g/L(0)`. Any
+    radius makes a valid certificate; the search only chooses one.
 
-    Where the curvature is infinite on every ball that was tried, it is that of the last one, which says why.
-    An effort with shells goes further from there (:func:`_through_shells`).
+    If the curvature is infinite on every ball that was tried, the certificate is that of the last ball, which says
+    why. An effort with shells goes further from there (:func:`_through_shells`).
     """
     at_weights = certify(Ball(0.0))
     gradient = math.hypot(*(at_weights.block_gradients or {}).values())
@@ -107,9 +99,9 @@ def _through_shells(
 ) -> Certificate:
     r"""A certificate with a longer step, if the curvature that one step meets on its way allows it.
 
-    Balls grow by the same amount, each certified with what is known of those inside, and :math:`\bar L`
-    (:func:`surefoot.guarantees.seen_from_weights`) grows with them, until :math:`1/\bar L` does not reach the
-    edge. The last ball lies between the last two, where a line says that it does.
+    Balls grow by the same amount. :math:`\bar L` (:func:`surefoot.guarantees.seen_from_weights`), which uses the
+    bounds of all balls inside, grows with them until :math:`1/\bar L` does not reach the edge. The last radius is
+    interpolated between the last two.
     """
     width = best.step_size * gradient / effort.parts
     inner: list[tuple[float, Magnitude]] = []
@@ -130,20 +122,17 @@ def _through_shells(
 
 
 def _from_weights(certificate: Certificate, radius: float, inner: list[tuple[float, Magnitude]]) -> Certificate:
-    """With the curvature that is seen from the weights, after some balls inside this one."""
+    """The certificate with the curvature that is seen from the weights, given the bounds on balls inside."""
     return replace(certificate, one_step=guarantees.seen_from_weights([*inner, (radius, certificate.smoothness)]))
 
 
 def with_gradient_step(certificate: Certificate, analysis: Analysis, centre: Centre) -> Certificate:
-    """With the longest step that is proved on the segment against the gradient, if a ball proves any at all."""
+    """The certificate with the longest step that is proved on the segment against the gradient."""
     try:
         step, expansions = gradient_step(analysis, certificate.step_size)
     except UnsupportedOperation:
         return certificate
     return replace(certificate, gradient_step=step, gradients=centre.cost + in_gradients(expansions=expansions))
-
-
-_REFINEMENTS = 10  # of the length of a segment
 
 
 def certify_proved(
@@ -166,7 +155,7 @@ def certify_proved(
         if regularizer is not None:
             raise DomainError("a regulariser is added on balls and boxes, not along a segment: use surefoot.Ball")
         with ordinary_device():
-            return _on_segment(Along(model, x, objective), domain)
+            return on_segment(Along(model, x, objective), domain)
     spent = effort if isinstance(effort, Effort) else effort_named(effort)
     analysis = Analysis.of(model, x, objective)
     refuse_penalty(regularizer, is_objective=wrt == "params" and analysis.reading.is_scalar)
@@ -174,57 +163,52 @@ def certify_proved(
 
     def on(domain: Domain) -> Certificate:
         result = analysis.over(domain, wrt, input_norm, shared if domain.center == "present" else None)
-        said = remarks(analysis.reading.graph.nodes, lambda: result.enclosures)
-        certificate = replace(certificate_of(result, domain, wrt, centre), remarks=said)
+        notes = remarks(analysis.reading.graph.nodes, lambda: result.enclosures)
+        certificate = replace(certificate_of(result, domain, wrt, centre), remarks=notes)
         if regularizer is None:
             return certificate
         return regularised(certificate, regularizer, analysis.variables(wrt), result.enclosures)
 
     with ordinary_device():
         around = domain is None or (isinstance(domain, Ball) and domain.center == "present")
-        known = analysis.reading.is_scalar and analysis.has_values and input_norm is None
+        has_gradient = analysis.reading.is_scalar and analysis.has_values and input_norm is None
+        at_weights = around and has_gradient
         dense = None
-        if spent.directions and around and known:
+        if spent.directions and at_weights:
             dense = dense_centre(analysis.over(Ball(0.0), wrt, shared=shared), spent)
-        centre = Centre(spent, dense, alone=known and around and isinstance(domain, Ball) and domain.radius == 0)
+        centre = Centre(spent, dense, alone=at_weights and isinstance(domain, Ball) and domain.radius == 0)
         if isinstance(domain, Box):
             balls = analysis.balls_around(domain, wrt)
             inside = analysis.is_in_box(domain, wrt)
             return replace(on(balls), domain=str(domain), weights_inside=inside)
         if domain is not None:
             inner: list[tuple[float, Magnitude]] = []
-            if isinstance(domain, Ball) and domain.radius > 0 and around and known:
+            if isinstance(domain, Ball) and domain.radius > 0 and at_weights:
                 shells = centre.shells(analysis.over(domain, wrt, shared=shared)) if spent.parts > 1 else 1
                 for radius in (domain.radius * k / shells for k in range(1, shells)):
                     inner.append((radius, on(Ball(radius)).smoothness))
                     if not inner[-1][1].is_finite:  # nor is it on any larger one
                         break
-            found = on(domain)
+            certificate = on(domain)
             if isinstance(domain, Ball) and inner:
-                found = _from_weights(found, domain.radius, inner)
-            if (
-                spent.directions
-                and around
-                and known
-                and found.step_size
-                and wrt == "params"
-                and regularizer is None
-            ):
-                found = with_gradient_step(found, analysis, centre)
-            return replace(found, weights_inside=analysis.is_inside(domain, wrt))
-        if wrt != "params" or not known:
+                certificate = _from_weights(certificate, domain.radius, inner)
+            descends = certificate.step_size and wrt == "params" and regularizer is None
+            if spent.directions and at_weights and descends:
+                certificate = with_gradient_step(certificate, analysis, centre)
+            return replace(certificate, weights_inside=analysis.is_inside(domain, wrt))
+        if wrt != "params" or not has_gradient:
             return on(ProductBall(1.0))
-        found = longest_proved(on, spent)
+        certificate = longest_proved(on, spent)
         if spent.directions and regularizer is None:
-            return with_gradient_step(found, analysis, centre)
-        return replace(found, gradients=found.gradients and centre.cost)
+            return with_gradient_step(certificate, analysis, centre)
+        return replace(certificate, gradients=certificate.gradients and centre.cost)
 
 
 def refuse_penalty(penalty: Penalty | None, *, is_objective: bool) -> None:
-    """A penalty is one, and of the parameters of a real-valued function.
+    """Refuse what is not a regulariser, or is added to anything but an objective of the parameters.
 
     Raises:
-        DomainError: if it is not.
+        DomainError: saying which.
     """
     if penalty is None:
         return
@@ -235,7 +219,7 @@ def refuse_penalty(penalty: Penalty | None, *, is_objective: bool) -> None:
 
 
 def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None = None) -> Certificate:
-    """What a forward pass says about the outputs, stacked; with what is found at its centre."""
+    """The certificate of the stacked outputs of a forward pass; ``centre`` holds derivatives at its centre."""
     centre = Centre() if centre is None else centre
     ends = [result.enclosures[name] for name in result.outputs]
     lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
@@ -304,57 +288,3 @@ def _rows(result: Pass, summands: Sequence[Term], smooth: Magnitude, gain: Magni
         )
         for step in result.steps
     ]
-
-
-def _on_segment(along: Along, domain: Segment) -> Certificate:
-    direction = along.steepest_descent() if domain.direction is None else domain.direction
-    outputs = along.expand(direction, domain.length, domain.order)
-    scalar = len(outputs) == 1 and outputs[0].value.numel() == 1
-    step = None
-    if scalar:
-        upper = along.longest(direction, majorant(outputs[0]), domain.order, _REFINEMENTS)
-        step = upper.step if upper.decrease(upper.step) > 0 else 0.0  # round-off may hide the descent
-    bound, lipschitz, smoothness = _of_number(outputs[0]) if scalar else _of_vector(outputs)
-    around = Ball(float(norm(tuple(direction.values())) * domain.length))
-    return Certificate(
-        bound=_magnitude(bound),
-        lipschitz=_magnitude(lipschitz),
-        smoothness=_magnitude(smoothness),
-        block_lipschitz={},
-        block_smoothness=Magnitude.zero((0, 0)),
-        reasons=() if math.isfinite(smoothness) else (_REASON,),
-        remarks=remarks(along.analysis.reading.graph.nodes, lambda: along.analysis.over(around).enclosures),
-        domain=str(domain),
-        wrt="params",
-        scalar=scalar,
-        segment_step=step,
-    )
-
-
-_REASON = (
-    "along the segment a kink or an unbounded curvature is within reach: use smooth activations "
-    "(surefoot.smooth), or a shorter segment"
-)
-
-
-def _of_number(model: TaylorModel) -> tuple[float, float, float]:
-    """Bound, Lipschitz constant and curvature of a real-valued function, seen from the beginning."""
-    upper = majorant(model)
-    numbers = [0.0 if c is None else float(c) for c in model.coefficients]
-    rest, (first, second, third) = float(model.rest), model.errors[0].tolist()
-    slope = sum(abs(c) * reach(model.length, j - 1) for j, c in enumerate(numbers) if j)
-    slope = slope + rest * reach(model.length, model.order - 1) + second + third * model.length
-    slope = slope * (1 + 2.0**-40) + 2.0**-1000
-    bound = abs(numbers[0]) + slope * model.length + first
-    return bound, slope, max(upper.curvature, 0.0)
-
-
-def _of_vector(models: tuple[TaylorModel, ...]) -> tuple[float, float, float]:
-    whole = [model.merged() for model in models]
-    bounds = ([float(size) for size in (model.sizes, model.speed, model.turn)] for model in whole)
-    bound, slope, turn = (math.hypot(*sizes) for sizes in zip(*bounds, strict=True))
-    return bound, slope, 2 * turn
-
-
-def _magnitude(value: float) -> Magnitude:
-    return Magnitude.of(value * (1 + 2.0**-26) + 2.0**-1000) if math.isfinite(value) else Magnitude.infinity()

@@ -35,37 +35,37 @@ class Certificate:
         block_lipschitz: the Lipschitz constant with respect to each block alone.
         block_smoothness: the matrix of bounds for pairs of blocks, in the order of ``block_lipschitz``.
         reasons: why the smoothness is infinite, and what to do about it.
-        domain: where it holds, in words.
-        wrt: what varies.
+        domain: the set where the bounds hold, in words.
+        wrt: what varies: ``"params"`` or ``"input"``.
         constants: ``"certified"``, or ``"paper"``.
-        flags: constants of the paper that were used and are not upper bounds; empty for certified ones.
-        remarks: what else has to be said, such as what is assumed of operations that others registered.
-        scalar: whether the function is real-valued, so that there are steps of gradient descent.
-        block_gradients: for a real-valued function with a known centre, the norm of its gradient there with
+        flags: constants of the paper that were used and are not upper bounds; empty for certified constants.
+        remarks: other things to know, such as assumptions about operations that were registered from outside.
+        scalar: whether the function is real-valued, so that gradient descent makes sense.
+        block_gradients: for a real-valued function with values at the centre, the norm of its gradient there with
             respect to each block.
-        nonnegative: whether it is known not to be negative, as losses are.
+        nonnegative: whether the function is known to be non-negative, as losses are.
         segment_step: on a segment, the step along it that is proved to descend; see :attr:`safe_step`.
         radius: how far the domain reaches from the weights, or from the input if that varies: one number for a
             ball, one per block for a product of balls; ``None`` where the domain is around another point.
-        weights_inside: whether the present weights, or inputs, lie in the domain; ``None`` if they are not known.
+        weights_inside: whether the present weights, or inputs, lie in the domain; ``None`` if they have no values.
         curvature: a value below :math:`\|\nabla^2F\|` at the weights, by a few products with the Hessian: steps
             longer than its inverse are beyond what it allows. An estimate, and no part of a proof.
-        one_step: :math:`\bar L \le L` of single moves d from the weights, as long as the radius at most:
-            :math:`F(u + d) \le F(u) + \langle\nabla F(u), d\rangle + \frac{\bar L}2\|d\|^2`; ``None`` if it is
-            L. See :func:`surefoot.guarantees.seen_from_weights`.
-        gradient_step: a step against the gradient at the weights that is proved on the segment which it goes, and
-            may leave the domain; ``None`` if none was looked for. See :mod:`surefoot.certificate.downhill`.
-        effort: what it was allowed to cost; see :func:`surefoot.certify`.
-        gradients: what it cost, in gradients, with all balls and segments that were tried; ``None`` if it needs
+        one_step: :math:`\bar L \le L` for single moves d from the weights, at most as long as the radius:
+            :math:`F(u + d) \le F(u) + \langle\nabla F(u), d\rangle + \frac{\bar L}2\|d\|^2`; ``None`` if it is L.
+            See :func:`surefoot.guarantees.seen_from_weights`.
+        gradient_step: a step against the gradient at the weights that is proved on its own segment, and may leave
+            the domain; ``None`` if none was looked for. See :mod:`surefoot.certificate.downhill`.
+        effort: how much it was allowed to cost; see :func:`surefoot.certify`.
+        gradients: its cost in gradients, including all balls and segments that were tried; ``None`` if it needed
             none.
         estimate: lower bounds found by a search, to be shown next to the upper ones; see :meth:`with_estimate`.
-        regularizer: what was added to the objective, in words; empty if nothing was.
-        version: of surefoot, that made it.
-        make_rows: computes the rows of the table when they are asked for.
+        regularizer: the function that was added to the objective, in words; empty if there is none.
+        version: the version of surefoot that made it.
+        make_rows: computes the rows of the table when they are needed.
         make_damping: for a loss of a network's outputs, computes :math:`\ell_hL_\psi` and says whether the loss is
             quadratic.
-        written_block_steps: of a certificate that was read: the step sizes by block as they were computed, and not
-            as another machine would round them.
+        written_block_steps: the step sizes by block of a certificate that was read from a document, so that they
+            are not rounded differently on another machine.
 
     >>> certificate = sf.certify(nn.Linear(2, 1), torch.eye(2), domain=sf.ProductBall(1.0))
     >>> float(certificate.smoothness), sf.Certificate.from_json(certificate.to_json()).domain
@@ -115,11 +115,10 @@ class Certificate:
     def step_size(self) -> float:
         r"""The step of gradient descent from the weights that is proved to descend: safe to take.
 
-        :math:`\min(1/L, r/\|\nabla F\|)` on a ball of radius r around the weights, with :attr:`one_step` in place
-        of L where that is known, and for a product of balls with the smallest such quotient over the blocks; see
+        On a ball of radius r around the weights it is :math:`\min(1/L, r/\|\nabla F\|)`, with :attr:`one_step` in
+        place of L if there is one, and for a product of balls with the smallest such quotient over the blocks; see
         :func:`surefoot.guarantees.longest_step`. Around another point, and for a function that is not real-valued,
-        it is 1/L. On a segment it is :attr:`safe_step`. Where the segment against the gradient was looked at as
-        well, it is :attr:`gradient_step` if that is longer, and ends where no more than that is known.
+        it is 1/L. On a segment it is :attr:`safe_step`. If :attr:`gradient_step` is longer, it is that.
         """
         if self.segment_step is not None:
             return self.segment_step
@@ -155,7 +154,7 @@ class Certificate:
         """κ with which the Gauss-Newton model majorises the objective; see :func:`surefoot.guarantees.damping`.
 
         Raises:
-            GuaranteeError: if the function is not a loss of a network's outputs, or nothing finite is known.
+            GuaranteeError: if the function is not a loss of a network's outputs, or no bound is finite.
         """
         return guarantees.damping(self)
 
@@ -163,19 +162,20 @@ class Certificate:
         r"""How many steps 1/L of gradient descent make :math:`\min_k\|\nabla F(u_k)\| \le \varepsilon`.
 
         :math:`N \ge 2L(F(u_0) - F_{\mathrm{low}})/\varepsilon^2`, proved in
-        :func:`surefoot.guarantees.iterations`. On a ball around the weights it is given only if the iterates are
-        proved to stay in it (:func:`surefoot.guarantees.require_room`); on other sets they are to be projected,
-        and the gradient is that of :class:`surefoot.optim.ProjectedGradient`.
+        :func:`surefoot.guarantees.iterations`. On a ball around the weights, the iterates must be proved to stay
+        in it (:func:`surefoot.guarantees.require_room`); on other sets they have to be projected, and the gradient
+        is that of :class:`surefoot.optim.ProjectedGradient`.
 
         Args:
             eps: the accuracy.
-            gap: :math:`F(u_0) - F_{\mathrm{low}}`, the loss at the start if that is not negative. By default what
-                the bound says: at most the bound for a function that is not negative, at most twice the bound
-                otherwise.
+            gap: :math:`F(u_0) - F_{\mathrm{low}}`, for a loss that is not negative its value at the start. By
+                default
+                what follows from the bound: the bound itself for a function that is not negative, else twice the
+                bound.
 
         Raises:
             GuaranteeError: if the smoothness is infinite or otherwise guarantees nothing, or the ball is too
-                small; the message then says which radius would do.
+                small; the message then says which radius would be large enough.
         """
         guarantees.require_smooth(self)
         distance = guarantees.gap_of(self) if gap is None else gap
@@ -214,7 +214,7 @@ class Certificate:
         return write(self)
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The same as a JSON document."""
+        """The document of :meth:`to_dict` as JSON text."""
         return dump(self, indent)
 
     @classmethod
@@ -222,7 +222,7 @@ class Certificate:
         """The certificate that :meth:`to_dict` described, with every constant as it was.
 
         Raises:
-            CertificateError: if it is no such document, has another schema, or was changed since.
+            CertificateError: if it is no such document, has another schema, or was changed.
         """
         return cls(**read(document))
 
@@ -246,8 +246,10 @@ class Certificate:
     def table(self, depth: int | None = None, rows: int | None = None) -> str:
         """The table of operations alone.
 
-        Modules at that depth are one line each, by default all operations are shown; with more lines than
-        ``rows``, deep modules are folded until they fit, by default never.
+        Args:
+            depth: modules at this depth are one line each; by default all operations are shown.
+            rows: the largest number of lines; deep modules are folded until they fit. By default there is no
+                limit.
         """
         return table(self, depth, rows)
 
@@ -257,7 +259,7 @@ class Certificate:
         return bibtex()
 
     def __eq__(self, other: object) -> bool:
-        """Whether all constants and what they rest on are the same; the table is not looked at."""
+        """Whether all constants and what they rest on are the same; the tables are not compared."""
         if not isinstance(other, Certificate):
             return NotImplemented
         matrix, others = (np.asarray(c.block_smoothness.log2) for c in (self, other))
@@ -267,12 +269,14 @@ class Certificate:
         return hash((self.bound, self.lipschitz, self.smoothness, self.domain))
 
     def __reduce__(self) -> tuple[Callable[..., Certificate], tuple[dict[str, Any]]]:
-        """Copies and pickles are what :meth:`from_dict` reads: the functions that make the table are not kept."""
+        """Copy and pickle by way of :meth:`to_dict`, as the functions that make the table cannot be pickled."""
         return type(self).from_dict, (self.to_dict(),)
 
     def _compared(self) -> dict[str, Any]:
-        found = {f.name: getattr(self, f.name) for f in fields(self) if f.compare and f.name != "block_smoothness"}
-        return found | {name: tuple(getattr(self, name)) for name in ("reasons", "flags", "remarks")}
+        values = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.compare and f.name != "block_smoothness"
+        }
+        return values | {name: tuple(getattr(self, name)) for name in ("reasons", "flags", "remarks")}
 
     def __str__(self) -> str:
         return render(self)

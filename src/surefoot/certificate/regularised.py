@@ -35,7 +35,7 @@ from surefoot.magnitude import Magnitude, maximum, stack
 
 
 class Penalty(Protocol):
-    """What is asked of a regulariser."""
+    """The interface of a regulariser."""
 
     smooth: bool
 
@@ -55,10 +55,10 @@ def regularised(
     """The certificate of the sum.
 
     Args:
-        certificate: of the objective alone.
-        penalty: what is added.
+        certificate: the certificate of the objective alone.
+        penalty: the function that is added.
         blocks: the parameters of each block, in the order of the certificate.
-        enclosures: of the parameters over the domain, by name.
+        enclosures: the parameters over the domain, by name.
     """
     bends = {path: [penalty.curvature_of(leaf.path) for leaf in leaves] for path, leaves in blocks.items()}
     sizes = {path: [enclosures[leaf.name].bound for leaf in leaves] for path, leaves in blocks.items()}
@@ -103,5 +103,5 @@ def _length(bends: Sequence[float], sizes: Sequence[Magnitude]) -> Magnitude:
 
 def _at_centre(bends: Sequence[float], leaves: Sequence[Leaf], enclosures: Mapping[str, Enclosure]) -> float:
     """A bound on the gradient of the penalty at the centre, in the parameters of one block."""
-    found = [enclosures[leaf.name] for leaf in leaves]
-    return float(_length(bends, [e.bound if e.value is None else measure(e.value)[0] for e in found]))
+    parameters = [enclosures[leaf.name] for leaf in leaves]
+    return float(_length(bends, [e.bound if e.value is None else measure(e.value)[0] for e in parameters]))

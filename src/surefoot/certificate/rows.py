@@ -1,8 +1,8 @@
 """The table of a certificate: one row per operation, and the rows as a tree of modules.
 
 A module that calls one operation is one line. A module with others inside is a line with the constants of its
-output and its share, and its parts below it; a chain of modules without a branch is one line. Lines keep the order
-in which operations are computed, so a module that is called twice is there twice.
+output and its share, with its parts below it; a chain of modules without a branch is one line. Lines keep the
+order in which operations are computed, so a module that is called twice appears twice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import groupby
 from surefoot.magnitude import Magnitude
 
 MODEL = "(model)"
-OF_ITSELF = "·"  # an operation that a module with parts calls itself
+OF_ITSELF = "·"  # stands for an operation that a module with parts calls itself
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class Row:
     Attributes:
         module: path of the module that calls it.
         operation: its name.
-        shape: of the result.
-        bound: on the norm of the result.
-        lipschitz: of the result in the variables.
-        smoothness: of the result in the variables.
-        share: of the operation's own curvature in the smoothness of the output, between 0 and 1.
+        shape: shape of the result.
+        bound: bound on the norm of the result.
+        lipschitz: Lipschitz constant of the result in the variables.
+        smoothness: smoothness of the result in the variables.
+        share: share of the operation's curvature in the smoothness of the output, between 0 and 1.
         slope: the rule's constant for the first derivative: the largest norm over the arguments that are not
             parameters of the operation; ``None`` if there is no such argument.
         curvature: the rule's constant for the second derivative, the largest over pairs of arguments.
-        epsilon: of a normalisation.
-        bits_by_radius: by how many powers of two the operation's part of the smoothness falls, or more, when the
+        epsilon: the ε of a normalisation.
+        bits_by_radius: by at least how many powers of two the operation's part of the smoothness falls when the
             radius of the domain is halved (:mod:`surefoot.calculus.breakdown`).
         bits_by_epsilon: the same when the ε of every normalisation is multiplied by ten.
 
@@ -61,13 +61,13 @@ class Line:
     """One line of the tree."""
 
     prefix: str  # the branches of the tree in front of the name
-    name: str  # of the module, without what the lines above say; empty where the line above names it
-    path: str  # of the module, in full
-    depth: int  # how many lines it stands below
-    row: Row  # the operation; for a module with parts or a folded one the last operation in it
-    share: float  # of the smoothness, of all operations of the line and below it
-    position: int  # of its first operation in the order of computation, from 1
-    operations: int = 1  # how many operations the line stands for
+    name: str  # the name of the module below those of the lines above; empty if the line above has the same
+    path: str  # the whole path of the module
+    depth: int  # the depth in the tree
+    row: Row  # the operation; for a module with parts or a folded one, the last operation in it
+    share: float  # share of the smoothness of all operations of the line and below it
+    position: int  # the place of its first operation in the order of computation, from 1
+    operations: int = 1  # number of operations the line stands for
     is_group: bool = False  # whether its parts are on the lines below it
 
     @property
@@ -77,7 +77,7 @@ class Line:
 
     @property
     def operation(self) -> str:
-        """What to write into the column of operations."""
+        """The text in the column of operations."""
         if self.is_group:
             return ""
         return self.row.operation if self.is_operation else f"{self.operations} operations"
@@ -131,15 +131,15 @@ def _shared(path: _Path, others: list[_Path]) -> int:
 
 @dataclass(frozen=True)
 class Excerpt:
-    """The lines to show: the first ones, how many operations are left out after them, the last ones."""
+    """The lines to show."""
 
     first: list[Line]
-    hidden: int
+    hidden: int  # how many operations are left out between the first and the last lines
     last: list[Line]
 
     @property
     def shown(self) -> list[Line]:
-        """All lines that are there."""
+        """All lines, without the gap."""
         return self.first + self.last
 
     @property
@@ -149,9 +149,9 @@ class Excerpt:
 
 
 def excerpt(rows: Sequence[Row], depth: int | None, most: int | None) -> Excerpt:
-    """The lines at the greatest depth, up to ``depth``, at which there are at most ``most``.
+    """The lines at the greatest depth, up to ``depth``, at which there are at most ``most`` lines.
 
-    If there are more at any depth, those of depth one without the lines in the middle.
+    If there are more at every depth, the lines of depth one are taken without those in the middle.
     """
     whole = 2 + max((row.module.count(".") for row in rows), default=0)  # nothing is folded
     shown: list[Line] = []

@@ -1,7 +1,7 @@
-"""The gradient of the objective of data in pieces, with a proved bound on its error, and how it bends.
+"""The gradient of an objective over several batches, with a proved bound on its error, and curvatures along moves.
 
-Gradients of batches are added up by weight in double precision, over batches and processes; the errors are theirs
-and those of the sums.
+Gradients of batches are added up by weight in double precision, over batches and processes. Their errors add up,
+and the round-off of the sums is added.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Weighted = Callable[[], Iterator[tuple[int, Analysis, Fraction]]]  # number, ana
 
 @dataclass
 class _Part:
-    """What one process has, added up by weight, with what it may be off by and what was added."""
+    """The batches of one process, added up by weight."""
 
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    errors: dict[str, float] = field(default_factory=dict)
-    sizes: dict[str, float] = field(default_factory=dict)
-    blocks: dict[str, list[str]] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)  # gradients by path
+    errors: dict[str, float] = field(default_factory=dict)  # bounds on the norms of their errors
+    sizes: dict[str, float] = field(default_factory=dict)  # sums of the norms of what was added
+    blocks: dict[str, list[str]] = field(default_factory=dict)  # paths by block
     value: float = 0.0
-    total: Fraction = Fraction(0)
-    count: int = 0
+    total: Fraction = Fraction(0)  # of the weights
+    count: int = 0  # of the batches
 
 
 class ProvedSum:
@@ -41,15 +41,15 @@ class ProvedSum:
     All processes make it at the same time.
 
     Args:
-        batches: those that are here.
+        batches: the batches of this process.
         like: the parameters, by path.
         is_mean: whether the objective divides by the weights.
-        processes: all of them, or ``None``.
+        processes: all processes, or ``None`` for this one alone.
 
     Attributes:
-        value: of the objective, as computed.
-        slopes: by path of the parameter.
-        errors: how far they may be off, in norm, by path.
+        value: the value of the objective, as computed.
+        slopes: the gradient by path of the parameter.
+        errors: bounds on the norms of its errors, by path.
         blocks: the paths of each block.
 
     Raises:
@@ -60,15 +60,15 @@ class ProvedSum:
         self, batches: Weighted, like: Mapping[str, Tensor], is_mean: bool, processes: Processes | None
     ) -> None:
         self._batches, self._processes = batches, processes
-        mine = self._here() if processes is None else processes.together(self._here)
-        told = replace(mine, sums={})
-        parts = [told] if processes is None else processes.gathered(lambda: told)
+        here = self._here() if processes is None else processes.together(self._here)
+        without_sums = replace(here, sums={})
+        parts = [without_sums] if processes is None else processes.gathered(lambda: without_sums)
         self.blocks = next((part.blocks for part in parts if part.blocks), {})
         total = sum((part.total for part in parts), Fraction(0))
         if not self.blocks or not total:
             raise EvaluationError("no batch has a sample with a weight: there is no gradient")
         paths = [path for paths in self.blocks.values() for path in paths]
-        sums = {p: mine.sums.get(p, torch.zeros_like(like[p], dtype=torch.float64)) for p in paths}
+        sums = {p: here.sums.get(p, torch.zeros_like(like[p], dtype=torch.float64)) for p in paths}
         if processes is not None:
             processes.add(sums.values())
         self._whole = float(total) if is_mean else 1.0
@@ -81,38 +81,36 @@ class ProvedSum:
         self.errors = {path: lost / self._whole * (1 + 1e-12) + 2.0**-1000 for path, lost in off.items()}
 
     def _here(self) -> _Part:
-        found = _Part()
+        part = _Part()
         for _, analysis, weight in self._batches():
             proved, factor = proved_gradient(analysis), float(weight)
-            found.blocks = {
-                block: [leaf.path for leaf in leaves] for block, leaves in analysis.variables().items()
-            }
-            for path in (path for paths in found.blocks.values() for path in paths):
+            part.blocks = {block: [leaf.path for leaf in leaves] for block, leaves in analysis.variables().items()}
+            for path in (path for paths in part.blocks.values() for path in paths):
                 slope = proved.slopes[path] * factor
-                found.sums[path] = found.sums[path].add_(slope) if path in found.sums else slope
-                found.errors[path] = found.errors.get(path, 0.0) + proved.errors[path] * factor * (1 + 2.0**-50)
-                found.sizes[path] = found.sizes.get(path, 0.0) + float(torch.linalg.vector_norm(slope)) * 1.0001
-            found.value += factor * proved.value
-            found.total += weight
-            found.count += 1
-        return found
+                part.sums[path] = part.sums[path].add_(slope) if path in part.sums else slope
+                part.errors[path] = part.errors.get(path, 0.0) + proved.errors[path] * factor * (1 + 2.0**-50)
+                part.sizes[path] = part.sizes.get(path, 0.0) + float(torch.linalg.vector_norm(slope)) * 1.0001
+            part.value += factor * proved.value
+            part.total += weight
+            part.count += 1
+        return part
 
     def norms(self) -> dict[str, float]:
         """Bounds on the norm of the gradient, by block."""
-        found = {}
+        sizes = {}
         for block, paths in self.blocks.items():
             size = math.hypot(*(float(torch.linalg.vector_norm(self.slopes[path])) for path in paths))
-            found[block] = (size + sum(self.errors[path] for path in paths)) * (1 + 1e-12) + 2.0**-1000
-        return found
+            sizes[block] = (size + sum(self.errors[path] for path in paths)) * (1 + 1e-12) + 2.0**-1000
+        return sizes
 
     def bent(self, move: Mapping[str, Tensor]) -> float:
-        """What the loss curves along a move, at most; process 0 calls it, the others :meth:`bent_here`."""
+        """A bound on the curvature of the loss along a move; process 0 calls it, the others :meth:`bent_here`."""
         if self._processes is not None:
             self._processes.ask(("bent", dict(move)))
         return self.bent_here(move)
 
     def bent_here(self, move: Mapping[str, Tensor]) -> float:
-        """The same, where all processes call it."""
+        """The same; all processes call it."""
 
         def part() -> float:
             each = [float(weight) * proved_gradient(one).bent(move) for _, one, weight in self._batches()]

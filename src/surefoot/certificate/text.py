@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from surefoot.certificate.advice import headline, limits, verdict
 from surefoot.certificate.numbers import down, shape_text, share_text, short
 from surefoot.certificate.rows import MODEL, Excerpt, Line, excerpt
+from surefoot.domains import VARIABLES
 from surefoot.magnitude import Magnitude
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _MOST_BLOCKS = 8
 _LONGEST_NAME, _SHORTEST_NAME = 40, 12
 _LONGEST_OPERATION = 20
 HEAD = ("module", "operation", "output", "bound m", "Lipschitz ℓ", "smoothness L", "slope", "curvature", "share")
-_BRIEF = (0, 1, 2, 5, 8)  # the columns that are printed unasked
+_BRIEF = (0, 1, 2, 5, 8)  # the columns that are printed by default
 _SHORT_HEAD = ("module", "operation", "output", "m", "ℓ", "L", "slope", "curv.", "share")
 
 
@@ -35,8 +36,7 @@ OUTSIDE = "the present weights lie outside this domain: it says nothing about st
 
 
 def header(certificate: Certificate, width: int = WIDTH) -> list[str]:
-    """What is certified, where, the three constants, the verdict, and the steps that are guaranteed."""
-    what = "parameters" if certificate.wrt == "params" else "the input"
+    """The headline, the domain, the three constants, the verdict, and the steps that are guaranteed."""
     title = "Certificate" if certificate.constants == "certified" else "Constants as the paper prints them"
     constants = [
         f"bound m = {certificate.bound}",
@@ -47,7 +47,7 @@ def header(certificate: Certificate, width: int = WIDTH) -> list[str]:
     added = f", the objective plus {certificate.regularizer}" if certificate.regularizer else ""
     return [
         *_wrapped(headline(certificate), width),
-        f"{title} with respect to {what}: {certificate.domain}" + added,
+        f"{title} with respect to {VARIABLES[certificate.wrt]}: {certificate.domain}" + added,
         *(["   ".join(constants)] if sum(map(len, constants)) + 6 <= width else constants),
         *([cost] if certificate.effort != "normal" and certificate.gradients is not None else []),
         *([OUTSIDE] if certificate.weights_inside is False else []),
@@ -64,18 +64,16 @@ def _steps(certificate: Certificate, width: int) -> list[str]:
     if certificate.segment_step is not None:
         return [f"guaranteed step along the segment = {down(step)}"]
     if step < inverse:
-        said = f" = {down(step)}: the domain ends there (1/L = {down(inverse)})"
+        size = f" = {down(step)}: the domain ends there (1/L = {down(inverse)})"
     elif step > inverse:
-        said = f" = {down(step)}: one step from the weights (1/L = {down(inverse)}, for any within the domain)"
+        size = f" = {down(step)}: one step from the weights (1/L = {down(inverse)}, for any within the domain)"
     else:
-        said = f" 1/L = {down(step)}" + (
-            "" if certificate.radius is not None else ", while steps stay in the domain"
-        )
-    return [f"guaranteed step size{said}", *_by_block(certificate, width)]
+        size = f" 1/L = {down(step)}{', while steps stay in the domain' if certificate.radius is None else ''}"
+    return [f"guaranteed step size{size}", *_by_block(certificate, width)]
 
 
 def _by_block(certificate: Certificate, width: int) -> list[str]:
-    """The step size of each block, where that is longer for some blocks and shorter for none."""
+    """The step size of each block, if it is longer for some blocks and shorter for none."""
     steps = certificate.block_step_sizes if certificate.block_lipschitz else {}
     joint = certificate.step_size
     if len(set(steps.values())) < 2 or min(steps.values()) < joint:
@@ -94,10 +92,9 @@ def table(
 ) -> str:
     """One line per operation, as a tree; folded to a depth or a number of lines.
 
-    Where it is brief, it says how smooth the operations are and what share of L each has, and no more.
-
-    Modules at that depth are one line each, by default all operations are shown; with more lines than ``rows``
-    deep modules are folded until they fit, and if that is not enough, lines in the middle are left out.
+    Modules at ``depth`` are one line each; by default all operations are shown. With more lines than ``rows``,
+    deep modules are folded until they fit, and if that is not enough, lines in the middle are left out. A
+    ``brief`` table has only the columns for smoothness and shares.
     """
     part = excerpt(certificate.rows, depth, rows)
     if not part.shown:
@@ -122,7 +119,7 @@ def table(
 
 
 def note(certificate: Certificate, part: Excerpt) -> list[str]:
-    """What is not shown, and how to see it."""
+    """How many operations are not shown, and how to see them."""
     if not part.folded and not part.hidden:
         return []
     missing = f"{part.folded + part.hidden} of {len(certificate.rows)} operations are folded"
@@ -130,7 +127,7 @@ def note(certificate: Certificate, part: Excerpt) -> list[str]:
 
 
 def cells_of(line: Line, smoothness: Magnitude) -> list[str]:
-    """The text of each column, in the order of ``HEAD``; zeros say nothing about a rule and are left out."""
+    """The text of each column, in the order of ``HEAD``; a curvature of zero is left out."""
     row, one = line.row, line.is_operation
     return [
         line.prefix + clipped(line.name, _LONGEST_NAME),
@@ -144,7 +141,7 @@ def cells_of(line: Line, smoothness: Magnitude) -> list[str]:
 
 
 def clipped(text: str, most: int) -> str:
-    """A text with its middle left out if it is long; what would break the line is written as an escape.
+    """A text with its middle left out if it is long; characters that would break the line are escaped.
 
     >>> clipped("transformer_block_number_17", 12), clipped("a\\nb", 12)
     ('transf…er_17', 'a\\\\nb')

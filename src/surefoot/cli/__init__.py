@@ -1,13 +1,13 @@
 """The command line ``surefoot``. Nothing here imports torch before a command that computes is run.
 
-* ``commands``: the commands, what they take and what they are for; ``options``: their options; ``zoo_names``: the
-  zoo's names. ``guard``: errors as sentences, exit codes, interrupts, where files may be written. ``output``:
+* ``commands``: the commands, their arguments and their help; ``options``: their options; ``zoo_names``: the names
+  of the zoo. ``guard``: errors as sentences, exit codes, interrupts, where files may be written. ``output``:
   tables, JSON, notes, progress.
+* ``certifying`` (one model or several), ``training``, ``stepping`` (steps, their cost, convergence) and
+  ``catalogue`` (rules, models, what is installed) do the work of the commands.
 * ``sweep``: many models or checkpoints, in several processes and in several runs.
-* ``certifying`` (one model or several), ``training``, ``stepping`` (steps, their cost, convergence), ``catalogue``
-  (rules, models, what is installed): what the commands do.
-* ``models``: a model by name, by import or from a file; ``suiting``: its weights, and data as it takes them;
-  ``exported``: files of ``torch.export``, read without running what may be hidden in them.
+* ``models``: a model by name, by import or from a file; ``suiting``: weights and data that suit it; ``exported``:
+  files of ``torch.export``, read without running what may be hidden in them.
 * ``cases``: from options to a model, a batch, an objective and a domain.
 """
 

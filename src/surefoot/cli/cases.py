@@ -1,4 +1,4 @@
-"""From options to what the library is asked: a model, a batch, an objective and a domain; or data to train on."""
+"""From options to a model, a batch, an objective and a domain; or to data to train on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from surefoot import clustering, objectives
 from surefoot.cli import output
 from surefoot.cli.guard import UsageError
 from surefoot.cli.models import Spec, build, sample_shape
-from surefoot.cli.options import Request, Start
+from surefoot.cli.options import Request, Source, Start
 from surefoot.cli.suiting import (
     device_named,
     load_weights,
@@ -32,19 +32,19 @@ from surefoot.cli.suiting import (
 from surefoot.data import Dataset, load
 from surefoot.errors import CaptureError
 
-_SHAPE_ONLY, _RANDOM = 128, 16  # samples, as in the paper's application; and where numbers are computed with
+_SHAPE_ONLY, _RANDOM = 128, 16  # samples if only shapes matter, as in the paper's application; else
 
 
 @dataclass(frozen=True)
 class Case:
     """A model with its batch, ready to be certified."""
 
-    name: str  # as it was given
+    name: str  # the text that named it
     model: nn.Module  # the model
     x: Any  # the batch
-    objective: nn.Module | None = None  # bound to its targets, or ``None``
-    targets: Tensor | None = None  # what the data have to say about the outputs
-    input_norm: float | None = None  # a bound on the norm of the batch where its numbers mean nothing, or ``None``
+    objective: nn.Module | None = None  # the objective, bound to its targets, if there is one
+    targets: Tensor | None = None  # the targets of the data, if there are any
+    input_norm: float | None = None  # a bound on the norm of the batch, where its numbers are made up
 
     @property
     def shapes(self) -> str:
@@ -55,13 +55,13 @@ class Case:
 
     @property
     def described(self) -> str:
-        """The model and its input, in a line."""
+        """The model and its input in one line."""
         norm = "" if self.input_norm is None else f" with ‖x‖ ≤ {self.input_norm:g}"
         return f"{self.name}, input {self.shapes}{norm}"
 
 
 def domain_of(request: Request) -> sf.Ball | sf.ProductBall:
-    """The set that is asked for."""
+    """The domain that a request asks for."""
     radius = request.radius if request.radius is not None else (0.1 if request.is_centred else 1.0)
     center: Any = "present" if request.is_centred else "origin"
     kind = request.domain or ("ball" if request.is_centred else "product")
@@ -70,7 +70,7 @@ def domain_of(request: Request) -> sf.Ball | sf.ProductBall:
 
 def dataset_of(request: Request) -> Dataset | None:
     """The data, or a random part of them."""
-    targets = request.objective and objective_class(request.objective).takes_targets  # a wrong name is said first
+    targets = request.objective and objective_class(request.objective).takes_targets  # refuses a wrong name first
     if request.data is None:
         if targets:
             raise UsageError(
@@ -88,7 +88,7 @@ def dataset_of(request: Request) -> Dataset | None:
 
 
 def case(name: str, request: Request, data: Dataset | None = None) -> Case:
-    """Build what the request is about, or refuse it; its data may be at hand."""
+    """Build the model and the batch of a request, or refuse it; ``data`` are those of the request if loaded."""
     spec, data = Spec.of(name), dataset_of(request) if data is None else data
     values = request.needs_numbers
     meta = spec.is_zoo and not values
@@ -136,7 +136,7 @@ def case(name: str, request: Request, data: Dataset | None = None) -> Case:
 
 @contextmanager
 def refusals_are_usage(subject: Case) -> Iterator[None]:
-    """In the body, a model that cannot be read because it does not take its input at all is a matter of usage."""
+    """Raise a usage error if a model cannot be read in the body because it does not take its input at all."""
     try:
         yield
     except CaptureError as error:
@@ -150,22 +150,22 @@ def objective_class(name: str) -> type[objectives.Objective]:
     exported = [getattr(objectives, attribute) for attribute in objectives.__all__]
     losses = [each for each in exported if isinstance(each, type) and issubclass(each, objectives.Objective)]
     losses = [*losses, clustering.ConvexClustering, clustering.KMeans, clustering.Spectral]
-    known = {re.sub(r"(?<=[a-z])(?=[A-Z])", "-", each.__name__).lower(): each for each in losses}
-    known.pop("objective")
-    if name not in known:
-        raise UsageError(f"there is no objective '{name}': use {', '.join(sorted(known))}")
-    parameters = inspect.signature(known[name]).parameters.values()
+    by_name = {re.sub(r"(?<=[a-z])(?=[A-Z])", "-", each.__name__).lower(): each for each in losses}
+    by_name.pop("objective")
+    if name not in by_name:
+        raise UsageError(f"there is no objective '{name}': use {', '.join(sorted(by_name))}")
+    parameters = inspect.signature(by_name[name]).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if needed:
         raise UsageError(
             f"--objective {name} needs {', '.join(needed)}, which no option gives: it is for use in Python, as "
-            f"{'.'.join(known[name].__module__.split('.')[:2])}.{known[name].__name__}({needed[0]}=…)"
+            f"{'.'.join(by_name[name].__module__.split('.')[:2])}.{by_name[name].__name__}({needed[0]}=…)"
         )
-    return known[name]
+    return by_name[name]
 
 
 def one_hot(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """Class numbers as vectors with a one."""
+    """Class numbers as one-hot vectors."""
     if bool((targets < 0).any()):
         raise UsageError(f"class numbers are not negative, and the targets y hold {int(targets.min())}")
     return nn.functional.one_hot(targets.long(), classes).to(dtype)
@@ -196,7 +196,7 @@ def _input_norm(request: Request, x: Any, shape_only: bool) -> float | None:
 
 
 def _say(spec: Spec, request: Request, made_up: bool, values: bool) -> None:
-    """What was chosen because nothing was said about it."""
+    """Note which numbers are random because none were given."""
     if not values or request.numbers:
         return
     if made_up:
@@ -216,30 +216,23 @@ class Subject:
 
 
 def trainable(start: Start, test: float) -> Subject:
-    """Build and load all of it, or refuse what does not exist or does not fit."""
+    """Build the model and load its data, or refuse what does not exist or does not fit."""
     kind, data, objective = objective_class(start.objective), start.data or "digits", start.objective
-    request = Request(
-        data=data,
-        weights=start.weights,
-        smooth=start.smooth,
-        evaluation=start.evaluation,
-        seed=start.seed,
-        device=start.device,
-        numbers=True,
-    )
-    given = dataset_of(request)
-    assert given is not None
-    if given.y is None and kind.takes_targets and kind is not objectives.Reconstruction:
+    source = {field.name: getattr(start, field.name) for field in fields(Source)}
+    request = Request(**{**source, "data": data}, numbers=True)
+    dataset = dataset_of(request)
+    assert dataset is not None
+    if dataset.y is None and kind.takes_targets and kind is not objectives.Reconstruction:
         raise UsageError(f"--data {data} has no targets y, which --objective {objective} needs")
-    found = case(start.model, request, given)
-    if not any(value.requires_grad for value in found.model.parameters()):
+    subject = case(start.model, request, dataset)
+    if not any(value.requires_grad for value in subject.model.parameters()):
         raise UsageError(f"'{start.model}' has no parameter that asks for gradients: there is nothing to train")
     dtype = torch.float32 if start.single else torch.float64
-    y = (found.x if kind is objectives.Reconstruction else found.targets) if kind.takes_targets else None
+    y = (subject.x if kind is objectives.Reconstruction else subject.targets) if kind.takes_targets else None
     if kind is objectives.Square and y is not None and not y.is_floating_point():
-        y = one_hot(y, given.classes or 1, dtype)
-    whole = replace(given, x=found.x, y=y).to(dtype)
-    train, held = whole.split(1 - test, start.seed)
+        y = one_hot(y, dataset.classes or 1, dtype)
+    whole = replace(dataset, x=subject.x, y=y).to(dtype)
+    train, held_out = whole.split(1 - test, start.seed)
     if not len(train):
-        raise UsageError(f"--data {data} leaves no sample to train on: it has {len(given)}")
-    return Subject(found.model.to(dtype), train, held, kind())
+        raise UsageError(f"--data {data} leaves no sample to train on: it has {len(dataset)}")
+    return Subject(subject.model.to(dtype), train, held_out, kind())

@@ -1,4 +1,4 @@
-"""What ``surefoot rules``, ``models`` and ``doctor`` do: list what is there, and say whether it works."""
+"""The work of ``surefoot rules``, ``models`` and ``doctor``: list what exists, and check that it works."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = tuple[str, ...]
 
 
 def list_rules(search: str | None, json: bool) -> Outcome:
-    """The operations that certificates know, and what is claimed of each."""
+    """List the operations that certificates cover, and what is claimed about each."""
     rows: list[Row] = [
         (operation, rule.__module__.rpartition(".")[2], plain(inspect.getdoc(rule) or ""))
         for operation, rule in sorted(sf.operations.rules().items())
@@ -34,7 +34,7 @@ def list_rules(search: str | None, json: bool) -> Outcome:
 
 
 def list_models(search: str | None, json: bool) -> Outcome:
-    """The models of the zoo."""
+    """List the models of the zoo."""
     rows = [(name, f"{plain(about)} {preset}".strip()) for name, (about, preset) in zoo_names().items()]
     title = "name" if json else "model"
     if not _list((title, "summary"), rows, search, json):
@@ -88,10 +88,10 @@ _EXTRAS = {
 
 
 def check_health(json: bool) -> Outcome:
-    """What is installed and what is missing, and whether a small certificate is right."""
+    """Show what is installed and what is missing, and check a small certificate."""
     needed = {package: _version(package) for package in _NEEDED}
     extras = {package: _version(package) for package in _EXTRAS}
-    missing = [package for package, found in needed.items() if found is None]
+    missing = [package for package, installed in needed.items() if installed is None]
     with output.working("checking"):
         check = {"passed": False, "said": f"{', '.join(missing)} missing"} if missing else _self_check()
         machine = {} if missing else _machine()
@@ -135,7 +135,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _self_check() -> dict[str, Any]:
-    """Certify a small network, search for lower bounds, and see that they are below."""
+    """Certify a small network, search for lower bounds, and check that they are below the certificate."""
     try:
         import torch
         from torch import nn

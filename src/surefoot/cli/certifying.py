@@ -1,4 +1,4 @@
-"""What ``surefoot certify`` and ``compare`` do: the constants of one model, or of several."""
+"""The work of ``surefoot certify`` and ``compare``: the constants of one model, or of several."""
 
 from __future__ import annotations
 
@@ -37,54 +37,54 @@ def certify_each(
 def _certify_one(model: str, request: Request, json: bool, report: Path | None, compared: bool) -> Outcome:
     with output.working(f"certifying {model}"):
         subject = case(model, request)
-        found = certificates(subject, request)
-        others = _others(subject, found, request) if compared else {}
-    shown = certified(subject.name, subject, found)
-    write_page(report, [shown], others)  # before anything is printed: a closed pipe does not lose it
+        by_kind = certificates(subject, request)
+        others = _others(subject, by_kind, request) if compared else {}
+    result = certified(subject.name, subject, by_kind)
+    write_page(report, [result], others)  # before anything is printed: a closed pipe does not lose it
     if json:
-        documents = [document(shown, kind, certificate) for kind, certificate in found.items()]
+        documents = [document(result, kind, certificate) for kind, certificate in by_kind.items()]
         output.document(documents[0] if len(documents) == 1 else {"certificates": documents})
     else:
         output.result(f"{subject.described}\n")
-        output.result("\n\n".join(render(each, output.width() or WIDTH) for each in found.values()))
-    return outcome(found.get("certified", next(iter(found.values()))))
+        output.result("\n\n".join(render(each, output.width() or WIDTH) for each in by_kind.values()))
+    return outcome(by_kind.get("certified", next(iter(by_kind.values()))))
 
 
 def certificates(subject: Case, request: Request) -> dict[str, Certificate]:
-    """The certificate for each choice of constants; proved ones with lower bounds, if the request asks for it."""
-    asked: dict[str, Any] = {"objective": subject.objective, "domain": domain_of(request), "wrt": request.wrt}
+    """The certificate for each kind of constants; the proved one with lower bounds, if they are asked for."""
+    question: dict[str, Any] = {"objective": subject.objective, "domain": domain_of(request), "wrt": request.wrt}
     kinds: Any = request.kinds
     with refusals_are_usage(subject):
-        found = {
-            kind: sf.certify(subject.model, subject.x, input_norm=subject.input_norm, constants=kind, **asked)
+        by_kind = {
+            kind: sf.certify(subject.model, subject.x, input_norm=subject.input_norm, constants=kind, **question)
             for kind in kinds
         }
     if request.estimate:
-        lower = sf.estimate(subject.model, subject.x, seed=request.seed, **asked)
-        if "certified" in found:  # what the paper prints may well be below what is found
-            found["certified"] = found["certified"].with_estimate(lower)
+        lower = sf.estimate(subject.model, subject.x, seed=request.seed, **question)
+        if "certified" in by_kind:  # the paper's constants may be below the lower bounds
+            by_kind["certified"] = by_kind["certified"].with_estimate(lower)
         else:
             output.note(f"found by search: {str(lower).partition(': ')[2]}")
-    return found
+    return by_kind
 
 
-def _others(subject: Case, found: dict[str, Certificate], request: Request) -> dict[str, WhatIf]:
+def _others(subject: Case, by_kind: dict[str, Certificate], request: Request) -> dict[str, WhatIf]:
     """The proved certificate with other radii and other layers, by the name on the page."""
-    if "certified" not in found:
+    if "certified" not in by_kind:
         return {}
     options: Any = {"objective": subject.objective, "wrt": request.wrt, "input_norm": subject.input_norm}
-    name = subject.name if len(found) == 1 else f"{subject.name}, certified"
-    return {name: what_if(subject.model, subject.x, found["certified"], domain=domain_of(request), **options)}
+    name = subject.name if len(by_kind) == 1 else f"{subject.name}, certified"
+    return {name: what_if(subject.model, subject.x, by_kind["certified"], domain=domain_of(request), **options)}
 
 
 def outcome(certificate: Certificate) -> Outcome:
-    """Whether something is proved."""
+    """The exit code for a certificate."""
     proved = certificate.smoothness.is_finite and not certificate.flags
     return Outcome.CERTIFIED if proved else Outcome.NOT_CERTIFIED
 
 
 def document(subject: Certified, constants: str, certificate: Certificate) -> dict[str, Any]:
-    """A certificate with what it is about, for JSON."""
+    """A certificate with its model and input, for JSON."""
     return {
         "model": subject.name,
         "input": subject.shapes,
@@ -95,17 +95,17 @@ def document(subject: Certified, constants: str, certificate: Certificate) -> di
     }
 
 
-def write_page(path: Path | None, found: Sequence[Certified], others: dict[str, WhatIf] | None = None) -> None:
-    """The report, whole or not at all, if one is asked for."""
+def write_page(path: Path | None, results: Sequence[Certified], others: dict[str, WhatIf] | None = None) -> None:
+    """Write the report, if there is a path for it; the file appears whole or not at all."""
     if path is None:
         return
     with writing(path, "--report"):
-        write_report(path, [each for subject in found for each in _named(subject)], what_if=others)
+        write_report(path, [each for result in results for each in _named(result)], what_if=others)
     output.note(f"the report is in {path}")
 
 
 def _named(subject: Certified) -> list[tuple[str, Certificate]]:
-    """Its certificates, with the kind of constants in the name where there are several."""
+    """The certificates by name; the name has the kind of constants if there are several."""
     several = len(subject.certificates) > 1
     return [
         (f"{subject.name}, {kind}" if several else subject.name, each)
@@ -115,8 +115,8 @@ def _named(subject: Certified) -> list[tuple[str, Certificate]]:
 
 _HEAD = ("model", "bound m", "Lipschitz ℓ", "ℓ ratio", "smoothness L", "L ratio")
 _TITLES = {"certified": "Proved:", "paper": "As the paper prints it:"}
-_NUMBER = 12  # signs of a constant, or of its title
-_REASONS = 3  # that are shown of why L is infinite
+_NUMBER = 12  # width of a column of constants
+_REASONS = 3  # reasons why L is infinite that are shown
 
 
 def certify_all(
@@ -127,12 +127,13 @@ def certify_all(
     report: Path | None,
     as_finished: bool = False,
 ) -> Outcome:
-    """Certify models and show them side by side; one that cannot be certified does not lose the others.
+    """Certify models and show them side by side; the failure of one does not lose the others.
 
-    With ``as_finished`` each is shown as it finishes, and one that is not certified counts.
+    With ``as_finished`` each is shown as it finishes, and all must be certified for the exit code 0; otherwise one
+    is enough.
     """
     jobs = jobs_of(models, request)
-    data = dataset_of(request)  # says at once what is wrong with it
+    data = dataset_of(request)  # refuses at once what is wrong with it
     lines = Lines(sweep.log, sweep.resume)
     work = partial(certify_job, data=data if sweep.workers == 1 else None)
     results = dict[str, Certified | SurefootError]()
@@ -151,23 +152,23 @@ def certify_all(
             show(job, result)
             advance(job.name)
     ordered = {job.name: results[job.name] for job in jobs}
-    found = [result for result in ordered.values() if isinstance(result, Certified)]
+    done = [result for result in ordered.values() if isinstance(result, Certified)]
     failed = {name: result for name, result in ordered.items() if isinstance(result, SurefootError)}
-    if not found:
+    if not done:
         raise next(iter(failed.values()))
-    write_page(report, found)
+    write_page(report, done)
     if not as_finished and json:
-        shown = [document(s, kind, each) for s in found for kind, each in s.certificates.items()]
-        output.document({"models": shown, "failed": {model: str(why) for model, why in failed.items()}})
+        documents = [document(s, kind, each) for s in done for kind, each in s.certificates.items()]
+        output.document({"models": documents, "failed": {model: str(why) for model, why in failed.items()}})
     elif not as_finished:
-        _show(found, request.kinds)
-    certain = [outcome(each) is Outcome.CERTIFIED for subject in found for each in subject.certificates.values()]
-    reached = all(certain) and not failed if as_finished else any(certain)
-    return Outcome.CERTIFIED if reached else Outcome.NOT_CERTIFIED
+        _show(done, request.kinds)
+    proved = [outcome(each) is Outcome.CERTIFIED for subject in done for each in subject.certificates.values()]
+    enough = all(proved) and not failed if as_finished else any(proved)
+    return Outcome.CERTIFIED if enough else Outcome.NOT_CERTIFIED
 
 
 def _row_of(jobs: Sequence[Job], lines: Lines, json: bool) -> Callable[[Job, Certified | SurefootError], None]:
-    """Shows a job: a row below a head, or a line of JSON."""
+    """A function that shows a finished job: a row of a table, whose head is printed now, or a line of JSON."""
     head = ("model", "bound m", "Lipschitz ℓ", "smoothness L", "step size")
     kinds = jobs[0].request.kinds
     width = max(len(job.name) for job in jobs) + (max(map(len, kinds)) + 2 if len(kinds) > 1 else 0)
@@ -190,26 +191,26 @@ def _row_of(jobs: Sequence[Job], lines: Lines, json: bool) -> Callable[[Job, Cer
 
 
 def certify_job(job: Job, data: Dataset | None) -> Certified:
-    """One of several, perhaps in another process; the data may be at hand."""
+    """Certify one of several, perhaps in another process; ``data`` are those of the request if already loaded."""
     subject = case(job.model, job.request, data)
     return certified(job.name, subject, certificates(subject, job.request))
 
 
-def _show(found: Sequence[Certified], kinds: Sequence[str]) -> None:
-    domain = found[0].certificates[kinds[0]].domain
-    inputs = {subject.described.removeprefix(f"{subject.name}, ") for subject in found}
+def _show(results: Sequence[Certified], kinds: Sequence[str]) -> None:
+    domain = results[0].certificates[kinds[0]].domain
+    inputs = {subject.described.removeprefix(f"{subject.name}, ") for subject in results}
     about = f"{next(iter(inputs))}, " if len(inputs) == 1 else ""
     output.result(f"{about}{domain}\n")
     flags: dict[str, None] = {}
     for kind in kinds:
-        chosen = [(subject.name, subject.certificates[kind]) for subject in found]
+        chosen = [(subject.name, subject.certificates[kind]) for subject in results]
         if len(kinds) > 1:
             output.result(("" if kind == kinds[0] else "\n") + _TITLES[kind])
         output.table(*_table(chosen))
         flags |= dict.fromkeys(flag for _, each in chosen for flag in each.flags)
     if flags:
         output.result("\n".join(["\n* not an upper bound, because it rests on this:", *(f"  {f}" for f in flags)]))
-    for subject in found:
+    for subject in results:
         certificate = subject.certificates[kinds[0]]
         if not certificate.smoothness.is_finite:
             reasons = [f"  {reason}" for reason in certificate.reasons[:_REASONS]]
@@ -217,7 +218,7 @@ def _show(found: Sequence[Certified], kinds: Sequence[str]) -> None:
 
 
 def _table(chosen: list[tuple[str, Certificate]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Titles and rows; for objectives the step that is safe, and the lower bounds where a search was made."""
+    """Titles and rows; with safe steps for objectives, and lower bounds if there was a search."""
     searched, scalar = (any(each) for each in zip(*((c.estimate, c.scalar) for _, c in chosen), strict=True))
     head = (*_HEAD, "step size" if scalar else "1/L", *(["found L"] if searched else []))
     rows: list[tuple[str, ...]] = []
@@ -239,7 +240,7 @@ def _table(chosen: list[tuple[str, Certificate]]) -> tuple[tuple[str, ...], list
 
 
 def ratio(value: Magnitude, column: Sequence[Magnitude]) -> str:
-    """How many times the first finite value of a column it is, as text because it may be beyond a double."""
+    """The quotient of a value and the first finite value of its column, as text, as it may be beyond a double."""
     reference = next((each for each in column if each.is_finite and not each.is_zero), None)
     if reference is None or not value.is_finite:
         return "–"

@@ -1,7 +1,7 @@
-"""The commands: what they take and what they are for.
+"""The commands, their arguments and their help.
 
-Nothing here imports torch. What a command does is in a module of its own, which is imported when the command is
-run, by :func:`_module` and nothing else: so help, completion and mistakes in the options are answered at once.
+Nothing here imports torch. The work of a command is in a module of its own, which :func:`_module` imports when the
+command is run, so that help, completion and mistakes in the options are answered at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ app = typer.Typer(
 
 
 def _module(name: str) -> Any:
-    """The module that does the work of a command, and with it torch."""
+    """The module that does the work of a command; it imports torch."""
     with output.working("loading"):
         return import_module(f"surefoot.cli.{name}")
 
@@ -42,7 +42,7 @@ def _show_version(wanted: bool) -> None:
 
 
 def _configured(context: typer.Context, path: Path | None) -> None:
-    """Take defaults of options from a file."""
+    """Read defaults of options from a file."""
     if path is None or context.resilient_parsing:
         return
     try:
@@ -54,9 +54,9 @@ def _configured(context: typer.Context, path: Path | None) -> None:
     for name, table in tables.items():
         if name not in commands or not isinstance(table, dict):
             raise typer.BadParameter(f"{path}: [{name}] is none of the commands {', '.join(commands)}")
-        known = {parameter.name for parameter in commands[name].params}
+        names = {parameter.name for parameter in commands[name].params}
         defaults[name] = {option.replace("-", "_"): value for option, value in table.items()}
-        if unknown := sorted(defaults[name].keys() - known):
+        if unknown := sorted(defaults[name].keys() - names):
             raise typer.BadParameter(f"{path}: {name} has no option '{unknown[0]}': surefoot {name} --help")
     context.default_map = defaults
 

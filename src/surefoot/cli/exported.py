@@ -1,10 +1,10 @@
 """Models exported by ``torch.export``, read without running what may be hidden in the file.
 
-``torch.export.load`` is no safe reader (PyTorch 2.13): it falls back to plain pickle for example inputs and old
+``torch.export.load`` is not a safe reader (PyTorch 2.13): it falls back to plain pickle for example inputs and old
 weights, unpickles constants, hands symbolic sizes to ``sympy.sympify`` and guards to ``exec``, looks operators up
 as attributes of ``torch``, loads compiled libraries, and prints names into Python source. So a file is taken apart
-first. What is left of it, tensors as plain bytes and a graph of ``aten`` operations whose texts are plain names,
-is put together anew and only then given to PyTorch; anything else is refused.
+first. Its tensors as plain bytes and its graph of ``aten`` operations, whose texts have to be plain names, are put
+into a new archive, and only that is given to PyTorch; anything else is refused.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def load_exported(path: Path) -> tuple[nn.Module, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.load(clean)
-        # with its modules by path, where it says which operation belongs to which; else in one piece
+        # with its modules by path, if every operation names its module; else in one piece
         stacks = [node.meta.get("nn_module_stack") for node in program.graph.nodes if node.op == "call_function"]
         module = torch.export.unflatten(program) if all(stacks) else program.module()
     if program.example_inputs is None:
@@ -70,10 +70,10 @@ def load_exported(path: Path) -> tuple[nn.Module, Any]:
 
 
 def _taken_apart(path: Path) -> io.BytesIO:
-    """A new archive of the checked parts. A new one, so that no other reading of the old one can matter."""
+    """A new archive of the checked parts, so that the old one cannot be read in any other way."""
     clean = io.BytesIO()
-    with zipfile.ZipFile(path) as given, zipfile.ZipFile(clean, "w") as made:
-        names = given.namelist()
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(clean, "w") as new:
+        names = old.namelist()
         inner = [name.partition("/")[2] for name in names]
         if "models/model.json" not in inner:
             raise UsageError(
@@ -82,7 +82,7 @@ def _taken_apart(path: Path) -> io.BytesIO:
         for name, short in zip(names, inner, strict=True):
             if not _PLAIN_FILES.fullmatch(short) or inner.count(short) > 1:
                 raise _refused(path, f"the part '{short}', which is not plain tensors or a graph of operations")
-            content = given.read(name)
+            content = old.read(name)
             if short == "models/model.json":
                 content = json.dumps(_checked_graph(path, json.loads(content))).encode()
             elif short.endswith("_config.json"):
@@ -90,13 +90,13 @@ def _taken_apart(path: Path) -> io.BytesIO:
             elif short == "data/sample_inputs/model.pt":
                 _check_inputs(path, content)
             if not short.startswith("extra/"):
-                made.writestr(f"model/{short}", content)
+                new.writestr(f"model/{short}", content)
     clean.seek(0)
     return clean
 
 
 def _check_payload(path: Path, config: Mapping[str, Any]) -> None:
-    """Every tensor is plain bytes."""
+    """Refuse tensors that are not plain bytes."""
     for name, entry in config["config"].items():
         if not _NAME.fullmatch(name) or not re.fullmatch(r"(weight|tensor)_\d+", entry["path_name"]):
             raise _refused(path, f"the entry {name!r}")
@@ -105,7 +105,7 @@ def _check_payload(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_inputs(path: Path, content: bytes) -> None:
-    """Example inputs are tensors in plain containers: PyTorch's strict reader takes them."""
+    """Refuse example inputs other than tensors in plain containers, as PyTorch's strict reader does."""
     try:
         torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:
@@ -115,9 +115,9 @@ def _check_inputs(path: Path, content: bytes) -> None:
 
 
 def _checked_graph(path: Path, graph: dict[str, Any]) -> dict[str, Any]:
-    """The graph without guards and comments, if all its texts are plain.
+    """The graph without guards and comments; refused unless all its texts are plain.
 
-    A guard checks sizes before a call; surefoot captures the model for the sizes at hand and needs none.
+    A guard checks sizes before a call; surefoot captures the model for the given sizes and needs none.
     """
     graph = {**graph, "guards_code": []}
     return {key: _checked(path, value, key) for key, value in graph.items()}
@@ -141,7 +141,7 @@ def _checked(path: Path, value: Any, key: str) -> Any:
 
 
 def _checked_metadata(path: Path, metadata: Any) -> Any:
-    """The notes about an operation, reduced to its module; notes about tensors are like other entries."""
+    """The metadata of an operation, reduced to its module; metadata of tensors are checked like other entries."""
     if not isinstance(metadata, dict) or not all(isinstance(item, str) for item in metadata.values()):
         return _checked(path, metadata, "")
     stack = metadata.get("nn_module_stack", "")
@@ -159,7 +159,7 @@ def _is_plain(text: str, key: str) -> bool:
 
 
 def _is_expression(text: str) -> bool:
-    """Whether it is arithmetic of sizes: known words and signs, no attribute and no other call."""
+    """Whether a text is arithmetic of sizes: known words and signs, no attribute and no other call."""
     words = re.findall(r"\w+", text)
     return re.fullmatch(r"[\w\s+\-*/(),='<>]*", text) is not None and all(map(_EXPRESSION_WORD.fullmatch, words))
 

@@ -1,4 +1,4 @@
-"""What surrounds every command: errors as sentences, exit codes, interrupts, warnings on standard error."""
+"""The frame of every command: errors as sentences, exit codes, interrupts, warnings on standard error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Outcome(IntEnum):
 
 
 class UsageError(SurefootError, ValueError):
-    """The command was given something that it cannot work with."""
+    """The command got arguments or files that it cannot work with."""
 
 
 Quiet = Annotated[
@@ -46,22 +46,22 @@ Debug = Annotated[
 
 
 def guarded(command: Callable[..., Outcome]) -> Callable[..., None]:
-    """A command that ends with an exit code and never with a traceback, unless ``--debug`` asks for it.
+    """A command that ends with an exit code, and with a traceback only if ``--debug`` asks for it.
 
     It has the options ``--quiet`` and ``--debug``. A parameter whose type is a dataclass stands for the options
-    that are fields of it, so that commands can share them.
+    that are its fields, so that commands can share them.
     """
     parameters = inspect.signature(command, eval_str=True).parameters
     records: dict[str, Any] = {name: p.annotation for name, p in parameters.items() if is_dataclass(p.annotation)}
 
-    def run(**given: Any) -> None:
-        debug = given.pop("debug")
-        output.quiet(given.pop("quiet"))
+    def run(**arguments: Any) -> None:
+        debug = arguments.pop("debug")
+        output.quiet(arguments.pop("quiet"))
         try:
             with output.results_alone(), _plain_warnings(debug):
                 for name, record in records.items():
-                    given[name] = record(**{option: given.pop(option) for option in _options(record)})
-                outcome = command(**given)
+                    arguments[name] = record(**{option: arguments.pop(option) for option in _options(record)})
+                outcome = command(**arguments)
             sys.stdout.flush()
         except (typer.Exit, typer.BadParameter):
             raise
@@ -115,7 +115,7 @@ def explain(error: Exception) -> Outcome:
     return Outcome.NOT_CERTIFIED if type(error).__name__ in _NO_GUARANTEE else Outcome.USAGE
 
 
-# What the library says to do in Python, and the option that does it.
+# Remedies in Python that errors of the library name, and the options that do the same.
 _OPTIONS = {
     "model.eval()": "--eval",
     "surefoot.smooth(model)": "--smooth",
@@ -138,13 +138,13 @@ def _plain_warnings(debug: bool) -> Iterator[None]:
 
 
 def _silence() -> None:
-    """Nobody reads standard output any more: what is left in its buffer goes nowhere."""
+    """Discard what is left in the buffer of standard output, as nobody reads it any more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def writing(path: Path, option: str) -> Iterator[None]:
-    """A body that writes a file: where that fails, as on a full disk, it is said of which file."""
+    """Name the file if the body fails to write it, as on a full disk."""
     try:
         yield
     except Exception as error:  # torch and safetensors have their own for a full disk
@@ -155,7 +155,7 @@ def writing(path: Path, option: str) -> Iterator[None]:
 
 
 def append_line(path: Path, option: str, line: str) -> None:
-    """A line more in a file, whole or not at all."""
+    """Append a line to a file, whole or not at all."""
     with writing(path, option):
         size = path.stat().st_size if path.is_file() else None
         try:

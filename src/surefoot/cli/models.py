@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from surefoot import zoo
 from surefoot.cli import exported
 from surefoot.cli.guard import UsageError
-from surefoot.data import Dataset, imported
+from surefoot.data import Dataset
+from surefoot.loading import optional
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What ``MODEL`` says: ``mlp@sizes=64,32,10@activation=tanh`` is the model ``mlp`` with two options."""
+    """The argument ``MODEL``: ``mlp@sizes=64,32,10@activation=tanh`` is the model ``mlp`` with two options."""
 
     text: str
     target: str
@@ -32,7 +33,7 @@ class Spec:
 
     @classmethod
     def of(cls, text: str) -> Spec:
-        """Read it.
+        """Read the argument.
 
         >>> Spec.of("mlp@sizes=64,32,10@activation=tanh").options
         {'sizes': (64, 32, 10), 'activation': 'tanh'}
@@ -48,7 +49,7 @@ class Spec:
 
     @property
     def is_file(self) -> bool:
-        """Whether it names a file."""
+        """Whether it names a file of ``torch.export``."""
         return self.target.endswith(".pt2")
 
     @property
@@ -58,12 +59,12 @@ class Spec:
 
     @property
     def is_zoo(self) -> bool:
-        """Whether it names a model of the zoo, known or not."""
+        """Whether it names a model of the zoo, which may not exist."""
         return not self.is_file and ":" not in self.target
 
 
 def _value(text: str) -> Any:
-    """A literal where it is one, else the text itself."""
+    """The value of a literal; any other text as it is."""
     if text.lower() in ("true", "false", "none"):
         text = text.capitalize()
     try:
@@ -78,11 +79,11 @@ Built = tuple[nn.Module, Any]  # a model and an input that it takes, or ``None``
 def build(
     spec: Spec, *, batch: int, shapes: Sequence[tuple[int, ...]], classes: int | None, meta: bool, seed: int
 ) -> Built:
-    """Build the model, and an input for it if one is known.
+    """Build the model, and an input for it if there is one.
 
-    Models of the zoo are built to take the first shape and to return so many classes, if these are known, and on
-    ``meta`` without being allocated. The batch counts where no shape is given; the seed is that of first weights
-    and of a random input.
+    Models of the zoo are built for the first shape and the number of classes, if these are given, and with
+    ``meta`` without allocating memory. ``batch`` is used where no shape is given; ``seed`` is for initial weights
+    and random inputs.
     """
     torch.manual_seed(seed)
     if spec.is_file:
@@ -100,20 +101,20 @@ def build(
     return model, inputs
 
 
-_TOKENS = 16  # of a sample, where nothing is said
+_TOKENS = 16  # tokens of a sample by default
 
 
 def _from_configuration(spec: Spec, tokens: tuple[int, ...], seed: int) -> Built:
     """A model of transformers from a local configuration, with random weights.
 
-    Options behind @ replace entries of the configuration. Nothing is downloaded, and no code of the directory is
-    run. A model with a vocabulary gets random tokens of that shape. ``--weights`` takes the weights beside it.
+    Options behind @ replace entries of the configuration. Nothing is downloaded, and no code in the directory is
+    run. A model with a vocabulary gets random tokens of the given shape. ``--weights`` loads weights.
     """
     path = Path(spec.target.removeprefix("hf:"))
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise UsageError(f"'{spec.text}': there is no file '{path}': name a config.json or the directory it is in")
-    transformers = imported("transformers", "transformers")
+    transformers = optional("transformers", "transformers", f"'{spec.text}'", UsageError)
     try:
         entries = {**json.loads(path.read_text(encoding="utf-8")), **spec.options}
         configuration = transformers.AutoConfig.for_model(**entries)
@@ -136,7 +137,7 @@ _KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
 
 
 def _check_kinds(spec: Spec, entry: zoo.Entry) -> None:
-    """Options are of the kind of their defaults, which the error shows."""
+    """Refuse options of another kind than their defaults."""
     for name, value in spec.options.items():
         usual = entry.defaults.get(name)
         if value is None or type(usual) not in _KINDS:
@@ -161,32 +162,32 @@ def _from_zoo(
         model = zoo.build(spec.target, **options)
         if sample is None:
             return model, zoo.example_input(spec.target, batch, seed=seed, **options)
-        made = zoo.Sample(sample, entry.sample(options).vocabulary)
-        return model, made.batch(shapes[0][0], seed=seed)
+        example = zoo.Sample(sample, entry.sample(options).vocabulary)
+        return model, example.batch(shapes[0][0], seed=seed)
 
 
 def fitted(
     entry: zoo.Entry, chosen: Mapping[str, Any], sample: tuple[int, ...] | None, classes: int | None
 ) -> dict[str, Any]:
-    """Options that make a model of the zoo take such samples and return this many numbers; chosen options stay."""
-    known = entry.defaults
-    found: dict[str, Any] = {}
+    """Options that make a model of the zoo fit the samples and the number of classes; chosen options stay."""
+    defaults = entry.defaults
+    fitting: dict[str, Any] = {}
     if sample is not None:
         if len(sample) == 3:
-            found |= {"in_channels": sample[0], "image_size": sample[1]}
+            fitting |= {"in_channels": sample[0], "image_size": sample[1]}
         features = math.prod(sample)
-        found |= {"inputs": features}
-        if "sizes" in known:
-            found["sizes"] = (features, *known["sizes"][1:])
+        fitting |= {"inputs": features}
+        if "sizes" in defaults:
+            fitting["sizes"] = (features, *defaults["sizes"][1:])
     if classes is not None:
-        found |= {"num_classes": classes, "outputs": classes}
-        if "sizes" in known and entry.base != "autoencoder":
-            found["sizes"] = (*found.get("sizes", known["sizes"])[:-1], classes)
-    return {name: value for name, value in found.items() if name in known and name not in chosen}
+        fitting |= {"num_classes": classes, "outputs": classes}
+        if "sizes" in defaults and entry.base != "autoencoder":
+            fitting["sizes"] = (*fitting.get("sizes", defaults["sizes"])[:-1], classes)
+    return {name: value for name, value in fitting.items() if name in defaults and name not in chosen}
 
 
 def _imported(spec: Spec) -> Built:
-    """What ``package.module:callable`` returns: a module, or a module and its input."""
+    """The model that ``package.module:callable`` returns, and its input if it returns a pair."""
     module_name, _, attribute = spec.target.partition(":")
     if not (module_name and attribute):
         raise UsageError(f"'{spec.text}': a model of your own reads package.module:callable")
@@ -194,7 +195,7 @@ def _imported(spec: Spec) -> Built:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
             raise
@@ -202,14 +203,14 @@ def _imported(spec: Spec) -> Built:
             f"'{spec.text}': there is no module '{error.name}' in {here} or among the installed packages"
         ) from error
     for name in attribute.split("."):
-        if not hasattr(found, name):
+        if not hasattr(value, name):
             raise UsageError(f"'{spec.text}': '{module_name}' has no '{name}'")
-        found = getattr(found, name)
-    if not isinstance(found, nn.Module) and callable(found):
-        found = found(**_accepted(spec, found))
+        value = getattr(value, name)
+    if not isinstance(value, nn.Module) and callable(value):
+        value = value(**_accepted(spec, value))
     elif spec.options:
         raise UsageError(f"'{spec.text}' is not called and takes no options")
-    model, inputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    model, inputs = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"'{spec.text}' gives something of type {type(model).__name__}; it should give a torch.nn.Module"
@@ -218,7 +219,7 @@ def _imported(spec: Spec) -> Built:
 
 
 def _accepted(spec: Spec, make: Any) -> Mapping[str, Any]:
-    """The options, if the callable can be called with them alone."""
+    """The options, if the callable can be called with them."""
     try:
         inspect.signature(make).bind(**spec.options)
     except TypeError as error:
@@ -232,8 +233,8 @@ def _accepted(spec: Spec, make: Any) -> Mapping[str, Any]:
 
 def _random(shapes: Sequence[tuple[int, ...]], seed: int) -> Tensor | tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
-    made = tuple(torch.randn(shape, generator=generator) for shape in shapes)
-    return made[0] if len(made) == 1 else made
+    tensors = tuple(torch.randn(shape, generator=generator) for shape in shapes)
+    return tensors[0] if len(tensors) == 1 else tensors
 
 
 def sample_shape(spec: Spec, data: Dataset) -> tuple[int, ...]:

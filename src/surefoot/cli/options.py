@@ -1,4 +1,4 @@
-"""The options of the commands, and those that several commands share as records."""
+"""The options of the commands; options that several commands share are grouped into records."""
 
 from __future__ import annotations
 
@@ -89,20 +89,26 @@ WhatIf = Annotated[
 
 
 @dataclass(frozen=True)
-class Request:
-    """The options of ``certify`` and ``compare``, and with their defaults those of other commands.
+class Source:
+    """Where the data and the weights of a model come from."""
 
-    ``numbers`` is no option: whether a command needs them, and not shapes alone.
-    """
-
-    batch: Batch = None
-    inputs: Input = None
     data: Data = None
     weights: Weights = None
     smooth: Smooth = False
     evaluation: Eval = False
     seed: Seed = 0
     device: Device = None
+
+
+@dataclass(frozen=True)
+class Request(Source):
+    """The options of ``certify`` and ``compare``; other commands use it with defaults.
+
+    ``numbers`` is not an option: it says whether a command needs numbers, and not only shapes.
+    """
+
+    batch: Batch = None
+    inputs: Input = None
     domain: Annotated[
         Literal["product", "ball"] | None,
         _set(
@@ -161,7 +167,7 @@ class Request:
 
     @property
     def is_centred(self) -> bool:
-        """Whether the centre is the present point; by default if weights or data of the user's are given."""
+        """Whether the centre is the present point; by default if the user gives weights or data."""
         if self.center is not None or self.around_weights:
             return self.center != "zero"
         return self.domain == "ball" or self.wrt == "input" or bool(self.weights or self.data)
@@ -169,17 +175,18 @@ class Request:
     @property
     def needs_numbers(self) -> bool:
         """Whether shapes alone are not enough."""
-        given = self.weights or self.data or self.numbers or self.estimate
-        return bool(given) or self.is_centred or self.wrt == "input"
+        return bool(
+            self.weights or self.data or self.numbers or self.estimate or self.is_centred or self.wrt == "input"
+        )
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the inputs that were given."""
+        """The shapes of ``--input``."""
         return tuple(map(shape, self.inputs or ()))
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of constants that are asked for."""
+        """The kinds of constants to compute."""
         return ("certified", "paper") if self.constants == "both" else (self.constants,)
 
 
@@ -204,18 +211,13 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Start:
-    """What ``train`` and ``step`` start from."""
+class Start(Source):
+    """The starting point of ``train`` and ``step``."""
 
-    model: Model = "mlp@activation=tanh"
     data: Data = "digits"
+    model: Model = "mlp@activation=tanh"
     objective: Loss = "cross-entropy"
     single: Annotated[bool, _batch("", "Single precision; double by default.", "--single")] = False
-    weights: Weights = None
-    smooth: Smooth = False
-    evaluation: Eval = False
-    seed: Seed = 0
-    device: Device = None
 
 
 @dataclass(frozen=True)

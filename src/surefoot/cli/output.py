@@ -1,6 +1,6 @@
-"""What is printed: results on standard output, everything else on standard error.
+"""Printing: results go to standard output, everything else to standard error.
 
-All of it is plain text; on a terminal it is fitted to its width. Colour is for terminals, and not with NO_COLOR.
+All of it is plain text, fitted to the width of a terminal. Colour is for terminals, unless NO_COLOR is set.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _state: dict[str, Any] = {"quiet": False, "results": None}
-_NARROWEST, _SHORTEST_TEXT = 40, 16  # columns of a screen, and of a text that is wrapped behind others
+_NARROWEST, _SHORTEST_TEXT = 40, 16  # columns of a screen, and of a last column that is wrapped
 
 
 def quiet(wanted: bool) -> None:
-    """Whether notes and progress are left out."""
+    """Choose whether notes and progress are left out."""
     _state["quiet"] = wanted
 
 
 @contextmanager
 def results_alone() -> Iterator[None]:
-    """In the body standard output is for results: what a model prints goes to standard error."""
+    """Reserve standard output for results in the body: what a model prints goes to standard error."""
     _state["results"] = sys.stdout
     try:
         with redirect_stdout(sys.stderr):
@@ -50,7 +50,7 @@ def _print(text: str) -> None:
 
 
 def result(text: str) -> None:
-    """A part of the result, on standard output; lines that are too long for it are wrapped."""
+    """Print a part of the result; lines that are too long for a terminal are wrapped."""
     room = width()
     for line in text.split("\n"):
         if room is None or len(line) <= room:
@@ -64,13 +64,13 @@ def result(text: str) -> None:
 
 
 def document(content: Any, indent: int | None = 2) -> None:
-    """A JSON document; without indent on one line."""
+    """Print a JSON document, on one line without ``indent``."""
     ascii_only = not str(getattr(_results(), "encoding", "") or "utf-8").lower().startswith("utf")
     _print(encoded(content, indent=indent, ascii_only=ascii_only))
 
 
 def encoded(content: Any, indent: int | None = None, ascii_only: bool = False) -> str:
-    """As JSON; numbers that JSON does not have are ``null``."""
+    """The content as JSON text; numbers that JSON does not have are ``null``."""
     return json.dumps(_finite(content), indent=indent, ensure_ascii=ascii_only, allow_nan=False)
 
 
@@ -83,18 +83,18 @@ def _finite(content: Any) -> Any:
 
 
 def note(text: str) -> None:
-    """Something that is good to know, on standard error."""
+    """Print something that is good to know, unless ``--quiet`` is set."""
     if not _state["quiet"]:
         _to_stderr("note", text, "cyan")
 
 
 def warn(text: str) -> None:
-    """Something to beware of, on standard error."""
+    """Print a warning."""
     _to_stderr("warning", text, "yellow")
 
 
 def error(text: str) -> None:
-    """Why there is no result, on standard error."""
+    """Print why there is no result."""
     _to_stderr("error", text, "red")
 
 
@@ -105,7 +105,7 @@ def _to_stderr(kind: str, text: str, colour: str) -> None:
 
 
 def _is_sentence(text: str) -> bool:
-    """Whether it starts with an ordinary capitalised word, and not with a name such as MPS or RuntimeError."""
+    """Whether a text starts with an ordinary capitalised word, not with a name such as MPS or RuntimeError."""
     word = text.split(" ", 1)[0]
     return word[:1].isupper() and word[1:].islower()
 
@@ -117,17 +117,17 @@ def coloured(stream: Any) -> bool:
 
 
 def width() -> int | None:
-    """How many columns there are: COLUMNS if that is set, else those of a terminal; a pipe has no limit."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdigit() or _results().isatty():
-        return max(int(given) if given.isdigit() else shutil.get_terminal_size().columns, _NARROWEST)
+    """The number of columns: COLUMNS if it is set, else those of the terminal; ``None`` for a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() or _results().isatty():
+        return max(int(columns) if columns.isdigit() else shutil.get_terminal_size().columns, _NARROWEST)
     return None
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
-    """A table on standard output; all but the first ``left`` columns hold numbers.
+    """Print a table; all but the first ``left`` columns hold numbers.
 
-    Where there is no room for it, texts of the last column are wrapped, or each row becomes a few lines.
+    If there is no room for it, texts of the last column are wrapped, or each row becomes a few lines.
     """
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     room = width() or math.inf
@@ -147,7 +147,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> 
 
 
 def _lines_of(head: Sequence[str], row: Sequence[str]) -> None:
-    """A row below its first cell, a line for each of the others that says something."""
+    """Print a row as lines: its first cell, then each other cell that is not empty, with its title."""
     result(row[0])
     longest = max(map(len, head[1:]))
     for title, cell in zip(head[1:], row[1:], strict=True):
@@ -156,7 +156,7 @@ def _lines_of(head: Sequence[str], row: Sequence[str]) -> None:
 
 
 def _console(stream: Any) -> Console:
-    """What writes to a terminal; brackets are no markup."""
+    """A console that writes to a terminal and does not read brackets as markup."""
     from rich.console import Console
 
     return Console(file=stream, highlight=False, markup=False, no_color=not coloured(stream))
@@ -164,7 +164,7 @@ def _console(stream: Any) -> Console:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """A spinner on standard error while something takes its time; nothing off a terminal."""
+    """Show a spinner on standard error during the body, if that is a terminal."""
     if _state["quiet"] or not sys.stderr.isatty():
         yield
         return
@@ -173,11 +173,11 @@ def working(what: str) -> Iterator[None]:
 
 
 Advance = Callable[[str], None]
-_MOST_LINES = 10  # of progress, where there is no bar
+_MOST_LINES = 10  # lines of progress, where there is no bar
 
 
 def _lines(what: str, total: int, done: int) -> Advance:
-    """A line now and then; none where there is little to wait for."""
+    """Print a line of progress now and then; none if there are few steps."""
     every = math.ceil(total / _MOST_LINES)
     at = done
 
@@ -192,9 +192,9 @@ def _lines(what: str, total: int, done: int) -> Advance:
 
 @contextmanager
 def progress(what: str, total: int, done: int = 0) -> Iterator[Advance]:
-    """A bar on standard error; calling what is yielded moves it by one and shows a text behind it.
+    """A progress bar on standard error; calling the yielded function moves it by one and shows a text beside it.
 
-    Where standard error is no terminal there are at most ten lines instead.
+    If standard error is not a terminal, at most ten lines are printed instead.
     """
     if _state["quiet"]:
         yield lambda text: None

@@ -1,4 +1,4 @@
-"""What ``surefoot step``, ``cost`` and ``converge`` do: what steps of each kind gain, cost and lead to."""
+"""The work of ``surefoot step``, ``cost`` and ``converge``: gain and cost of steps, and where they lead."""
 
 from __future__ import annotations
 
@@ -114,13 +114,13 @@ class Point:
         }[name]
 
     def _counted(self, calls: int) -> float:
-        """One forward pass and so many backward ones, in gradients."""
+        """The cost of one forward pass and ``calls`` backward passes, in gradients."""
         passes = self.cost.structured
         forward = passes.forward_backward - passes.backward
         return (forward + calls * passes.backward) / max(passes.forward_backward, 1)
 
     def _taken(self, step: Step) -> tuple[float, float]:
-        """The part of the step that descends enough, and by how much it does."""
+        """The part of the step that descends enough, and its decrease."""
         parameters = {path: value.detach() for path, value in self.chain.parameters.items()}
 
         def value_at(part: float) -> float:
@@ -129,12 +129,12 @@ class Point:
                 return float(self.objective(self.chain.value(moved)))
 
         slope = -2 * step.model_decrease  # ⟨g, v⟩ = -⟨g, H⁻¹g⟩ at the minimiser of ⟨g, v⟩ + ½⟨v, Hv⟩
-        found = armijo(value_at, self.loss, slope) if slope < 0 else None
-        return (0.0, 0.0) if found is None else (found[0], self.loss - found[1])
+        accepted = armijo(value_at, self.loss, slope) if slope < 0 else None
+        return (0.0, 0.0) if accepted is None else (accepted[0], self.loss - accepted[1])
 
 
 def _proved_step(model: nn.Module, x: Tensor, objective: Objective, y: Tensor | None) -> float:
-    """The step against the gradient that is proved to descend the most; 0 if none is."""
+    """The step against the gradient that is proved to descend the most; 0 if there is none."""
     optimizer = sf.optim.CertifiedDescent(copy.deepcopy(model), objective, direction="gradient")
     try:
         optimizer.step(x, y)
@@ -158,12 +158,12 @@ def count_cost(model: str, request: Request, json: bool) -> Outcome:
     with output.working(f"counting {model}"):
         subject = case(model, request)
         with refusals_are_usage(subject):
-            found = sf.cost(subject.model, subject.x)
+            cost = sf.cost(subject.model, subject.x)
     if json:
-        output.document({"model": model, "input": subject.shapes, "cost": found.to_dict()})
+        output.document({"model": model, "input": subject.shapes, "cost": cost.to_dict()})
     else:
-        output.result(f"{model}, input {subject.shapes}\n\n{found.title}")
-        for number, (left, (head, *rows)) in enumerate(found.tables):
+        output.result(f"{model}, input {subject.shapes}\n\n{cost.title}")
+        for number, (left, (head, *rows)) in enumerate(cost.tables):
             if number:
                 output.result("")
             output.table(head, rows, left)
@@ -171,7 +171,7 @@ def count_cost(model: str, request: Request, json: bool) -> Outcome:
 
 
 def take_steps(start: Start, batch: int, kappa: float, json: bool) -> Outcome:
-    """One step of each kind from the same point."""
+    """Take one step of each kind from the same point, and compare them."""
     parts = trainable(start, test=0.0)
     x, y = parts.train.x[:batch], parts.train.y
     point = Point.of(parts.model, x, parts.objective, None if y is None else y[:batch])
@@ -229,7 +229,7 @@ METHODS: dict[str, Any] = {name.replace("_", "-"): name for name in theorems.MET
 def prove(
     start: Start, batch: int, steps: int, method: str, ridge: float, json: bool, report: Path | None
 ) -> Outcome:
-    """Train on some samples until a theorem applies; Gauss-Newton steps, or Newton's for other objectives."""
+    """Train until a theorem applies: by Gauss-Newton steps, or by Newton steps for other objectives."""
     if method not in METHODS:
         raise UsageError(f"--method is one of {', '.join(METHODS)}, got {method!r}")
     parts = trainable(start, test=0.0)

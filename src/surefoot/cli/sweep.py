@@ -38,7 +38,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """The same for the same question: model, options, and the weights as they are in the file now."""
+        """A hash of the model, the options and the present content of the file of weights."""
         weights = self.request.weights
         held = weights.read_bytes() if weights is not None and weights.is_file() else b""
         return hashlib.sha256(f"{self.model}{self.request}".encode() + held).hexdigest()[:16]
@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Certified:
-    """The certificates of a job, and what they are about."""
+    """The certificates of a job, with its model and input in words."""
 
     name: str
     described: str
@@ -56,7 +56,7 @@ class Certified:
 
 
 def jobs_of(arguments: Sequence[str], request: Request) -> list[Job]:
-    """A file of weights is a checkpoint of the model that stands before it."""
+    """One job per model, or one per file of weights that follows it."""
     jobs: list[Job] = []
     model = ""
     for argument in arguments:
@@ -79,10 +79,10 @@ Work = Callable[[Job], Certified]
 
 
 def finished(jobs: Sequence[Job], work: Work, workers: int) -> Iterator[tuple[Job, Certified | SurefootError]]:
-    """Each job with its result, as it finishes; what fails does not lose the others.
+    """Each job with its result, as it finishes; a failure does not lose the others.
 
-    A worker that is ended from outside takes those beside it along. They are done again, each in a process of its
-    own, so that the one at fault alone is lost. Where the run is broken off, no worker is waited for.
+    A worker that is killed from outside stops the workers beside it too. Their jobs are done again, each in a
+    process of its own, so that only the job at fault is lost. An interrupted run waits for no worker.
     """
     if workers <= 1:
         yield from ((job, _kept(work, job)) for job in jobs)
@@ -102,7 +102,7 @@ def finished(jobs: Sequence[Job], work: Work, workers: int) -> Iterator[tuple[Jo
 def _in_pool(
     jobs: Sequence[Job], work: Work, workers: int
 ) -> Iterator[tuple[Job, Certified | SurefootError | None]]:
-    """Each job with its result, ``None`` where a worker was ended from outside."""
+    """Each job with its result, or ``None`` if its worker was killed from outside."""
     with ProcessPoolExecutor(min(workers, len(jobs)) or 1, mp_context=get_context("spawn")) as pool:
         waiting = {pool.submit(_in_worker, work, job): job for job in jobs}
         try:
@@ -118,7 +118,7 @@ def _in_pool(
 
 
 def _in_worker(work: Work, job: Job) -> Certified | SurefootError:
-    """What went wrong as a sentence, which can be sent whatever was raised."""
+    """The result of a job, in a worker; an error becomes a plain sentence, which can always be sent."""
     output.quiet(True)
     result = _kept(work, job)
     return SurefootError(str(result)) if isinstance(result, SurefootError) else result
@@ -134,7 +134,7 @@ def _kept(work: Work, job: Job) -> Certified | SurefootError:
 
 
 class Lines:
-    """A file with one line of JSON for each job; with ``resume`` what stands in it is kept, but for failures."""
+    """A file with one line of JSON for each job; ``resume`` keeps its lines, except for failures."""
 
     def __init__(self, path: Path | None, resume: bool) -> None:
         self.path, self.known = path, dict[str, dict[str, Any]]()
@@ -154,30 +154,30 @@ class Lines:
                 written(path, kept)
 
     def earlier(self, job: Job) -> Certified | None:
-        """What was found before."""
+        """The result of an earlier run, if there is one."""
         line = self.known.get(job.key)
         if line is None:
             return None
         read = {kind: Certificate.from_dict(each) for kind, each in line["certificates"].items()}
         return Certified(line["name"], line["described"], line["shapes"], line["input_norm"], read)
 
-    def add(self, job: Job, found: Certified | SurefootError) -> None:
-        """Write a line, at once."""
+    def add(self, job: Job, result: Certified | SurefootError) -> None:
+        """Write the line of a job, at once."""
         if self.path is not None:
-            append_line(self.path, "--log", output.encoded(self.line(job, found)))
+            append_line(self.path, "--log", output.encoded(self.line(job, result)))
 
-    def line(self, job: Job, found: Certified | SurefootError) -> dict[str, Any]:
-        """What is written of a job."""
+    def line(self, job: Job, result: Certified | SurefootError) -> dict[str, Any]:
+        """The line of a job."""
         line: dict[str, Any] = {"key": job.key, "name": job.name}
-        if isinstance(found, Certified):
-            line |= {"described": found.described, "shapes": found.shapes, "input_norm": found.input_norm}
-            line["certificates"] = {kind: each.to_dict() for kind, each in found.certificates.items()}
+        if isinstance(result, Certified):
+            line |= {"described": result.described, "shapes": result.shapes, "input_norm": result.input_norm}
+            line["certificates"] = {kind: each.to_dict() for kind, each in result.certificates.items()}
         else:
-            line["failed"] = str(found)
+            line["failed"] = str(result)
         return line
 
 
 def certified(name: str, subject: Case, certificates: Mapping[str, Certificate]) -> Certified:
-    """Without the model, so that it can be sent."""
+    """The result of a case without its model, so that it can be sent between processes."""
     described = subject.described.replace(subject.name, name, 1)
     return Certified(name, described, subject.shapes, subject.input_norm, certificates)

@@ -1,4 +1,4 @@
-"""What ``surefoot train`` does: training whose steps are proved before they are taken."""
+"""The work of ``surefoot train``: training whose steps are proved before they are taken."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from surefoot.cli.cases import Subject, trainable
 from surefoot.cli.guard import Outcome, UsageError, append_line, writing
 from surefoot.cli.options import Run, Start
 from surefoot.cli.suiting import in_evaluation, refusal
-from surefoot.data import Dataset, imported
+from surefoot.data import Dataset
 from surefoot.errors import SurefootError
 from surefoot.graph.checks import selected
+from surefoot.loading import optional
 from surefoot.objectives import Objective
 from surefoot.optim import CertifiedDescent, GaussNewton, GuaranteedOptimizer, Newton, StepRecord
 from surefoot.report import write_run
@@ -29,9 +30,9 @@ from surefoot.report.run import promises
 
 @dataclass(frozen=True)
 class RandomParts:
-    """Which samples a step sees: all of them, or parts of a random order that is new in every pass.
+    """The samples of each step: all of them, or a part of a random order that is new in every pass.
 
-    The parts depend on the seed and the number of the step alone, so that a resumed run sees the same ones.
+    A part depends only on the seed and the number of the step, so that a resumed run sees the same parts.
     """
 
     data: Dataset
@@ -73,7 +74,7 @@ def save_weights(model: nn.Module, path: Path) -> None:
         if path.suffix != ".safetensors":
             torch.save(state, temporary)
             return
-        writer = imported("safetensors.torch", "safetensors")
+        writer = optional("safetensors.torch", "safetensors", f"--save {path}", UsageError)
         writer.save_file({name: value.clone() for name, value in state.items()}, str(temporary))
 
 
@@ -81,14 +82,14 @@ def save_weights(model: nn.Module, path: Path) -> None:
 class Keeper:
     """Keeps a checkpoint up to date: all that a resumed run needs, in a file that is whole at any time."""
 
-    path: Path | None  # of the file; ``None`` keeps nothing
-    every: int  # how many steps lie between two checkpoints
-    model: nn.Module  # what is trained
-    optimizer: GuaranteedOptimizer  # what trains it
+    path: Path | None  # the file; ``None`` to keep nothing
+    every: int  # number of steps between two checkpoints
+    model: nn.Module  # the model
+    optimizer: GuaranteedOptimizer  # its optimizer
     run: Mapping[str, Any]  # the options that make two runs the same
 
     def resumed(self) -> int:
-        """Continue where the checkpoint was taken, if there is one; returns how many steps it has behind it."""
+        """Load the checkpoint, if there is one; returns its number of steps."""
         if self.path is None or not self.path.exists():
             return 0
         try:
@@ -113,12 +114,12 @@ class Keeper:
         return len(self.optimizer.history)
 
     def after(self, step: int, last: bool) -> None:
-        """Save, if it is time."""
+        """Save a checkpoint, if it is time."""
         if step % self.every == 0 or last:
             self._save()
 
     def interrupted(self) -> None:
-        """Save what was reached; a step that was under way has left nothing behind."""
+        """Save a checkpoint of an interrupted run; an unfinished step has changed nothing."""
         self._save()
         if self.path is not None:
             output.note(
@@ -134,7 +135,7 @@ class Keeper:
 
 
 def accuracy(model: nn.Module, data: Dataset) -> float | None:
-    """The part of the samples whose largest output is that of their class; ``None`` if there are no classes."""
+    """The fraction of samples whose largest output is that of their class; ``None`` if there are no classes."""
     if data.y is None or data.y.is_floating_point() or not len(data):
         return None
     with in_evaluation(model):
@@ -142,12 +143,12 @@ def accuracy(model: nn.Module, data: Dataset) -> float | None:
     return float((outputs.argmax(dim=1) == data.y).double().mean())
 
 
-_HARDLY = 0.999  # of the first loss: a run that ends above this has hardly moved
+_HARDLY = 0.999  # a run whose loss is above this part of the first one has hardly moved
 _SHOWN = 8  # steps in the table
 
 
 def train_model(start: Start, run: Run, json: bool, report: Path | None = None) -> Outcome:
-    """Train a model and show how it went."""
+    """Train a model and show the result."""
     parts = trainable(start, run.test)
     check_whole(start.model, parts.model, parts.train, parts.test)
     same: dict[str, Any] = {
@@ -159,7 +160,7 @@ def train_model(start: Start, run: Run, json: bool, report: Path | None = None) 
     keep = Keeper(run.checkpoint, run.every, parts.model, optimizer, same)
     done = keep.resumed()
     batches = RandomParts(parts.train, run.batch, start.seed)
-    spent = [0.0]  # processor time, with that of all steps so far
+    spent = [0.0]  # processor time before each step
 
     def page() -> None:
         if report is not None and optimizer.history:
@@ -221,9 +222,9 @@ def _save(model: nn.Module, path: Path | None) -> None:
 
 
 def _log(path: Path | None, done: int) -> Callable[[StepRecord], None]:
-    """Writes records of steps as lines of JSON; a resumed run goes on in the same file.
+    """A function that writes the record of a step as a line of JSON; a resumed run goes on in the same file.
 
-    What a step achieved is known with the next one: in its own line it may be ``null``.
+    The decrease of a step is known only at the next step, so it may be ``null`` in its line.
     """
     if path is None:
         return lambda record: None
@@ -235,19 +236,19 @@ def _log(path: Path | None, done: int) -> Callable[[StepRecord], None]:
 
 def _summary(optimizer: GuaranteedOptimizer, parts: Subject) -> dict[str, Any]:
     history = optimizer.history
-    made, kept = promises(optimizer)
-    found = optimizer.stationarity()
+    promised, kept = promises(optimizer)
+    stationarity = optimizer.stationarity()
     return {
         "steps": len(history),
         "samples": len(parts.train),
         "parameters": sum(value.numel() for value in optimizer.trainable.values()),
         "first_loss": history[0].loss if history else None,
         "last_loss": optimizer.value(parts.train.x, parts.train.y),
-        "promises": made,
+        "promises": promised,
         "promises_kept": kept,
         "promised_decrease": sum(r.promised_decrease or 0.0 for r in history),
-        "smallest_gradient": found.smallest if history else None,
-        "proved_gradient": found.bound,
+        "smallest_gradient": stationarity.smallest if history else None,
+        "proved_gradient": stationarity.bound,
         "train_accuracy": accuracy(parts.model, parts.train),
         "test_accuracy": accuracy(parts.model, parts.test),
         "guarantee": optimizer.guarantee.replace("damping='certified'", "--damping certified"),  # type: ignore[attr-defined]

@@ -17,10 +17,10 @@ def zoo_names() -> dict[str, tuple[str, str]]:
     spec = find_spec("surefoot")
     assert spec is not None
     assert spec.origin is not None
-    found: dict[str, tuple[str, str]] = {}
+    names: dict[str, tuple[str, str]] = {}
     for path in sorted((Path(spec.origin).parent / "zoo").glob("*.py")):
-        found.update(_registered(ast.parse(path.read_text("utf-8"))))
-    return dict(sorted(found.items()))
+        names.update(_registered(ast.parse(path.read_text("utf-8"))))
+    return dict(sorted(names.items()))
 
 
 def _registered(module: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -44,9 +44,9 @@ def _names(call: ast.Call, values: dict[str, ast.expr]) -> Iterator[tuple[str, s
     """The name and those of its variants, with options such as ``[pooling=average]``."""
     name = ast.literal_eval(call.args[0])
     yield name, ""
-    for given in (keyword.value for keyword in call.keywords if keyword.arg == "variants"):
+    for variants in (keyword.value for keyword in call.keywords if keyword.arg == "variants"):
         for variant, options in ast.literal_eval(
-            values[given.id] if isinstance(given, ast.Name) else given
+            values[variants.id] if isinstance(variants, ast.Name) else variants
         ).items():
             yield f"{name}-{variant}", f"[{', '.join(f'{option}={chosen}' for option, chosen in options.items())}]"
 

@@ -1,12 +1,12 @@
 """Clustering objectives: functions of all outputs together, without targets.
 
-* ``envelope``: what they share: each is the distance of the outputs from simple points.
+* ``envelope``: what they have in common: each is the distance of the outputs from simple points.
 * ``kmeans``: :class:`KMeans`, points in k places.
 * ``spectral``: :class:`Spectral`, points in a space of dimension k.
 * ``convex``: :class:`ConvexClustering`, points that pull each other together, and its inner problem.
-* ``weights``: which pairs do, and how strongly; differences along the edges of a graph.
+* ``weights``: which pairs pull, and how strongly; differences along the edges of a graph.
 * ``fusion``: the solver of convex clustering, with its proof of accuracy.
-* ``reduced``: the same problem with the clusters known, and its derivative.
+* ``reduced``: convex clustering with given clusters, and its derivative.
 """
 
 from surefoot.clustering.convex import ConvexClustering

@@ -46,7 +46,7 @@ from surefoot.operations.call import Bounds, Call
 
 
 class Fused(Proximity[ConvexClusteringResult]):
-    """The proximal point of λ times the penalty; edges are given, searched for among points, or all pairs."""
+    """The proximal point of λ times the penalty; the edges are given, searched for, or all pairs."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Fused(Proximity[ConvexClusteringResult]):
 
     @property
     def all_pairs(self) -> bool:
-        """Whether all pairs are joined, of however many samples there are."""
+        """Whether all pairs are joined, however many samples there are."""
         return self._search is None and self._given is None
 
     def bind(self, points: Tensor) -> None:
@@ -76,7 +76,7 @@ class Fused(Proximity[ConvexClusteringResult]):
         self.edges = self._search(points)
 
     def forget(self) -> None:
-        """Drop the last dual variables, and edges that were found."""
+        """Drop the last dual variables, and edges that were searched for."""
         super().forget()
         self._dual, self.edges = None, self._given
 
@@ -91,7 +91,10 @@ class Fused(Proximity[ConvexClusteringResult]):
         if not len(edges) or self.penalty == 0:  # every sample is its own centroid
             labels = torch.arange(len(outputs), device=outputs.device)
             none = outputs.new_zeros((0, outputs.shape[1]))
-            alone = ConvexClusteringResult(outputs, labels, none, 0.0, 0.0, 0.0, 0, 0.0, 0.0, self.tolerance)
+            alone = ConvexClusteringResult(
+                outputs, labels, none, value=0.0, gap=0.0, gradient_error=0.0, iterations=0, penalty=0.0,
+                floor=0.0, tolerance=self.tolerance,
+            )  # fmt: skip
             return Nearest(outputs, 0.0, lambda v: v, lambda: Accuracy(0.0, 0.0), alone)
         amounts = self.penalty * edges.weights
         result = fuse(outputs, edges.incidence, amounts, self.tolerance, self.max_iterations, self._dual)
@@ -104,7 +107,7 @@ class Fused(Proximity[ConvexClusteringResult]):
         return Nearest(result.centroids, result.penalty, derivative, lambda: accuracy, result)
 
     def steepest(self, count: int) -> Magnitude:
-        """The Lipschitz constant of the sum for so many samples, from the weights."""
+        """The Lipschitz constant of the sum over ``count`` samples, from the weights."""
         if self.all_pairs:
             return (Magnitude.of(count) * Magnitude.of(count * (count - 1) / 2)).sqrt() * self.penalty
         if self.edges is None:
@@ -119,7 +122,7 @@ def slope(edges: Edges) -> Magnitude:
     """The bound of the module on ‖Bᵀζ‖ for ‖ζ_e‖ ≤ w_e."""
     if not len(edges):
         return Magnitude.zero()
-    share = 1 + (len(edges) + 8) * 2.0**-52  # of adding up at most so many positive numbers
+    share = 1 + (len(edges) + 8) * 2.0**-52  # the round-off of a sum of this many positive numbers
     degrees = edges.incidence.degrees(edges.weights) * share
     ends = float((degrees[edges.first] + degrees[edges.second]).max()) * share
     widest = minimum(Magnitude.of(edges.count) * float(edges.weights.max()), ends)
@@ -131,9 +134,9 @@ class ConvexClustering(Envelope[ConvexClusteringResult]):
     r"""Convex clustering of the outputs: convex, differentiable, and solved to a proved accuracy.
 
     The value is that of a point whose duality gap is at most ``tolerance`` times the value, so it is above the
-    minimum by at most that. The next call starts from the dual variables of the last; the value does not depend
-    on them by more than the tolerance. Second derivatives are those of the active set: exact except where an edge
-    is about to fuse or to part. If the tolerance is not reached a warning says so.
+    minimum by at most that. Each call starts from the dual variables of the last one, which changes the value by
+    at most the tolerance. Second derivatives are those of the active set: exact except where an edge is about to
+    fuse or to part. A warning says if the tolerance is not reached.
 
     Args:
         weights: which samples are pulled together: ``None``, all pairs with weight 1; ``"knn"``, nearest
@@ -141,14 +144,14 @@ class ConvexClustering(Envelope[ConvexClusteringResult]):
             objective stays one function; a symmetric matrix; a pair (edges, weights) of an E × 2 tensor of sample
             numbers and E numbers; or :class:`~surefoot.clustering.Edges`.
         penalty: λ.
-        neighbours: how many, for ``"knn"``.
-        bandwidth: of the Gaussian, for ``"knn"``; by default the median length of an edge.
+        neighbours: number of neighbours, for ``"knn"``.
+        bandwidth: width of the Gaussian, for ``"knn"``; by default the median length of an edge.
         reduction: ``"mean"`` over the samples or ``"sum"``.
-        tolerance: on the duality gap, relative to the value.
-        max_iterations: of the solver.
+        tolerance: largest duality gap, relative to the value.
+        max_iterations: largest number of iterations of the solver.
 
     Raises:
-        ObjectiveError: if the weights or a number are not what they have to be.
+        ObjectiveError: if the weights or a number are not valid.
 
     >>> two = torch.tensor([[0.0], [10.0]])
     >>> loss = sf.clustering.ConvexClustering(penalty=2.0, reduction="sum")
@@ -187,7 +190,7 @@ class ConvexClustering(Envelope[ConvexClusteringResult]):
         return self
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """The edges are for as many samples as there are outputs."""
+        """Refuse edges for another number of samples."""
         super().check(outputs, targets)
         assert isinstance(self.proximity, Fused)
         edges = self.proximity.edges
@@ -211,7 +214,7 @@ class ConvexClustering(Envelope[ConvexClusteringResult]):
 
 
 def _given(weights: Any) -> Edges | None:
-    """The edges, if they are known before the outputs."""
+    """The edges, if they do not depend on the outputs."""
     if isinstance(weights, Edges):
         return weights
     if isinstance(weights, Tensor):

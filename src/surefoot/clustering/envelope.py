@@ -1,4 +1,4 @@
-r"""What the three clustering objectives share: each is the distance of the outputs from simple points.
+r"""The common part of the three clustering objectives: each is the distance of the outputs from simple points.
 
 With the outputs stacked into an n × d matrix :math:`\hat y` and :math:`s = 1/n` (a mean over the samples, as all
 losses here) or :math:`s = 1` (the sum, as in the paper),
@@ -27,11 +27,11 @@ distance is 1-Lipschitz and at most the norm, so over the domain
 for *any* z of the set: that the solver may have missed the nearest one makes the bound looser, not wrong. At kinks
 this is the Lipschitz constant of h, by continuity.
 
-**What the solver is trusted with:** nothing. Each objective proves how far its value is from that of the exact
-solution, and its point from it (:class:`Accuracy`). The computed gradient :math:`s(\hat y - z)` is off by s times
-that distance and its round-off. Where nothing is known about the point (k-means with 1 < k < n, whose assignment
-may be one of many; spectral clustering at a tie) both gradients have a norm of at most :math:`s\|\hat y - z\|`,
-and differ by at most twice that.
+**The solver is not trusted.** Each objective proves how far its value and its point are from those of the exact
+solution (:class:`Accuracy`). The computed gradient :math:`s(\hat y - z)` is off by s times the distance of the
+points, plus round-off. Where the distance has no bound (k-means with 1 < k < n, whose assignment may be one of
+many; spectral clustering at a tie) both gradients have a norm of at most :math:`s\|\hat y - z\|`, and differ by at
+most twice that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from torch import Tensor
 from surefoot.enclosure import norm
 from surefoot.graph.nodes import Spec
 from surefoot.magnitude import Magnitude, minimum
-from surefoot.objectives.base import Objective
+from surefoot.objectives.base import Objective, shape_of
 from surefoot.objectives.constants import ObjectiveError
 from surefoot.objectives.entrywise import Square
 from surefoot.operations.call import Bounds, Call, Slot
@@ -60,12 +60,12 @@ UNIT = 2.0**-52
 
 
 class Accuracy(NamedTuple):
-    r"""How good a solution is, without the factor s."""
+    r"""Bounds on the errors of a solution, without the factor s."""
 
-    # on how far :math:`\frac12\|\hat y - z\|^2 + \Omega(z)`, z as stored and :math:`\Omega` as computed, is from
-    # its minimum; for k-means from that over the centres of the assignment that was found
+    # of :math:`\frac12\|\hat y - z\|^2 + \Omega(z)`, with z as stored and :math:`\Omega` as computed, compared
+    # with its minimum; for k-means with the minimum over the centres of the assignment that was found
     value: float
-    point: float | None  # on the distance of z from the exact solution; ``None`` if that may be elsewhere
+    point: float | None  # of z, as its distance from the exact solution; ``None`` if there is no bound
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Nearest(Generic[Result]):
 
     point: Tensor  # :math:`z`, of the shape of the outputs
     penalty: float  # :math:`\Omega(z)`
-    derivative: Callable[[Tensor], Tensor]  # applies the symmetric :math:`Dz(\hat y)`, to several at once too
-    accuracy: Callable[[], Accuracy]  # proves how good it is
-    result: Result  # what the solver has to say, in the words of the objective
+    derivative: Callable[[Tensor], Tensor]  # applies the symmetric :math:`Dz(\hat y)`, also to stacked directions
+    accuracy: Callable[[], Accuracy]  # proves bounds on its errors
+    result: Result  # the clusters, as the objective reports them
 
 
 class Proximity(Generic[Result]):
@@ -100,7 +100,7 @@ class Proximity(Generic[Result]):
         return nearest
 
     def nearest(self, outputs: Tensor) -> Nearest[Result]:
-        """Solve, in double precision."""
+        """Solve the inner problem in double precision."""
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -126,7 +126,7 @@ class Envelope(Objective, Generic[Result]):
     """
 
     takes_targets = False
-    k: int | None = None  # how many clusters, where that is given
+    k: int | None = None  # the number of clusters, where it is an option
 
     def __init__(self, proximity: Proximity[Result], reduction: str) -> None:
         super().__init__()
@@ -143,8 +143,8 @@ class Envelope(Objective, Generic[Result]):
         """Outputs are n × d real numbers, at least one sample per cluster."""
         if len(outputs.shape) != 2 or not outputs.numel or not outputs.dtype.is_floating_point:
             raise ObjectiveError(
-                f"{type(self).__name__} reads real outputs (samples × dimensions), got "
-                f"{'×'.join(map(str, outputs.shape)) or 'a number'} of {outputs.dtype}; flatten each sample"
+                f"{type(self).__name__} reads real outputs (samples × dimensions), got {shape_of(outputs)} of "
+                f"{outputs.dtype}; flatten each sample"
             )
         if self.k is not None and self.k > outputs.shape[0]:
             raise ObjectiveError(
@@ -153,28 +153,28 @@ class Envelope(Objective, Generic[Result]):
             )
 
     def bound_to(self, targets: Any) -> Self:
-        """Itself: there are no targets, and some that are given are refused."""
+        """Itself, as there are no targets; refuses targets."""
         if targets is not None:
             raise ObjectiveError(f"{type(self).__name__} compares outputs with each other: it has no targets")
         return self
 
     def solve(self, outputs: Tensor) -> Result:
-        """The clusters of these outputs, if they fit."""
+        """The clusters of these outputs."""
         self.check(Spec(tuple(outputs.shape), outputs.dtype), None)
         return self.proximity.solved(outputs).result
 
     def majoriser(self, outputs: Tensor) -> Square:
         r"""The square loss with the nearest point as targets, :math:`\frac s2\|\hat y - z\|^2`.
 
-        Up to the constant :math:`s\,\Omega(z)` it is above h everywhere and equal to the value at these outputs.
-        It is smooth, and a step that is proved to decrease it by some amount ends where h is below the value here
-        by at least as much, whatever the clustering does meanwhile.
+        Up to the constant :math:`s\,\Omega(z)` it is above h everywhere and equal to h at these outputs. It is
+        smooth, and a step that is proved to decrease it by some amount decreases h by at least as much, even if
+        the clusters change.
         """
         self.check(Spec(tuple(outputs.shape), outputs.dtype), None)
         return Square(self.proximity.solved(outputs).point.to(outputs.dtype), reduction=self.reduction)
 
     def forget(self) -> None:
-        """Drop what was kept from earlier calls."""
+        """Drop everything kept from earlier calls."""
         self.proximity.forget()
 
     def extra_repr(self) -> str:
@@ -196,7 +196,7 @@ def _valued(outputs: Tensor, nearest: Nearest[Any], scale: float) -> Tensor:
 
 
 class _Held:
-    """The solution, found where plain tensors are at hand, for the derivatives."""
+    """The solution for the derivatives; it is computed in the forward pass, where tensors are plain."""
 
     def __init__(self, proximity: Proximity[Any]) -> None:
         self.proximity = proximity
@@ -211,7 +211,7 @@ class _Held:
 class Over:
     """A clustering objective over the enclosure of its outputs.
 
-    ``scale`` is s; ``nearest`` is the solution at the centre, where that is known.
+    ``scale`` is s; ``nearest`` is the solution at the centre, if the centre has values.
     """
 
     def __init__(self, call: Call) -> None:
@@ -222,7 +222,7 @@ class Over:
 
     @property
     def distance(self) -> Magnitude:
-        """From the set, at the centre: the round-off of a mean or of a product with singular vectors."""
+        """A bound on the distance of the centre from the set, with the round-off of means and singular vectors."""
         assert self.nearest is not None
         shape = self.outputs.shape
         off = self.outputs.centre_norm * (16.0 * (sum(shape) + 16) * min(shape) ** 0.5 * UNIT)
@@ -243,9 +243,9 @@ class Over:
 
 
 def value_error(call: Call, value: Any) -> Magnitude | None:
-    """How far the value is from that of the exact solution: a sum of squares of differences, times s.
+    """A bound on the distance between the value and that of the exact solution: a sum of squares, times s.
 
-    A solver that starts where it ended may have come to another solution since.
+    A solver that starts where it ended last may have reached another solution since.
     """
     over = Over(call)
     assert over.nearest is not None
@@ -279,7 +279,7 @@ def push(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded | None:
 
 
 def clustering(name: str, *, convex: bool = False) -> Callable[[Rule], Rule]:
-    """Register the bounds of a clustering objective, smooth if it is convex; its solution says the rest."""
+    """Register the bounds of a clustering objective; it is smooth if it is convex."""
     loss = LossFacts(envelope, convex=convex, smooth=convex, nonnegative=True)
     return operation(name, loss=loss, error=value_error, pullback=pullback, push=push)
 
@@ -291,7 +291,7 @@ def zero(call: Call) -> Bounds:
 
 
 class _Differentiated(torch.autograd.Function):
-    """What the derivatives below share: they depend on the outputs, the solution held, and the scale."""
+    """The common part of the derivatives below: they depend on the outputs, the solution and the scale."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

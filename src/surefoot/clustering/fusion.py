@@ -9,29 +9,29 @@ and with :math:`r = z - (\hat y - B^\top\zeta)` the gap is a sum of terms that a
 
 .. math:: P(z) - D(\zeta) = \sum_e\big(c_e\|(Bz)_e\| - \langle\zeta_e, (Bz)_e\rangle\big) + \tfrac12\|r\|^2 .
 
-*What a gap proves.* :math:`D(\zeta) \le \min P \le P(z)`, so the value is off by at most the gap; P is 1-strongly
-convex, so :math:`\frac12\|z - z^*\|^2 \le P(z) - \min P` and the gradient :math:`\hat y - z` is off by at most
-:math:`\sqrt{2\,\text{gap}}`. If moreover :math:`\zeta_e = c_e(Bz)_e/\|(Bz)_e\|` wherever :math:`(Bz)_e \ne 0`,
-then z is the exact solution for the outputs :math:`z + B^\top\zeta = \hat y + r`, and as solutions move no more
-than outputs do, z and the gradient are off by at most :math:`\|r\|`.
+*A gap proves accuracy.* :math:`D(\zeta) \le \min P \le P(z)`, so the value is off by at most the gap; P is
+1-strongly convex, so :math:`\frac12\|z - z^*\|^2 \le P(z) - \min P` and the gradient :math:`\hat y - z` is off by
+at most :math:`\sqrt{2\,\text{gap}}`. If moreover :math:`\zeta_e = c_e(Bz)_e/\|(Bz)_e\|` wherever :math:`(Bz)_e \ne
+0`, then z is the exact solution for the outputs :math:`z + B^\top\zeta = \hat y + r`, and as solutions move no
+more than outputs do, z and the gradient are off by at most :math:`\|r\|`.
 
-*Round-off* (:meth:`_Ascent._weighed`). A dual variable is outside of its ball by a relative (d + 4)u at most, and
-is meant to be shrunk by that; a term of the gap is off by (2d + 8)u of :math:`c_e\|(Bz)_e\|`, the sum of E of them
-by :math:`\log_2E + 1` more; r by (b + d + 16)u of the norms of what it is made of, b the most edges at a node,
-with sums of norms in place of norms of sums; and moving the outputs to their mean and back by 8u of their norm and
-2u of that of z.
+*Round-off* (:meth:`_Ascent._weighed`). A dual variable is outside its ball by at most a relative (d + 4)u, and
+stands for the variable shrunk by that. A term of the gap is off by (2d + 8)u of :math:`c_e\|(Bz)_e\|`, the sum of
+E terms by :math:`\log_2E + 1` more; r is off by (b + d + 16)u of the norms of its parts, b the largest number of
+edges at a node, with sums of norms in place of norms of sums; and moving the outputs to their mean and back costs
+8u of their norm and 2u of that of z.
 
 *Ascent.* :math:`\|B^\top\zeta\|^2 = \sum_i\|\sum_{e\ni i}\pm\zeta_e\|^2 \le \sum_id_i\sum_{e\ni i}\|\zeta_e\|^2 =
 \sum_e(d_i + d_j)\|\zeta_e\|^2` with the degrees d, so steps of :math:`1/(d_i + d_j)` on edge (i, j) ascend, and
 the projection onto balls is edge by edge. Accelerated (Beck and Teboulle, SIAM J. Imaging Sci. 2, 2009) with
 restarts where the last step points against the momentum (O'Donoghue and Candès, Found. Comput. Math. 15, 2015).
 
-*Finish.* An edge is taken for fused if its ball contains :math:`\zeta_e + \tau_e(Bz)_e`; with those fused, the
-centres of the components come from Newton's method (:mod:`~surefoot.clustering.reduced`), the dual
+*Finish.* An edge is guessed to be fused if its ball contains :math:`\zeta_e + \tau_e(Bz)_e`. With these edges
+fused, the centres of the components come from Newton's method (:mod:`~surefoot.clustering.reduced`), the dual
 variables of edges between components from their directions, and those inside are corrected so that
-:math:`B^\top\zeta = \hat y - z`, by a flow through the edges with room. The gap of the pair says whether the guess
-was right; if it is not smaller the pair is dropped. Attempts become rarer by powers of two, and none costs more
-than the ascent before it.
+:math:`B^\top\zeta = \hat y - z`, by a flow through the edges with room. The gap of the pair shows whether the
+guess was right; a pair whose gap is not smaller is dropped. Attempts become rarer by powers of two, and none costs
+more than the ascent before it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from torch import Tensor
 from surefoot.clustering.reduced import Reduced, conjugate
 from surefoot.clustering.weights import Incidence, components
 
-_CHECK = 25  # iterations between looks at the gap
+_CHECK = 25  # iterations between checks of the gap
 _UNIT = 2.0**-52
 
 
@@ -57,15 +57,15 @@ class ConvexClusteringResult:
         centroids: z, one per sample; equal within a cluster.
         labels: the clusters: connected components of the edges whose ends are fused.
         dual: ζ, an edge per row, :math:`\|\zeta_e\| \le \lambda w_e`.
-        value: of the sum, :math:`\frac12\|z - \hat y\|^2 + \lambda\sum w\|z_i - z_j\|`; the minimum is between
+        value: the sum :math:`\frac12\|z - \hat y\|^2 + \lambda\sum w\|z_i - z_j\|`; the minimum is between
             ``value - gap`` and ``value``.
-        gap: the duality gap, round-off added.
+        gap: the duality gap, including round-off.
         gradient_error: a bound on the distance from :math:`\hat y - z` to the exact gradient of the sum:
             :math:`\sqrt{2\,\text{gap}}`, or less.
-        iterations: of the accelerated ascent.
+        iterations: number of iterations of the accelerated ascent.
         penalty: :math:`\lambda\sum w\|z_i - z_j\|`.
-        floor: the share of round-off in the gap.
-        tolerance: on the gap, relative to the value.
+        floor: the part of the gap that is round-off.
+        tolerance: the required gap, relative to the value.
         polished: whether Newton's method finished it.
 
     >>> result = sf.clustering.ConvexClustering(penalty=2.0).solve(torch.tensor([[0.0], [10.0]]))
@@ -92,7 +92,7 @@ class ConvexClusteringResult:
 
     @property
     def status(self) -> str:
-        """The same in words."""
+        """The result in words."""
         if not len(self.dual):
             return "nothing pulls the samples together"
         relative = self.gap / self.value if self.value > 0 else 0.0
@@ -112,20 +112,20 @@ def fuse(
     max_iterations: int,
     start: Tensor | None = None,
 ) -> ConvexClusteringResult:
-    """Solve to a gap of ``tolerance`` times the value, or give what so many iterations reach.
+    """Solve to a gap of ``tolerance`` times the value, or as far as ``max_iterations`` iterations lead.
 
     The outputs are n × d in double precision, the amounts c > 0, one per edge; ``start`` are dual variables to
     begin with.
     """
-    centre = outputs.mean(dim=0)  # the problem does not change when the outputs move together, its round-off does
+    centre = outputs.mean(dim=0)  # moving all outputs together does not change the problem, but lessens round-off
     shifted, far = outputs - centre, float(torch.linalg.vector_norm(outputs))
-    start = start if bool(shifted.any()) else None  # where all outputs are equal zero is the exact solution
+    start = start if bool(shifted.any()) else None  # if all outputs are equal, zero is the exact solution
     result = _Ascent(shifted, incidence, amounts, start, far, tolerance).run(max_iterations)
     return replace(result, centroids=result.centroids + centre)
 
 
 def _total(numbers: Tensor) -> float:
-    """The sum of numbers that are not negative, by halves: of n it is off by a relative (log₂n + 1)u."""
+    """The sum of n numbers that are not negative, by halves: its relative error is at most (log₂n + 1)u."""
     flat = numbers.reshape(-1)
     while len(flat) > 1:
         half = len(flat) // 2
@@ -134,9 +134,10 @@ def _total(numbers: Tensor) -> float:
 
 
 class _Ascent:
-    """The state of the ascent, in buffers that are written over.
+    """The state of the ascent, in buffers that are overwritten.
 
-    The outputs are around their mean; ``far`` is their norm before that was taken off, for the round-off of it.
+    The mean of the outputs has been subtracted; ``far`` is their norm before, for the round-off of the
+    subtraction.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class _Ascent:
         self.nodes = torch.empty_like(outputs)
 
     def run(self, limit: int) -> ConvexClusteringResult:
-        """Iterate; look at the gap now and then, and try to finish ever less often."""
+        """Iterate; check the gap now and then, and try to finish ever less often."""
         best = self._present(0)
         momentum, attempt = 1.0, 2 * _CHECK
         for iteration in range(1, limit + 1):
@@ -207,7 +208,7 @@ class _Ascent:
         return torch.sub(self.outputs, self.nodes, out=self.nodes)
 
     def _present(self, iteration: int) -> ConvexClusteringResult:
-        """The pair at hand, with components still to be found."""
+        """The present pair, before its components are looked for."""
         return self._weighed(self._primal(self.dual).clone(), self.dual, iteration)
 
     def _finished(self, present: ConvexClusteringResult) -> ConvexClusteringResult:
@@ -226,10 +227,10 @@ class _Ascent:
         pull = gaps * (self.amounts / lengths)[:, None]
         dual = torch.where((across & (lengths > 0))[:, None], pull, present.dual)
         dual = self._corrected(dual, centroids, ~across, budget)
-        found = self._weighed(centroids, dual, present.iterations, labels, polished=True)
-        nearer = found.gradient_error < present.gradient_error and found.converged
-        if nearer or found.gap < present.gap:
-            return found
+        polished = self._weighed(centroids, dual, present.iterations, labels, polished=True)
+        nearer = polished.gradient_error < present.gradient_error and polished.converged
+        if nearer or polished.gap < present.gap:
+            return polished
         return replace(present, dual=present.dual.clone(), labels=labels)
 
     def _corrected(self, dual: Tensor, centroids: Tensor, inside: Tensor, budget: int) -> Tensor:
@@ -251,7 +252,7 @@ class _Ascent:
     def _weighed(
         self, centroids: Tensor, dual: Tensor, iteration: int, labels: Tensor | None = None, polished: bool = False
     ) -> ConvexClusteringResult:
-        """Value and gap of a pair, the round-off of the gap added."""
+        """Value and gap of a pair, including the round-off of the gap."""
         gaps = self.incidence.differences(centroids, out=self.move)
         lengths = torch.linalg.vector_norm(gaps, dim=1)
         pulls = self.amounts * lengths
@@ -277,5 +278,6 @@ class _Ascent:
         off = math.sqrt(2 * gap)
         off = (min(off, left) if polished else off) + moved
         return ConvexClusteringResult(
-            centroids, labels, dual, value, gap, off, iteration, penalty, round_off, self.tolerance, polished
-        )
+            centroids, labels, dual, value, gap, gradient_error=off, iterations=iteration, penalty=penalty,
+            floor=round_off, tolerance=self.tolerance, polished=polished,
+        )  # fmt: skip

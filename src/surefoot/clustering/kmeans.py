@@ -6,9 +6,9 @@ r"""k-means: the distance from outputs in k places (appendix "K-means clustering
 P over the projections onto vectors that are constant on the clusters of an assignment. The paper has no ½ and
 sums: its value is twice that of ``reduction="sum"``.
 
-*What is proved of what.* Constants are those of h, the minimum over all assignments. To find that is hard, and
-nothing proves that Lloyd's method has: values (of :func:`surefoot.evaluate`, and the decreases that optimizers
-promise) are those of the assignment that was found, which h is never above.
+*What is proved.* Constants are those of h, the minimum over all assignments. The best assignment is hard to find,
+and nothing proves that Lloyd's method has found it: values (of :func:`surefoot.evaluate`, and the decreases that
+optimizers promise) are those of the assignment that was found, and h is at most that.
 
 *Accuracy.* A mean z of :math:`n_c` numbers is off by :math:`(n_c + 1)u` times the mean of their absolute values,
 so by Cauchy-Schwarz all of z is within :math:`\epsilon = 2(n + 2)u\|\hat y\|` of :math:`P\hat y`. As z is constant
@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 
 from surefoot.clustering.envelope import UNIT, Accuracy, Envelope, Nearest, Over, Proximity, clustering, zero
+from surefoot.loading import optional
 from surefoot.magnitude import Magnitude
 from surefoot.objectives.constants import ObjectiveError
 from surefoot.operations.call import Bounds, Call
 from surefoot.operations.common import ONE
 
-MISSING = "{what} is solved by scikit-learn, which is not installed: pip install scikit-learn scipy"
+PACKAGES = "scikit-learn scipy"
 
 _KINK = (
     "k-means has a kink where two assignments are equally good: take steps on KMeans.majoriser(outputs), a square "
@@ -46,9 +47,9 @@ class KMeansResult:
     Attributes:
         labels: the cluster of every sample.
         centres: k × d, the mean of every cluster; zero for a cluster without samples.
-        inertia: the sum of squared distances from the centres, as scikit-learn counts it: twice the sum.
-        iterations: of Lloyd's method, in the run that was best.
-        status: how it was found, and what is known about it.
+        inertia: the sum of squared distances from the centres, as scikit-learn counts it: twice the objective.
+        iterations: number of iterations of Lloyd's method in the best run.
+        status: how the assignment was found, and what is known about it.
 
     >>> sf.clustering.KMeans(2).solve(torch.tensor([[0.0], [1.0], [10.0], [12.0]])).inertia
     2.5
@@ -68,21 +69,20 @@ class KMeans(Envelope[KMeansResult]):
     smooth: where two assignments are equally good there is a kink (for k > 1), of which the gradient is a Clarke
     subgradient. The descent lemma holds nevertheless, with 1/n (:mod:`~surefoot.clustering.envelope`).
 
-    The problem is hard, and the assignment is that of the best of several runs of Lloyd's method from k-means++
-    (scikit-learn): the value is never below the minimum, and may be above it. It depends on the outputs alone, by
-    the seed. With ``warm_start`` it depends on the calls before as well: the first takes the best of all runs,
-    every other one makes a single run from the centres of the last, which is what training needs, until
-    :meth:`forget`.
+    The problem is hard, and the assignment is the best of several runs of Lloyd's method from k-means++
+    (scikit-learn): the value is never below the minimum, and may be above it. With a fixed seed it depends on the
+    outputs alone. With ``warm_start`` it also depends on earlier calls: the first call takes the best of all runs,
+    every later one makes a single run from the centres of the last, which suits training, until :meth:`forget`.
 
     Args:
-        k: how many clusters.
-        seed: of the starts.
-        restarts: how many runs.
+        k: number of clusters.
+        seed: seed of the starts.
+        restarts: number of runs.
         reduction: ``"mean"`` over the samples or ``"sum"``.
-        warm_start: begin where the last call ended.
+        warm_start: whether to begin where the last call ended.
 
     Raises:
-        ObjectiveError: if k or restarts are no positive whole numbers.
+        ObjectiveError: if k or restarts is not a positive whole number.
 
     >>> points = torch.tensor([[0.0], [1.0], [10.0], [12.0]])
     >>> float(sf.clustering.KMeans(2)(points))  # (¼ + ¼ + 1 + 1) / 8
@@ -118,7 +118,7 @@ class Partition(Proximity[KMeansResult]):
         sizes = torch.bincount(labels, minlength=self.k).clamp_min(1)
 
         def means(values: Tensor) -> Tensor:
-            """Of the rows of every cluster, of several matrices too."""
+            """The mean of the rows of every cluster, for one matrix or several."""
             total = values.new_zeros(*values.shape[:-2], self.k, values.shape[-1])
             return total.index_add_(-2, labels, values) / sizes[:, None]
 
@@ -146,13 +146,10 @@ class Partition(Proximity[KMeansResult]):
 
 def lloyd(points: Tensor, k: int, seed: int, restarts: int, start: Tensor | None = None) -> tuple[Tensor, int]:
     """Labels by scikit-learn's k-means, run until no label changes, and how many iterations the best run took."""
-    try:
-        import sklearn.cluster
-        from sklearn.exceptions import ConvergenceWarning
-    except ImportError as error:
-        raise ObjectiveError(MISSING.format(what="k-means")) from error
+    library = optional("sklearn.cluster", PACKAGES, "k-means", ObjectiveError)
+    exceptions = optional("sklearn.exceptions", PACKAGES, "k-means", ObjectiveError)
     values = points.detach().cpu().numpy()
-    solver: Any = sklearn.cluster.KMeans(
+    solver = library.KMeans(
         n_clusters=k,
         init="k-means++" if start is None else start.cpu().numpy(),
         n_init=restarts if start is None else 1,
@@ -161,7 +158,8 @@ def lloyd(points: Tensor, k: int, seed: int, restarts: int, start: Tensor | None
         random_state=seed,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters: value zero
+        # fewer distinct points than clusters: the value is zero
+        warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
         solver.fit(values)
     return torch.as_tensor(solver.labels_, dtype=torch.long, device=points.device), int(solver.n_iter_)
 
@@ -175,7 +173,7 @@ def positive(number: Any, name: str) -> int:
 
 @clustering("surefoot.kmeans")
 def kmeans_bounds(call: Call) -> Bounds:
-    r"""k-means: slope as above.
+    r"""k-means: the slope is the distance times s.
 
     The curvature is that of one assignment, s, for k = 1 (:math:`h = \frac s2\|(I - \frac1n11^\top)\hat y\|^2`),
     zero for k = n (h = 0), and otherwise infinite: which assignment is the best cannot be followed over a domain.

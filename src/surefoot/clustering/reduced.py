@@ -1,4 +1,4 @@
-r"""Convex clustering with the fused edges known: a smooth problem in the cluster centres.
+r"""Convex clustering with given fused edges: a smooth problem in the cluster centres.
 
 Where the edges that are fused stay fused, z takes one value x_a per connected component a, of size m_a, and
 
@@ -32,8 +32,8 @@ _CONJUGATE = 2000
 class Reduced:
     """The problem in the centres of given components.
 
-    The labels are the component of every sample, ``first`` and ``second`` the ends of every edge, by sample, and
-    the amounts c its weight.
+    ``labels`` are the component of every sample, ``first`` and ``second`` the samples at the ends of every edge,
+    and ``amounts`` its weight c.
     """
 
     def __init__(self, labels: Tensor, first: Tensor, second: Tensor, amounts: Tensor) -> None:
@@ -51,9 +51,9 @@ class Reduced:
         return samples.new_zeros((self.count, samples.shape[1])).index_add_(0, self.labels, samples)
 
     def minimise(self, outputs: Tensor, start: Tensor, budget: int) -> Tensor:
-        """The centres, by Newton's method from a guess per sample; the best point reached within the budget.
+        """The centres by Newton's method, from a guess for every sample.
 
-        The budget is of products with the Hessian.
+        The method ends after ``budget`` products with the Hessian.
         """
         total = self.total(outputs)
         centres = self.total(start) / self.sizes[:, None]
@@ -68,31 +68,31 @@ class Reduced:
             decrease = float((slope * step).sum())
             while length > 1e-4:
                 trial = centres + length * step
-                found = self._value(trial, total)
-                if found <= value + 1e-4 * length * decrease:
+                trial_value = self._value(trial, total)
+                if trial_value <= value + 1e-4 * length * decrease:
                     break
                 length /= 2
             else:
                 break
-            centres, value = trial, found
+            centres, value = trial, trial_value
             if -decrease <= 1e-30 * max(value, 1e-300):
                 break
         return centres
 
     def solver(self, centres: Tensor) -> Callable[[Tensor], Tensor]:
-        """Applies the derivative of z with respect to the outputs, to several directions stacked in front, too."""
+        """A function that applies the derivative of z in the outputs, to one direction or to several, stacked."""
 
         def derivative(direction: Tensor) -> Tensor:
             several = direction.reshape(-1, *direction.shape[-2:])
             beside = self.total(several.movedim(0, 1).flatten(1)).unflatten(1, (len(several), -1))
             hessian = self._hessian(self.incidence.differences(centres), len(several))
-            found, _ = conjugate(hessian, beside, self._diagonal(centres), 1e-13, _CONJUGATE)
-            return found.movedim(1, 0)[:, self.labels].reshape(direction.shape)
+            change, _ = conjugate(hessian, beside, self._diagonal(centres), 1e-13, _CONJUGATE)
+            return change.movedim(1, 0)[:, self.labels].reshape(direction.shape)
 
         return derivative
 
     def _value(self, centres: Tensor, total: Tensor) -> float:
-        """Up to a constant."""
+        """The objective up to a constant."""
         fit = (centres * (0.5 * self.sizes[:, None] * centres - total)).sum()
         lengths = torch.linalg.vector_norm(self.incidence.differences(centres), dim=1)
         return float(fit + (self.amounts * lengths).sum())
@@ -119,12 +119,12 @@ class Reduced:
         return apply
 
     def _diagonal(self, centres: Tensor) -> Tensor:
-        """What preconditions: the diagonal without the projections."""
+        """The preconditioner: the diagonal of the Hessian without the projections."""
         stiffness = self._stiffness(self.incidence.differences(centres))
         return (self.sizes + self.incidence.degrees(stiffness))[:, None, None]
 
     def _stiffness(self, gaps: Tensor) -> Tensor:
-        """c/‖u‖; where two centres meet there is a kink, and nothing is added."""
+        """c/‖u‖, and zero where two centres meet, which is a kink."""
         lengths = torch.linalg.vector_norm(gaps, dim=1)
         return torch.where(lengths > 0, self.amounts / lengths, 0.0)
 
@@ -134,9 +134,9 @@ def conjugate(
 ) -> tuple[Tensor, int]:
     """Solve symmetric positive (semi-)definite systems by preconditioned conjugate gradients, from zero.
 
-    Several right-hand sides, nodes × systems × numbers of a node, share each product. Where the matrix is
-    singular, round-off in a target is not in its range and residuals grow after a while; the point with the
-    smallest one is returned. Returns what at most so many products reach, and how many were made.
+    Several right-hand sides, nodes × systems × numbers of a node, share each product. If the matrix is singular,
+    the round-off in a target is not in its range and residuals grow after a while, so the point with the smallest
+    residual is returned, together with the number of products, at most ``limit``.
     """
     space = Columns()
     run = Conjugate(Products(apply, space), space.zero(target), target, space, lambda rest: rest / diagonal)

@@ -22,14 +22,14 @@ and 1, and
 finite wherever the gap is positive, unbounded near ties.
 
 *Accuracy.* Let :math:`\tilde u, \tilde v` be the orthonormal polar factors of the computed singular vectors u, v.
-They are as far from them as :math:`\delta_u = \|u^\top u - I\|_F` and :math:`\delta_v` at most, because
+Their distance from u and v is at most :math:`\delta_u = \|u^\top u - I\|_F` and :math:`\delta_v`, because
 :math:`|\sigma - 1| \le |\sigma^2 - 1|` for their singular values. So :math:`Y = \tilde u\,\mathrm{diag}(\sigma)\,
-\tilde v^\top`, of which singular values and nearest matrix of rank k are known, is within
+\tilde v^\top`, whose singular values and nearest matrix of rank k are known, is within
 
 .. math:: e = \|\hat y - u\,\mathrm{diag}(\sigma)\,v^\top\| + \sigma_1(\delta_u + (1 + \delta_u)\delta_v)
 
-of :math:`\hat y`, round-off of computing it aside. No singular value moves by more than e (Weyl), nor does the
-distance from matrices of rank k, which for Y is :math:`D = (\sum_{i>k}\sigma_i^2)^{1/2}`. Hence the value
+of :math:`\hat y`, apart from the round-off of computing e. No singular value moves by more than e (Weyl), nor does
+the distance from matrices of rank k, which for Y is :math:`D = (\sum_{i>k}\sigma_i^2)^{1/2}`. Hence the value
 :math:`\frac12d^2`, :math:`d = \|\hat y - z\|`, is off by at most :math:`\frac12(|d - D| + e)(d + D + e)`. The
 nearest matrices of the two are at most :math:`\kappa e` apart, :math:`\kappa = (\sigma_k + e)/(\sigma_k -
 \sigma_{k+1} - \sqrt2e)`, as the eigenvalues of Dz above are at most :math:`\sigma_k/(\sigma_k - \sigma_{k+1})` on
@@ -68,7 +68,7 @@ class SpectralResult:
         singular_values: all of them, in decreasing order.
         gap: σ_k − σ_{k+1}.
         tie: whether the gap is zero within round-off: then the gradient is one of several Clarke subgradients.
-        status: the same in words.
+        status: the result in words.
 
     >>> sf.clustering.Spectral(1).solve(torch.diag(torch.tensor([3.0, 2.0, 1.0]))).gap
     1.0
@@ -86,19 +86,19 @@ class Spectral(Envelope[Any]):
     r"""Spectral clustering of the outputs: :math:`\frac1{2n}\sum_{i>k}\sigma_i^2(\hat y)`.
 
     The gradient is :math:`\frac1n(\hat y - \sum_{i\le k}\sigma_iu_iv_i^\top)`. Not convex, and not smooth: where
-    :math:`\sigma_k = \sigma_{k+1} > 0` there is a kink, and near it the curvature has no bound. At such a tie
-    the gradient is a Clarke subgradient, that of the singular vectors the decomposition returned, and second
-    derivatives hold the projection onto them; :meth:`solve` says whether it is one. The descent lemma holds
-    nevertheless, with 1/n (:mod:`~surefoot.clustering.envelope`).
+    :math:`\sigma_k = \sigma_{k+1} > 0` there is a kink, and near it the curvature has no bound. At such a tie the
+    gradient is a Clarke subgradient, that of the singular vectors the decomposition returned, and second
+    derivatives hold the projection onto them fixed; :meth:`solve` says whether there is a tie. The descent lemma
+    holds nevertheless, with 1/n (:mod:`~surefoot.clustering.envelope`).
 
     Args:
-        k: how many clusters.
-        seed: of the k-means that reads labels off singular vectors.
-        restarts: of the same.
+        k: number of clusters.
+        seed: seed of the k-means that reads labels off singular vectors.
+        restarts: number of its runs.
         reduction: ``"mean"`` over the samples or ``"sum"``.
 
     Raises:
-        ObjectiveError: if k or restarts are no positive whole numbers.
+        ObjectiveError: if k or restarts is not a positive whole number.
 
     >>> float(sf.clustering.Spectral(1)(torch.diag(torch.tensor([3.0, 2.0, 1.0]))))  # (4 + 1) / 6
     0.83333...
@@ -148,12 +148,12 @@ class Factors:
 
     @property
     def kept(self) -> int:
-        """How many singular vectors are kept: k, or all."""
+        """The number of singular vectors that are kept: k, or all."""
         return min(self.k, len(self.values))
 
     @property
     def next(self) -> float:
-        """σ_{k+1}; zero behind the last."""
+        """σ_{k+1}; zero after the last."""
         return float(self.values[self.k]) if self.k < len(self.values) else 0.0
 
     @property
@@ -181,7 +181,7 @@ class Factors:
 
     @property
     def accuracy(self) -> Accuracy:
-        """How good the kept part is; see the module."""
+        """Bounds on the errors of the kept part; see the module."""
         if self.kept == len(self.values):
             return Accuracy(0.0, 0.0)
         off = self.error
@@ -197,11 +197,11 @@ class Factors:
 
     @property
     def tie(self) -> bool:
-        """Whether the gap is zero within round-off, where there is something to cut."""
+        """Whether something is cut off and the gap is zero within round-off."""
         return self.k < len(self.values) and self.gap <= 2 * self.error
 
     def derivative(self, direction: Tensor) -> Tensor:
-        """How the kept part changes; at ties with the projection held."""
+        """The derivative of the kept part along a direction; at ties the projection is held fixed."""
         k = self.kept
         u, v, sigma = self.u, self.v, self.values
         within = u.mT @ direction @ v  # r × r
@@ -238,7 +238,8 @@ class Truncation(Proximity[Factors]):
 
 @clustering("surefoot.spectral")
 def spectral_bounds(call: Call) -> Bounds:
-    r"""Spectral clustering: slope as above; curvature :math:`s\max(1, \sigma_{k+1}/(\sigma_k - \sigma_{k+1}))`.
+    r"""Spectral clustering: curvature :math:`s\max(1, \sigma_{k+1}/(\sigma_k - \sigma_{k+1}))`; the slope is s
+    times the distance.
 
     Over outputs within a distance r of the centre,
     :math:`\sum_i(\sigma_i - \sigma_i^*)^2 \le r^2` (Mirsky, Quart. J. Math. 11, 1960), so :math:`\sigma_{k+1} \le

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.clustering.kmeans import MISSING, positive
+from surefoot.clustering.kmeans import PACKAGES, positive
+from surefoot.loading import optional
 from surefoot.objectives.constants import ObjectiveError
 
-LARGEST = 2**22  # edges that all pairs may have
+LARGEST = 2**22  # the largest number of pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +41,14 @@ class Edges:
         return Incidence(self.first, self.second, self.count)
 
     def to(self, device: torch.device) -> Edges:
-        """The same on a device."""
+        """The edges on a device."""
         if self.weights.device == device:
             return self
         return Edges(self.first.to(device), self.second.to(device), self.weights.to(device), self.count)
 
 
 def all_pairs(count: int, device: torch.device | str = "cpu") -> Edges:
-    """Every pair of samples once, with weight 1, as in the paper, if there are not too many.
+    """Every pair of samples once, with weight 1, as in the paper; refused if there are too many.
 
     >>> sf.clustering.all_pairs(4).weights.numel()
     6
@@ -69,7 +70,7 @@ def nearest_neighbours(points: Tensor, neighbours: int = 10, bandwidth: float | 
 
     Args:
         points: n × d, or n times any shape.
-        neighbours: how many of the nearest each sample is joined to, at least.
+        neighbours: the smallest number of neighbours that each sample is joined to.
         bandwidth: b; by default the median length of an edge.
 
     Raises:
@@ -79,24 +80,21 @@ def nearest_neighbours(points: Tensor, neighbours: int = 10, bandwidth: float | 
     >>> list(zip(edges.first.tolist(), edges.second.tolist()))[:2]
     [(0, 1), (1, 2)]
     """
-    wanted = positive(neighbours, "neighbours")
+    count = positive(neighbours, "neighbours")
     if bandwidth is not None and not 0 < bandwidth < math.inf:
         raise ObjectiveError(f"the bandwidth is a positive number, got {bandwidth!r}")
-    if points.dim() < 1 or len(points) <= wanted:
+    if points.dim() < 1 or len(points) <= count:
         raise ObjectiveError(
-            f"{wanted} neighbours need more than {wanted} samples, got points of shape {tuple(points.shape)}"
+            f"{count} neighbours need more than {count} samples, got points of shape {tuple(points.shape)}"
         )
     flat = points.detach().reshape(len(points), -1).to(torch.float64)
     if not bool(torch.isfinite(flat).all()):
         raise ObjectiveError("the points have entries that are not finite, and no nearest ones")
-    try:
-        from sklearn.neighbors import NearestNeighbors
-    except ImportError as error:
-        raise ObjectiveError(MISSING.format(what="the search for neighbours")) from error
-    indices: Any = NearestNeighbors(n_neighbors=wanted).fit(flat.cpu().numpy()).kneighbors(return_distance=False)
+    library = optional("sklearn.neighbors", PACKAGES, "the search for neighbours", ObjectiveError)
+    indices = library.NearestNeighbors(n_neighbors=count).fit(flat.cpu().numpy()).kneighbors(return_distance=False)
     other = torch.as_tensor(indices.reshape(-1), dtype=torch.long, device=flat.device)
-    own = torch.arange(len(flat), device=flat.device).repeat_interleave(wanted)
-    pairs = torch.unique(torch.minimum(own, other) * len(flat) + torch.maximum(own, other))
+    samples = torch.arange(len(flat), device=flat.device).repeat_interleave(count)
+    pairs = torch.unique(torch.minimum(samples, other) * len(flat) + torch.maximum(samples, other))
     first, second = pairs // len(flat), pairs % len(flat)
     lengths = torch.linalg.vector_norm(flat[first] - flat[second], dim=1)
     width = float(lengths.median()) if bandwidth is None else bandwidth
@@ -110,7 +108,7 @@ def explicit(edges: Any, weights: Any = None, count: int | None = None) -> Edges
     Args:
         edges: E × 2 whole numbers.
         weights: E numbers ≥ 0; ones by default. Pairs that occur twice count with both weights.
-        count: how many samples there are; by default as many as the largest number says.
+        count: number of samples; by default one more than the largest sample number.
 
     Raises:
         ObjectiveError: if a number is out of range, an edge joins a sample to itself, or a weight is negative.
@@ -132,10 +130,10 @@ def explicit(edges: Any, weights: Any = None, count: int | None = None) -> Edges
         )
     if bool((pairs[:, 0] == pairs[:, 1]).any()):
         raise ObjectiveError("an edge joins a sample to itself: leave it out")
-    given = torch.ones(len(pairs), device=pairs.device) if weights is None else torch.as_tensor(weights).detach()
-    if given.shape != pairs.shape[:1]:
-        raise ObjectiveError(f"there is one weight per edge, {len(pairs)} of them, got {tuple(given.shape)}")
-    return kept(pairs[:, 0], pairs[:, 1], given.to(pairs.device, torch.float64), samples)
+    values = torch.ones(len(pairs), device=pairs.device) if weights is None else torch.as_tensor(weights).detach()
+    if values.shape != pairs.shape[:1]:
+        raise ObjectiveError(f"there is one weight per edge, {len(pairs)} of them, got {tuple(values.shape)}")
+    return kept(pairs[:, 0], pairs[:, 1], values.to(pairs.device, torch.float64), samples)
 
 
 def matrix(weights: Tensor) -> Edges:
@@ -144,11 +142,13 @@ def matrix(weights: Tensor) -> Edges:
     >>> sf.clustering.matrix(torch.tensor([[0.0, 2.0], [2.0, 0.0]])).weights.tolist()
     [2.0]
     """
-    given = weights.detach().to(torch.float64)
-    if given.dim() != 2 or given.shape[0] != given.shape[1] or not torch.equal(given, given.mT):
-        raise ObjectiveError(f"a matrix of weights is square and symmetric, got one of shape {tuple(given.shape)}")
-    first, second = torch.triu_indices(len(given), len(given), 1, device=given.device)
-    return kept(first, second, given[first, second], len(given))
+    values = weights.detach().to(torch.float64)
+    if values.dim() != 2 or values.shape[0] != values.shape[1] or not torch.equal(values, values.mT):
+        raise ObjectiveError(
+            f"a matrix of weights is square and symmetric, got one of shape {tuple(values.shape)}"
+        )
+    first, second = torch.triu_indices(len(values), len(values), 1, device=values.device)
+    return kept(first, second, values[first, second], len(values))
 
 
 def kept(first: Tensor, second: Tensor, weights: Tensor, count: int) -> Edges:
@@ -210,17 +210,17 @@ class Incidence:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch calls this layout a beta
             try:
-                made = torch.sparse_csr_tensor(starts, order % max(edges, 1), signs, (self.count, edges))
-                torch.mm(made, signs.new_zeros((edges, 1)))
+                transpose = torch.sparse_csr_tensor(starts, order % max(edges, 1), signs, (self.count, edges))
+                torch.mm(transpose, signs.new_zeros((edges, 1)))
             except RuntimeError:
                 return None
-        return made
+        return transpose
 
 
 def components(first: Tensor, second: Tensor, count: int) -> Tensor:
     """The connected component of every node, numbered from zero in order of their smallest nodes.
 
-    Every node learns the smallest label among its neighbours' and then follows labels to their ends, until nothing
+    Every node takes the smallest label among its neighbours and then follows labels to their ends, until nothing
     changes.
 
     >>> components(torch.tensor([0, 3]), torch.tensor([2, 4]), 5).tolist()

@@ -1,7 +1,7 @@
-"""What PyTorch really does: multiplications counted by its own counter, bytes held by autograd.
+"""PyTorch's own counts: multiplications by its counter, and bytes held by autograd.
 
-Both are taken from one run of the automatic-differentiation oracle on tensors that have shapes but no numbers
-(``FakeTensorMode``), so that a model of any size is counted at once and without memory.
+Both come from one run of the automatic-differentiation oracle on tensors that have shapes but no numbers
+(``FakeTensorMode``), so that a model of any size is counted quickly and without memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Counted:
         backward: the same in the backward pass with respect to the parameters.
         held_bytes: memory that autograd holds between the two passes: storages that are neither parameters nor
             inputs nor buffers, each once.
-        held_input_bytes: inputs, buffers and constants that it refers to.
-        held_parameter_bytes: parameters that it refers to.
+        held_input_bytes: inputs, buffers and constants that autograd refers to.
+        held_parameter_bytes: parameters that autograd refers to.
     """
 
     forward: int
@@ -49,7 +49,7 @@ def counted(chain: Chain) -> Counted:
     saved: list[Tensor] = []
 
     def keep(value: Tensor) -> Tensor:
-        saved.append(value.detach())  # not itself: a result that refers to itself would never be freed
+        saved.append(value.detach())  # not the value: a result that refers to itself would never be freed
         return saved[-1]
 
     with mode:
@@ -88,7 +88,7 @@ def _counter() -> FlopCounterMode:
 def _convolution_backward(
     gradient: Any, x: Any, weight: Any, *options: Any, out_shape: Any = None, **rest: Any
 ) -> int:
-    """As PyTorch counts it, except that groups are not ignored in the derivative along the weight.
+    """PyTorch's count, except that it ignores groups in the derivative along the weight.
 
     Either derivative uses each coefficient of the weight once for each patch, as the convolution does.
     """

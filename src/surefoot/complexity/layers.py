@@ -1,6 +1,6 @@
 r"""The cost of one computation :math:`\phi_t = a_t \circ b_t` of a chain, from the sparsities of its parts.
 
-From all of them follows the cost of a step: gradient, Gauss-Newton by duality, Newton by dynamic programming.
+Together they give the cost of a step: gradient, Gauss-Newton by duality, Newton by dynamic programming.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from surefoot.operations.sparsity import Sparsity
 def sparsity(graph: Graph, node: Node) -> Sparsity:
     """The non-zero entries of an operation's tensors.
 
-    What has no count of its own is counted by its form: moving numbers costs nothing (the paper does not count the
-    extraction of patches either), a lookup in an embedding included; everything else costs one operation for each
-    entry of the result and each argument that varies. This is exact for sums and for functions applied to each
-    entry, and the default for operations that are not known.
+    An operation whose record has no count is counted by its form: moving numbers costs nothing, including a lookup
+    in an embedding (the paper does not count the extraction of patches either); everything else costs one
+    operation for each entry of the result and each argument that varies. This is exact for sums and for functions
+    applied to each entry, and the default for other operations.
     """
     record = record_of(node)
     if record.cost is not None:
@@ -39,10 +39,10 @@ def sparsity(graph: Graph, node: Node) -> Sparsity:
 
 @dataclass(frozen=True)
 class ComputationCost:
-    r"""What :math:`\phi_t(x_{t-1}, u_t)` and its derivative cost.
+    r"""The cost of :math:`\phi_t(x_{t-1}, u_t)` and its derivative.
 
     The unit of time is one multiplication; an addition that stands for an entry equal to one (a bias, a sum) and
-    the value of a scalar function count as one as well.
+    the value of a scalar function also count as one.
 
     Attributes:
         label: its operations.
@@ -52,13 +52,14 @@ class ComputationCost:
         parameters: dimension :math:`p_t`.
         bilinear: :math:`s_{\beta_t}`.
         affine_parameters: :math:`s_{\beta^u_t}`: biases, and linear functions of the parameters.
-        affine_state: :math:`s_{\beta^x_t}`: linear functions of the state, also of what is a product already.
+        affine_state: :math:`s_{\beta^x_t}`: linear functions of the state, or of a product with it.
         nonaffine: :math:`s_{a_t}`, non-zero entries of the derivatives.
         evaluation: operations to compute :math:`a_t`.
-        derivative: operations to compute its derivatives besides.
+        derivative: additional operations to compute its derivatives.
         application: operations to multiply by the derivatives of :math:`a_t`, using their structure.
         products: multiplications of its matrix products and convolutions.
-        products_backward: the same in the backward pass, which skips what does not depend on parameters.
+        products_backward: the same in the backward pass, which skips everything that does not depend on
+            parameters.
     """
 
     label: str
@@ -85,7 +86,7 @@ class ComputationCost:
     def forward_with_derivative(self) -> int:
         r""":math:`\mathcal{T}(\phi_t, \nabla\phi_t)`: the value, and the derivatives of :math:`a_t`.
 
-        That of :math:`b_t` costs nothing: it is made of :math:`x_{t-1}` and :math:`u_t`.
+        The derivative of :math:`b_t` costs nothing: its entries are those of :math:`x_{t-1}` and :math:`u_t`.
         """
         return self.forward + self.derivative
 
@@ -106,17 +107,17 @@ class ComputationCost:
 
     @property
     def backward_structured(self) -> int:
-        """The same with soft-max, normalisations and attention differentiated in factored form."""
+        """``backward_refined`` with soft-max, normalisations and attention differentiated in factored form."""
         return self.application + 2 * self.bilinear + self.affine_parameters + self.affine_state
 
 
 def computation_cost(computation: Computation) -> ComputationCost:
     r"""Add up the operations of a computation.
 
-    In the biaffine part, a product of state and parameters adds to :math:`s_\beta`, what is linear in the
-    parameters alone to :math:`s_{\beta^u}`, all other linear maps to :math:`s_{\beta^x}`; a sum of terms adds
-    what its new terms need, :math:`x` in :math:`\beta(x, u) + x`. In the other parts, every operation adds the
-    non-zero entries of its derivatives: for a product, one tensor for each factor that varies.
+    In the biaffine part, a product of state and parameters adds to :math:`s_\beta`, a linear map of the parameters
+    alone to :math:`s_{\beta^u}`, all other linear maps to :math:`s_{\beta^x}`; a sum adds only its new terms, such
+    as :math:`x` in :math:`\beta(x, u) + x`. In the other parts, every operation adds the non-zero entries of its
+    derivatives: for a product, one tensor for each factor that varies.
     """
     graph = computation.graph
     degrees = {name: Degree(state=1) for name in computation.before}
@@ -195,9 +196,9 @@ class OracleCost:
 
     Attributes:
         name: the step and the method.
-        calls: calls of the automatic-differentiation oracle; ``None`` where the method makes none.
-        multiplications: in all.
-        relative: compared with a gradient.
+        calls: calls of the automatic-differentiation oracle; ``None`` if the method makes none.
+        multiplications: the number of multiplications.
+        relative: the cost compared with a gradient.
     """
 
     name: str

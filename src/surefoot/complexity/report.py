@@ -1,4 +1,4 @@
-r"""The cost of a chain: the paper's complexities next to what PyTorch does."""
+r"""The cost of a chain: the paper's complexities next to PyTorch's own counts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Cost:
         computations: the cost of each computation :math:`\phi_t`.
         outputs: dimension :math:`d_\tau` of the output.
         counted: multiplications counted by PyTorch, and memory held by autograd.
-        traffic: with several processes, what crosses between them and how long a gradient takes, as predicted.
+        traffic: with several processes, the predicted traffic between them and time of a gradient.
     """
 
     computations: tuple[ComputationCost, ...]
@@ -104,32 +104,32 @@ class Cost:
 
     @property
     def products(self) -> int:
-        """The part of ``forward`` that is matrix products and convolutions: what ``counted.forward`` counts."""
+        """Matrix products and convolutions in ``forward``: the prediction of ``counted.forward``."""
         return sum(layer.products for layer in self.computations)
 
     @property
     def products_backward(self) -> int:
-        """The same in the backward pass with respect to the parameters: what ``counted.backward`` counts."""
+        """Matrix products and convolutions in the backward pass: the prediction of ``counted.backward``."""
         return sum(layer.products_backward for layer in self.computations)
 
     @property
     def generic(self) -> Passes:
-        r"""Full matrices: :math:`\sum_t \mathcal{T}(\phi_t, \nabla\phi_t) + 2 (d_{t-1} d_t + p_t d_t)`."""
+        r"""With full matrices: :math:`\sum_t \mathcal{T}(\phi_t, \nabla\phi_t) + 2 (d_{t-1} d_t + p_t d_t)`."""
         return self._passes(lambda layer: layer.backward_generic)
 
     @property
     def refined(self) -> Passes:
-        r"""By sparsity, backward :math:`\sum_t s_{a_t} + 2s_{\beta_t} + s_{\beta^u_t} + s_{\beta^x_t}`."""
+        r"""With sparsity; backward is :math:`\sum_t s_{a_t} + 2s_{\beta_t} + s_{\beta^u_t} + s_{\beta^x_t}`."""
         return self._passes(lambda layer: layer.backward_refined)
 
     @property
     def structured(self) -> Passes:
-        """By sparsity, with normalisations, soft-max and attention differentiated in factored form.
+        """With sparsity, and normalisations, soft-max and attention differentiated in factored form.
 
-        The same as ``refined`` when all other parts act on each entry, or are poolings. Baur-Strassen's constant
-        is then at most 3 if every operation is a product of two factors or has one argument that varies: the
-        products cost :math:`s` forward and :math:`2s` backward, a scalar function one operation for its value,
-        one for its derivative and one for the product with it, and what is left costs less.
+        It is the same as ``refined`` if all other parts act on each entry, or are poolings. Baur-Strassen's
+        constant is then at most 3 if every operation is a product of two factors or has one argument that varies:
+        products cost :math:`s` forward and :math:`2s` backward, a scalar function costs one operation for its
+        value, one for its derivative and one for the product with it, and everything else costs less.
         """
         return self._passes(lambda layer: layer.backward_structured)
 
@@ -167,12 +167,12 @@ class Cost:
 
     @property
     def title(self) -> str:
-        """What the tables are about."""
+        """The title of the tables."""
         return f"Cost of a chain of {len(self.computations)} computations, in multiplications"
 
     @property
     def tables(self) -> list[tuple[int, list[tuple[str, ...]]]]:
-        """What is printed: for each table how many columns are text, and its rows, titles first."""
+        """The tables that are printed: for each the number of text columns, and its rows, titles first."""
         steps = [("step", "oracle calls", "multiplications", "gradients"), *map(_step, self.oracles)]
         layers = [_HEADER, *self._layer_rows()]
         return [
@@ -218,8 +218,8 @@ class Cost:
     def _traffic_rows(self, traffic: Traffic) -> list[tuple[str, ...]]:
         named = {"pull-back": traffic.pull, "push-forward": traffic.push, "Gauss-Newton, 10 iterations": None}
         rows: list[tuple[str, ...]] = [(f"sent, {traffic.processes} processes", "by process 0", "by each other")]
-        for name, found in named.items():
-            rows.append((name, *(engineering(size, "B") for size in found or traffic.gauss_newton(10))))
+        for name, sent in named.items():
+            rows.append((name, *(engineering(size, "B") for size in sent or traffic.gauss_newton(10))))
         return rows
 
 
@@ -237,34 +237,34 @@ def _step(oracle: OracleCost) -> tuple[str, ...]:
 
 
 def cost(model: nn.Module, x: Any, processes: int = 1) -> Cost:
-    r"""The cost of the oracles on a model: the paper's complexities, next to what PyTorch counts.
+    r"""The cost of the oracles on a model: the paper's complexities, next to PyTorch's own counts.
 
-    Nothing is computed, only shapes are read: the model and the input may be on the ``meta`` device. The result is
-    printed as a table. With several processes that share the samples of x it also predicts what crosses between
-    them (:mod:`surefoot.complexity.traffic`).
+    Nothing is computed, only shapes are read: the model and the input may be on the ``meta`` device. The result
+    prints as tables. With several processes that share the samples of x it also predicts the traffic between them
+    (:mod:`surefoot.complexity.traffic`).
 
     >>> mlp = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    >>> found = sf.cost(mlp, torch.ones(5, 4))
-    >>> found.products == found.counted.forward == 5 * (4 * 3 + 3 * 2)
+    >>> cost = sf.cost(mlp, torch.ones(5, 4))
+    >>> cost.products == cost.counted.forward == 5 * (4 * 3 + 3 * 2)
     True
-    >>> found.refined.backward == 5 * (2 * 4 * 3 + 3 + 3) + 5 * (2 * 3 * 2 + 2)  # 2 s_β + s_βu + s_a
+    >>> cost.refined.backward == 5 * (2 * 4 * 3 + 3 + 3) + 5 * (2 * 3 * 2 + 2)  # 2 s_β + s_βu + s_a
     True
     """
     if not (isinstance(processes, int) and processes >= 1):
         raise ChainError(f"there is at least one process, got {processes!r}")
     chain = Chain(model, x)
-    found = chain_cost(chain)
+    alone = chain_cost(chain)
     if processes == 1:
-        return found
+        return alone
     leaves = chain.graph.parameters
     size, width = sum(leaf.spec.numel for leaf in leaves), max(leaf.spec.dtype.itemsize for leaf in leaves)
-    both = found.structured.forward_backward
+    both = alone.structured.forward_backward
     layers = [node for node in chain.graph.nodes if is_linear(node) and len(node.specs[0].shape) == 2]
     factors = sum(
-        chain.graph.numel(node.args[0].name) + node.numel * found.outputs // node.specs[0].shape[0]
+        chain.graph.numel(node.args[0].name) + node.numel * alone.outputs // node.specs[0].shape[0]
         for node in layers
     )
-    return replace(found, traffic=Traffic(processes, size, found.outputs, width, both, factors))
+    return replace(alone, traffic=Traffic(processes, size, alone.outputs, width, both, factors))
 
 
 def chain_cost(chain: Chain) -> Cost:

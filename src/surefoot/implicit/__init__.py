@@ -1,13 +1,13 @@
 """Layers that are themselves minimisers.
 
-* ``layer``: :class:`ArgMin`, the layer, and what its solutions say; a ready-made inner problem, :class:`Energy`.
-* ``constants``: what is known about an inner problem, what an inexact solution costs, and when there is none.
+* ``layer``: :class:`ArgMin`, the layer, and its :class:`Solution`; a ready-made inner problem, :class:`Energy`.
+* ``constants``: constants of an inner problem, the error of an inexact solution, and errors that are raised.
 * ``problem``: the inner problem as a function of tensors, and the options of a layer.
-* ``solvers``: how it is solved, and its linear systems.
+* ``solvers``: solvers of the inner problem and of its linear systems.
 * ``derived``: constants of an inner problem from its operations.
 * ``operation``: derivatives of every order, implicit or unrolled; the layer as one operation of a graph.
 * ``proved``: first derivatives with proved errors.
-* ``rule``: its bounds.
+* ``rule``: bounds of the operation.
 """
 
 from surefoot.implicit import rule  # noqa: F401  registers the bounds

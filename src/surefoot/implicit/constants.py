@@ -1,4 +1,4 @@
-r"""What is known about an inner problem, and what follows for an inexact solution.
+r"""Constants of an inner problem, and the error of an inexact solution.
 
 Write :math:`g = \nabla_\beta\zeta`, :math:`\alpha` for the input and the parameters together, :math:`\hat\beta`
 for the computed and :math:`\beta^*` for the exact minimiser, :math:`\hat H = \nabla_\beta g(\alpha, \hat\beta)`.
@@ -36,24 +36,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from surefoot.errors import SurefootError
-
-_CONVEX = (
-    "ζ must be strongly convex in β and bounded below: add a ridge (mu / 2 * beta.square().sum()), check its "
-    "sign, or scale the data."
-)
 
 
 class ImplicitError(SurefootError, RuntimeError):
     """An inner problem could not be solved, or is not posed as it should be.
 
     Args:
-        what: what was met.
+        what: what went wrong.
         remedy: what to do next.
-        residual: the norm of the gradient that was reached, where there is one; also an attribute.
+        residual: the norm of the gradient that was reached, if there is one; also an attribute.
 
     >>> print(ImplicitError("the inner problem is not strongly convex", "Add a ridge.", residual=0.5))
     The inner problem is not strongly convex (gradient norm reached: 0.5). Add a ridge.
@@ -65,47 +57,6 @@ class ImplicitError(SurefootError, RuntimeError):
         super().__init__(f"{what[:1].upper()}{what[1:]}{reached}. {remedy}")
 
 
-def refuse_nan(gradient: Tensor, iteration: int, residual: float | None = None) -> None:
-    """Refuse a gradient that is not finite."""
-    rows = ~torch.isfinite(gradient).all(dim=1)
-    if bool(rows.any()):
-        raise ImplicitError(
-            f"the gradient of ζ is not finite at iteration {iteration} (row {int(rows.nonzero()[0])})",
-            "Check the input, the parameters and the range on which ζ is defined; NaN has no minimiser.",
-            residual=residual,
-        )
-
-
-def not_convex(smallest: float, row: int, iteration: int, residual: float) -> ImplicitError:
-    """The error for a Hessian that is not positive definite."""
-    return ImplicitError(
-        f"the inner problem is not strongly convex: its Hessian has eigenvalue {smallest:.3g} at iteration "
-        f"{iteration} (row {row})",
-        _CONVEX,
-        residual=residual,
-    )
-
-
-def at_infinity(length: float, row: int, iterations: int, residual: float) -> ImplicitError:
-    """The error for a gradient that vanishes on the way to infinity."""
-    return ImplicitError(
-        f"after {iterations} iterations the gradient is small, and steps are still {length:.3g} long (row {row}): "
-        "the infimum lies at infinity, so the inner problem is not strongly convex",
-        _CONVEX,
-        residual=residual,
-    )
-
-
-def not_converged(method: str, iterations: int, residual: float, tolerance: float, size: float) -> ImplicitError:
-    """The error for a problem that was not solved to its tolerance."""
-    return ImplicitError(
-        f"{method} did not reach the tolerance {tolerance:.3g} in {iterations} iterations, with minimisers of "
-        f"norm up to {size:.3g}",
-        f"Raise max_iterations or the tolerance; if the norms grow, the problem is unbounded: {_CONVEX}",
-        residual=residual,
-    )
-
-
 BETA = "beta"
 UNIT = 2.0**-53  # the round-off of a double, relative
 Pair = tuple[str, str]
@@ -113,18 +64,18 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Constants:
-    r"""What is known about :math:`\zeta(x, u, \beta)`, for each single sample if minimisers are per sample.
+    r"""Constants of :math:`\zeta(x, u, \beta)`; if every sample has its own minimiser, of a single sample.
 
     Smoothness and Hessian-Lipschitz constant are one number each, as in the paper, or one number per argument and
-    per pair of arguments: ``{"x": 2.0, "A.weight": 1.0, "beta": 3.0}``, ``{("x", "beta"): 0.5}``. Left out, they
-    are derived from the operations of :math:`\zeta` wherever a certificate needs them.
+    per pair of arguments: ``{"x": 2.0, "A.weight": 1.0, "beta": 3.0}``, ``{("x", "beta"): 0.5}``. By default they
+    are derived from the operations of :math:`\zeta` when a certificate needs them.
 
     Attributes:
         strong_convexity: :math:`\mu > 0`, such that :math:`\zeta - \frac\mu2\|\beta\|^2` is convex in
             :math:`\beta`.
-        smoothness: on :math:`\|\nabla^2\zeta\|`; by argument s, on :math:`\|\nabla^2_{\beta s}\zeta\|`.
-        hessian_lipschitz: on :math:`\|\nabla^3\zeta\|`; by pair, on :math:`\|\nabla^3_{\beta s s'}\zeta\|`, where
-            missing pairs are zero.
+        smoothness: a bound on :math:`\|\nabla^2\zeta\|`; by argument s, on :math:`\|\nabla^2_{\beta s}\zeta\|`.
+        hessian_lipschitz: a bound on :math:`\|\nabla^3\zeta\|`; by pair, on :math:`\|\nabla^3_{\beta s
+            s'}\zeta\|`, where missing pairs are zero.
 
     >>> sf.implicit.Constants(strong_convexity=0.5, smoothness=2.0, hessian_lipschitz=1.0).slope("x")
     2.0
@@ -145,8 +96,8 @@ class Constants:
                 "of smoothness and hessian_lipschitz one was given",
                 "Pass both, or none to have both derived from the operations of ζ.",
             )
-        for given in (self.smoothness, self.hessian_lipschitz):
-            for number in given.values() if isinstance(given, Mapping) else (given,):
+        for constant in (self.smoothness, self.hessian_lipschitz):
+            for number in constant.values() if isinstance(constant, Mapping) else (constant,):
                 if number is not None and not (isinstance(number, int | float) and number >= 0):
                     raise ImplicitError(f"a constant is {number!r}", "Pass numbers that are not negative.")
 
@@ -156,7 +107,7 @@ class Constants:
         return self.smoothness is not None
 
     def slope(self, argument: str) -> float:
-        r"""On :math:`\|\nabla^2_{\beta s}\zeta\|`.
+        r"""The bound on :math:`\|\nabla^2_{\beta s}\zeta\|` for an argument s.
 
         Raises:
             ImplicitError: if constants are given by argument and this one is missing.
@@ -171,21 +122,21 @@ class Constants:
         return float(self.smoothness[argument])
 
     def bend(self, first: str, second: str) -> float:
-        r"""On :math:`\|\nabla^3_{\beta ss'}\zeta\|`."""
-        given = self.hessian_lipschitz
-        if not isinstance(given, Mapping):
-            assert given is not None
-            return float(given)
-        return float(max(given.get((first, second), 0.0), given.get((second, first), 0.0)))
+        r"""The bound on :math:`\|\nabla^3_{\beta ss'}\zeta\|` for a pair of arguments."""
+        bound = self.hessian_lipschitz
+        if not isinstance(bound, Mapping):
+            assert bound is not None
+            return float(bound)
+        return float(max(bound.get((first, second), 0.0), bound.get((second, first), 0.0)))
 
     def joint_slope(self, arguments: tuple[str, ...]) -> float:
-        """The same for several arguments together."""
+        """:meth:`slope` for several arguments together."""
         if isinstance(self.smoothness, Mapping):
             return math.hypot(*map(self.slope, arguments))
         return self.slope(BETA)
 
     def joint_bend(self, arguments: tuple[str, ...]) -> float:
-        """The same for several arguments together and β."""
+        """:meth:`bend` for several arguments together, and β."""
         if isinstance(self.hessian_lipschitz, Mapping):
             return math.hypot(*(self.bend(name, BETA) for name in arguments))
         return self.bend(BETA, BETA)
@@ -195,21 +146,21 @@ ConstantsOf = Callable[[Mapping[str, float]], Constants]
 
 
 def gradient_error(constants: Constants, arguments: tuple[str, ...], distance: float, order: int) -> float:
-    r"""How far the recorded derivative may be from that of the exact minimiser, in the spectral norm.
+    r"""A bound on the error of the recorded derivative of the minimiser, in the spectral norm.
 
-    The arguments, together α, are those in which it is differentiated; the distance of the solution to the exact
-    minimiser is at most ε; as many corrections as the order were made, 1 being the paper's lemma. The constants
-    are complete, and of one sample.
+    The constants are complete, and those of one sample. ``arguments``, together α, are those in which the
+    minimiser is differentiated; ``distance`` is ε, a bound on the distance from the solution to the exact
+    minimiser; ``order`` is the number of corrections, where 1 is the paper's lemma.
     """
     mu, slope, cross = (
         constants.strong_convexity,
         constants.joint_slope(arguments),
         constants.joint_bend(arguments),
     )
-    own = constants.bend(BETA, BETA)
+    bend = constants.bend(BETA, BETA)
     error, left, move = slope / mu, distance, 0.0
     for _ in range(order):
-        error = own / mu * move * error + (cross + own * slope / mu) / mu * left
-        left = own / (2 * mu) * (distance + move) * left
+        error = bend / mu * move * error + (cross + bend * slope / mu) / mu * left
+        left = bend / (2 * mu) * (distance + move) * left
         move = distance + left
     return error * (1 + 1e-12)

@@ -10,8 +10,8 @@ operations and enclosures of its tensors :math:`\alpha_s` around :math:`\hat\alp
    \|\partial g/\partial\beta\|`, and :math:`L_{ss'}` on the second derivatives of g, those in :math:`\beta`
    included.
 
-The round-off of g at the centre is part of what the calculus knows about it, so :math:`\|\hat\beta -
-\beta(\hat\alpha)\|` is bounded with all that floating point adds.
+The calculus bounds the round-off of g at the centre, so the bound on :math:`\|\hat\beta - \beta(\hat\alpha)\|`
+includes all errors of floating point.
 
 *Strong convexity near the centre.* The Hessian :math:`\partial g/\partial\beta` at the centre has a smallest
 eigenvalue :math:`\lambda`, and elsewhere differs by at most :math:`\sum_sL_{\beta s}\|\alpha_s - \hat\alpha_s\| +
@@ -93,12 +93,12 @@ def _traced(problem: Problem, specs: Sequence[Spec], device: torch.device) -> Gr
 
 
 def _first_power(node: Node) -> Node:
-    """The derivative of a square, x¹, as what it is."""
+    """The identity in place of x¹, which is how the derivative of a square is traced."""
     first = node.target is _aten.pow.Tensor_Scalar and node.args[1] == 1
     return node.by(_aten.alias.default, args=node.args[:1]) if first else node
 
 
-# each is called with the gradient of the result and what autograd kept
+# the arguments are the gradient of the result and the tensors that autograd saved
 _DERIVATIVES: dict[Any, Callable[..., Tensor]] = {
     _aten.softplus_backward.default: lambda slope, x, beta, threshold: slope * torch.sigmoid(x * beta),
     _aten.tanh_backward.default: lambda slope, y: slope * (1 - y * y),
@@ -111,15 +111,15 @@ _DERIVATIVES: dict[Any, Callable[..., Tensor]] = {
 class Gradient:
     """The gradient of a problem over enclosures of its tensors."""
 
-    graph: Graph  # of the gradient
-    leaves: Mapping[str, Enclosure]  # by name in the graph, all but β
-    region: Region  # the tensors that vary, and β as the last
+    graph: Graph  # the graph of the gradient
+    leaves: Mapping[str, Enclosure]  # all leaves but β, by name in the graph
+    region: Region  # the tensors that vary; β is the last
 
     @classmethod
     def of(
         cls, problem: Problem, enclosures: Sequence[Enclosure], varying: Sequence[bool], device: torch.device
     ) -> Gradient:
-        """From enclosures of the tensors of the problem, in order, and which of them vary."""
+        """The gradient over enclosures of the tensors of the problem, in order; ``varying`` says which vary."""
         graph = gradient_graph(problem, [e.spec for e in enclosures if isinstance(e.spec, Spec)], device)
         names = [in_graph(name) for name in problem.names]
         variables = (*(name for name, varies in zip(names, varying, strict=True) if varies), BETA)
@@ -130,21 +130,21 @@ class Gradient:
         leaves |= {name: constant(value, len(variables)) for name, value in graph.held.items()}
         return cls(graph, leaves, Region(variables, tuple(((k,), np.inf) for k in range(len(variables)))))
 
-    def around(self, beta: Tensor, reach: Magnitude | None = None, keep: bool = False, **known: Any) -> Pass:
-        """A pass with β at a point, or within reach of it, of which more may be known."""
+    def around(self, beta: Tensor, reach: Magnitude | None = None, keep: bool = False, **facts: Any) -> Pass:
+        """A pass with β at a point, or within ``reach`` of it; ``facts`` are further fields of its enclosure."""
         at = constant(beta, len(self.region.variables))
         if reach is not None:
-            size = {"bound": at.bound + reach, "peak": at.peak + reach, "spread": reach, **known}
+            size = {"bound": at.bound + reach, "peak": at.peak + reach, "spread": reach, **facts}
             at = replace(at, lipschitz=_unit_vector(self.region.variables, BETA), is_constant=False, **size)
         return forward(self.graph, {**self.leaves, BETA: at}, self.region, keep=keep)
 
-    def result(self, found: Pass) -> Enclosure:
-        """The gradient itself."""
-        return found.enclosures[self.graph.outputs[0]]
+    def result(self, run: Pass) -> Enclosure:
+        """The gradient itself, from a pass."""
+        return run.enclosures[self.graph.outputs[0]]
 
 
 def in_graph(name: str) -> str:
-    """What the graph calls a tensor of the problem."""
+    """The name that a tensor of the problem has in the graph."""
     return name.replace(".", "_")
 
 
@@ -155,15 +155,14 @@ def _unit_vector(variables: Sequence[str], name: str) -> Magnitude:
 
 @dataclass(frozen=True)
 class Derived:
-    r"""What was found, for the stacked minimisers of the batch."""
+    r"""Derived constants of the stacked minimisers of a batch."""
 
-    strong_convexity: float  # over all that the arguments reach, at least the declared one
-    # :math:`\ell_s`, by name of the tensor; the one of :math:`\beta` is under ``"beta"``
-    slopes: Mapping[str, Magnitude]
-    bends: Mapping[tuple[str, str], Magnitude]  # :math:`L_{ss'}`, likewise, both ways round
+    strong_convexity: float  # over all values of the arguments; at least the declared one
+    slopes: Mapping[str, Magnitude]  # :math:`\ell_s`, by name of the tensor; β is called ``"beta"``
+    bends: Mapping[tuple[str, str], Magnitude]  # :math:`L_{ss'}`, by names in either order
     reach: Magnitude  # r
-    rows: Magnitude  # the same for every minimiser
-    bound: Magnitude  # on the norm of the stacked minimisers
+    rows: Magnitude  # r for every single minimiser
+    bound: Magnitude  # a bound on the norm of the stacked minimisers
 
 
 def derived(
@@ -171,8 +170,9 @@ def derived(
 ) -> Derived:
     """The constants of a problem over enclosures of its tensors.
 
-    The enclosures are those of the tensors of the problem, in order; ``centre`` are minimisers at their centres,
-    or near, rows × size, if these are known, and ``least`` bounds the eigenvalues of the Hessians there.
+    The enclosures are those of the tensors of the problem, in order. ``centre`` are minimisers at their centres,
+    or close to them, rows × size, if the centres have values; ``least`` is a lower bound on the eigenvalues of the
+    Hessians there.
     """
     values = [e.value for e in enclosures]
     device = next((value.device for value in values if isinstance(value, Tensor)), torch.device("cpu"))
@@ -184,16 +184,16 @@ def derived(
     reach = slope.bound / mu
     rows = minimum(slope.row_norms(shape[0]) / mu, reach)
     reach = minimum(reach, rows.norm())
-    found = gradient.around(beta, reach, rows=rows, peak=largest(beta) + minimum(reach, rows.max()))
-    slopes = gradient.result(found).lipschitz
-    matrix = curvature_matrix(terms(found, weighted_curvature(found)), len(variables))
-    own = {in_graph(name): name for name in (*problem.names, BETA)}
-    bends = {(own[a], own[b]): matrix[i, j] for i, a in enumerate(variables) for j, b in enumerate(variables)}
+    run = gradient.around(beta, reach, rows=rows, peak=largest(beta) + minimum(reach, rows.max()))
+    slopes = gradient.result(run).lipschitz
+    matrix = curvature_matrix(terms(run, weighted_curvature(run)), len(variables))
+    names = {in_graph(name): name for name in (*problem.names, BETA)}
+    bends = {(names[a], names[b]): matrix[i, j] for i, a in enumerate(variables) for j, b in enumerate(variables)}
     sharper = mu
     if centre is not None:
         problem.refuse_overstated(centre, tuple(values), mu)
-        spreads = {own[name]: found.enclosures[name].spread for name in variables}
+        spreads = {names[name]: run.enclosures[name].spread for name in variables}
         drift = sum((bends[BETA, name] * spread for name, spread in spreads.items()), Magnitude.zero())
         sharper = max(mu, (least - float(drift)) * (1 - 2.0**-50))
-    by_name = {own[name]: slopes[k] for k, name in enumerate(variables)}
-    return Derived(sharper, by_name, bends, reach, rows, found.enclosures[BETA].bound)
+    by_name = {names[name]: slopes[k] for k, name in enumerate(variables)}
+    return Derived(sharper, by_name, bends, reach, rows, run.enclosures[BETA].bound)

@@ -19,22 +19,22 @@ from surefoot.implicit.solvers import solved
 
 @dataclass(frozen=True)
 class Solution:
-    r"""The computed minimisers, with what is proved about them (:mod:`surefoot.implicit.constants`).
+    r"""The computed minimisers, with proved bounds on their errors (:mod:`surefoot.implicit.constants`).
 
     The bounds are one number per minimiser. They hold in real arithmetic for the residual as it was computed.
 
     Attributes:
         beta: the minimisers :math:`\hat\beta`, before any correction.
         residual: :math:`\|\nabla_\beta\zeta\|` at each.
-        iterations: how many the solver made.
-        error_bound: on :math:`\|\hat\beta - \beta^*\|`; ``None`` if no strong convexity was declared.
-        gradient_error_bound: on the spectral norm of what is wrong with the derivative that the layer records, in
-            the input of a sample and the parameters together; ``None`` if the constants are not known.
-        status: what happened, in words.
+        iterations: number of iterations of the solver.
+        error_bound: a bound on :math:`\|\hat\beta - \beta^*\|`; ``None`` if no strong convexity was declared.
+        gradient_error_bound: a bound on the spectral norm of the error of the derivative that the layer records,
+            in the input of a sample and the parameters together; ``None`` if the constants are not declared.
+        status: the result in words.
 
     >>> layer = sf.implicit.ArgMin(sf.implicit.Energy(inputs=2, size=3, strong_convexity=1.0), 3)
-    >>> found = layer.solution(torch.eye(2))
-    >>> found.beta.shape, bool(found.error_bound.max() < 1e-3)
+    >>> solution = layer.solution(torch.eye(2))
+    >>> solution.beta.shape, bool(solution.error_bound.max() < 1e-3)
     (torch.Size([2, 3]), True)
     """
 
@@ -57,18 +57,18 @@ class ArgMin(nn.Module):
 
     Args:
         zeta: :math:`\zeta`; its last argument is :math:`\beta`, of shape ``shape``.
-        shape: of one minimiser; an int for a vector.
+        shape: shape of one minimiser; an int for a vector.
         batched: whether every sample has its own minimiser.
-        constants: what a certificate may rely on: a :class:`Constants`, or a function from bounds on the norms of
-            the arguments, by name, to one. By default those that ``zeta.constants`` says, if there are any.
+        constants: constants that certificates rely on: a :class:`Constants`, or a function from bounds on the
+            norms of the arguments, by name, to one. By default ``zeta.constants``, if there is such an attribute.
         solver: ``"newton"``, with a line search, or ``"gradient"``, accelerated.
-        tolerance: on the norm of the gradient of :math:`\zeta` in :math:`\beta`, relative to that at the start
-            where it is above one; by default 1e-12 in double and 1e-4 in single precision.
+        tolerance: largest norm of the gradient of :math:`\zeta` in :math:`\beta`, relative to that at the start if
+            it is above one; by default 1e-12 in double and 1e-4 in single precision.
         max_iterations: by default 100 of Newton's method, 10 000 of the gradient method.
         differentiate: ``"implicit"``, by the implicit function theorem, or ``"unroll"``, through the iterations.
-            In graphs, so for certificates and oracles, derivatives are implicit, and the first two exact.
+            In graphs, that is for certificates and oracles, derivatives are implicit, and the first two are exact.
         linear: how Hessians are inverted: ``"cholesky"``, or ``"cg"``, which never forms them.
-        order: how many derivatives are exact; an "implicit" backward pass costs in proportion.
+        order: number of exact derivatives; the cost of an "implicit" backward pass is in proportion.
 
     Raises:
         ImplicitError: if an option is not one of these; when called, if the inner problem cannot be solved.
@@ -111,9 +111,9 @@ class ArgMin(nn.Module):
         """The minimisers, differentiable in the inputs and the parameters.
 
         Args:
-            *inputs: what ζ reads before β.
+            *inputs: the arguments of ζ before β.
             start: where the solver starts, of the shape of the result, such as the result for similar inputs; by
-                default zero. The result does not depend on it, nor do derivatives.
+                default zero. Neither the result nor its derivatives depend on it.
 
         Raises:
             ImplicitError: with the gradient norm that was reached, if the problem is not strongly convex, is
@@ -125,7 +125,7 @@ class ArgMin(nn.Module):
         return minimiser(problem, tensors, start).reshape(problem.result_shape(tensors))
 
     def solution(self, *inputs: Tensor, start: Tensor | None = None) -> Solution:
-        """The minimisers without derivatives, with how accurate they are.
+        """The minimisers without derivatives, with bounds on their errors.
 
         Raises:
             ImplicitError: as for a call.
@@ -136,29 +136,29 @@ class ArgMin(nn.Module):
         outcome = solved(problem, tensors, start)
         shape = problem.result_shape(tensors)
         rows = (problem.count(tensors),) if self.batched else ()
-        known = self.known(tensors)
+        constants = self.known(tensors)
         error = gradient = None
-        if known is not None:
-            problem.refuse_overstated(outcome.beta, tensors, known.strong_convexity)
-            error = (outcome.residual / known.strong_convexity * (1 + 1e-6)).reshape(rows)
-            if known.complete:
+        if constants is not None:
+            problem.refuse_overstated(outcome.beta, tensors, constants.strong_convexity)
+            error = (outcome.residual / constants.strong_convexity * (1 + 1e-6)).reshape(rows)
+            if constants.complete:
                 arguments = (*problem.inputs, *problem.parameters)
                 order = self.settings.order if self.settings.differentiate == "implicit" else 1
-                bounds = [gradient_error(known, arguments, float(e), order) for e in error.reshape(-1)]
+                bounds = [gradient_error(constants, arguments, float(e), order) for e in error.reshape(-1)]
                 gradient = error.new_tensor(bounds).reshape(rows)
         largest, residual = float(outcome.residual.max()), outcome.residual.reshape(rows)
         status = f"solved in {outcome.iterations} iterations; the largest gradient norm is {largest:.3g}"
         return Solution(outcome.beta.reshape(shape), residual, outcome.iterations, error, gradient, status)
 
     def known(self, tensors: Tensors) -> Constants | None:
-        """The constants at given tensors."""
+        """The constants at these tensors; ``None`` if none are declared."""
         if self.constants is None or isinstance(self.constants, Constants):
             return self.constants
         problem = self.problem(len(tensors))
         sizes = {}
         for k, (name, tensor) in enumerate(zip(problem.names, tensors, strict=True)):
-            own = self.batched and k < len(problem.inputs)
-            flat = tensor.detach().double().reshape(len(tensor) if own else 1, -1)
+            has_samples = self.batched and k < len(problem.inputs)
+            flat = tensor.detach().double().reshape(len(tensor) if has_samples else 1, -1)
             sizes[name] = float(flat.norm(dim=1).max())
         return self.constants(sizes)
 
@@ -175,13 +175,13 @@ class ArgMin(nn.Module):
         return problem, tensors
 
     def problem(self, count: int) -> Problem:
-        """The inner problem with so many tensors, those that ζ owns included."""
+        """The inner problem with this many tensors, including those that ζ owns."""
         inputs = count - len(list(self.zeta.parameters())) - len(list(self.zeta.buffers()))
         names = _input_names(self.zeta, inputs)
         return Problem(self.zeta, names, self.shape, self.batched, self.settings, self.constants)
 
     def extra_repr(self) -> str:
-        """The shape of a minimiser, and what is not the default."""
+        """The shape of a minimiser and the solver."""
         kind = "per sample" if self.batched else "of the whole batch"
         return f"shape: {'×'.join(map(str, self.shape))} {kind}, solver: {self.settings.solver}"
 
@@ -198,7 +198,7 @@ class _Function(nn.Module):
 
 
 def _input_names(zeta: nn.Module, count: int) -> tuple[str, ...]:
-    """What ζ calls its inputs; its last argument is β."""
+    """The names of the inputs of ζ; its last argument is β."""
     function: Any = zeta.function if isinstance(zeta, _Function) else zeta.forward
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
@@ -232,7 +232,7 @@ class Energy(nn.Module):
     Args:
         inputs: the size of x.
         size: the size of :math:`\beta`.
-        hidden: how many terms there are; as many as :math:`\beta` has entries by default.
+        hidden: number of terms; by default the size of :math:`\beta`.
         potential: ``"softplus"``, ``"log-cosh"`` or ``"square"`` (half the square).
         strong_convexity: :math:`\mu`.
 

@@ -1,8 +1,8 @@
 r"""Minimisers as differentiable functions of the input and the parameters, and as one operation of a graph.
 
-*Graphs.* ``torch.export`` cannot follow a solver, whose iterations depend on the data. It records one operation on
-all the tensors of the inner problem instead, with a number that stands for the problem. When the program is read
-as a graph the operation becomes a node whose function is the problem itself: ordinary, differentiable Python.
+*Graphs.* ``torch.export`` cannot follow a solver, whose iterations depend on the data. Instead it records one
+operation on all the tensors of the inner problem, with a number that stands for the problem. When the program is
+read as a graph, the operation becomes a node whose function is the minimiser: ordinary, differentiable Python.
 
 *Implicit.* Let :math:`\beta(\alpha)` be the minimiser, :math:`g = \nabla_\beta\zeta`, and let :math:`\hat\beta,
 \hat H` be the minimiser and its Hessian :math:`\nabla_\beta g` at the present :math:`\alpha_0`, as *constants*.
@@ -45,7 +45,7 @@ from surefoot.torch_private import FakeTensor
 
 @dataclass(frozen=True, eq=False)
 class Minimiser:
-    """An inner problem as a differentiable function of its tensors: what a graph calls."""
+    """An inner problem as a differentiable function of its tensors, to be called by a graph."""
 
     problem: Problem
 
@@ -185,10 +185,10 @@ def _one_by_one(
 
 
 class Layer(Protocol):
-    """What is asked of an ArgMin layer."""
+    """The part of an ArgMin layer that is used here."""
 
     def problem(self, count: int) -> Problem:
-        """The inner problem with so many tensors."""
+        """The inner problem with this many tensors."""
 
 
 _layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
@@ -210,8 +210,8 @@ def _shape(tensors: list[Tensor], layer: int) -> Tensor:
 def record(layer: Layer, tensors: Sequence[Tensor]) -> Tensor:
     """The operation, while a program is exported or on the ``meta`` device.
 
-    Where modules are shared, ``torch.export`` calls passing stand-ins, which know the module they stand for: it is
-    the one that lasts, and the one that is remembered.
+    Where modules are shared, ``torch.export`` calls short-lived stand-ins for them; the module they stand for is
+    the one to remember.
     """
     stands_for = getattr(layer, "get_base", None)
     layer = layer if stands_for is None else stands_for()
@@ -223,7 +223,7 @@ def record(layer: Layer, tensors: Sequence[Tensor]) -> Tensor:
 def read(tensors: Sequence[_Item], layer: int) -> tuple[Minimiser, tuple[list[_Item], list[_Item], list[_Item]]]:
     """The function that a recorded operation stands for, and its inputs, parameters and buffers.
 
-    What reads a graph relies on second derivatives, so there they are always implicit and exact.
+    Readings of a graph rely on second derivatives, so these are always implicit and exact here.
     """
     source = _layers.get(layer)
     if source is None:

@@ -1,7 +1,7 @@
 r"""The inner problem: :math:`\zeta` as a function of tensors, with its derivatives in :math:`\beta`.
 
 Minimisers are rows of a matrix, one per sample. A problem with one :math:`\beta` for the whole batch is a batch of
-one sample, in which every tensor is shared. So there is one case only: a function of one row, mapped over the
+one sample, in which every tensor is shared. So there is only one case: a function of one row, mapped over the
 rows.
 """
 
@@ -58,14 +58,14 @@ class Settings:
             raise ImplicitError(f"the option {name} is {getattr(self, name)!r}", f"Pass {what}{end}")
 
     def tolerance_for(self, dtype: torch.dtype) -> float:
-        """The tolerance in an element type: what was given, or 1e-12 in double and 1e-4 in single precision."""
+        """The tolerance in an element type; by default 1e-12 in double and 1e-4 in single precision."""
         if self.tolerance is not None:
             return float(self.tolerance)
         return 1e-12 if dtype == torch.float64 else 1e-4
 
     @property
     def iterations(self) -> int:
-        """How many iterations may be made."""
+        """The largest number of iterations."""
         return self.max_iterations or (100 if self.solver == "newton" else 10_000)
 
 
@@ -75,10 +75,10 @@ class Problem:
 
     zeta: nn.Module  # the function, as a module
     inputs: tuple[str, ...]  # the names of its inputs
-    shape: tuple[int, ...]  # of one minimiser
+    shape: tuple[int, ...]  # the shape of one minimiser
     batched: bool  # whether ζ is written for one sample and every sample has its own minimiser
     settings: Settings  # how it is solved
-    constants: Constants | ConstantsOf | None = None  # what is known about it, or ``None``
+    constants: Constants | ConstantsOf | None = None  # its constants, if they are declared
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -98,11 +98,11 @@ class Problem:
 
     @property
     def size(self) -> int:
-        """How many numbers one minimiser has."""
+        """The number of entries of one minimiser."""
         return math.prod(self.shape)
 
     def count(self, tensors: Sequence[Tensor]) -> int:
-        """How many minimisers there are."""
+        """The number of minimisers."""
         return int(tensors[0].shape[0]) if self.batched else 1
 
     def result_shape(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -116,24 +116,24 @@ class Problem:
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Refuse inputs that do not fit."""
-        given = tensors[: len(self.inputs)]
-        if not given:
+        inputs = tensors[: len(self.inputs)]
+        if not inputs:
             raise ImplicitError("an ArgMin layer was called without input", "Pass at least one tensor.")
         if not self.batched:
             return
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
-        if any(not tensor.dim() for tensor in given) or len({tensor.shape[0] for tensor in given}) > 1:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
+        if any(not tensor.dim() for tensor in inputs) or len({tensor.shape[0] for tensor in inputs}) > 1:
             raise ImplicitError(
                 f"inputs of shapes {shapes} do not have the same number of samples",
                 "Samples lie along the first dimension; pass batched=False for one minimiser of the whole batch.",
             )
-        if not given[0].shape[0]:
+        if not inputs[0].shape[0]:
             raise ImplicitError("the batch is empty", "Pass at least one sample.")
 
     def take(self, tensors: Tensors, rows: Tensor) -> Tensors:
         """The tensors of some of the samples."""
-        own = len(self.inputs) if self.batched else 0
-        return (*(tensor[rows] for tensor in tensors[:own]), *tensors[own:])
+        mapped = len(self.inputs) if self.batched else 0
+        return (*(tensor[rows] for tensor in tensors[:mapped]), *tensors[mapped:])
 
     def values(self, beta: Tensor, tensors: Tensors) -> Tensor:
         """ζ for every row of β."""
@@ -172,8 +172,8 @@ class Problem:
         return pull(direction)[0]
 
     def _dims(self, tensors: Tensors) -> tuple[int | None, ...]:
-        own = len(self.inputs) if self.batched else 0
-        return (0, *(0 if k < own else None for k in range(len(tensors))))
+        mapped = len(self.inputs) if self.batched else 0
+        return (0, *(0 if k < mapped else None for k in range(len(tensors))))
 
     def _one(self, beta: Tensor, *tensors: Tensor) -> Tensor:
         """ζ at one minimiser, from all its tensors."""
@@ -190,7 +190,7 @@ class Problem:
         return value.reshape(())
 
     def refuse_hidden(self, tensors: Tensors) -> None:
-        """Refuse a ζ that reads tensors which ask for gradients and are no parameters: they would get none."""
+        """Refuse a ζ that reads tensors which require gradients but are not parameters: they would get none."""
         beta = torch.zeros(1, self.size, dtype=self.dtype(tensors), device=tensors[0].device)
         first = torch.zeros(1, dtype=torch.long, device=tensors[0].device)
         with torch.enable_grad():

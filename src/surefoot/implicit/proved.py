@@ -13,7 +13,7 @@ With :math:`g = \nabla_\beta\zeta` as a graph of operations (:mod:`surefoot.impl
 * *pushed forward*, a tangent :math:`\tau` becomes :math:`-H^{-1}w`, :math:`w = \partial_\alpha g[\tau]`, and is
   off by :math:`\|w - Hq\|/\mu` if q is taken for :math:`H^{-1}w`.
 
-Nobody needs to trust what solves for q.
+The solver that finds q need not be trusted.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Minimum:
     problem: Problem  # the problem
     values: Tensors  # its tensors
     beta: Tensor  # the computed minimisers, rows × size
-    mu: float  # a bound on the strong convexity, from below
+    mu: float  # a lower bound on the strong convexity
     result: Pass  # the forward pass through the gradient, with centre values
-    error: Magnitude  # on the distance between the computed and the exact minimisers, all rows together
+    error: Magnitude  # a bound on the distance between the computed and the exact minimisers, all rows together
 
     @classmethod
     def of(cls, problem: Problem, values: Tensors, beta: Tensor, mu: float) -> Minimum:
-        """The same, if the gradient is made of operations with rules."""
+        """The gradient at computed minimisers; refused if one of its operations has no rule."""
         tensors = [constant(value, 1) for value in values]
         gradient = Gradient.of(problem, tensors, [value.is_floating_point() for value in values], beta.device)
         slope = gradient.result(gradient.around(beta, keep=True))
@@ -68,29 +68,29 @@ class Minimum:
         q = inverse_product(self.problem, self.beta, self.values, right)
         size = float(torch.linalg.vector_norm(q))
         power = math.frexp(size)[1] + 1 if 0 < size < math.inf else 0
-        found = self._slopes(times_power(q, -power))
-        if found is None:
+        slopes = self._slopes(times_power(q, -power))
+        if slopes is None:
             return None
-        left = norm(times_power(right, -power) - found[BETA].value) * _UP + norm(found[BETA].error)
+        left = norm(times_power(right, -power) - slopes[BETA].value) * _UP + norm(slopes[BETA].error)
         lengths = self.result.enclosures[self.result.outputs[0]].lipschitz
         pulled = {}
         for k, name in enumerate(self.result.region.variables[:-1]):
-            error = norm(found[name].error) + lengths[k] * left / self.mu
-            value = times_power(-found[name].value, power)
+            error = norm(slopes[name].error) + lengths[k] * left / self.mu
+            value = times_power(-slopes[name].value, power)
             pulled[name] = Rounded(value, torch.full_like(value, float(error * 2.0**power)))
         return pulled
 
     def _slopes(self, q: Tensor) -> dict[str, Rounded] | None:
-        """The gradient of ⟨q, g⟩ in all variables, for q of norm at most 1; an error is a norm, of all entries."""
+        """The gradient of ⟨q, g⟩ in all variables, for q of norm at most 1; errors are norms over all entries."""
         at = backward(self.result, q)
         if at is None:
             return None
-        found = costates(self.result, at)
+        at_nodes = costates(self.result, at)
         slopes = {}
         for name in self.result.region.variables:
             value = self.result.enclosures[name].value
-            if name in found:
-                slopes[name] = Rounded(found[name].value, value.new_full((), float(found[name].spread)))
+            if name in at_nodes:
+                slopes[name] = Rounded(at_nodes[name].value, value.new_full((), float(at_nodes[name].spread)))
             else:
                 slopes[name] = Rounded.exact(torch.zeros_like(value))
         return slopes
@@ -110,19 +110,20 @@ class Minimum:
         return Pushed(-q, left / self.mu)
 
     def least_curvature(self) -> float:
-        """A lower bound of the smallest eigenvalue of all Hessians over the ball; minus infinity if there is none.
+        """A lower bound on the eigenvalues of all Hessians over the ball; minus infinity if there is none.
 
-        Column by column with errors, then by the largest eigenvalue of cI - H, c at least the norm.
+        H is computed column by column with errors; then the largest eigenvalue of cI - H is bounded, with c at
+        least the norm of H.
         """
         columns, wrong = [], Magnitude.zero()
         for k in range(self.problem.size):
             seed = torch.zeros_like(self.beta)
             seed[:, k] = 2.0 ** -math.ceil(math.log2(len(seed)) / 2)
-            found = self._slopes(seed)
-            if found is None:
+            slopes = self._slopes(seed)
+            if slopes is None:
                 return -math.inf
-            columns.append(found[BETA].value / seed[0, k])
-            wrong = wrong + (norm(found[BETA].error) / float(seed[0, k])) ** 2
+            columns.append(slopes[BETA].value / seed[0, k])
+            wrong = wrong + (norm(slopes[BETA].error) / float(seed[0, k])) ** 2
         hessian = torch.stack(columns, dim=-1)
         hessian = 0.5 * (hessian + hessian.mT)
         top = float(torch.linalg.matrix_norm(hessian).max()) * 2

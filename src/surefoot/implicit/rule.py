@@ -57,7 +57,7 @@ def _samples(use: Use) -> list[str]:
 
 
 def _minimum(call: Call) -> Minimum:
-    """The centre of a call, which is known, with what is proved there."""
+    """The minimisers at the centre of a call, which has values, with their errors."""
     layout = _Layout(call)
     minimum = layout.minimum(layout.constants)
     assert minimum is not None
@@ -66,24 +66,24 @@ def _minimum(call: Call) -> Minimum:
 
 def _pull(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     minimum = _minimum(call)
-    found = minimum.pulled(costate)
-    if found is None:  # beyond the range of doubles
+    pulled = minimum.pulled(costate)
+    if pulled is None:  # beyond the range of doubles
         return {slot: _nothing(call.slots[slot].value) for slot in call.varying}
-    return {slot: found[in_graph(name)] for name, slot in _Layout(call).slots.items()}
+    return {slot: pulled[in_graph(name)] for name, slot in _Layout(call).slots.items()}
 
 
 def _push(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
     names = {slot: name for name, slot in _Layout(call).slots.items()}
     minimum = _minimum(call)
-    found = minimum.pushed({names[slot]: t for slot, t in tangents.items()})
-    if found is None:
+    pushed = minimum.pushed({names[slot]: t for slot, t in tangents.items()})
+    if pushed is None:
         return _nothing(minimum.beta.reshape(call.shape))
-    value = found.value.reshape(call.shape)
-    return Rounded(value, torch.full_like(value, float(found.error)))
+    value = pushed.value.reshape(call.shape)
+    return Rounded(value, torch.full_like(value, float(pushed.error)))
 
 
 def _nothing(like: Tensor) -> Rounded:
-    """Numbers of which nothing is known."""
+    """Numbers with infinite errors."""
     zero = torch.zeros_like(like, dtype=torch.float64)
     return Rounded(zero, torch.full_like(zero, math.inf))
 
@@ -104,13 +104,13 @@ def argmin(call: Call) -> Bounds:
     centre, least = (None, -math.inf) if minimum is None else (minimum.beta, minimum.least_curvature())
     try:
         tensors = list(layout.tensors.values())
-        found = derived(layout.problem, tensors, constants.strong_convexity, centre, least)
+        stacked = derived(layout.problem, tensors, constants.strong_convexity, centre, least)
     except UnsupportedOperation as error:
         raise call.refuse(
             f"its constants cannot be derived from the operations of ζ: {error} Or declare them: "
             "sf.implicit.Constants(strong_convexity, smoothness, hessian_lipschitz)"
         ) from error
-    return _from_derived(layout, found)
+    return _from_derived(layout, stacked)
 
 
 class _Layout:
@@ -128,13 +128,13 @@ class _Layout:
         self.per_sample = frozenset(problem.inputs if problem.batched else ())
 
     def size(self, name: str) -> Magnitude:
-        """On the norm of a tensor; of one sample, if it has samples."""
+        """A bound on the norm of a tensor; of one sample, if it has samples."""
         e = self.tensors[name]
         return e.row_norms(self.count).max() if name in self.per_sample else e.bound
 
     @cached_property
     def centre(self) -> tuple[Tensors, Tensor] | None:
-        """The tensors at the centre if they are known, and the minimisers there."""
+        """The tensors at the centre and the minimisers there; ``None`` if the centre has no values."""
         values = tuple(e.value for e in self.tensors.values())
         if any(value is None for value in values):
             return None
@@ -143,7 +143,7 @@ class _Layout:
 
     @cached_property
     def constants(self) -> Constants:
-        """What is known about the problem."""
+        """The declared constants of the problem."""
         constants = self.problem.constants
         if constants is None:
             raise self.call.refuse(
@@ -156,11 +156,11 @@ class _Layout:
         return constants({name: float(self.size(name)) for name in self.problem.names})
 
     def minimum(self, constants: Constants) -> Minimum | None:
-        """The centre with what is proved there."""
+        """The minimisers at the centre with their errors; ``None`` if the centre has no values."""
         return None if self.centre is None else self.proved(*self.centre, constants)
 
     def proved(self, values: Tensors, beta: Tensor, constants: Constants) -> Minimum:
-        """Computed minimisers with what is proved of them."""
+        """Computed minimisers with their errors."""
         try:
             return Minimum.of(self.problem, values, beta, constants.strong_convexity)
         except SurefootError as error:
@@ -177,17 +177,17 @@ class _Layout:
     ) -> Bounds:
         """Bounds from those of the stacked minimisers, by name.
 
-        ``rows`` is how far each minimiser may be from its centre; ``shared`` are curvatures of single minimisers
-        between arguments that all samples share.
+        ``rows`` bounds the distance of each minimiser from its centre; ``shared`` are curvatures of single
+        minimisers between arguments that all samples share.
         """
         slots, count = self.slots, self.count
         both = [pair for pair in curvature if self.per_sample.issuperset(pair)]
 
         def along(costate: Enclosure) -> dict[Pair, Magnitude]:
             norms = costate.row_norms(count)
-            found = {pair: norms.max() * curvature[pair] for pair in both}
-            found |= {pair: norms.sum() * amount for pair, amount in shared.items()}
-            return {(slots[a], slots[b]): amount for (a, b), amount in found.items()}
+            amounts = {pair: norms.max() * curvature[pair] for pair in both}
+            amounts |= {pair: norms.sum() * amount for pair, amount in shared.items()}
+            return {(slots[a], slots[b]): amount for (a, b), amount in amounts.items()}
 
         return Bounds(
             jacobian={slots[name]: amount for name, amount in jacobian.items()},
@@ -198,7 +198,7 @@ class _Layout:
 
 
 def _declared(layout: _Layout, constants: Constants) -> Bounds:
-    """From constants of single samples."""
+    """The bounds from declared constants, which are those of single samples."""
     mu, count, names = constants.strong_convexity, layout.count, list(layout.slots)
     slopes = {name: Magnitude.of(constants.slope(name)) / mu for name in names}
     pairs = list(combinations_with_replacement([*names, BETA], 2))
@@ -226,8 +226,9 @@ def _declared(layout: _Layout, constants: Constants) -> Bounds:
 
 
 def _at_zero(layout: _Layout, constants: Constants) -> Magnitude | None:
-    """On the norm of the minimisers where all arguments are zero; ``None`` if there are others than real ones, or
-    nothing is proved of them.
+    """A bound on the norm of the minimisers where all arguments are zero.
+
+    ``None`` if some arguments are not real or do not vary, or if no bound is proved.
     """
     problem, specs = layout.problem, [e.spec for e in layout.tensors.values()]
     if len(layout.slots) < len(specs) or problem.buffers:
@@ -241,25 +242,24 @@ def _at_zero(layout: _Layout, constants: Constants) -> Magnitude | None:
         return None
 
 
-def _from_derived(layout: _Layout, found: Derived) -> Bounds:
-    """From constants of the stacked problem."""
-    mu, names = found.strong_convexity, list(layout.slots)
-    slopes = {name: found.slopes.get(name, ZERO) / mu for name in names}
-    bends = {pair: found.bends.get(pair, ZERO) for pair in combinations_with_replacement([*names, BETA], 2)}
-    rows = found.rows if layout.problem.batched else None
-    curvature = _curvature(names, slopes, bends, mu)
-    bounds = layout.bounds(slopes, curvature, rows, {})
-    return replace(bounds, spread=found.reach, bound=found.bound)
+def _from_derived(layout: _Layout, constants: Derived) -> Bounds:
+    """The bounds from derived constants, which are those of the stacked problem."""
+    mu, names = constants.strong_convexity, list(layout.slots)
+    slopes = {name: constants.slopes.get(name, ZERO) / mu for name in names}
+    bends = {pair: constants.bends.get(pair, ZERO) for pair in combinations_with_replacement([*names, BETA], 2)}
+    rows = constants.rows if layout.problem.batched else None
+    bounds = layout.bounds(slopes, _curvature(names, slopes, bends, mu), rows, {})
+    return replace(bounds, spread=constants.reach, bound=constants.bound)
 
 
 def _curvature(
     names: list[str], slopes: Mapping[str, Magnitude], bends: Mapping[Pair, Magnitude], mu: float
 ) -> dict[Pair, Magnitude]:
     """The second derivatives of a minimiser, by pair of arguments."""
-    own = bends[BETA, BETA]
+    both = bends[BETA, BETA]
     return {
         (a, b): (
-            bends[a, b] + bends[a, BETA] * slopes[b] + bends[b, BETA] * slopes[a] + own * slopes[a] * slopes[b]
+            bends[a, b] + bends[a, BETA] * slopes[b] + bends[b, BETA] * slopes[a] + both * slopes[a] * slopes[b]
         )
         / mu
         for a, b in combinations_with_replacement(names, 2)

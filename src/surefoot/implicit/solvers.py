@@ -24,14 +24,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.implicit.constants import ImplicitError, at_infinity, not_converged, not_convex, refuse_nan
+from surefoot.implicit.constants import ImplicitError
 from surefoot.implicit.problem import Problem, Tensors
 from surefoot.linear_solve import Rows, conjugate_gradients
 
+_CONVEX = (
+    "ζ must be strongly convex in β and bounded below: add a ridge (mu / 2 * beta.square().sum()), check its "
+    "sign, or scale the data."
+)
 _HALVINGS = 40
 _SLOPE = 1e-4
 _DOUBLINGS = 60
-_FORGET = 0.98  # of the curvature, after each accelerated step, so that a steep region is forgotten
+_FORGET = 0.98  # factor of the curvature after each accelerated step, so that a steep region is forgotten
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,9 @@ class Outcome:
 
     beta: Tensor  # the minimisers
     residual: Tensor  # the norm of the gradient at each
-    iterations: int  # how many were made
+    iterations: int  # the number of iterations
     steps: Tensor  # the step sizes, rows × iterations; zero where a row was finished
-    momenta: Tensor  # likewise, how far each iteration looked ahead; zeros for Newton's method
+    momenta: Tensor  # the momenta, rows × iterations; zeros for Newton's method
 
 
 def solved(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> Outcome:
@@ -52,12 +56,33 @@ def solved(problem: Problem, tensors: Tensors, start: Tensor | None = None) -> O
 
 
 def starting_point(problem: Problem, tensors: Tensors, start: Tensor | None) -> Tensor:
-    """Where a solver starts, rows × size: at what was given, or at zero."""
+    """The point where a solver starts, rows × size; zero by default."""
     shape = problem.count(tensors), problem.size
     dtype, device = problem.dtype(tensors), tensors[0].device
     if start is None:
         return torch.zeros(shape, dtype=dtype, device=device)
     return start.detach().to(device, dtype).reshape(shape)
+
+
+def _refuse_nan(gradient: Tensor, iteration: int, residual: float | None = None) -> None:
+    """Refuse a gradient that is not finite."""
+    rows = ~torch.isfinite(gradient).all(dim=1)
+    if bool(rows.any()):
+        raise ImplicitError(
+            f"the gradient of ζ is not finite at iteration {iteration} (row {int(rows.nonzero()[0])})",
+            "Check the input, the parameters and the range on which ζ is defined; NaN has no minimiser.",
+            residual=residual,
+        )
+
+
+def _not_convex(smallest: float, row: int, iteration: int, residual: float) -> ImplicitError:
+    """The error for a Hessian that is not positive definite."""
+    return ImplicitError(
+        f"the inner problem is not strongly convex: its Hessian has eigenvalue {smallest:.3g} at iteration "
+        f"{iteration} (row {row})",
+        _CONVEX,
+        residual=residual,
+    )
 
 
 def factorised(hessian: Tensor, iteration: int, residual: float) -> Tensor:
@@ -66,23 +91,28 @@ def factorised(hessian: Tensor, iteration: int, residual: float) -> Tensor:
     if bool(failed.any()):
         row = int(failed.nonzero()[0])
         if bool(torch.isfinite(hessian[row]).all()):
-            raise not_convex(float(torch.linalg.eigvalsh(hessian[row])[0]), row, iteration, residual)
-        refuse_nan(hessian.flatten(1), iteration, residual)
+            raise _not_convex(float(torch.linalg.eigvalsh(hessian[row])[0]), row, iteration, residual)
+        _refuse_nan(hessian.flatten(1), iteration, residual)
     return factor
 
 
 def _first(problem: Problem, tensors: Tensors, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients at the start, their norms, and those to be reached."""
+    """The gradients at the start, their norms, and the norms to be reached."""
     gradient = problem.gradient(beta, tensors)
-    refuse_nan(gradient, 0)
+    _refuse_nan(gradient, 0)
     norms = gradient.norm(dim=1)
     return gradient, norms, problem.settings.tolerance_for(beta.dtype) * norms.clamp(min=1.0)
 
 
 def _unfinished(method: str, iterations: int, beta: Tensor, norms: Tensor, goal: Tensor) -> ImplicitError:
+    """The error for a problem that was not solved to its tolerance."""
     worst = int((norms / goal).argmax())
-    size = float(beta.norm(dim=1).max())
-    return not_converged(method, iterations, float(norms[worst]), float(goal[worst]), size)
+    return ImplicitError(
+        f"{method} did not reach the tolerance {float(goal[worst]):.3g} in {iterations} iterations, with "
+        f"minimisers of norm up to {float(beta.norm(dim=1).max()):.3g}",
+        f"Raise max_iterations or the tolerance; if the norms grow, the problem is unbounded: {_CONVEX}",
+        residual=float(norms[worst]),
+    )
 
 
 def _path(columns: Sequence[Tensor], beta: Tensor) -> Tensor:
@@ -98,15 +128,15 @@ def _newton(problem: Problem, tensors: Tensors, start: Tensor) -> Outcome:
         rows = (norms > goal).nonzero()[:, 0]
         if not len(rows):
             break
-        own = problem.take(tensors, rows)
-        direction = -_newton_step(problem, own, beta[rows], gradient[rows], iteration, float(norms.max()))
-        step, moved, slopes = _search(problem, own, beta[rows], direction, norms[rows])
+        unsolved = problem.take(tensors, rows)
+        direction = -_newton_step(problem, unsolved, beta[rows], gradient[rows], iteration, float(norms.max()))
+        step, moved, slopes = _search(problem, unsolved, beta[rows], direction, norms[rows])
         beta[rows], gradient[rows] = moved, slopes
         norms[rows] = slopes.norm(dim=1)
         steps.append(torch.zeros_like(norms).index_copy(0, rows, step))
-        made = step * direction.norm(dim=1)
-        ratio[rows] = torch.where(length[rows] > 0, made / length[rows], 0.0)
-        length[rows] = made
+        moved_by = step * direction.norm(dim=1)
+        ratio[rows] = torch.where(length[rows] > 0, moved_by / length[rows], 0.0)
+        length[rows] = moved_by
         if not bool(step.any()):  # the gradient is as small as its round-off lets it be
             break
     # a gradient that no step lowers may stay a thousand units of round-off above its goal
@@ -116,7 +146,12 @@ def _newton(problem: Problem, tensors: Tensors, start: Tensor) -> Outcome:
     away = (ratio > 0.5) & (length > 1e-3 * (1 + beta.norm(dim=1)))
     if bool(away.any()):
         row = int(away.nonzero()[0])
-        raise at_infinity(float(length[row]), row, len(steps), float(norms[row]))
+        raise ImplicitError(
+            f"after {len(steps)} iterations the gradient is small, and steps are still {float(length[row]):.3g} "
+            f"long (row {row}): the infimum lies at infinity, so the inner problem is not strongly convex",
+            _CONVEX,
+            residual=float(norms[row]),
+        )
     path = _path(steps, beta)
     return Outcome(beta, norms, len(steps), path, torch.zeros_like(path))
 
@@ -163,9 +198,9 @@ def _accelerated(problem: Problem, tensors: Tensors, start: Tensor) -> Outcome:
         if not bool(active.any()):
             break
         slope = problem.gradient(ahead, tensors)
-        refuse_nan(slope, iteration, float(norms.max()))
+        _refuse_nan(slope, iteration, float(norms.max()))
         curvature, moved, slope_there = _doubled(problem, tensors, ahead, slope, curvature, active)
-        refuse_nan(slope_there, iteration, float(norms.max()))
+        _refuse_nan(slope_there, iteration, float(norms.max()))
         upwards = ((slope * (moved - beta)).sum(dim=1) > 0) & active
         weight = torch.where(upwards, 1.0, weight)
         following = 0.5 * (1 + (1 + 4 * weight.square()).sqrt())
@@ -213,9 +248,9 @@ def inverse_product(problem: Problem, beta: Tensor, tensors: Tensors, right: Ten
     space, tolerance = Rows(), 4 * torch.finfo(right.dtype).eps
     solution = conjugate_gradients(multiply, right, space=space, tolerance=tolerance, most=10 * problem.size + 10)
     if solution.direction is not None:
-        refuse_nan(solution.curvature.reshape(-1, 1), solution.iterations - 1)
+        _refuse_nan(solution.curvature.reshape(-1, 1), solution.iterations - 1)
         size = space.dot(solution.direction, solution.direction)
         place = tuple(((solution.curvature <= 0) & (size > 0)).nonzero()[0])
         value, largest = float(solution.curvature[place] / size[place]), float(right.norm(dim=-1).max())
-        raise not_convex(value, int(place[-1]), solution.iterations - 1, largest)
+        raise _not_convex(value, int(place[-1]), solution.iterations - 1, largest)
     return solution.x

@@ -14,14 +14,14 @@ def keep_if_lower(
 ) -> Keeper:
     """A keeper for your loop: after an epoch, ``keeper.check()`` keeps the weights or goes back.
 
-    With several processes each has a part of the data, as ``accelerator.prepare(loader)`` deals them out, and all
-    of them call ``check()``: they get the value for all samples together and decide alike. Set
-    ``even_batches=False`` in its ``DataLoaderConfiguration``, or some samples count twice.
+    With several processes each has a part of the data, as dealt out by ``accelerator.prepare(loader)``, and all of
+    them call ``check()``: they get the value for all samples together and decide alike. Set ``even_batches=False``
+    in its ``DataLoaderConfiguration``, or some samples count twice.
 
     Args:
         accelerator: the ``accelerate.Accelerator``.
-        model: what ``accelerator.prepare`` returned for it.
-        optimizer: likewise.
+        model: the model that ``accelerator.prepare`` returned.
+        optimizer: the optimizer that ``accelerator.prepare`` returned.
         data: re-iterable batches ``(x, y)`` without augmentation.
         objective: the loss, without targets.
         slower: factor of the learning rate after weights were not kept.

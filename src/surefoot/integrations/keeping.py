@@ -1,4 +1,4 @@
-"""Weights are kept if the objective of all data is proved to be lower than at those that were kept before."""
+"""Keep weights only if the objective of all data is proved to be lower than at the weights kept before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from surefoot.valuation.valuer import Evaluation, EvaluationError
 
 
 class IntegrationError(SurefootError, RuntimeError):
-    """Something is missing that the framework should have: the message says what."""
+    """The framework lacks something that is needed; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Check:
     """The result of one check.
 
     Attributes:
-        value: of the objective of all data, in exact arithmetic between ``lower`` and ``upper``.
-        kept: whether it is proved to be lower than at the weights that were kept before.
+        value: the value of the objective of all data; the exact value is between its ``lower`` and ``upper``.
+        kept: whether it is proved to be lower than at the weights kept before.
 
     >>> from surefoot.integrations.keeping import Check
     >>> Check(sf.evaluate(nn.Linear(2, 1), torch.eye(2), sf.Square(torch.ones(2, 1))), kept=True).kept
@@ -41,17 +41,17 @@ class Check:
 class Keeper:
     """Goes back to the weights that were kept last, unless the objective of all data is proved to be lower.
 
-    Whatever trains the model in between, the values at the weights that are kept go down, in exact arithmetic: if
-    the upper end of the new value is below the lower end of the old one, so is the exact value. The objective is
-    that of the model in evaluation mode.
+    Whatever trains the model in between, the exact values at the kept weights decrease: if the upper end of the
+    new value is below the lower end of the old one, the exact value is lower too. The objective is that of the
+    model in evaluation mode.
 
     Args:
-        model: what is trained, a plain module.
-        optimizers: whose state goes back with the weights.
+        model: the model that is trained, a plain module.
+        optimizers: the optimizers whose state goes back with the weights.
         data: re-iterable batches ``(x, y)`` without augmentation, or one such pair.
-        objective: the loss, without targets; a loss of torch.nn will do.
-        slower: factor of the learning rates after weights were not kept; 1 leaves them alone.
-        group: a process group, where each process has a part of the data; see :func:`surefoot.evaluate`.
+        objective: the loss, without targets, ours or of torch.nn.
+        slower: factor of the learning rates after weights were not kept; 1 does not change them.
+        group: a process group in which each process has a part of the data; see :func:`surefoot.evaluate`.
 
     >>> from surefoot.integrations.keeping import Keeper
     >>> model, x, y = nn.Linear(2, 1), torch.eye(2), torch.ones(2, 1)
@@ -80,7 +80,7 @@ class Keeper:
 
     @property
     def value(self) -> Evaluation:
-        """At the weights that were kept last."""
+        """The value at the weights that were kept last."""
         return next(check.value for check in reversed(self.history) if check.kept)
 
     def check(self) -> Check:

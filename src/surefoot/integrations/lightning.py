@@ -11,7 +11,7 @@ from surefoot.integrations.keeping import Check, IntegrationError, Keeper
 
 
 class KeepingHooks:
-    """What the callback does, whatever it derives from; see :func:`keep_if_lower`."""
+    """The hooks of the callback, without its base class; see :func:`keep_if_lower`."""
 
     def __init__(self, data: Any, objective: nn.Module, every: int = 1, slower: float = 0.5) -> None:
         self.data, self.objective, self.every, self.slower = data, objective, every, slower
@@ -19,7 +19,7 @@ class KeepingHooks:
 
     @property
     def history(self) -> list[Check]:
-        """What was found, the weights at the start first."""
+        """All checks; the first is that of the weights at the start."""
         return [] if self.keeper is None else self.keeper.history
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -50,7 +50,7 @@ def keep_if_lower(data: Any, objective: nn.Module, *, every: int = 1, slower: fl
     Args:
         data: re-iterable batches ``(x, y)``, as a loader without augmentation gives them.
         objective: the loss of the outputs of ``forward``, without targets.
-        every: how many epochs lie between two checks.
+        every: number of epochs between two checks.
         slower: factor of the learning rates after weights were not kept.
     """
     for package in ("lightning.pytorch", "pytorch_lightning"):

@@ -3,9 +3,9 @@
 * ``function``: the domain as a set of vectors, the model as a function of one, with its first two derivatives.
 * ``search``: :func:`estimate`, by power iterations in the directions, projected ascent in the point and
   differences of gradients; :func:`curvature_at_weights`, by Lanczos steps.
-* ``krylov``: those steps, and what they bound from above with a stated probability.
+* ``krylov``: Lanczos steps, and an upper bound from them that holds with a stated probability.
 
-What is found, and how it stands next to a certificate, is in :mod:`surefoot.attained`.
+The results, and their comparison with a certificate, are in :mod:`surefoot.attained`.
 """
 
 from surefoot.attained import Estimate, LowerBound, ProbableBound, bracket

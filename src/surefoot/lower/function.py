@@ -1,7 +1,7 @@
 r"""The model as a function :math:`f` of one vector :math:`u`, with its first two derivatives, on a set of vectors.
 
 Everything is a reverse pass: :math:`Df(u)^\top w` is the gradient of :math:`\langle w, f\rangle`; it is linear in
-:math:`w`, so its own derivative in :math:`w` is :math:`Df(u)v`; and the same one order higher.
+:math:`w`, so its derivative in :math:`w` along v is :math:`Df(u)v`; the second derivative works in the same way.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _INSIDE = 1 - 2.0**-40
 class Space:
     r"""A product of balls :math:`\{u : \|u_g - c_g\|_2 \le r_g \text{ for every group } g\}`."""
 
-    names: tuple[str, ...]  # of the variable tensors, in the order in which they lie in the vector
-    shapes: tuple[torch.Size, ...]  # of the variable tensors
+    names: tuple[str, ...]  # the variable tensors, in their order in the vector
+    shapes: tuple[torch.Size, ...]  # their shapes
     center: Tensor  # the vector :math:`c`
     # positions in ``names`` that share a radius, with that radius
     groups: tuple[tuple[tuple[int, ...], float], ...]
 
     @classmethod
     def of(cls, region: Region, centers: Mapping[str, Tensor]) -> Space:
-        """A region, with the centres of its variables by name."""
+        """The space of a region, with the centres of its variables by name."""
         values = [centers[name].to(torch.float64) for name in region.variables]
         flat = torch.cat([value.reshape(-1) for value in values])
         return cls(region.variables, tuple(value.shape for value in values), flat, region.groups)
@@ -56,13 +56,13 @@ class Space:
         }
 
     def project(self, vector: Tensor) -> Tensor:
-        """The nearest point of the domain, a hair inside of it."""
+        """The nearest point of the domain, slightly inside it."""
         return self.center + self._per_group(
             vector - self.center, lambda size, radius: min(1.0, _ratio(radius * _INSIDE, size))
         )
 
     def ascend(self, vector: Tensor, gradient: Tensor, step: float) -> Tensor:
-        """The projection of a step along the gradient whose part in every group is ``step`` of its radius long."""
+        """The projection of a step along the gradient; its length in every group is ``step`` times the radius."""
         return self.project(vector + self._per_group(gradient, lambda size, radius: _ratio(step * radius, size)))
 
     def random(self, generator: torch.Generator, fraction: float = 1.0) -> Tensor:
@@ -83,9 +83,9 @@ class Space:
         return torch.cat(parts)
 
 
-def _ratio(wanted: float, size: float) -> float:
-    """By what to multiply a vector of this norm to give it the wanted one; zero stays zero."""
-    return wanted / size if size > 0 else 0.0
+def _ratio(norm: float, size: float) -> float:
+    """The factor that gives a vector of norm ``size`` the norm ``norm``; zero stays zero."""
+    return norm / size if size > 0 else 0.0
 
 
 def unit(vector: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ class Function:
 
     Batch statistics are computed and never stored, as a graph passes no running statistics. ``fixed`` are values
     of the leaves that do not vary, by name; the objective maps the outputs, a tensor or a tuple of several, to a
-    number. ``spent`` counts what was computed in gradients, that is a pass forwards and one back: half of one for
-    each pass, and twice as much for each pass through a derivative.
+    number. ``spent`` counts the work in gradients: half a gradient for each pass, and twice as much for each pass
+    through a derivative.
     """
 
     def __init__(
@@ -181,12 +181,12 @@ def gradient(output: Tensor, argument: Tensor, weight: Tensor, *, again: bool = 
         return torch.zeros_like(argument)
     try:
         with sdpa_kernel(SDPBackend.MATH):
-            (found,) = torch.autograd.grad(
+            (slope,) = torch.autograd.grad(
                 output, argument, weight, retain_graph=True, create_graph=again, allow_unused=True
             )
     except RuntimeError as error:
-        # Some backward kernels have no derivative of their own: differences of gradients will have to show it.
+        # Some backward kernels have no derivative; then differences of gradients show the curvature.
         if "is not implemented" not in str(error):
             raise
         return torch.zeros_like(argument)
-    return torch.zeros_like(argument) if found is None else found
+    return torch.zeros_like(argument) if slope is None else slope

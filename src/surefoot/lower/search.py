@@ -1,4 +1,4 @@
-r"""From a model and a domain to lower bounds of its constants: ascent from several starting points.
+r"""Lower bounds on the constants of a model over a domain: ascent from several starting points.
 
 For fixed :math:`u` the norm of the Jacobian is found by power iteration, :math:`v \propto Df^\top w`,
 :math:`w \propto Df\,v`; that of the second derivative by the same idea for a tensor,
@@ -32,23 +32,23 @@ _HALVINGS = 24
 
 
 @dataclass(frozen=True)
-class Found:
-    r"""A value at a point, how it grows there, and the directions it was found with."""
+class Attained:
+    r"""A value at a point, how it grows there, and the directions it belongs to."""
 
-    value: float  # attained
-    point: Tensor  # where
+    value: float  # the value
+    point: Tensor  # where it is attained
     uphill: Tensor  # the gradient of the value in the point
     left: Tensor  # :math:`w`
     right: Tensor  # :math:`v`
 
 
-_Score = Callable[[Expansion, Tensor, Tensor, Tensor], Found]
+_Score = Callable[[Expansion, Tensor, Tensor, Tensor], Attained]
 
 
 def climb(
-    function: Function, space: Space, score: _Score, start: Found, steps: int, until: float = math.inf
-) -> Iterator[Found]:
-    """Projected ascent: the starting point and every improvement, until so much is spent."""
+    function: Function, space: Space, score: _Score, start: Attained, steps: int, until: float = math.inf
+) -> Iterator[Attained]:
+    """Projected ascent: the starting point and every improvement, until ``until`` gradients are spent."""
     best = score(function.at(start.point), start.point, start.left, start.right)
     yield best
     length = _LONGEST
@@ -56,9 +56,9 @@ def climb(
         if function.spent >= until:
             return
         point = space.ascend(best.point, best.uphill, length)
-        found = score(function.at(point), point, best.left, best.right)
-        if best.value < found.value < math.inf:
-            best, length = found, min(_LONGEST, length * _GROWTH)
+        trial = score(function.at(point), point, best.left, best.right)
+        if best.value < trial.value < math.inf:
+            best, length = trial, min(_LONGEST, length * _GROWTH)
             yield best
         else:
             length *= _SHRINKAGE
@@ -66,17 +66,17 @@ def climb(
                 return
 
 
-def size(expansion: Expansion, point: Tensor, left: Tensor, right: Tensor) -> Found:
+def size(expansion: Expansion, point: Tensor, left: Tensor, right: Tensor) -> Attained:
     r""":math:`\|f(u)\|`, which grows along :math:`Df^\top f/\|f\|`."""
     outward = unit(expansion.value)
     value = float(torch.linalg.vector_norm(expansion.value))
-    return Found(value, point, expansion.pull(outward), outward, right)
+    return Attained(value, point, expansion.pull(outward), outward, right)
 
 
 def slope(iterations: int) -> _Score:
     r""":math:`\|Df(u)^\top w\|` after some power iterations; it grows along :math:`D^2\langle w, f\rangle v`."""
 
-    def score(expansion: Expansion, point: Tensor, left: Tensor, right: Tensor) -> Found:
+    def score(expansion: Expansion, point: Tensor, left: Tensor, right: Tensor) -> Attained:
         pulled = expansion.pull(left)
         for _ in range(iterations):
             pushed = unit(expansion.push(unit(pulled)))
@@ -84,7 +84,7 @@ def slope(iterations: int) -> _Score:
                 break
             left, pulled = pushed, expansion.pull(pushed)
         value, right = float(torch.linalg.vector_norm(pulled)), unit(pulled)
-        return Found(value, point, expansion.bend(left, right), left, right)
+        return Attained(value, point, expansion.bend(left, right), left, right)
 
     return score
 
@@ -92,7 +92,7 @@ def slope(iterations: int) -> _Score:
 def curvature(iterations: int) -> _Score:
     r""":math:`\|D^2\langle w, f\rangle(u)v\|` after some alternating steps; it grows along a third derivative."""
 
-    def score(expansion: Expansion, point: Tensor, left: Tensor, right: Tensor) -> Found:
+    def score(expansion: Expansion, point: Tensor, left: Tensor, right: Tensor) -> Attained:
         bent, used = expansion.bend(left, right), right
         for _ in range(iterations):
             if not bool(bent.any()):
@@ -103,13 +103,13 @@ def curvature(iterations: int) -> _Score:
             bent = expansion.bend(left, used)
         value = float(torch.linalg.vector_norm(bent))
         sign = 1.0 if float(bent @ used) >= 0 else -1.0
-        return Found(value, point, sign * expansion.twist(left, used), left, used)
+        return Attained(value, point, sign * expansion.twist(left, used), left, used)
 
     return score
 
 
 def steepest_part(function: Function, first: Tensor, second: Tensor, w: Tensor, until: float = math.inf) -> float:
-    r"""A lower bound of the smoothness from differences of gradients, which see kinks.
+    r"""A lower bound on the smoothness from differences of gradients, which see kinks.
 
     Where :math:`Df` jumps, the second derivative at a point shows nothing, but for any two points
     :math:`L \ge \|(Df(u) - Df(u'))^\top w\|_2 / \|u - u'\|_2` with :math:`\|w\|_2 = 1`. By the triangle
@@ -142,10 +142,10 @@ def _ratio(a: Tensor, b: Tensor, at_a: Tensor, at_b: Tensor) -> float:
 
 _POWER_ITERATIONS = 4
 _BUDGET = 200.0
-_SHARES = (0.08, 0.35, 0.7)  # of the budget of a start, spent after the value, the slope and the curvature
+_SHARES = (0.08, 0.35, 0.7)  # parts of the budget of a start that the value, the slope and the curvature end at
 _STARTS, _STEPS = 4, 12
-_LIKELY, _PRODUCTS, _FAILURE = 0.3, 60, 1e-12  # of the budget at most, and what it is spent on
-_APART = 0x5EED  # the start is not to be made of the random numbers that the weights are made of
+_LIKELY, _PRODUCTS, _FAILURE = 0.3, 60, 1e-12  # of the probable bound: part of the budget, products, probability
+_APART = 0x5EED  # keeps the random start apart from the random numbers that the weights are made of
 
 
 def estimate(
@@ -161,27 +161,27 @@ def estimate(
     seed: int = 0,
     progress: Callable[[Estimate, float], object] | None = None,
 ) -> Estimate:
-    r"""Lower bounds of the constants that :func:`surefoot.certify` bounds from above, by ascent in the domain.
+    r"""Lower bounds on the constants that :func:`surefoot.certify` bounds from above, by ascent in the domain.
 
-    Every number is attained in the domain, in double precision: a value of :math:`\|f\|`, of
-    :math:`\|Df^\top w\|` with a unit :math:`w`, of :math:`\|D^2\langle w, f\rangle v\|` with unit :math:`v, w`, or
-    a difference quotient of :math:`Df^\top w`, which shows kinks. For a function with one value, a third of the
-    budget goes into a bound of its second derivative at the centre from above, with a stated probability
-    (:mod:`surefoot.lower.krylov`). The model is not touched.
+    Every number is attained in the domain, in double precision: a value of :math:`\|f\|`, of :math:`\|Df^\top w\|`
+    with a unit :math:`w`, of :math:`\|D^2\langle w, f\rangle v\|` with unit :math:`v, w`, or a difference quotient
+    of :math:`Df^\top w`, which shows kinks. For a real-valued function, a third of the budget goes into an upper
+    bound on its second derivative at the centre that holds with a stated probability
+    (:mod:`surefoot.lower.krylov`). The model is not changed.
 
     Args:
         model: any module that can be captured; its weights must have values (not on ``meta``).
         x: a batch.
         domain: where the variables may be; by default within 1 of the origin, every block or the input. To compare
-            with a certificate, pass the domain of that.
+            with a certificate, pass its domain.
         objective: a map from the model's outputs to a number; then the constants are those of the objective.
         wrt: what varies: the parameters, or the input.
-        budget: how much may be spent, in gradients of the model; the search ends with what it was computing then,
-            and the best so far is returned. By default 200, and no limit if starts or steps are given.
-        starts: from how many points the ascent starts: the centre, then random ones. By default 4.
-        steps: how many steps each ascent takes at most, by default 12.
-        seed: of the random points and directions.
-        progress: called with the best so far and the gradients spent, whenever something larger was found.
+        budget: the work allowed, in gradients of the model; a search that exceeds it finishes its current step and
+            returns the best so far. By default 200, and no limit if starts or steps are given.
+        starts: number of points from which the ascent starts: the centre, then random ones. By default 4.
+        steps: largest number of steps of each ascent, by default 12.
+        seed: seed of the random points and directions.
+        progress: called with the best so far and the gradients spent, at every improvement.
 
     Raises:
         CaptureError: if the model cannot be read.
@@ -200,7 +200,14 @@ def estimate(
         raise DomainError(f"an ascent needs at least one start and no negative steps, got {starts} and {steps}")
     if not budget > 0:
         raise DomainError(f"a search needs a positive budget of gradients, got {budget!r}")
-    function, space = _function(model, x, domain, wrt, objective)
+    analysis = Analysis.of(model, x)
+    if any(value.device.type == "meta" for value in analysis.values.values()):
+        raise DomainError(
+            "a search needs values, and the meta device has none: move the model and the input to one"
+        )
+    if isinstance(objective, nn.Module):
+        objective = copy.deepcopy(objective).double()
+    function, space = _function(analysis, domain, wrt, objective)
     generator = torch.Generator().manual_seed(seed)
     outputs = function(space.center).numel()
     best, likely = [0.0, 0.0, 0.0], None
@@ -212,7 +219,7 @@ def estimate(
         return Estimate(value, steepness, bend, str(domain), wrt, likely)
 
     def meet(which: int, value: float) -> None:
-        """Keep the largest finite value; what overflowed was not attained."""
+        """Keep the largest finite value; an overflow is not attained."""
         if best[which] < value < math.inf:
             best[which] = value
             if progress is not None:
@@ -224,14 +231,14 @@ def estimate(
             break
         point = space.center if k == 0 else space.random(generator, 1.0 if k % 2 else 0.5)
         for which, score in enumerate((size, slope(_POWER_ITERATIONS), curvature(_POWER_ITERATIONS))):
-            found = first = _start(point, outputs, generator)
+            highest = first = _start(point, outputs, generator)
             until = before + _SHARES[which] * (budget - before)
-            for found in climb(function, space, score, first, steps, until):
-                meet(which, found.value)
-            point = found.point
-        for end in _ends(space, found, generator):
+            for highest in climb(function, space, score, first, steps, until):
+                meet(which, highest.value)
+            point = highest.point
+        for end in _ends(space, highest, generator):
             if function.spent < budget:
-                meet(2, steepest_part(function, found.point, end, found.left, budget))
+                meet(2, steepest_part(function, highest.point, end, highest.left, budget))
     return reached()
 
 
@@ -240,34 +247,22 @@ def curvature_at_weights(model: nn.Module, x: Any, objective: nn.Module, product
 
     Ritz values are eigenvalues of :math:`Q^\top\nabla^2F(u)Q` with orthonormal :math:`Q`, so none is larger in
     size than the norm (Cauchy's interlacing); in double precision up to a relative 1e-12 or so. A product with the
-    Hessian costs about two gradients, and a handful of them is accurate to some per cent; three vectors are kept.
-    ``None`` where the Hessian shows nothing, as of a function that is affine at the weights.
+    Hessian costs about two gradients, and a handful of them is accurate to a few per cent; three vectors are kept.
+    ``None`` if the Hessian is zero, as where a function is affine.
 
     >>> curvature_at_weights(nn.Linear(1, 1, bias=False), torch.ones(4, 1), sf.Square(torch.ones(4, 1)), 3)
     LowerBound(1.000e+00)
     """
-    analysis = Analysis.of(model, x, objective)
-    leaves, region = analysis.enclosed(Ball(0.0), "params")
-    values: dict[str, Tensor] = {name: enclosure.value for name, enclosure in leaves.items()}
-    space = Space.of(region, values)
-    fixed = {name: value for name, value in values.items() if name not in space.names}
-    there = Function(analysis.reading.graph, fixed, space).at(space.center)
-    one = torch.ones_like(there.value)
-    found = krylov(lambda v: there.bend(one, v), there.pull(one), products)
-    largest = 0.0 if found is None else found.largest
+    function, space = _function(Analysis.of(model, x, objective), Ball(0.0), "params", None)
+    at_weights = function.at(space.center)
+    one = torch.ones_like(at_weights.value)
+    steps = krylov(lambda v: at_weights.bend(one, v), at_weights.pull(one), products)
+    largest = 0.0 if steps is None else steps.largest
     return LowerBound(largest) if largest > 0 else None
 
 
-def _function(
-    model: nn.Module, x: Any, domain: Domain, wrt: Wrt, objective: Objective | None
-) -> tuple[Function, Space]:
-    if isinstance(objective, nn.Module):
-        objective = copy.deepcopy(objective).double()
-    analysis = Analysis.of(model, x)
-    if any(value.device.type == "meta" for value in analysis.values.values()):
-        raise DomainError(
-            "a search needs values, and the meta device has none: move the model and the input to one"
-        )
+def _function(analysis: Analysis, domain: Domain, wrt: Wrt, objective: Objective | None) -> tuple[Function, Space]:
+    """The model as a function on the domain, and the domain as a space."""
     leaves, region = analysis.enclosed(domain, wrt)
     values: dict[str, Tensor] = {name: enclosure.value for name, enclosure in leaves.items()}
     space = Space.of(region, values)
@@ -276,25 +271,25 @@ def _function(
 
 
 def _likely(function: Function, space: Space, products: int, seed: int) -> ProbableBound | None:
-    """A bound of the second derivative at the centre with a probability, from so many products with it."""
-    generator, there = torch.Generator().manual_seed(seed + _APART), function.at(space.center)
+    """A probable bound on the second derivative at the centre, from this many products with it."""
+    generator, centre = torch.Generator().manual_seed(seed + _APART), function.at(space.center)
     start = torch.randn(space.center.shape, dtype=torch.float64, generator=generator).to(space.center.device)
-    found = krylov(lambda v: there.bend(torch.ones_like(there.value), v), start, products)
-    return None if found is None else ProbableBound(found.most_likely(_FAILURE), _FAILURE)
+    steps = krylov(lambda v: centre.bend(torch.ones_like(centre.value), v), start, products)
+    return None if steps is None else ProbableBound(steps.most_likely(_FAILURE), _FAILURE)
 
 
-def _start(point: Tensor, outputs: int, generator: torch.Generator) -> Found:
-    """A point with random directions, so that no symmetry of the model hides what there is to find."""
+def _start(point: Tensor, outputs: int, generator: torch.Generator) -> Attained:
+    """A point with random directions, so that no symmetry of the model hides a larger value."""
     left, right = (
         unit(torch.randn(n, dtype=torch.float64, generator=generator).to(point.device))
         for n in (outputs, point.numel())
     )
-    return Found(0.0, point, torch.zeros_like(point), left, right)
+    return Attained(0.0, point, torch.zeros_like(point), left, right)
 
 
-def _ends(space: Space, found: Found, generator: torch.Generator) -> list[Tensor]:
+def _ends(space: Space, start: Attained, generator: torch.Generator) -> list[Tensor]:
     """The ends of three chords through the point: two along the direction of the curvature, one at random."""
     if space.radius == 0:
         return []
-    ends = [space.ascend(found.point, direction, 1.0) for direction in (found.right, -found.right)]
+    ends = [space.ascend(start.point, direction, 1.0) for direction in (start.right, -start.right)]
     return [*ends, space.random(generator)]

@@ -1,7 +1,7 @@
-"""What is minimised: a loss of the outputs of a model, bound to its targets or not.
+"""Objectives: losses of the outputs of a model, bound to their targets or not.
 
 * ``base``: :class:`Objective`: value, derivatives, constants; :class:`Loss`, with a scale and a reduction.
-* ``constants``: :class:`Constants` of an objective as a function of the stacked outputs; as the paper prints them.
+* ``constants``: :class:`Constants` of an objective as a function of the stacked outputs, certified or as printed.
 * ``cross_entropy``: :class:`CrossEntropy` and :class:`NegativeLogLikelihood`, losses of class numbers.
 * ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Reconstruction`.
 * ``torch_losses``: losses of torch.nn as objectives, and :class:`ModelLoss`, of models that return their loss.

@@ -26,7 +26,7 @@ _UNSTATED = LossFacts(
 
 
 class _Fact:
-    """An attribute that the record of the operation states, unless the class states it itself."""
+    """An attribute that is read from the record of the operation, unless the class sets it."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -42,12 +42,12 @@ def _fact() -> Any:
 class Objective(nn.Module):
     """A function :math:`h(\\hat y)` or :math:`h(\\hat y, y)` of all outputs, one sample per row.
 
-    ``objective(outputs, y)`` is its value; an objective made with targets is bound to them:
-    ``objective(outputs)``. One that has no targets (clustering) is called with the outputs alone.
+    ``objective(outputs, y)`` is its value. An objective made with targets is bound to them and called as
+    ``objective(outputs)``; so is one without targets (clustering).
 
-    The mathematics is that of its operation (:mod:`surefoot.operations.losses`), whose record states the function
-    and whether it is convex, smooth, non-negative and quadratic (:class:`~surefoot.operations.record.LossFacts`).
-    If the operation has no such facts and the class states nothing else, the first three are claimed.
+    The mathematics is that of its operation (:mod:`surefoot.operations.losses`), whose record has the function and
+    says whether it is convex, smooth, non-negative and quadratic (:class:`~surefoot.operations.record.LossFacts`).
+    If neither the record nor the class says so, the first three are claimed.
 
     Attributes:
         operation: the name of the operation.
@@ -76,26 +76,26 @@ class Objective(nn.Module):
 
     @classmethod
     def facts(cls) -> LossFacts:
-        """What the record of the operation says about the loss."""
+        """The facts about the loss in the record of the operation."""
         record = records().get(cls.operation)
         return _UNSTATED if record is None or record.loss is None else record.loss
 
     def bound_to(self, targets: Any) -> Self:
-        """The same loss, options and all, with these targets; ``None`` for one that is not bound."""
+        """The loss with the same options and these targets; ``None`` for no targets."""
         return with_buffer(self, "targets", None if targets is None else self.admitted(targets))
 
     def admitted(self, targets: Any) -> Tensor:
-        """Targets as a tensor, after a look at their values."""
+        """Targets as a tensor, after a check of their values."""
         try:
-            given = torch.as_tensor(targets).detach()
+            tensor = torch.as_tensor(targets).detach()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ObjectiveError(f"targets are a tensor or what becomes one, got {targets!r}") from error
-        if given.device.type != "meta":
-            self.check_values(given)
-        return given
+        if tensor.device.type != "meta":
+            self.check_values(tensor)
+        return tensor
 
     def check_values(self, targets: Tensor) -> None:
-        """Refuse targets by their values, saying what was expected; by default those that are not finite."""
+        """Refuse targets with values that are not allowed; by default those that are not finite."""
         if targets.is_floating_point() and not bool(torch.isfinite(targets).all()):
             raise ObjectiveError(f"the targets of {type(self).__name__} have entries that are not finite")
 
@@ -105,15 +105,15 @@ class Objective(nn.Module):
         return {}
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """Refuse outputs, or targets that do not fit the outputs, saying what was expected."""
+        """Refuse outputs and targets whose shapes or types do not fit."""
         raise NotImplementedError
 
     def target_spec(self, outputs: Spec) -> Spec:
-        """What targets of such outputs usually look like."""
+        """The usual shape and type of targets for these outputs."""
         return outputs
 
     def fit(self, outputs: Spec, targets: Tensor) -> None:
-        """Refuse targets that do not fit the outputs: by their shape, and by their values where that matters."""
+        """Refuse targets that do not fit the outputs, by their shape or by their values."""
         self.check(outputs, spec_of(targets))
 
     def forward(self, outputs: Tensor, targets: Any = None) -> Tensor:
@@ -126,11 +126,11 @@ class Objective(nn.Module):
         return type(self).function(*self.arranged(outputs, chosen), **self.options)
 
     def arranged(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and targets in the shapes that the operation reads; it may only move numbers."""
+        """Outputs and targets in the shapes that the operation reads; this may only move numbers."""
         return outputs, targets
 
     def chosen(self, targets: Any = None) -> Tensor:
-        """The targets given here, or those it is bound to; without any it refuses."""
+        """These targets, or those the loss is bound to; refused if there are none."""
         if targets is not None:
             return self.admitted(targets)
         if self.targets is None:
@@ -141,16 +141,16 @@ class Objective(nn.Module):
         return self.targets
 
     def gradient(self, outputs: Tensor, targets: Any = None) -> Tensor:
-        """The gradient in the outputs, of their shape; no graph is left behind."""
+        """The gradient in the outputs, of their shape and without a graph."""
         with torch.enable_grad():
             point = outputs.detach().requires_grad_()
             return _derivative(self(point, targets), point, None)
 
     def hessian_vector_product(self, outputs: Tensor, direction: Tensor, targets: Any = None) -> Tensor:
-        r""":math:`\nabla^2h(\hat y)` applied to a direction, of the shape of the outputs; no graph is left behind.
+        r""":math:`\nabla^2h(\hat y)` applied to a direction, of the shape of the outputs and without a graph.
 
-        It exists almost everywhere; where it jumps (:class:`~surefoot.objectives.Huber` at a distance of δ), this
-        is its value on one side.
+        The Hessian exists almost everywhere; where it jumps (:class:`~surefoot.objectives.Huber` at a distance of
+        δ), this is its value on one side.
         """
         if direction.shape != outputs.shape:
             raise ObjectiveError(
@@ -172,27 +172,27 @@ class Objective(nn.Module):
 
         Args:
             outputs: a tensor of outputs, or its shape; their values do not matter.
-            targets: by default those it is bound to; without any, the constants hold for all targets.
-            radius: of the ball; infinite for the whole space.
-            table: ``"certified"``, or ``"paper"`` for what the paper prints, flagged where it does not hold.
+            targets: by default those the loss is bound to; without any, the constants hold for all targets.
+            radius: radius of the ball; infinite for the whole space.
+            table: ``"certified"``, or ``"paper"`` for the paper's constants, flagged where they do not hold.
 
         Raises:
-            ObjectiveError: if something does not fit, or the paper says nothing of the objective.
+            ObjectiveError: if something does not fit, or the paper has no constants of the objective.
         """
         spec, radius = spec_of(outputs), checked_radius(radius)
-        given = self.chosen(targets) if targets is not None or self.targets is not None else None
-        if given is not None:
-            self.fit(spec, given)
+        chosen = self.chosen(targets) if targets is not None or self.targets is not None else None
+        if chosen is not None:
+            self.fit(spec, chosen)
         elif not self.takes_targets:
             self.check(spec, None)
         if table == "certified":
-            return certified(self, spec, given, radius)
+            return certified(self, spec, chosen, radius)
         if table == "paper":
-            return self.paper_constants(spec, given, radius)
+            return self.paper_constants(spec, chosen, radius)
         raise ObjectiveError(f"the table of constants is 'certified' or 'paper', got {table!r}")
 
     def paper_constants(self, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
-        """What the paper prints, if it says anything of this objective."""
+        """The constants that the paper prints for this objective; refused if there are none."""
         raise ObjectiveError(
             f"the paper gives no constants of {type(self).__name__} with these options: use table='certified'"
         )
@@ -203,7 +203,7 @@ class Objective(nn.Module):
 
 
 def _derivative(value: Tensor, point: Tensor, direction: Tensor | None, create_graph: bool = False) -> Tensor:
-    """The derivative with respect to a point, contracted; zero if there is no dependence."""
+    """The derivative with respect to a point, contracted with a direction; zero if there is no dependence."""
     if not value.requires_grad:
         return torch.zeros_like(point)
     (slope,) = torch.autograd.grad(value, point, direction, create_graph=create_graph, allow_unused=True)
@@ -221,12 +221,12 @@ class Loss(Objective):
     """A loss of outputs and targets.
 
     Args:
-        targets: bound to the loss, or ``None``.
+        targets: targets to bind to the loss, or ``None``.
         reduction: ``"mean"`` over the samples of sums over the entries of each; ``"sum"`` over everything;
             ``"entries"``, the mean over all entries, as losses of torch.nn have it; ``"row"``, the sum over the
             samples of the means over the entries of each.
         scale: a positive factor.
-        own: the other options of its function.
+        others: the other options of its function.
 
     Raises:
         ObjectiveError: if an option is not one of these.
@@ -237,10 +237,10 @@ class Loss(Objective):
     """
 
     reductions: tuple[str, ...] = ("mean", "sum", "entries", "row")
-    low, high, allowed = -math.inf, math.inf, ""  # what targets may be, and in words if not all numbers
+    low, high, allowed = -math.inf, math.inf, ""  # the range of targets, and the range in words if it is bounded
 
     def __init__(
-        self, targets: Any = None, *, reduction: str = "mean", scale: float = 1.0, **own: Hashable
+        self, targets: Any = None, *, reduction: str = "mean", scale: float = 1.0, **others: Hashable
     ) -> None:
         name, usual = type(self).__name__, self.facts().options
         if reduction not in self.reductions:
@@ -249,11 +249,11 @@ class Loss(Objective):
             )
         if not 0 < float(scale) < math.inf:
             raise ObjectiveError(f"the scale of {name} is a positive number, got {scale!r}")
-        if own.keys() - usual.keys():
-            raise TypeError(f"{name} has no option {', '.join(sorted(own.keys() - usual.keys()))}")
+        if unknown := sorted(others.keys() - usual.keys()):
+            raise TypeError(f"{name} has no option {', '.join(unknown)}")
         self.reduction, self.scale = reduction, float(scale)
         for option in usual.keys() - {"reduction", "scale"}:
-            setattr(self, option, own.get(option, usual[option]))
+            setattr(self, option, others.get(option, usual[option]))
         super().__init__(targets)
 
     @property
@@ -263,7 +263,7 @@ class Loss(Objective):
 
     @property
     def is_plain(self) -> bool:
-        """Whether all options have their usual values: the mean over the samples that the paper speaks of."""
+        """Whether all options have their default values: the paper's mean over the samples."""
         return not self._unusual()
 
     def _unusual(self) -> dict[str, Hashable]:
@@ -271,14 +271,14 @@ class Loss(Objective):
         return {name: value for name, value in self.options.items() if value != usual[name]}
 
     def check_values(self, targets: Tensor) -> None:
-        """Targets are finite, and as large as they may be."""
+        """Refuse targets that are out of range or not finite."""
         within = (targets >= self.low) & (targets <= self.high)
         if self.allowed and not bool(within.all()):
             raise ObjectiveError(f"the targets of {type(self).__name__} are {self.allowed}")
         super().check_values(targets)
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """Targets have the shape of the outputs, and there is at least one number."""
+        """Refuse targets of another shape than the outputs, and empty outputs."""
         assert targets is not None
         name = type(self).__name__
         if outputs.shape != targets.shape or not outputs.shape:
@@ -287,7 +287,7 @@ class Loss(Objective):
         refuse_empty(name, outputs)
 
     def extra_repr(self) -> str:
-        """The options that are not the usual ones, and the shape of the targets."""
+        """The options that are not the defaults, and the shape of the targets."""
         given = [f"{name}={_short(value)}" for name, value in self._unusual().items()]
         return ", ".join(filter(None, [*given, super().extra_repr()]))
 
@@ -298,7 +298,7 @@ def refuse_empty(name: str, outputs: Spec) -> None:
         raise ObjectiveError(f"{name} of {shape_of(outputs)} outputs is not defined: give at least one sample")
 
 
-def shape_of(spec: Spec) -> str:
+def shape_of(spec: Spec | Tensor) -> str:
     """A shape as it reads in a sentence."""
     return "×".join(map(str, spec.shape)) or "a number"
 
@@ -325,7 +325,7 @@ def _short(value: Any) -> str:
 
 
 def spec_of(outputs: Tensor | Sequence[int]) -> Spec:
-    """Shape and type of outputs, or of a shape; refuses what is neither."""
+    """Shape and type of a tensor of outputs, or of a shape; refuses anything else."""
     if isinstance(outputs, Tensor):
         return Spec(tuple(outputs.shape), outputs.dtype)
     try:

@@ -1,12 +1,12 @@
 r"""The constants of an objective as a function of the stacked outputs.
 
-For :math:`h(\hat y)` over :math:`\|\hat y\|_2 \le \rho`: the Lipschitz constants of h and of its gradient. The
-certified ones are what the rule of the objective claims on that ball, so they are the ones that
-:func:`surefoot.certify` composes with a network. For a mean over n samples they are :math:`\ell =
-\max_i\ell_i/\sqrt n` and :math:`L = \max_iL_i/n` (ERRATA 12).
+They are the Lipschitz constants of :math:`h(\hat y)` and of its gradient over :math:`\|\hat y\|_2 \le \rho`. The
+certified ones are the bounds of the objective's rule on that ball, which :func:`surefoot.certify` composes with a
+network. For a mean over n samples they are :math:`\ell = \max_i\ell_i/\sqrt n` and :math:`L = \max_iL_i/n`
+(ERRATA 12).
 
-Below them, the constants that the paper prints (appendices on supervised and unsupervised objectives). A number
-that is not an upper bound puts a sentence into ``unsound``, which names the erratum and says what holds instead.
+Below them are the constants that the paper prints (appendices on supervised and unsupervised objectives). For a
+number that is not an upper bound, ``unsound`` has a sentence that names the erratum and says what holds instead.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Constants:
 
 
 def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
-    """What the rule of an objective says on a ball of outputs around zero; targets may be unknown."""
+    """The constants by the rule of an objective on a ball of outputs around zero, for given or for all targets."""
     rule = rules().get(objective.operation)
     if rule is None:
         raise ObjectiveError(
@@ -85,13 +85,18 @@ def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radiu
 
 
 def _ball(spec: Spec, radius: float, device: torch.device) -> Enclosure:
-    """The outputs on a ball around zero; no centre is known if the ball is everything, or on the meta device."""
-    size, unit = Magnitude.of(radius), Magnitude.zero((1,))
-    if math.isinf(radius) or device.type == "meta":
-        infinite = Magnitude.infinity()
-        return Enclosure(spec, None, size, size, infinite, None, infinite, unit)
-    centre = torch.zeros(spec.shape, dtype=torch.float64, device=device)
-    return Enclosure(spec, centre, size, size, size, None, Magnitude.zero(), unit)
+    """The outputs on a ball around zero; without a centre for the whole space, or on the meta device."""
+    size, has_centre = Magnitude.of(radius), math.isfinite(radius) and device.type != "meta"
+    return Enclosure(
+        spec=spec,
+        value=torch.zeros(spec.shape, dtype=torch.float64, device=device) if has_centre else None,
+        bound=size,
+        peak=size,
+        spread=size if has_centre else Magnitude.infinity(),
+        rows=None,
+        error=Magnitude.zero() if has_centre else Magnitude.infinity(),
+        lipschitz=Magnitude.zero((1,)),
+    )
 
 
 def checked_radius(radius: float) -> float:
@@ -112,7 +117,7 @@ TWO_CLUSTERED_POINTS = (
 
 @dataclass(frozen=True)
 class PrintedLoss:
-    r"""What the paper prints about a real function h."""
+    r"""Constants of a real function h that the paper prints."""
 
     lipschitz: Magnitude  # :math:`\ell_h`
     smoothness: Magnitude  # :math:`L_h`

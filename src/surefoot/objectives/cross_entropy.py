@@ -18,8 +18,8 @@ class ClassLoss(Loss):
     """A loss of outputs (samples × classes) and class numbers.
 
     Outputs of more dimensions hold several such rows: those of a sequence (samples × times × classes) or of an
-    image (samples × classes × height × width), with one class number for each. Which dimension is that of the
-    classes follows from the shape of the targets, or is said by ``class_dim``.
+    image (samples × classes × height × width), with one class number for each. The dimension of the classes
+    follows from the shape of the targets, or is given by ``class_dim``.
     """
 
     reductions = ("mean", "sum")
@@ -44,7 +44,7 @@ class ClassLoss(Loss):
         super().__init__(targets, weight=numbers, ignore_index=ignored, **options)
 
     def check_values(self, targets: Tensor) -> None:
-        """Class numbers; some weight must be left to divide by."""
+        """Refuse negative class numbers, and a mean of samples without any weight."""
         name, labels = type(self).__name__, targets.long()
         counted = labels if self.ignore_index is None else labels[labels != self.ignore_index]
         if counted.numel() and int(counted.min()) < 0:
@@ -63,7 +63,7 @@ class ClassLoss(Loss):
             )
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """Outputs are n × k, targets n class numbers; there is one weight per class."""
+        """Refuse outputs and targets of other shapes, and another number of class weights."""
         assert targets is not None
         name = type(self).__name__
         classes = outputs.shape[self._dimension(outputs, targets)]
@@ -74,12 +74,12 @@ class ClassLoss(Loss):
             )
 
     def _dimension(self, outputs: Spec, targets: Spec) -> int:
-        """The dimension of the classes: the one that fits the targets, or that was said."""
+        """The dimension of the classes: ``class_dim``, or the one that fits the targets."""
         name, rank = type(self).__name__, len(outputs.shape)
         possible = (
             [1] if rank == 2 else sorted({1, rank - 1}) if self.class_dim is None else [self.class_dim % rank]
         )
-        fitting = [dim for dim in possible if rank > 1 and self._wanted(outputs, targets, dim) == targets.shape]
+        fitting = [dim for dim in possible if rank > 1 and self._expected(outputs, targets, dim) == targets.shape]
         if len(fitting) == 1:
             return fitting[0]
         got = f"got {shape_of(outputs)} and {shape_of(targets)}"
@@ -91,11 +91,12 @@ class ClassLoss(Loss):
         more = "" if rank < 3 else "; of sequences and images, one for each row of classes"
         raise ObjectiveError(f"{name} compares outputs (samples × classes) with {self.compared_with}{more}, {got}")
 
-    def _wanted(self, outputs: Spec, targets: Spec, dim: int) -> tuple[int, ...]:
+    def _expected(self, outputs: Spec, targets: Spec, dim: int) -> tuple[int, ...]:
+        """The shape that targets have if this is the dimension of the classes."""
         return outputs.shape[:dim] + outputs.shape[dim + 1 :]
 
     def arranged(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """One row for each class number."""
+        """Outputs and targets with one row for each class number."""
         if outputs.dim() == 2:
             return outputs, targets
         dim = self._dimension(spec_of(outputs), spec_of(targets))
@@ -107,19 +108,19 @@ class ClassLoss(Loss):
     def constants(
         self, outputs: Tensor | Sequence[int], targets: Any = None, *args: Any, **kwargs: Any
     ) -> Constants:
-        """See :meth:`Objective.constants <surefoot.objectives.Objective.constants>`; those of all rows."""
+        """See :meth:`Objective.constants <surefoot.objectives.Objective.constants>`; all rows count as samples."""
         spec = spec_of(outputs)
-        given = self.chosen(targets) if targets is not None or self.targets is not None else None
         if len(spec.shape) == 2:
             return super().constants(outputs, targets, *args, **kwargs)
-        if given is None:
+        if targets is None and self.targets is None:
             dim = -1 if self.class_dim is None else self.class_dim
             rows = (
                 (spec.numel // spec.shape[dim], spec.shape[dim]) if spec.shape and spec.shape[dim] else spec.shape
             )
             return self.bound_to(None).constants(rows, None, *args, **kwargs)
-        self.fit(spec, given)
-        outputs, flat = self.arranged(torch.empty(spec.shape, device="meta"), given)
+        chosen = self.chosen(targets)
+        self.fit(spec, chosen)
+        outputs, flat = self.arranged(torch.empty(spec.shape, device="meta"), chosen)
         return super().constants(tuple(outputs.shape), flat, *args, **kwargs)
 
     def target_spec(self, outputs: Spec) -> Spec:
@@ -127,7 +128,7 @@ class ClassLoss(Loss):
         return Spec(outputs.shape[:1] if len(outputs.shape) == 2 else outputs.shape[:-1], torch.int64)
 
     def fit(self, outputs: Spec, targets: Tensor) -> None:
-        """Class numbers are less than the number of classes."""
+        """Refuse class numbers that are not below the number of classes."""
         super().fit(outputs, targets)
         if targets.is_floating_point() or targets.device.type == "meta":
             return
@@ -143,17 +144,17 @@ class ClassLoss(Loss):
 class CrossEntropy(ClassLoss):
     r""":math:`h(\hat y) = \frac1n\sum_i\big(\log\sum_k e^{\hat y_{ik}} - \hat y_{i,y_i}\big)`, the logistic loss.
 
-    Targets are class numbers (n), or distributions over the classes (n × k), one-hot or soft. The options mean
-    what they mean in ``torch.nn.CrossEntropyLoss``; the mean of weighted samples divides by their weights. Outputs
-    of sequences (n × t × k) and images (n × k × h × w) are compared with one target for each place, and the mean
-    is that over all places that count.
+    Targets are class numbers (n), or distributions over the classes (n × k), one-hot or soft. The options have the
+    same meaning as in ``torch.nn.CrossEntropyLoss``; the mean of weighted samples divides by their weights.
+    Outputs of sequences (n × t × k) and images (n × k × h × w) are compared with one target for each place, and
+    the mean is over all places that count.
 
     Args:
-        targets: bound to the loss, or ``None``.
-        weight: one per class, not negative.
+        targets: targets to bind to the loss, or ``None``.
+        weight: one non-negative number per class.
         label_smoothing: at least 0, less than 1.
         ignore_index: samples of this class number do not count; ``None`` if all count.
-        class_dim: the dimension of the classes, where the shape of the targets does not tell it.
+        class_dim: the dimension of the classes, where it does not follow from the shape of the targets.
         reduction: ``"mean"`` or ``"sum"``.
         scale: a positive factor.
 
@@ -180,7 +181,7 @@ class CrossEntropy(ClassLoss):
         super().__init__(targets, weight=weight, class_dim=class_dim, **averaging, **options)
 
     def check_values(self, targets: Tensor) -> None:
-        """Class numbers, or distributions."""
+        """Refuse targets that are neither class numbers nor distributions."""
         if not targets.is_floating_point():
             super().check_values(targets)
             return
@@ -193,8 +194,8 @@ class CrossEntropy(ClassLoss):
                 "numbers are integers (y.long())"
             )
 
-    def _wanted(self, outputs: Spec, targets: Spec, dim: int) -> tuple[int, ...]:
-        return outputs.shape if targets.dtype.is_floating_point else super()._wanted(outputs, targets, dim)
+    def _expected(self, outputs: Spec, targets: Spec, dim: int) -> tuple[int, ...]:
+        return outputs.shape if targets.dtype.is_floating_point else super()._expected(outputs, targets, dim)
 
     def paper_constants(self, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
         """Appendix "Logistic loss", for one marked class per sample, as a mean (ERRATA 12 and 13)."""
@@ -208,13 +209,14 @@ class CrossEntropy(ClassLoss):
 class NegativeLogLikelihood(ClassLoss):
     r""":math:`h(\hat y) = -\frac1n\sum_i\hat y_{i,y_i}`, outputs being logarithms of probabilities.
 
-    Affine in the outputs: its smoothness is zero, that of the whole comes from the log-soft-max before it.
+    It is affine in the outputs: its smoothness is zero, and that of the whole comes from the log-soft-max before
+    it.
 
     Args:
-        targets: class numbers; bound to the loss, or ``None``.
-        weight: one per class, not negative; the mean divides by their sum.
+        targets: class numbers to bind to the loss, or ``None``.
+        weight: one non-negative number per class; the mean divides by their sum.
         ignore_index: samples of this class number do not count; ``None`` if all count.
-        class_dim: the dimension of the classes, where the shape of the targets does not tell it.
+        class_dim: the dimension of the classes, where it does not follow from the shape of the targets.
         reduction: ``"mean"`` or ``"sum"``.
         scale: a positive factor.
 
@@ -225,7 +227,7 @@ class NegativeLogLikelihood(ClassLoss):
     operation = "surefoot.negative_log_likelihood"
 
     def check_values(self, targets: Tensor) -> None:
-        """Class numbers."""
+        """Refuse targets that are not class numbers."""
         if targets.is_floating_point():
             raise ObjectiveError("the targets of NegativeLogLikelihood are class numbers, integers (y.long())")
         super().check_values(targets)

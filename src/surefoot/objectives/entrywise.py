@@ -47,9 +47,9 @@ class BinaryCrossEntropy(Loss):
     \log(1 + e^{-\hat y_{ij}})\big)`, outputs being logits.
 
     Args:
-        targets: between 0 and 1; bound to the loss, or ``None``.
+        targets: numbers between 0 and 1 to bind to the loss, or ``None``.
         weight: w ≥ 0, broadcast to the outputs.
-        pos_weight: c ≥ 0, the weight of positive targets, likewise.
+        pos_weight: c ≥ 0, the weight of positive targets, broadcast to the outputs.
 
     >>> round(float(sf.objectives.BinaryCrossEntropy()(torch.zeros(5, 2), torch.ones(5, 2))), 6)
     1.386294
@@ -63,17 +63,17 @@ class BinaryCrossEntropy(Loss):
     def __init__(
         self, targets: Any = None, *, weight: Any = None, pos_weight: Any = None, **averaging: Unpack[Averaging]
     ) -> None:
-        given = {"weight": weight, "pos_weight": pos_weight}
-        numbers = {name: frozen_numbers(n, f"the {name} of BinaryCrossEntropy") for name, n in given.items()}
+        weights = {"weight": weight, "pos_weight": pos_weight}
+        numbers = {name: frozen_numbers(n, f"the {name} of BinaryCrossEntropy") for name, n in weights.items()}
         super().__init__(targets, **averaging, **numbers)
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """Weights broadcast to the outputs."""
+        """Refuse weights that do not broadcast to the outputs."""
         super().check(outputs, targets)
         for name, numbers in (("weight", self.weight), ("pos_weight", self.pos_weight)):
             shape = () if numbers is None else tuple(torch.tensor(numbers).shape)
             if len(shape) > len(outputs.shape) or any(
-                own not in (1, size) for own, size in zip(shape[::-1], outputs.shape[::-1], strict=False)
+                side not in (1, size) for side, size in zip(shape[::-1], outputs.shape[::-1], strict=False)
             ):
                 raise ObjectiveError(
                     f"the {name} of BinaryCrossEntropy has the shape {shape}, which does not broadcast to "
@@ -89,8 +89,8 @@ class Huber(Loss):
     exist almost everywhere.
 
     Args:
-        targets: bound to the loss, or ``None``.
-        delta: where the parabola becomes a line.
+        targets: targets to bind to the loss, or ``None``.
+        delta: the distance at which the parabola becomes a line.
 
     >>> float(sf.objectives.Huber(delta=2.0)(torch.tensor([[1.0, 5.0]]), torch.zeros(1, 2)))
     8.5
@@ -108,8 +108,8 @@ class Huber(Loss):
 class Absolute(Loss):
     r""":math:`h(\hat y) = \frac1n\sum_{ij}|\hat y_{ij} - y_{ij}|`: convex, not smooth.
 
-    Its smoothness is infinite wherever an output may meet its target; that of
-    :class:`~surefoot.objectives.Huber` is not.
+    Its smoothness is infinite wherever an output may meet its target; use :class:`~surefoot.objectives.Huber` for
+    a smooth loss.
 
     >>> float(sf.objectives.Absolute()(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]])))
     3.0
@@ -132,10 +132,10 @@ class SoftMargin(Loss):
 class Poisson(Loss):
     r""":math:`h(\hat y) = \frac1n\sum_{ij}(e^{\hat y_{ij}} - y_{ij}\hat y_{ij})`, outputs being log-rates.
 
-    Convex, smooth on bounded sets only: certify it over a domain on which the outputs are bounded.
+    It is convex, and smooth only on bounded sets: certify it over a domain on which the outputs are bounded.
 
     Args:
-        targets: counts ≥ 0; bound to the loss, or ``None``.
+        targets: counts ≥ 0 to bind to the loss, or ``None``.
         full: whether to add Stirling's approximation of :math:`\log y!` for counts above 1, a constant.
 
     >>> float(sf.objectives.Poisson()(torch.zeros(2, 1), torch.tensor([[3.0], [0.0]])))  # e^0 each
@@ -153,11 +153,12 @@ class Poisson(Loss):
 class Divergence(Loss):
     r""":math:`h(\hat y) = \frac1n\sum_{ij}y_{ij}(\log y_{ij} - \hat y_{ij})`, outputs being log-probabilities.
 
-    Affine in the outputs: its smoothness is zero, that of the whole comes from the log-soft-max before it.
+    It is affine in the outputs: its smoothness is zero, and that of the whole comes from the log-soft-max before
+    it.
 
     Args:
-        targets: numbers ≥ 0, or their logarithms; bound to the loss, or ``None``.
-        log_target: whether targets are logarithms, too.
+        targets: numbers ≥ 0, or their logarithms, to bind to the loss, or ``None``.
+        log_target: whether targets are logarithms too.
 
     >>> half = torch.full((1, 2), 0.5)
     >>> float(sf.objectives.Divergence()(half.log(), half))
@@ -176,8 +177,8 @@ class Divergence(Loss):
 class Reconstruction(Square):
     r""":math:`h(\hat x) = \frac1n\sum_i\|\hat x_i - x_i\|^2`, the targets being the input x itself.
 
-    Made with x it is bound to it; without, an optimizer gets it as targets: ``optimizer.step(x, x)``. For data
-    between 0 and 1 that are reconstructed as logits, :class:`BinaryCrossEntropy` of x does the same.
+    It may be bound to x; if not, an optimizer gets x as targets: ``optimizer.step(x, x)``. For data between 0 and
+    1 that are reconstructed as logits, use :class:`BinaryCrossEntropy` of x.
 
     Args:
         targets: x, or ``None``.
@@ -195,7 +196,7 @@ class Reconstruction(Square):
         super().__init__(targets, reduction=reduction, scale=scale)
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """The output has the shape of the input."""
+        """Refuse an output of another shape than the input."""
         if targets is not None and outputs.shape != targets.shape:
             raise ObjectiveError(
                 f"a reconstruction has the shape of the input, which is {shape_of(targets)}: the model returns "

@@ -3,11 +3,11 @@ r"""Regularisers: convex functions of the parameters that are added to an object
 .. math:: r(u) = \sum_t\rho_t\sum_i\phi(u_{t,i}) + \lambda_t\|u_t\|_1, \qquad \phi(0) = \phi'(0) = 0,\quad
     0 \le \phi'' \le c,
 
-with one weight per parameter block, or one for all. What follows from the two lines, by integrating twice from
-0: :math:`0 \le \phi(z) \le \frac c2z^2` and :math:`|\phi'(z)| \le c|z|`. So on :math:`\|u_t\| \le b` the smooth
-part of block t is at most :math:`\frac12\rho_tcb^2`, its gradient at most :math:`\rho_tcb` long and its Hessian,
-which is diagonal, at most :math:`\rho_tc`: :math:`L_r = c\max_t\rho_t` (the paper has one :math:`\rho`). The
-part with kinks, if there is one, is met by proximal steps (:class:`surefoot.optim.ProjectedGradient`).
+with one weight per parameter block, or one for all. Integrating twice from 0 gives :math:`0 \le \phi(z) \le \frac
+c2z^2` and :math:`|\phi'(z)| \le c|z|`. So on :math:`\|u_t\| \le b` the smooth part of block t is at most
+:math:`\frac12\rho_tcb^2`, its gradient at most :math:`\rho_tcb` long and its Hessian, which is diagonal, at most
+:math:`\rho_tc`: :math:`L_r = c\max_t\rho_t` (the paper has one :math:`\rho`). The part with kinks, if there is
+one, is for proximal steps (:class:`surefoot.optim.ProjectedGradient`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Weight = float | Mapping[str, float]
 
 
 def _checked(weight: Weight, what: str) -> Weight:
-    given = weight.values() if isinstance(weight, Mapping) else [weight]
-    if any(not 0 <= float(w) < math.inf for w in given):
+    numbers = weight.values() if isinstance(weight, Mapping) else [weight]
+    if any(not 0 <= float(number) < math.inf for number in numbers):
         raise ObjectiveError(f"a {what} has finite weights ≥ 0, got {weight!r}")
     return weight
 
@@ -65,7 +65,7 @@ class Regularizer(ABC):
 
     @property
     def smoothness(self) -> Magnitude:
-        """The Lipschitz constant of the gradient of the smooth part; that of a block is its own.
+        """The Lipschitz constant of the gradient of the smooth part: the largest over the blocks.
 
         >>> float(sf.Ridge({"0": 0.5, "2": 2.0}).smoothness)
         2.0
@@ -83,7 +83,7 @@ class Regularizer(ABC):
 
     @property
     def smooth_part(self) -> Regularizer:
-        """Without the part with kinks."""
+        """The regulariser without the part with kinks."""
         return self
 
     def threshold_of(self, parameter: str) -> float:
@@ -103,13 +103,13 @@ class Regularizer(ABC):
         return smooth + weight * value.abs().sum() if weight else smooth
 
     def enclosed(self, parameters: Mapping[str, Tensor]) -> tuple[float, float]:
-        r"""The value in double precision, and how far it is from the exact one at most.
+        r"""The value in double precision, and a bound on its error.
 
-        It is a sum of at most 2p numbers that are not negative, each within a relative :math:`16u` before its
-        weight, and so is the sum within a relative :math:`(2p + 64)u`, besides what underflows.
+        It is a sum of at most 2p numbers that are not negative, each with a relative error of at most :math:`16u`
+        before its weight, so the sum has a relative error of at most :math:`(2p + 64)u`, plus underflow.
         """
-        value = float(self({name: given.detach().to(torch.float64) for name, given in parameters.items()}))
-        count = sum(given.numel() for given in parameters.values())
+        value = float(self({name: tensor.detach().to(torch.float64) for name, tensor in parameters.items()}))
+        count = sum(tensor.numel() for tensor in parameters.values())
         return value, value * (count + 64) * 2.0**-52 + count * 2.0**-1021
 
     def gradient(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -139,15 +139,16 @@ class Ridge(_Squares):
 
 
 class PseudoHuber(Regularizer):
-    r""":math:`\phi(z) = \delta^2(\sqrt{1 + (z/\delta)^2} - 1)`: a ridge for small entries, δ|z| for large ones.
+    r""":math:`\phi(z) = \delta^2(\sqrt{1 + (z/\delta)^2} - 1)`: a ridge for small entries, about δ|z| for large
+    ones.
 
     :math:`\phi'(z) = z/\sqrt{1 + (z/\delta)^2}` and :math:`\phi''(z) = (1 + (z/\delta)^2)^{-3/2} \le 1`. It is
     computed as :math:`z^2/(1 + \sqrt{1 + (z/\delta)^2})`, which does not cancel: the root and the sum are of
     numbers not below 1, so seven operations leave a relative error below :math:`16u`.
 
     Args:
-        weight: as above.
-        delta: δ, where it bends.
+        weight: as for :class:`Regularizer`.
+        delta: δ, the size of entries at which it bends.
 
     >>> penalty = sf.objectives.PseudoHuber(1.0, delta=0.5)
     >>> float(penalty({"layer.weight": torch.tensor([0.0, 100.0])})) < 0.5 * 100
@@ -177,7 +178,7 @@ class ElasticNet(_Squares):
 
     Args:
         l1: :math:`\lambda`, for all blocks or by block path.
-        l2: :math:`\rho`, likewise.
+        l2: :math:`\rho`, for all blocks or by block path.
 
     >>> float(sf.ElasticNet(1.0, 0.5)({"layer.weight": torch.tensor([3.0, -4.0])}))
     13.25

@@ -29,10 +29,10 @@ def from_torch(loss: nn.Module, targets: Any = None) -> Objective:
     Args:
         loss: one of CrossEntropyLoss, MSELoss, BCEWithLogitsLoss, HuberLoss, SmoothL1Loss, L1Loss, NLLLoss,
             KLDivLoss, SoftMarginLoss, MultiLabelSoftMarginLoss and PoissonNLLLoss, with its options.
-        targets: bound to the objective, or ``None``.
+        targets: targets to bind to the objective, or ``None``.
 
     Raises:
-        ObjectiveError: if its constants are not known, or its reduction is ``"none"``.
+        ObjectiveError: if there are no constants for it, or its reduction is ``"none"``.
 
     >>> outputs, y = torch.tensor([[3.0, 1.0]]), torch.tensor([[0.0, 0.0]])
     >>> float(sf.objectives.from_torch(nn.MSELoss(), y)(outputs)), float(nn.MSELoss()(outputs, y))
@@ -42,10 +42,10 @@ def from_torch(loss: nn.Module, targets: Any = None) -> Objective:
     if kind in _REFUSED:
         raise ObjectiveError(f"{kind.__name__} is not covered: {_REFUSED[kind]}")
     if kind not in _READERS:
-        known = ", ".join(sorted(cls.__name__ for cls in _READERS))
+        covered = ", ".join(sorted(cls.__name__ for cls in _READERS))
         raise ObjectiveError(
-            f"{kind.__name__} is not covered: from_torch reads {known}, not what is derived from them. Any module "
-            "that maps the outputs to one number may be given to surefoot.certify as it is"
+            f"{kind.__name__} is not covered: from_torch reads {covered}, not what is derived from them. Any "
+            "module that maps the outputs to one number may be given to surefoot.certify as it is"
         )
     if loss.reduction == "none":
         raise ObjectiveError(f"{kind.__name__} with reduction='none' is no single number: use 'mean' or 'sum'")
@@ -54,11 +54,11 @@ def from_torch(loss: nn.Module, targets: Any = None) -> Objective:
 
 
 def as_objective(given: object, targets: Any = None) -> nn.Module:
-    """Turn what was passed into an objective: a loss of torch.nn becomes ours, bound to its targets if it has any.
+    """Turn a loss of torch.nn into an objective, and bind targets to it; other modules stay as they are.
 
     Args:
         given: an objective, a loss of torch.nn, or any module that maps the outputs to one number.
-        targets: bound to it, or ``None``.
+        targets: targets to bind to it, or ``None``.
 
     Raises:
         ObjectiveError: if it is none of these, or targets are given to what takes none.
@@ -86,7 +86,7 @@ def as_objective(given: object, targets: Any = None) -> nn.Module:
 
 
 def _read(kind: type[Loss], loss: Any, **changed: Any) -> Loss:
-    """Options have the names they have in torch, whose mean is that over all entries, or over weighted samples."""
+    """The loss with the options of torch's; a mean in torch is over all entries, or over weighted samples."""
     options = {name: getattr(loss, name) for name in kind.facts().options if hasattr(loss, name)}
     if "entries" in kind.reductions:
         options["reduction"] = {"batchmean": "mean", "mean": "entries", "sum": "sum"}[loss.reduction]
@@ -107,7 +107,7 @@ def _smooth_absolute(loss: Any) -> Loss:
 
 
 def _many_labels(loss: Any) -> Loss:
-    """A mean over the classes for each sample; then a mean or a sum."""
+    """Torch's loss of many labels: a mean over the classes for each sample, then a mean or a sum."""
     return _read(BinaryCrossEntropy, loss, reduction="entries" if loss.reduction == "mean" else "row")
 
 
@@ -154,8 +154,7 @@ _REFUSED: dict[type, str] = {
 class ModelLoss(Objective):
     """The loss that the model itself computes and returns, from targets among its inputs.
 
-    Whether that is convex in anything, or never negative, is not known: optimizers ask for a lower bound before
-    they speak of one.
+    It is not claimed to be convex or non-negative, so optimizers need a lower bound for some guarantees.
 
     >>> float(sf.objectives.ModelLoss()(torch.tensor(3.0)))
     3.0
@@ -165,7 +164,7 @@ class ModelLoss(Objective):
     takes_targets = False
 
     def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """There is one number."""
+        """Refuse outputs of more than one number."""
         if outputs.numel != 1:
             raise ObjectiveError(
                 f"ModelLoss is for models that return one number, their loss, got {shape_of(outputs)} outputs"

@@ -37,7 +37,7 @@ VALUE_AT_ZERO_DROPPED = (
 
 @dataclass(frozen=True)
 class InnerTrace:
-    r"""What the inner loop computes for one non-linear function.
+    r"""The numbers of the inner loop for one non-linear function.
 
     Attributes:
         restricted_lipschitz, bound, lipschitz, smoothness: :math:`\tilde\ell_{a_{t,j}}`, :math:`m_{t,j}`,
@@ -58,7 +58,7 @@ class InnerTrace:
 
 @dataclass(frozen=True)
 class LayerTrace:
-    r"""What one turn of the outer loop computes.
+    r"""The numbers of one turn of the outer loop.
 
     Attributes:
         name: the name of the layer.

@@ -41,8 +41,8 @@ class _OfNumbers:
         """
         record: Any = cls
         by_name = {name: Magnitude.of(number) for name, number in named.items()}
-        made: Self = record(*map(Magnitude.of, numbers), **by_name, unsound=unsound)
-        return made
+        result: Self = record(*map(Magnitude.of, numbers), **by_name, unsound=unsound)
+        return result
 
 
 @dataclass(frozen=True)

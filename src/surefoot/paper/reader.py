@@ -99,8 +99,8 @@ class _Values:
     def __init__(self, chain: Chain, parameters: Mapping[str, Tensor]) -> None:
         self.graph: Graph = chain.graph
         self.parameters = parameters
-        given = dict(zip((leaf.name for leaf in self.graph.inputs), chain.inputs, strict=True))
-        self.inputs = {name: given[name] for name in self.graph.live[0]}  # those that are read
+        by_name = dict(zip((leaf.name for leaf in self.graph.inputs), chain.inputs, strict=True))
+        self.inputs = {name: by_name[name] for name in self.graph.live[0]}  # those that are read
 
     def present(self, leaf: Leaf) -> Tensor:
         if leaf.source is Source.INPUT:
@@ -126,10 +126,10 @@ class _Values:
             values.append(value.detach())
         return norm(values)
 
-    def input_norm(self, given: float | None) -> Magnitude:
-        """The norm of the stacked batch, or what was given for it."""
-        if given is not None:
-            return Magnitude.of(float(given))
+    def input_norm(self, bound: float | None) -> Magnitude:
+        """The norm of the stacked batch, or the given bound on it."""
+        if bound is not None:
+            return Magnitude.of(float(bound))
         if any(value.device.type == "meta" for value in self.inputs.values()):
             raise DomainError(
                 "the input is on the meta device and has no norm: pass input_norm, a bound on the norm of the "

@@ -53,7 +53,7 @@ _Print = Literal["main text", "appendix"]
 
 @dataclass(frozen=True)
 class Reading:
-    """What the paper leaves open, or prints in two ways.
+    """A choice for each detail that the paper leaves open, or prints in two ways.
 
     Attributes:
         name: what a table calls it.

@@ -260,22 +260,22 @@ def _origins(graph: Graph) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
 
 
 def _sums_of_products(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """What each sum of products is made of, products and additions, by the name of its last addition."""
+    """The parts of each sum of products, that is products and additions, by the name of its last addition."""
     readers: dict[str, int] = {}
     for name in (*(name for node in graph.nodes for name in node.inputs), *graph.outputs):
         readers[name] = readers.get(name, 0) + 1
     parts: dict[str, tuple[str, ...]] = {}
-    found: dict[str, tuple[str, ...]] = {}
+    sums: dict[str, tuple[str, ...]] = {}
     for node in graph.nodes:
         if Role.INPUT in graph.roles[node.name] and node.op in PRODUCTS:
             parts[node.name] = (node.name,)
         elif node.op == "aten.add" and node.arguments["alpha"] == 1 and len(node.inputs) == 2:
             shapes = {spec.shape for name in node.inputs if isinstance(spec := graph.spec(name), Spec)}
             if len(shapes) == 1 and all(name in parts and readers[name] == 1 for name in node.inputs):
-                found = {name: members for name, members in found.items() if name not in node.inputs}
-                found[node.name] = tuple(part for name in node.inputs for part in parts[name])
-                parts[node.name] = (*found[node.name], node.name)
-    return found
+                sums = {name: members for name, members in sums.items() if name not in node.inputs}
+                sums[node.name] = tuple(part for name in node.inputs for part in parts[name])
+                parts[node.name] = (*sums[node.name], node.name)
+    return sums
 
 
 def _sum_of(graph: Graph, products: list[Node], states: list[str]) -> Biaffine:

@@ -4,8 +4,8 @@
   :func:`render_convergence`, the page of a verdict about convergence; ``run``: :func:`write_run` and
   :func:`render_run`, the page of a training run.
 * ``variants``: :func:`what_if`, certificates for other radii and layers that a page shows side by side.
-* ``summary``, ``growth``, ``blocks``, ``rules``: what the sections show: numbers, side by side too; curves and the
-  table of layers; the model as boxes and the matrix of blocks; claims and proofs of rules.
+* ``summary``, ``growth``, ``blocks``, ``rules``: the contents of the sections: the numbers of one certificate or
+  several; curves; the model as boxes and the matrix of blocks; claims and proofs of rules.
 
 The page, its style and its script are in ``templates``.
 """

@@ -1,6 +1,6 @@
-"""The matrix of bounds for pairs of blocks as a heat map, and the blocks as a table.
+"""The matrix of bounds for pairs of blocks as a heat map, the blocks as a table, and the model as boxes.
 
-The model as boxes that one can walk: modules above what they are made of, as wide as their share of L.
+The boxes can be walked through: modules stand above their parts, and are as wide as their share of L.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from surefoot.certificate.rows import MODEL, Line, Row, excerpt
 from surefoot.magnitude import Magnitude
 
 LEVELS = 12
-_MOST_CELLS = 160  # along each side; more blocks than that are shown several to a cell
+_MOST_CELLS = 160  # along each side; with more blocks than that, several share a cell
 _MOST_LABELS = 24
 _MOST_LINES = 48
 _LONGEST_LABEL = 20
-_FAINTEST = 0.02  # part of the bounds that may be fainter than the scale: a tiny one takes no shades from others
+_FAINTEST = 0.02  # part of the bounds that may be below the scale, so that a tiny one does not stretch it
 
 
 @dataclass(frozen=True)
 class Heat:
-    """The drawing: cells of one unit."""
+    """The heat map, in cells of one unit."""
 
-    size: int  # how many cells along each side
-    names: list[str]  # of the blocks of each cell
-    together: int  # how many blocks share a cell; a cell shows the largest of their bounds
-    paths: list[tuple[float, str]]  # for each level how strongly it is painted, and the outline of its cells
+    size: int  # number of cells along each side
+    names: list[str]  # the names of the blocks of each cell
+    together: int  # number of blocks that share a cell; a cell shows the largest of their bounds
+    paths: list[tuple[float, str]]  # for each level its opacity, and the outline of its cells
     infinite: str  # the outline of cells without a finite bound
-    low: str  # below the faintest level, as text: all but the smallest few finite bounds are above it
+    low: str  # the lower end of the scale as text; all but the smallest few finite bounds are above it
     high: str  # the largest finite bound
     has_zero: bool  # whether there are cells that are zero
-    labels: list[tuple[float, str]]  # heights in per cent, short names
-    label_width: int  # room for them, in pixels
-    lines: str  # between the cells, where these are few
-    values: list[list[str]]  # the bounds as text, row by row up to the diagonal: the matrix is symmetric
+    labels: list[tuple[float, str]]  # heights in per cent, and short names
+    label_width: int  # the width of the labels, in pixels
+    lines: str  # lines between the cells, if these are few
+    values: list[list[str]]  # the bounds as text, row by row up to the diagonal, as the matrix is symmetric
 
 
 def heat(certificate: Certificate) -> Heat | None:
@@ -80,7 +80,7 @@ def heat(certificate: Certificate) -> Heat | None:
 
 
 def _outline(mask: np.ndarray) -> str:
-    """The cells of a mask, those beside each other as one rectangle."""
+    """The outline of the cells of a mask; adjacent cells of a row are one rectangle."""
     parts = []
     for y, line in enumerate(mask):
         edges = np.flatnonzero(np.diff(np.concatenate(([0], line.astype(np.int8), [0]))))
@@ -89,12 +89,12 @@ def _outline(mask: np.ndarray) -> str:
 
 
 def operations_of(certificate: Certificate) -> dict[str, str]:
-    """The operation that a module calls with its parameters, by path: the first it calls."""
+    """The first operation of each module, by path: the one it calls with its parameters."""
     return {row.module: row.operation for row in reversed(certificate.rows)}
 
 
 def _joined(names: Sequence[str], calls: Mapping[str, str]) -> str:
-    """A block with its operation, or the first and the last of several."""
+    """The name of a block with its operation, or of the first and the last of several blocks."""
     first, last = names[0] or MODEL, names[-1] or MODEL
     if first != last:
         return f"{first} … {last}"
@@ -124,24 +124,24 @@ def blocks(certificate: Certificate) -> list[Block]:
     has_steps = certificate.scalar and not certificate.flags and certificate.segment_step is None
     steps = certificate.block_step_sizes if has_steps else {}
     gradients, calls = certificate.block_gradients or {}, operations_of(certificate)
-    found = []
+    table = []
     for k, (name, lipschitz) in enumerate(certificate.block_lipschitz.items()):
         alone = certificate.block_smoothness[k, k] if certificate.block_smoothness.shape else Magnitude.zero()
         numbers = lipschitz, alone, gradients.get(name), steps.get(name)
-        found.append(Block(name or MODEL, calls.get(name, ""), *numbers))
-    return found
+        table.append(Block(name or MODEL, calls.get(name, ""), *numbers))
+    return table
 
 
 _MOST_BOXES = 240
-_EVEN = 0.3  # part of the width that all operations share evenly: a box is there even if its share is nothing
-# pixels: a row, a letter, the drawing on a phone and a desk
+_EVEN = 0.3  # part of the width that is divided evenly, so that a box without a share can be seen
+# pixels: a row, a letter, the drawing on a phone and on a desktop
 _ROW, _LETTER, _NARROW, _WIDE = 50, 7.6, 330.0, 1000.0
-_STRONGEST = 0.34  # how strongly a box is painted whose share is the largest: text stays readable on it
+_STRONGEST = 0.34  # opacity of the box with the largest share; text stays readable on it
 
 
 @dataclass(frozen=True)
 class Box:
-    """One module or operation; places and widths in per cent, heights in pixels."""
+    """One module or operation; positions and widths are in per cent, heights in pixels."""
 
     level: int
     x: float
@@ -149,21 +149,21 @@ class Box:
     y: int
     height: int
     name: str
-    below: str  # what stands below the name: its operation, or how many there are in it
+    below: str  # the text below the name: its operation, or the number of operations in it
     paint: float
     infinite: bool
-    fits: tuple[str, str]  # name and what is below it: ``""`` everywhere, ``"wide"`` on a desk, ``"never"``
-    label: str  # what a screen reader says
-    facts: tuple[str, ...]  # path, operation, output, m, ℓ, L, share: what is shown of the box that is walked to
+    fits: tuple[str, str]  # where name and text fit: ``""`` everywhere, ``"wide"`` on a desktop, ``"never"``
+    label: str  # the text for screen readers
+    facts: tuple[str, ...]  # path, operation, output, m, ℓ, L, share: shown for the selected box
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """All boxes, each before those inside of it."""
+    """All boxes, each before those inside it."""
 
     boxes: list[Box]
     height: int
-    even: bool  # whether widths say nothing, as no share of L is known
+    even: bool  # whether all widths are equal because no shares of L are known
 
 
 def architecture(certificate: Certificate) -> Drawing | None:
@@ -180,7 +180,7 @@ def architecture(certificate: Certificate) -> Drawing | None:
 
 
 def _starts(rows: Sequence[Row], finite: bool) -> list[float]:
-    """Where each operation begins, in per cent, and where the last one ends."""
+    """The left edge of each operation in per cent, and the right edge of the last one."""
     total = sum(row.share for row in rows)
     starts = [0.0]
     for row in rows:

@@ -1,4 +1,4 @@
-"""A verdict about convergence as a page: what is proved, its verified hypotheses, the theorem and its proof."""
+"""A verdict about convergence as a page: the result, its verified hypotheses, the theorem and its proof."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from surefoot.report.page import rendered, written
 from surefoot.report.summary import Figure
 from surefoot.theorems.record import METHODS, Convergence, most
 
-_DIGITS = (1, 3, 6, 9)  # that are gained on the objective at the weights
+_DIGITS = (1, 3, 6, 9)  # decimal digits by which the objective is lowered
 
 
 def write_convergence(path: str | os.PathLike[str], verdict: Convergence, *, title: str | None = None) -> Path:
     """Write the page of a verdict and return its path; the file appears complete or not at all.
 
     Args:
-        path: of the HTML file; its folder exists.
-        verdict: what :func:`surefoot.convergence` says.
-        title: of the page; by default the name of the method.
+        path: the HTML file, in an existing folder.
+        verdict: the result of :func:`surefoot.convergence`.
+        title: title of the page; by default the name of the method.
 
     Raises:
         OSError: if the file cannot be written.
@@ -65,7 +65,7 @@ def render_convergence(verdict: Convergence, *, title: str | None = None) -> str
 
 
 def _figures(verdict: Convergence) -> list[Figure]:
-    """What follows from the theorem, or the factor that is missing."""
+    """The numbers that follow from the theorem, or the factor that is missing."""
     if not verdict.proved:
         return [Figure("f", "factor", readable(most(verdict.missing)), "by which a hypothesis fails")]
     shown: list[tuple[str, str, float | None, Callable[[float], str], str]] = [
@@ -83,7 +83,7 @@ def _figures(verdict: Convergence) -> list[Figure]:
 
 
 def _iterations(verdict: Convergence) -> list[tuple[str, str]]:
-    """Accuracies and how many steps reach them."""
+    """Accuracies and the numbers of steps that reach them."""
     if not verdict.proved:
         return []
     first = math.floor(math.log10(verdict.loss)) if verdict.loss else -3

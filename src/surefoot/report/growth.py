@@ -1,7 +1,7 @@
 """Where the curves of m, ℓ and L go: geometry on a logarithmic axis, for numbers of any size.
 
-Zero and infinity have no place on such an axis; each has a lane of its own, below and above it. Horizontally the
-unit is one operation, so that the drawing can be stretched to any width.
+Zero and infinity have no place on such an axis, so each has a lane, below and above it. The horizontal unit is one
+operation, so that the drawing can be stretched to any width.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from surefoot.magnitude import Magnitude
 HEIGHT = 320
 _MARGIN, _LANE = 14.0, 30.0
 _MOST_TICKS, _MOST_BANDS, _MOST_DOTS = 7, 12, 90
-_LETTER, _NARROW, _WIDE = 7.0, 250.0, 800.0  # widths in pixels: of a letter, of the plot on a phone and on a desk
+_LETTER, _NARROW, _WIDE = 7.0, 250.0, 800.0  # widths in pixels: a letter, the plot on a phone and on a desktop
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Axis:
 
     @classmethod
     def of(cls, values: Sequence[Magnitude]) -> Axis:
-        """The axis that holds them all."""
+        """The axis that holds all these values."""
         logs = [log10(value) for value in values]
         finite = [x for x in logs if math.isfinite(x)] or [0.0]
         low, high = math.floor(min(finite)), math.ceil(max(finite))
@@ -47,7 +47,7 @@ class Axis:
         )
 
     def height(self, value: float) -> float:
-        """Where a logarithm goes, from the top."""
+        """The distance of a logarithm from the top."""
         if math.isinf(value):
             return _MARGIN if value > 0 else HEIGHT - _MARGIN
         top, bottom = self.ends
@@ -66,7 +66,7 @@ class Axis:
 
 
 def _round_number(least: float) -> float:
-    """The first of 1, 2, 5 and 10 times a power of ten that is not less."""
+    """The first of 1, 2, 5 and 10 times a power of ten that is not less than a number."""
     decade = 10.0 ** math.floor(math.log10(least))
     return next(decade * k for k in (1, 2, 5, 10) if decade * k >= least)
 
@@ -77,7 +77,7 @@ def _power(exponent: float) -> str:
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity: the lines through its values, and dots where there is room for them."""
+    """One quantity: the lines through its values, and dots if there is room for them."""
 
     symbol: str
     name: str
@@ -87,13 +87,13 @@ class Curve:
 
 @dataclass(frozen=True)
 class Band:
-    """Operations of one part of the model; whether its name has room on a desk and on a phone."""
+    """The operations of one part of the model."""
 
     name: str
     start: float
     width: float
-    fits: bool
-    fits_narrow: bool
+    fits: bool  # whether there is room for the name on a desktop
+    fits_narrow: bool  # whether there is room for the name on a phone
     odd: bool
 
 
@@ -110,7 +110,7 @@ class Curves:
 
     @property
     def count(self) -> int:
-        """How many values each curve has."""
+        """The number of values of each curve."""
         return len(self.places)
 
 
@@ -118,7 +118,7 @@ Quantity = tuple[str, str, Sequence[Magnitude | None]]
 
 
 def curves(rows: Sequence[Row]) -> Curves | None:
-    """The curves of a table, operation by operation; nothing where there are fewer than two."""
+    """The curves of a table, operation by operation; ``None`` for fewer than two operations."""
     quantities: list[Quantity] = [
         ("m", "bound", [row.bound for row in rows]),
         ("ℓ", "Lipschitz", [row.lipschitz for row in rows]),
@@ -131,16 +131,16 @@ def curves(rows: Sequence[Row]) -> Curves | None:
 def drawn(
     quantities: Sequence[Quantity], places: list[float], width: float, bands: tuple[Band, ...] = ()
 ) -> Curves:
-    """Curves of any quantities; where a value is ``None``, a curve has a gap."""
+    """Curves of any quantities; a value of ``None`` is a gap."""
     axis = Axis.of([value for _, _, values in quantities for value in values if value is not None])
-    made = tuple(_curve(symbol, name, values, places, axis) for symbol, name, values in quantities)
-    return Curves(places, width, axis, made, bands)
+    lines = tuple(_curve(symbol, name, values, places, axis) for symbol, name, values in quantities)
+    return Curves(places, width, axis, lines, bands)
 
 
 def _curve(
     symbol: str, name: str, values: Sequence[Magnitude | None], places: Sequence[float], axis: Axis
 ) -> Curve:
-    """Values that are neighbours on the axis are joined; those in a lane only with others in the lane."""
+    """The curve of one quantity; neighbouring values are joined if both are on the axis or both in one lane."""
     logs = [math.nan if value is None else log10(value) for value in values]
     line, dots = [], []
     for lane, members in groupby(
@@ -163,7 +163,7 @@ def ticks(width: float) -> tuple[Band, ...]:
 
 
 def _bands(rows: Sequence[Row]) -> tuple[Band, ...]:
-    """The parts of the model, as fine as twelve bands can show."""
+    """The parts of the model, as fine as twelve bands allow."""
     paths = [tuple(row.module.split(".")) for row in rows]
     runs = _runs(paths, 1)
     for depth in range(2, max(map(len, paths)) + 1):

@@ -1,8 +1,8 @@
 """The report: certificates as one self-contained page.
 
-The page needs no network and no server: style, script, drawings and data are inside of it, and its content
-security policy allows nothing else. Every name that comes from a model is escaped by the template engine; the
-script puts text into the page as text only, and names reach it as JSON with ``<``, ``>``, ``&`` and ``'`` escaped.
+The page needs no network and no server: style, script, drawings and data are inside it, and its content security
+policy allows nothing else. Every name that comes from a model is escaped by the template engine; the script
+inserts text only as text, and gets names as JSON with ``<``, ``>``, ``&`` and ``'`` escaped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Estimates = Mapping[str, Estimate] | Sequence[Estimate | None]
 
 
 class ReportError(SurefootError, ValueError):
-    """There is nothing to report, or what was given does not fit together."""
+    """There is nothing to report, or the arguments do not fit together."""
 
 
 def write_report(
@@ -50,14 +50,14 @@ def write_report(
 ) -> Path:
     """Write the report of one certificate, or of several that are compared with the first, and return its path.
 
-    The file appears complete or not at all: the page is written beside it and then takes its place.
+    The file appears complete or not at all: the page is written to a temporary file that then takes its place.
 
     Args:
-        path: of the HTML file; its folder exists.
+        path: the HTML file, in an existing folder.
         certificates: names and certificates.
-        title: of the page; by default made of the names.
+        title: title of the page; by default made of the names.
         estimates: lower bounds by name, or in the order of the certificates; by default those attached to them.
-        what_if: by name, what :func:`~surefoot.report.what_if` found for other radii and layers.
+        what_if: results of :func:`~surefoot.report.what_if` by name, for other radii and layers.
 
     Raises:
         ReportError: if there is no certificate, or the estimates do not fit.
@@ -74,7 +74,7 @@ def write_report(
 
 
 def written(path: str | os.PathLike[str], page: str) -> Path:
-    """A page in its file, whole or not at all."""
+    """Write a page into a file, whole or not at all."""
     with written_whole(Path(path)) as temporary:
         temporary.write_text(page, encoding="utf-8", newline="\n")
     return Path(path)
@@ -82,14 +82,14 @@ def written(path: str | os.PathLike[str], page: str) -> Path:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` to write to; it takes the place of ``path`` when the body ends well."""
+    """A temporary path to write to, beside ``path``; it replaces ``path`` when the body ends without an error."""
     handle, name = tempfile.mkstemp(prefix=f".{path.stem[:100]}-", suffix=path.suffix, dir=path.absolute().parent)
     os.close(handle)
     try:
         yield Path(name)
         os.umask(mask := os.umask(0))
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask
-        os.chmod(name, mode)  # a temporary file is private, the result as the file it replaces or an ordinary one
+        os.chmod(name, mode)  # a temporary file is private; the result has the usual permissions
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
@@ -126,20 +126,20 @@ def render_report(
     )
 
 
-def rendered(template: str, **shown: Any) -> str:
+def rendered(template: str, **variables: Any) -> str:
     """A page with the style and the script of all reports."""
     style, script = _asset("report.css"), _asset("report.js")
     return (
         _environment()
         .get_template(template)
-        .render(version=__version__, style=style, script=script, policy=_policy(style, script), **shown)
+        .render(version=__version__, style=style, script=script, policy=_policy(style, script), **variables)
     )
 
 
 def _model(
     number: int, name: str, certificate: Certificate, estimate: Estimate | None, other: WhatIf
 ) -> dict[str, Any]:
-    """What the template shows of one certificate."""
+    """The variables of the template for one certificate."""
     rows, drawn = certificate.rows, heat(certificate)
     boxes = architecture(certificate)
     radii = summary.by_radius(certificate, other.radii)
@@ -177,24 +177,24 @@ def _model(
     }  # fmt: skip
 
 
-def _estimates(certificates: Named, given: Estimates | None) -> list[Estimate | None]:
+def _estimates(certificates: Named, estimates: Estimates | None) -> list[Estimate | None]:
     """One estimate or none for each certificate."""
-    attached = [certificate.estimate for _, certificate in certificates]
-    if given is None:
-        return attached
-    if isinstance(given, Mapping):
+    if isinstance(estimates, Mapping):
         names = {name for name, _ in certificates}
-        if not set(given) <= names:
+        if unknown := sorted(set(estimates) - names):
             raise ReportError(
-                f"estimates were given for {_listed(sorted(set(given) - names))}, but the certificates are those "
-                f"of {_listed(sorted(names))}"
+                f"estimates were given for {_listed(unknown)}, but the certificates are those of "
+                f"{_listed(sorted(names))}"
             )
-        return [given.get(name, own) for (name, _), own in zip(certificates, attached, strict=True)]
-    if len(given) != len(certificates):
+        estimates = [estimates.get(name) for name, _ in certificates]
+    if estimates is None:
+        estimates = [None] * len(certificates)
+    if len(estimates) != len(certificates):
         raise ReportError(
-            f"{len(given)} estimates were given for {len(certificates)} certificates: give one for each, or None"
+            f"{len(estimates)} estimates were given for {len(certificates)} certificates: give one for each, or "
+            "None"
         )
-    return [own if one is None else one for one, own in zip(given, attached, strict=True)]
+    return [c.estimate if one is None else one for one, (_, c) in zip(estimates, certificates, strict=True)]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -202,7 +202,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """The content security policy: this style and this script, and nothing from anywhere."""
+    """The content security policy: this style, this script, and nothing else."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
     return (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
@@ -217,6 +217,6 @@ def _asset(name: str) -> str:
 
 @cache
 def _environment() -> Any:
-    made = environment("surefoot.report")
-    made.filters |= {"in_digits": summary.in_digits, "ratio": summary.ratio, "verdict": summary.verdict}
-    return made
+    templates = environment("surefoot.report")
+    templates.filters |= {"in_digits": summary.in_digits, "ratio": summary.ratio, "verdict": summary.verdict}
+    return templates

@@ -1,8 +1,8 @@
-r"""How a bound was built: the rules of the operations that occur, and the errata that touch their constants.
+r"""How a bound was built: the rules of the operations that occur, and the errata about their constants.
 
-Their docstrings become HTML: ``docutils`` reads them, ``latex2mathml`` their formulas. The elements of the page
-are made here, and every text is escaped, so a docstring can put nothing into a page but text and formulas. Without
-the packages (``pip install latex2mathml docutils``) paragraphs and formulas are shown as they are written.
+Docstrings of rules become HTML: ``docutils`` reads them, ``latex2mathml`` their formulas. The elements of the page
+are made here, and every text is escaped, so a docstring can put only text and formulas into a page. Without the
+packages (``pip install latex2mathml docutils``) paragraphs and formulas are shown as they are written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def prose(docstring: str | None) -> Markup:
 
 
 def summary(docstring: str | None) -> tuple[Markup, Markup]:
-    """The first paragraph, which is the claim, without its tags, and the rest, which proves it."""
+    """The first paragraph, which is the claim, without its tags; and the rest, which is the proof."""
     first, _, rest = inspect.cleandoc(docstring or "").partition("\n\n")
     claim = _read(first)
     only = claim.children[0] if len(claim.children) == 1 else claim
@@ -52,7 +52,7 @@ def summary(docstring: str | None) -> tuple[Markup, Markup]:
 
 
 class _Plain:
-    """What stands for a document that nothing can read: its paragraphs, as they are written."""
+    """A node of a document without ``docutils``: its paragraphs, as they are written."""
 
     def __init__(self, tagname: str, children: list[Any], text: str = "") -> None:
         self.tagname, self.children, self.text = tagname, children, text
@@ -93,9 +93,9 @@ def maths(source: str) -> Markup:
         from latex2mathml.converter import convert_to_element
 
         root = convert_to_element(" ".join(source.split()))
-    except Exception:  # the reader has no error of its own for all that it cannot read
+    except Exception:  # the converter raises many types of errors
         return Markup("<code>{}</code>").format(source)
-    for element in root.iter():  # texts hold character references; what they stand for is escaped below
+    for element in root.iter():  # texts hold character references; their characters are escaped below
         element.text = unescape(element.text or "")
         element.attrib = {name: value for name, value in element.attrib.items() if name in _ATTRIBUTES}
     return Markup(ElementTree.tostring(root, encoding="unicode"))
@@ -103,7 +103,7 @@ def maths(source: str) -> Markup:
 
 @dataclass(frozen=True)
 class RuleEntry:
-    """One rule: the operations it covers, how often they occur, what it claims and why."""
+    """One rule: its operations, how often they occur, its claim and its proof."""
 
     operations: str
     count: int
@@ -122,7 +122,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Erratum:
-    """A constant of the paper that is not the one used; the number is that of the list of errata."""
+    """A constant of the paper that is not used here; the number is its number in the list of errata."""
 
     number: int
     printed: str
@@ -131,37 +131,37 @@ class Erratum:
 
 def families(certificates: Iterable[Certificate]) -> list[Family]:
     """The rules behind certificates, by family, in the order in which they occur."""
-    found: dict[str, dict[Rule, list[str]]] = {}
+    by_module: dict[str, dict[Rule, list[str]]] = {}
     for certificate in certificates:
         if certificate.constants != "certified":
             continue
         for row in certificate.rows:
             rule = record_for(row).bounds
             assert rule is not None
-            found.setdefault(rule.__module__, {}).setdefault(rule, []).append(row.operation)
-    return [_family(module, entries) for module, entries in found.items()]
+            by_module.setdefault(rule.__module__, {}).setdefault(rule, []).append(row.operation)
+    return [_family(module, entries) for module, entries in by_module.items()]
 
 
 def record_for(row: Row) -> Operation:
-    """The record of a row, which bears the name of its operation or of the scalar function that it computes.
+    """The record of a row, whose name is that of its operation or of the scalar function that it computes.
 
-    A loss is one number, so a row of that name with more is another operation.
+    A loss is one number, so a row with the name of a loss but another shape is another operation.
     """
-    known = {name: record for name, record in records().items() if record.bounds is not None}
-    named = [record for name, record in known.items() if name.rpartition(".")[2] == row.operation]
+    with_bounds = {name: record for name, record in records().items() if record.bounds is not None}
+    named = [record for name, record in with_bounds.items() if name.rpartition(".")[2] == row.operation]
     fitting = [record for record in named if record.loss is None or not row.shape]
-    return fitting[0] if fitting else known["surefoot.scalar"]
+    return fitting[0] if fitting else with_bounds["surefoot.scalar"]
 
 
 def _family(module: str, entries: dict[Rule, list[str]]) -> Family:
-    known = module.startswith("surefoot.")
-    title, argument = summary(getattr(sys.modules.get(module), "__doc__", None) if known else None)
-    written = []
+    is_ours = module.startswith("surefoot.")
+    title, argument = summary(getattr(sys.modules.get(module), "__doc__", None) if is_ours else None)
+    rules = []
     for rule, operations in entries.items():
         claim, proof = summary(rule.__doc__)
-        written.append(RuleEntry(", ".join(dict.fromkeys(operations)), len(operations), claim, proof))
-    heading = Markup(title.rstrip(".")) if known else Markup("Rules registered outside of the package")
-    return Family(heading, argument, written)
+        rules.append(RuleEntry(", ".join(dict.fromkeys(operations)), len(operations), claim, proof))
+    heading = Markup(title.rstrip(".")) if is_ours else Markup("Rules registered outside of the package")
+    return Family(heading, argument, rules)
 
 
 _ERRATA = (
@@ -184,8 +184,10 @@ _OF_ALL_MODELS, _OF_OBJECTIVES = {17}, {18}
 
 
 def errata(certificates: Sequence[Certificate]) -> list[Erratum]:
-    """Those that touch an operation which occurs."""
-    met = {number for c in certificates for row in c.rows for number in record_for(row).errata} | _OF_ALL_MODELS
+    """The errata about operations that occur."""
+    numbers = {
+        number for c in certificates for row in c.rows for number in record_for(row).errata
+    } | _OF_ALL_MODELS
     if any(c.scalar for c in certificates):
-        met |= _OF_OBJECTIVES
-    return [erratum for erratum in _ERRATA if erratum.number in met]
+        numbers |= _OF_OBJECTIVES
+    return [erratum for erratum in _ERRATA if erratum.number in numbers]

@@ -1,4 +1,4 @@
-"""A training run as a page: the loss by work, what was promised and what came out, and what is proved of it."""
+"""A training run as a page: the loss by work, promised and actual decreases, and the bound on the gradient."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from surefoot.report.growth import Quantity, drawn, ticks
 from surefoot.report.page import ReportError, rendered, written
 from surefoot.report.summary import Figure, in_digits
 
-_MOST_PLACES = 400  # in a chart; of longer runs some steps are left out
+_MOST_PLACES = 400  # in a chart; longer runs leave out some steps
 _MOST_ROWS = 120
 _HEAD = ("step", "loss", "gradient", "step size", "promised", "decrease")
 
@@ -37,10 +37,10 @@ def write_run(
     """Write the page of a training run and return its path; the file appears complete or not at all.
 
     Args:
-        path: of the HTML file; its folder exists.
-        optimizer: that trained, with its history.
-        title: of the page; by default the name of the optimizer.
-        work: what had been spent before each step, in gradients or any other unit; by default steps are counted.
+        path: the HTML file, in an existing folder.
+        optimizer: the optimizer that trained, with its history.
+        title: title of the page; by default the name of the optimizer.
+        work: the work before each step, in gradients or any other unit; by default steps are counted.
 
     Raises:
         ReportError: if no step was taken, or the work is not that of these steps.
@@ -75,13 +75,12 @@ def render_run(
     if work is not None and len(work) != len(history):
         raise ReportError(f"work is what was spent before each of {len(history)} steps, got {len(work)} numbers")
     made, kept = promises(optimizer)
-    word = (
-        "Nothing was promised"
-        if not made
-        else "Every promise was kept"
-        if made == kept
-        else "A promise was broken"
-    )
+    if not made:
+        kind, word = "idle", "Nothing was promised"
+    elif made == kept:
+        kind, word = "good", "Every promise was kept"
+    else:
+        kind, word = "open", "A promise was broken"
     claim, proof = rules.summary(best_stationarity.__doc__)
     stated = optimizer.stationarity()
     chosen = [round(k) for k in _spread(len(history), _MOST_PLACES)]
@@ -89,7 +88,7 @@ def render_run(
         "run.html.j2",
         title=title or f"A run of {type(optimizer).__name__}",
         word=word,
-        kind="good" if made and made == kept else "idle" if not made else "open",
+        kind=kind,
         guarantee=in_digits(str(getattr(optimizer, "guarantee", ""))),
         figures=_figures(history, made, kept, stated.smallest, stated.bound),
         bounded=stated.bound is not None,
@@ -104,14 +103,14 @@ def render_run(
 
 
 def promises(optimizer: GuaranteedOptimizer) -> tuple[int, int]:
-    """How many steps promised a decrease whose outcome is known, and how many of them kept it.
+    """The number of steps that promised a decrease and whose actual decrease is known, and how many kept it.
 
-    A promise holds in exact arithmetic; a loss is known up to round-off, which is allowed for.
+    A promise holds in exact arithmetic, so the round-off of the losses is allowed for.
     """
     real = next(
         (p.dtype for p in optimizer.model.parameters() if p.is_floating_point()), torch.get_default_dtype()
     )
-    slack = 64 * torch.finfo(real).eps  # what round-off may do, relative to the loss
+    slack = 64 * torch.finfo(real).eps  # round-off relative to the loss
     excess = [
         r.actual_decrease - r.promised_decrease + slack * max(abs(r.loss), 1.0)
         for r in optimizer.history
@@ -121,7 +120,7 @@ def promises(optimizer: GuaranteedOptimizer) -> tuple[int, int]:
 
 
 def _spread(size: int, most: int) -> list[float]:
-    """All places of a list, or so many, evenly, the first and the last among them."""
+    """All positions of a list, or ``most`` of them, evenly from the first to the last."""
     return [k * (size - 1) / (most - 1) for k in range(most)] if size > most else list(range(size))
 
 
@@ -145,9 +144,9 @@ def _figures(
 def _charts(
     history: Sequence[StepRecord], chosen: Sequence[int], work: Sequence[float] | None, lower: float
 ) -> Iterable[dict[str, Any]]:
-    """Each with its words, its curves, and what is shown under the pointer."""
+    """The charts, each with its title, its curves, and the texts that appear under the pointer."""
     records = [history[k] for k in chosen]
-    reading = 0.0  # the model, once: what the first step took beyond the others
+    reading = 0.0  # the work of reading the model once: what the first step took beyond the others
     if work is not None and len(work) > 2:
         reading = max(work[1] - work[0] - statistics.median(map(operator.sub, work[2:], work[1:])), 0.0)
     spent = [float(history[k].step) if work is None else work[k] - reading * (k > 0) for k in chosen]
@@ -195,7 +194,7 @@ def _chart(
 
 
 def _size(value: float | None) -> Magnitude | None:
-    """A place on a logarithmic axis; there is none for what is negative or no number."""
+    """A value for a logarithmic axis; ``None`` if it is negative or not a number."""
     return Magnitude.of(value) if value is not None and 0 <= value < math.inf else None
 
 

@@ -1,4 +1,4 @@
-"""What a certificate says, in words and in a few figures; several side by side, with logarithmic bars."""
+"""A certificate in words and in a few figures; several side by side, with logarithmic bars."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _NUMBER = re.compile(r"\b\d(?:\.\d+)?e[+-]\d+\b")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer."""
+    """The verdict on a certificate."""
 
     kind: str  # ``good``, ``idle`` (of no use), ``open`` (nothing finite is proved) or ``doubtful`` (not a proof)
     word: str  # what the certificate is worth
     sentence: str  # what that means
-    step: str  # the size of the steps that are proved to descend; empty if there is none
+    step: str  # the size of steps that are proved to descend; empty if there is none
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,24 @@ class Figure:
 
 
 def verdict(certificate: Certificate) -> Verdict:
-    """One word, and what to do and why."""
+    """The verdict on a certificate."""
     word, _, sentence = advice.verdict(certificate).partition(": ")
     kind = "doubtful" if certificate.flags else _KINDS[word]
     has_step = kind in ("good", "idle") and certificate.scalar and certificate.step_size > 0
-    said = f"{advice.headline(certificate)} {_sentence(sentence)}" if has_step else _sentence(sentence)
-    return Verdict(kind, _sentence(word), said, lower(certificate.step_size) if has_step else "")
+    text = f"{advice.headline(certificate)} {_sentence(sentence)}" if has_step else _sentence(sentence)
+    return Verdict(kind, _sentence(word), text, lower(certificate.step_size) if has_step else "")
 
 
 def limits(certificate: Certificate) -> list[str]:
-    """What limits a finite smoothness and what would help, or why it is infinite; why no steps are counted."""
-    said = [*certificate.flags, *map(_sentence, (*advice.limits(certificate), *certificate.remarks))]
-    said += certificate.reasons
+    """Sentences on what limits the smoothness and what would help, and on why no number of steps is given."""
+    sentences = [*certificate.flags, *map(_sentence, (*advice.limits(certificate), *certificate.remarks))]
+    sentences += certificate.reasons
     if certificate.scalar and certificate.segment_step is None and certificate.step_size and not certificate.flags:
         try:
             certificate.iterations(_ACCURACIES[0][0])
         except GuaranteeError as error:
-            said.append(_sentence(str(error)))
-    return [f"{in_digits(text).rstrip('.')}." for text in said]
+            sentences.append(_sentence(str(error)))
+    return [f"{in_digits(text).rstrip('.')}." for text in sentences]
 
 
 def in_digits(text: str) -> str:
@@ -74,7 +74,7 @@ def _sentence(text: str) -> str:
 
 
 def where(certificate: Certificate) -> str:
-    """Where the numbers hold, as the end of a sentence."""
+    """The domain of the numbers, as the end of a sentence."""
     point = "weights" if certificate.wrt == "params" else "input"
     radius = certificate.radius
     if isinstance(radius, Mapping) and len(set(radius.values())) == 1:
@@ -118,12 +118,12 @@ def figures(certificate: Certificate) -> list[Figure]:
 
 
 def is_along_a_segment(certificate: Certificate) -> bool:
-    """Whether the constants are those of one direction: certified ones, and nothing is known about blocks."""
+    """Whether the constants are those of one direction: they are certified and there are none for blocks."""
     return certificate.constants == "certified" and not certificate.block_lipschitz
 
 
 def iterations(certificate: Certificate) -> list[tuple[str, str]]:
-    """Accuracies and how many steps reach them, where that is guaranteed."""
+    """Accuracies and the numbers of steps that are guaranteed to reach them."""
     shown = []
     for eps, written in _ACCURACIES:
         try:
@@ -134,7 +134,7 @@ def iterations(certificate: Certificate) -> list[tuple[str, str]]:
 
 
 def brackets(certificate: Certificate, estimate: Estimate | None) -> Iterator[tuple[str, ...]]:
-    """Symbol, name, what was attained, what is proved, and how far apart the two are; they may not contradict."""
+    """Symbol, name, lower bound, upper bound and their ratio of each constant; raises if they contradict."""
     if estimate is None:
         return
     certificate.bracket(estimate)
@@ -144,15 +144,15 @@ def brackets(certificate: Certificate, estimate: Estimate | None) -> Iterator[tu
 
 
 def by_radius(certificate: Certificate, radii: Sequence[tuple[float, Certificate]]) -> dict[str, Any] | None:
-    """What the slider shows: rows of texts, the radius first and a sentence last; and the place of this one."""
+    """The contents of the slider: rows of texts, the radius first and a sentence last; and where it starts."""
     if not radii:
         return None
     names = ["smoothness L", "Lipschitz ℓ", *(["step size"] if certificate.scalar else [])]
     rows = []
     for radius, each in radii:
         step = [verdict(each).step or "none"] if certificate.scalar else []
-        said = advice.headline(each) if each.scalar else _sentence(f"{advice.verdict(each)}.")
-        rows.append([readable(f"{radius:.3e}"), upper(each.smoothness), upper(each.lipschitz), *step, said])
+        sentence = advice.headline(each) if each.scalar else _sentence(f"{advice.verdict(each)}.")
+        rows.append([readable(f"{radius:.3e}"), upper(each.smoothness), upper(each.lipschitz), *step, sentence])
     at = next((k for k, (_, each) in enumerate(radii) if each is certificate), len(rows) // 2)
     return {"names": names, "rows": rows, "at": at}
 
@@ -166,12 +166,12 @@ def parts(certificate: Certificate) -> list[Row]:
     ]
 
 
-_BEFORE_INFINITY = 88.0  # how far finite bars go, in per cent, where one is infinite
+_BEFORE_INFINITY = 88.0  # the end of finite bars, in per cent, if one bar is infinite
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One model: its value, the ratio to the first finite one, and how far its bar goes in per cent."""
+    """One model: its value, the ratio to the first finite value, and the width of its bar in per cent."""
 
     model: str
     value: str
@@ -203,7 +203,7 @@ def comparison(certificates: Sequence[tuple[str, Certificate]]) -> list[Quantity
 
 
 def ratio(value: Magnitude, reference: Magnitude) -> str:
-    """How many times the reference, to three digits; empty where that is no number."""
+    """The quotient of a value and a reference, to three digits; empty if it is not a number."""
     times = quotient(value, reference)
     return f"×{readable(times)}" if times else ""
 

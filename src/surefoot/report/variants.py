@@ -1,4 +1,4 @@
-"""What another radius or other layers would change: certificates to compare with, at the same weights."""
+"""Certificates for comparison, at the same weights: with other radii and with other layers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class WhatIf:
-    """Certificates of problems that differ from the first in one thing.
+    """Certificates that differ from the first one in one respect.
 
     Attributes:
-        radii: those of the same model on smaller and larger balls, by radius, in rising order.
-        variants: those of other models, by what is different.
+        radii: certificates of the same model on smaller and larger balls, by radius, in rising order.
+        variants: certificates of other models, by the name of the change.
 
     >>> sf.report.WhatIf().radii
     ()
@@ -40,13 +40,14 @@ def what_if(
 ) -> WhatIf:
     """Certify again with other radii, with smooth activations and with layer normalisation.
 
-    Variants that cannot be certified, or are the model itself, are left out; without a radius there is nothing.
+    Variants that cannot be certified, or do not change the model, are left out. A certificate without a radius has
+    no variants.
 
     Args:
-        model: as it was certified.
+        model: the certified model.
         x: the batch.
-        certificate: of both.
-        domain: the balls of the certificate; by default the ball around the weights that it chose.
+        certificate: its certificate.
+        domain: the domain of the certificate; by default the ball around the weights that it chose.
         options: the other arguments of :func:`surefoot.certify`.
 
     >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.eye(2)
@@ -63,7 +64,7 @@ def what_if(
     for factor in _FACTORS if domain.radius else ():
         ball: Any = replace(domain, radius=factor * domain.radius)
         radii.append((ball.radius, certificate if factor == 1 else certify(model, x, domain=ball, **options)))
-    variants = [("half the radius", found) for radius, found in radii if radius == domain.radius / 2]
+    variants = [("half the radius", smaller) for radius, smaller in radii if radius == domain.radius / 2]
     makers: dict[str, Callable[[nn.Module], nn.Module]] = {
         "smooth activations": smooth,
         "layer normalisation": normalised,
@@ -79,9 +80,9 @@ def what_if(
 
 
 def normalised(model: nn.Module) -> nn.Module:
-    """A copy with a normalisation without parameters after each linear or convolutional layer but the last.
+    """A copy with a normalisation without parameters after each linear or convolutional layer except the last.
 
-    A model that normalises already is only copied.
+    A model that already has normalisations is only copied.
 
     >>> normalised(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))[0]
     Sequential(

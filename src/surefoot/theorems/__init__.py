@@ -1,18 +1,18 @@
 """Theorems of convergence whose hypotheses are verified, round-off included.
 
-* ``statements``: the theorems, proved, as functions of verified numbers; ``gradient_steps``, ``momentum`` and
-  ``stochastic``: those about gradient steps, plain, with momentum and on random batches; ``majorised``:
-  Gauss-Newton with a fixed damping; ``balls``: what they are computed with.
-* ``deciding``: :func:`convergence`, which theorem applies from the present weights, on which ball; ``descent`` for
-  gradient steps, ``convex`` for strict minima, ``problem`` for what all of them compute.
-* ``waiting``: :func:`until_proved`, steps until a theorem applies.
+* ``statements``: the theorems and their proofs, as functions of verified numbers. ``gradient_steps``, ``momentum``
+  and ``stochastic`` hold those about gradient steps (plain, with momentum, on random batches), ``majorised`` that
+  about Gauss-Newton with a fixed damping; ``balls`` has the ball arithmetic they use.
+* ``deciding``: :func:`convergence`, which finds the theorem that applies from the present weights, and its ball:
+  ``descent`` for gradient steps, ``convex`` for strict minima, ``problem`` for what both compute.
+* ``waiting``: :func:`until_proved`, which takes steps until a theorem applies.
 * ``record``: :class:`Convergence`, the verdict with its numbers, or what is missing.
 * ``layered``: networks of linear layers and element-wise functions, sample by sample.
-* ``pieces``: all batches, of one process or several; ``piece``: one of them, and what it is asked.
-* ``samples``: other networks on each sample by itself.
+* ``pieces``: all batches, of one process or several; ``piece``: one batch, and the questions it answers.
+* ``samples``: other networks, on each sample by itself.
 * ``linear``: a network linearised at its weights; ``affine``: networks that are affine in what is trained.
 * ``bending``: how fast the Jacobian changes on a ball; ``reach``: how far layers move there.
-* ``relative``: the same at the weights, measured by the Jacobian itself.
+* ``relative``: how fast the Jacobian changes at the weights, measured by the Jacobian itself.
 * ``hessian``: the dense Hessian of an objective at the weights.
 """
 

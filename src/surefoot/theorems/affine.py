@@ -1,8 +1,8 @@
-r"""Networks that are affine in what is trained, such as those of which only the last layer is.
+r"""Networks that are affine in what is trained, for example because only the last layer is.
 
-Then :math:`\psi(u) = \psi(0) + Ju` with one matrix J, whose columns are :math:`\psi(e_j) - \psi(0)`: values of the
-network, which are known with an error for each entry (:mod:`surefoot.calculus.folding`), while derivatives are
-known with errors in norm. The square loss is a convex quadratic function, with the same Hessian everywhere.
+Then :math:`\psi(u) = \psi(0) + Ju` with one matrix J, whose columns are :math:`\psi(e_j) - \psi(0)`. These are
+values of the network, whose errors are bounded entry by entry (:mod:`surefoot.calculus.folding`), whereas the
+errors of derivatives are bounded in norm. The square loss is a convex quadratic function of u.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from surefoot.operations.forms import Degree, degree_of
 from surefoot.scalar import Rounded
 from surefoot.theorems.linear import Rows
 
-_MOST = 1000  # parameters, one evaluation each
+_MOST = 1000  # parameters; each needs one evaluation
 
 
 class Affine:
@@ -25,8 +25,8 @@ class Affine:
 
     Attributes:
         rows: J.
-        outputs: at the weights, in one column.
-        by_sample: the same, samples × outputs.
+        outputs: the outputs at the weights, in one column.
+        by_sample: the same as samples × outputs.
     """
 
     def __init__(self, analysis: Analysis) -> None:
@@ -35,10 +35,10 @@ class Affine:
         constants = fold(graph, {name: value for name, value in values.items() if name not in paths})
 
         def outputs(weights: dict[str, Tensor]) -> Rounded:
-            found = fold(graph, weights, constants)[graph.outputs[0]]
-            radius = found.entry_radius()
+            folded = fold(graph, weights, constants)[graph.outputs[0]]
+            radius = folded.entry_radius()
             assert radius is not None
-            return Rounded(found.value, radius).rearranged(lambda t: t.reshape(-1, 1))
+            return Rounded(folded.value, radius).rearranged(lambda t: t.reshape(-1, 1))
 
         zeros = {name: torch.zeros_like(values[name], dtype=torch.float64) for name in paths}
         origin = outputs(zeros)
@@ -56,7 +56,7 @@ class Affine:
 
     @staticmethod
     def of(analysis: Analysis) -> Affine | None:
-        """``None`` if the network is not affine in its parameters as it is written, or there are many of these."""
+        """The affine network; ``None`` if it is not written as affine in its parameters, or they are too many."""
         graph = analysis.reading.graph
         trained = [leaf.name for leaf in graph.parameters if leaf.trainable]
         degrees = {name: Degree(0, 1) for name in trained}
@@ -67,19 +67,19 @@ class Affine:
         return Affine(analysis) if affine and few and trained else None
 
     def gradient(self, weight: float, targets: Tensor) -> list[tuple[str, Tensor, float]]:
-        r"""That of :math:`\frac{\mu_h}2\|\psi - y\|^2` by path, and how far its parts may be off in norm.
+        r"""The gradient of :math:`\frac{\mu_h}2\|\psi - y\|^2` by path, with bounds on the norms of its errors.
 
-        With the residual r up to :math:`e` and J up to :math:`E` in the Frobenius norm, :math:`J^\top r` is off by
-        at most :math:`\|J\|_Fe + E(\|r\| + e)`, and computing it by :math:`\gamma_n\|J\|_F\|r\|`;
+        If the residual r is known up to :math:`e` and J up to :math:`E` in the Frobenius norm, :math:`J^\top r` is
+        off by at most :math:`\|J\|_Fe + E(\|r\| + e)`, plus :math:`\gamma_n\|J\|_F\|r\|` for computing it;
         :math:`\mu_h` is rounded a few times.
         """
         residual = self.outputs - targets.detach().double().reshape(-1, 1)
         length, wrong = frobenius_norm(residual.value), frobenius_norm(residual.error.expand_as(residual.value))
-        found = []
+        gradient = []
         for path, rows in self.rows.slopes.items():
             slope = weight * (rows.mT @ residual.value).reshape(self._shapes[path])
             size, apart = frobenius_norm(rows), frobenius_norm(self.rows.errors[path])
             rounding = (len(rows) + 16) * 2.0**-52 * size * length
             error = weight * (size * wrong + apart * (length + wrong) + rounding) * (1 + 1e-9) + 1e-290
-            found.append((path, slope, error))
-        return found
+            gradient.append((path, slope, error))
+        return gradient

@@ -1,6 +1,6 @@
-r"""What theorems are computed with: inequalities of balls, and how the turn of the Jacobian adds up with distance.
+r"""Ball arithmetic for the theorems, and how the change of the Jacobian adds up with distance.
 
-Balls are those of arithmetic, numbers with an error; an inequality holds only if it holds for all of them.
+A ball is a number with an error. An inequality between balls holds only if it holds for all their numbers.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ BITS = 256
 
 
 def above(ball: arb) -> float:
-    """A double that is not below any number of a ball."""
+    """A double that is at least every number of a ball."""
     with ctx.workprec(BITS):
         number = float(ball.upper())
         return number if arb(number) >= ball else math.nextafter(number, math.inf)
 
 
 def below(ball: arb) -> float:
-    """A double that is not above any number of a ball."""
+    """A double that is at most every number of a ball."""
     return -above(-ball)
 
 
 def proved(claim: object) -> bool:
-    """Whether an inequality of balls holds for sure."""
+    """Whether an inequality between balls is certain."""
     return bool(claim)
 
 
 def square(ball: arb) -> arb:
-    """A power of a ball around zero would not be a number."""
+    """The square of a ball; the power of a ball around zero would not be a number."""
     return ball * ball
 
 
@@ -42,7 +42,7 @@ def _positive(ball: arb) -> arb:
 
 
 def steps_needed(start: float, rate: float, eps: float) -> int:
-    """The smallest k found with rate^k start ≤ eps, verified."""
+    """A number k, as small as verified logarithms give it, with rate^k start ≤ eps."""
     if not 0 < eps < math.inf:
         raise ValueError(f"the accuracy eps is a positive number, got {eps!r}")
     if start <= eps:
@@ -85,12 +85,12 @@ class Profile:
 
     @staticmethod
     def of(pairs: Iterable[tuple[float, float]]) -> Profile:
-        """From finite bounds on balls of any order; a bound on a larger ball holds on a smaller one."""
-        found: list[tuple[float, float]] = []
+        """The profile of bounds on balls, in any order; a bound on a larger ball holds on a smaller one."""
+        steps: list[tuple[float, float]] = []
         for radius, omega in sorted(pairs, reverse=True):
             if math.isfinite(omega) and radius > 0:
-                found.insert(0, (radius, min(omega, found[0][1]) if found else omega))
-        return Profile(tuple(found))
+                steps.insert(0, (radius, min(omega, steps[0][1]) if steps else omega))
+        return Profile(tuple(steps))
 
     @property
     def radius(self) -> float:
@@ -118,7 +118,7 @@ class Profile:
         return sum(squares, arb(0))
 
     def room(self) -> tuple[float, float]:
-        """The largest first step :math:`\\max_\\tau\\tau - \\int_0^\\tau(\\tau - s)\\omega(s)ds`, rounded down,
+        """The longest first step, :math:`\\max_\\tau\\tau - \\int_0^\\tau(\\tau - s)\\omega(s)ds` rounded down,
         and its :math:`\\tau`.
         """
         with ctx.workprec(BITS):
@@ -130,7 +130,7 @@ class Profile:
                     if proved(place < high):
                         places.append(below(place))
                 turned += omega * (high - low)
-            found = [
+            steps = [
                 (below(arb(tau) - self.bend(arb(tau))), tau) for tau in places if proved(self.turn(arb(tau)) <= 1)
             ]
-        return max(found, default=(0.0, 0.0))
+        return max(steps, default=(0.0, 0.0))

@@ -37,23 +37,24 @@ this radius around the value at the weights. With V the variation over the ball 
 .. math:: \mathrm V(Q_k) \le \mathrm V(B_{k+1})(\|W_{k+1}\| + \rho) + \|B_{k+1}\|\rho, \qquad
     \mathrm V(B_k) \le \mathrm V(Q_k)\sup|a_k'| + \|Q_k\|\mathrm V(a_k').
 
-*In pieces.* Everything above is about samples one by one but the norms over samples. A sum over samples of squares
-is added up over batches, a maximum is taken over them, and :math:`\|\mathrm{diag}(\mu)\tilde X_k\|_2` comes from
-the sum of the Gram matrices of their rows (:func:`~surefoot.norms.norm_of_gram`), as many numbers as the square of
-the width. A batch is read again for each ball, and for each of the layers whose rows are met (:class:`Here`).
+*In several batches.* Everything above is about one sample at a time, except for the norms over samples. A sum of
+squares over samples is added up over batches, a maximum is taken over them, and :math:`\|\mathrm{diag}(\mu)\tilde
+X_k\|_2` comes from the sum of the Gram matrices of their rows (:func:`~surefoot.norms.norm_of_gram`), which has as
+many entries as the square of the width. A batch is read again for each ball, and for each layer whose rows are
+needed (:class:`Here`).
 
 *How far it moves.* :func:`bending` also bounds :math:`\sup\|D^2\psi(u) - D^2\psi(u_0)\|`. Each term above is a
 product; if its factors have norms :math:`f_i` at the weights and move by :math:`d_i`, it moves by at most
 :math:`\prod(f_i + d_i) - \prod f_i`, sample by sample, and the sums over samples and units are bounded as before.
 
-*Round-off.* Every bound is a sum of products and roots of non-negative doubles, fewer than a million roundings in
-a row, so a relative 1e-9 is more than they lose.
+*Round-off.* Every bound is a sum of products and roots of non-negative doubles, with fewer than a million
+roundings in a row, so a relative 1e-9 covers them.
 
-*Other networks*: the smoothness of the outputs by the calculus (:mod:`surefoot.calculus.assemble`), of the batch
-or, as :math:`\|D^2\psi[v, v]\|^2 = \sum_n\|D^2\psi_n[v, v]\|^2`, the root of the sum of squares over single
-samples; over batches it is the root of the sum of squares of theirs (:func:`stacked`). Between two parameters s
-and t of one sample, :math:`\|\sum_oc_oD^2_{st}\psi_{n,o}\| \le (\sum_o\|D^2_{st}\psi_{n,o}\|^2)^{1/2}` as well,
-with the adjoint pass of each output, which knows the costates.
+*Other networks*: the smoothness of the outputs by the calculus (:mod:`surefoot.calculus.assemble`), either of the
+whole batch or, as :math:`\|D^2\psi[v, v]\|^2 = \sum_n\|D^2\psi_n[v, v]\|^2`, as the root of the sum of squares
+over single samples; over several batches it is the root of the sum of their squares (:func:`stacked`). Between two
+parameters s and t of one sample, :math:`\|\sum_oc_oD^2_{st}\psi_{n,o}\| \le
+(\sum_o\|D^2_{st}\psi_{n,o}\|^2)^{1/2}` is a bound as well, with the adjoint pass of each output.
 """
 
 from __future__ import annotations
@@ -82,7 +83,6 @@ from surefoot.theorems.reach import (
     FEW,
     UP,
     Moving,
-    features_at,
     kinks_near,
     outputs_of,
     reaches_of,
@@ -90,17 +90,17 @@ from surefoot.theorems.reach import (
 )
 from surefoot.theorems.samples import Single
 
-AT_ONCE = 4  # Gram matrices
+AT_ONCE = 4  # Gram matrices that are held together
 
 
 @dataclass(frozen=True)
 class Bending:
-    """K on a ball, or why there is none."""
+    """K on a ball, or why it is infinite."""
 
-    radius: float  # of the ball
+    radius: float  # the radius of the ball
     constant: float  # K
     variation: float = math.inf  # how far the second derivative may be from that at the weights
-    obstacles: tuple[str, ...] = ()  # what makes it infinite, in words
+    obstacles: tuple[str, ...] = ()  # what makes K infinite, in words
 
 
 def bending(
@@ -110,11 +110,13 @@ def bending(
     samples: Sequence[Single] = (),
     weights: Mapping[str, float] | None = None,
 ) -> Bending:
-    """K on the ball of this radius around the weights: of a layered network, on one batch or in pieces, or of any
-    other by its analysis, and by samples, if given.
+    """K on the ball of this radius around the weights.
 
-    With weights :math:`L_b \\ge 1` of parameters by path norms are :math:`\\sum_bL_b\\|v_b\\|^2`. The ball is then
-    inside of the ordinary one, block b moves by :math:`\\rho/\\sqrt{L_b}` at most, and :math:`H_{jk}` is divided
+    A layered network may be on one batch or in several; any other network is read by its analysis, and by single
+    samples if they are given.
+
+    With ``weights`` :math:`L_b \\ge 1` of parameters by path, norms are :math:`\\sum_bL_b\\|v_b\\|^2`. The ball is
+    then inside the ordinary one, block b moves by at most :math:`\\rho/\\sqrt{L_b}`, and :math:`H_{jk}` is divided
     by :math:`\\sqrt{L_jL_k}`.
     """
     if layered is not None:
@@ -130,7 +132,7 @@ def bending(
 
 
 def stacked(pieces: Sequence[Bending]) -> Bending:
-    """K of the outputs of all batches, one below the other, from those of the batches on one ball."""
+    """K of the outputs of all batches, stacked, from K of each batch on the same ball."""
     if len(pieces) == 1:
         return pieces[0]
     constant = up(math.hypot(*(piece.constant for piece in pieces)), len(pieces))
@@ -146,9 +148,9 @@ def _by_calculus(
     matrix = assemble(summands, len(result.region.variables))
     if outputs and _paths(outputs[0]) == _paths(analysis):
         each = [scalar_bounds(output.over(Ball(radius))) for output in outputs]
-        found = [bounds.matrix for bounds in each if bounds is not None]
-        if len(found) == len(each):
-            matrix = minimum(matrix, stack(found).norm(axis=0))
+        matrices = [bounds.matrix for bounds in each if bounds is not None]
+        if len(matrices) == len(each):
+            matrix = minimum(matrix, stack(matrices).norm(axis=0))
     if weights is not None:
         paths = {leaf.name: leaf.path for leaf in analysis.reading.graph.parameters}
         roots = np.array([weights[paths[name]] ** -0.5 for name in result.region.variables])
@@ -161,22 +163,20 @@ def _paths(analysis: Analysis) -> list[str]:
     return [leaf.path for leaf in analysis.reading.graph.parameters]
 
 
-Key = tuple[str, int, int, int]  # what a term of H comes from: its kind, the layer that bends, j and k
+Key = tuple[str, int, int, int]  # a term of H: its kind, the layer that bends, j and k
 
 
 @dataclass(frozen=True)
 class _Units:
-    """Weights of samples times the rows that a layer reads, by units: roots of the sums of their squares on the
-    ball and of how far they move, and the largest weights.
-    """
+    """The rows that a layer reads, times weights for each sample and unit; one number per unit."""
 
-    sizes: Tensor
-    moved: Tensor
-    most: Tensor
+    sizes: Tensor  # roots of the sums of their squares on the ball
+    moved: Tensor  # the same for how far they move
+    most: Tensor  # the largest weight
 
     @staticmethod
     def of(weights: Moving, lengths: Moving) -> _Units:
-        """Of one batch."""
+        """The numbers of one batch."""
         rows = lengths.rows() * weights
         sizes, moved = (torch.linalg.vector_norm(part, dim=0) * UP for part in (rows.bound, rows.move))
         return _Units(sizes, moved, weights.bound.amax(0))
@@ -188,38 +188,40 @@ class _Units:
 
 @dataclass(frozen=True)
 class Bent:
-    """What one batch says about a ball."""
+    """The numbers of one batch on a ball."""
 
-    count: int  # how many samples it has
-    is_finite: bool = True  # whether values over the ball are
-    # what units may meet: the layer, how near it is, the sample and two parts of the sentence about it
+    count: int  # the number of samples
+    is_finite: bool = True  # whether values over the ball are finite
+    # kinks that units may meet: the layer, how near it is, the sample and two parts of the sentence about it
     kinks: tuple[tuple[int, float, int, str, str], ...] = ()
     # for each term, the norm of its weights times how far the rows move
     rests: Mapping[Key, float] = field(default_factory=dict)
-    units: Mapping[Key, _Units] = field(default_factory=dict)  # where a unit meets its own weights only
-    still: tuple[float, ...] = ()  # how far the rows of each layer move, in all
+    units: Mapping[Key, _Units] = field(default_factory=dict)  # terms in which a unit meets its own weights only
+    still: tuple[float, ...] = ()  # how far the rows of each layer move, in norm
 
 
 class Source(Protocol):
-    """The batches of a layered network, wherever they are."""
+    """The batches of a layered network, in this process or in several."""
 
     def shape(self) -> tuple[Layer, ...]:
         """The layers."""
 
     def bent(self, radius: float, roots: tuple[float, ...]) -> list[Bent]:
-        """What each batch says about a ball in which the weights of layer k move by this part of the radius."""
+        """The numbers of each batch on a ball in which layer k moves by at most ``roots[k]`` times the radius."""
 
     def norms(self, k: int, asked: Sequence[tuple[Key | None, str]]) -> list[float]:
-        """Bounds on the norms of the rows that a layer reads at the weights, times what terms weigh samples with:
-        on the last ball (``"bound"``) or by how much they move there (``"move"``); no key for the rows themselves.
+        """Bounds on the norms of the rows that a layer reads at the weights, times the samples' weights in a term.
+
+        The weights are those on the last ball (``"bound"``), or how far they move there (``"move"``); without a
+        key the rows count as they are.
         """
 
 
 class Here:
-    """Batches of this process.
+    """The batches of this process.
 
     Args:
-        read: gives the network on each of them, one after the other.
+        read: gives the network on each batch, one after the other.
     """
 
     def __init__(self, read: Callable[[], Iterable[Layered]]) -> None:
@@ -231,18 +233,15 @@ class Here:
         return next(iter(self._read())).layers
 
     def bent(self, radius: float, roots: tuple[float, ...]) -> list[Bent]:
-        """As in :class:`Source`; the weights of samples are kept, a number for each term and sample."""
-        self._weights, found = [], []
-        for layered in self._read():
-            bent, weights = _bent(layered, radius, roots)
-            found.append(bent)
-            self._weights.append(weights)
-        return found
+        """As in :class:`Source`; the samples' weights are kept, a number for each term and sample."""
+        both = [_bent(layered, radius, roots) for layered in self._read()]
+        self._weights = [weights for _, weights in both]
+        return [bent for bent, _ in both]
 
     def rows(self, k: int, asked: Sequence[tuple[Key | None, str]]) -> Iterator[list[Tensor]]:
         """For each batch the rows that a layer reads, times weights."""
         for layered, weights in zip(self._read(), self._weights, strict=True):
-            value = features_at(layered.layers[k], layered.states[k][0].value)
+            value = layered.layers[k].features(layered.states[k][0].value)
             none = Moving.of(*(torch.zeros(len(value), dtype=torch.float64),) * 2)
             yield [
                 value if key is None else getattr(weights.get(key, none), what)[:, None] * value
@@ -250,7 +249,7 @@ class Here:
             ]
 
     def norms(self, k: int, asked: Sequence[tuple[Key | None, str]]) -> list[float]:
-        """As in :class:`Source`; by Gram matrices, if there are several batches, a few at a time."""
+        """As in :class:`Source`; if there are several batches, by Gram matrices, a few at a time."""
         if len(self._weights) == 1:
             return [spectral_norm(rows) for each in self.rows(k, asked) for rows in each]
         return [
@@ -261,7 +260,7 @@ class Here:
 def stacked_norms(
     here: Here, k: int, asked: Sequence[tuple[Key | None, str]], processes: Processes | None = None, width: int = 0
 ) -> list[float]:
-    """Bounds on the norms of rows of all batches, of all processes if they are given with the width of rows."""
+    """Bounds on the norms of the rows of all batches; with processes and the width of rows, of all processes."""
     grams = [torch.zeros(width, width, dtype=torch.float64) for _ in asked] if processes is not None else []
     apart, count = [0.0] * len(asked), 0
 
@@ -286,42 +285,42 @@ def stacked_norms(
         count = sum(rows for _, rows in everyone)
         if width <= LARGEST_EXACT:
             processes.add(grams)
-    known = [None] * len(asked) if not count else [norm_of_gram(gram, count) for gram in grams]
-    return [size * UP if n is None else min(n, size * UP) for n, size in zip(known, apart, strict=True)]
+    exact = [None] * len(asked) if not count else [norm_of_gram(gram, count) for gram in grams]
+    return [size * UP if n is None else min(n, size * UP) for n, size in zip(exact, apart, strict=True)]
 
 
 def _bent(layered: Layered, radius: float, roots: Sequence[float]) -> tuple[Bent, dict[Key, Moving]]:
-    """What one batch says, and its weights of samples."""
+    """The numbers of one batch, and the weights of its samples in each term."""
     count = layered.count
-    met = reaches_of(layered, radius, roots)
-    kinks = tuple((k, *kink) for k, m in enumerate(met) for kink in kinks_near(m))
-    if kinks or len(met) < len(layered.layers):
+    reaches = reaches_of(layered, radius, roots)
+    kinks = tuple((k, *kink) for k, m in enumerate(reaches) for kink in kinks_near(m))
+    if kinks or len(reaches) < len(layered.layers):
         return Bent(count, is_finite=bool(kinks), kinks=kinks), {}
-    outputs = outputs_of(layered, met)
+    outputs = outputs_of(layered, reaches)
     weights: dict[Key, Moving] = {}
     units: dict[Key, _Units] = {}
 
     def add(kind: str, z: int, j: int, k: int, by_sample: Moving, local: Moving | None) -> None:
-        """A term with weights per sample, and if it is local per sample and unit."""
+        """Add a term with weights per sample and, if it is local, per sample and unit."""
         weights[kind, z, j, k] = by_sample
         if local is not None:
-            units[kind, z, j, k] = _Units.of(local, met[k].sizes)
+            units[kind, z, j, k] = _Units.of(local, reaches[k].sizes)
 
-    for z, m in enumerate(met):
-        through = through_layers(met, z)
+    for z, m in enumerate(reaches):
+        through = through_layers(reaches, z)
         bent = outputs[z].columns * m.bends
         for j, k in itertools.combinations_with_replacement(range(z, -1, -1), 2):
-            if met[j].layer.trains and met[k].layer.trains and bool(bent.bound.any()):
+            if reaches[j].layer.trains and reaches[k].layer.trains and bool(bent.bound.any()):
                 local = bent * m.sizes.rows() if j == k == z else None
-                add("bend", z, j, k, bent.most() * through[j] * through[k] * met[j].sizes, local)
+                add("bend", z, j, k, bent.most() * through[j] * through[k] * reaches[j].sizes, local)
         if z and m.layer.trains_weight:
-            before, through = met[z - 1], through_layers(met, z - 1)
+            before, through = reaches[z - 1], through_layers(reaches, z - 1)
             for k in range(z):
-                if met[k].layer.trains:
+                if reaches[k].layer.trains:
                     local = outputs[z].norms.rows() * before.slopes if k == z - 1 else None
                     add("turn", z, z, k, outputs[z].norms * before.slopes.most() * through[k], local)
-    rests = {key: float((found.bound * met[key[3]].features[1]).norm()) for key, found in weights.items()}
-    still = tuple(float(m.features[1].norm()) for m in met)
+    rests = {key: float((weight.bound * reaches[key[3]].features[1]).norm()) for key, weight in weights.items()}
+    still = tuple(float(m.features[1].norm()) for m in reaches)
     return Bent(count, True, (), rests, units, still), weights
 
 
@@ -333,21 +332,21 @@ def _by_layers(source: Source, radius: float, weights: Mapping[str, float] | Non
     if not all(piece.is_finite for piece in pieces):
         return Bending(radius, math.inf, obstacles=("values over the ball are beyond double precision",))
     before = itertools.accumulate((piece.count for piece in pieces), initial=0)
-    kinks = sorted((k, room, start + n, *said) for start, p in zip(before, pieces, strict=False)
-                   for k, room, n, *said in p.kinks)  # fmt: skip
+    kinks = sorted((k, room, start + n, *sentence) for start, p in zip(before, pieces, strict=False)
+                   for k, room, n, *sentence in p.kinks)  # fmt: skip
     if kinks:
         obstacles = (f"{first} in sample {n}: {second}" for _, _, n, first, second in kinks[:FEW])
         return Bending(radius, math.inf, obstacles=tuple(obstacles))
-    matrix = torch.zeros(2, len(layers), len(layers), dtype=torch.float64)  # of bounds, and of how far terms move
+    matrix = torch.zeros(2, len(layers), len(layers), dtype=torch.float64)  # H, and how far its terms move
     for k in range(len(layers)):
         keys = list(dict.fromkeys(key for piece in pieces for key in piece.rests if key[3] == k))
         local = any(key in piece.units for piece in pieces for key in keys)
         asked = [(key, what) for key in keys for what in ("bound", "move")]
-        found = source.norms(k, [*asked, (None, "")] if local else asked) if asked else []
-        whole = (found[-1] + math.hypot(*(piece.still[k] for piece in pieces))) * UP if local else math.inf
+        norms = source.norms(k, [*asked, (None, "")] if local else asked) if asked else []
+        whole = (norms[-1] + math.hypot(*(piece.still[k] for piece in pieces))) * UP if local else math.inf
         for number, key in enumerate(keys):
             rest = math.hypot(*(piece.rests.get(key, 0.0) for piece in pieces))
-            amounts = torch.tensor(found[2 * number : 2 * number + 2], dtype=torch.float64).add(rest) * UP
+            amounts = torch.tensor(norms[2 * number : 2 * number + 2], dtype=torch.float64).add(rest) * UP
             parts = [piece.units[key] for piece in pieces if key in piece.units]
             if parts:
                 units = sum(parts[1:], parts[0])

@@ -1,4 +1,4 @@
-r"""Strongly convex neighbourhoods: bounds of the Hessian on balls, and whether the theorem applies there.
+r"""Strongly convex neighbourhoods: bounds on the Hessian over balls, and whether the theorem applies there.
 
 :math:`F = h\circ\psi + R` with a convex loss h and a ridge R with weights between :math:`\lambda` and
 :math:`\Lambda`, so :math:`\nabla^2F = D\psi^\top\nabla^2h\,D\psi + \langle\nabla h, D^2\psi\rangle + \nabla^2R`.
@@ -14,16 +14,16 @@ On :math:`B(u_0, \rho)` let :math:`D^2\psi` be at most K, so that :math:`\|D\psi
 * are between 0 and :math:`CS^2`, between :math:`\pm P`, :math:`P = P_0 + CS\rho K`, and between
   :math:`\lambda` and :math:`\Lambda`.
 
-Of data in pieces :math:`P_0` and :math:`V_0` are norms of sums over batches of matrices of bounds, and how far a
-written Hessian moves is a sum over batches (:mod:`surefoot.theorems.piece`).
+For data in several batches, :math:`P_0` and :math:`V_0` are norms of sums over batches of matrices of bounds, and
+how far a written Hessian moves is a sum over batches (:mod:`surefoot.theorems.piece`).
 
 So on the ball :math:`\lambda_{\min}(\nabla^2F)` is at least
 
-1. :math:`\lambda_{\min}(\nabla^2F(u_0)) - V`, where the Hessian is written out; V may be how far it moves by
-   :class:`~surefoot.theorems.hessian.Written` instead, and is for networks that are not one layer after the other;
+1. :math:`\lambda_{\min}(\nabla^2F(u_0)) - V`, where the Hessian is written out. V may also be the bound of
+   :class:`~surefoot.theorems.hessian.Written`, and always is for networks that are not layer after layer;
 2. :math:`\lambda_{\min}(J^\top\nabla^2h_0J + \nabla^2R)`, minus how far the first part moves, minus P, for other
    networks whose Jacobian is written out;
-3. :math:`\lambda - P`, at any size; for two layers P may be what the second part is at the weights
+3. :math:`\lambda - P`, at any size; for two layers P may be the second part at the weights
    (:func:`~surefoot.theorems.hessian.lowest_bend`) plus how far it moves.
 """
 
@@ -58,21 +58,21 @@ _GLOBAL = (
 
 @dataclass(frozen=True)
 class _Curvature:
-    """Bounds of the Hessian on a ball: from below, from above, and how far it is from that at the weights."""
+    """Bounds on the Hessian over a ball."""
 
-    low: float
-    high: float
-    variation: float
+    low: float  # a lower bound on its eigenvalues
+    high: float  # an upper bound on them
+    variation: float  # a bound on its distance from the Hessian at the weights
 
 
 @dataclass(frozen=True)
 class _Way:
-    """One of the three bounds."""
+    """One of the three lower bounds on the Hessian."""
 
-    start: float  # at the weights
-    meaning: str  # of that number
-    lost: str  # what is lost on a ball, in words
-    # the bounds on a ball; it is also told which balls may be next, so that all are asked for at once
+    start: float  # the lower bound at the weights
+    meaning: str  # what that number is, in words
+    lost: str  # what is subtracted from it on a ball, in words
+    # the bounds on a ball of this radius; the second argument are radii that may follow, to be computed together
     on: Callable[[float, Sequence[float]], _Curvature]
     # bounds on the length η and the decrease δ of the Newton step at the weights
     newton: tuple[float, float] = (math.inf, math.inf)
@@ -89,48 +89,49 @@ class _Parts:
         self.diagonal = torch.cat(
             [torch.full((n,), weights[path], dtype=torch.float64) for path, n in self.pieces.order.items()]
         )
-        told = self.pieces.each("slopes")
-        self.is_known = all(one is not None for one in told)
-        sizes, errors, smooth, changes = zip(*told, strict=True) if self.is_known else ((0.0,),) * 4
-        self.wrong = up(math.hypot(*errors), len(told))
-        self.slope = up(up(math.hypot(*sizes), len(told)) + self.wrong)
+        slopes = self.pieces.each("slopes")
+        self.is_known = all(one is not None for one in slopes)
+        sizes, errors, smooth, changes = zip(*slopes, strict=True) if self.is_known else ((0.0,),) * 4
+        self.wrong = up(math.hypot(*errors), len(slopes))
+        self.slope = up(up(math.hypot(*sizes), len(slopes)) + self.wrong)
         self.smoothness, self.change = max(smooth), max(changes)
 
     @cached_property
     def norm(self) -> float:
-        """An upper bound on the norm of J, by the smaller of :math:`J^\\top J` and :math:`JJ^\\top`."""
+        """An upper bound on the norm of J, from the smaller of :math:`J^\\top J` and :math:`JJ^\\top`."""
         if not self.problem.parameters < self.problem.outputs or self.problem.parameters > DENSE:
             return up(math.sqrt(largest_eigenvalue(self.problem.gram)))
-        found = self.pieces.summed("normal", False)
-        assert found is not None
-        raised = Rounded.exact(found[0]) + torch.diag(torch.full_like(found[0][0], found[1]))
+        summed = self.pieces.summed("normal", False)
+        assert summed is not None
+        matrix, error = summed
+        raised = Rounded.exact(matrix) + torch.diag(torch.full_like(matrix[0], error))
         return up(math.sqrt(largest_eigenvalue(raised)))
 
     def bent(self, radius: float) -> tuple[float, float]:
         """:math:`P_0` and :math:`V_0`."""
         bend = self.problem.bending(radius)
         most, moved = self.slope * bend.constant, self.slope * min(bend.variation, 2 * bend.constant)
-        found = self._by_adjoint(radius)
-        if found is not None and self._still is not None:
+        by_adjoint = self._by_adjoint(radius)
+        if by_adjoint is not None and self._at_weights is not None:
             extra = self.wrong * bend.constant
-            most = min(most, found[0] + extra)
-            moved = min(moved, up(found[1] + self._still[1]) + 2 * extra)
+            most = min(most, by_adjoint[0] + extra)
+            moved = min(moved, up(by_adjoint[1] + self._at_weights[1]) + 2 * extra)
         return up(most), up(min(moved, 2 * most))
 
     def _by_adjoint(self, radius: float) -> list[float] | None:
-        """The same with the gradient as computed, from the weights as computed; ``None`` if it is not known."""
+        """:math:`P_0` and :math:`V_0` of the gradient and the weights as computed; ``None`` if there are none."""
         each = self.pieces.each("bent", radius)
         if any(one is None for one in each):
             return None
         return [float(nonnegative_norm(stack(list(part)).sum(axis=0))) for part in zip(*each, strict=True)]
 
     @cached_property
-    def _still(self) -> list[float] | None:
-        """The same at the weights, where what moves is round-off."""
+    def _at_weights(self) -> list[float] | None:
+        """The same on the ball of radius zero, where only round-off moves."""
         return self._by_adjoint(0.0)
 
     def on(self, radius: float) -> tuple[float, float, float, float]:
-        """:math:`S`, P, and how far the first and the second part move."""
+        """S, P, and how far the first and the second part move."""
         bend = self.problem.bending(radius).constant
         turned = up(bend * radius)
         steep = up(self.norm + turned)
@@ -141,21 +142,21 @@ class _Parts:
         return steep, up(most + moved), up(first, 16), up(change + moved)
 
     @cached_property
-    def _bent(self) -> float:
-        """How negative the second part is at the weights, where that is known exactly."""
-        found = self.pieces.summed("units") if self.pieces.is_layered else None
-        return math.inf if found is None else -lowest_bend(*found)
+    def _negative(self) -> float:
+        """How negative the second part is at the weights; infinite unless the network has two layers."""
+        units = self.pieces.summed("units") if self.pieces.is_layered else None
+        return math.inf if units is None else -lowest_bend(*units)
 
     def ridge(self) -> _Way:
         """:math:`\\lambda - P`."""
         meaning, lost = "the weight of the ridge", "how negative the rest of the Hessian may be"
-        return self._way(self.least, meaning, lost, lambda bent, _, second: min(bent, up(self._bent + second)))
+        return self._way(self.least, meaning, lost, lambda bent, _, second: min(bent, up(self._negative + second)))
 
     def gauss_newton(self) -> _Way:
         """:math:`J^\\top\\nabla^2h_0J + \\nabla^2R`, written out."""
-        found = self.pieces.summed("normal", True)
-        assert found is not None
-        value, wrong = found
+        summed = self.pieces.summed("normal", True)
+        assert summed is not None
+        value, wrong = summed
         matrix = Rounded.exact(value) + torch.diag(self.diagonal.to(value))
         lowest = _less(smallest_eigenvalue(matrix), wrong)
         meaning, lost = "the smallest eigenvalue of the Gauss-Newton matrix", "how far the Hessian is from it"
@@ -167,14 +168,14 @@ class _Parts:
         )
 
     def _newton(self, matrix: Rounded, wrong: float, lowest: float) -> tuple[float, float]:
-        """What the Newton step says, the Hessian being so far from a matrix."""
+        """Bounds on length and decrease of the Newton step, for a Hessian within ``wrong`` of the matrix."""
         slopes = [self.problem.slopes[path] for path in self.pieces.order]
         gradient = torch.cat([slope.reshape(-1) for slope, _ in slopes]).to(matrix.value)
         error = up(math.hypot(*(error for _, error in slopes)), len(slopes))
         return solution(matrix.value, up(wrong + norm_of(matrix.error)), gradient, error, lowest)
 
     def _way(self, start: float, meaning: str, lost: str, loss: Callable[[float, float, float], float]) -> _Way:
-        """With what is lost by P and how far the first and the second part move."""
+        """The way whose loss on a ball is a function of P and of how far the first and the second part move."""
 
         def on(radius: float, _: Sequence[float] = ()) -> _Curvature:
             steep, bent, first, second = self.on(radius)
@@ -185,24 +186,21 @@ class _Parts:
 
     def dense(self) -> _Way | None:
         """The Hessian, written out; ``None`` if an operation has no second derivative with a proved error."""
-        found = self.pieces.summed("hessian")
-        if found is None:
+        summed = self.pieces.summed("hessian")
+        if summed is None:
             return None
-        value, wrong = found
+        value, wrong = summed
         matrix = Rounded.exact(value) + torch.diag(self.diagonal.to(value))
         lowest = smallest_eigenvalue(matrix)
         highest = largest_eigenvalue(matrix) if lowest > 0 else math.inf
-        met = {0.0: wrong}
-
-        def apart(radius: float, next_ones: Sequence[float] = ()) -> float:
-            if radius not in met:
-                radii = list(dict.fromkeys([radius, *next_ones] if self.pieces.are_several else [radius]))
-                for rho, *parts in zip(radii, *self.pieces.each("apart", radii), strict=True):
-                    met[rho] = up(sum(parts) + wrong, len(parts))
-            return met[radius]
+        apart = {0.0: wrong}  # by radius, how far the Hessian may be from the matrix
 
         def on(radius: float, next_ones: Sequence[float] = ()) -> _Curvature:
-            moved = apart(radius, next_ones)
+            if radius not in apart:
+                radii = list(dict.fromkeys([radius, *next_ones] if self.pieces.are_several else [radius]))
+                for rho, *parts in zip(radii, *self.pieces.each("apart", radii), strict=True):
+                    apart[rho] = up(sum(parts) + wrong, len(parts))
+            moved = apart[radius]
             if self.pieces.is_layered:
                 moved = min(moved, up(sum(self.on(radius)[2:]) + wrong))
             return _Curvature(_less(lowest, moved), up(highest + moved), up(moved + wrong))
@@ -218,6 +216,7 @@ def _less(value: float, loss: float) -> float:
 
 
 def _ways(problem: Problem, parts: _Parts) -> Iterator[_Way]:
+    """The bounds that this problem has."""
     if problem.pieces.affine is not None:
         yield parts.gauss_newton()
     if problem.parameters <= DENSE:
@@ -227,7 +226,7 @@ def _ways(problem: Problem, parts: _Parts) -> Iterator[_Way]:
 
 
 def strongly_convex(problem: Problem, method: str) -> Convergence:
-    """Whether the weights are in the neighbourhood of a strict minimum."""
+    """Whether the weights are proved to be in the neighbourhood of a strict minimum."""
     newton = method == "newton"
     parts = _Parts(problem)
     if not parts.is_known:
@@ -251,13 +250,13 @@ def strongly_convex(problem: Problem, method: str) -> Convergence:
 
 
 def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
-    """The theorem by one of the bounds."""
+    """The verdict by one of the bounds."""
     lowest = way.on(0.0, ()).low
 
     def at(radius: float, next_ones: Sequence[float] = ()) -> StronglyConvex:
-        found = way.on(radius, next_ones)
+        hessian = way.on(radius, next_ones)
         return StronglyConvex(
-            found.low, found.high, found.variation, slope, radius, newton, way.start, *way.newton
+            hessian.low, hessian.high, hessian.variation, slope, radius, newton, way.start, *way.newton
         )
 
     least = 2 * min(slope / lowest, way.newton[0]) if lowest > 0 else math.inf
@@ -269,12 +268,11 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
             f"The Hessian is not proved to be positive definite{level}: go on until the weights are near a strict "
             "minimum, or add a ridge."
         )
-        return Convergence(
-            method, _CONVEX, False,
-            (Hypothesis("m₀", way.meaning, way.start, "> 0", way.start > 0, True),
-             Hypothesis("‖∇F‖", "the gradient", slope)),
-            math.inf, (why,),
-        )  # fmt: skip
+        hypotheses = (
+            Hypothesis("m₀", way.meaning, way.start, "> 0", way.start > 0, lower=True),
+            Hypothesis("‖∇F‖", "the gradient", slope),
+        )
+        return Convergence(method, _CONVEX, False, hypotheses, missing=math.inf, advice=(why,))
     first = min(2 * slope / way.start, least) if way.start > 0 else least
     radii = [radius * factor for radius in dict.fromkeys((first, least)) for factor in _FACTORS if radius]
     candidates = [at(radius, radii) for radius in radii]
@@ -282,24 +280,25 @@ def _tried(method: str, way: _Way, slope: float, newton: bool) -> Convergence:
     best = good[0] if good else min(candidates, key=_lacking)
     missing = 1.0 if good else _least_factor(lambda r: _lacking_at(at(r, [r / 2**k for k in _AHEAD])), least)
     advice = f"A gradient {missing:.3g} times smaller at the same Hessian is enough: go on for some steps."
+    within, reach = f"m₀ minus {way.lost} within {best.radius:.4g}", 2 * best.distance
+    needs, threshold = ("> 2V", 2 * best.variation) if newton else ("> 0", 0.0)
     return Convergence(
-        method,
-        _CONVEX,
-        bool(good),
-        (
+        method=method,
+        theorem=_CONVEX,
+        proved=bool(good),
+        hypotheses=(
             Hypothesis("‖∇F‖", "the gradient", slope),
-            Hypothesis("m₀", way.meaning, way.start, "> 0", True, True),
-            Hypothesis("m", f"m₀ minus {way.lost} within {best.radius:.4g}", best.convexity,
-                       "> 2V" if newton else "> 0", best.convexity > (2 * best.variation if newton else 0), True),
+            Hypothesis("m₀", way.meaning, way.start, "> 0", holds=True, lower=True),
+            Hypothesis("m", within, best.convexity, needs, holds=best.convexity > threshold, lower=True),
             Hypothesis("V", "how far the Hessian is there from that at the weights", best.variation),
-            Hypothesis("2d", "twice the distance to the minimum", 2 * best.distance, f"≤ {best.radius:.4g}",
-                       2 * best.distance <= best.radius),
+            Hypothesis(
+                "2d", "twice the distance to the minimum", reach, f"≤ {best.radius:.4g}", reach <= best.radius
+            ),
         ),
-        missing,
-        (advice,) if not good and math.isfinite(missing) else (),
-        (),
-        best,
-    )  # fmt: skip
+        missing=missing,
+        advice=(advice,) if not good and math.isfinite(missing) else (),
+        statement=best,
+    )
 
 
 def _lacking(statement: StronglyConvex) -> float:
@@ -314,13 +313,13 @@ def _lacking_at(statement: StronglyConvex) -> float:
 
 
 def _least_factor(factor: Callable[[float], float], start: float) -> float:
-    """The least of a function that falls and then grows, searched from a radius downwards."""
-    best, radius, fallen = math.inf, start, 0
+    """The least value of a function that falls and then grows, searched for from a radius downwards."""
+    best, radius, worse = math.inf, start, 0
     for _ in range(24):
         here = factor(radius)
-        fallen = fallen + 1 if here >= best and math.isfinite(best) else 0
+        worse = worse + 1 if here >= best and math.isfinite(best) else 0
         best = min(best, here)
-        if fallen == 2:
+        if worse == 2:
             break
         radius /= 2.0 if math.isfinite(here) and here < 16 else 4.0
     return best

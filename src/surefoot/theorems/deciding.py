@@ -1,9 +1,9 @@
 r"""``surefoot.convergence``: which theorem applies from the present weights, on which ball.
 
-The radius is searched: :math:`\omega` is computed on balls up to :math:`2\eta`, which contains the solution, or
-up to :math:`1/\omega(0)`, beyond which nothing can be proved. What is missing is proved to be enough: the largest
-first step that the theorem covers does not depend on the residual, and a residual f times smaller, at the same
-Jacobian, has a first step f times shorter.
+The radius is searched for: :math:`\omega` is computed on balls up to :math:`2\eta`, which contains the solution,
+or up to :math:`1/\omega(0)`, beyond which nothing can be proved. A residual that is smaller by the factor
+``missing``, at the same Jacobian, is proved to be enough: the largest first step that the theorem covers does not
+depend on the residual, and the first step is proportional to it.
 """
 
 from __future__ import annotations
@@ -50,29 +50,30 @@ def convergence(
 
     Args:
         model: the network; it is not changed.
-        x: a batch, all the data of the objective; or any re-iterable of batches ``(x, y)``, which are read one by
-            one (:mod:`surefoot.theorems.pieces`).
+        x: all the data of the objective as one batch; or any re-iterable of batches ``(x, y)``, which are read one
+            by one (:mod:`surefoot.theorems.pieces`).
         objective: a loss bound to its targets; without targets where the batches bring them.
-        regularizer: added to it.
+        regularizer: a ridge that is added to the objective.
         method: ``"gauss_newton"`` (square loss: to an exact solution), ``"damped"`` (the same with a fixed
             damping, ``statement.kappa``, at a linear rate), ``"gradient"`` (to zero loss, or to a strict local
             minimum), ``"momentum"`` (to zero loss, the steps of ``torch.optim.SGD`` with momentum),
             ``"stochastic"`` (to zero loss, on random batches, with some probability), ``"newton"`` (to a strict
             local minimum).
         effort: ``"low"`` for a quick look with coarser constants.
-        momentum: that of the heavy ball, between 0 and 1; by default the one with the best rate of some.
-        batch_size: samples of each stochastic step.
-        confidence: the probability that is asked of stochastic steps.
-        per_block: whether gradient steps have a size for each layer, or parameter of other networks; they are
+        momentum: momentum of the heavy ball, between 0 and 1; by default several are tried, and the one with the
+            best rate is taken.
+        batch_size: number of samples of each stochastic step.
+        confidence: probability with which stochastic steps have to converge.
+        per_block: whether each layer (of other networks, each parameter) has a step size of its own. These are
             ``block_step_sizes`` of the result, and norms are weighted accordingly.
-        group: a process group of ``torch.distributed`` whose processes have a part of the data each, none at all
-            allowed, and the same weights: all of them call this. Process 0 decides, and all get its verdict.
+        group: a process group of ``torch.distributed``. Each process has a part of the data, possibly none, and
+            all have the same weights and call this function. Process 0 decides, and all get its verdict.
 
     Returns:
         The verdict with its theorem, the verified numbers, and what is missing where it is not proved.
 
     Raises:
-        GuaranteeError: if no theorem is about this method and objective.
+        GuaranteeError: if no theorem covers this method and objective.
         CaptureError: if the model cannot be read.
         UnsupportedOperation: if an operation has no rule.
 
@@ -121,7 +122,7 @@ def convergence(
 
 
 def _decided(problem: Problem, chosen: Chosen) -> Convergence:
-    """The theorem that applies, or what is missing."""
+    """The verdict of the theorem that applies, or of the one that is nearest to applying."""
     method = chosen.method
     if method == "gauss_newton":
         return _interpolation(problem)
@@ -154,7 +155,7 @@ def _interpolation(problem: Problem) -> Convergence:
     if why:
         return refused(problem, "gauss_newton", _KANTOROVICH, why)
     linear, weight = problem.linearised, problem.weight()
-    profile = problem.profile(2 * linear.least, lambda found: linear.least / max(found.room()[0], 1e-300))
+    profile = problem.profile(2 * linear.least, lambda tried: linear.least / max(tried.room()[0], 1e-300))
     best = Interpolation(linear.least, profile, linear.norm, linear.length, weight)
     omega = profile.steps[-1][1] if profile.steps else math.inf
     missing = 1.0 if best.holds else 2 * best.h  # beyond ½ it is the first step over what is covered
@@ -163,12 +164,14 @@ def _interpolation(problem: Problem) -> Convergence:
         "enough; or a better conditioned Jacobian (more units, fewer samples)."
     )
     return Convergence(
-        "gauss_newton",
-        _KANTOROVICH,
-        best.holds,
-        (
+        method="gauss_newton",
+        theorem=_KANTOROVICH,
+        proved=best.holds,
+        hypotheses=(
             Hypothesis("‖r‖", "the residual", linear.length),
-            Hypothesis("σ", "the smallest singular value of the Jacobian", linear.sigma, "> 0", True, True),
+            Hypothesis(
+                "σ", "the smallest singular value of the Jacobian", linear.sigma, "> 0", holds=True, lower=True
+            ),
             Hypothesis("η", "the length of the first step", linear.least),
             Hypothesis(
                 "ω", f"how fast the Jacobian changes within {profile.radius:.4g}, relative to itself", omega
@@ -176,10 +179,10 @@ def _interpolation(problem: Problem) -> Convergence:
             Hypothesis("h", "the first step over twice the longest that is covered", best.h, "≤ ½", best.holds),
             Hypothesis("t*", "the distance to a solution", best.distance),
         ),
-        missing,
-        (advice,) if not best.holds and math.isfinite(missing) else (),
-        () if best.holds else problem.obstacles(2 * linear.least),
-        best,
-        None if best.holds else problem.nothing(),
-        up(weight / 2 * linear.length**2),
+        missing=missing,
+        advice=(advice,) if not best.holds and math.isfinite(missing) else (),
+        obstacles=() if best.holds else problem.obstacles(2 * linear.least),
+        statement=best,
+        nothing=None if best.holds else problem.nothing(),
+        loss=up(weight / 2 * linear.length**2),
     )

@@ -1,5 +1,6 @@
-"""Which theorem about a linear rate applies, on which ball: that of gradient steps, plain, with momentum or on
-random batches, or of damped Gauss-Newton steps.
+"""Which theorem about a linear rate applies, and on which ball.
+
+The theorems are about gradient steps (plain, with momentum, on random batches) and damped Gauss-Newton steps.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ Theorems = Callable[[SquareOnBall], Iterable[OnBall]]
 
 
 def plain(ball: SquareOnBall) -> Iterable[OnBall]:
-    """Gradient descent with some step sizes."""
+    """The theorem about gradient descent, with several step sizes."""
     return (GradientDescent(*ball.numbers, part) for part in _PARTS)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A method, its momentum if that is given, and how random batches are drawn and how sure they have to be."""
+    """A method with its options."""
 
     method: str
-    momentum: float | None
-    batch_size: int
-    confidence: float
+    momentum: float | None  # ``None`` to try several
+    batch_size: int  # of random batches
+    confidence: float  # the probability that random batches have to reach
 
 
 def theorems_of(problem: Problem, chosen: Chosen) -> Theorems | None:
-    """Those about a method; ``None`` if samples cannot be drawn."""
+    """The theorems about a method; ``None`` if batches cannot be drawn."""
     method = chosen.method
     if method == "momentum":
         return lambda ball: with_momentum(ball, chosen.momentum)
@@ -57,7 +58,7 @@ def theorems_of(problem: Problem, chosen: Chosen) -> Theorems | None:
 
 
 def descent(problem: Problem, chosen: Chosen) -> Convergence:
-    """The theorem with the best rate among those that hold, or what is missing."""
+    """The verdict of the theorem with the best rate among those that hold; if none holds, what is missing."""
     method, why = chosen.method, not_onto(problem)
     if why:
         return refused(problem, method, _GRADIENT, why)
@@ -75,48 +76,48 @@ def descent(problem: Problem, chosen: Chosen) -> Convergence:
         if radii:  # K on the smallest of them holds on smaller ones
             radii += [(radii[0][0] * part, radii[0][0]) for part in _SMALLER]
         balls = (
-            SquareOnBall(sigma, linear.norm, profile, problem.bending(met).constant, radius, length, weight)
-            for radius, met in radii
+            SquareOnBall(sigma, linear.norm, profile, problem.bending(larger).constant, radius, length, weight)
+            for radius, larger in radii
         )
         return [statement for ball in balls for statement in theorems(ball)]
 
-    profile = problem.profile(
-        math.inf, lambda found: min((1.0 if s.holds else max(s.factor, 1.1) for s in at(found)), default=math.inf)
-    )
-    tried = at(profile)
-    if not tried:
+    def lacking(profile: Profile) -> float:
+        return min((1.0 if s.holds else max(s.factor, 1.1) for s in at(profile)), default=math.inf)
+
+    statements = at(problem.profile(math.inf, lacking))
+    if not statements:
         return refused(problem, method, _GRADIENT, " ".join(problem.obstacles(1e-9 * length / sigma)))
-    good = [statement for statement in tried if statement.holds]
-    best = min(good, key=lambda s: s.rate) if good else min(tried, key=lambda s: s.factor)
+    good = [statement for statement in statements if statement.holds]
+    best = min(good, key=lambda s: s.rate) if good else min(statements, key=lambda s: s.factor)
     missing = 1.0 if good else best.factor
     advice = (
         f"A residual {'about ' if isinstance(best, HeavyBall) else ''}{missing:.3g} times smaller at the same "
         "Jacobian is enough, or a larger σ or a smaller K."
     )
     return Convergence(
-        method,
-        best.theorem,
-        bool(good),
-        (
+        method=method,
+        theorem=best.theorem,
+        proved=bool(good),
+        hypotheses=(
             Hypothesis("‖r‖", "the residual", length),
-            Hypothesis("σ", "the smallest singular value of the Jacobian", sigma, "> 0", True, True),
+            Hypothesis("σ", "the smallest singular value of the Jacobian", sigma, "> 0", holds=True, lower=True),
             Hypothesis("‖J‖", "the norm of the Jacobian", linear.norm),
             Hypothesis("K", f"the Lipschitz constant of the Jacobian within {best.radius:.4g}", best.bending),
             *([Hypothesis("κ", "the damping", best.kappa)] if isinstance(best, DampedGaussNewton) else []),
-            *_asked(best),
+            *_requirements(best),
         ),
-        missing,
-        (advice,) if not good and math.isfinite(missing) else (),
-        () if good else problem.obstacles(min(best.factor, 1e300) * best.radius),
-        best,
-        None if good else problem.nothing(),
-        up(weight / 2 * length**2),
-        problem.weights,
-    )  # fmt: skip
+        missing=missing,
+        advice=(advice,) if not good and math.isfinite(missing) else (),
+        obstacles=() if good else problem.obstacles(min(best.factor, 1e300) * best.radius),
+        statement=best,
+        nothing=None if good else problem.nothing(),
+        loss=up(weight / 2 * length**2),
+        weights=problem.weights,
+    )
 
 
-def _asked(best: OnBall) -> Iterable[Hypothesis]:
-    """What the theorem asks of the numbers."""
+def _requirements(best: OnBall) -> Iterable[Hypothesis]:
+    """What the theorem requires of the numbers."""
     if isinstance(best, StochasticDescent):
         yield Hypothesis("v", "the variance of a gradient, over the loss", best.variance)
         allowed = f"≤ {(1 - best.confidence) / 2:.4g}"

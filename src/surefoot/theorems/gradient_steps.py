@@ -54,17 +54,17 @@ class SquareOnBall:
 
     @property
     def numbers(self) -> tuple[float, float, Profile, float, float, float, float]:
-        """All of them, for a theorem on the same ball."""
+        """The seven numbers, from which a theorem on the same ball is made."""
         return self.sigma, self.norm, self.profile, self.bending, self.radius, self.residual, self.weight
 
     @property
     def rate(self) -> float:
-        """The factor of one step, of a bound on the objective."""
+        """What one step multiplies the bound on the objective by."""
         return math.inf
 
     @property
     def factor(self) -> float:
-        """The radius that is needed over that which is there, rounded up: it holds if this is less than one."""
+        """The needed radius over the radius of the ball, rounded up: the theorem holds if it is below one."""
         return math.inf
 
     @property
@@ -78,7 +78,7 @@ class SquareOnBall:
 
     @property
     def is_finite(self) -> bool:
-        """Whether there are bounds on the ball, and the Jacobian is onto everywhere."""
+        """Whether there are bounds on the ball and the Jacobian is onto everywhere in it."""
         return math.isfinite(self.bending) and self.radius <= self.profile.radius and proved(self.lowest > 0)
 
     @property
@@ -109,7 +109,7 @@ class SquareOnBall:
 
     @property
     def pull(self) -> arb:
-        """:math:`\\mu`; the exact :math:`\\mu_h` may be a few roundings below the stored one."""
+        """:math:`\\mu`; the exact :math:`\\mu_h` may be a few roundings below the stored number."""
         return arb(self.weight) * (1 - arb(2) ** -48) * square(self.lowest)
 
 
@@ -167,6 +167,6 @@ class GradientDescent(SquareOnBall):
 
     @property
     def rate(self) -> float:
-        """The factor of one step, rounded up."""
+        """What one step multiplies the bound on the objective by, rounded up."""
         step = arb(self.step_size)
         return min(above(1 - step * (2 - step * arb(self.smoothness)) * self.pull), 1.0)

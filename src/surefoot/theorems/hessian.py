@@ -1,9 +1,9 @@
 r"""Second derivatives at the weights with proved errors: of a loss, of an objective, of a layered network.
 
 :class:`Written` is the Hessian of an objective along every direction (:mod:`surefoot.calculus.adjoint.dense`), and
-how far it moves on a ball (:mod:`surefoot.calculus.adjoint.around`). With two layers and nothing behind the
-second, :math:`\langle g, D^2\psi\rangle`, :math:`g = \nabla h`, couples the weights into and out of one unit
-only: :func:`unit_bends` and :func:`lowest_bend` have its smallest eigenvalue at any width.
+how far it moves on a ball (:mod:`surefoot.calculus.adjoint.around`). In a network of two layers without a function
+after the second, :math:`\langle g, D^2\psi\rangle`, :math:`g = \nabla h`, couples only the weights into and out of
+the same unit: :func:`unit_bends` and :func:`lowest_bend` bound its smallest eigenvalue at any width.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class LossDerivatives:
     gradient: Rounded  # samples × outputs
     hessian: Rounded  # samples × outputs × outputs; samples do not interact
     smoothness: float  # a bound on the norm of the second derivative, anywhere
-    variation: float  # a Lipschitz constant of it
+    variation: float  # a Lipschitz constant of the second derivative
 
     def scaled(self, part: float) -> LossDerivatives:
-        """Those of the loss times a number, which is off by at most a relative 2u; one is exact."""
+        """The derivatives of the loss times a number that is off by at most a relative 2u, or is exactly one."""
         if part == 1:
             return self
         numbers = (up(part * number) for number in (self.smoothness, self.variation))
@@ -54,7 +54,7 @@ class LossDerivatives:
 
 
 def square_weight(objective: Square, outputs: Tensor) -> float:
-    """The number c with h = c/2 ‖ŷ - y‖², up to one rounding of it."""
+    """The number c with h = c/2 ‖ŷ - y‖², up to one rounding."""
     probe = objective.hessian_vector_product(outputs.detach().double(), torch.ones_like(outputs).double())
     weight = float(probe.reshape(-1)[0])
     if not bool((probe - weight).abs().max() <= 1e-12 * weight):
@@ -63,9 +63,7 @@ def square_weight(objective: Square, outputs: Tensor) -> float:
 
 
 def loss_derivatives(objective: Objective, outputs: Rounded) -> LossDerivatives | None:
-    """The derivatives of the square loss, and of the cross-entropy where a sample is one class; ``None`` for
-    others.
-    """
+    """The derivatives of a square loss, or of a cross-entropy with one class per sample; ``None`` for others."""
     value, error = outputs.value, outputs.error.expand(outputs.value.shape)
     if isinstance(objective, Square):
         weight = square_weight(objective, value)
@@ -77,14 +75,13 @@ def loss_derivatives(objective: Objective, outputs: Rounded) -> LossDerivatives 
         return None
     options: dict[str, Any] = dict(objective.options)
     mass = masses(targets, value.shape[1], **options)
-    mass_error = mass * ((len(value) + 32) * 2.0**-53)
-    known = Rounded(mass, mass_error)
+    weights = Rounded(mass, mass * ((len(value) + 32) * 2.0**-53))
     ones = torch.ones(value.shape[1], 1, dtype=torch.float64)
-    total = product(known, Rounded.exact(ones))
+    total = product(weights, Rounded.exact(ones))
     exponential: Callable[[Any], Any] = torch.exp
     shifted: Rounded = exponential(Rounded(value, error) - value.amax(1, keepdim=True))
     probability = shifted / product(shifted, Rounded.exact(ones))
-    slopes = probability * total - known
+    slopes = probability * total - weights
     column, row = (probability.rearranged(lambda t, d=d: t.unsqueeze(d)) for d in (2, 1))  # type: ignore[misc]
     unit = torch.eye(value.shape[1], dtype=torch.float64)
     factor = total.rearranged(lambda t: t[:, :, None])
@@ -96,8 +93,8 @@ def contract(formula: str, *factors: Rounded) -> Rounded:
     r"""``torch.einsum`` with proved errors.
 
     With :math:`|A|` the absolute values and :math:`E` the errors, the result is off by at most :math:`C(|A| + E,
-    \dots) - C(|A|, \dots)` and the round-off :math:`\gamma C(|A|, \dots)`, :math:`\gamma` that of as many
-    additions and factors as occur; both contractions are computed, which costs :math:`\gamma` of them again.
+    \dots) - C(|A|, \dots)` plus the round-off :math:`\gamma C(|A|, \dots)`, where :math:`\gamma` counts the
+    additions and factors. Both contractions are computed themselves, which adds :math:`\gamma` of them once more.
     """
     values = [factor.value for factor in factors]
     sizes: dict[str, int] = {}
@@ -114,8 +111,9 @@ def contract(formula: str, *factors: Rounded) -> Rounded:
 
 
 def unit_bends(layered: Layered, gradient: Rounded) -> tuple[Tensor, float] | None:
-    r""":math:`\langle g, D^2\psi\rangle` for two layers: the matrices of the units, sums over samples, and a bound
-    on the norms of their errors; ``None`` for other networks.
+    r""":math:`\langle g, D^2\psi\rangle` of two layers; ``None`` for other networks.
+
+    It is one matrix per unit, summed over samples, with a bound on the norms of their errors.
     """
     if len(layered.layers) != 2 or layered.layers[1].function is not None or not layered.layers[0].trains:
         return None
@@ -138,10 +136,11 @@ def unit_bends(layered: Layered, gradient: Rounded) -> tuple[Tensor, float] | No
 
 
 def lowest_bend(units: Tensor, error: float) -> float:
-    r"""A lower bound of the eigenvalues of symmetric matrices that are known up to an error, and of zero.
+    r"""A lower bound on zero and on the eigenvalues of symmetric matrices that are known up to an error.
 
-    That of M is :math:`c - \lambda_{\max}(cI - M)`, with c so large that the diagonal is positive. Zero is the
-    eigenvalue of :math:`\langle g, D^2\psi\rangle` for parameters that meet nothing.
+    The smallest eigenvalue of M is :math:`c - \lambda_{\max}(cI - M)`, with c so large that the diagonal is
+    positive. Zero is the eigenvalue of :math:`\langle g, D^2\psi\rangle` for parameters that are coupled to
+    nothing.
     """
     most = float(torch.linalg.matrix_norm(units).max()) * 1.01 + 1e-290
     raised = -units
@@ -161,14 +160,14 @@ class Written:
 
     @staticmethod
     def of(analysis: Analysis) -> Written | None:
-        """That of a real-valued function; ``None`` if an operation has no proved second derivative."""
-        found = dense_centre(analysis.over(Ball(0.0)), HIGH, keep=True)
-        if found is None or found.hessian is None or found.error is None:
+        """The Hessian of a real-valued function; ``None`` if an operation has no proved second derivative."""
+        dense = dense_centre(analysis.over(Ball(0.0)), HIGH, keep=True)
+        if dense is None or dense.hessian is None or dense.error is None:
             return None
-        return Written(analysis, found, found.hessian, found.error)
+        return Written(analysis, dense, dense.hessian, dense.error)
 
     def apart(self, radius: float) -> float:
-        """How far the Hessian anywhere on a ball may be from what is written."""
+        """A bound on the distance from what is written to the Hessian anywhere on a ball."""
         return float(moved_from(self.dense, self.analysis.over(Ball(radius))) + self.error)
 
 
@@ -181,21 +180,19 @@ def second_slopes(layered: Layered, k: int) -> Rounded:
 
 
 def flows_of(layered: Layered, slopes: list[Rounded]) -> dict[tuple[int, int], Rounded]:
-    """The derivatives of what one linear layer gives in what an earlier one gives, samples × width × width."""
-    found = {}
+    """The derivatives :math:`P_{zk}` of the output of linear map z in that of an earlier map k, by sample."""
+    flows = {}
     for k, layer in enumerate(layered.layers):
         unit = torch.eye(layer.weight.shape[0], dtype=torch.float64).expand(layered.count, -1, -1)
-        found[k, k] = Rounded.exact(unit).expand(unit.shape)
+        flows[k, k] = Rounded.exact(unit).expand(unit.shape)
         for z in range(k + 1, len(layered.layers)):
-            moved = slopes[z - 1].rearranged(lambda t: t[:, :, None]) * found[z - 1, k]
-            found[z, k] = product(Rounded.exact(layered.layers[z].weight), moved)
-    return found
+            moved = slopes[z - 1].rearranged(lambda t: t[:, :, None]) * flows[z - 1, k]
+            flows[z, k] = product(Rounded.exact(layered.layers[z].weight), moved)
+    return flows
 
 
 def features_of(layered: Layered, k: int) -> Rounded:
-    """What the parameters of a layer are multiplied by: its input, and one for the bias."""
-    state, layer = layered.states[k][0], layered.layers[k]
-    first, last = 0 if layer.trains_weight else state.value.shape[1], int(layer.trains_bias)
-    found = state.rearranged(lambda t: nn.functional.pad(t[:, first:], (0, last)))
-    found.value[:, found.value.shape[1] - last :] = 1.0
-    return found
+    """What the parameters of a layer are multiplied by, with errors; the ones for the bias are exact."""
+    layer, state = layered.layers[k], layered.states[k][0]
+    errors = state.expand(state.value.shape).error[:, : None if layer.trains_weight else 0]
+    return Rounded(layer.features(state.value), nn.functional.pad(errors, (0, int(layer.trains_bias))))

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph.nodes import Node, Ref
@@ -33,30 +33,35 @@ from surefoot.scalar import Rounded, ScalarFunction, rounded_derivatives
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer and the function behind it."""
+    """A linear layer and the element-wise function that follows it."""
 
-    reads: str  # the name of what it reads
-    after: str  # the path of the module that calls the function, or its own
-    weight: Tensor  # as stored, in double precision
-    bias: Tensor | None  # likewise; ``None`` if there is none
+    reads: str  # the name of its input
+    after: str  # the path of the module that calls the function; without one, its own path
+    weight: Tensor  # the weight as stored, in double precision
+    bias: Tensor | None  # the bias, if there is one
     trains_weight: bool  # whether the weight varies
-    trains_bias: bool  # likewise
-    paths: tuple[str, ...]  # of the parameters that vary
+    trains_bias: bool  # whether the bias varies
+    paths: tuple[str, ...]  # the paths of the parameters that vary
     function: ScalarFunction | None  # ``None`` for the identity
 
     @property
     def trains(self) -> bool:
-        """Whether anything varies in it."""
+        """Whether the weight or the bias varies."""
         return self.trains_weight or self.trains_bias
 
+    def features(self, reads: Tensor) -> Tensor:
+        """What the parameters are multiplied by if this is the input: the input, and ones for the bias."""
+        value = reads.double() if self.trains_weight else reads[:, :0].double()
+        return nn.functional.pad(value, (0, int(self.trains_bias)), value=1.0)
+
     def outlined(self) -> Layer:
-        """The same without numbers and without the function."""
+        """The layer without numbers and without its function."""
         return replace(self, weight=torch.empty_like(self.weight, device="meta"), bias=None, function=None)
 
 
 @dataclass(frozen=True, eq=False)
 class Layered:
-    """Such a network on a batch."""
+    """A network of such layers on a batch."""
 
     analysis: Analysis  # the network as it was read
     layers: tuple[Layer, ...]  # in order
@@ -64,30 +69,30 @@ class Layered:
 
     @property
     def count(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return len(self.inputs)
 
     @cached_property
     def _run(self) -> list[tuple[Rounded, Rounded, Rounded, Rounded]]:
-        found, state = [], Rounded.exact(self.inputs)
+        steps, state = [], Rounded.exact(self.inputs)
         for layer in self.layers:
             before = product(state, Rounded.exact(layer.weight.mT))
             if layer.bias is not None:
                 before = before + layer.bias
             one = Rounded.exact(torch.ones_like(before.value)).expand(before.value.shape)
             after = [before, one] if layer.function is None else rounded_derivatives(layer.function, before, 1)
-            found.append((state, before, after[0], after[1]))
+            steps.append((state, before, after[0], after[1]))
             state = after[0]
-        return found
+        return steps
 
     @property
     def sums(self) -> list[Rounded]:
-        """For each layer what its linear map gives, at the weights."""
+        """For each layer the output of its linear map, at the weights."""
         return [before for _, before, _, _ in self._run]
 
     @property
     def states(self) -> list[tuple[Rounded, Rounded, Rounded]]:
-        """For each layer what it reads, and the value and the slope of its function, at the weights."""
+        """For each layer its input, and the value and the slope of its function, at the weights."""
         return [(state, after, slope) for state, _, after, slope in self._run]
 
     @property
@@ -97,15 +102,15 @@ class Layered:
 
     @cached_property
     def sensitivities(self) -> list[tuple[Rounded | None, Rounded]]:
-        """For each layer :math:`Q_k` and :math:`B_k`, samples × outputs × width; no Q of the last."""
+        """For each layer :math:`Q_k` and :math:`B_k`, samples × outputs × width; the last layer has no Q."""
         slope = self.states[-1][2]
         unit = torch.eye(slope.value.shape[1], dtype=torch.float64)
         last = slope.rearranged(lambda t: t[:, None, :] * unit)
-        found: list[tuple[Rounded | None, Rounded]] = [(None, last)]
+        both: list[tuple[Rounded | None, Rounded]] = [(None, last)]
         for k in range(len(self.layers) - 2, -1, -1):
-            through = product(found[0][1], Rounded.exact(self.layers[k + 1].weight))
-            found.insert(0, (through, through * self.states[k][2].rearranged(lambda t: t[:, None, :])))
-        return found
+            through = product(both[0][1], Rounded.exact(self.layers[k + 1].weight))
+            both.insert(0, (through, through * self.states[k][2].rearranged(lambda t: t[:, None, :])))
+        return both
 
     @cached_property
     def gram(self) -> Rounded:
@@ -115,8 +120,9 @@ class Layered:
     def times(
         self, start: int, stop: int, other: Layered, end: int, factors: Mapping[str, float] | None = None
     ) -> Rounded:
-        """Inner products of rows of the Jacobian, from one to another, with the first ones of another batch; each
-        parameter times its factor, if there are factors by path, one for each layer.
+        """Inner products of rows ``start`` to ``stop`` of the Jacobian with the first ``end`` ones of a batch.
+
+        Each parameter counts times its factor, if there are factors by path; they are the same within a layer.
         """
         times, weights = self.outputs.value.shape[1], layer_factors(self.layers, factors)
         first, last, most = start // times, -(-stop // times), -(-end // times)  # samples
@@ -162,12 +168,12 @@ class Layered:
 
 
 def layer_factors(layers: Sequence[Layer], factors: Mapping[str, float] | None) -> list[float]:
-    """What each layer counts where its parameters have these factors by path; one without."""
+    """The factor of each layer, from factors of parameters by path; one without them."""
     return [factors[layer.paths[0]] if factors is not None and layer.trains else 1.0 for layer in layers]
 
 
 def spread_over(matrix: Tensor, times: int) -> Tensor:
-    """Each entry for all outputs of the two samples, so many of each."""
+    """A matrix over samples, each entry repeated for all outputs of its two samples."""
     return matrix.repeat_interleave(times, 0).repeat_interleave(times, 1)
 
 
@@ -209,7 +215,7 @@ def read_layers(analysis: Analysis) -> Layered | None:
 
 
 def _stored(graph: Graph, name: str) -> bool:
-    """Whether a tensor holds numbers as they are stored, only moved around: what is computed has an error."""
+    """Whether a tensor holds stored numbers, at most moved around, and so has no error."""
     if name in graph.leaves:
         return True
     node = graph.by_name[name]

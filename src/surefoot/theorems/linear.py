@@ -2,8 +2,8 @@ r"""A network linearised at its weights: the Gram matrix of the Jacobian and the
 
 *Layered networks*: see :mod:`surefoot.theorems.layered`. *Others*: the row of one output is the gradient of
 :math:`\langle c, \psi\rangle` with c the unit vector, by the adjoint pass, whose error is proved
-(:func:`~surefoot.calculus.adjoint.gradient.proved_gradient`): :math:`\|J_i - \hat J_i\| \le \varepsilon_i`. It is
-a pass over one sample where samples do not interact. A Jacobian that does not fit into memory is computed by
+(:func:`~surefoot.calculus.adjoint.gradient.proved_gradient`): :math:`\|J_i - \hat J_i\| \le \varepsilon_i`. Where
+samples do not interact, the pass is over one sample. A Jacobian that does not fit into memory is computed by
 panels of rows, and again whenever two panels meet. So
 
 .. math:: |\langle J_i, J_j\rangle - \mathrm{fl}\langle\hat J_i, \hat J_j\rangle| \le \varepsilon_i\|\hat J_j\| +
@@ -40,13 +40,13 @@ from surefoot.scalar import Rounded
 from surefoot.theorems.layered import Layered
 
 _PANEL = 512  # rows at a time
-_ENTRIES = 2**28  # of a Jacobian that is kept, two gigabytes; twice that while it is written
-_PANEL_ENTRIES = 2**26  # of a panel, half a gigabyte
+_ENTRIES = 2**28  # entries of a Jacobian that is kept: two gigabytes, twice that while it is written
+_PANEL_ENTRIES = 2**26  # entries of a panel: half a gigabyte
 
 
 @dataclass(frozen=True, eq=False)
 class Linearised:
-    """What the theorems need to know at the weights."""
+    """The Gram matrix and the residual at the weights, and the numbers that theorems need of them."""
 
     gram: Symmetric  # :math:`JJ^\\top`, by panels of rows
     residual: Tensor  # :math:`\\psi(u_0) - y`, flat, as computed
@@ -54,42 +54,43 @@ class Linearised:
 
     @staticmethod
     def of(gram: Symmetric, outputs: Tensor, error: float, targets: Tensor) -> Linearised:
-        """From outputs that are known up to an error, compared with targets."""
+        """The linearised network, from outputs that are known up to an error and from the targets."""
         residual = outputs.reshape(-1) - targets.detach().double().reshape(-1)
         return Linearised(gram, residual, up(error + 2.0**-52 * frobenius_norm(residual)))
 
     @cached_property
     def sigma(self) -> float:
-        """A lower bound of the smallest singular value of J; zero if none is proved."""
+        """A lower bound on the smallest singular value of J; zero if none is proved."""
         lowest = smallest_eigenvalue(self.gram)
         return down(math.sqrt(lowest)) if lowest > 0 else 0.0
 
     @cached_property
     def norm(self) -> float:
-        """An upper bound of the norm of J."""
+        """An upper bound on the norm of J."""
         return up(math.sqrt(largest_eigenvalue(self.gram)))
 
     def steepest(self, samples: int) -> float:
-        """An upper bound of the norms of the rows of J that belong to one of so many samples: the root of the
-        largest trace of a block on the diagonal.
+        """An upper bound on the norm of the rows of J that belong to one of this many samples.
+
+        It is the root of the largest trace of a block on the diagonal of :math:`JJ^\\top`.
         """
-        sizes = [found.value[:, start:].diagonal() + found.error[:, start:].diagonal()
-                 for start, _, found in self.gram.panels()]  # fmt: skip
+        sizes = [panel.value[:, start:].diagonal() + panel.error[:, start:].diagonal()
+                 for start, _, panel in self.gram.panels()]  # fmt: skip
         return up(math.sqrt(float(torch.cat(sizes).reshape(samples, -1).sum(1).max()) * (1 + 1e-9)))
 
     @cached_property
     def length(self) -> float:
-        """An upper bound of the norm of the residual."""
+        """An upper bound on the norm of the residual."""
         return vector_norm(self.residual, self.error)
 
     @cached_property
     def least(self) -> float:
-        """An upper bound of the norm of the least solution of the linearised equations."""
+        """An upper bound on the norm of the least solution of the linearised equations."""
         return least_solution(self.gram, self.residual, self.error, self.sigma) if self.sigma > 0 else math.inf
 
 
 class _Written:
-    """Rows of the Jacobian that can be written out, so many at a time."""
+    """Rows of the Jacobian that can be written out, ``panel`` of them at a time."""
 
     panel = _PANEL
 
@@ -100,15 +101,15 @@ class _Written:
     def times(
         self, start: int, stop: int, other: _Written, end: int, factors: Mapping[str, float] | None = None
     ) -> Rounded:
-        """As :meth:`~surefoot.theorems.layered.Layered.times`; roots of factors, powers of four or zero, are
-        exact.
+        """As :meth:`~surefoot.theorems.layered.Layered.times`; factors are powers of four or zero, so that their
+        roots are exact.
         """
-        mine, found = self.part(start, stop).flat(factors), []
+        rows, products = self.part(start, stop).flat(factors), []
         for k in range(0, end, other.panel):
             last = min(k + other.panel, end)
             same = other is self and (k, last) == (start, stop)
-            found.append(_inner_products(mine, mine if same else other.part(k, last).flat(factors)))
-        return Rounded(*(torch.cat([getattr(one, name) for one in found], 1) for name in ("value", "error")))
+            products.append(_inner_products(rows, rows if same else other.part(k, last).flat(factors)))
+        return Rounded(*(torch.cat([getattr(one, name) for one in products], 1) for name in ("value", "error")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,12 +120,14 @@ class Rows(_Written):
     errors: Mapping[str, Tensor]  # bounds on the norms of the errors of the rows
 
     def part(self, start: int, stop: int) -> Rows:
-        """These of them."""
-        parts = ({path: each[start:stop] for path, each in of.items()} for of in (self.slopes, self.errors))
+        """These rows."""
+        parts = (
+            {path: each[start:stop] for path, each in by_path.items()} for by_path in (self.slopes, self.errors)
+        )
         return Rows(*parts)
 
     def flat(self, factors: Mapping[str, float] | None = None) -> tuple[Tensor, Tensor]:
-        """All parameters side by side, times the roots of factors, powers of four or zero; and errors of rows."""
+        """All parameters side by side, each times the root of its factor; and bounds on the errors of rows."""
         parts = {path: 1.0 if factors is None else factors[path] ** 0.5 for path in self.slopes}
         parts = {path: part for path, part in parts.items() if part}
         rows = torch.cat([self.slopes[path] * part for path, part in parts.items()], 1)
@@ -133,7 +136,7 @@ class Rows(_Written):
 
 
 def _inner_products(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Rounded:
-    """Of rows with bounds on the norms of their errors."""
+    """The inner products of rows that come with bounds on the norms of their errors."""
     (rows, errors), (others, other_errors) = first, second
     sizes, other_sizes = (torch.linalg.vector_norm(each, dim=1) * (1 + 1e-9) for each in (rows, others))
     apart = errors[:, None] * other_sizes + sizes[:, None] * other_errors + errors[:, None] * other_errors
@@ -143,21 +146,21 @@ def _inner_products(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor])
 
 @dataclass(frozen=True, eq=False)
 class Panels(_Written):
-    """A Jacobian that does not fit into memory: panels of rows are computed whenever they are asked for."""
+    """A Jacobian that does not fit into memory: panels of rows are computed each time they are needed."""
 
     output: Callable[[int], Analysis]  # an output, by its number, as a function by itself
-    panel: int  # how many rows there are at a time
+    panel: int  # number of rows of a panel
 
     def part(self, start: int, stop: int) -> Rows:
         """These rows, one adjoint pass each."""
         slopes: dict[str, list[Tensor]] = {}
         errors: dict[str, list[float]] = {}
         for output in map(self.output, range(start, stop)):
-            found = proved_gradient(output)
+            gradient = proved_gradient(output)
             for leaf in output.reading.graph.parameters:
-                if leaf.path in found.slopes:
-                    slopes.setdefault(leaf.path, []).append(found.slopes[leaf.path].reshape(-1))
-                    errors.setdefault(leaf.path, []).append(found.errors[leaf.path])
+                if leaf.path in gradient.slopes:
+                    slopes.setdefault(leaf.path, []).append(gradient.slopes[leaf.path].reshape(-1))
+                    errors.setdefault(leaf.path, []).append(gradient.errors[leaf.path])
         return Rows(
             {path: torch.stack(slopes.pop(path)) for path in list(slopes)},
             {path: torch.tensor(each, dtype=torch.float64) for path, each in errors.items()},
@@ -172,8 +175,8 @@ def written(jacobian: Jacobian, start: int, stop: int) -> Rows:
     if not isinstance(jacobian, Layered):
         return jacobian.part(start, stop)
     slopes, errors = {}, {}
-    for path, found in jacobian.rows(start, stop):
-        wide = found.expand(found.value.shape)
+    for path, rows in jacobian.rows(start, stop):
+        wide = rows.expand(rows.value.shape)
         slopes[path] = wide.value
         errors[path] = torch.linalg.vector_norm(wide.error, dim=1) * (1 + 1e-9)
     return Rows(slopes, errors)
@@ -184,8 +187,8 @@ def normal_matrix(
 ) -> tuple[Tensor, float]:
     r""":math:`J^\top CJ`, symmetric, and a bound on the norm of its error.
 
-    The columns are parameters by path, so many of each; C, of norm at most ``most``, is one symmetric matrix for
-    each sample. A panel of J known up to e in the Frobenius norm moves the product by at most
+    ``order`` says how many columns each parameter has, by path. C, of norm at most ``most``, is one symmetric
+    matrix for each sample. If a panel of J is known up to e in the Frobenius norm, the product is off by at most
     :math:`\|C\|e(2\|J\|_F + e)`.
     """
     count, width = outer.value.shape[:2]
@@ -209,7 +212,7 @@ def normal_matrix(
 
 
 def in_proportion(sizes: Mapping[str, float]) -> dict[str, float]:
-    """Powers of four, at least one, about in proportion to these numbers."""
+    """Powers of four, at least one, roughly in proportion to these numbers."""
     least = min((size for size in sizes.values() if size > 0), default=1.0)
     return {path: 4.0 ** round(math.log(max(size / least, 1.0), 4)) for path, size in sizes.items()}
 
@@ -218,14 +221,14 @@ class Along:
     """Inner products of the outputs of a network with vectors; batches of one shape share a reading."""
 
     def __init__(self) -> None:
-        self._known: dict[Graph, tuple[Analysis, str]] = {}
+        self._readings: dict[Graph, tuple[Analysis, str]] = {}
 
     def __call__(self, analysis: Analysis, costate: Tensor) -> Analysis:
-        """With a vector of the shape of the outputs."""
+        """The inner product with a vector of the shape of the outputs."""
         graph = analysis.reading.graph
-        if graph not in self._known:
-            self._known[graph] = _with_vector(analysis)
-        weighted, name = self._known[graph]
+        if graph not in self._readings:
+            self._readings[graph] = _with_vector(analysis)
+        weighted, name = self._readings[graph]
         inputs = {leaf.name: analysis.values[leaf.name] for leaf in graph.inputs}
         return replace(weighted, x=analysis.x, values={**weighted.values, **inputs, name: costate})
 
@@ -236,12 +239,12 @@ def _with_vector(analysis: Analysis) -> tuple[Analysis, str]:
     assert isinstance(spec, Spec)
     like = next(iter(analysis.values.values()))
     vector = torch.zeros(spec.shape, dtype=torch.float64, device=like.device)
-    found = Analysis.of(analysis.model, analysis.x, _Along(vector))
-    names = [name for name in found.values
-             if name not in analysis.values and found.values[name].shape == spec.shape]  # fmt: skip
+    weighted = Analysis.of(analysis.model, analysis.x, _Along(vector))
+    names = [name for name in weighted.values
+             if name not in analysis.values and weighted.values[name].shape == spec.shape]  # fmt: skip
     if len(names) != 1:
         raise RuntimeError("the graph of a linear function of the outputs is not what was expected")
-    return found, names[0]
+    return weighted, names[0]
 
 
 class _Along(nn.Module):
@@ -272,14 +275,14 @@ def single_outputs(analysis: Analysis) -> Callable[[int], Analysis]:
 
 
 def rows_at_once(entries: int) -> int:
-    """How many rows of so many entries are written out together."""
+    """How many rows of this many entries are written out together."""
     return max(_PANEL_ENTRIES // max(entries, 1), 1)
 
 
 def jacobian_rows(analysis: Analysis, output: Callable[[int], Analysis] | None = None) -> Rows | Panels:
-    """The Jacobian, one adjoint pass for each row; by panels if it does not fit into so much memory.
+    """The Jacobian, one adjoint pass for each row; by panels if it does not fit into memory.
 
-    An output, as a function by itself, is by default one of all samples.
+    ``output`` gives an output by its number, as a function by itself; by default a function of all samples.
     """
     graph = analysis.reading.graph
     entries = sum(graph.numel(leaf.name) for leaf in graph.parameters if leaf.trainable)

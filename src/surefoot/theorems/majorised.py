@@ -1,4 +1,4 @@
-"""Gauss-Newton steps with a fixed damping: a rate for all of them, known before the first."""
+"""Gauss-Newton steps with a fixed damping: one rate for all of them, known before the first step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DampedGaussNewton(SquareOnBall):
 
     @property
     def kappa(self) -> float:
-        """:math:`\\kappa`, rounded up; a solved problem and a linear network need almost none."""
+        """:math:`\\kappa`, rounded up; a solved problem or a linear network needs almost no damping."""
         needed = arb(self.weight) * arb(self.bending) * arb(self.residual) * (1 + arb(2).sqrt()) / 2
         return max(above(needed), 1e-12)
 

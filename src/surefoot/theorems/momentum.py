@@ -1,4 +1,4 @@
-"""Gradient descent with momentum on a ball: the heavy ball, slow but soon, and fast near a solution."""
+"""Gradient descent with momentum on a ball: one theorem that applies early, and one with a faster rate."""
 
 from __future__ import annotations
 
@@ -100,16 +100,16 @@ class HeavyBall(SquareOnBall):
 
     @cached_property
     def rate(self) -> float:
-        """The factor of one step, rounded up: the smallest of some :math:`\\lambda`."""
+        """q, rounded up: the smallest that some values of :math:`\\lambda` give."""
         alpha, beta, b, c = self._coefficients()
         highest = (c - b) / square(1 + beta)  # here the second quotient is one
         rates = [1.0]
         for place in _PLACES:
-            much = arb(place) * highest
-            left = c - much * (1 + beta)
-            if proved(left > 0) and proved(much >= 0):
-                first = 1 - 2 * much * self.pull * square(alpha)
-                rates.append(above(first.max((b + much * (1 + beta) * beta) / left)))
+            multiplier = arb(place) * highest
+            left = c - multiplier * (1 + beta)
+            if proved(left > 0) and proved(multiplier >= 0):
+                first = 1 - 2 * multiplier * self.pull * square(alpha)
+                rates.append(above(first.max((b + multiplier * (1 + beta) * beta) / left)))
         return min(rates)
 
 
@@ -174,7 +174,7 @@ class FastHeavyBall(SquareOnBall):
 
     @cached_property
     def _gain(self) -> arb:
-        """:math:`\\alpha\\mu_h`, a ball that contains the exact one."""
+        """:math:`\\alpha\\mu_h`, as a ball that contains the exact number."""
         return arb(self.step_size) * arb(self.weight) * (1 - arb(0, 2.0**-48))
 
     @cached_property
@@ -214,7 +214,7 @@ class FastHeavyBall(SquareOnBall):
 
     @property
     def rate(self) -> float:
-        """The factor of one step, of the bound on the objective."""
+        """:math:`R^2`, what one step multiplies the bound on the objective by."""
         return min(above(square(self._contraction)), 1.0)
 
     @property
@@ -228,7 +228,7 @@ class FastHeavyBall(SquareOnBall):
 
 
 def with_momentum(ball: SquareOnBall, momentum: float | None) -> Iterator[HeavyBall | FastHeavyBall]:
-    """The theorems about momentum on a ball, with this one or with some."""
+    """The theorems about momentum on a ball, with the given momentum or with several values of it."""
     for beta in _MOMENTA if momentum is None else (momentum,):
         for part in _PARTS:
             yield HeavyBall(*ball.numbers, beta, part)

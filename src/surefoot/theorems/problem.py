@@ -1,4 +1,4 @@
-"""What is asked about convergence: the network, its data and its objective, and what is computed of them once."""
+"""A question about convergence: the network, its data and its objective, and what is computed from them once."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from surefoot.theorems.relative import is_affordable, relative_bending
 from surefoot.theorems.statements import NothingHere
 
 _ROWS = 10_000  # outputs of networks that are not layered, one adjoint pass each
-_SMALL = 200  # outputs from which relative constants are only computed if at most
-_GAIN = 100.0  # this factor is missing
+_SMALL = 200  # with more outputs than this, relative constants are computed only if
+_GAIN = 100.0  # at most this factor is missing
 _EXCLUDED = 20_000  # parameters up to which a refusal also says how far away stationary points are
 _FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
 
 
 class Problem:
-    """What was asked, and what is computed once; process 0 asks.
+    """The question, and what is computed once to answer it; with several processes, process 0 asks.
 
-    Numbers are those of all data as one batch, up to round-off, with these exceptions, which hold as well and may
-    be larger or smaller: K of networks that are not layered (:func:`~surefoot.theorems.bending.stacked`), how far
-    a written Hessian and :math:`\\langle\\nabla h, D^2\\psi\\rangle` move on a ball, sums over batches, and how
-    far stationary points are, which follows from :mod:`surefoot.certificate.pieces`.
+    Numbers are those of all data as one batch, up to round-off, with these exceptions, which are also valid bounds
+    and may be larger or smaller: K of networks that are not layered (:func:`~surefoot.theorems.bending.stacked`),
+    how far a written Hessian and :math:`\\langle\\nabla h, D^2\\psi\\rangle` move on a ball (sums over batches),
+    and how far stationary points are, which follows from :mod:`surefoot.certificate.pieces`.
     """
 
     def __init__(self, pieces: Pieces, regularizer: Ridge | None, effort: str, per_block: bool = False) -> None:
@@ -45,7 +45,7 @@ class Problem:
         self._met: dict[float, Bending] = {}
 
     def weight(self) -> float:
-        """The objective is this times half of the squared residual; rounded up."""
+        """The number c for which the objective is c times half of the squared residual, rounded up."""
         assert isinstance(self.objective, Square)
         return up(square_weight(self.objective, self.pieces.like_outputs))
 
@@ -84,8 +84,9 @@ class Problem:
 
     @cached_property
     def relative(self) -> float:
-        """:math:`\\omega` at the weights; it is about the slopes of all outputs in all units at once, so that data
-        are joined where it can be afforded.
+        """:math:`\\omega` at the weights; infinite if it would cost too much.
+
+        It needs the slopes of all outputs in all units at once, so the batches are joined.
         """
         possible = self.thorough and not self.per_block and self.pieces.is_layered
         if not possible or not is_affordable(self.pieces.shape(), self.outputs):
@@ -94,14 +95,14 @@ class Problem:
         return math.inf if layered is None else relative_bending(layered)
 
     def profile(self, radius: float, missing: Callable[[Profile], float]) -> Profile:
-        r""":math:`\omega` on balls up to a radius, by K/σ if that is enough, otherwise by itself at the weights.
+        r""":math:`\omega` on balls up to a radius: K/σ if that is enough, otherwise from :math:`\omega(0)`.
 
-        Beyond :math:`1/\omega(0)` nothing can be proved, so the balls end there. The second is expensive for large
-        Jacobians, and left out where much is missing.
+        Beyond :math:`1/\omega(0)` nothing can be proved, so the balls end there. :math:`\omega(0)` is expensive
+        for large Jacobians, and left out where much is missing.
         """
         sigma = self.linearised.sigma
         centre = self.bending(0.0).constant / sigma
-        found, lacking = Profile(()), math.inf
+        profile, lacking = Profile(()), math.inf
         for sharp in (False, True):
             hopeless = sharp and self.outputs > _SMALL and lacking > _GAIN
             if sharp and (hopeless or not self.relative < centre):
@@ -111,47 +112,47 @@ class Problem:
             end = next(
                 (end / 4**k for k in range(30) if math.isfinite(self.bending(end / 4**k / 32).constant)), 0.0
             )
-            found = Profile.of(
+            profile = Profile.of(
                 (part * end, self._omega(part * end, centre if sharp else math.inf)) for part in _FRACTIONS
             )
-            lacking = missing(found)
+            lacking = missing(profile)
             if lacking <= 1:
                 break
-        return found
+        return profile
 
     def _omega(self, radius: float, centre: float) -> float:
-        """:math:`\\omega` on a ball: at the weights and how far it moves, or K/σ."""
-        met, sigma = self.bending(radius), self.linearised.sigma
-        return up(min(met.constant / sigma, centre + up(met.variation / sigma)))
+        """:math:`\\omega` on a ball: its value at the weights plus how far it moves, or K/σ."""
+        bend, sigma = self.bending(radius), self.linearised.sigma
+        return up(min(bend.constant / sigma, centre + up(bend.variation / sigma)))
 
     def gradient(self) -> tuple[float, float]:
-        """Lower and upper bound of the norm of the gradient at the weights."""
+        """A lower and an upper bound on the norm of the gradient at the weights."""
         slopes, errors = zip(*self.slopes.values(), strict=True)
         size, error = math.hypot(*map(frobenius_norm, slopes)), up(math.hypot(*errors))
         return max(size * (1 - 1e-9) - error, 0.0), up(size * (1 + 1e-12) + error)
 
     @cached_property
     def slopes(self) -> dict[str, tuple[Tensor, float]]:
-        """The gradient by path of the parameter, and how far each part may be off in norm."""
+        """The gradient by path of the parameter, each with a bound on the norm of its error."""
         named = dict(self.model.named_parameters())
-        found = {}
-        for path, slope, error in self._slopes():
+        slopes = {}
+        for path, slope, error in self._loss_slopes():
             if self.regularizer is not None:
                 ridge = self.regularizer.weight_of(path) * named[path].detach().double()
                 slope = slope + ridge
                 error += 2.0**-51 * (frobenius_norm(ridge) + frobenius_norm(slope))
-            found[path] = slope, error
-        return found
+            slopes[path] = slope, error
+        return slopes
 
-    def _slopes(self) -> list[tuple[str, Tensor, float]]:
-        """That of the loss."""
+    def _loss_slopes(self) -> list[tuple[str, Tensor, float]]:
+        """The same for the loss alone."""
         if self.pieces.affine is not None and isinstance(self.objective, Square):
             return self.pieces.affine.gradient(self.weight(), self.objective.chosen())
-        found = self.pieces.gradient()
-        return [(path, slope, found.errors[path]) for path, slope in found.slopes.items()]
+        gradient = self.pieces.gradient()
+        return [(path, slope, gradient.errors[path]) for path, slope in gradient.slopes.items()]
 
     def nothing(self) -> NothingHere | None:
-        """The largest ball of those tried without a stationary point."""
+        """The largest ball that a certificate proves to hold no stationary point; ``None`` if it is not tried."""
         if self.parameters > _EXCLUDED or not self.thorough:
             return None
         certificate = self.pieces.certificate()
@@ -164,7 +165,7 @@ class Problem:
 
 
 def not_onto(problem: Problem, advice: str = "") -> str:
-    """Why the Jacobian is not proved to be onto; empty where it is."""
+    """Why the Jacobian is not proved to be onto; empty if it is."""
     if problem.outputs > problem.parameters:
         return (
             f"There are {problem.outputs} equations and {problem.parameters} parameters, so that the Jacobian is "
@@ -179,5 +180,5 @@ def not_onto(problem: Problem, advice: str = "") -> str:
 
 
 def refused(problem: Problem, method: str, theorem: str, why: str) -> Convergence:
-    """Not proved, and no factor says what is missing."""
-    return Convergence(method, theorem, False, (), math.inf, (why,), nothing=problem.nothing())
+    """A verdict that nothing is proved, for a reason that no factor measures."""
+    return Convergence(method, theorem, False, (), missing=math.inf, advice=(why,), nothing=problem.nothing())

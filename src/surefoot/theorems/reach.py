@@ -1,5 +1,7 @@
-"""Layers of a network over a ball around its weights, sample by sample: values, slopes, second derivatives, and
-how the outputs depend on them; see :mod:`surefoot.theorems.bending` for the notation and the proofs.
+"""Layers of a network over a ball around its weights, sample by sample.
+
+For each layer: its values, slopes and second derivatives, and how the outputs depend on it. The notation and the
+proofs are those of :mod:`surefoot.theorems.bending`.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ FEW = 3  # kinks that are named
 
 @dataclass(frozen=True)
 class Moving:
-    """Numbers by what they are at most: at the weights, by how much they move on the ball, and on the ball."""
+    """Upper bounds on numbers that move over the ball."""
 
-    here: Tensor
-    move: Tensor
-    bound: Tensor
+    here: Tensor  # their size at the weights
+    move: Tensor  # how far they move on the ball
+    bound: Tensor  # their size on the ball
 
     @staticmethod
     def of(here: Tensor, move: Tensor) -> Moving:
-        """Where nothing better is known about the ball."""
+        """The size on the ball is the sum of the other two."""
         return Moving(here, move, (here + move) * UP)
 
     def __mul__(self, other: Moving) -> Moving:
@@ -52,15 +54,15 @@ class Reach:
     """A layer over the ball."""
 
     layer: Layer  # the layer
-    reads: Rounded  # what it reads at the weights
-    before: Rounded  # what its linear map gives there
+    reads: Rounded  # its input at the weights
+    before: Rounded  # the output of its linear map there
     rho: float  # how far its weight may move
-    steps: Tensor  # how far what it reads may move, sample by sample
-    spread: Tensor | None = None  # how far what its linear map gives may move; ``None`` while it is not known
+    steps: Tensor  # how far its input may move, sample by sample
+    spread: Tensor | None = None  # how far the output of its linear map may move; ``None`` before it is computed
 
     @property
     def count(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return len(self.steps)
 
     @cached_property
@@ -90,14 +92,14 @@ class Reach:
 
     @cached_property
     def features(self) -> tuple[Tensor, Tensor]:
-        """What the parameters are multiplied by, as computed at the weights, and how far rows may be from it."""
+        """What the parameters are multiplied by, as computed at the weights, and how far its rows may move."""
         wrong = torch.linalg.vector_norm(self.reads.error.expand(self.reads.value.shape), dim=1)
         moved = (self.steps + wrong) * UP if self.layer.trains_weight else torch.zeros_like(self.steps)
-        return features_at(self.layer, self.reads.value), moved
+        return self.layer.features(self.reads.value), moved
 
     @cached_property
     def sizes(self) -> Moving:
-        """The norms of the rows."""
+        """The norms of the rows of :attr:`features`."""
         value, moved = self.features
         return Moving.of(torch.linalg.vector_norm(value, dim=1) * UP, moved)
 
@@ -109,56 +111,55 @@ class Reach:
 
 def reaches_of(layered: Layered, radius: float, roots: Sequence[float]) -> list[Reach]:
     """The layers over the ball, up to the last one whose values are finite."""
-    found: list[Reach] = []
-    paths: list[Tensor] = []  # of what each layer gives, over what the layers move by
+    reaches: list[Reach] = []
+    paths: list[Tensor] = []  # bounds on how fast the output of this layer's linear map moves with each layer
     steps = torch.zeros(layered.count, dtype=torch.float64)
     for layer, (reads, _, _), before, root in zip(
         layered.layers, layered.states, layered.sums, roots, strict=True
     ):
-        met = Reach(layer, reads, before, radius * root if layer.trains_weight else 0.0, steps)
-        if found:
-            paths = [path * found[-1].slopes.bound.amax(1) * met.norm * UP for path in paths]
-        paths.append(met.sizes.bound * root)
+        reach = Reach(layer, reads, before, radius * root if layer.trains_weight else 0.0, steps)
+        if reaches:
+            paths = [path * reaches[-1].slopes.bound.amax(1) * reach.norm * UP for path in paths]
+        paths.append(reach.sizes.bound * root)
         spread = torch.linalg.vector_norm(torch.stack(paths), dim=0) * (radius * UP)
         if not bool(torch.isfinite(spread).all()):
             break
-        found.append(replace(met, spread=spread))
-        steps = found[-1].slopes.bound.amax(1) * spread * UP
-    return found
+        reaches.append(replace(reach, spread=spread))
+        steps = reaches[-1].slopes.bound.amax(1) * spread * UP
+    return reaches
 
 
-def through_layers(met: list[Reach], last: int) -> list[Moving]:
-    """Bounds on the derivatives of what one linear layer gives in what earlier ones give, sample by sample."""
-    one = torch.ones(met[0].count, dtype=torch.float64)
-    found = [Moving.of(one, torch.zeros_like(one))]
+def through_layers(reaches: list[Reach], last: int) -> list[Moving]:
+    """Bounds on the derivatives of the output of linear map ``last`` in those of earlier ones, by sample."""
+    one = torch.ones(reaches[0].count, dtype=torch.float64)
+    derivatives = [Moving.of(one, torch.zeros_like(one))]
     for k in range(last - 1, -1, -1):
-        weight = Moving.of(one * (met[k + 1].norm - met[k + 1].rho) * UP, one * met[k + 1].rho)
-        found.insert(0, found[0] * weight * met[k].slopes.most())
-    return found
+        after = reaches[k + 1]
+        weight = Moving.of(one * (after.norm - after.rho) * UP, one * after.rho)
+        derivatives.insert(0, derivatives[0] * weight * reaches[k].slopes.most())
+    return derivatives
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """How the outputs depend on a layer over the ball: bounds on the norms of B for each sample, and on those of
-    the columns of Q, one per unit.
-    """
+    """How the outputs depend on a layer over the ball."""
 
-    norms: Moving
-    columns: Moving
+    norms: Moving  # the norm of B, for each sample
+    columns: Moving  # the norms of the columns of Q, one per sample and unit
 
 
-def outputs_of(layered: Layered, met: list[Reach]) -> list[Outputs]:
+def outputs_of(layered: Layered, reaches: list[Reach]) -> list[Outputs]:
     """How the outputs depend on each layer."""
-    found: list[Outputs] = []
+    dependence: list[Outputs] = []
     varied = size = torch.zeros(layered.count, dtype=torch.float64)  # of B of the layer after
-    for k in range(len(met) - 1, -1, -1):
-        m, (through, slopes) = met[k], layered.sensitivities[k]
+    for k in range(len(reaches) - 1, -1, -1):
+        m, (through, slopes) = reaches[k], layered.sensitivities[k]
         columns: Moving
         if through is None:
             one = torch.ones_like(m.before.value)
             columns, varied = Moving.of(one, torch.zeros_like(one)), m.slopes.most().move
         else:
-            after = met[k + 1]
+            after = reaches[k + 1]
             lengths = torch.linalg.vector_norm(after.layer.weight, dim=0) + after.rho
             here = torch.linalg.vector_norm(through.bound, dim=1) * UP
             columns = Moving.of(here, (varied[:, None] * lengths + size[:, None] * after.rho) * UP)
@@ -166,15 +167,8 @@ def outputs_of(layered: Layered, met: list[Reach]) -> list[Outputs]:
             slope = m.slopes.most()
             varied = (varied * slope.bound + _sample_norms(through) * slope.move) * UP
         size = _sample_norms(slopes)
-        found.insert(0, Outputs(Moving.of(size, varied), columns))
-    return found
-
-
-def features_at(layer: Layer, reads: Tensor) -> Tensor:
-    """What the parameters of a layer are multiplied by, where it reads this."""
-    value = reads.double() if layer.trains_weight else reads[:, :0].double()
-    ones = [torch.ones(len(value), 1, dtype=torch.float64)] if layer.trains_bias else []
-    return torch.cat([value, *ones], 1)
+        dependence.insert(0, Outputs(Moving.of(size, varied), columns))
+    return dependence
 
 
 def _sample_norms(matrices: Rounded) -> Tensor:
@@ -184,7 +178,7 @@ def _sample_norms(matrices: Rounded) -> Tensor:
 
 
 def kinks_near(m: Reach) -> Iterator[tuple[float, int, str, str]]:
-    """Of the units that may meet a kink, the nearest: how far it is, the sample, and what is to be said."""
+    """The nearest kinks that units may meet: the distance, the sample, and two parts of a sentence about it."""
     bends = m.bends.bound
     if bool(torch.isfinite(bends).all()):
         return

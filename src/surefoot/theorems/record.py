@@ -1,4 +1,4 @@
-"""What a theorem says about a method from the present weights, or what it lacks."""
+"""The verdict of a theorem about a method that starts at the present weights."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ METHODS = {
     "newton": "Newton's method",
 }
 _WIDTH = 110
-_WRITTEN = (
+_FIELDS = (
     "method", "theorem", "proved", "verdict", "radius", "distance", "rate", "step_size", "momentum",
     "block_step_sizes", "missing", "loss",
 )  # fmt: skip
-_OF_HYPOTHESES = ("symbol", "meaning", "value", "needs", "holds")
+_HYPOTHESIS_FIELDS = ("symbol", "meaning", "value", "needs", "holds")
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Hypothesis:
     """One verified number.
 
     Attributes:
-        symbol: as in the theorem.
-        meaning: in words.
+        symbol: its symbol in the theorem.
+        meaning: its meaning in words.
         value: the bound that was proved.
-        needs: what the theorem asks of it, or nothing.
-        holds: whether that is so; ``None`` if nothing is asked.
-        lower: whether it is a lower bound.
+        needs: what the theorem requires of it; empty if it requires nothing.
+        holds: whether the requirement is met; ``None`` if there is none.
+        lower: whether the bound is a lower one.
 
     >>> print(sf.theorems.Hypothesis("h", "the quotient", 0.25, "at most ½", True))
     h ≤ 0.25, the quotient; needs at most ½: yes
@@ -66,27 +66,27 @@ class Hypothesis:
         return f"≥ {least(self.value)}" if self.lower else f"≤ {most(self.value)}"
 
     def __str__(self) -> str:
-        asked = "" if self.holds is None else f"; needs {self.needs}: {'yes' if self.holds else 'no'}"
-        return f"{self.symbol} {self.bound}, {self.meaning}{asked}"
+        requirement = "" if self.holds is None else f"; needs {self.needs}: {'yes' if self.holds else 'no'}"
+        return f"{self.symbol} {self.bound}, {self.meaning}{requirement}"
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """A verdict about a method, from the present weights.
+    """Whether a method is proved to converge from the present weights.
 
     Attributes:
         method: ``"gauss_newton"``, ``"damped"``, ``"gradient"``, ``"momentum"``, ``"stochastic"`` or ``"newton"``.
-        theorem: its name.
+        theorem: the name of the theorem.
         proved: whether all hypotheses are verified.
-        hypotheses: with their verified numbers.
-        missing: the factor by which the hypothesis that fails does so; 1 if it is proved, infinite if no factor
-            says it.
-        advice: what would help, in sentences.
+        hypotheses: the hypotheses with their verified numbers.
+        missing: the factor by which the failing hypothesis is missed; 1 if convergence is proved, infinite if no
+            factor would help.
+        advice: sentences that say what would help.
         obstacles: what makes a constant infinite, such as the units that may meet a kink.
         statement: the theorem with these numbers; ``None`` where they do not exist.
-        nothing: the largest ball in which a stationary point was excluded, where that was asked.
-        loss: a bound on the objective at the weights, its minimum taken as zero; ``None`` if it is not known.
-        weights: :math:`L_b` by path, where norms are :math:`\\sum_bL_b\\|v_b\\|^2`; they are at least one, so that
+        nothing: the largest ball that was proved to hold no stationary point, where this was tried.
+        loss: a bound on the objective at the weights, its minimum taken as zero; ``None`` if there is none.
+        weights: :math:`L_b` by path, where norms are :math:`\\sum_bL_b\\|v_b\\|^2`; each is at least one, so that
             distances in the ordinary norm are not larger.
 
     >>> print(sf.Convergence("newton", "Newton-Kantorovich theorem", False, (), 3.0).verdict)
@@ -112,16 +112,18 @@ class Convergence:
 
     @property
     def distance(self) -> float | None:
-        """How far the limit may be from the weights; ``None`` if it is not proved to exist."""
+        """A bound on the distance from the weights to the limit; ``None`` if no limit is proved to exist."""
         if not self.proved or self.statement is None:
             return None
         return self.statement.radius if isinstance(self.statement, SquareOnBall) else self.statement.distance
 
     @property
     def rate(self) -> float | None:
-        """The factor of one step: of the objective for gradient steps by its gradient inequality, in expectation
-        for random ones; of the distance near a strict minimum; for quadratic convergence that of the first bound
-        on the distance to the second. ``None`` if it is not proved.
+        """What one step multiplies a bound by; ``None`` if convergence is not proved.
+
+        For gradient steps towards zero loss it is the bound on the objective, in expectation if batches are
+        random; near a strict minimum, the bound on the distance; for quadratic convergence, the bound on the
+        distance at the first step.
         """
         if not self.proved or self.statement is None:
             return None
@@ -132,29 +134,27 @@ class Convergence:
 
     @property
     def step_size(self) -> float | None:
-        """The step of gradient descent; with ``per_block`` that of blocks with :math:`L_b = 1`."""
+        """The step size of gradient descent; with ``per_block`` that of blocks with :math:`L_b = 1`."""
         gradual = self.method in ("gradient", "momentum", "stochastic") and self.proved
         return getattr(self.statement, "step_size", None) if gradual else None
 
     @property
     def momentum(self) -> float | None:
-        """That of the heavy ball."""
+        """The momentum of the heavy ball."""
         return getattr(self.statement, "momentum", None) if self.proved else None
 
     @property
     def block_step_sizes(self) -> dict[str, float] | None:
-        """The steps of gradient descent by path of the parameter; exact quotients, as the weights are powers of
-        four.
-        """
+        """The step size of each parameter, by path; the quotients are exact, as the weights are powers of four."""
         if self.weights is None or self.step_size is None:
             return None
         return {path: self.step_size / weight for path, weight in self.weights.items()}
 
     def iterations(self, eps: float) -> int:
-        """How many steps bring the objective within eps of its minimum, at most.
+        """A number of steps after which the objective is proved to be within eps of its minimum.
 
         Raises:
-            GuaranteeError: if it is not proved, or no number can be given.
+            GuaranteeError: if convergence is not proved, or no number can be given.
         """
         if not self.proved or self.statement is None:
             raise GuaranteeError(f"no number of steps is proved: {self.verdict}")
@@ -193,7 +193,7 @@ class Convergence:
         )
 
     def _steps(self) -> str:
-        """What gradient steps do, without how fast."""
+        """Where the steps lead, without the rate."""
         statement, name = self.statement, METHODS[self.method]
         size = f"steps of {down(self.step_size or 0.0)}"
         if self.weights is not None:
@@ -203,24 +203,26 @@ class Convergence:
         if self.momentum is not None:
             size = f"{size} and momentum {self.momentum:.6g}"
         where = f"without leaving the ball of radius {most(self.radius or 0.0)}"
-        sure = ""
+        probability = ""
         if isinstance(statement, StochasticDescent):
             size = f"{size} on batches of {statement.batch_size} of {statement.samples} samples"
-            sure = f", with a probability of at least {math.floor(1e4 * (1 - statement.risk)) / 1e4:g}"
+            probability = f", with a probability of at least {math.floor(1e4 * (1 - statement.risk)) / 1e4:g}"
         if isinstance(statement, DampedGaussNewton):
             name, size = "Gauss-Newton", f"the damping {most(statement.kappa)}"
-        return f"{name[0].upper()}{name[1:]} with {size} converges to the global minimum, zero loss, {where}{sure}"
+        name = name[0].upper() + name[1:]
+        return f"{name} with {size} converges to the global minimum, zero loss, {where}{probability}"
 
     def _progress(self) -> str:
-        """How fast."""
-        power = f"(1 - {down(1 - (self.rate or 1.0), 3)})^k"
+        """The rate."""
+        gain = 1 - (self.rate or 1.0)
+        left = f"(1 - {down(gain, 3)})^k of the loss"
         if isinstance(self.statement, HeavyBall):
-            return f"k steps leave at most {power} of the loss"
+            return f"k steps leave at most {left}"
         if isinstance(self.statement, StochasticDescent):
-            return f"in expectation k steps leave at most {most(self.statement.excess)}·{power} of the loss"
+            return f"in expectation k steps leave at most {most(self.statement.excess)}·{left}"
         if isinstance(self.statement, FastHeavyBall):
-            return f"k steps leave at most {most(self.statement.excess)}·{power} of the loss"
-        return f"each step takes at least {_part(1 - (self.rate or 1.0))} of the loss that is left"
+            return f"k steps leave at most {most(self.statement.excess)}·{left}"
+        return f"each step takes at least {down(100 * gain, 3)} % of the loss that is left"
 
     def __str__(self) -> str:
         lines = textwrap.wrap(self.verdict, _WIDTH)
@@ -231,7 +233,7 @@ class Convergence:
 
     @property
     def remarks(self) -> list[str]:
-        """What is in the way, what would help, and how far any method has to go, in sentences."""
+        """Sentences about what is in the way, what would help, and how far any method has to go."""
         texts = [*self.obstacles, *self.advice]
         if self.weights is not None:
             largest = max(self.weights.values())
@@ -244,8 +246,9 @@ class Convergence:
         return texts
 
     def to_html(self) -> str:
-        """The verdict, its hypotheses and remarks as a part of a page; a page of its own with the proof is
-        :func:`surefoot.report.write_convergence`.
+        """The verdict, its hypotheses and remarks as a part of a page.
+
+        :func:`surefoot.report.write_convergence` writes a whole page, with the proof.
         """
         return rendered("convergence.html.j2", verdict=self)
 
@@ -253,33 +256,28 @@ class Convergence:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values; infinity is ``"∞"``."""
-        found: dict[str, Any] = plain(
+        document: dict[str, Any] = plain(
             {
                 "schema": SCHEMA,
-                **{name: getattr(self, name) for name in _WRITTEN},
-                "hypotheses": [{name: getattr(h, name) for name in _OF_HYPOTHESES} for h in self.hypotheses],
+                **{name: getattr(self, name) for name in _FIELDS},
+                "hypotheses": [{name: getattr(h, name) for name in _HYPOTHESIS_FIELDS} for h in self.hypotheses],
                 "advice": self.advice,
                 "obstacles": self.obstacles,
                 "no_stationary_point_within": self.nothing.radius if self.nothing and self.nothing.holds else None,
             }
         )
-        return found
+        return document
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The same as text."""
+        """The document of :meth:`to_dict` as text."""
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
 
 
 def most(value: float) -> str:
-    """A bound from above, rounded upwards."""
+    """An upper bound as text, rounded up."""
     return short(Magnitude.of(value)) if value >= 0 else f"-{down(-value)}" if value > -math.inf else "-∞"
 
 
 def least(value: float) -> str:
-    """A bound from below, rounded downwards."""
+    """A lower bound as text, rounded down."""
     return down(value) if value >= 0 else f"-{short(Magnitude.of(-value))}"
-
-
-def _part(value: float) -> str:
-    """A part of the whole, rounded downwards."""
-    return f"{down(100 * value, 3)} %"

@@ -1,18 +1,19 @@
 r"""How fast the Jacobian changes, measured by itself: :math:`\omega_0 \ge \sup_{\|v\|=1}\|J^+D^2\psi(u_0)[v,
 v]\|`.
 
-:math:`\omega_0 \le K/\sigma` always, but only if the second derivative points where J is smallest; on real data
-it is ten times smaller and more. As :math:`\|J^+z\|^2 = z^\top G^{-1}z` with :math:`G = JJ^\top`, a term that is
-linear in :math:`y = v_j\otimes v_k`, :math:`z = Ay`, is at most :math:`\sqrt\mu\|v_j\|\|v_k\|` if
+Always :math:`\omega_0 \le K/\sigma`, and they are equal only if the second derivative points where J is smallest;
+on real data :math:`\omega_0` is ten times smaller and more. As :math:`\|J^+z\|^2 = z^\top G^{-1}z` with :math:`G =
+JJ^\top`, a term that is linear in :math:`y = v_j\otimes v_k`, :math:`z = Ay`, is at most
+:math:`\sqrt\mu\|v_j\|\|v_k\|` if
 
 .. math:: AA^\top \preceq \mu G .
 
 With the notation of :mod:`surefoot.theorems.bending`, the index (n, o) of a sample and an output, and :math:`X_k`
 the Gram matrix of the rows :math:`(x_{k-1,n}, 1)`, spread over the outputs, :math:`AA^\top` is
 
-* for :math:`\sum_iQ_{z,oi}a_{z,i}''(e_{z,i})^2`, in which each unit meets its own row of weights, the largest
-over the
-  units of :math:`\mathrm{diag}(q_i)(X_z\circ X_z)\mathrm{diag}(q_i)`, :math:`q_{i,no} = Q_{z,n,oi}a_{z,n,i}''`;
+* for :math:`\sum_iQ_{z,oi}a_{z,i}''(e_{z,i})^2`, in which each unit meets its own row of weights, the largest over
+  the units of :math:`\mathrm{diag}(q_i)(X_z\circ X_z)\mathrm{diag}(q_i)`, :math:`q_{i,no} =
+  Q_{z,n,oi}a_{z,n,i}''`;
 * for other pairs :math:`(RR^\top)\circ X_j\circ X_k`, R with the rows :math:`\mathrm{vec}\sum_zP_{zj}^\top
   \mathrm{diag}(q_{z,no})P_{zk}`;
 * for :math:`c^\top B_t\dot W_t\mathrm{diag}(a_{t-1}')e_{t-1}`, again unit by unit,
@@ -40,8 +41,8 @@ from surefoot.scalar import Rounded
 from surefoot.theorems.hessian import contract, features_of, flows_of, second_slopes
 from surefoot.theorems.layered import Layer, Layered, spread_over
 
-_MOST_PRODUCTS = 3e11  # of all factorisations together
-_MOST_ENTRIES = 3e7  # of a matrix R, and of a batch of matrices
+_MOST_PRODUCTS = 3e11  # multiplications of all factorisations together
+_MOST_ENTRIES = 3e7  # entries of a matrix R, and of a batch of matrices
 _SWEEPS = 40
 _ATTEMPTS = 12
 
@@ -91,12 +92,12 @@ def relative_bending(layered: Layered) -> float:
 
 
 def _is_deep(layers: Sequence[Layer]) -> bool:
-    """Whether some layer bends what an earlier one gives: a third one, or a function of the outputs."""
+    """Whether a layer bends the output of an earlier one: a third layer does, or a function of the outputs."""
     return len(layers) > 2 or layers[-1].function is not None
 
 
 def is_affordable(layers: Sequence[Layer], size: int) -> bool:
-    """Whether factorisations and matrices R are not too large, for so many outputs of all samples."""
+    """Whether the factorisations and the matrices R are small enough, for ``size`` outputs of all samples."""
     widths = [layer.weight.shape[0] for layer in layers]
     rows = size * max(widths) ** (2 if _is_deep(layers) else 1)
     return 2 * sum(widths) * size**3 / 3 <= _MOST_PRODUCTS and rows <= _MOST_ENTRIES
@@ -114,7 +115,7 @@ def dominated(gram: Rounded, form: Rounded, units: Rounded | None = None) -> flo
     Args:
         gram: G.
         form: C.
-        units: the :math:`q_i`, rows; ``None`` for a single one of ones.
+        units: the :math:`q_i` as rows; ``None`` for a single row of ones.
     """
     size = len(gram.value)
     if units is None:
@@ -183,7 +184,7 @@ def _gram(rows: Rounded) -> Rounded:
 
 
 def _over(matrix: Rounded, size: int) -> Rounded:
-    """A matrix over the samples, for all outputs of each."""
+    """A matrix over samples, as a matrix over all outputs."""
     return matrix.rearranged(lambda t: spread_over(t, size // len(t)))
 
 

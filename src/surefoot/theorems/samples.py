@@ -16,41 +16,42 @@ from surefoot.operations.common import separate
 from surefoot.operations.record import Form, record_of
 from surefoot.theorems.linear import single_outputs
 
-_MOST = 64  # samples, one pass each
-_MOST_OUTPUTS = 128  # of all samples, one pass each
+_MOST = 64  # samples; each needs one pass
+_MOST_OUTPUTS = 128  # outputs of all samples; each needs one pass
 
 
 @dataclass(frozen=True)
 class Single:
-    """The network on one sample, and each output of it as a function by itself; none if there are many."""
+    """The network on one sample, and each of its outputs as a function by itself; no outputs if there are many."""
 
     network: Analysis
     outputs: Sequence[Analysis]
 
 
 def single_samples(analysis: Analysis, outputs: bool = True) -> tuple[Single, ...]:
-    """The network on each sample; none if samples interact, are many, or one alone is treated in another way.
+    """The network on each sample; empty if samples interact, are many, or a single one is treated differently.
 
-    Row n of every tensor depends on row n of the input alone (:func:`~surefoot.operations.common.separate`). The
-    graph of one sample has to be the same list of operations on the same parameters, buffers and numbers; only
-    sizes, which operations that move numbers around are given, may differ.
+    Samples do not interact if row n of every tensor depends on row n of the input alone
+    (:func:`~surefoot.operations.common.separate`). The graph of one sample has to be the same list of operations
+    on the same parameters, buffers and numbers; only sizes that are arguments of layout operations may differ.
     """
     x, graph = analysis.x, analysis.reading.graph
     if not isinstance(x, Tensor) or x.ndim < 2 or len(x) > _MOST:
         return ()
     if len(x) > 1 and not _do_not_interact(graph, len(x)):
         return ()
-    found = tuple(Analysis.of(analysis.model, x[n : n + 1]) for n in range(len(x))) if len(x) > 1 else (analysis,)
-    if not all(_same(graph, one.reading.graph) for one in found):
+    networks = [Analysis.of(analysis.model, x[n : n + 1]) for n in range(len(x))] if len(x) > 1 else [analysis]
+    if not all(_same(graph, one.reading.graph) for one in networks):
         return ()
     few = outputs and graph.numel(graph.outputs[0]) <= _MOST_OUTPUTS
-    each = range(graph.numel(graph.outputs[0]) // len(x) if few else 0)
-    return tuple(Single(one, list(map(single_outputs(one), each)) if few else ()) for one in found)
+    numbers = range(graph.numel(graph.outputs[0]) // len(x) if few else 0)
+    return tuple(Single(one, list(map(single_outputs(one), numbers)) if few else ()) for one in networks)
 
 
 def outputs_of_samples(analysis: Analysis) -> Callable[[int], Analysis]:
-    """Each output of a batch, by its number, as a function by itself: of its sample alone, if samples do not
-    interact and one alone is treated in the same way.
+    """Each output of a batch, by its number, as a function by itself.
+
+    It is a function of its sample alone if samples do not interact and a single one is treated in the same way.
     """
     x, graph = analysis.x, analysis.reading.graph
     if not isinstance(x, Tensor) or x.ndim < 2 or not _do_not_interact(graph, len(x)):
@@ -69,12 +70,13 @@ def outputs_of_samples(analysis: Analysis) -> Callable[[int], Analysis]:
 
 
 def _do_not_interact(graph: Graph, samples: int) -> bool:
-    """Whether there are several samples of one input, each of which has its own row in every tensor."""
+    """Whether there are several samples of one input, each with its own row in every tensor."""
     several = samples > 1 and len(graph.inputs) == 1
     return several and separate(graph, graph.nodes, [graph.inputs[0].name], samples)
 
 
 def _same(batch: Graph, one: Graph) -> bool:
+    """Whether two graphs are the same up to sizes."""
     if len(batch.nodes) != len(one.nodes) or batch.held.keys() != one.held.keys():
         return False
     if [leaf.path for leaf in batch.parameters] != [leaf.path for leaf in one.parameters]:

@@ -80,10 +80,10 @@ class Interpolation:
         \\frac12`.
         """
         room, twice = self.profile.room()[0], 2 * self.eta
-        found = [above(arb(self.eta) / (2 * arb(room)))] if room > 0 else [math.inf]
+        h = above(arb(self.eta) / (2 * arb(room))) if room > 0 else math.inf
         if 0 < twice <= self.radius:
-            found.append(above(self.profile.bend(arb(twice)) / (2 * arb(self.eta))))
-        return min(found)
+            h = min(h, above(self.profile.bend(arb(twice)) / (2 * arb(self.eta))))
+        return h
 
     @property
     def holds(self) -> bool:
@@ -96,7 +96,7 @@ class Interpolation:
         return above(self._root()) if self.holds else math.inf
 
     def _root(self) -> arb:
-        """The smallest root, or a point behind it where f is not positive."""
+        """The smallest root of f, or a point beyond it where f is not positive."""
         with ctx.workprec(BITS):
             end = arb(self.profile.room()[1])
             for low, high, omega in self.profile._pieces():
@@ -112,7 +112,7 @@ class Interpolation:
         return arb(self.eta) - t + self.profile.bend(t)
 
     def after(self, steps: int) -> tuple[float, float]:
-        """Bounds on the distance to the solution and on the residual after so many steps."""
+        """Bounds on the distance to the solution and on the residual after this many steps."""
         with ctx.workprec(BITS):
             t, root = arb(0), self._root()
             for _ in range(steps):
@@ -178,8 +178,8 @@ class StronglyConvex:
         radius: :math:`\rho`.
         newton: whether the method is Newton's.
         start: :math:`m_0`.
-        step: :math:`\eta`; infinite if it is not known.
-        decrease: :math:`\delta`; likewise.
+        step: :math:`\eta`; infinite if there is no bound.
+        decrease: :math:`\delta`; infinite if there is no bound.
 
     >>> theorem = sf.theorems.StronglyConvex(1.0, 2.0, variation=0.1, gradient=0.1, radius=1.0, newton=False)
     >>> theorem.holds, theorem.distance >= 0.1, theorem.rate
@@ -200,12 +200,13 @@ class StronglyConvex:
     def distance(self) -> float:
         r"""The smaller of g/m and :math:`\eta/(1 - q)`, rounded up."""
         straight = above(arb(self.gradient) / arb(self.convexity)) if self.convexity > 0 else math.inf
-        return min(straight, self._over(self.step))
+        return min(straight, self._contracted(self.step))
 
-    def _over(self, value: float) -> float:
-        """A number over 1 - q, rounded up; infinite if that is not positive."""
-        known = math.isfinite(value) and 0 <= self.variation < self.start
-        left = 1 - arb(self.variation) / arb(self.start) if known else arb(0)
+    def _contracted(self, value: float) -> float:
+        """A number divided by 1 - q, rounded up; infinite if 1 - q is not proved to be positive."""
+        if not (math.isfinite(value) and 0 <= self.variation < self.start):
+            return math.inf
+        left = 1 - arb(self.variation) / arb(self.start)
         return above(arb(value) / left) if proved(left > 0) else math.inf
 
     @property
@@ -221,7 +222,7 @@ class StronglyConvex:
 
     @property
     def rate(self) -> float:
-        """The factor of one step, of the distance."""
+        """What one step multiplies the distance to the minimum by, at most."""
         if not self.convexity > 0:
             return math.inf
         m = arb(self.convexity)
@@ -231,10 +232,10 @@ class StronglyConvex:
     def gap(self) -> float:
         """A bound on F(u₀) - F(u*)."""
         straight = above(square(arb(self.gradient)) / (2 * arb(self.convexity)))
-        return min(straight, self._over(self.decrease) / 2)
+        return min(straight, self._contracted(self.decrease) / 2)
 
     def iterations(self, eps: float) -> int:
-        """How many steps bring the objective within eps of its minimum: :math:`F - F^* \\le \\frac L2\\|u -
+        """How many steps bring the objective within eps of its minimum, as :math:`F - F^* \\le \\frac L2\\|u -
         u^*\\|^2`.
         """
         if self.gap <= eps:

@@ -75,8 +75,8 @@ class StochasticDescent(SquareOnBall):
         batch_size: b.
         steepest: a bound on :math:`\|J_i\|` of all samples; on the ball :math:`S_*` is at most this plus
             :math:`\tau`.
-        confidence: the probability that is asked for. Half of what is left is for :math:`\delta`, the other half
-            for :math:`\varepsilon`.
+        confidence: the required probability. Half of the rest is allowed for :math:`\delta`, the other half for
+            :math:`\varepsilon`.
         part: :math:`\theta` with :math:`\gamma = \theta/B`.
 
     >>> profile = sf.theorems.Profile.of([(1.0, 1e-4)])
@@ -112,7 +112,7 @@ class StochasticDescent(SquareOnBall):
 
     @cached_property
     def rate(self) -> float:
-        """q, the factor of one step in expectation, rounded up: the smallest of some s."""
+        """q, what one step multiplies the bound by in expectation, rounded up: the smallest that some s give."""
         if not self.is_finite or not math.isfinite(self.steepest) or not self.step_size > 0:
             return 1.0
         step = arb(self.step_size)
@@ -128,7 +128,7 @@ class StochasticDescent(SquareOnBall):
         return min(rates)
 
     def _risk(self, distance: arb) -> float:
-        """:math:`\\delta` from this z."""
+        """:math:`\\delta` for a distance z."""
         room = arb(self.radius) - distance
         if not self.rate < 1 or not proved(room > 0):
             return math.inf
@@ -150,16 +150,17 @@ class StochasticDescent(SquareOnBall):
 
     @cached_property
     def factor(self) -> float:
-        """The factor by which a smaller residual is enough, rounded up: it divides :math:`\\delta` by itself at
-        least, as nothing else depends on the residual.
+        """A factor such that a residual this many times smaller is enough, rounded up.
+
+        A residual f times smaller makes :math:`\\delta` at least f times smaller, as nothing else depends on it.
         """
         if not self.rate < 1:
             return math.inf
         allowed = (1 - arb(self.confidence)) / 2
-        found = [above(arb(self.risk) / allowed)] if math.isfinite(self.risk) else []
-        near = arb(self.radius) / 16  # from where it is worth to look if the ball does not even contain z
+        directly = above(arb(self.risk) / allowed) if math.isfinite(self.risk) else math.inf
+        near = arb(self.radius) / 16  # a smaller distance to start from, as the ball may not even contain z
         times = arb(self._risk(near)) / allowed
-        return min(*found, above(self._distance / near * times.max(arb(1))), math.inf)
+        return min(directly, above(self._distance / near * times.max(arb(1))), math.inf)
 
     @property
     def holds(self) -> bool:
@@ -168,11 +169,11 @@ class StochasticDescent(SquareOnBall):
 
     @property
     def excess(self) -> float:
-        """C over the objective at the weights."""
+        """C divided by the objective at the weights."""
         return above(square(arb(self.norm) / arb(self.sigma)) * (1 + arb(2) ** -47))
 
     def iterations(self, eps: float) -> int:
-        """After how many steps the objective is at most eps and stays so, with the probability asked for."""
+        """After how many steps the objective is at most eps and stays so, with the required probability."""
         start = above(2 * arb(self.excess) * arb(self.loss) / (1 - arb(self.confidence)))
         return steps_needed(start, self.rate, eps)
 
@@ -180,6 +181,6 @@ class StochasticDescent(SquareOnBall):
 def in_batches(
     ball: SquareOnBall, samples: int, batch_size: int, steepest: float, confidence: float
 ) -> Iterator[StochasticDescent]:
-    """The theorem on a ball, with some step sizes."""
+    """The theorem on a ball, with several step sizes."""
     for part in _PARTS:
         yield StochasticDescent(*ball.numbers, samples, batch_size, steepest, confidence, part)

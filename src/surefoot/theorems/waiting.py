@@ -25,16 +25,14 @@ def until_proved(
 ) -> tuple[int, Convergence]:
     """Take steps until convergence from the weights is proved; returns how many, and the last verdict.
 
-    Before every step there is a look (:func:`proved_from_here`).
-
     Args:
         step: takes one step of any method and changes the weights of the model.
         model: the network.
         x: all the data of the objective.
         objective: a loss bound to its targets.
-        regularizer: added to it.
-        method: of which convergence is to be proved.
-        most: how many steps are taken at most.
+        regularizer: a ridge that is added to the objective.
+        method: the method whose convergence is to be proved.
+        most: the largest number of steps to take.
 
     >>> model, x, y = nn.Linear(2, 1).double(), torch.eye(2).double(), torch.ones(2, 1).double()
     >>> optimizer = sf.GaussNewton(model, sf.Square())
@@ -59,7 +57,7 @@ def proved_from_here(
     *,
     thorough: bool = False,
 ) -> Convergence:
-    """A quick look at convergence from the present weights; a thorough one if little is missing or it is asked."""
+    """A quick verdict about the present weights; a thorough one if little is missing or if it is asked for."""
     verdict = convergence(model, x, objective, regularizer, method, "low")
     if not verdict.proved and (verdict.missing <= _NEAR or thorough):
         return convergence(model, x, objective, regularizer, method)

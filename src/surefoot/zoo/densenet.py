@@ -116,10 +116,10 @@ def densenet121(
     The variant ``densenet121-smooth`` has soft-plus and, in the stem, average pooling.
 
     Args:
-        growth: how many features each layer adds; the stem makes twice as many.
-        blocks: the number of layers in each dense block; the default is the network of 121 layers.
-        small_input: for images of about 32×32: the stem is one 3×3 convolution, without pooling.
-        pooling: of the stem, ``"max"`` or ``"average"``; the transitions always average.
+        growth: number of features that each layer adds; the stem makes twice as many.
+        blocks: number of layers in each dense block; the default is the network of 121 layers.
+        small_input: whether images are about 32×32: then the stem is one 3×3 convolution, without pooling.
+        pooling: pooling of the stem, ``"max"`` or ``"average"``; the transitions always average.
 
     Raises:
         ZooError: a count is not positive.

@@ -162,7 +162,7 @@ class GatedLayer(nn.Module):
         nn.init.constant_(self.gate.bias, _GATE_INTERCEPT)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each coordinate somewhere between what it was and what the transform says."""
+        """Each coordinate between its old value and that of the transform."""
         return x + torch.sigmoid(self.gate(x)) * (self.activation(self.transform(x)) - x)
 
 
@@ -256,8 +256,8 @@ def residual(
 ) -> Residual:
     r"""Residual network :math:`x_t = a(W_t x_{t-1} + w_t + x_{t-2})` with :math:`x_{-1} = 0`.
 
-    The paper's eq. chain_res_def. All states have one size, so the input is embedded first if its size is
-    another one, and a linear head follows; ``inputs=width, outputs=None`` is the bare chain.
+    This is the paper's eq. chain_res_def. All states have one size, so an input of another size is embedded first,
+    and a linear head follows; ``inputs=width, outputs=None`` is the bare chain.
 
     Args:
         width: the size of each state.

@@ -1,4 +1,4 @@
-"""The parts that several models share: activations and poolings by name, scaled widths, checks of sizes."""
+"""Common parts of several models: activations and poolings by name, scaled widths, checks of sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make_activation(choice: Activation) -> nn.Module:
-    """A fresh activation module, from its name or from anything that makes one when called.
+    """A new activation module, from its name or from anything that makes one when called.
 
     Args:
         choice: a key of :data:`ACTIVATIONS`, a module class, or a function without arguments such as
@@ -40,10 +40,10 @@ def make_activation(choice: Activation) -> nn.Module:
         if choice not in ACTIVATIONS:
             raise ZooError(unknown("activation", choice, ACTIVATIONS))
         return ACTIVATIONS[choice]()
-    made = choice() if callable(choice) else None
-    if not isinstance(made, nn.Module):
+    module = choice() if callable(choice) else None
+    if not isinstance(module, nn.Module):
         raise ZooError(f"activation must be a name or make an nn.Module when called, not {choice!r}")
-    return made
+    return module
 
 
 def make_pooling(choice: str, kernel: int, *, stride: int | None = None, padding: int = 0) -> nn.Module:
@@ -79,7 +79,7 @@ def check_sizes(sizes: Sequence[int], what: str) -> tuple[int, ...]:
 
 
 def check_image(x: torch.Tensor, channels: int, size: int, what: str) -> None:
-    """Refuse images of another size than the network was built for, before a matrix product does."""
+    """Refuse images of another size than the network was built for."""
     if tuple(x.shape[1:]) != (channels, size, size):
         raise ZooError(
             f"{what} was built for images of shape (batch, {channels}, {size}, {size}) and got "

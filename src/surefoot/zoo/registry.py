@@ -1,11 +1,11 @@
 r"""Models by name: register a builder, build it, and make an input it takes.
 
-A *builder* is a function whose arguments all have defaults and which returns an ``nn.Module``. A *variant*
-is the same builder with some options already chosen: ``"vgg16-smooth"`` is ``vgg16`` with soft-plus and
-average pooling. What a caller passes wins over what a variant chose.
+A *builder* is a function whose arguments all have defaults and which returns an ``nn.Module``. A *variant* is the
+same builder with some options already chosen: ``"vgg16-smooth"`` is ``vgg16`` with soft-plus and average pooling.
+Options of the caller take precedence over those of a variant.
 
-What one input looks like is described from options of the builder, by functions whose arguments have their names:
-``@register("net", example=image)`` suits any builder with options ``in_channels`` and ``image_size``.
+A function describes one input from options of the builder, which are its arguments: ``@register("net",
+example=image)`` suits any builder with options ``in_channels`` and ``image_size``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Sample:
         dtype: torch.dtype | None = None,
         seed: int = 0,
     ) -> torch.Tensor:
-        """So many samples: standard normal numbers, or uniform ids; on ``"meta"``, shapes without numbers.
+        """A batch of ``count`` samples: standard normal numbers, or uniform ids; on ``"meta"``, only shapes.
 
         The same seed gives the same numbers, and the global random state is left alone.
 
@@ -107,7 +107,7 @@ class UnknownModel(ZooError, LookupError):
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """The sentence for a name that is not in a list: what was asked, the closest match, all that exists.
+    """The sentence for a name that is not in a list, with the closest match and the whole list.
 
     >>> unknown("activation", "softpuls", ["relu", "softplus"])
     "there is no activation 'softpuls': did you mean 'softplus'? Known: relu, softplus."
@@ -126,8 +126,8 @@ class Entry:
 
     Attributes:
         name, builder: the name, and the function that builds the model.
-        example: what one input looks like, from the options that its arguments name.
-        base: the name of the model that this is a variant of; its own name if it is none.
+        example: a function that describes one input, from the options that are its arguments.
+        base: the name of the model that this is a variant of; for a model itself its name.
         preset: the options that make this variant; empty for the model itself.
         small: options that make the model small enough for a test.
 
@@ -149,13 +149,13 @@ class Entry:
 
     @property
     def summary(self) -> str:
-        """The first line of the builder's docstring, and what the variant chose."""
+        """The first line of the builder's docstring, and the options of the variant."""
         line = (inspect.getdoc(self.builder) or "").partition("\n")[0]
         chosen = ", ".join(f"{option}={value!r}" for option, value in self.preset.items())
         return f"{line} [{chosen}]" if chosen else line
 
     def sample(self, options: Mapping[str, Any]) -> Sample:
-        """What one input looks like when the model is built with these options."""
+        """One input of the model that is built with these options."""
         wanted = _arguments(self.example)
         values = self.defaults | dict(options)
         return self.example(**{option: value for option, value in values.items() if option in wanted})
@@ -175,8 +175,8 @@ def register(
 
     Args:
         name: the name of the model.
-        example: returns what one input looks like; its arguments are options of the builder. Arguments
-            that are not, and have a default, become options of :func:`example_input`.
+        example: describes one input; its arguments are options of the builder. Arguments that are not, and have a
+            default, become options of :func:`example_input`.
         small: options under which the model is small and fast; the tests use them.
         variants: ``{"smooth": {...}}`` registers ``f"{name}-smooth"`` with these options.
 
@@ -200,7 +200,7 @@ def register(
         presets = {name: {}, **{f"{name}-{suffix}": chosen for suffix, chosen in (variants or {}).items()}}
         entries = {}
         for full, preset in presets.items():
-            # What makes a variant stays when it is made small.
+            # A small variant keeps the options that make it a variant.
             shrunk = {option: value for option, value in (small or {}).items() if option not in preset}
             entries[full] = Entry(full, builder, example, name, dict(preset), shrunk)
             _check_entry(entries[full])
@@ -233,7 +233,7 @@ def names() -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """What is registered under a name.
+    """The entry of a name.
 
     Raises:
         UnknownModel: the name is not in the zoo; the message gives the closest one and the list.
@@ -289,11 +289,11 @@ def example_input(
     Args:
         name: one of :func:`names`.
         batch: the number of samples.
-        device: where; by default torch's default device. On ``"meta"`` there are shapes but no numbers.
-        dtype: of real inputs; by default torch's default dtype. Ids are always ``torch.int64``.
-        seed: of the random numbers.
-        options: the options the model is built with. Models that take inputs of any size have an option
-            for it here: ``image_size`` for ``resnet18``, ``length`` for ``gpt``.
+        device: the device; by default torch's default device. On ``"meta"`` there are shapes but no numbers.
+        dtype: the type of real inputs; by default torch's default dtype. Ids are always ``torch.int64``.
+        seed: seed of the random numbers.
+        options: the options of the model. Models that take inputs of any size have one more here: ``image_size``
+            for ``resnet18``, ``length`` for ``gpt``.
 
     >>> sf.zoo.example_input("vgg16", batch=1, image_size=32).shape
     torch.Size([1, 3, 32, 32])
@@ -311,7 +311,7 @@ def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _check_builder(name: str, builder: Callable[..., nn.Module]) -> None:
-    """Every option can be left out, and none is mistaken for an argument of :func:`example_input`."""
+    """Refuse options without a default, and those with the name of an argument of :func:`example_input`."""
     for argument, default in _arguments(builder).items():
         if default is _REQUIRED:
             raise ZooError(
@@ -323,7 +323,7 @@ def _check_builder(name: str, builder: Callable[..., nn.Module]) -> None:
 
 
 def _check_entry(new: Entry) -> None:
-    """All options it names exist, and nobody else has its name.
+    """Refuse an entry that names options which do not exist, or has the name of another.
 
     The same function defined again (a module reloaded, a notebook's cell run twice) replaces itself.
     """

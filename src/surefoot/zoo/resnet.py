@@ -30,7 +30,7 @@ class ConvolutionNorm(nn.Sequential):
 
 
 class ResidualBlock(nn.Module):
-    """``activation(branch(x) + shortcut(x))``; the shortcut is the identity wherever shapes allow it."""
+    """``activation(branch(x) + shortcut(x))``; the shortcut is the identity if the shapes are equal."""
 
     def __init__(
         self, branch: _Branch, inputs: int, channels: int, stride: int, activation: Activation, norm_eps: float
@@ -40,7 +40,7 @@ class ResidualBlock(nn.Module):
         layers: list[nn.Module] = []
         current, remaining_stride = inputs, stride
         for kernel, multiple in branch:
-            # The stride sits at the first 3×3 convolution, so that no pixel is skipped by a 1×1 one.
+            # The stride is in the first 3×3 convolution, as a 1×1 convolution with a stride would skip pixels.
             here = remaining_stride if kernel == 3 else 1
             remaining_stride //= here
             layers.append(ConvolutionNorm(current, channels * multiple, kernel, here, norm_eps))
@@ -113,8 +113,8 @@ def resnet18(
 
     Args:
         width: multiplies the channels of every layer.
-        small_input: for images of about 32×32: the stem is one 3×3 convolution, without pooling.
-        pooling: of the stem, ``"max"`` or ``"average"``.
+        small_input: whether images are about 32×32: then the stem is one 3×3 convolution, without pooling.
+        pooling: pooling of the stem, ``"max"`` or ``"average"``.
 
     >>> with torch.device("meta"):
     ...     print(sum(p.numel() for p in sf.zoo.resnet18().parameters()))

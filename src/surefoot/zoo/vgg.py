@@ -59,18 +59,18 @@ def vgg16(
 ) -> VGG:
     """VGG-16: 13 convolutions, 5 poolings, 3 fully connected layers, soft-max.
 
-    The list of layers is the paper's, appendix "Detailed network" (configuration D of Simonyan and
-    Zisserman, 2014). Variants, both of the paper's section "Variations of VGG": ``vgg16-smooth`` has
-    soft-plus and average pooling, ``vgg16-batchnorm`` besides a batch-normalisation at each convolutional
-    layer, with the smaller ε of the two which the paper compares; ``batch_norm=1e2`` is the other.
+    The list of layers is the paper's, appendix "Detailed network" (configuration D of Simonyan and Zisserman,
+    2014). The variants are from the paper's section "Variations of VGG": ``vgg16-smooth`` has soft-plus and
+    average pooling; ``vgg16-batchnorm`` also has a batch-normalisation at each convolutional layer, with the
+    smaller of the two ε that the paper compares; ``batch_norm=1e2`` is the other.
 
     Args:
         image_size: height and width of the images, at least 32; the first matrix product is made for it.
         pooling: ``"max"`` or ``"average"``, over disjoint 2×2 patches.
         batch_norm: the ε of a batch-normalisation at each convolutional layer; ``None`` for no normalisation.
         batch_norm_affine: whether the normalisation has a scale and a shift; the paper's has not.
-        batch_norm_position: ``"last"``, after activation and pooling, as the paper writes it; ``"first"``,
-            directly after the convolution, as is usual.
+        batch_norm_position: ``"last"``, after activation and pooling, as in the paper, or ``"first"``, directly
+            after the convolution, as usual.
         softmax: whether the outputs are probabilities, as in the paper, or logits.
         width: multiplies all hidden channels and sizes.
 
