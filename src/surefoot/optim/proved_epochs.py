@@ -20,7 +20,7 @@ from surefoot.optim.joint import JointBatches
 from surefoot.processes import Processes
 from surefoot.valuation.valuer import Evaluation
 
-_LATE = 0.7  # in the last part of a budget rates fall
+_COOLING = 0.3  # the last part of a budget, in which rates fall to zero
 
 
 class ProvedEpochs:
@@ -143,8 +143,8 @@ class ProvedEpochs:
         """
         return self._led(self._step)
 
-    def _step(self, left: float = math.inf, late: float = math.inf, *, beyond: bool = False) -> float:
-        self._keeper.burst(self.burst, left, late, beyond=beyond)
+    def _step(self, left: float = math.inf, cooling: float = 0.0, *, beyond: bool = False) -> float:
+        self._keeper.burst(self.burst, left, cooling, beyond=beyond)
         return self._told()
 
     def _told(self) -> float:
@@ -164,9 +164,8 @@ class ProvedEpochs:
         def spend() -> float:
             end = self.work + epochs
             while self._keeper.has_room(end - self.work, beyond=self.beyond):
-                left = end - self.work
-                self._step(left, left - (1 - _LATE) * epochs, beyond=self.beyond)
-            if self.beyond and self._keeper.go_beyond():
+                self._step(end - self.work, _COOLING * epochs, beyond=self.beyond)
+            if self.beyond and self._keeper.go_beyond(end - self.work):
                 self._told()
             assert self.value is not None
             return self.value.value
