@@ -38,16 +38,17 @@ class ProvedEpochs:
     ``weight_decay`` is not part of the objective. If the loader changes its samples at random (augmentation), pass
     the plain ones as ``data``.
 
-    *The rate* finds itself: trials of a few batches from the same state lead to one to start from, and each epoch
-    says how to go on (:mod:`surefoot.optim.pace`, :mod:`surefoot.optim.burst_training`); in the first two epochs
-    rates rise from zero. Training goes on from the last weights. What is evaluated are those after the epoch with
-    the lowest mean loss, or their mean over its last steps. :meth:`run` lowers rates near its end, and then looks
-    for a lower point beyond the last weights, on the line from the first ones (:mod:`surefoot.optim.beyond`).
-    Where a network tells all samples apart, that lowers the cross-entropy by orders of magnitude and makes it
-    surer of what it says, right or wrong.
-    None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Bursts are as long as
-    it takes for evaluations to cost about a sixteenth of training, and at most twelve epochs. Work is counted
-    (:mod:`surefoot.optim.all_data`) and no time is measured, so the same seed gives the same run.
+    *The rate* finds itself; the one that the optimizer was given does not matter, only the ratios of its groups.
+    Trials of a few batches from the same state lead to one to start from (:mod:`surefoot.optim.burst_training`).
+    Then it is led by success: it rises after an epoch whose mean loss is lower than all before, and falls after
+    any other; epochs that do damage are undone (:mod:`surefoot.optim.pace`). What is evaluated is the mean of the
+    weights over the last steps of the lowest epoch; training goes on from the last weights. In the last third of
+    :meth:`run` rates fall to zero. Then it looks for a lower point beyond the last weights, on the line from the
+    first ones (:mod:`surefoot.optim.beyond`). Where a network tells all samples apart, that lowers the
+    cross-entropy by orders of magnitude and makes it surer of what it says, right or wrong.
+    None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Bursts are of twelve
+    epochs, so that evaluations cost a small part of training. Work is counted (:mod:`surefoot.optim.all_data`) and
+    no time is measured, so the same seed gives the same run.
 
     Args:
         optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
@@ -56,7 +57,7 @@ class ProvedEpochs:
         loader: a ``DataLoader`` or another re-iterable of batches ``(x, y)``, which the optimizer is given.
         model: the network.
         data: what the objective is the mean over; by default all samples of the loader, in a fixed order.
-        burst: epochs of a burst; by default as said above.
+        burst: epochs of a burst, by default twelve.
         average: over which part of an epoch, at its end, weights are averaged, at most half; 0 for none.
         beyond: whether :meth:`run` may end beyond the last weights.
         progress: called with the record of each burst.
