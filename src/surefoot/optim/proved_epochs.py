@@ -20,7 +20,7 @@ from surefoot.optim.joint import JointBatches
 from surefoot.processes import Processes
 from surefoot.valuation.valuer import Evaluation
 
-_COOLING = 0.3  # the last part of a budget, in which rates fall to zero
+_COOLING = 0.5  # the last part of a budget, in which rates fall to zero
 
 
 class ProvedEpochs:
@@ -42,7 +42,7 @@ class ProvedEpochs:
     Trials of a few batches from the same state lead to one to start from (:mod:`surefoot.optim.burst_training`).
     Then it is led by success: it rises after an epoch whose mean loss is lower than all before, and falls after
     any other; epochs that do damage are undone (:mod:`surefoot.optim.pace`). What is evaluated is the mean of the
-    weights over the last steps of the lowest epoch; training goes on from the last weights. In the last third of
+    weights over the last steps of the lowest epoch; training goes on from the last weights. In the last half of
     :meth:`run` rates fall to zero. Then it looks for a lower point beyond the last weights, on the line from the
     first ones (:mod:`surefoot.optim.beyond`). Where a network tells all samples apart, that lowers the
     cross-entropy by orders of magnitude and makes it surer of what it says, right or wrong.
