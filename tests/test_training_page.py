@@ -88,7 +88,7 @@ def test_certified_losses_fall_with_work(text: str) -> None:
         assert _number(second["certified"]) <= _number(first["certified"])
 
 
-@pytest.mark.parametrize("heading", ["Mini-batches", "Mini-batches: networks that were not tuned on"])
+@pytest.mark.parametrize("heading", ["Mini-batches", "Mini-batches: more networks"])
 def test_mini_batches(text: str, heading: str) -> None:
     for row in _table(text, heading):
         best = max(_number(row["best fixed rate"]), 1e-9)
