@@ -95,21 +95,21 @@ rates do; `beyond=False` leaves it out. Losses are those of networks in evaluati
 
 Trials of rates begin where one step moves the weights by a few hundredths of their length, so the rate that the
 optimizer is given does not matter: columns are equal where that is found to the same two digits. From there rates
-are led by success, epoch by epoch, and fall to zero in the last half of the work. The constants of these rules were
-chosen with other networks and seeds, on mostly the same data sets. Trials and evaluations leave 22 to 26 epochs of
-training, of which some are undone.
+are led by success, epoch by epoch, and fall to zero in the last half of the work. The constants of these rules
+were chosen with other networks and seeds, on mostly the same data sets. Trials and evaluations leave 22 to 26
+epochs of training, of which some are undone.
 
 Where the target is missed, that is most often with SGD. A first rate that is too large can do damage that the loss
 does not show at once: the convolutional network with SGD ends a hundred times too high. Single runs differ by
-seed, those at fixed rates too, and the best of five or more is in part luck. Work is counted, so the same seed gives
-the same run; the work per epoch is measured.
+seed, those at fixed rates too, and the best of five or more is in part luck. Work is counted, so the same seed
+gives the same run; the work per epoch is measured.
 
 {minibatches}
 
 ## Mini-batches: more networks
 
-The same for other networks. Batches are of {small} samples where there are fewer than {few:,}. (At a fixed rate of 10
-the loss of wine is rounded to zero.)
+The same for other networks. Batches are of {small} samples where there are fewer than {few:,}. (At a fixed rate of
+10 the loss of wine is rounded to zero.)
 
 {others}
 
