@@ -39,7 +39,7 @@ NETWORKS: dict[str, Parts] = {
     "digits, CNN, max-pooling, ReLU": (digits, convolutional),
     "digits, residual CNN, batch-norm": (digits, residual),
 }
-OTHERS: dict[str, Parts] = {  # that no rule was made with
+OTHERS: dict[str, Parts] = {
     "digits, 4 layers, GELU": (digits, partial(perceptron, 64, 4, "GELU")),
     "MNIST at 14 × 14, residual CNN, batch-norm": (small_mnist, partial(residual, 6, 3, 49)),
     "wine, 2 layers, tanh": (partial(measured, "wine"), partial(perceptron, 13, 2, "tanh")),

@@ -222,7 +222,7 @@ def verdicts(studies: Sequence[Study], comparisons: Sequence[Comparison]) -> lis
             ("gradients per certified step, the most", f"≤ {COST_TARGET:g}", f"{worst:.2f}", worst <= 1.6)
         )
         found.append(("certified steps that went up", "0", f"{up}", up == 0))
-    for names, which in ((NETWORKS, "mini-batches"), (OTHERS, "mini-batches, not tuned on")):
+    for names, which in ((NETWORKS, "mini-batches"), (OTHERS, "mini-batches, more networks")):
         ratios = [c.ratio(start) for c in comparisons for start in STARTS if c.name in names]
         if not ratios:
             continue

@@ -88,7 +88,7 @@ def test_certified_losses_fall_with_work(text: str) -> None:
         assert _number(second["certified"]) <= _number(first["certified"])
 
 
-@pytest.mark.parametrize("heading", ["Mini-batches", "Mini-batches: networks that were not tuned on"])
+@pytest.mark.parametrize("heading", ["Mini-batches", "Mini-batches: more networks"])
 def test_mini_batches(text: str, heading: str) -> None:
     for row in _table(text, heading):
         best = max(_number(row["best fixed rate"]), 1e-9)
@@ -98,7 +98,8 @@ def test_mini_batches(text: str, heading: str) -> None:
         seen = [max(float(cell[1]), 1e-9) / best for cell in cells if cell]
         assert ratios == [pytest.approx(ratio, rel=0.02, abs=0.01) for ratio in seen]
         assert _verdict(row["≤ 1.3"]) == (max(ratios) <= 1.3) or max(ratios) == 1.3
-        assert _verdict(row["≤ 1.4"]) == (_number(row["work per epoch"]) <= 1.4)
+        work = _number(row["work per epoch"])
+        assert _verdict(row["≤ 1.4"]) == (work <= 1.4) or work == 1.4  # rounded, as above
 
 
 def test_safe_steps_are_fractions_and_verdicts_follow(text: str) -> None:

@@ -16,8 +16,7 @@ from surefoot.optim.bursts import BurstRecord, Snapshot
 from surefoot.optim.pace import Pace
 from surefoot.valuation.valuer import Evaluation, EvaluationError
 
-_SHARE = 0.06  # of the work of training that evaluations take, about
-_SHORTEST, _LONGEST = 4.0, 12.0  # epochs of a burst
+_LENGTH = 12.0  # epochs of a burst: evaluations then cost a small part of training
 _SCRAP = 0.25  # epochs: less is not worth a burst
 _LOOKS = 7  # beyond the end
 
@@ -39,7 +38,6 @@ class BurstKeeper:
         self.value: Evaluation | None = None
         self._kept: Snapshot | None = None
         self._ahead: Snapshot | None = None  # where training goes on, if that is not where it was kept
-        self._lowest = math.inf  # the lowest mean of the losses of an epoch
         self._way: Way | None = None
         self._searched = False
 
@@ -56,45 +54,63 @@ class BurstKeeper:
         """The work that follows the last batch."""
         return self.all_data.coming + (self.all_data.search_work(_LOOKS) if beyond else 0.0)
 
-    def burst(self, length: float | None, left: float = math.inf, late: float = math.inf, *, beyond: bool) -> None:
+    def burst(self, length: float | None, left: float = math.inf, cooling: float = 0.0, *, beyond: bool) -> None:
         """Train for one burst, evaluate, and keep what is lower.
 
         Args:
-            length: in epochs; by default as long as it takes for evaluations to cost a small part.
+            length: in epochs; by default twelve.
             left: all the work that there is.
-            late: after how many epochs of this burst rates are to fall.
+            cooling: the last part of it, in which rates fall to zero.
             beyond: whether a search beyond its end is to come.
         """
         began, training = self.work, self.training
+        end = began + left - self._ending(beyond)
+
+        def warmth() -> float:
+            return min(1.0, max(0.0, end - self.work) / cooling) if cooling else 1.0
+
         with self._back_if_interrupted():
             note = self._look()
             start, before, way = self._standing()
-            coming = self.all_data.coming
-            if length is None:
-                length = min(max(_SHORTEST, coming / _SHARE), _LONGEST)
-            room = (left - (self.work - began) - self._ending(beyond)) / training.epoch_work
-            if room < length + coming + _SCRAP:
+            length, room = length or _LENGTH, end - self.work
+            if room < 1.5 * length:  # the last one is as long as fits
                 length = max(room, _SCRAP)
-            count, rate, part = max(1, round(length * training.batches.per_epoch)), training.pace.rate, way.part
-            lowest, ahead = training.run(count, start, self._ahead, self._lowest, late)
-            after = None if lowest is None else self.all_data.if_finite()
-            evaluated = math.inf if after is None else after.value
-            if after is not None and part:
-                after = self._further(way, after)
-            if lowest is not None and after is not None and after.upper < before.lower:
-                self._kept, self.value = Snapshot(training.model, training.optimizer), after
-                self._lowest, self._ahead = max(lowest, evaluated), ahead  # an epoch may have missed hard samples
-            else:
+            count = max(1, round(length * training.batches.per_epoch))
+            rate, lowest, part = training.pace.rate, training.pace.lowest, way.part
+            if self._ahead is not None:
+                self._ahead.restore()
+            states, ahead = training.run(count, self._ahead or start, warmth)
+            after, kept = None, False
+            for number, state in enumerate(states):
+                if number and self.work + self.all_data.coming > began + left:
+                    break
+                state.restore()
+                after = self.all_data.if_finite()
+                evaluated = math.inf if after is None else after.value
+                if after is not None and part:
+                    after = self._further(way, after)
+                kept = after is not None and after.upper < before.lower
+                if kept:
+                    self._kept, self.value = Snapshot(training.model, training.optimizer), after
+                    self._ahead = ahead if number == 0 else state
+                    if number:
+                        training.pace.fail(rate, training.pace.lowest)
+                    training.pace.lowest = max(training.pace.lowest, evaluated)  # epochs may miss hard samples
+                    break
+            if not kept:
                 start.restore()
                 self._ahead, way.part = None, part
-                training.pace.fail(rate)
+                training.pace.fail(rate, lowest)
             training.set_rate(training.pace.rate)
             self._enter(before, after, note, count, rate, began)
 
-    def go_beyond(self) -> bool:
-        """Look for a lower point beyond what was kept, once; training will go on from where it was."""
+    def go_beyond(self, left: float) -> bool:
+        """Look for a lower point beyond what was kept, once, if that fits into the work that is left.
+
+        Training will go on from where it was.
+        """
         began, training = self.work, self.training
-        if self._kept is None or not self._kept.is_live():
+        if self._kept is None or not self._kept.is_live() or left < self.all_data.search_work(_LOOKS) - _SCRAP:
             return False
         start, before, way = self._standing()
         if way.part:
@@ -142,7 +158,8 @@ class BurstKeeper:
             if known is not None and not same:
                 note = "weights or data were changed since the last burst"
             if self._way is None or not same:
-                self._way, self._lowest = Way(training.parameters), self.value.value
+                self._way = Way(training.parameters)
+                training.pace.lowest = math.inf
         if not self._searched:
             note = training.search(self._kept)
             self._searched = True
@@ -161,9 +178,7 @@ class BurstKeeper:
             "value": None if self.value is None else [self.value.value, self.value.error],
             "searched": self._searched,
             "pace": asdict(training.pace),
-            "ramped": training.ramped,
             "stalls": self.ledger.stalls,
-            "lowest": self._lowest,
             "origin": None if way is None else way.origin,
             "part": 0.0 if way is None else way.part,
         }
@@ -174,10 +189,9 @@ class BurstKeeper:
         ledger.history, ledger.stalls = [BurstRecord(**record) for record in state["history"]], state["stalls"]
         self.value = None if state["value"] is None else Evaluation(*state["value"])
         self._kept, self._searched = None, state["searched"]
-        training.ramped = state["ramped"]
         training.pace = Pace(**state["pace"])
         training.set_rate(training.pace.rate)
-        self._way, self._lowest = None, state.get("lowest", math.inf)
+        self._way = None
         if state.get("origin") is not None:
             self._way = Way(state["origin"])
             self._way.part = state["part"]

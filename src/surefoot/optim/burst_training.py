@@ -7,57 +7,44 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective
-from surefoot.optim.bursts import (
-    Average,
-    Bend,
-    EndlessBatches,
-    Snapshot,
-    as_one,
-    built_up,
-    evaluating,
-    only_looking,
-)
+from surefoot.optim.bursts import Average, EndlessBatches, Snapshot, built_up, only_looking
 from surefoot.optim.evaluation import OptimizerError, outputs_of
 from surefoot.optim.joint import JointBatches
-from surefoot.optim.pace import Pace
+from surefoot.optim.pace import Pace, Verdict, best_rate
 from surefoot.torch_private import is_sharded
 
 _FORWARD = 1 / 3  # the work of a forward pass, over that of a gradient
-_FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what tells noise: least, most, part of all
-_PROBES = 2  # steps of an epoch whose curvature is measured
-_ABOVE, _HIGHER, _PATIENCE = 1.1, 2.0, 3  # too high: so many epochs more than 1.1 times the lowest, or one twice
-_RAMP = 2.0  # epochs in which the first rates rise from zero
-_FAR = 2.0  # an epoch counts as at least half of the loss it ends at, on the few batches that tell noise
+_FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what judges it: least, most, part of all
+_STATES = 3  # lowest states that are held
+_MOVE = 0.03  # by which part of their length weights are to move in the first step of the first trial
+_MEASURED, _STRIDE = 3, 1e3  # steps for that; what multiplies a rate at which weights do not move
 
 
 class BurstTraining:
     """An optimizer that runs over mini-batches, epoch by epoch.
 
-    Each epoch is judged by three numbers. Its *noise*: how many times higher the loss of a few batches, always
-    the same, is at the last weights than at the mean of those of its last steps. Its *bend*: for a few steps, how
-    much of the decrease that the gradient promises is lost to curvature, on the same batch. Its *level*: the mean
-    of the losses of its batches, which costs nothing. If that is twice the lowest of the epochs before, or above
-    1.1 times that for three epochs, training goes back to the lowest and the rate falls, as it does after a
-    burst that is not kept. In the first two epochs rates rise from zero: larger ones then do no damage, above all
-    with Adam, whose first steps are as long as later ones. (To go on from the mean would be slower, as it lags
-    behind. The loss at the last weights is no measure of a rate: it is lowest where a small rate has just cooled
-    the noise down.)
+    Each epoch is judged by the mean of the losses of its batches, which costs nothing
+    (:mod:`surefoot.optim.pace`), and is broken off as soon as that is sure to be too high. What is evaluated is
+    the mean of the weights over the last steps of the lowest epoch: much of what single steps do is noise that
+    cancels.
+
+    The first rate is found from trials of a few batches, all from the same state. The first of them moves the
+    weights by a few hundredths of their length in one step, whatever the optimizer; so the rate that the optimizer
+    was given does not matter, only the ratios of those of its groups.
 
     Args:
-        model, optimizer, objective: as given to :class:`surefoot.optim.ProvedEpochs`; ratios of rates stay.
+        model, optimizer, objective: as given to :class:`surefoot.optim.ProvedEpochs`.
         batches: the mini-batches.
         average: over which part of an epoch, at its end, weights are averaged.
 
     Attributes:
         pace: the learning rate of the first parameter group.
         work: of training so far, in gradients of all data; a forward pass counts as a third of one.
-        ramped: how many of the first steps, whose rates rise, were taken.
     """
 
     def __init__(
@@ -74,20 +61,13 @@ class BurstTraining:
         self.model, self.optimizer, self.objective, self.batches = model, optimizer, objective, batches
         self.average = average
         self.pace = Pace(rates[0])
-        self.work, self.ramped = 0.0, 0
+        self.work = 0.0
         self._ratios = [rate / rates[0] for rate in rates]
-        self._judges: list[Any] = []
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """What the optimizer moves."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
-    @property
-    def epoch_work(self) -> float:
-        """That of an epoch of a burst, with the forward passes that judge it."""
-        looks = min(_PROBES, (self.batches.per_epoch + 1) // 2) + (2 if self.average else 1) * self._few
-        return 1 + _FORWARD * looks / self.batches.per_epoch
 
     def set_rate(self, rate: float) -> None:
         """Give the optimizer a rate, every group in its ratio."""
@@ -99,6 +79,7 @@ class BurstTraining:
 
     def loss(self, x: Any, y: Any, *, backward: bool = False) -> Tensor:
         """The loss of a batch, with its gradient in ``.grad`` if that is asked for."""
+        self.work += (1 if backward else _FORWARD) / self.batches.per_epoch
         if isinstance(self.batches, JointBatches):
             return self.batches.loss(x, backward=backward)
         loss: Tensor = self.objective(outputs_of(self.model, x), y)
@@ -108,122 +89,119 @@ class BurstTraining:
         return loss.detach()
 
     def search(self, start: Snapshot) -> str:
-        """Find a rate to begin with: trials from the same state, judged on a few other batches."""
-        level = self._level()
+        """Find a rate to begin with: trials from the same state, judged on the batches that they train on.
+
+        Small rates are sure to do some good there; on other batches, a few steps from a flat start do none that
+        could be told from noise. The model is judged in the modes in which it is trained: running statistics know
+        little after a few steps.
+        """
         trial = list(self.batches.take(self._few))
 
+        def level() -> float:
+            with only_looking(self.model):
+                value = sum(float(self.loss(x, y)) for x, y in trial) / len(trial)
+            return value if math.isfinite(value) else math.inf
+
         def judged(rate: float) -> float:
-            value = self._level() if self._train(trial, len(trial), rate) < math.inf else math.inf
+            value = level() if self._steps(trial, lambda: rate)[0] < math.inf else math.inf
             start.restore()
             return value
 
-        tried = self.pace.search(level, judged)
-        self.pace.rate *= built_up(self.optimizer, len(trial))
+        self.pace.lowest = level()
+        rate, tried = best_rate(self._rate_of_a_move(trial[:1], start), self.pace.lowest, judged)
+        self.pace.rate = rate * built_up(self.optimizer, len(trial))
         return f"{tried} rates were tried for {len(trial)} mini-batches each"
 
-    def run(
-        self, count: int, start: Snapshot, ahead: Snapshot | None, lowest: float, late: float
-    ) -> tuple[float | None, Snapshot | None]:
-        """Train for so many batches, adapt the rate at each epoch, and undo those that end too high.
+    def _rate_of_a_move(self, batch: list[Any], start: Snapshot) -> float:
+        """The rate at which one step moves the weights by a few hundredths of their length, to two digits."""
+        rate = self.pace.rate
+        before = [parameter.detach().double().clone() for parameter in self.parameters]
+        length = math.hypot(*(float(value.norm()) for value in before))
+        if not 0 < length < math.inf:
+            return rate
+        for _ in range(_MEASURED):  # always as many, so that the work does not depend on the first rate
+            self._steps(batch, partial(float, rate))
+            after = [parameter.detach().double() for parameter in self.parameters]
+            moved = math.hypot(*(float((new - old).norm()) for new, old in zip(after, before, strict=True)))
+            start.restore()
+            rate *= _MOVE * length / moved if 0 < moved < math.inf else _STRIDE if moved == 0 else 1 / _STRIDE
+        return float(f"{rate:.2g}")
 
-        Afterwards the model has the weights after the epoch with the lowest mean loss, or their mean.
+    def run(self, count: int, start: Snapshot, warmth: Callable[[], float]) -> tuple[list[Snapshot], Snapshot]:
+        """Train for so many batches from the present state, adapt the rate at each epoch, and undo damage.
+
+        A lowest state may be luck, or on the brink. If training has to go back to it twice without coming to a
+        lower one, the state before takes its place.
 
         Args:
             count: of batches.
-            start: what was kept last.
-            ahead: where to begin, if that is not where it was kept.
-            lowest: the lowest mean loss of the epochs so far.
-            late: after how many epochs of this burst rates are to fall.
+            start: the present state.
+            warmth: what rates are multiplied by at present, at most 1.
 
         Returns:
-            the lowest mean loss, or ``None`` if no epoch was good and the last one met a loss that is not finite;
-            and where to go on, if that is not where the loss is lowest.
+            the last lowest states, with mean weights, the lowest first; if no epoch was lower, that after the last
+            one, unless it was broken off. And where training is now.
         """
-        parts = max(1, round(count / self.batches.per_epoch))
-        best, above, level = start, 0, math.inf
-        if ahead is not None:
-            ahead.restore()
-        for part in range(parts):
-            if above == _PATIENCE:
-                best.restore()
-                above = 0
-            size = count * (part + 1) // parts - count * part // parts
-            mean, bend, rate = Average(self.parameters), Bend(self.parameters), self.pace.rate
-            level = self._train(self.batches.take(size), size, rate, mean, bend)
-            last, middle = self._levels(mean) if level < math.inf else (math.inf, math.inf)
-            level = max(level, min(last, middle) / _FAR)
-            noise = last / middle if 0 < middle < math.inf else 1.0
-            gain = lowest / level if level > 0 else math.inf
-            self.pace.adapt(noise, gain, bend.part, late=part > late)
-            if level < lowest or (best is start and part == parts - 1 and level < math.inf):
-                with mean.instead(middle < last):
-                    best = Snapshot(self.model, self.optimizer)
-            if level < lowest:
-                lowest, above = level, 0
-                continue
-            above = _PATIENCE if level > _HIGHER * lowest else above + (level > _ABOVE * lowest)
-            if above == _PATIENCE:
-                self.pace.fail(rate)
-        ahead = Snapshot(self.model, self.optimizer) if above < _PATIENCE else None
-        if best is not start:
-            best.restore()
-        return (lowest if level < math.inf or best is not start else None), ahead
+        states, taken, undone = [(self.pace.lowest, start)], 0, False
+        while taken < count:
+            size, epoch = count - taken, self.batches.per_epoch
+            if size >= epoch:  # from pass to pass, so that no sample is left out
+                size = epoch if size >= 2 * epoch else size
+                self.batches.begin()
+            last = min(round(self.average * epoch), size // 2)
+            mean = Average(self.parameters, size - last)
+            level, steps = self._steps(
+                self.batches.take(size), lambda: self.pace.rate * warmth(), mean, size * self.pace.limit
+            )
+            taken += steps
+            verdict = self.pace.judge(level)
+            end = None
+            if verdict is Verdict.LOWER or (level < math.inf and taken >= count and len(states) == 1):
+                with mean.instead():
+                    end = Snapshot(self.model, self.optimizer)
+            if verdict is Verdict.LOWER:
+                assert end is not None
+                states, undone = [*states[1 - _STATES :], (level, end)], False
+            elif verdict is Verdict.BACK:
+                if undone and len(states) > 1:
+                    states.pop()
+                    self.pace.lowest = states[-1][0]
+                states[-1][1].restore()
+                undone = True
+        lowest = [state for _, state in reversed(states) if state is not start]
+        return lowest or ([] if end is None else [end]), Snapshot(self.model, self.optimizer)
 
-    def _train(
+    def _steps(
         self,
         batches: Iterable[Any],
-        count: int,
-        rate: float,
+        rate: Callable[[], float],
         mean: Average | None = None,
-        bend: Bend | None = None,
-    ) -> float:
-        """Mini-batch steps at a rate; the mean of their losses, infinite as soon as one is not finite."""
-        self.set_rate(rate)
-        ramp = 0.0 if mean is None else _RAMP * self.batches.per_epoch
-        last = min(round(self.average * self.batches.per_epoch), count // 2)
-        steps, total, step = 0, 0.0, 1 / self.batches.per_epoch
+        limit: float = math.inf,
+    ) -> tuple[float, int]:
+        """Mini-batch steps: the mean of their losses, and how many there were.
+
+        Args:
+            batches: one per step.
+            rate: of the next step.
+            mean: takes in the weights after each step.
+            limit: as soon as the sum of the losses is higher, or not finite, the mean is infinite, and they end.
+        """
+        steps, total = 0, 0.0
         for steps, (x, y) in enumerate(batches, start=1):
-            if self.ramped < ramp:
-                self.ramped += 1
-                self.set_rate(rate * self.ramped / ramp)
-            self.work += step
+            self.set_rate(rate())
             closure: Callable[[], Any] = partial(self.loss, x, y, backward=True)
-            probed = bend is not None and steps % max(2, -(-count // _PROBES)) == 1
-            if bend is not None and probed:
-                bend.begin()
             loss = self.optimizer.step(closure)
-            if bend is not None and probed and loss is not None:
-                self.work += _FORWARD * step
-                with only_looking(self.model):
-                    bend.end(float(loss), float(self.loss(x, y)))
             total += math.inf if loss is None else float(loss)
-            if not math.isfinite(total):
-                return math.inf
-            if mean is not None and steps > count - last:
+            if not total <= limit or total == math.inf:
+                return math.inf, steps
+            if mean is not None:
                 mean.add()
-        return total / steps
+        return total / steps, steps
 
     @property
     def _few(self) -> int:
-        """Batches of a trial, and of what judges trials and epochs."""
+        """Batches of a trial, and of what judges trials."""
         return min(max(round(_PART * self.batches.per_epoch), _FEW[0]), _FEW[1], self.batches.per_epoch)
-
-    def _levels(self, mean: Average) -> tuple[float, float]:
-        """The loss at the last weights of an epoch and at their mean, where there is one."""
-        last = self._level()
-        if not mean.count:
-            return last, last
-        with mean.instead():
-            return last, self._level()
-
-    def _level(self) -> float:
-        """The loss on a few batches that stay the same."""
-        if not self._judges:
-            self._judges = as_one(self.batches.take(self._few))
-        self.work += _FORWARD * self._few / self.batches.per_epoch
-        with evaluating(self.model), torch.no_grad():
-            value = sum(float(self.loss(x, y)) for x, y in self._judges) / len(self._judges)
-        return value if math.isfinite(value) else math.inf
 
 
 def checked_model(optimizer: Any, model: Any) -> nn.Module:

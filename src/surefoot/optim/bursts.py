@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -88,16 +87,23 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 class Average:
-    """The mean of parameters over the last steps of a burst."""
+    """The mean of parameters over the last steps of an epoch.
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    Args:
+        parameters: those that ask for a gradient count.
+        skipped: how many of the first steps do not.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], skipped: int) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._means: list[Tensor] = []
-        self.count = 0
+        self.count = -skipped
 
     def add(self) -> None:
         """Count the present parameters in."""
         self.count += 1
+        if self.count < 1:
+            return
         present = [parameter.detach() for parameter in self.parameters]
         if self._means:
             moved_together(self._means, present, 1 / self.count)
@@ -105,9 +111,9 @@ class Average:
             self._means = [value.clone() for value in present]
 
     @contextmanager
-    def instead(self, wanted: bool = True) -> Iterator[None]:
-        """Set the parameters to their means, and back afterwards."""
-        if not wanted:
+    def instead(self) -> Iterator[None]:
+        """Set the parameters to their means, if there are any, and back afterwards."""
+        if not self._means:
             yield
             return
         present = [parameter.detach().clone() for parameter in self.parameters]
@@ -116,39 +122,6 @@ class Average:
             yield
         finally:
             _copy(self.parameters, present)
-
-
-class Bend:
-    r"""How much of the decrease that gradients promise is lost to curvature, on the batches of the steps.
-
-    A step d changes the loss f of its batch by :math:`\nabla f\cdot d+c`. The part is
-    :math:`\sum c/\sum(-\nabla f\cdot d)` over the steps that were measured: 0 for short steps, 1/2 for the best
-    step along the gradient of a quadratic function, 1 for one that gains nothing.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self._before: list[Tensor] = []
-        self._lost, self._promised = 0.0, 0.0
-
-    def begin(self) -> None:
-        """Just before a step."""
-        self._before = [parameter.detach().clone() for parameter in self.parameters]
-
-    def end(self, before: float, after: float) -> None:
-        """Just after it, with the loss of its batch before and after; gradients are still those of the step."""
-        change = sum(
-            float(((new.detach() - old) * new.grad).sum())
-            for new, old in zip(self.parameters, self._before, strict=True)
-            if new.grad is not None
-        )
-        self._lost, self._promised = self._lost + after - before - change, self._promised - change
-
-    @property
-    def part(self) -> float:
-        """The part that is lost; 0 where nothing was promised."""
-        part = self._lost / self._promised if self._promised > 0 else 0.0
-        return part if math.isfinite(part) else math.inf
 
 
 @contextmanager
@@ -180,7 +153,7 @@ class EndlessBatches:
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
-        self._stream = self._forever()
+        self._stream, self._drawn = self._forever(), 0
         try:
             self.per_epoch = len(loader)  # type: ignore[arg-type]
         except TypeError:
@@ -192,17 +165,14 @@ class EndlessBatches:
 
     def take(self, count: int) -> Iterator[Any]:
         """The next ones."""
-        return islice(self._stream, count)
+        for batch in islice(self._stream, count):
+            self._drawn += 1
+            yield batch
 
-
-def as_one(batches: Iterable[Any]) -> list[Any]:
-    """Batches put together to one, where they are pairs of tensors; as they are otherwise."""
-    several = list(batches)
-    if not all(isinstance(part, Tensor) for batch in several for part in batch):
-        return several
-    if len({tuple(part.shape[1:] for part in batch) for batch in several}) > 1:
-        return several
-    return [tuple(map(torch.cat, zip(*several, strict=True)))]
+    def begin(self) -> None:
+        """Begin a new pass, unless the last one has just ended."""
+        if self._drawn % self.per_epoch:
+            self._stream, self._drawn = self._forever(), 0
 
 
 def fixed_data(loader: Iterable[Any]) -> Iterable[Any]:

@@ -21,7 +21,7 @@ from surefoot.optim.evaluation import OptimizerError, outputs_of
 from surefoot.processes import Processes
 from surefoot.valuation.streamed import batch_weight
 
-_FIRST = 8  # mini-batches that judge and that rates are tried on, which are asked for again
+_LAST = 4  # mini-batches that may be asked for again, as those that rates are tried on
 
 
 class JointBatches:
@@ -47,7 +47,7 @@ class JointBatches:
         evaluate: Callable[[], object],
     ) -> None:
         self.loader, self.model, self.objective, self.processes = loader, model, objective, processes
-        self._evaluate, self._held, self._drawn = evaluate, dict[int, Any](), 0
+        self._evaluate, self._held, self._drawn, self._begun = evaluate, dict[int, Any](), 0, 0
         self.per_epoch = max(processes.gathered(lambda: sum(1 for _ in loader)))
         self._stream = self._forever()
 
@@ -65,6 +65,12 @@ class JointBatches:
         for _ in range(count):
             self.processes.ask(("draw", ()))
             yield self._draw(), None
+
+    def begin(self) -> None:
+        """Begin a new pass, unless the last one has just ended."""
+        if (self._drawn - self._begun) % self.per_epoch:
+            self.processes.ask(("begin", ()))
+            self._begin()
 
     def loss(self, number: int, *, backward: bool) -> Tensor:
         """The loss of a mini-batch, with the gradient of all its parts in ``.grad`` if that is asked for."""
@@ -89,14 +95,19 @@ class JointBatches:
             self._evaluate()
         elif what == "draw":
             self._draw()
+        elif what == "begin":
+            self._begin()
         else:
             self._lose(*given)
 
     def _draw(self) -> int:
         self._drawn += 1
-        self._held = {number: batch for number, batch in self._held.items() if number <= _FIRST}
+        self._held = {number: batch for number, batch in self._held.items() if number > self._drawn - _LAST}
         self._held[self._drawn] = self.processes.together(lambda: next(self._stream))
         return self._drawn
+
+    def _begin(self) -> None:
+        self._stream, self._begun = self._forever(), self._drawn
 
     def _lose(self, number: int, backward: bool, training: bool) -> Tensor:
         self.spread()

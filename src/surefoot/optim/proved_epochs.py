@@ -20,7 +20,7 @@ from surefoot.optim.joint import JointBatches
 from surefoot.processes import Processes
 from surefoot.valuation.valuer import Evaluation
 
-_LATE = 0.7  # in the last part of a budget rates fall
+_COOLING = 0.5  # the last part of a budget, in which rates fall to zero
 
 
 class ProvedEpochs:
@@ -38,16 +38,17 @@ class ProvedEpochs:
     ``weight_decay`` is not part of the objective. If the loader changes its samples at random (augmentation), pass
     the plain ones as ``data``.
 
-    *The rate* finds itself: trials of a few batches from the same state lead to one to start from, and each epoch
-    says how to go on (:mod:`surefoot.optim.pace`, :mod:`surefoot.optim.burst_training`); in the first two epochs
-    rates rise from zero. Training goes on from the last weights. What is evaluated are those after the epoch with
-    the lowest mean loss, or their mean over its last steps. :meth:`run` lowers rates near its end, and then looks
-    for a lower point beyond the last weights, on the line from the first ones (:mod:`surefoot.optim.beyond`).
-    Where a network tells all samples apart, that lowers the cross-entropy by orders of magnitude and makes it
-    surer of what it says, right or wrong.
-    None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Bursts are as long as
-    it takes for evaluations to cost about a sixteenth of training, and at most twelve epochs. Work is counted
-    (:mod:`surefoot.optim.all_data`) and no time is measured, so the same seed gives the same run.
+    *The rate* finds itself; the one that the optimizer was given does not matter, only the ratios of its groups.
+    Trials of a few batches from the same state lead to one to start from (:mod:`surefoot.optim.burst_training`).
+    Then it is led by success: it rises after an epoch whose mean loss is lower than all before, and falls after
+    any other; epochs that do damage are undone (:mod:`surefoot.optim.pace`). What is evaluated is the mean of the
+    weights over the last steps of the lowest epoch; training goes on from the last weights. In the last half of
+    :meth:`run` rates fall to zero. Then it looks for a lower point beyond the last weights, on the line from the
+    first ones (:mod:`surefoot.optim.beyond`). Where a network tells all samples apart, that lowers the
+    cross-entropy by orders of magnitude and makes it surer of what it says, right or wrong.
+    None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Bursts are of twelve
+    epochs, so that evaluations cost a small part of training. Work is counted (:mod:`surefoot.optim.all_data`) and
+    no time is measured, so the same seed gives the same run.
 
     Args:
         optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
@@ -56,7 +57,7 @@ class ProvedEpochs:
         loader: a ``DataLoader`` or another re-iterable of batches ``(x, y)``, which the optimizer is given.
         model: the network.
         data: what the objective is the mean over; by default all samples of the loader, in a fixed order.
-        burst: epochs of a burst; by default as said above.
+        burst: epochs of a burst, by default twelve.
         average: over which part of an epoch, at its end, weights are averaged, at most half; 0 for none.
         beyond: whether :meth:`run` may end beyond the last weights.
         progress: called with the record of each burst.
@@ -143,8 +144,8 @@ class ProvedEpochs:
         """
         return self._led(self._step)
 
-    def _step(self, left: float = math.inf, late: float = math.inf, *, beyond: bool = False) -> float:
-        self._keeper.burst(self.burst, left, late, beyond=beyond)
+    def _step(self, left: float = math.inf, cooling: float = 0.0, *, beyond: bool = False) -> float:
+        self._keeper.burst(self.burst, left, cooling, beyond=beyond)
         return self._told()
 
     def _told(self) -> float:
@@ -164,9 +165,8 @@ class ProvedEpochs:
         def spend() -> float:
             end = self.work + epochs
             while self._keeper.has_room(end - self.work, beyond=self.beyond):
-                left = end - self.work
-                self._step(left, left - (1 - _LATE) * epochs, beyond=self.beyond)
-            if self.beyond and self._keeper.go_beyond():
+                self._step(end - self.work, _COOLING * epochs, beyond=self.beyond)
+            if self.beyond and self._keeper.go_beyond(end - self.work):
                 self._told()
             assert self.value is not None
             return self.value.value
