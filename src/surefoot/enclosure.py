@@ -30,7 +30,7 @@ from torch import Tensor
 
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import frobenius_norm, spectral_norm
-from surefoot.torch_private import Deferred
+from surefoot.torch_private import REMEMBERED, Deferred, Known, as_here
 
 _More = ParamSpec("_More")
 _Found = TypeVar("_Found")
@@ -232,14 +232,11 @@ def unknown_constant(spec: Spec | tuple[Spec, ...], variables: int, bound: Magni
     return Enclosure(spec, None, size, peak, infinite, None, infinite, none, is_constant=True)
 
 
-_KNOWN = "norms_of_surefoot"
-
-
 def remembered(value: Any) -> Any:
     """A tensor, or several, that nobody writes to: what is computed from them alone is computed once."""
     for part in value if isinstance(value, tuple | list) else (value,):
-        if isinstance(part, Tensor) and not hasattr(part, _KNOWN):
-            setattr(part, _KNOWN, {})
+        if isinstance(part, Tensor) and not hasattr(part, REMEMBERED):
+            setattr(part, REMEMBERED, {})
     return value
 
 
@@ -248,7 +245,7 @@ def once(function: Callable[Concatenate[Any, _More], _Found]) -> Callable[Concat
 
     @functools.wraps(function)
     def found(value: Any, *more: _More.args, **named: _More.kwargs) -> _Found:
-        known: dict[Any, _Found] | None = getattr(value, _KNOWN, None)
+        known: dict[Any, _Found] | None = getattr(value, REMEMBERED, None)
         if known is None:
             return function(value, *more, **named)
         key = function, more, *named.items()
@@ -257,6 +254,14 @@ def once(function: Callable[Concatenate[Any, _More], _Found]) -> Callable[Concat
         return known[key]
 
     return found
+
+
+def deferred(value: Tensor, again: Callable[[], Tensor]) -> Tensor:
+    """A tensor whose norms are known, and whose numbers are computed again by whoever reads them."""
+    peak = float(value.abs().max()) if value.numel() else 0.0
+    known = Known(float(torch.linalg.vector_norm(value)), peak)
+    like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return Deferred.made(like, value.device, as_here(again), known)
 
 
 @once

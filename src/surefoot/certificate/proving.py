@@ -90,7 +90,7 @@ def longest_proved(certify: Callable[[Ball], Certificate], effort: Effort = NORM
         certificate = certify(Ball(radius))
         if best is None or certificate.step_size > best.step_size:
             best = certificate
-        meets = gradient * certificate.inverse_smoothness  # the radius up to which 1/L(radius) would reach
+        meets = gradient * guarantees.inverse_of_one_step(certificate)  # how far a step 1/L(radius) would go
         if meets == 0:
             high, radius = radius, radius * _SHORTER
             continue
@@ -168,7 +168,18 @@ def certify_proved(
         with ordinary_device():
             return _on_segment(Along(model, x, objective), domain)
     spent = effort if isinstance(effort, Effort) else effort_named(effort)
-    analysis = Analysis.of(model, x, objective)
+    return proved_of(Analysis.of(model, x, objective), domain, spent, wrt, input_norm, regularizer)
+
+
+def proved_of(
+    analysis: Analysis,
+    domain: Domain | Box | None,
+    spent: Effort,
+    wrt: Wrt = "params",
+    input_norm: float | None = None,
+    regularizer: Penalty | None = None,
+) -> Certificate:
+    """The same of what was read, but along a segment, with some effort."""
     refuse_penalty(regularizer, is_objective=wrt == "params" and analysis.reading.is_scalar)
     shared = Shared()
 
@@ -202,20 +213,14 @@ def certify_proved(
             found = on(domain)
             if isinstance(domain, Ball) and inner:
                 found = _from_weights(found, domain.radius, inner)
-            if (
-                spent.directions
-                and around
-                and known
-                and found.step_size
-                and wrt == "params"
-                and regularizer is None
-            ):
+            steps = around and known and found.step_size and wrt == "params"
+            if spent.downhill and steps and regularizer is None:
                 found = with_gradient_step(found, analysis, centre)
             return replace(found, weights_inside=analysis.is_inside(domain, wrt))
         if wrt != "params" or not known:
             return on(ProductBall(1.0))
         found = longest_proved(on, spent)
-        if spent.directions and regularizer is None:
+        if spent.downhill and regularizer is None:
             return with_gradient_step(found, analysis, centre)
         return replace(found, gradients=found.gradients and centre.cost)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from surefoot.calculus.adjoint.gradient import proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.errors import EvaluationError
+from surefoot.graph.fetched import Fetched, opened
 from surefoot.processes import Processes
 
 Weighted = Callable[[], Iterator[tuple[int, Analysis, Fraction]]]  # number, analysis and weight of each batch
@@ -45,10 +46,11 @@ class ProvedSum:
         like: the parameters, by path.
         is_mean: whether the objective divides by the weights.
         processes: all of them, or ``None``.
+        fetched: the parameters, if they lie with these processes; then so does the gradient.
 
     Attributes:
         value: of the objective, as computed.
-        slopes: by path of the parameter.
+        slopes: by path of the parameter; of weights that lie with several processes the parts of this one.
         errors: how far they may be off, in norm, by path.
         blocks: the paths of each block.
 
@@ -57,9 +59,14 @@ class ProvedSum:
     """
 
     def __init__(
-        self, batches: Weighted, like: Mapping[str, Tensor], is_mean: bool, processes: Processes | None
+        self,
+        batches: Weighted,
+        like: Mapping[str, Tensor],
+        is_mean: bool,
+        processes: Processes | None,
+        fetched: Fetched | None = None,
     ) -> None:
-        self._batches, self._processes = batches, processes
+        self._batches, self._processes, self._fetched = batches, processes, fetched
         mine = self._here() if processes is None else processes.together(self._here)
         told = replace(mine, sums={})
         parts = [told] if processes is None else processes.gathered(lambda: told)
@@ -68,8 +75,11 @@ class ProvedSum:
         if not self.blocks or not total:
             raise EvaluationError("no batch has a sample with a weight: there is no gradient")
         paths = [path for paths in self.blocks.values() for path in paths]
-        sums = {p: mine.sums.get(p, torch.zeros_like(like[p], dtype=torch.float64)) for p in paths}
-        if processes is not None:
+        if fetched is None:
+            sums = {p: mine.sums.get(p, torch.zeros_like(like[p], dtype=torch.float64)) for p in paths}
+        else:
+            sums, fetched.slopes = fetched.slopes, {}
+        if processes is not None and fetched is None:
             processes.add(sums.values())
         self._whole = float(total) if is_mean else 1.0
         rounding = (sum(part.count for part in parts) + len(parts) + 9) * 2.0**-52
@@ -79,9 +89,19 @@ class ProvedSum:
             p: sum(part.errors.get(p, 0.0) + rounding * part.sizes.get(p, 0.0) for part in parts) for p in paths
         }
         self.errors = {path: lost / self._whole * (1 + 1e-12) + 2.0**-1000 for path, lost in off.items()}
+        self._sizes = (
+            {path: float(torch.linalg.vector_norm(slope)) for path, slope in self.slopes.items()}
+            if fetched is None
+            else fetched.norms(self.slopes)
+        )
 
     def _here(self) -> _Part:
         found = _Part()
+        with opened(self._fetched):
+            self._add_up(found)
+        return found
+
+    def _add_up(self, found: _Part) -> None:
         for _, analysis, weight in self._batches():
             proved, factor = proved_gradient(analysis), float(weight)
             found.blocks = {
@@ -89,19 +109,21 @@ class ProvedSum:
             }
             for path in (path for paths in found.blocks.values() for path in paths):
                 slope = proved.slopes[path] * factor
-                found.sums[path] = found.sums[path].add_(slope) if path in found.sums else slope
+                if self._fetched is not None:
+                    self._fetched.add(path, slope)
+                else:
+                    found.sums[path] = found.sums[path].add_(slope) if path in found.sums else slope
                 found.errors[path] = found.errors.get(path, 0.0) + proved.errors[path] * factor * (1 + 2.0**-50)
                 found.sizes[path] = found.sizes.get(path, 0.0) + float(torch.linalg.vector_norm(slope)) * 1.0001
             found.value += factor * proved.value
             found.total += weight
             found.count += 1
-        return found
 
     def norms(self) -> dict[str, float]:
         """Bounds on the norm of the gradient, by block."""
         found = {}
         for block, paths in self.blocks.items():
-            size = math.hypot(*(float(torch.linalg.vector_norm(self.slopes[path])) for path in paths))
+            size = math.hypot(*(self._sizes[path] for path in paths))
             found[block] = (size + sum(self.errors[path] for path in paths)) * (1 + 1e-12) + 2.0**-1000
         return found
 

@@ -5,8 +5,9 @@
   them.
 * ``compose``: cutting a graph in parts and putting two graphs one behind the other.
 * ``checks``: what a model, its input and what it returns must be.
-* ``sharded``: weights that lie with several processes; ``fetched``: whole only while they are read;
-  ``held_parts``: what an optimizer holds of them.
+* ``sharded``: weights that lie with several processes; ``placed``: where their parts are; ``outline``: a model of
+  which only shapes are here; ``fetched``: weights that are whole only while they are read; ``held_parts``: what an
+  optimizer holds of them.
 * ``survey``, ``preserve``: all that a forward pass may read; the model stays as it was, and unless it changes it
   is not captured again; ``guard``: a quick look whether anything of that was touched.
 * ``flatten``: models that differentiate inside ``forward``, to one level of operations; boolean masks as indices.
