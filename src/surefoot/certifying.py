@@ -60,7 +60,8 @@ def certify(
         wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
         input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``. Then
             the certificate of a network whose weights are sharded rests on norms of them that are computed where
-            they lie (:mod:`surefoot.graph.sharded`); without it they are gathered.
+            they lie (:mod:`surefoot.graph.sharded`). An objective around sharded weights gathers each when it is
+            read, but with ``effort="high"``; everything else gathers all of them.
         effort: what a certificate of an objective may cost. ``"quick"``: products of norms, about ten gradients
             for each ball that is tried. ``"normal"``: sharper where samples do not interact and linear layers are
             not too many and too wide, up to some thousand gradients. ``"high"``: the same for wider layers, and on
