@@ -109,6 +109,13 @@ def calls(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], obje
     return {
         "`sf.evaluate`": lambda: sf.evaluate(model, x, loss, y, group=group),
         "`oracles.gradient`": lambda: sf.oracles.gradient(sf.Chain(model, x), sf.CrossEntropy(y), group=group),
+        '`oracles.gauss_newton`, `"primal"`': lambda: sf.oracles.gauss_newton(
+            sf.Chain(model, x), sf.CrossEntropy(y), method="primal", tolerance=0.1, group=group
+        ),
+        '`oracles.newton`, `"cg"`': lambda: sf.oracles.newton(
+            sf.Chain(model, x), sf.CrossEntropy(y), 1.0, method="cg", tolerance=0.1, group=group
+        ),
+        "`sf.certify`, cross-entropy": lambda: sf.certify(model, x, objective=loss, y=y, group=group),
         "a step of `CertifiedDescent`, conjugate": lambda: sf.CertifiedDescent(
             model, loss, direction="conjugate", group=group
         ).step(x, y),

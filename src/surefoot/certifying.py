@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
 from torch import nn
 
 from surefoot.batches import Batches
+from surefoot.calculus.analysis import Analysis
+from surefoot.calculus.effort import effort_named
 from surefoot.calculus.leaves import ordinary_device
 from surefoot.certificate import Certificate
 from surefoot.certificate.pieces import InPieces
-from surefoot.certificate.proving import certify_proved
+from surefoot.certificate.proving import certify_proved, proved_of
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
 from surefoot.graph.checks import as_inputs, is_loader, unwrapped
-from surefoot.graph.fetched import Fetched
+from surefoot.graph.fetched import opened
 from surefoot.graph.outline import Outline
 from surefoot.graph.sharded import norms_of_shards
 from surefoot.lower import curvature_at_weights
@@ -59,7 +60,8 @@ def certify(
         wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
         input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``. Then
             the certificate of a network whose weights are sharded rests on norms of them that are computed where
-            they lie (:mod:`surefoot.graph.sharded`); without it they are gathered.
+            they lie (:mod:`surefoot.graph.sharded`). An objective around sharded weights gathers each when it is
+            read, but with ``effort="high"``; everything else gathers all of them.
         effort: what a certificate of an objective may cost. ``"quick"``: products of norms, about ten gradients
             for each ball that is tried. ``"normal"``: sharper where samples do not interact and linear layers are
             not too many and too wide, up to some thousand gradients. ``"high"``: the same for wider layers, and on
@@ -90,7 +92,12 @@ def certify(
     simple = isinstance(around, ProductBall | Ball) and isinstance(around.center, str)
     if input_norm is not None and plain and simple and is_sharded(model) and next(model.buffers(), None) is None:
         return _of_shards(model, x, around, input_norm, effort)
-    model = unwrapped(model)
+    centred = domain if isinstance(domain, ProductBall | Ball) and domain.center == "present" else None
+    about_data = objective is not None and (constants, wrt) == ("certified", "params") and centred is domain
+    apart = about_data and effort != "high" and (group is not None or not is_loader(x)) and is_sharded(model)
+    outline = Outline.of(model, group) if apart else None
+    model = unwrapped(model) if outline is None else outline.plain
+    weights = None if outline is None else outline.weights()
     if objective is not None:
         objective = as_objective(objective, y)
     elif y is not None and group is None:
@@ -107,9 +114,13 @@ def certify(
 
         def read() -> InPieces:
             loader, loss = _part(x, objective, y)
-            return InPieces(model, Batches(loader, ordered=True), loss, regularizer, effort, processes)
+            return InPieces(model, Batches(loader, ordered=True), loss, regularizer, effort, processes, weights)
 
         return (read() if processes is None else processes.together(read)).certify(domain)
+    if weights is not None:
+        with ordinary_device(), weights.open():
+            analysis = Analysis.of(model, x, objective, weights=weights)
+            return proved_of(analysis, centred, effort_named(effort), "params", input_norm, regularizer)
     if constants != "paper":
         options: dict[str, Any] = {"wrt": wrt, "input_norm": input_norm, "regularizer": regularizer}
         found = certify_proved(model, x, objective=objective, domain=domain, effort=effort, **options)
@@ -206,7 +217,7 @@ def evaluate(
         if single and found.error > enough:
             found = valuer.evaluate(weights, derivatives=True, summed=False).evaluation
     else:
-        with weights.open() if isinstance(weights, Fetched) else nullcontext():
+        with opened(weights):
             valuer = Valuer.of(model, x, as_objective(objective, y), single=single)
             found = valuer.evaluate(weights, enough)
     if not math.isfinite(found.error):

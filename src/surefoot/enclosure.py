@@ -31,7 +31,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import frobenius_norm, spectral_norm
-from surefoot.torch_private import Deferred
+from surefoot.torch_private import Deferred, Known, as_here
 
 _More = ParamSpec("_More")
 _Result = TypeVar("_Result")
@@ -244,12 +244,18 @@ def remembered(value: Any) -> Any:
     return value
 
 
+def _results(value: Any) -> dict[Any, Any] | None:
+    if isinstance(value, Deferred) and value.known is not None:
+        return value.known.remembered
+    return _remembered.get(value) if isinstance(value, Tensor) else None
+
+
 def once(function: Callable[Concatenate[Any, _More], _Result]) -> Callable[Concatenate[Any, _More], _Result]:
     """The same function. Of a tensor that is remembered it computes a result once."""
 
     @functools.wraps(function)
     def looked_up(value: Any, *more: _More.args, **named: _More.kwargs) -> _Result:
-        results = _remembered.get(value) if isinstance(value, Tensor) else None
+        results = _results(value)
         if results is None:
             return function(value, *more, **named)
         key = function, more, *named.items()
@@ -259,6 +265,14 @@ def once(function: Callable[Concatenate[Any, _More], _Result]) -> Callable[Conca
         return result
 
     return looked_up
+
+
+def deferred(value: Tensor, again: Callable[[], Tensor]) -> Tensor:
+    """A tensor whose norms are known, and whose numbers are computed again by whoever reads them."""
+    peak = float(value.abs().max()) if value.numel() else 0.0
+    known = Known(float(torch.linalg.vector_norm(value)), peak)
+    like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return Deferred.made(like, value.device, as_here(again), known)
 
 
 @once

@@ -9,7 +9,7 @@ import copy
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from types import FrameType
 from typing import Any, TypeVar
@@ -261,10 +261,13 @@ def unsharded_copy(
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Of numbers that lie elsewhere, their norm as computed in double precision, and the largest of them."""
+    """What is known of numbers that lie elsewhere: their norm as computed in double precision, the largest of
+    them, and what was computed from them since.
+    """
 
     norm: float
     largest: float
+    remembered: dict[Any, Any] = field(default_factory=dict)
 
 
 class Deferred(Tensor):
@@ -322,6 +325,19 @@ class Deferred(Tensor):
         return func(*read[0], **read[1])
 
 
+def as_here(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A function that computes as it would here, also where an operation on a :class:`Deferred` calls it: below
+    autograd, which it may need.
+    """
+    keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+    def computed() -> Tensor:
+        with torch._C._ForceDispatchKeyGuard(*keys):
+            return compute()
+
+    return computed
+
+
 def _is_of_distributed(hook: Any) -> bool:
     hook = getattr(hook, "func", hook)
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
@@ -353,9 +369,9 @@ def load_tracer() -> None:
 
 
 __all__ = [
-    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Deferred", "Dropout", "FakeTensor", "FakeTensorMode",
-    "HigherOrderOperator", "Known", "OpOverload", "OpOverloadPacket", "bags", "children_of", "constants_allowed",
-    "global_forward_hooks", "global_hooks", "is_sharded", "is_view", "lies_elsewhere", "load_tracer",
-    "pre_hooks_of", "scattered", "schema_of", "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of",
-    "unsharded_copy", "with_buffer", "writes_of",
+    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Deferred", "Dropout", "FakeTensor",
+    "FakeTensorMode", "HigherOrderOperator", "Known", "OpOverload", "OpOverloadPacket", "as_here", "bags",
+    "children_of", "constants_allowed", "global_forward_hooks", "global_hooks", "is_sharded", "is_view",
+    "lies_elsewhere", "load_tracer", "pre_hooks_of", "scattered", "schema_of", "seeks_shortcut",
+    "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer", "writes_of",
 ]  # fmt: skip

@@ -37,7 +37,11 @@ ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "dual": (sf.oracles.gauss_newton, {"method": "dual"}),
     "newton": (sf.oracles.newton, {"method": "cg", "kappa": 2.0}),
 }
-LONG = ("dual", "newton")  # not where weights are gathered one by one: that is many messages
+CERTIFIED: dict[str, dict[str, Any]] = {  # by model
+    "deep": {"effort": "quick", "regularizer": sf.Ridge(0.1)},
+    "tied": {"domain": sf.Ball(0.02)},
+}
+LONG = ("dual", "newton")  # of a loader only, and not where weights are gathered one by one: many messages
 
 
 class Tied(nn.Module):
@@ -98,12 +102,16 @@ def asked(name: str, mesh: Any, x: Tensor, y: Tensor, batches: list[Any], **grou
         value = sf.evaluate(model(), *given, **group)
         found[key] = value.value, value.error
     network = model()
-    for chain, objective in (
-        (sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y)),
-        (sf.Chain(network, batches), loss),
+    if name in CERTIFIED:
+        certificate = sf.certify(network, batches, objective=loss, **CERTIFIED[name], **group)
+        numbers = [certificate.step_size, *map(float, (certificate.smoothness, certificate.lipschitz))]
+        found["certified"] = numbers, certificate.block_gradients
+    for chain, objective, leaving in (
+        (sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y), LONG),
+        (sf.Chain(network, batches), loss, left_out),
     ):
         for key, (oracle, options) in ORACLES.items():
-            if key not in left_out:
+            if key not in leaving:
                 step = oracle(chain, objective, regularizer=sf.Ridge(0.1), **options, **group)
                 direction = {path: whole(value) for path, value in step.direction.items()}
                 found[f"{key} {len(found)}"] = direction, step.kappa, step.model_decrease
@@ -163,6 +171,8 @@ def work(rank: int, folder: str) -> None:
     found["alone"] = sf.evaluate(
         model, data()[0], sf.CrossEntropy(data()[1])
     ).value  # each on its own, without a group
+    own = sf.certify(model, data()[0], objective=sf.CrossEntropy(data()[1]), effort="quick")
+    found["alone certified"] = own.step_size, float(own.smoothness)
     found["resumed"] = resumed(mesh, x, y, group)
     loader = Broken(batches, refused if rank == 2 else lambda: None)
     try:
@@ -227,6 +237,7 @@ def test_values_gradients_and_steps_are_those_of_whole_weights(outcomes: list[di
             single = (key, name) == ("lbfgs", "deep")  # of so many parameters, pairs are kept in single precision
             found, other = ([each[0], each[-1]] for each in (one, expected[key]))
             torch.testing.assert_close(found, other, rtol=0, atol=1e-6 if single else 1e-8)
+            assert key != "certified" or one == outcomes[0][name][key]
         for key in ("batch", "loader"):
             (value, error), (other, apart) = part[name][key], expected[key]
             assert part[name][key] == outcomes[0][name][key]
@@ -253,6 +264,11 @@ def test_each_process_may_evaluate_data_of_its_own(outcomes: list[dict[str, Any]
     x, y = data()
     value = sf.evaluate(made("deep"), x, sf.CrossEntropy(y)).value
     assert all(part["alone"] == pytest.approx(value, abs=1e-12) for part in outcomes)
+    expected = sf.certify(made("deep"), x, objective=sf.CrossEntropy(y), effort="quick")
+    assert all(
+        part["alone certified"] == pytest.approx((expected.step_size, float(expected.smoothness)), rel=1e-12)
+        for part in outcomes
+    )
 
 
 def test_a_run_goes_on_with_the_state_of_each_process(outcomes: list[dict[str, Any]]) -> None:

@@ -78,13 +78,14 @@ class Analysis:
         objective: nn.Module | None = None,
         previous: Analysis | None = None,
         norms: Norms | None = None,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> Analysis:
         """The previous analysis if it still says what the model computes, otherwise a new one.
 
         A new one takes over what holds for all weights, if the graph is the same; otherwise it starts with these
-        norms of layers.
+        norms of layers. Weights by path, if they are given, stand for those of the model.
         """
-        graph, values = captured(model, x, objective)
+        graph, values = captured(model, x, objective, weights)
         if previous is not None and previous.model is model and previous.reading.graph is graph:
             if previous._has(values):
                 return previous

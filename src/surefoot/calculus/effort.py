@@ -35,6 +35,7 @@ class Effort:
     multiplications: float = math.inf  # the same in multiplications
     balls: int = 6  # how many are tried, after the weights alone, for the longest step
     shells: int = 0  # in how many at most a ball is then taken apart, to sum up what each adds to the curvature
+    downhill: bool = False  # whether the segment against the gradient is looked at
     parts: int = 1  # how many of them reach as far as the longest step of these balls, or a ball that is given
 
     def separates(self, widths: Sequence[int], count: int) -> bool:
@@ -45,7 +46,7 @@ class Effort:
 _PAIR = 1e5  # multiplications that take as long as the calls for two layers
 QUICK = Effort("quick", 0.0, 0)
 NORMAL = Effort("normal", 2e10, 0, 1900.0, 3e11, shells=8, parts=4)
-HIGH = Effort("high", 6e11, 12_000, 1900.0, shells=64, parts=8)
+HIGH = Effort("high", 6e11, 12_000, 1900.0, shells=64, downhill=True, parts=8)
 ONE_OF_MANY = replace(NORMAL, parts=1)  # a ball beside which others are tried
 _ONE_DIRECTION, _ONE_UNIT, _ONE_EXPANSION = 10, 10, 20  # gradients, measured
 ONE_BALL, AROUND_DIRECTIONS, AROUND_SAMPLES = 10, 30, 90  # for each ball: norms, and what starts from the centre

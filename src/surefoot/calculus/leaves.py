@@ -138,10 +138,13 @@ def ordinary_device() -> AbstractContextManager[object]:
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
-def captured(model: nn.Module, x: Any, objective: nn.Module | None = None) -> tuple[Graph, dict[str, Tensor]]:
+def captured(
+    model: nn.Module, x: Any, objective: nn.Module | None = None, weights: Mapping[str, Tensor] | None = None
+) -> tuple[Graph, dict[str, Tensor]]:
     """The graph of a model, or of an objective of it, and the present values of its leaves by name.
 
-    It is the same graph as long as nothing that it depends on has changed.
+    It is the same graph as long as nothing that it depends on has changed. Weights by path, if they are given,
+    stand for those of the model.
     """
     graph = capture(model, x)
     args, kwargs = as_inputs(x)
@@ -149,7 +152,7 @@ def captured(model: nn.Module, x: Any, objective: nn.Module | None = None) -> tu
     if objective is not None:
         graph, targets = attach(graph, objective)
         values |= targets
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters()) | dict(weights or {})
     values |= {leaf.name: parameters[leaf.path] for leaf in graph.parameters}
     return graph, {**values, **graph.held}
 
@@ -188,8 +191,13 @@ def holds_present(graph: Graph, values: Mapping[str, Tensor], domain: Domain, wr
     region, leaves = Region.of(domain, variable_blocks(graph, wrt)), graph.leaves
     if any(values[name].device.type == "meta" for name in region.variables):
         return None
-    apart = [values[n].detach().double() - _centre(leaves[n], values[n], domain.center) for n in region.variables]
-    away = [float(torch.linalg.vector_norm(difference)) for difference in apart]
+    if domain.center == "present":
+        return True
+
+    def distance(leaf: Leaf, present: Tensor) -> float:
+        return float(torch.linalg.vector_norm(present.detach().double() - _centre(leaf, present, domain.center)))
+
+    away = [distance(leaves[name], values[name]) for name in region.variables]
     return all(
         math.hypot(*(away[k] for k in members)) <= radius * (1 + 1e-12) for members, radius in region.groups
     )

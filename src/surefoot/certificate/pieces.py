@@ -3,9 +3,11 @@ r"""The certificate of data in pieces, from those of the batches.
 **An objective.** Let :math:`F = \sum_bw_bF_b` with :math:`w_b = W_b/\sum W_b` for a mean over samples
 (:mod:`surefoot.valuation.streamed`), and :math:`w_b = 1` for a sum. Then :math:`\|\nabla^2F\| \le
 \sum_bw_b\|\nabla^2F_b\|`, and likewise value, gradient and each pair of blocks: the constants are averages of
-those of the batches. So is κ of Gauss-Newton steps: what the model of :math:`F_b` misses is at most
-:math:`\frac{\kappa_b}2\|v\|^2`. On a ball of radius r around the weights also :math:`\ell \le \|\nabla F(u_0)\| +
-Lr`.
+those of the batches. So are κ of Gauss-Newton steps (what the model of :math:`F_b` misses is at most
+:math:`\frac{\kappa_b}2\|v\|^2`), the curvature :math:`\bar L` that a single move from the weights meets
+(:func:`surefoot.guarantees.seen_from_weights`), and the curvature S along the segment against the gradient of F
+(:mod:`surefoot.certificate.downhill`). On a ball of radius r around the weights also :math:`\ell \le \|\nabla
+F(u_0)\| + Lr`.
 
 **A network.** Its outputs on all batches, one below the other, have derivatives with :math:`\|D\psi\|^2 \le
 \sum_b\|D\psi_b\|^2`, and so on: the constants are roots of sums of squares.
@@ -28,17 +30,21 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from surefoot.batches import Batches, digest_of, numbered, refuse_other_models, refuse_statistics
 from surefoot.calculus.analysis import Analysis
-from surefoot.calculus.effort import effort_named
-from surefoot.certificate.proving import certify_proved, longest_proved, refuse_penalty
+from surefoot.calculus.effort import effort_named, in_gradients
+from surefoot.calculus.segment.along import Majorant
+from surefoot.certificate.downhill import Downhill
+from surefoot.certificate.proving import longest_proved, proved_of, refuse_penalty
 from surefoot.certificate.record import Certificate
 from surefoot.certificate.regularised import Penalty, regularised
 from surefoot.certificate.summed import ProvedSum
-from surefoot.domains import Box, Domain, DomainError, ProductBall, Segment
-from surefoot.errors import EvaluationError
+from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
+from surefoot.errors import EvaluationError, UnsupportedOperation
+from surefoot.graph.fetched import Fetched, opened
+from surefoot.graph.outline import is_outline
 from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.processes import Processes
 from surefoot.valuation.streamed import is_weightless, refuse_objective, weight_of
@@ -66,6 +72,7 @@ class InPieces:
         regularizer: added to the objective, or ``None``.
         effort: see :func:`surefoot.certify`.
         processes: those that have a part of the data each, or ``None``.
+        weights: the parameters, if they lie with these processes; each is gathered when an operation reads it.
 
     Raises:
         ObjectiveError: if the objective of all data is not a weighted mean of those of the batches.
@@ -79,12 +86,15 @@ class InPieces:
         regularizer: Penalty | None = None,
         effort: str = "normal",
         processes: Processes | None = None,
+        weights: Fetched | None = None,
     ) -> None:
         if objective is not None:
             refuse_objective(objective)
         refuse_penalty(regularizer, is_objective=objective is not None)
         self.model, self.batches, self.objective, self.processes = model, batches, objective, processes
-        self.regularizer, self.effort = regularizer, effort
+        self.regularizer, self.weights = regularizer, weights
+        self._named = effort_named(effort)
+        self.effort = replace(self._named, shells=0, downhill=False, composed=0.0)  # of one ball among several
         self._summed: ProvedSum | None = None
 
     def certify(self, domain: Domain | Box | Segment | None) -> Certificate:
@@ -96,21 +106,61 @@ class InPieces:
         """
         if isinstance(domain, Segment):
             raise DomainError("a segment is about one batch: for data in pieces use surefoot.Ball or a box")
+        if isinstance(domain, Ball) and domain.radius == 0:
+            self.effort = replace(self.effort, composed=self._named.composed)
 
         def lead() -> Certificate:
-            if domain is not None or self.objective is None:
+            if self.objective is None:
                 return self.on(ProductBall(1.0) if domain is None else domain)
-            return self.longest()
+            return self._downhill(self.longest() if domain is None else self.on(domain))
 
         if self.processes is None:
             return lead()
-        held = [*self.model.parameters(), *self.model.buffers()]
-        refuse_other_models(self.processes.gathered(lambda: digest_of(held)))
+        fixed = [value for value in self.model.parameters() if not is_outline(value)]
+        refuse_other_models(self.processes.gathered(lambda: digest_of([*fixed, *self.model.buffers()])))
         return Certificate(**self.processes.led(lambda: _fields(lead()), self.serve, EvaluationError))
 
     def longest(self) -> Certificate:
         """On the ball on which the longest step can be proved; process 0 calls it, the others serve it."""
-        return longest_proved(self.on, replace(effort_named(self.effort), shells=0))
+        return longest_proved(self.on, self.effort)
+
+    def _downhill(self, found: Certificate) -> Certificate:
+        """With the longest step that is proved on the segment against the gradient of all data."""
+        wanted = self._named.downhill and self.regularizer is None and isinstance(found.radius, float)
+        if not (wanted and found.step_size):
+            return found
+        lengths: list[float] = []
+
+        def bound(length: float) -> Majorant:
+            lengths.append(length)
+            if self.processes is not None:
+                self.processes.ask(("along", length))
+            return self._along(length)
+
+        step = Downhill.of(self.gradient(), self._varying).longest(bound, found.step_size)
+        cost = found.gradients and found.gradients + in_gradients(expansions=len(lengths))
+        return replace(found, gradient_step=step, gradients=cost)
+
+    @property
+    def _varying(self) -> dict[str, Tensor]:
+        paths = {path for block in self._gradient().blocks.values() for path in block}
+        return {path: value for path, value in self.model.named_parameters() if path in paths}
+
+    def _along(self, length: float) -> Majorant:
+        r"""The quadratic upper bound of the objective of all data along the segment, :math:`S = \sum_bw_bS_b`
+        rounded up, which is infinite where a batch has none.
+        """
+        down = Downhill.of(self._gradient(), self._varying)
+
+        def here() -> list[tuple[Fraction, Majorant]]:
+            return [(weight, _bound(down, analysis, length)) for _, analysis, weight in self._analyses()]
+
+        parts = [here()] if self.processes is None else self.processes.gathered(here)
+        total = sum((weight for part in parts for weight, _ in part), Fraction(0)) if self.is_mean else Fraction(1)
+        pairs = [(float(weight / total), bound) for part in parts for weight, bound in part]
+        slopes, curvatures = [w * one.slope for w, one in pairs], [w * one.curvature for w, one in pairs]
+        curvature = math.fsum(curvatures) + math.fsum(map(abs, curvatures)) * 2.0**-45
+        return Majorant(math.nan, math.fsum(slopes), curvature, math.nan, length, math.inf, math.inf)
 
     def on(self, domain: Domain | Box) -> Certificate:
         """The same on one domain; process 0 calls it, the others serve it."""
@@ -160,16 +210,19 @@ class InPieces:
     def _here(self, domain: Domain | Box) -> _Part:
         """The certificates of the batches that are here, added up."""
         part = _Part()
+        with opened(self.weights):
+            self._add_up(part, domain)
+        return part
+
+    def _add_up(self, part: _Part, domain: Domain | Box) -> None:
         for number, analysis, weight in self._analyses():
-            loss = analysis.objective
             with numbered(number):
-                found = certify_proved(self.model, analysis.x, objective=loss, domain=domain, effort=self.effort)
+                found = proved_of(analysis, domain, self.effort)
             before = [] if part.fields is None else [(Magnitude.of(1.0), Certificate(**part.fields))]
-            part.fields = _fields(_added([*before, (_up(weight), found)], stacked=loss is None))
+            part.fields = _fields(_added([*before, (_up(weight), found)], stacked=self.objective is None))
             part.total += weight
             if self.regularizer is not None and part.penalty is None:
                 part.penalty = _fields(self._penalty(analysis, found, domain))
-        return part
 
     def _analyses(self) -> Iterator[tuple[int, Analysis, Fraction]]:
         """The number, the analysis and the weight of each batch that is here and has a weight."""
@@ -179,7 +232,7 @@ class InPieces:
                 if self.objective is not None and is_weightless(options, y):
                     continue
                 bound = None if self.objective is None else self.objective.bound_to(y)
-                analysis = Analysis.of(self.model, x, bound)
+                analysis = Analysis.of(self.model, x, bound, weights=self.weights)
                 refuse_statistics(analysis.reading.graph)
                 weight = Fraction(1) if bound is None else weight_of(analysis.reading.graph, options, y)
             yield number, analysis, weight
@@ -201,13 +254,15 @@ class InPieces:
     def _gradient(self) -> ProvedSum:
         if self._summed is None:
             trained = dict(self.model.named_parameters())
-            self._summed = ProvedSum(self._analyses, trained, self.is_mean, self.processes)
+            self._summed = ProvedSum(self._analyses, trained, self.is_mean, self.processes, self.weights)
         return self._summed
 
     def serve(self, word: Any) -> object:
         """On a process that does not lead: take part in the certificate on a domain, or in the gradient."""
         if not isinstance(word, tuple):
             return self._shared(word)
+        if word[0] == "along":
+            return self._along(word[1])
         return self._gradient() if word[0] == "gradient" else self._gradient().bent_here(word[1])
 
 
@@ -227,7 +282,7 @@ def _added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = Fa
         damping = partial(_same, (composite, all(quadratic for _, (_, quadratic) in pairs)))
     return replace(
         first,
-        one_step=None,
+        one_step=total(_of_one_step) if not stacked and any(one.one_step for _, one in parts) else None,
         gradient_step=None,
         bound=total(lambda one: one.bound),
         lipschitz=total(lambda one: one.lipschitz),
@@ -248,6 +303,17 @@ def _added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = Fa
 
 def _fields(certificate: Certificate) -> dict[str, Any]:
     return {one.name: getattr(certificate, one.name) for one in fields(certificate)}
+
+
+def _bound(down: Downhill, analysis: Analysis, length: float) -> Majorant:
+    try:
+        return down.bound(analysis, length)
+    except UnsupportedOperation:
+        return Majorant(math.nan, 0.0, math.inf, math.nan, length, math.inf)
+
+
+def _of_one_step(certificate: Certificate) -> Magnitude:
+    return certificate.smoothness if certificate.one_step is None else certificate.one_step
 
 
 def _same(value: tuple[Magnitude, bool]) -> tuple[Magnitude, bool]:

@@ -82,7 +82,7 @@ def longest_proved(certify: Callable[[Ball], Certificate], effort: Effort = NORM
         certificate = certify(Ball(radius))
         if best is None or certificate.step_size > best.step_size:
             best = certificate
-        meets = gradient * certificate.inverse_smoothness  # the radius up to which 1/L(radius) would reach
+        meets = gradient * guarantees.inverse_of_one_step(certificate)  # how far a step 1/L(radius) would go
         if meets == 0:
             high, radius = radius, radius * _SHORTER
             continue
@@ -157,7 +157,18 @@ def certify_proved(
         with ordinary_device():
             return on_segment(Along(model, x, objective), domain)
     spent = effort if isinstance(effort, Effort) else effort_named(effort)
-    analysis = Analysis.of(model, x, objective)
+    return proved_of(Analysis.of(model, x, objective), domain, spent, wrt, input_norm, regularizer)
+
+
+def proved_of(
+    analysis: Analysis,
+    domain: Domain | Box | None,
+    spent: Effort,
+    wrt: Wrt = "params",
+    input_norm: float | None = None,
+    regularizer: Penalty | None = None,
+) -> Certificate:
+    """The certificate of an analysis over any domain but a segment."""
     refuse_penalty(regularizer, is_objective=wrt == "params" and analysis.reading.is_scalar)
     shared = Shared()
 
@@ -193,13 +204,13 @@ def certify_proved(
             if isinstance(domain, Ball) and inner:
                 certificate = _from_weights(certificate, domain.radius, inner)
             descends = certificate.step_size and wrt == "params" and regularizer is None
-            if spent.directions and at_weights and descends:
+            if spent.downhill and at_weights and descends:
                 certificate = with_gradient_step(certificate, analysis, centre)
             return replace(certificate, weights_inside=analysis.is_inside(domain, wrt))
         if wrt != "params" or not has_gradient:
             return on(ProductBall(1.0))
         certificate = longest_proved(on, spent)
-        if spent.directions and regularizer is None:
+        if spent.downhill and regularizer is None:
             return with_gradient_step(certificate, analysis, centre)
         return replace(certificate, gradients=certificate.gradients and centre.cost)
 

@@ -22,8 +22,8 @@ from __future__ import annotations
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -70,9 +70,10 @@ class Fetched(dict[str, Tensor]):
         self._kept, self._alive = OrderedDict[int, list[Tensor]](), list[weakref.ref[Tensor]]()
         self._sums: tuple[int, dict[int, Tensor]] = (_NOTHING, {})  # of one bundle, not summed up over processes
         self._is_open = False
-        self.update(self._deferred(0, self._measured() if measured else [None] * len(places)))
+        known = self._measured(self._parts[0]) if measured else [None] * len(places)
+        self.update(self._deferred(0, known))
 
-    def _deferred(self, kind: int, known: list[Known | None]) -> dict[str, Tensor]:
+    def _deferred(self, kind: int, known: Sequence[Known | None]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for number, (path, part) in enumerate(zip(self._paths, self._parts[kind], strict=True)):
             like = torch.empty(self._places[number].shape, dtype=part.dtype, device="meta")
@@ -80,7 +81,13 @@ class Fetched(dict[str, Tensor]):
             found[path] = Deferred.made(like, part.device, fetch, known[number])
         return found
 
-    def _measured(self) -> list[Known | None]:
+    def norms(self, parts: Mapping[str, Tensor]) -> dict[str, float]:
+        """Of other tensors that lie as the weights do, by path; all processes call this with their parts."""
+        paths = [path for path in self._paths if path in parts]
+        known = self._measured([parts[path] for path in paths], [self._paths.index(path) for path in paths])
+        return {path: one.norm for path, one in zip(paths, known, strict=True)}
+
+    def _measured(self, parts: Sequence[Tensor], numbers: Sequence[int] | None = None) -> list[Known]:
         """Norms and largest entries, of the parts of all processes together."""
 
         def here(part: Tensor, counts: bool) -> tuple[float, float]:
@@ -88,7 +95,8 @@ class Fetched(dict[str, Tensor]):
             size = float(torch.linalg.vector_norm(part, dtype=torch.float64)) if counts else 0.0
             return size, math.inf if math.isnan(peak) else peak
 
-        pairs = [here(part, place.counts) for part, place in zip(self._parts[0], self._places, strict=True)]
+        places = self._places if numbers is None else [self._places[number] for number in numbers]
+        pairs = [here(part, place.counts) for part, place in zip(parts, places, strict=True)]
         each = zip(*self.processes.gathered(lambda: pairs), strict=True)
         return [Known(math.hypot(*sizes), max(peaks)) for sizes, peaks in (zip(*one, strict=True) for one in each)]
 
@@ -202,6 +210,11 @@ class Fetched(dict[str, Tensor]):
         for number, part in zip(numbers, parts, strict=True):
             path = self._paths[number]
             self.slopes[path] = self.slopes[path] + part if path in self.slopes else part
+
+
+def opened(weights: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
+    """A context in which weights may be read, wherever they lie."""
+    return weights.open() if isinstance(weights, Fetched) else nullcontext()
 
 
 def _fetched(owner: weakref.ref[Fetched], kind: int, number: int) -> Tensor:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
@@ -34,7 +33,7 @@ from surefoot.calculus.leaves import captured
 from surefoot.enclosure import Spec
 from surefoot.errors import EvaluationError, ObjectiveError
 from surefoot.graph import Graph, Source
-from surefoot.graph.fetched import Fetched
+from surefoot.graph.fetched import Fetched, opened
 from surefoot.graph.outline import is_outline
 from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
@@ -167,7 +166,7 @@ class StreamedValuer:
                 valuer.forget()
 
         def here() -> _Sums:
-            with point.open() if isinstance(point, Fetched) else nullcontext():
+            with opened(point):
                 return self._summed(point, derivatives, gradient if summed else None, single, proved)
 
         if self.processes is None:

@@ -17,7 +17,7 @@ partition of unity.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,36 +152,46 @@ class Along:
     def longest(
         self, direction: Mapping[str, Tensor], whole: Majorant, order: int, refinements: int = 0
     ) -> Majorant:
-        """The bound on a part of the segment, from its beginning, that is not much longer than the step it allows.
-
-        The bound of a shorter segment is lower, so its step may be longer. The best part is as long as its step:
-        the length is reduced until the step is a quarter of it, then, if wanted, found by halving the interval.
-        Where nothing is found, the step is zero.
-        """
-        bound, too_long = whole, whole.length
-        for _ in range(_TRIALS):
-            if bound.step >= 0.25 * bound.length:
-                break
-            too_long = bound.length
-            shorter = 2 * bound.step if bound.step > 0.1 * bound.length else bound.length / 5
-            if shorter == 0:
-                break
-            bound = self.majorant(direction, shorter, order)
-        low = bound.step
-        for _ in range(refinements):
-            if not low < 0.99 * too_long:
-                break
-            middle = self.majorant(direction, 0.5 * (low + too_long), order)
-            bound = middle if middle.step > bound.step else bound
-            if middle.step >= 0.999 * middle.length:
-                low = middle.length
-            else:
-                too_long = middle.length
-        return bound
+        """The bound on a part of the segment that is not much longer than the step it allows."""
+        return longest(lambda length: self.majorant(direction, length, order), whole, refinements)
 
     def steepest_descent(self) -> dict[str, Tensor]:
         """Minus the gradient of the objective, in double precision."""
         return {path: -slope for path, slope in self.analysis.gradient.items()}
+
+
+def longest(on: Callable[[float], Majorant], whole: Majorant, refinements: int = 0) -> Majorant:
+    """The bound on a part of a segment, from its beginning, that is not much longer than the step it allows.
+
+    The bound of a shorter segment is lower, so its step may be longer. The best part is as long as its step: the
+    length is reduced until the step is a quarter of it, then, if wanted, found by halving the interval. Where
+    nothing is found, the step is zero.
+
+    Args:
+        on: the bound on the part of a length.
+        whole: that on the whole segment.
+        refinements: how often the interval is halved.
+    """
+    bound, too_long = whole, whole.length
+    for _ in range(_TRIALS):
+        if bound.step >= 0.25 * bound.length:
+            break
+        too_long = bound.length
+        shorter = 2 * bound.step if bound.step > 0.1 * bound.length else bound.length / 5
+        if shorter == 0:
+            break
+        bound = on(shorter)
+    low = bound.step
+    for _ in range(refinements):
+        if not low < 0.99 * too_long:
+            break
+        middle = on(0.5 * (low + too_long))
+        bound = middle if middle.step > bound.step else bound
+        if middle.step >= 0.999 * middle.length:
+            low = middle.length
+        else:
+            too_long = middle.length
+    return bound
 
 
 def _expand(
