@@ -65,10 +65,11 @@ class DualGram:
             kappa: the weight of the proximal term.
             tolerance: of the gradient of the model at the result, relative to that at 0.
             warm_start: a guess of Jv, of the shape of the output.
-            judged: whether the residual of the result is measured by passes where the tolerance is not loose.
+            judged: whether the residual of the result is measured by passes where the tolerance is not loose; if
+                not, vectors of parameters are in the precision of the model.
         """
         before = self.problem.autodiff.calls
-        system = DualSystem(self.problem, kappa, self.accumulate, self.factor)
+        system = DualSystem(self.problem, kappa, self.accumulate if judged else None, self.factor)
         if self.gram is None:
             return solve_dual(self.problem, kappa, tolerance, self.accumulate, warm_start)
         w, v, known = system.start(warm_start)

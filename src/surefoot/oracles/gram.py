@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from surefoot.oracles.vectors import gradients
 MOST_ROWS = 1 << 27  # numbers of rows that are held at a time
 MOST_DUAL = 1 << 14  # size of a Gram matrix
 _BLOCKS = 6  # of columns, so that of a symmetric product little more than one triangle is made
+_read: WeakKeyDictionary[Graph, tuple[int, list[Tap], bool]] = WeakKeyDictionary()  # see _layers; by samples
 _FEW = 1 << 17  # numbers in the layers' results up to which pull-backs are faster together than one by one
 
 
@@ -178,6 +180,12 @@ def taps(graph: Graph, samples: int) -> list[Tap]:
     return _complete(found, uses)
 
 
+def _layers(graph: Graph, samples: int) -> tuple[list[Tap], bool]:
+    """The same, and whether the operations keep samples apart behind all of them."""
+    found = taps(graph, samples)
+    return found, samples == 1 or not found or separate(graph, graph.nodes, [t.node.name for t in found], samples)
+
+
 def _complete(found: list[Tap], uses: Mapping[str, int]) -> list[Tap]:
     """The layers, with those parameters of which every use is among them."""
     counts = Counter(path for tap in found for path in tap.paths.values())
@@ -190,9 +198,12 @@ def pass_of(
     problem: Problem, factor: Factor | Rows, graph: Graph | None = None, inputs: Sequence[Tensor] | None = None
 ) -> Pass:
     """A pass with the layers whose rows are those of single samples."""
-    found = taps(problem.chain.graph if graph is None else graph, factor.samples)
+    read = problem.chain.graph if graph is None else graph
+    if read not in _read or _read[read][0] != factor.samples:
+        _read[read] = factor.samples, *_layers(read, factor.samples)
+    _, found, are_apart = _read[read]
     first = Pass(problem, found, graph, inputs)
-    kept = first.apart(found, factor)
+    kept = found if are_apart else first.apart(found, factor)
     if len(kept) == len(found):
         return first
     whole = _complete(kept, Counter(path for tap in found for path in tap.paths.values()))
@@ -254,17 +265,18 @@ class Pass:
     def slopes(self, taps: list[Tap], factor: Factor | Rows) -> list[Tensor]:
         """For each layer the slopes of all columns: samples × columns × the rest of the shape of its result."""
         targets = [self.values[tap.node.name] for tap in taps]
-        count, columns = factor.columns, self._columns(factor)
+        count = factor.columns
         whole = [target.detach().new_empty(len(target), count, *target.shape[1:]) for target in targets]
         if not targets or not count or not self.output.requires_grad:
             return [slopes.zero_() for slopes in whole]
         if count == 1:
-            return [slope.unsqueeze(1) for slope in self.pull(targets, next(columns))]
+            return [slope.unsqueeze(1) for slope in self.pull(targets, next(self._columns(factor)))]
         if sum(target.numel() for target in targets) <= _FEW:
             self.problem.autodiff.calls += count
-            together = gradients(self.output, targets, torch.stack(list(columns)))
+            columns = factor.all_columns(self.output.dtype, self.output.device)
+            together = gradients(self.output, targets, columns)
             return [slopes.transpose(0, 1) for slopes in together]
-        for j, column in enumerate(columns):
+        for j, column in enumerate(self._columns(factor)):
             for slopes, found in zip(whole, self.pull(targets, column), strict=True):
                 slopes[:, j] = found
         return whole
@@ -311,10 +323,8 @@ class Pass:
         }
 
     def apart(self, taps: list[Tap], factor: Factor | Rows) -> list[Tap]:
-        """The layers whose row i moves row i of the output only."""
-        n, graph = factor.samples, self.graph
-        if n == 1 or not taps or separate(graph, graph.nodes, [tap.node.name for tap in taps], n):
-            return taps
+        """The layers whose row i moves row i of the output only, by slopes that are random."""
+        n = factor.samples
         targets = [self.values[tap.node.name] for tap in taps]
         meets = [False] * len(taps)
         numbers = torch.arange(n, device=self.output.device)
