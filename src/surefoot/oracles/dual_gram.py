@@ -193,10 +193,9 @@ class _Matrix:
 
     def _formed(self, like: Tensor) -> Tensor:
         """S, its lower triangle."""
-        dense = [scale * matrix for scale, matrix in self._dense[:1]]
-        total = dense.pop() if dense else torch.zeros(self._size, self._size, dtype=like.dtype, device=like.device)
-        for scale, matrix in self._dense[1:]:
-            total.add_(matrix, alpha=scale)
+        total = like.new_zeros(self._size, self._size)
+        for scale, matrix in self._dense:
+            matrix.lower(scale, onto=total)
         if self._outers is not None:
             total += self._outers.dense(self._kernels)
         total.diagonal().add_(1.0)

@@ -11,9 +11,8 @@ left - operations without a formula, samples that meet - gets its rows by one pu
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,11 +28,11 @@ from surefoot.operations.products import is_linear
 from surefoot.oracles.factor import Factor, Rows
 from surefoot.oracles.gram_layers import Outer, Outers, pieces, slots_of, whole_rows
 from surefoot.oracles.problem import Problem
+from surefoot.oracles.symmetric import Symmetric
 from surefoot.oracles.vectors import gradients
 
 MOST_ROWS = 1 << 27  # numbers of rows that are held at a time
 MOST_DUAL = 1 << 14  # size of a Gram matrix
-_BLOCKS = 6  # of columns, so that of a symmetric product little more than one triangle is made
 _read: WeakKeyDictionary[Graph, tuple[int, list[Tap], bool]] = WeakKeyDictionary()  # see _layers; by samples
 _FEW = 1 << 17  # numbers in the layers' results up to which pull-backs are faster together than one by one
 
@@ -48,7 +47,7 @@ class Gram:
     """
 
     outers: Outers | None
-    dense: Mapping[float, Tensor]
+    dense: Mapping[float, Symmetric]
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
     size = factor.samples * factor.columns
     if size > MOST_DUAL:
         return None
-    sums = Sums(problem.output.new_zeros, size)
+    sums = Sums(problem.output, size)
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         pass_ = pass_of(problem, factor)
         taps, rest = pass_.taps, pass_.rest
@@ -105,28 +104,28 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
 class Sums:
     """Products of rows with themselves, by the weight of the regulariser; narrow pieces wait for one another."""
 
-    def __init__(self, zeros: Callable[[int, int], Tensor], size: int) -> None:
+    def __init__(self, like: Tensor, size: int) -> None:
         self._waiting: dict[float, list[Tensor]] = defaultdict(list)
-        self._totals: dict[float, Tensor] = defaultdict(lambda: zeros(size, size))
+        self._totals: dict[float, Symmetric] = defaultdict(lambda: Symmetric(like, size))
         self._wide = wide(size)
 
     def add(self, weight: float, rows: Tensor) -> None:
         """Further columns of the rows."""
         if 2 * rows.shape[1] >= self._wide:
-            add_product(self._totals[weight], rows.T)
+            self._totals[weight].add(rows.T)
             return
         self._waiting[weight].append(rows)
         if sum(part.shape[1] for part in self._waiting[weight]) >= self._wide:
             self._flush(weight)
 
     def _flush(self, weight: float) -> None:
-        add_product(self._totals[weight], torch.cat(self._waiting.pop(weight), dim=1).T)
+        self._totals[weight].add(torch.cat(self._waiting.pop(weight), dim=1).T)
 
-    def finished(self) -> dict[float, Tensor]:
+    def finished(self) -> dict[float, Symmetric]:
         """The sums."""
         for weight in list(self._waiting):
             self._flush(weight)
-        return {weight: mirrored(total) for weight, total in self._totals.items()}
+        return dict(self._totals)
 
 
 def jacobian(problem: Problem, factor: Factor) -> Tensor:
@@ -144,24 +143,6 @@ def jacobian(problem: Problem, factor: Factor) -> Tensor:
             for path, rows in pass_.rows(pass_.rest, factor).items():
                 parts[path].copy_(rows)
     return whole
-
-
-def add_product(total: Tensor, rows: Tensor) -> Tensor:
-    """Add the lower triangle of XᵀX to a matrix; what is above the diagonal of the sum has no meaning."""
-    edges = [k * rows.shape[1] // _BLOCKS for k in range(_BLOCKS + 1)]
-    for first, last in pairwise(edges):
-        total[first:last, :last].addmm_(rows[:, first:last].T, rows[:, :last])
-    return total
-
-
-def mirrored(total: Tensor) -> Tensor:
-    """The symmetric matrix of which the lower triangle is given, in its place."""
-    edges = [k * len(total) // _BLOCKS for k in range(_BLOCKS + 1)]
-    for first, last in pairwise(edges):
-        total[:first, first:last] = total[first:last, :first].T
-        block = total[first:last, first:last]
-        block.copy_(block.tril() + block.tril(-1).T)
-    return total
 
 
 def taps(graph: Graph, samples: int) -> list[Tap]:
