@@ -205,11 +205,12 @@ class Problem:
         """F(u + tv) for a direction v and t = part; a forward pass, without derivatives."""
         moved = {path: (u + part * direction[path]).to(u) for path, u in self.parameters.items()}
         with torch.no_grad():
-            moved_to = {**self.point, **moved}
-            oracle = self.autodiff
-            outputs = oracle.at(moved_to) if isinstance(oracle, Batched) else self.chain.value(moved_to)
-            loss = self.agreed(float(self.objective(outputs.double())))
-            return loss + self._penalty(moved)
+            penalty, oracle = self._penalty(moved), self.autodiff
+            moved = {**self.point, **moved}
+            outputs = oracle.at(moved) if isinstance(oracle, Batched) else self.chain.value(moved)
+            del moved  # before the loss takes memory of its own
+            outputs = outputs.double()
+            return self.agreed(float(self.objective(outputs))) + penalty
 
     def weight(self, path: str) -> float:
         """The curvature of the regulariser in a parameter."""
