@@ -1,7 +1,8 @@
 """Steps of :class:`surefoot.optim.GaussNewton` with its defaults, in gradients of the same model.
 
 The mean of several steps from the start, on one thread, in processor time, after a first step that captures the
-graph, with the garbage collector off as for all other times; and their memory.
+graph, with the garbage collector off as for all other times; and their memory. Each step stands between two
+gradients and is divided by the shorter one, so that what disturbs the machine does not flatter the step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from statistics import median
 
 import torch
 from examples import poisson
@@ -39,16 +41,10 @@ class Case:
     target: float = 20.0
 
     def gradient(self) -> float:
-        """Seconds of a gradient: the median of some."""
-        parameters = list(self.model.parameters())
-
-        def once() -> float:
-            start = time.process_time()
-            torch.autograd.grad(self.objective(self.model(self.x), self.y), parameters)
-            return time.process_time() - start
-
-        once()
-        return sorted(once() for _ in range(9))[4]
+        """Seconds of a gradient."""
+        start = time.process_time()
+        torch.autograd.grad(self.objective(self.model(self.x), self.y), list(self.model.parameters()))
+        return time.process_time() - start
 
 
 class Recurrent(nn.Module):
@@ -140,17 +136,21 @@ def _peak(function: Callable[[], object]) -> int:
 
 def _steps(case: Case) -> Measurement:
     with one_thread():
-        unit = case.gradient()
         optimizer = sf.optim.GaussNewton(case.model, case.objective)
         optimizer.step(case.x, case.y)
-        costs = []
+        case.gradient()
+        costs, units = [], []
         gc.collect()
         gc.disable()
         try:
+            before = case.gradient()
             for _ in range(STEPS):
                 start = time.process_time()
                 optimizer.step(case.x, case.y)
-                costs.append((time.process_time() - start) / unit)
+                step, after = time.process_time() - start, case.gradient()
+                units.append(min(before, after))
+                costs.append(step / units[-1])
+                before = after
         finally:
             gc.enable()
     costs.sort()
@@ -160,7 +160,7 @@ def _steps(case: Case) -> Measurement:
         sum(costs) / STEPS,
         costs[STEPS // 4],
         costs[-1 - STEPS // 4],
-        unit,
+        median(units),
         case.target,
     )
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from surefoot.linear_solve import Columns, Conjugate, Flat, InPlace, Parts, Products, Rows, conjugate_gradients
+from surefoot.linear_solve import (
+    Columns,
+    Conjugate,
+    Flat,
+    InPlace,
+    Parts,
+    Products,
+    Rows,
+    conjugate_gradients,
+    inner,
+    norm,
+)
 
 F64 = torch.float64
 
@@ -160,3 +171,20 @@ def test_vectors_that_are_written_over_give_the_same_points(preconditioned: bool
         assert torch.allclose(over.x, plain.x, rtol=1e-12)
         assert torch.allclose(over.residual, plain.residual, rtol=1e-8, atol=1e-12)
     assert over.x.data_ptr() == held
+
+
+def test_sums_of_long_vectors_in_single_precision_are_accurate() -> None:
+    vector = torch.full((10_000_001,), 0.1)
+    expected = float(vector.double().square().sum())
+    assert abs(float(torch.dot(vector, vector)) / expected - 1) > 1e-3  # what a plain sum would be
+    assert abs(inner(vector, vector) / expected - 1) < 1e-4
+    assert abs(norm(vector) / expected**0.5 - 1) < 1e-4
+    square = vector[:-1].view(100, -1)
+    assert abs(inner(square, 2 * square) / (2 * expected) - 1) < 1e-4
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-22, 1.0, 1e22, 1e37])
+def test_norms_of_numbers_whose_squares_leave_single_precision(size: float) -> None:
+    vector = torch.full((100_000,), size)
+    assert abs(norm(vector) / float(vector.double().norm()) - 1) < 1e-4
+    assert norm(torch.zeros(3)) == 0

@@ -24,6 +24,31 @@ Vector = TypeVar("Vector")
 Scalar = Any  # a float; for several systems at once a tensor with one number for each of them
 
 
+_PIECE = 1 << 16  # numbers that are added up in the precision of a vector
+_SAFE = (1e-24, 1e24)  # squared norms to which what underflows adds nothing, and in which nothing overflows
+
+
+def inner(a: Tensor, b: Tensor) -> float:
+    """⟨a, b⟩ of two tensors of one shape: piece by piece in their precision, and the pieces in double.
+
+    A sum of a hundred million numbers in single precision is wrong by several per cent, one of a piece by 1e-5.
+    Converting the vectors first would take five times as long.
+    """
+    a, b = a.reshape(-1), b.reshape(-1)
+    if a.numel() <= _PIECE:
+        return float(torch.dot(a, b))
+    parts = [torch.dot(x, y) for x, y in zip(a.split(_PIECE), b.split(_PIECE), strict=True)]
+    return float(torch.stack(parts).sum(dtype=torch.float64))
+
+
+def norm(a: Tensor) -> float:
+    """‖a‖ as the root of :func:`inner`; in double precision where squares could underflow or overflow."""
+    square = inner(a, a)
+    if _SAFE[0] < square < _SAFE[1]:
+        return square**0.5
+    return float(torch.linalg.vector_norm(a, dtype=torch.float64))
+
+
 class Space(Protocol[Vector]):
     """What conjugate gradients do with vectors."""
 
@@ -51,8 +76,8 @@ class Flat:
         return torch.zeros_like(like)
 
     def dot(self, a: Tensor, b: Tensor) -> float:
-        """⟨a, b⟩, in the precision of the tensors."""
-        return float(torch.dot(a.reshape(-1), b.reshape(-1))) if self._dot is None else self._dot(a, b)
+        """⟨a, b⟩, see :func:`inner`."""
+        return inner(a, b) if self._dot is None else self._dot(a, b)
 
     def plus(self, a: Tensor, b: Tensor, factor: float) -> Tensor:
         """a + factor·b."""

@@ -71,5 +71,7 @@ def test_a_vocabulary_needs_no_square_of_it() -> None:
     z = torch.randn(4, 5, dtype=F64)
     assert torch.allclose(torch.bmm(columns, z[:, :, None])[:, :, 0], factor.forth(z), rtol=1e-12)
     assert torch.allclose(torch.bmm(outputs[:, None], columns)[:, 0], factor.back(outputs), rtol=1e-12)
+    together = factor.all_columns(F64, outputs.device)
+    assert torch.allclose(together.permute(1, 2, 0), columns, rtol=1e-12, atol=1e-15)
     assert factor.slope is not None
     assert torch.allclose(factor.forth(factor.slope), problem.slope, rtol=1e-10)

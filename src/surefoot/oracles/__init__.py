@@ -1,15 +1,14 @@
 """Oracles: the minimisers of models of an objective around a point.
 
 * ``problem``: what an oracle is asked and what it returns; ``steps``: :func:`gradient`, :func:`gauss_newton`,
-  :func:`newton`; ``gradient_parts``: the first where weights lie with several processes; ``search_along``:
-  :func:`line_search`, how far to go in place of the proximal term.
+  :func:`newton`; ``search_along``: :func:`line_search`, how far to go in place of the proximal term.
 * ``choice``: which method is predicted to cost least; ``measured``: the residual of a step, in double precision;
   ``geodesic``: steps bent by their acceleration.
 * ``primal``: Gauss-Newton by conjugate gradients on the parameters; ``kronecker``: their preconditioner;
   ``primal_gram``: with their Gram matrix.
 * ``dual``: Gauss-Newton by conjugate gradients on the dual; ``dual_gram``: with the Gram matrix of the dual;
-  ``gram``, ``gram_layers``, ``gram_pieces``: how that is assembled; ``factor``: the curvature of a loss as a
-  product.
+  ``gram``, ``gram_layers``, ``gram_pieces``: how that is assembled; ``symmetric``: how such matrices are held;
+  ``factor``: the curvature of a loss as a product.
 * ``newton_conjugate``: Newton by conjugate gradients. ``dynamic``, ``riccati``: by dynamic programming, on the
   chain as ``factored`` writes it; ``stages``, ``inner``, ``outer``: one computation in two stages;
   ``vectors``: states as vectors.

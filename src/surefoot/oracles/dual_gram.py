@@ -65,10 +65,11 @@ class DualGram:
             kappa: the weight of the proximal term.
             tolerance: of the gradient of the model at the result, relative to that at 0.
             warm_start: a guess of Jv, of the shape of the output.
-            judged: whether the residual of the result is measured by passes where the tolerance is not loose.
+            judged: whether the residual of the result is measured by passes where the tolerance is not loose; if
+                not, vectors of parameters are in the precision of the model.
         """
         before = self.problem.autodiff.calls
-        system = DualSystem(self.problem, kappa, self.accumulate, self.factor)
+        system = DualSystem(self.problem, kappa, self.accumulate if judged else None, self.factor)
         if self.gram is None:
             return solve_dual(self.problem, kappa, tolerance, self.accumulate, warm_start)
         w, v, known = system.start(warm_start)
@@ -192,10 +193,9 @@ class _Matrix:
 
     def _formed(self, like: Tensor) -> Tensor:
         """S, its lower triangle."""
-        dense = [scale * matrix for scale, matrix in self._dense[:1]]
-        total = dense.pop() if dense else torch.zeros(self._size, self._size, dtype=like.dtype, device=like.device)
-        for scale, matrix in self._dense[1:]:
-            total.add_(matrix, alpha=scale)
+        total = like.new_zeros(self._size, self._size)
+        for scale, matrix in self._dense:
+            matrix.lower(scale, onto=total)
         if self._outers is not None:
             total += self._outers.dense(self._kernels)
         total.diagonal().add_(1.0)

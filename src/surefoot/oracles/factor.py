@@ -39,9 +39,13 @@ class Rows:
         """One column of all blocks."""
         return self.factor.column(j, dtype, device)[self.where]
 
+    def all_columns(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """All columns of all blocks, one behind the other."""
+        return self.factor.all_columns(dtype, device)[:, self.where]
 
-def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
-    r"""R at the output of the problem, in the given precision.
+
+def factor_of(problem: Problem, dtype: torch.dtype, slope: bool = True) -> Factor:
+    r"""R at the output of the problem, in the given precision; with w̄, unless it is not asked for.
 
     It is that of the loss's record, if there is one. For any other loss it comes from the eigenvalues of the
     second derivative of each row; what is negative beyond round-off is refused. That the loss is a sum over the
@@ -56,9 +60,11 @@ def factor_of(problem: Problem, dtype: torch.dtype) -> Factor:
     if stated is not None:
         targets = objective.chosen().to(output.device)
         rows, marks = objective.arranged(output, targets)
-        fine = problem.slope if output.dtype == dtype else slope_at(objective, output).to(dtype)
-        slope = objective.arranged(fine, targets)[0]
-        factor: Factor | None = stated(rows, marks, slope.reshape(rows.shape[0], -1), **objective.options)
+        flat = None
+        if slope:
+            fine = problem.slope if output.dtype == dtype else slope_at(objective, output).to(dtype)
+            flat = objective.arranged(fine, targets)[0].reshape(rows.shape[0], -1)
+        factor: Factor | None = stated(rows.to(dtype), marks, flat, **objective.options)
         if factor is not None and rows is not output:
             places = torch.arange(output.numel(), device=output.device).reshape(output.shape)
             factor = factor.gathered(objective.arranged(places, targets)[0], output.shape)

@@ -11,10 +11,10 @@ left - operations without a formula, samples that meet - gets its rows by one pu
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -28,11 +28,12 @@ from surefoot.operations.products import is_linear
 from surefoot.oracles.factor import Factor, Rows
 from surefoot.oracles.gram_layers import Outer, Outers, pieces, slots_of, whole_rows
 from surefoot.oracles.problem import Problem
+from surefoot.oracles.symmetric import Symmetric
 from surefoot.oracles.vectors import gradients
 
 MOST_ROWS = 1 << 27  # numbers of rows that are held at a time
 MOST_DUAL = 1 << 14  # size of a Gram matrix
-_BLOCKS = 6  # of columns, so that of a symmetric product little more than one triangle is made
+_read: WeakKeyDictionary[Graph, tuple[int, list[Tap], bool]] = WeakKeyDictionary()  # see _layers; by samples
 _FEW = 1 << 17  # numbers in the layers' results up to which pull-backs are faster together than one by one
 
 
@@ -46,7 +47,7 @@ class Gram:
     """
 
     outers: Outers | None
-    dense: Mapping[float, Tensor]
+    dense: Mapping[float, Symmetric]
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
     size = factor.samples * factor.columns
     if size > MOST_DUAL:
         return None
-    sums = Sums(problem.output.new_zeros, size)
+    sums = Sums(problem.output, size)
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         pass_ = pass_of(problem, factor)
         taps, rest = pass_.taps, pass_.rest
@@ -103,28 +104,28 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
 class Sums:
     """Products of rows with themselves, by the weight of the regulariser; narrow pieces wait for one another."""
 
-    def __init__(self, zeros: Callable[[int, int], Tensor], size: int) -> None:
+    def __init__(self, like: Tensor, size: int) -> None:
         self._waiting: dict[float, list[Tensor]] = defaultdict(list)
-        self._totals: dict[float, Tensor] = defaultdict(lambda: zeros(size, size))
+        self._totals: dict[float, Symmetric] = defaultdict(lambda: Symmetric(like, size))
         self._wide = wide(size)
 
     def add(self, weight: float, rows: Tensor) -> None:
         """Further columns of the rows."""
         if 2 * rows.shape[1] >= self._wide:
-            add_product(self._totals[weight], rows.T)
+            self._totals[weight].add(rows.T)
             return
         self._waiting[weight].append(rows)
         if sum(part.shape[1] for part in self._waiting[weight]) >= self._wide:
             self._flush(weight)
 
     def _flush(self, weight: float) -> None:
-        add_product(self._totals[weight], torch.cat(self._waiting.pop(weight), dim=1).T)
+        self._totals[weight].add(torch.cat(self._waiting.pop(weight), dim=1).T)
 
-    def finished(self) -> dict[float, Tensor]:
+    def finished(self) -> dict[float, Symmetric]:
         """The sums."""
         for weight in list(self._waiting):
             self._flush(weight)
-        return {weight: mirrored(total) for weight, total in self._totals.items()}
+        return dict(self._totals)
 
 
 def jacobian(problem: Problem, factor: Factor) -> Tensor:
@@ -144,24 +145,6 @@ def jacobian(problem: Problem, factor: Factor) -> Tensor:
     return whole
 
 
-def add_product(total: Tensor, rows: Tensor) -> Tensor:
-    """Add the lower triangle of XᵀX to a matrix; what is above the diagonal of the sum has no meaning."""
-    edges = [k * rows.shape[1] // _BLOCKS for k in range(_BLOCKS + 1)]
-    for first, last in pairwise(edges):
-        total[first:last, :last].addmm_(rows[:, first:last].T, rows[:, :last])
-    return total
-
-
-def mirrored(total: Tensor) -> Tensor:
-    """The symmetric matrix of which the lower triangle is given, in its place."""
-    edges = [k * len(total) // _BLOCKS for k in range(_BLOCKS + 1)]
-    for first, last in pairwise(edges):
-        total[:first, first:last] = total[first:last, :first].T
-        block = total[first:last, first:last]
-        block.copy_(block.tril() + block.tril(-1).T)
-    return total
-
-
 def taps(graph: Graph, samples: int) -> list[Tap]:
     """The layers whose parameters are used by such layers only."""
     found: list[Tap] = []
@@ -178,6 +161,12 @@ def taps(graph: Graph, samples: int) -> list[Tap]:
     return _complete(found, uses)
 
 
+def _layers(graph: Graph, samples: int) -> tuple[list[Tap], bool]:
+    """The same, and whether the operations keep samples apart behind all of them."""
+    found = taps(graph, samples)
+    return found, samples == 1 or not found or separate(graph, graph.nodes, [t.node.name for t in found], samples)
+
+
 def _complete(found: list[Tap], uses: Mapping[str, int]) -> list[Tap]:
     """The layers, with those parameters of which every use is among them."""
     counts = Counter(path for tap in found for path in tap.paths.values())
@@ -190,9 +179,12 @@ def pass_of(
     problem: Problem, factor: Factor | Rows, graph: Graph | None = None, inputs: Sequence[Tensor] | None = None
 ) -> Pass:
     """A pass with the layers whose rows are those of single samples."""
-    found = taps(problem.chain.graph if graph is None else graph, factor.samples)
+    read = problem.chain.graph if graph is None else graph
+    if read not in _read or _read[read][0] != factor.samples:
+        _read[read] = factor.samples, *_layers(read, factor.samples)
+    _, found, are_apart = _read[read]
     first = Pass(problem, found, graph, inputs)
-    kept = first.apart(found, factor)
+    kept = found if are_apart else first.apart(found, factor)
     if len(kept) == len(found):
         return first
     whole = _complete(kept, Counter(path for tap in found for path in tap.paths.values()))
@@ -254,17 +246,18 @@ class Pass:
     def slopes(self, taps: list[Tap], factor: Factor | Rows) -> list[Tensor]:
         """For each layer the slopes of all columns: samples × columns × the rest of the shape of its result."""
         targets = [self.values[tap.node.name] for tap in taps]
-        count, columns = factor.columns, self._columns(factor)
+        count = factor.columns
         whole = [target.detach().new_empty(len(target), count, *target.shape[1:]) for target in targets]
         if not targets or not count or not self.output.requires_grad:
             return [slopes.zero_() for slopes in whole]
         if count == 1:
-            return [slope.unsqueeze(1) for slope in self.pull(targets, next(columns))]
+            return [slope.unsqueeze(1) for slope in self.pull(targets, next(self._columns(factor)))]
         if sum(target.numel() for target in targets) <= _FEW:
             self.problem.autodiff.calls += count
-            together = gradients(self.output, targets, torch.stack(list(columns)))
+            columns = factor.all_columns(self.output.dtype, self.output.device)
+            together = gradients(self.output, targets, columns)
             return [slopes.transpose(0, 1) for slopes in together]
-        for j, column in enumerate(columns):
+        for j, column in enumerate(self._columns(factor)):
             for slopes, found in zip(whole, self.pull(targets, column), strict=True):
                 slopes[:, j] = found
         return whole
@@ -311,10 +304,8 @@ class Pass:
         }
 
     def apart(self, taps: list[Tap], factor: Factor | Rows) -> list[Tap]:
-        """The layers whose row i moves row i of the output only."""
-        n, graph = factor.samples, self.graph
-        if n == 1 or not taps or separate(graph, graph.nodes, [tap.node.name for tap in taps], n):
-            return taps
+        """The layers whose row i moves row i of the output only, by slopes that are random."""
+        n = factor.samples
         targets = [self.values[tap.node.name] for tap in taps]
         meets = [False] * len(taps)
         numbers = torch.arange(n, device=self.output.device)

@@ -105,7 +105,7 @@ def assemble_pieces(problem: Problem, factor: Factor) -> Gram | None:
     if parts is None:
         return None
     problem.autodiff.calls += max(part.calls for part in parts)
-    sums = Sums(problem.output.new_zeros, factor.samples * factor.columns)
+    sums = Sums(problem.output, factor.samples * factor.columns)
     for path in next((list(part.rows) for part in parts if part.rows), []):
         sums.add(problem.weight(path), torch.cat([rows for part in parts for rows in part.rows.get(path, ())]))
     layers, slopes = [], []

@@ -20,11 +20,10 @@ from torch import Tensor
 
 from surefoot.chain.autodiff import Autodiff
 from surefoot.graph.nodes import in_double
-from surefoot.linear_solve import Flat
+from surefoot.linear_solve import inner, norm
 from surefoot.oracles.problem import Problem, Step, curved_along
 
 _AGREE = 1e-5  # of two values of ⟨∇F(u), v⟩, relative to the lengths
-_dot = Flat().dot
 
 
 def is_measured(problem: Problem) -> bool:
@@ -61,15 +60,15 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
             weight, ridge = problem.weight(path), 0.0
             rest = torch.add(left.pop(path), part, alpha=step.kappa + weight)
             if weight:
-                rest, ridge = rest.add_(wide[path], alpha=weight), weight * _dot(wide[path], part)
-            parts.append((_dot(rest, rest), _dot(rest, part), ridge))
+                rest, ridge = rest.add_(wide[path], alpha=weight), weight * inner(wide[path], part)
+            parts.append((inner(rest, rest), inner(rest, part), ridge))
         size, along, ridge = map(problem.total, zip(*parts, strict=True))
-        inside = problem.agreed(_dot(slope, change)) + ridge
-        scale = _as_solved(problem, v, inside)
+        inside = problem.agreed(inner(slope, change)) + ridge
+        scale = _as_solved(problem, step.direction, inside)
         if scale is None or size > (tolerance * scale) ** 2:
             first = oracle.pullback(slope)
             whole = (torch.add(first.pop(path), wide[path], alpha=problem.weight(path)) for path in v)
-            scale = problem.total(_dot(part, part) for part in whole) ** 0.5
+            scale = problem.total(inner(part, part) for part in whole) ** 0.5
         residual = size**0.5 / scale if scale else 0.0
         solved, status = residual <= tolerance, step.status
         if not (solved and step.solved):
@@ -91,7 +90,7 @@ def _as_solved(problem: Problem, v: Mapping[str, Tensor], inside: float) -> floa
     """
     if not problem.has_gradient:
         return None
-    slopes = ((problem.gradient[path].double(), part) for path, part in v.items())
-    products = ((_dot(slope, slope), _dot(part, part), _dot(slope, part)) for slope, part in slopes)
+    pairs = ((problem.gradient[path], part.to(problem.gradient[path])) for path, part in v.items())
+    products = ((norm(slope) ** 2, norm(part) ** 2, inner(slope, part)) for slope, part in pairs)
     square, length, product = map(problem.total, zip(*products, strict=True))
     return square**0.5 if abs(inside - product) <= _AGREE * (square * length) ** 0.5 else None

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from surefoot.linear_solve import Conjugate, InPlace
+from surefoot.linear_solve import Conjugate, InPlace, norm
 from surefoot.oracles.dual import DualSystem
+from surefoot.oracles.factor import factor_of
 from surefoot.oracles.kronecker import Kronecker
-from surefoot.oracles.problem import OracleError, Problem, Step, reached_status
+from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step, curved_along, reached_status
 
 LOOSE = 1e-3  # from here on residuals are taken as conjugate gradients update them, in the model's precision
 _ROUNDS = 4  # of refinement
@@ -70,7 +70,7 @@ class Primal:
         while run.iterate(tolerance, most, precondition) and rounds < _ROUNDS:
             rounds += 1
         self._at = kappa, run.v, run.rest
-        self._steepest = run.steepest
+        self._steepest = max(self._steepest, run.steepest)
         reached = space.norm(run.rest) / system.scale
         return Step(
             direction=system.space.split(run.v),
@@ -85,34 +85,37 @@ class Primal:
         )
 
     def resolves(self, part: float) -> bool:
-        r"""Whether the residual of the last step, not preconditioned, is known up to this part of the gradient.
+        r"""Whether the residual of the last step, not preconditioned, seems to be right up to this part of ‖∇F‖.
 
-        Its error is that of the gradient, and that of the products in which v was applied. Let rows of J and
-        outputs z have relative errors of :math:`\varepsilon^{3/4}`, far more than usual. With λ the slope of the
-        loss and H its curvature, that of the gradient is of the size of :math:`\varepsilon^{3/4}` times
-        :math:`\sum|\lambda_i|\|J_i\| + \sum|z_i|\|J^\top H_i\|`. A pull-back of λ and of Hz, with random signs in
-        λ and in z, has the square :math:`\sum\lambda_i^2\|J_i\|^2 + \sum z_i^2\|J^\top H_i\|^2` on average, so
-        its norm times the root of the number of rows is as large. The other error is taken as that of H, as far
-        as Hz shows it, and the same part of :math:`\|A\|\|v\|`.
+        This is an estimate of round-off, not a bound. It has two terms, and takes rows of J and outputs z to have
+        relative errors of :math:`\varepsilon^{3/4}`, far more than usual.
+
+        * In the gradient: with λ the slope of the loss and H its curvature, the error is of the size of
+          :math:`\varepsilon^{3/4}(\sum|\lambda_i|\|J_i\| + \sum|z_i|\|J^\top H_i\|)`. The pull-back of λ and Hz
+          with random signs in λ and z has the mean square :math:`\sum\lambda_i^2\|J_i\|^2 +
+          \sum z_i^2\|J^\top H_i\|^2`; its norm times the root of the number of rows stands for the sum.
+        * In the products with v: the same part of ‖A‖‖v‖, and the relative error of H that a product with z
+          shows. The largest curvature that conjugate gradients met stands for ‖A‖.
         """
         if self._system is None or self._at is None:
             return False
         system, output, generator = self._system, self.problem.output, torch.Generator().manual_seed(0)
         signs, others = torch.empty(2, *output.shape).bernoulli_(generator=generator).mul_(2).sub_(1).to(output)
-        curved = self.problem.curve(others.mul_(output))
+        slope, curved = curved_along(self.problem.objective, output, others.mul_(output))
         unit, rows = torch.finfo(output.dtype).eps ** 0.75, output.numel() ** 0.5 / system.scale
-        wrong = float((system.factor.curved(others) - curved).norm()) / max(float(curved.norm()), 1e-300)
-        known = (unit + wrong) * rows * self._steepest * float(self._at[1].norm())
-        if known > part:
+        apart = norm(system.factor.curved(others) - curved) / max(norm(curved), 1e-300)
+        of_products = (unit + apart) * rows * self._steepest * norm(self._at[1])
+        if of_products > part:
             return False
-        apart = self.problem.autodiff.pullback(signs.mul_(self.problem.slope).add_(curved))
-        return known + unit * rows * math.hypot(*(float(slope.norm()) for slope in apart.values())) <= part
+        pulled = self.problem.autodiff.pullback(signs.mul_(slope).add_(curved))
+        return of_products + unit * rows * math.hypot(*map(norm, pulled.values())) <= part
 
     def _begin(self, kappa: float, tolerance: float) -> _Run:
         dtype = None if tolerance >= LOOSE else self.accumulate
         if self._system is None or (dtype is not None and self._system.space.dtype != dtype):
-            self._system, self._at = DualSystem(self.problem, kappa, dtype), None
-            self._system.factor = replace(self._system.factor, slope=None)  # which only the dual needs
+            precision = ParameterSpace(self.problem, dtype).dtype
+            factor = factor_of(self.problem, precision, slope=False)  # which only the dual needs
+            self._system, self._at = DualSystem(self.problem, kappa, dtype, factor), None
             if dtype is None:
                 self.problem.forget_slope()
         system = self._system
@@ -166,8 +169,8 @@ class _Run:
         as it is defined.
         """
         goal = tolerance * self.system.scale
-        norm, slack = self.system.space.norm, 64 * torch.finfo(self.rest.dtype).eps
-        size, space = norm(self.rest), InPlace(self.system.space.dot)
+        length, slack = self.system.space.norm, 64 * torch.finfo(self.rest.dtype).eps
+        size, space = length(self.rest), InPlace(self.system.space.dot)
         run = Conjugate(self, self.v, self.rest, space, precondition)
         first, smallest, waited, loose = size, math.inf, 0, tolerance >= LOOSE
         best = (-math.inf, self.v) if loose else (self.gain(self.v, self.rest), self.v.clone())
@@ -176,14 +179,14 @@ class _Run:
             self.iterations += 1
             if not loose and (reached := self.gain(run.x, run.residual)) >= best[0] * (1 - slack):
                 best = reached, run.x.clone()
-            size = norm(run.residual)
+            size = length(run.residual)
             waited, smallest = (0, size) if size < smallest else (waited + 1, smallest)
         self.v, self.rest = best[1], run.residual
         if loose:
             return False
         self.change = self.system.push(self.v)
         self.rest = -self.system.slope_at(self.v, self.change)
-        size = norm(self.rest)
+        size = length(self.rest)
         return goal < size < 0.5 * first and self.iterations < most
 
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from surefoot.oracles.dual import DualSystem
 from surefoot.oracles.factor import factor_of
-from surefoot.oracles.gram import add_product, jacobian
+from surefoot.oracles.gram import jacobian
 from surefoot.oracles.problem import Problem, Step, reached_status
+from surefoot.oracles.symmetric import Symmetric
 
 _ROUNDS = 8  # of refinement
 
@@ -34,10 +35,10 @@ class PrimalGram:
         self.system = DualSystem(problem, 1.0, accumulate, factor_of(problem, dtype))
 
     @cached_property
-    def _matrix(self) -> Tensor:
-        """JᵀRRᵀJ: its lower triangle."""
+    def _matrix(self) -> Symmetric:
+        """JᵀRRᵀJ."""
         rows = jacobian(self.problem, self.system.factor)
-        return add_product(rows.new_zeros(rows.shape[1], rows.shape[1]), rows)
+        return Symmetric(rows, rows.shape[1]).add(rows)
 
     def solve(self, kappa: float, tolerance: float) -> Step:
         """The Gauss-Newton oracle for one κ.
@@ -90,11 +91,11 @@ class PrimalGram:
 
     def _cholesky(self, metric: Tensor) -> Tensor:
         """The factor, in double precision if single is not enough."""
-        matrix = self._matrix.clone()
+        matrix = self._matrix.lower()
         matrix.diagonal().add_(metric.to(matrix.dtype))
         factor, failed = torch.linalg.cholesky_ex(matrix)
         if int(failed):
-            matrix = self._matrix.double()
-            matrix.diagonal().add_(metric + torch.finfo(self._matrix.dtype).eps * float(matrix.diagonal().sum()))
+            unit, matrix = torch.finfo(matrix.dtype).eps, self._matrix.lower().double()
+            matrix.diagonal().add_(metric + unit * float(matrix.diagonal().sum()))
             factor = torch.linalg.cholesky(matrix)
         return factor

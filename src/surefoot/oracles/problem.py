@@ -21,6 +21,7 @@ from surefoot.chain.batched import Batched
 from surefoot.chain.parted import Parted
 from surefoot.errors import ChainError, EvaluationError, SurefootError
 from surefoot.graph.nodes import in_double
+from surefoot.linear_solve import inner, norm
 from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.processes import Processes
 
@@ -119,8 +120,7 @@ class Problem:
 
     def norm(self, direction: Mapping[str, Tensor]) -> float:
         """The norm of a direction, or of a gradient, by path."""
-        norms = (torch.linalg.vector_norm(part, dtype=torch.float64) for part in direction.values())
-        return math.sqrt(self.total(float(norm) ** 2 for norm in norms))
+        return math.sqrt(self.total(norm(part) ** 2 for part in direction.values()))
 
     def agreed(self, number: float) -> float:
         """A number that all processes have, up to how they round, as process 0 has it; so decisions are one."""
@@ -205,11 +205,12 @@ class Problem:
         """F(u + tv) for a direction v and t = part; a forward pass, without derivatives."""
         moved = {path: (u + part * direction[path]).to(u) for path, u in self.parameters.items()}
         with torch.no_grad():
-            moved_to = {**self.point, **moved}
-            oracle = self.autodiff
-            outputs = oracle.at(moved_to) if isinstance(oracle, Batched) else self.chain.value(moved_to)
-            loss = self.agreed(float(self.objective(outputs.double())))
-            return loss + self._penalty(moved)
+            penalty, oracle = self._penalty(moved), self.autodiff
+            moved = {**self.point, **moved}
+            outputs = oracle.at(moved) if isinstance(oracle, Batched) else self.chain.value(moved)
+            del moved  # before the loss takes memory of its own
+            outputs = outputs.double()
+            return self.agreed(float(self.objective(outputs))) + penalty
 
     def weight(self, path: str) -> float:
         """The curvature of the regulariser in a parameter."""
@@ -310,16 +311,16 @@ class ParameterSpace:
         return vector
 
     def dot(self, a: Tensor, b: Tensor) -> float:
-        """⟨a, b⟩, in the precision of the vectors."""
+        """⟨a, b⟩, see :func:`surefoot.linear_solve.inner`."""
         if self.problem.outline is None:
-            return float(torch.dot(a, b))
+            return inner(a, b)
         pairs = zip(a.split(self._sizes), b.split(self._sizes), strict=True)
-        return self.problem.total(float(torch.dot(x, y)) for x, y in pairs)
+        return self.problem.total(inner(x, y) for x, y in pairs)
 
     def norm(self, a: Tensor) -> float:
-        """‖a‖, summed up in double precision."""
+        """‖a‖, see :func:`surefoot.linear_solve.norm`."""
         if self.problem.outline is None:
-            return float(torch.linalg.vector_norm(a, dtype=torch.float64))
+            return norm(a)
         return self.problem.norm(dict(zip(self.paths, a.split(self._sizes), strict=True)))
 
 
@@ -335,12 +336,14 @@ class Step:
         solved: whether v is the minimiser, up to the residual.
         calls: of the automatic-differentiation oracle: pull-backs and push-forwards through the whole chain.
             Dynamic programming makes such passes itself, and they count; the matrices of single computations,
-            which it differentiates one by one, do not, nor does what measures a residual in double precision.
+            which it differentiates one by one, do not, nor does what measures a residual in double precision or
+            estimates its round-off.
         iterations: of the inner solver; where it is direct, how often its result was refined.
-        residual: norm of the gradient of the model at v, as it is returned, relative to that at 0: measured in
-            double precision (:mod:`surefoot.oracles.measured`), or as conjugate gradients on the parameters know
-            it, where an estimate of round-off is below a hundredth of the tolerance. For a model in double
-            precision ``None`` where the calls that are allowed were spent before.
+        residual: norm of the gradient of the model at v relative to that at 0. Oracles measure it in double
+            precision, at v as it is returned (:mod:`surefoot.oracles.measured`). There is one exception: where the
+            tolerance is 1e-3 or more, conjugate gradients on the parameters report the residual that they updated,
+            if an estimate of its round-off (not a bound) is below a hundredth of the tolerance. For a model in
+            double precision it is ``None`` where the calls that are allowed were spent before.
         length: t, where a line search made tv of the minimiser v; then the direction is tv.
         doubled: how often kappa was doubled until the model was bounded below.
         unbounded_at: the computation at which the last infeasible kappa failed, counted from 1.

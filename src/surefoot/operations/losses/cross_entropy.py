@@ -45,6 +45,7 @@ from surefoot.taylor import FLOOR, TaylorModel, compose, passed_on, row_norms, s
 ClassWeights: TypeAlias = tuple[float, ...] | None
 _SMALLEST = 2.0**-1022  # of the normal numbers in double precision
 _SOFTMAX_ERROR = 2.0**-40
+_FEW = 32  # classes up to which a soft-max over columns is several times as fast as one over rows
 
 
 def value(
@@ -201,7 +202,7 @@ def _left_out(probability: Tensor, centred: list[Tensor], outputs: TaylorModel) 
     return rest
 
 
-def root(outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Factor | None:
+def root(outputs: Tensor, targets: Tensor, slope: Tensor | None, **options: Any) -> Factor | None:
     r"""R for two classes and more.
 
     With the probabilities p of a row and :math:`s = \sqrt p`, a unit vector: :math:`\mathrm{diag}(p) - pp^\top =
@@ -214,9 +215,12 @@ def root(outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Fac
     """
     if outputs.shape[1] < 2:
         return None
-    mass = masses(targets, outputs.shape[1], **options).sum(dim=1, keepdim=True).to(slope)
-    s = torch.softmax(outputs.to(slope), dim=1).sqrt_()
+    mass = masses(targets, outputs.shape[1], **options).sum(dim=1, keepdim=True).to(outputs.dtype)
+    few = outputs.shape[1] <= _FEW
+    s = (torch.softmax(outputs.T.contiguous(), dim=0).T.contiguous() if few else torch.softmax(outputs, 1)).sqrt_()
     factor = Factor(mass.sqrt(), outputs.shape, unit=s)
+    if slope is None:
+        return factor
     ratio = torch.where(mass > 0, slope / (s * factor.scale), 0.0)
     return replace(factor, slope=factor.reflected(ratio)) if modest(ratio) else factor
 

@@ -1,8 +1,8 @@
 r"""The curvature of a loss as a product: :math:`\nabla^2h(\hat y) = RR^\top`.
 
 A loss is a sum over the rows of the outputs, so R has one block :math:`R_i` (outputs × columns) per row i. The
-record of a loss gives it by ``factor(outputs, targets, slope, **options)``, with the gradient as samples ×
-outputs, in whose precision the result is; ``None`` if it does not apply.
+record of a loss gives it by ``factor(outputs, targets, slope, **options)`` in the precision of the outputs, with
+the gradient as samples × outputs, or ``None`` where w̄ is not asked for; ``None`` if it does not apply.
 """
 
 from __future__ import annotations
@@ -106,6 +106,16 @@ class Factor:
         unit = torch.zeros(self.samples, self.columns, dtype=dtype if like is None else like.dtype, device=device)
         unit[:, j] = 1
         return self.forth(unit).to(dtype)
+
+    def all_columns(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The columns of every block: columns × the shape of the outputs."""
+        s = self.unit
+        if s is None or type(self) is not Factor:
+            return torch.stack([self.column(j, dtype, device) for j in range(self.columns)])
+        u = s + torch.eye(1, s.shape[1], dtype=s.dtype, device=device)
+        found = torch.einsum("ik,ij->jik", u, s[:, 1:] / -u[:, :1])
+        found[:, :, 1:].diagonal(dim1=0, dim2=2).add_(1.0)
+        return found.mul_(s * self.scale).reshape(-1, *self.shape).to(dtype)
 
 
 @dataclass(frozen=True)

@@ -201,10 +201,13 @@ class Separable:
         rows = [c.sum(dim=1, keepdim=True) for c in coefficients]
         return weighted_sum(rows, tail, length, torch.full_like(rows[0], factor))
 
-    def factor(self, outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Factor:
+    def factor(self, outputs: Tensor, targets: Tensor, slope: Tensor | None, **options: Any) -> Factor:
         """R: the Hessian is diagonal, and so is R."""
         form = self.at(targets, outputs.shape, **options)
-        roots = form.curvatures(outputs.double()).clamp(min=0.0).sqrt().to(slope).reshape(slope.shape)
+        roots = form.curvatures(outputs.double()).clamp(min=0.0).sqrt().to(outputs)
+        roots = roots.reshape(outputs.shape[0], -1)
+        if slope is None:
+            return Factor(roots, outputs.shape)
         ratio = torch.where(slope == 0, 0.0, slope / roots)
         return Factor(roots, outputs.shape, ratio if modest(ratio) else None)
 

@@ -67,10 +67,10 @@ def taylor(moving: Moving) -> TaylorModel | None:
     return weighted_sum(products[:order], tail, length, torch.full_like(start, factor))
 
 
-def root(outputs: Tensor, targets: Tensor, slope: Tensor, **options: Any) -> Factor:
+def root(outputs: Tensor, targets: Tensor, slope: Tensor | None, **options: Any) -> Factor:
     r"""R: :math:`\nabla^2h = cI`."""
     size = _factor(outputs.shape, **options) ** 0.5
-    return Factor(size, outputs.shape, slope / size)
+    return Factor(size, outputs.shape, None if slope is None else slope / size)
 
 
 def _factor(shape: torch.Size, *, reduction: str = "mean", scale: float = 1.0) -> float:
