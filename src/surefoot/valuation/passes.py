@@ -236,14 +236,20 @@ class Run:
     @cached_property
     def distances(self) -> dict[str, float]:
         """Bounds on how far parameters are from those that are known."""
-        return dict(zip(self._distances, _bounds(list(self._distances.values())), strict=True))
+        return dict(zip(self._distances, self._numbers, strict=False))
+
+    @cached_property
+    def _numbers(self) -> list[float]:
+        """Bounds on distances, then on norms of all samples together, read at the same time."""
+        self._sizes |= _measured(self._later)
+        return _bounds([*self._distances.values(), *self._sizes.values()])
 
     @cached_property
     def sizes(self) -> dict[str, float]:
         """Bounds on the norms of values, parameters and constants."""
-        self._sizes |= _measured(self._later)
+        sizes = self._numbers[len(self._distances) :]
         found = {name: together(amount) for name, amount in self._bounded.items()} | self.given
-        found |= self.constants.sizes | dict(zip(self._sizes, _bounds(list(self._sizes.values())), strict=True))
+        found |= self.constants.sizes | dict(zip(self._sizes, sizes, strict=True))
         for name, distance in self.distances.items():
             found[name] = (self._known[name][1] + distance) * (1 + 2.0**-50)
         for name, size in found.items():
