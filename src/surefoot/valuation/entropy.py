@@ -28,6 +28,9 @@ of the classes the loss is hardly curved.
 since the other shares add up to :math:`1 - p_y`. The computed l is off by a relative
 :math:`(K + 34)u + 2u\sup t < 2^{-40}`, as exponentials underflow beyond t = 746; and where outputs move by r in
 all, the gradient of all rows moves by no more than the curvature times r.
+
+So the norm of all :math:`q = 1 - e^{-l}` says how steep the loss is and, as :math:`s \le e^l - 1 = q/(1 - q)` and
+:math:`s \le K - 1`, how curved. The latter is told by the largest s of each sample, where these are looked at.
 """
 
 from __future__ import annotations
@@ -58,12 +61,14 @@ class Logistic:
         doubt: a bound on s of all rows, or of those of each sample.
         factor: of the sum over the rows.
         steepness: of the loss, where the argument does not move; likewise.
+        value: of the loss.
     """
 
     error: float
     doubt: Any
     factor: float
     steepness: Any
+    value: float
 
     def curvature(self, moved: Any) -> Any:
         """On the second derivative, where the argument may move by so much."""
@@ -99,13 +104,15 @@ def entropy(node: Node, values: Mapping[str, Any], samples: int = 0) -> tuple[Te
     scale, mean = float(options.get("scale", 1.0)), options.get("reduction", "mean") == "mean"
     count, classes = outputs.shape
     factor = scale / count if mean else scale
-    value, total, rest, steep = _Entropy.apply(outputs, targets, factor, samples)
+    value, total, steep, rest = _Entropy.apply(outputs, targets, factor, samples)
+    steep = steep * (1 + 2.0**-20) + count**0.5 * 2.0**-500
+    if rest is None:
+        rest = min(steep / (1 - steep), classes - 1.0) if steep < 1 else classes - 1.0
     doubt = rest * (1 + 2.0**-20) + 2.0**-1000
     share = (1 + float(np.max(doubt))) * abs(total / (factor * count)) * (1 + 2.0**-20) + 2.0**-1000
     error = (classes + depth(count) + 48) * abs(total) + 3 * abs(factor) * count * _spread(share, classes - 1)
     error = error * _UNIT * (1 + 1e-9) + outputs.numel() * max(1.0, abs(factor)) * 2.0**-1000
-    steep = _ROOT * abs(factor) * (steep * (1 + 2.0**-20) + count**0.5 * 2.0**-500)
-    return value, Logistic(error, doubt, factor, steep)
+    return value, Logistic(error, doubt, factor, _ROOT * abs(factor) * steep * (1 + 2.0**-50), total)
 
 
 def _spread(share: float, others: int) -> float:
@@ -114,8 +121,8 @@ def _spread(share: float, others: int) -> float:
 
 
 class _Entropy(torch.autograd.Function):
-    """The loss times a factor; also as a number, and the largest s and the norm of the :math:`1 - e^{-l}`, those of
-    each sample if there are several.
+    """The loss times a factor; also as a number, and the norm of the :math:`1 - e^{-l}`; if there are several
+    samples, the norm and the largest s of each.
     """
 
     @staticmethod
@@ -133,8 +140,8 @@ class _Entropy(torch.autograd.Function):
         if samples:
             largest = rest.reshape(samples, -1).amax(dim=1).cpu().numpy()
             each = torch.linalg.vector_norm(steep.reshape(samples, -1), dim=1).cpu().numpy()
-            return value, float(value), largest, each
-        return value, *torch.stack((value, rest.amax(), torch.linalg.vector_norm(steep))).tolist()
+            return value, float(value), each, largest
+        return value, float(value), float(torch.linalg.vector_norm(steep)), None
 
     @staticmethod
     def backward(ctx: Any, costate: Tensor, *_: Any) -> tuple[Tensor, None, None, None]:
