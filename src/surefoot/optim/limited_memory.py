@@ -123,16 +123,16 @@ class LimitedMemory(Gradient):
             self._rows = torch.zeros(2, pairs, len(after.vector), dtype=kind, device=after.vector.device)
             self._inverse, self._steps = np.zeros((pairs, pairs)), np.zeros(pairs)
             self._lengths = np.array([shape.numel() for _, shape in layout.shapes], dtype=int)
-        for unit, size in zip(pair, (move, change), strict=True):
-            unit /= size
+        units = pair.cpu().numpy()
+        units /= np.array([[move], [change]])
         old, slot, diagonal = self._with_moves(before), self._seen % len(self._steps), inner / (move * change)
-        self._rows[:, slot] = pair
+        self._rows[:, slot] = torch.from_numpy(units).to(self._rows.device)
         new, inverse = self._products(_MOVES, after.gradient, after.gradient_norm), self._inverse
         inverse[slot], inverse[:, slot] = 0.0, 0.0
         inverse[:, slot] = inverse @ (old - new) / (change * diagonal)
         inverse[slot, slot], self._steps[slot] = 1 / diagonal, inner / bent
         self._at, self._seen = (after.gradient, new), self._seen + 1
-        self._rescale(pair.cpu().numpy(), np.array((square, bent)) / inner)
+        self._rescale(units, np.array((square, bent)) / inner)
 
     def _rescale(self, units: np.ndarray, weights: np.ndarray) -> None:
         """The diagonal with one more pair: vectors of norm one, and squares of their norms over their product."""
@@ -143,7 +143,9 @@ class LimitedMemory(Gradient):
         scales, changes = both = np.repeat(self._means(squares), self._lengths, axis=1)
         both += squares
         np.sqrt(np.divide(scales, changes, out=scales), out=scales)
-        along = self._layout.summed(np.multiply(scales, self._once(units[_CHANGES]), out=changes) @ units[_CHANGES])
+        along = self._layout.summed(
+            np.multiply(scales, self._once(units[_CHANGES]), out=changes) @ units[_CHANGES]
+        )
         scales /= along * weights[_CHANGES]
         assert self._rows is not None
         self._scales = torch.from_numpy(scales).to(self._rows.device)
@@ -159,7 +161,7 @@ class LimitedMemory(Gradient):
 
     @cached_property
     def _averaging(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Which tensors have entries here, where these begin, and the weights of sums over tensors in their means."""
+        """Which tensors have entries here, where these begin, and the weights of their sums in means."""
         lengths, wholes = self._lengths, np.array(self._layout.lengths)
         here, starts = lengths > 0, lengths.cumsum() - lengths
         return here, starts[here], np.diag(1 / np.maximum(wholes, 1)) + _ALL / wholes.sum()

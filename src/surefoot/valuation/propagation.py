@@ -105,7 +105,8 @@ def forward_errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
 
 def _in_all(found: Errors) -> Errors:
     """The same for all samples together."""
-    return replace(found, apart={name: together(amount) for name, amount in found.apart.items()})
+    norms = {id(amount): together(amount) for amount in found.apart.values()}  # many are the same array
+    return replace(found, apart={name: norms[id(amount)] for name, amount in found.apart.items()})
 
 
 def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _Local]]:
