@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import surefoot as sf
 from surefoot.optim import GuaranteedOptimizer, OptimizerError, StepRecord
@@ -264,3 +265,21 @@ def test_fingerprints_see_every_change() -> None:
         before = name(hidden, y)
         hidden[0, 0] += 1
         assert name(hidden, y) != before
+
+
+def test_hooks_of_torch_are_called_and_profiles_have_the_name_of_the_step() -> None:
+    optimizer, calls = sf.CertifiedDescent(nn.Linear(4, 3).double(), sf.CrossEntropy()), []
+    x, y = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    handles = (
+        optimizer.register_step_pre_hook(lambda owner, args, options: calls.append(("before", len(args)))),
+        optimizer.register_step_post_hook(lambda owner, args, options: calls.append(("after", len(args)))),
+        register_optimizer_step_post_hook(lambda owner, *_: calls.append(owner)),
+    )
+    optimizer.step(x, y)
+    assert calls == [("before", 3), ("after", 3), optimizer]
+    for handle in handles:
+        handle.remove()
+    with torch.profiler.profile() as profile:
+        optimizer.step(x, y)
+    assert len(calls) == 3
+    assert "Optimizer.step#CertifiedDescent.step" in {event.key for event in profile.key_averages()}

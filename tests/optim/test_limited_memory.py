@@ -50,7 +50,8 @@ FUNCTION = {
 def at(vector: Tensor, matrix: Tensor) -> Any:
     """A point of a quadratic function."""
     gradient = matrix @ vector if matrix.dim() == 2 else matrix * vector  # a diagonal
-    return SimpleNamespace(vector=vector, gradient=gradient, function=FUNCTION[len(vector)])
+    size = float(gradient.norm())
+    return SimpleNamespace(vector=vector, gradient=gradient, gradient_norm=size, function=FUNCTION[len(vector)])
 
 
 @pytest.mark.parametrize("kept", [3, 50])

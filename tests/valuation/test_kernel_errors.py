@@ -21,7 +21,7 @@ from surefoot.operations.call import Call
 from surefoot.operations.record import record_of, records, rules
 from surefoot.scalar import ScalarFunction, supremum
 from surefoot.scalar.enclosure import _value_at
-from surefoot.valuation.entropy import entropy
+from surefoot.valuation.entropy import _spread, entropy
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import only_chooses
 from surefoot.valuation.normalising import normalised, recipe_of
@@ -220,6 +220,34 @@ def test_the_logistic_loss_and_its_pull_back(size: float) -> None:
             return found[0]
 
         assert _pulled_back_wrongly(again, [outputs]) <= PULL
+
+
+@pytest.mark.parametrize("size", [0.0, 0.1, 3.0, 40.0, 700.0])
+@pytest.mark.parametrize("classes", [1, 2, 10])
+@flint.ctx.workprec(200)
+def test_a_logistic_loss_is_as_exact_and_as_sure_as_it_says(size: float, classes: int) -> None:
+    """Against ball arithmetic: the value, the sum of all :math:`te^{-t}` and the largest s."""
+    torch.manual_seed(0)
+    labels = torch.arange(70) % classes
+    for sure in (0.0, size):  # of the classes
+        outputs = size * torch.randn(70, classes, dtype=torch.float64)
+        outputs += 20 * sure * nn.functional.one_hot(labels, classes)
+        graph, _ = captured(nn.Linear(classes, classes, bias=False).double(), outputs, sf.CrossEntropy(labels))
+        node = tape_of(graph).varying[-1]
+        loss = entropy(node, dict(zip(node.inputs, (outputs, labels), strict=True)))
+        assert loss is not None
+        spread, total, largest, others = flint.arb(0), flint.arb(0), flint.arb(0), classes - 1
+        for row, label in zip(outputs.tolist(), labels.tolist(), strict=True):
+            away = sorted(flint.arb(max(row)) - flint.arb(number) for number in row)
+            shares = [(-t).exp() for t in away[1:]]
+            s = sum(shares, flint.arb(0))
+            largest = s if s > largest else largest
+            spread += sum((t * share for t, share in zip(away[1:], shares, strict=True)), flint.arb(0))
+            total += flint.arb(max(row)) - flint.arb(row[label]) + s.log1p()
+        assert abs(flint.arb(float(loss[0])) - total / 70) <= flint.arb(loss[1].error)
+        assert largest <= flint.arb(loss[1].doubt)
+        share = (1 + loss[1].doubt) * float(total.mid()) / 70 * (1 + 1e-9) + 2.0**-1000
+        assert spread / 70 <= flint.arb(_spread(share, others) * (1 + 1e-9))
 
 
 @pytest.mark.parametrize("size", [0.1, 3.0, 40.0, 300.0])

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -325,13 +326,13 @@ def record_of(node: Node) -> Operation:
     return _RECORDS.get(node.op) or Operation(node.op)
 
 
-def records() -> dict[str, Operation]:
-    """All records, by name.
+def records() -> Mapping[str, Operation]:
+    """All records, by name, as they are now and will be.
 
     >>> "aten.tanh" in sf.operations.records()
     True
     """
-    return dict(_RECORDS)
+    return MappingProxyType(_RECORDS)
 
 
 def rules() -> dict[str, Rule]:

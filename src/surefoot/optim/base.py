@@ -22,7 +22,7 @@ from surefoot.optim.watch import Fingerprint, Watch
 from surefoot.theorems.deciding import Method
 from surefoot.theorems.record import Convergence
 from surefoot.theorems.waiting import proved_from_here
-from surefoot.torch_private import is_sharded
+from surefoot.torch_private import hooked, is_sharded
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
@@ -117,6 +117,7 @@ class GuaranteedOptimizer(KnownFunction):
         """Take one step: write the new parameters and return the record. Raising undoes the step."""
         raise NotImplementedError
 
+    @hooked
     def step(self, x: Any = None, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
         """One step on the batch; returns the loss before it.
 

@@ -7,6 +7,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -125,19 +126,20 @@ class ByEvaluation:
             self._refuse_slopes(slopes, loss)
         for name, parameter in owner.trainable.items():
             parameter.grad = slopes[name].to(parameter.dtype)
-        record = StepRecord(len(owner.history), loss, size, 0.0, promised_decrease=0.0, data=data)
+        record = partial(StepRecord, len(owner.history), gradient_norm=size, data=data)
         if isinstance(self.direction, Proximal):
             first = self.direction.first(point, point.gradient)
             size = function.proximal(point, first)[1] / first
-            record = replace(record, stationarity=size)
+            record = partial(record, stationarity=size)
+        stayed = partial(record, loss, step_size=0.0, promised_decrease=0.0)
         if size == 0:
             what = "gradient mapping" if isinstance(self.direction, Proximal) else "gradient"
-            return self._stayed(record, f"the {what} is zero", stalled=False)
+            return self._stayed(stayed, f"the {what} is zero", stalled=False)
         stuck = self._stuck is not None and self._stuck[0] is point
         found, why = (None, self._stuck[1]) if stuck and self._stuck else self._found(point)
         if found is None:
             self._stuck = (point, why) if type(self.direction) in NAMED.values() else None
-            return self._stayed(record, why, stalled=True)
+            return self._stayed(stayed, why, stalled=True)
         self._stalls = 0
         if self.processes is None and not is_loader(x):  # whose objective takes running statistics as they are
             self._move_buffers(x, point.statistics)
@@ -145,8 +147,7 @@ class ByEvaluation:
         found.point.forget_pass()
         self._point = found.point
         loss = point.value  # more precisely than before, if that was needed
-        return replace(
-            record,
+        return record(
             loss=loss,
             step_size=found.step,
             promised_decrease=point.enclosed(math.inf).lower - found.point.enclosed(math.inf).upper,
@@ -358,8 +359,9 @@ class ByEvaluation:
             return "no step: the round-off of the objective cannot be bounded here"
         return resolution(self.owner.trainable)
 
-    def _stayed(self, record: StepRecord, why: str, *, stalled: bool) -> StepRecord:
+    def _stayed(self, stayed: Callable[..., StepRecord], why: str, *, stalled: bool) -> StepRecord:
         """The record of a step that was not taken; after two in a row a warning says why and what helps."""
+        record = stayed(note=why)
         self._stalls = self._stalls + 1 if stalled else 0
         if self._stalls == _STALLS:
             warnings.warn(
@@ -370,7 +372,7 @@ class ByEvaluation:
                 StalledWarning,
                 stacklevel=6,
             )
-        return replace(record, note=why)
+        return record
 
     def _move_buffers(self, x: Any, statistics: Sequence[Statistics] | None) -> None:
         """Running statistics move once per step that is taken, by those of the batch at the weights before it; by

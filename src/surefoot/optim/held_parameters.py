@@ -75,11 +75,11 @@ class HeldParameters(Optimizer):
     @contextmanager
     def _others_constant(self) -> Iterator[None]:
         """Trainable parameters that no group holds do not ask for gradients in the body."""
-        held, present = (
-            self.trainable,
-            self.watch.parameters if self.quiet else dict(self.model.named_parameters()),
-        )
-        others = [value for name, value in present.items() if value.requires_grad and name not in held]
+        held = self.trainable
+        present = self.watch.parameters if self.quiet else dict(self.model.named_parameters())
+        others = [] if len(held) == len(present) else [
+            value for name, value in present.items() if value.requires_grad and name not in held
+        ]  # fmt: skip
         try:
             for parameter in others:
                 parameter.requires_grad_(False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ class LimitedMemory(Gradient):
         self._steps = np.zeros(0)  # ⟨s, y⟩/‖y‖² of each pair
         self._at: tuple[Tensor, np.ndarray] | None = None  # a gradient, and the products of the moves with it
         self._lengths = np.zeros(0, dtype=int)  # how many entries each tensor has here
+        self.__dict__.pop("_averaging", None)
         self._squares: np.ndarray | None = None  # of moves and changes, with less weight the older they are
         self._weights = np.zeros(2)  # their unit: that of the last pair
         self._scales: Tensor | None = None  # the diagonal that the loops start from
@@ -76,24 +78,25 @@ class LimitedMemory(Gradient):
         gradient, self._layout = point.gradient, point.function.layout
         if self._scales is None:
             return super().propose(point)
-        alpha = self._inverse @ self._with_moves(gradient)
+        alpha = self._inverse @ self._with_moves(point)
         start = self._without(_CHANGES, alpha, gradient).mul_(self._scales)
-        rest = self._steps * alpha - self._products(_CHANGES, start)
+        rest = self._steps * alpha - self._products(_CHANGES, start, self._layout.norm(start))
         return self._without(_MOVES, rest @ self._inverse, start.neg_()), 1.0
 
-    def _with_moves(self, gradient: Tensor) -> np.ndarray:
-        """The products of the moves with a gradient."""
+    def _with_moves(self, point: Point) -> np.ndarray:
+        """The products of the moves with the gradient at a point."""
+        gradient = point.gradient
         same = self._at is not None and self._at[0] is gradient
         if not same:
             same = self._layout.everywhere(self._at is not None and torch.equal(self._at[0], gradient))
         if self._at is None or not same:
-            self._at = gradient, self._products(_MOVES, gradient)
+            self._at = gradient, self._products(_MOVES, gradient, point.gradient_norm)
         return self._at[1]
 
-    def _products(self, which: int, vector: Tensor) -> np.ndarray:
-        """The products of moves, or of changes, with a vector."""
+    def _products(self, which: int, vector: Tensor, norm: float) -> np.ndarray:
+        """The products of moves, or of changes, with a vector of this norm."""
         assert self._rows is not None
-        size, counted = self._layout.norm(vector) or 1.0, self._layout.once(vector)
+        size, counted = norm or 1.0, self._layout.once(vector)
         found = (self._rows[which] @ (counted / size).to(self._rows)).double().cpu().numpy()
         return self._layout.summed(found) * size
 
@@ -120,16 +123,16 @@ class LimitedMemory(Gradient):
             self._rows = torch.zeros(2, pairs, len(after.vector), dtype=kind, device=after.vector.device)
             self._inverse, self._steps = np.zeros((pairs, pairs)), np.zeros(pairs)
             self._lengths = np.array([shape.numel() for _, shape in layout.shapes], dtype=int)
-        pair /= torch.tensor([[move], [change]], dtype=pair.dtype, device=pair.device)
-        old, new = self._with_moves(before.gradient), self._products(_MOVES, after.gradient)
-        slot, diagonal, inverse = self._seen % len(old), inner / (move * change), self._inverse
+        units = pair.cpu().numpy()
+        units /= np.array([[move], [change]])
+        old, slot, diagonal = self._with_moves(before), self._seen % len(self._steps), inner / (move * change)
+        self._rows[:, slot] = torch.from_numpy(units).to(self._rows.device)
+        new, inverse = self._products(_MOVES, after.gradient, after.gradient_norm), self._inverse
         inverse[slot], inverse[:, slot] = 0.0, 0.0
         inverse[:, slot] = inverse @ (old - new) / (change * diagonal)
         inverse[slot, slot], self._steps[slot] = 1 / diagonal, inner / bent
-        new[slot] = layout.dot(pair[_MOVES], after.gradient)
         self._at, self._seen = (after.gradient, new), self._seen + 1
-        self._rows[:, slot] = pair
-        self._rescale(pair.cpu().numpy(), np.array((square, bent)) / inner)
+        self._rescale(units, np.array((square, bent)) / inner)
 
     def _rescale(self, units: np.ndarray, weights: np.ndarray) -> None:
         """The diagonal with one more pair: vectors of norm one, and squares of their norms over their product."""
@@ -137,25 +140,34 @@ class LimitedMemory(Gradient):
         if self._squares is not None:
             squares += self._squares * (_MEMORY * self._weights / weights)[:, None]
         self._squares, self._weights = squares, weights
-        means = self._means(squares)
-        moves, changes = squares + np.repeat(means, self._lengths, axis=1)
-        scales = np.sqrt(moves / changes)
-        along = self._layout.summed((scales * self._once(units[_CHANGES])) @ units[_CHANGES])
+        scales, changes = both = np.repeat(self._means(squares), self._lengths, axis=1)
+        both += squares
+        np.sqrt(np.divide(scales, changes, out=scales), out=scales)
+        along = self._layout.summed(
+            np.multiply(scales, self._once(units[_CHANGES]), out=changes) @ units[_CHANGES]
+        )
         scales /= along * weights[_CHANGES]
         assert self._rows is not None
         self._scales = torch.from_numpy(scales).to(self._rows.device)
 
     def _means(self, squares: np.ndarray) -> np.ndarray:
         """Over each tensor, and a part of that over all; of all processes that have parts."""
+        here, starts, averages = self._averaging
+        sums = np.zeros((2, len(here)))
+        if len(starts):
+            sums[:, here] = np.add.reduceat(self._once(squares), starts, axis=1)
+        means: np.ndarray = self._layout.summed(sums) @ averages
+        return means
+
+    @cached_property
+    def _averaging(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Which tensors have entries here, where these begin, and the weights of their sums in means."""
         lengths, wholes = self._lengths, np.array(self._layout.lengths)
         here, starts = lengths > 0, lengths.cumsum() - lengths
-        sums = np.zeros((2, len(lengths)))
-        sums[:, here] = np.add.reduceat(self._once(squares), starts[here], axis=1) if here.any() else 0.0
-        sums = self._layout.summed(sums)
-        return sums / np.maximum(wholes, 1) + _ALL * sums.sum(axis=1, keepdims=True) / wholes.sum()
+        return here, starts[here], np.diag(1 / np.maximum(wholes, 1)) + _ALL / wholes.sum()
 
     def _once(self, rows: np.ndarray) -> np.ndarray:
-        return self._layout.once(torch.from_numpy(rows)).numpy()
+        return self._layout.once(torch.from_numpy(rows)).numpy() if self._layout.copies else rows
 
     def forget(self) -> None:
         """All pairs."""

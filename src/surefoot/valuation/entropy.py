@@ -10,6 +10,11 @@ none goes through more than k additions, and divided and scaled. Together at mos
 
 .. math:: (K + k + 48)\,u\,F + 3u\,\frac1n\sum_{ik}t_{ik}e^{-t_{ik}} .
 
+The last sum follows from the losses. With :math:`e^{-t_k} = sq_k` for shares q of the K - 1 others, which have an
+entropy of at most :math:`\log(K - 1)`, that of a row is at most :math:`g(s) = s\log\frac{K - 1}s`. This is
+concave, so that its mean is at most g of the mean of s, and grows up to :math:`g(\frac{K - 1}e) = \frac{K - 1}e`.
+As :math:`s \le (1 + s)\log(1 + s)`, the mean of s is at most :math:`1 + \sup s` times that of the losses.
+
 The gradient of a row is the soft-max :math:`p = e^{-t}/(1 + s)` less one at y, which is :math:`-s/(1 + s)` if y is
 the largest: so it is good to a few units however small the loss is.
 
@@ -23,6 +28,9 @@ of the classes the loss is hardly curved.
 since the other shares add up to :math:`1 - p_y`. The computed l is off by a relative
 :math:`(K + 34)u + 2u\sup t < 2^{-40}`, as exponentials underflow beyond t = 746; and where outputs move by r in
 all, the gradient of all rows moves by no more than the curvature times r.
+
+So the norm of all :math:`q = 1 - e^{-l}` says how steep the loss is and, as :math:`s \le e^l - 1 = q/(1 - q)` and
+:math:`s \le K - 1`, how curved. The latter is told by the largest s of each sample, where these are looked at.
 """
 
 from __future__ import annotations
@@ -53,12 +61,14 @@ class Logistic:
         doubt: a bound on s of all rows, or of those of each sample.
         factor: of the sum over the rows.
         steepness: of the loss, where the argument does not move; likewise.
+        value: of the loss.
     """
 
     error: float
     doubt: Any
     factor: float
     steepness: Any
+    value: float
 
     def curvature(self, moved: Any) -> Any:
         """On the second derivative, where the argument may move by so much."""
@@ -94,16 +104,25 @@ def entropy(node: Node, values: Mapping[str, Any], samples: int = 0) -> tuple[Te
     scale, mean = float(options.get("scale", 1.0)), options.get("reduction", "mean") == "mean"
     count, classes = outputs.shape
     factor = scale / count if mean else scale
-    value, total, moved, rest, steep = _Entropy.apply(outputs, targets, factor, samples)
-    error = (classes + depth(count) + 48) * abs(total) + 3 * abs(factor) * moved
+    value, total, steep, rest = _Entropy.apply(outputs, targets, factor, samples)
+    steep = steep * (1 + 2.0**-20) + count**0.5 * 2.0**-500
+    if rest is None:
+        rest = min(steep / (1 - steep), classes - 1.0) if steep < 1 else classes - 1.0
+    doubt = rest * (1 + 2.0**-20) + 2.0**-1000
+    share = (1 + float(np.max(doubt))) * abs(total / (factor * count)) * (1 + 2.0**-20) + 2.0**-1000
+    error = (classes + depth(count) + 48) * abs(total) + 3 * abs(factor) * count * _spread(share, classes - 1)
     error = error * _UNIT * (1 + 1e-9) + outputs.numel() * max(1.0, abs(factor)) * 2.0**-1000
-    steep = _ROOT * abs(factor) * (steep * (1 + 2.0**-20) + count**0.5 * 2.0**-500)
-    return value, Logistic(error, rest * (1 + 2.0**-20) + 2.0**-1000, factor, steep)
+    return value, Logistic(error, doubt, factor, _ROOT * abs(factor) * steep * (1 + 2.0**-50), total)
+
+
+def _spread(share: float, others: int) -> float:
+    """The bound g on the sum of all :math:`te^{-t}` of a row, from one on their sum s."""
+    return share * math.log(others / share) if share < others / math.e else others / math.e
 
 
 class _Entropy(torch.autograd.Function):
-    """The loss times a factor; also as a number, the sum of the :math:`te^{-t}`, and the largest s and the norm of
-    the :math:`1 - e^{-l}`, those of each sample if there are several.
+    """The loss times a factor; also as a number, and the norm of the :math:`1 - e^{-l}`; if there are several
+    samples, the norm and the largest s of each.
     """
 
     @staticmethod
@@ -116,19 +135,17 @@ class _Entropy(torch.autograd.Function):
         rows = torch.log1p(rest).sub_(below.gather(1, own))
         value = staged(rows, 0).reshape(()) * factor
         steep = rows.neg_().expm1_()
-        moved = torch.dot(below.reshape(-1), shares.reshape(-1))
         ctx.save_for_backward(shares, rest, place, own)
         ctx.factor = factor
         if samples:
             largest = rest.reshape(samples, -1).amax(dim=1).cpu().numpy()
             each = torch.linalg.vector_norm(steep.reshape(samples, -1), dim=1).cpu().numpy()
-            return value, float(value), -float(moved), largest, each
-        facts = torch.stack((value, -moved, rest.amax(), torch.linalg.vector_norm(steep))).tolist()
-        return value, *facts
+            return value, float(value), each, largest
+        return value, float(value), float(torch.linalg.vector_norm(steep)), None
 
     @staticmethod
     def backward(ctx: Any, costate: Tensor, *_: Any) -> tuple[Tensor, None, None, None]:
         shares, rest, place, own = ctx.saved_tensors
-        slope, whole = shares.scatter(1, place, 1.0), 1 + rest
-        less_one = torch.where(own == place, -rest, slope.gather(1, own) - whole)  # without cancellation
-        return slope.scatter_(1, own, less_one).mul_((costate * ctx.factor) / whole), None, None, None
+        less_one = shares.gather(1, own).sub_(rest).add_(own != place, alpha=-1)  # without cancellation
+        slope = shares.scatter(1, place, 1.0).scatter_(1, own, less_one)
+        return slope.mul_((costate * ctx.factor) / (1 + rest)), None, None, None

@@ -136,6 +136,8 @@ class Run:
             if loss is None:
                 return None
             self.losses[node.name] = loss[1]
+            if node.name == self.output:
+                self.value = loss[1].value  # read already
             return loss[0]
         recipe = self.recipes[node.name]
         special = None if recipe is None else normalised(recipe, values[recipe.argument], self.samples)
@@ -164,7 +166,7 @@ class Run:
     def measure(self, name: str, value: Any) -> None:
         """Note the norm of a tensor, or of several together; of each sample where these stay apart."""
         real = _detached(value)
-        if not real:
+        if not real or (name == self.output and name in self.losses):
             return
         if self.samples and name != self.output:
             self._each[name] = _rows(real, self.samples)
@@ -236,14 +238,22 @@ class Run:
     @cached_property
     def distances(self) -> dict[str, float]:
         """Bounds on how far parameters are from those that are known."""
-        return dict(zip(self._distances, _bounds(list(self._distances.values())), strict=True))
+        return dict(zip(self._distances, self._numbers, strict=False))
+
+    @cached_property
+    def _numbers(self) -> list[float]:
+        """Bounds on distances, then on norms of all samples together, read at the same time."""
+        self._sizes |= _measured(self._later)
+        return _bounds([*self._distances.values(), *self._sizes.values()])
 
     @cached_property
     def sizes(self) -> dict[str, float]:
         """Bounds on the norms of values, parameters and constants."""
-        self._sizes |= _measured(self._later)
+        sizes = self._numbers[len(self._distances) :]
         found = {name: together(amount) for name, amount in self._bounded.items()} | self.given
-        found |= self.constants.sizes | dict(zip(self._sizes, _bounds(list(self._sizes.values())), strict=True))
+        found |= self.constants.sizes | dict(zip(self._sizes, sizes, strict=True))
+        for name, loss in self.losses.items():
+            found.setdefault(name, abs(loss.value))
         for name, distance in self.distances.items():
             found[name] = (self._known[name][1] + distance) * (1 + 2.0**-50)
         for name, size in found.items():

@@ -180,7 +180,6 @@ class Tape:
         """The result of an operation, rounded where others read it in single precision."""
         return in_single(value) if self.single and node.name in self.moving and node.name != self.output else value
 
-    @np.errstate(all="ignore")  # what is not a number is out of range of formulas
     def run(
         self,
         parameters: Mapping[str, Tensor],
@@ -212,7 +211,8 @@ class Tape:
         default = nullcontext() if self._is_real else double_by_default()
         wide = in_single if self.single else in_double
         exactly: Any = torch.backends.nnpack.flags(enabled=False) if self._convolves else nullcontext()
-        with torch.set_grad_enabled(derivatives), default, exactly:
+        quietly: Any = np.errstate(all="ignore") if self._normalises else nullcontext()
+        with torch.set_grad_enabled(derivatives), default, exactly, quietly:
             for name, given in parameters.items():
                 values[name] = run.parameters[name] = wide(given.detach())
             run.measure_parameters({} if plan is None else plan.weights)
@@ -257,6 +257,11 @@ class Tape:
              tuple(names.intersection(self.graph.finished[n.name])))
             for n in self.varying
         ]  # fmt: skip
+
+    @cached_property
+    def _normalises(self) -> bool:
+        """Whether formulas are tried on numbers that may be out of their range, or none."""
+        return any(recipe is not None for recipe in self.recipes.values())
 
     @cached_property
     def _normalises_data(self) -> bool:
