@@ -202,20 +202,13 @@ def certify_proved(
             found = on(domain)
             if isinstance(domain, Ball) and inner:
                 found = _from_weights(found, domain.radius, inner)
-            if (
-                spent.directions
-                and around
-                and known
-                and found.step_size
-                and wrt == "params"
-                and regularizer is None
-            ):
+            if spent.segment and around and known and found.step_size and wrt == "params" and regularizer is None:
                 found = with_gradient_step(found, analysis, centre)
             return replace(found, weights_inside=analysis.is_inside(domain, wrt))
         if wrt != "params" or not known:
             return on(ProductBall(1.0))
         found = longest_proved(on, spent)
-        if spent.directions and regularizer is None:
+        if spent.segment and regularizer is None:
             return with_gradient_step(found, analysis, centre)
         return replace(found, gradients=found.gradients and centre.cost)
 

@@ -31,6 +31,15 @@ class OracleError(SurefootError, ValueError):
     """An oracle cannot be computed for this input."""
 
 
+def require_real(chain: Chain) -> None:
+    """Refuse states of complex numbers where they are vectors: derivatives in these would miss half of them."""
+    if chain.graph.is_complex:
+        raise OracleError(
+            "the model computes with complex numbers, which are no vectors of real ones: use method='primal' for "
+            "Gauss-Newton and method='cg' for Newton steps"
+        )
+
+
 class Problem:
     """An objective around a point, with what all solvers share.
 

@@ -16,7 +16,7 @@ from surefoot.calculus.adjoint.around import Around
 from surefoot.calculus.adjoint.backward import Backward, backward
 from surefoot.calculus.adjoint.centre import Centre as SampleCentre
 from surefoot.calculus.adjoint.centre import at_the_centre
-from surefoot.calculus.adjoint.composed import Composed
+from surefoot.calculus.adjoint.composed import Composed, work_of
 from surefoot.calculus.adjoint.costates import contracted, costates
 from surefoot.calculus.adjoint.cotangents import Cotangents, cotangents
 from surefoot.calculus.adjoint.dense import Dense, derivatives_at_centre
@@ -160,15 +160,18 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
 
 def dense_centre(result: Pass, effort: Effort, keep: bool = False) -> Dense | None:
     """Derivatives at the centre along all directions, from a forward pass over the centre alone; ``None`` if there
-    are too many, or an operation has no proved second derivative.
+    are too many, an operation has no proved second derivative, or samples can be followed one by one and that is
+    effort enough.
 
     With ``keep`` the second derivative is kept, instead of its norm.
     """
     at = backward(result)
     total = sum(result.enclosures[name].numel for name in result.region.variables)
-    if at is None or not 0 < total <= effort.directions:
+    if at is None or not effort.follows(total, len(result.steps), sum(map(work_of, result.steps))):
         return None
     try:
+        if not effort.both and samples(result, effort) is not None:
+            return None
         found = derivatives_at_centre(result, keep)
     except (RuntimeError, NotImplementedError, OverflowError):  # no second derivative, or out of range
         return None

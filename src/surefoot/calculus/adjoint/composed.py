@@ -58,7 +58,7 @@ class Composed:
     def __init__(self, result: Pass, budget: float, most: float = math.inf) -> None:
         self._result, self._at = result, {step.node.name: k for k, step in enumerate(result.steps)}
         cuts = _cuts(result)
-        work = np.array([_work(step) for step in result.steps]).cumsum()
+        work = np.array([work_of(step) for step in result.steps]).cumsum()
         self.rows, self.cost = dict[str, list[str]](), 0.0
         budget = min(budget, most / max(3 * work[-1], 1.0))
         for name, (count, size) in sorted(cuts.items(), key=lambda item: item[1]):
@@ -138,7 +138,7 @@ class Composed:
         return norms
 
 
-def _work(step: Step) -> float:
+def work_of(step: Step) -> float:
     """The multiplications of an operation, in units of those of products of matrices."""
     slower = _QUICKER if "conv" in step.node.op else 1.0
     return slower * step.node.numel * (step.bounds.reduction + 1.0)
