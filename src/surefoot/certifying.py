@@ -64,10 +64,11 @@ def certify(
             read, but with ``effort="high"``; everything else gathers all of them.
         effort: what a certificate of an objective may cost. ``"quick"``: products of norms, about ten gradients
             for each ball that is tried. ``"normal"``: sharper where samples do not interact and linear layers are
-            not too many and too wide, up to some thousand gradients. ``"high"``: the same for wider layers, and on
-            balls around the weights, if at most 12,000 numbers vary, exact derivatives at the weights along each
-            of them, about ten gradients for each (:mod:`surefoot.calculus.effort`); the step size is then proved
-            on the segment against the gradient as well, a few hundred gradients. The certificate says the cost.
+            not too many and too wide, and for small models of any kind, up to some thousand gradients.
+            ``"high"``: the same for wider layers, and on balls around the weights, if at most 12,000 numbers vary,
+            exact derivatives at the weights along each of them, about ten gradients for each
+            (:mod:`surefoot.calculus.effort`); the step size is then proved on the segment against the gradient as
+            well, a few hundred gradients. The certificate says the cost.
         regularizer: a smooth function of the parameters that is added to the objective, such as
             ``surefoot.Ridge(1e-4)``.
         constants: ``"certified"``, or ``"paper"`` for Algorithm 4 as printed, with the paper's constants.

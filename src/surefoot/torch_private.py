@@ -9,7 +9,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
 from types import FrameType
@@ -21,6 +21,8 @@ from torch._decomp import get_decompositions
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import profiler as _profiler
+from torch.distributions import Distribution
+from torch.nn import functional
 from torch.nn.modules import module as _module
 from torch.nn.modules.batchnorm import _NormBase as BatchNormalisation
 from torch.nn.modules.dropout import _DropoutNd as Dropout
@@ -146,9 +148,24 @@ def bags(
     return found[: len(starts)], bag, offsets, offsets
 
 
+def hard_sigmoid(self: Tensor) -> Tensor:
+    """A ramp from 0 to 1; the derivative of the kernel holds 1/6 in single precision."""
+    return functional.relu6(self + 3) / 6
+
+
+def _slice_scattered(
+    self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """A tensor written over a part of another along a dimension; complex ones as pairs of real numbers."""
+    if not self.is_complex():
+        return torch.slice_scatter(self, src, dim, start, end, step)
+    whole, part = (torch.view_as_real(tensor.resolve_conj()) for tensor in (self, src))
+    return torch.view_as_complex(torch.slice_scatter(whole, part, dim % self.dim(), start, end, step).contiguous())
+
+
 FORMULAS: dict[str, Callable[..., Any]] = {
-    "aten._weight_norm": _weight_norm, "aten.embedding_bag": bags, "aten.pdist": _distances,
-    "aten.scatter": scattered,
+    "aten._weight_norm": _weight_norm, "aten.embedding_bag": bags, "aten.hardsigmoid": hard_sigmoid,
+    "aten.pdist": _distances, "aten.scatter": scattered, "aten.slice_scatter": _slice_scattered,
 }  # fmt: skip
 """Operations whose kernel lacks a second derivative, or has a wrong one (as of PyTorch 2.13): they are run by a
 formula.
@@ -386,15 +403,29 @@ def constants_allowed() -> AbstractContextManager[None]:
     return torch._export.config.patch(error_on_lifted_constant_tensors=False)
 
 
+@contextmanager
+def distributions_unchecked() -> Iterator[None]:
+    """Let distributions of ``torch.distributions`` take numbers without looking at them, which tracing cannot do;
+    only setting this is public.
+    """
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
 def load_tracer() -> None:
     """Load what ``torch.export`` would load at its first call, which is most of what that call takes."""
     loaded("torch.export._trace")
 
 
 __all__ = [
-    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Deferred", "Dropout", "FakeTensor",
-    "FakeTensorMode", "HigherOrderOperator", "Known", "OpOverload", "OpOverloadPacket", "as_here", "bags",
-    "children_of", "constants_allowed", "global_forward_hooks", "global_hooks", "is_sharded", "is_view",
-    "lies_elsewhere", "load_tracer", "pre_hooks_of", "scattered", "schema_of", "seeks_shortcut",
-    "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer", "writes_of",
+    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Deferred", "Dropout", "FakeTensor", "FakeTensorMode",
+    "HigherOrderOperator", "Known", "OpOverload", "OpOverloadPacket", "as_here", "bags", "children_of",
+    "constants_allowed", "distributions_unchecked", "global_forward_hooks", "global_hooks", "hard_sigmoid",
+    "is_sharded", "is_view", "lies_elsewhere", "load_tracer", "pre_hooks_of", "scattered", "schema_of",
+    "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer",
+    "writes_of",
 ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -66,3 +68,22 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
     chain = sf.Chain(Root(), X)
     with pytest.raises(OracleError, match=r"'scale' is not finite"):
         gradient(chain, sf.Square(torch.ones_like(X)))
+
+
+@pytest.mark.parametrize("scale", [1e155, 1e170])
+def test_gradients_whose_squares_leave_the_range_of_doubles(scale: float) -> None:
+    """Steps are as long as they are: no crash, and nothing is called solved that was not measured."""
+    model, x = nn.Linear(2, 1, bias=False).double(), scale * torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    chain, weights = sf.Chain(model, x), {"weight": torch.tensor([[1.0, 0.0]], dtype=torch.float64)}
+    loss = sf.objectives.Huber(torch.zeros(1, 1, dtype=torch.float64))
+    step = gradient(chain, loss, params=weights)
+    assert torch.allclose(step.direction["weight"], -x)
+    assert step.model_decrease >= 0
+    try:
+        found = sf.oracles.gauss_newton(
+            chain, sf.objectives.Huber(torch.zeros(1, 1, dtype=torch.float64)), params=weights
+        )
+    except OracleError:
+        return
+    assert not math.isnan(found.residual or 0.0)
+    assert not math.isnan(found.model_decrease)

@@ -4,13 +4,15 @@
 * ``"normal"``: derivatives sample by sample where samples do not interact, if that takes at most 2·10¹⁰
   multiplications of numbers, some thousand gradients: with 64 samples five layers of width 265. Two layers cost
   as much as 10⁵ of them however narrow they are, so that deeper networks than 447 layers take products of norms.
-  Beyond, for the weights alone, Jacobians between the cuts of a network
-  (:mod:`surefoot.calculus.adjoint.composed`), in at most 1,900 gradients and 3·10¹¹ multiplications. Balls are
-  taken apart in few shells.
+  Where samples interact, or there are other layers than linear ones: exact derivatives at the weights along every
+  direction (:mod:`surefoot.calculus.adjoint.dense`), if the variables hold at most 1,000 numbers, the model has at
+  most 300 operations, and the same multiplications are enough. Beyond, for the weights alone, Jacobians between
+  the cuts of a network (:mod:`surefoot.calculus.adjoint.composed`), in at most 1,900 gradients and 3·10¹¹
+  multiplications. Balls are taken apart in few shells.
 * ``"high"``: sample by sample up to 6·10¹¹, and where the variables hold at most 12,000 numbers, exact derivatives
-  at the weights along every direction (:mod:`surefoot.calculus.adjoint.dense`), about ten gradients for each
-  number; beyond, Jacobians between cuts in 1,900 gradients whatever their size; balls are taken apart in more
-  shells, and the segment against the gradient is looked at (:mod:`surefoot.certificate.downhill`).
+  at the weights along every direction, about ten gradients for each number; beyond, Jacobians between cuts in
+  1,900 gradients whatever their size; balls are taken apart in more shells, and the segment against the gradient
+  is looked at (:mod:`surefoot.certificate.downhill`).
 
 What a certificate states is the cost of all balls and segments that were tried for it.
 """
@@ -33,10 +35,20 @@ class Effort:
     directions: int  # all directions of the variables are followed if they are not more
     composed: float = 0.0  # what Jacobians between cuts may cost, in gradients
     multiplications: float = math.inf  # the same in multiplications
+    operations: float = math.inf  # that a model has at most if its directions are followed
     balls: int = 6  # how many are tried, after the weights alone, for the longest step
+    both: bool = False  # whether directions are followed whatever else can be, and whatever a direction costs
     shells: int = 0  # in how many at most a ball is then taken apart, to sum up what each adds to the curvature
     downhill: bool = False  # whether the segment against the gradient is looked at
     parts: int = 1  # how many of them reach as far as the longest step of these balls, or a ball that is given
+
+    def follows(self, directions: int, operations: int, work: float) -> bool:
+        """Whether all directions are followed, of a model with so many operations that takes so many
+        multiplications.
+        """
+        once = 3 * _ONE_DIRECTION * work  # a gradient is three times the model
+        affordable = operations <= self.operations and directions * once <= self.products
+        return 0 < directions <= self.directions and (self.both or affordable)
 
     def separates(self, widths: Sequence[int], count: int) -> bool:
         """Whether layers of these widths are followed sample by sample."""
@@ -45,8 +57,8 @@ class Effort:
 
 _PAIR = 1e5  # multiplications that take as long as the calls for two layers
 QUICK = Effort("quick", 0.0, 0)
-NORMAL = Effort("normal", 2e10, 0, 1900.0, 3e11, shells=8, parts=4)
-HIGH = Effort("high", 6e11, 12_000, 1900.0, shells=64, downhill=True, parts=8)
+NORMAL = Effort("normal", 2e10, 1000, 1900.0, 3e11, 100, shells=8, parts=4)
+HIGH = Effort("high", 6e11, 12_000, 1900.0, both=True, shells=64, downhill=True, parts=8)
 ONE_OF_MANY = replace(NORMAL, parts=1)  # a ball beside which others are tried
 _ONE_DIRECTION, _ONE_UNIT, _ONE_EXPANSION = 10, 10, 20  # gradients, measured
 ONE_BALL, AROUND_DIRECTIONS, AROUND_SAMPLES = 10, 30, 90  # for each ball: norms, and what starts from the centre

@@ -33,6 +33,8 @@ from surefoot.operations.common import rows_of
 from surefoot.operations.evaluation import roundoff, value_of
 from surefoot.operations.record import record_of, rule_for
 
+_QUICKER = 8.0  # how many times as fast a product of matrices is as a convolution
+
 
 @dataclass(frozen=True)
 class Step:
@@ -60,6 +62,12 @@ class Step:
     def argument(self, slot: Slot, enclosures: Mapping[str, Enclosure]) -> Enclosure:
         """The enclosure of what sits in a slot that may be off its centre."""
         return enclosures[self.names[slot] if slot in self.names else self.inexact[slot]]
+
+    @property
+    def work(self) -> float:
+        """The multiplications of the operation, in units of those of products of matrices."""
+        slower = _QUICKER if "conv" in self.node.op else 1.0
+        return slower * self.node.numel * (self.bounds.reduction + 1.0)
 
     def row_moves(self, slot: Slot, enclosures: Mapping[str, Enclosure], count: int) -> Magnitude:
         """How far what each row of the result reads in a slot may be from the centre."""

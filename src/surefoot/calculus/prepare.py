@@ -176,7 +176,7 @@ def _expression(
     roots: set[str] = set()
     for key, argument in node.arguments.items():
         if isinstance(argument, Ref):
-            number = _number(graph, argument, exact)
+            number = _number(graph, argument, exact) if len(node.inputs) > 1 else None  # one alone is the tensor
             if number is not None:
                 operands[key] = number
                 continue

@@ -70,6 +70,11 @@ class Graph:
         return roles_of(self.leaves, self.nodes)
 
     @cached_property
+    def is_complex(self) -> bool:
+        """Whether it computes with complex numbers."""
+        return any(spec.dtype.is_complex for node in self.nodes for spec in node.specs)
+
+    @cached_property
     def owners(self) -> dict[str, str]:
         """The path of the block that each parameter leaf belongs to."""
         return {name: path for path, block in self.blocks.items() for name in block.parameters}

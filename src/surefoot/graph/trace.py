@@ -34,6 +34,7 @@ from surefoot.torch_private import (
     BatchNormalisation,
     FakeTensor,
     constants_allowed,
+    distributions_unchecked,
     global_forward_hooks,
     is_view,
     load_tracer,
@@ -208,7 +209,8 @@ def _as_if_alone(model: nn.Module) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             plain = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]
             gradients = torch.inference_mode(False), torch.enable_grad()
-            for context in (*plain, constants_allowed(), _global_hooks_within(model), *gradients):
+            allowed = constants_allowed(), distributions_unchecked()
+            for context in (*plain, *allowed, _global_hooks_within(model), *gradients):
                 stack.enter_context(context)
             yield
     finally:

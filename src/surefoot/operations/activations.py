@@ -12,6 +12,7 @@ from torch.nn import functional
 from surefoot.operations.common import aligned
 from surefoot.operations.record import Form, InSingle, Scalar, declare
 from surefoot.scalar import ScalarFunction
+from surefoot.torch_private import hard_sigmoid
 
 _USUAL, _FAR = 20.0, 700.0  # thresholds of soft-plus
 
@@ -123,7 +124,6 @@ def _celu(x: Tensor, alpha: float = 1.0) -> Tensor:
 
 declare("aten.softplus", evaluate=_softplus)
 declare("aten.celu", evaluate=_celu)
-# the derivative of the kernel holds 1/6 in single precision
-declare("aten.hardsigmoid", evaluate=lambda x: functional.relu6(x + 3) / 6)
+declare("aten.hardsigmoid", evaluate=hard_sigmoid)
 declare("aten.relu", "aten.relu6", "aten.leaky_relu", "aten.tanh", "aten.sigmoid", "aten.silu", "aten.gelu",
         "aten.softplus", "aten.elu", single=InSingle.ENTRIES)  # fmt: skip

@@ -274,7 +274,9 @@ def quotient(call: Call) -> Bounds:
     With :math:`|b| \ge \beta > 0` on the domain: :math:`\partial_a = 1/b`, :math:`\partial_b = -a/b^2`,
     :math:`\partial_{ab} = -1/b^2`, :math:`\partial_{bb} = 2a/b^3`, entry by entry. As for products, an entry of b
     that meets several of a counts with the root of the sum of their squares, and one of a with the root of the
-    number of those of b. Where both functions belong to one tensor the quotient is fused before it comes here.
+    number of those of b. Where a and b move by :math:`s_a, s_b`, so do the last two, by the third derivatives
+    :math:`2/b^3` and :math:`-6a/b^4`. Where both functions belong to one tensor the quotient is fused before it
+    comes here.
     """
     a, b = call["self"], call["other"]
     if call["rounding_mode"] is not None:
@@ -313,9 +315,15 @@ def _by_tensor(call: Call, a: Any, b: Enclosure, inverse: Magnitude) -> Bounds:
         copies_a, met, whole = ONE, size_of(a) * copies_b, size_of(a) * root(call.numel)
     jacobian = {"self": inverse * copies_a, "other": met * inverse**2}
     curvature = {("self", "other"): inverse**2, ("other", "other"): met * inverse**3 * 2.0}
+    change = {
+        ("self", "other"): inverse**3 * b.spread * 2.0,
+        ("other", "other"): inverse**3 * (a.spread if isinstance(a, Enclosure) else ZERO) * 2.0
+        + met * inverse**4 * b.spread * 6.0,
+    }
     return Bounds(
         {slot: j for slot, j in jacobian.items() if slot in call.slots},
         {pair: c for pair, c in curvature.items() if all(slot in call.slots for slot in pair)},
+        change,
         bound=whole * copies_a * inverse,
         peak=size_of(a) * inverse,
     )

@@ -45,6 +45,8 @@ class Bounds:
     Attributes:
         jacobian: by slot; a slot is an argument's name, with ``.k`` behind it for the k-th of a list.
         curvature: by unordered pair of slots; missing pairs are zero.
+        curvature_change: by pair of slots, how far the second derivative may be from that at the centre; a pair
+            that is missing may change by twice its curvature.
         offset: on the norm of the result at zero arguments; with it, an operation whose arguments have no known
             centre is bounded by :math:`\|f(0)\| + \sum_i J_i m_i` (mean-value inequality on the ball
             :math:`\|x_i\| \le m_i`, which contains zero).
@@ -72,6 +74,7 @@ class Bounds:
 
     jacobian: Mapping[Slot, Magnitude]
     curvature: Mapping[tuple[Slot, Slot], Magnitude] = field(default_factory=dict)
+    curvature_change: Mapping[tuple[Slot, Slot], Magnitude] = field(default_factory=dict)
     offset: Magnitude | None = None
     bound: Magnitude | None = None
     peak: Magnitude | None = None

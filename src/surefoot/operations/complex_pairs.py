@@ -83,13 +83,22 @@ def _formula(node: Node, pairs: frozenset[str]) -> Callable[..., Any] | None:
     known = _FORMULAS.get(name)
     if known is not None:
         return lambda **arguments: known(pairs, **arguments)
-    linear = record_of(node).form_of(node) in (Form.LAYOUT, Form.LINEAR) and pairs == {"self"}
-    if not linear or name.startswith("fft_"):
+    linear = record_of(node).form_of(node) in (Form.LAYOUT, Form.LINEAR)
+    if not linear or not pairs or name.startswith("fft_"):
         return None
-    target = node.target
-    return lambda self, **others: torch.stack(
-        [target(part, **others) if "self" in node.arguments else target(part) for part in self.unbind(-1)], -1
-    )
+
+    def by_parts(**arguments: Any) -> Any:
+        """The same on real and on imaginary parts, if all tensors that it moves or adds up are complex."""
+        if any(_is_real(value) for key, value in arguments.items() if key not in pairs):
+            return NotImplemented
+        halves = ({key: a.select(-1, k) if key in pairs else a for key, a in arguments.items()} for k in (0, 1))
+        return torch.stack([node.target(**half) for half in halves], -1)
+
+    return by_parts
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _pair(value: Any, is_pair: bool, like: Tensor) -> Tensor:
@@ -161,6 +170,22 @@ def _joined(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return torch.stack(halves, -1)
 
     return formula
+
+
+def _einsum(pairs: frozenset[str], equation: str, tensors: list[Tensor], path: Any = None) -> Any:
+    """A sum of products of one or two factors, all of them complex."""
+    if len(tensors) > 2:
+        return NotImplemented
+    if len(tensors) == 1:
+        return torch.stack([torch.einsum(equation, part) for part in tensors[0].unbind(-1)], -1)
+    (a, b), (c, d) = (pair.unbind(-1) for pair in tensors)
+    real = torch.einsum(equation, a, c) - torch.einsum(equation, b, d)
+    return torch.stack([real, torch.einsum(equation, a, d) + torch.einsum(equation, b, c)], -1)
+
+
+def _filled(pairs: frozenset[str], size: list[int], fill_value: complex, dtype: torch.dtype, **_: Any) -> Tensor:
+    parts = fill_value.real, fill_value.imag
+    return torch.stack([torch.full(size, part, dtype=_REAL_OF[dtype]) for part in parts], -1)
 
 
 def _cast(pairs: frozenset[str], self: Tensor, dtype: Any = None, **_: Any) -> Tensor:
@@ -263,7 +288,8 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
     "angle": lambda pairs, self: torch.atan2(self.select(-1, 1), self.select(-1, 0)),
     **dict.fromkeys(("conj", "_conj", "_conj_physical"), lambda pairs, self: _conjugate(self)),
     "resolve_conj": lambda pairs, self: self, "add": _sum, "mul": _product, "div": _quotient, "pow": _power,
-    "mm": _matrices, "bmm": _matrices, "matmul": _matrices, "exp": _exponential,
+    "full": _filled, "einsum": _einsum, "exp": _exponential,
+    **dict.fromkeys(("mm", "bmm", "matmul"), _matrices),
     "square": lambda pairs, self: _power(pairs, self, 2),
     "reciprocal": lambda pairs, self: _quotient(frozenset({"other"}), torch.ones_like(self[..., 0]), self),
     "cat": _joined(torch.cat), "stack": _joined(torch.stack),

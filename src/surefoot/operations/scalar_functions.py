@@ -136,12 +136,17 @@ def scalar_function(call: Call) -> Bounds:
         spread=spread,
         rows=rows,
         curvature_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends))},
-        rows_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends), len(bends))},
+        rows_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends), _rows(bends))},
         change_along=lambda costate: {("x", "x"): _change(costate, function, x, bends)},
         entries_along=lambda costate: weighed(entries(costate), bends),
-        jacobian_change=lambda: {"x": top(derivative_moved(function, 1, x), len(bends))},
+        jacobian_change=lambda: {"x": top(derivative_moved(function, 1, x), _rows(bends))},
         reason="" if curvature.is_finite else _reason(call, slope),
     )
+
+
+def _rows(values: Tensor) -> int:
+    """How many rows a tensor has; one number is one."""
+    return len(values) if values.dim() else 1
 
 
 def _change(costate: Enclosure, function: ScalarFunction, x: Enclosure, bends: Tensor) -> Magnitude:
@@ -151,7 +156,7 @@ def _change(costate: Enclosure, function: ScalarFunction, x: Enclosure, bends: T
     moved = costate.entry_radius()
     assert moved is not None
     total = weighed(moved, bends) + weighed(costate.value.abs(), derivative_moved(function, 2, x))
-    return top(total, len(bends)) * (1 + 2.0**-51)
+    return top(total, _rows(bends)) * (1 + 2.0**-51)
 
 
 def derivative_moved(function: ScalarFunction, order: int, x: Enclosure) -> Tensor:

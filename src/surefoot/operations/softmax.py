@@ -50,6 +50,7 @@ from surefoot.scalar.rounded import SMALL
 Dims = int | tuple[int, ...]
 STEEPEST = Magnitude.of(math.sqrt(2) / (3 * math.sqrt(3))) * (1 + 1e-15)  # the curvature of a soft-max
 _HALF = Magnitude.of(0.5)
+_SKEWNESS = math.sqrt(0.5) * (1 + 1e-15)  # of the third derivative, see :func:`log_sum_exp`
 _SLACK = 1e-12  # for probabilities computed in double precision
 
 
@@ -305,7 +306,7 @@ declare("aten.softmin", rows=unless_along(), cost=_cost)
            pullback=_pull_log_softmax, push=_push_log_softmax, near=_near_log_softmax,
            taylor=log_softmax_along)  # fmt: skip
 def log_softmax(call: Call) -> Bounds:
-    """Slope √(k max p), curvature √k ‖C‖; at zero every entry is -log k."""
+    """Slope √(k max p), curvature √k ‖C‖, third derivative √(k/2); at zero every entry is -log k."""
     x, dim = call["self"], normalized_dim(call["dim"], len(call.shape))
     classes = call.shape[dim] if call.shape else 1
     if classes <= 1:
@@ -314,6 +315,7 @@ def log_softmax(call: Call) -> Bounds:
     return Bounds(
         jacobian={"self": root(classes) * _largest(top).sqrt()},
         curvature={("self", "self"): root(classes) * _covariance(top)},
+        curvature_change={("self", "self"): root(classes) * _SKEWNESS * x.spread},
         offset=Magnitude.of(math.log(classes)) * root(call.numel),
         reduction=classes,
     )
@@ -323,7 +325,12 @@ def log_softmax(call: Call) -> Bounds:
            push=push_by_gradient, near=_near_log_sum_exp, taylor=log_sum_along,
            cost=lambda use: every_entry(math.prod(use.shapes["self"])))  # fmt: skip
 def log_sum_exp(call: Call) -> Bounds:
-    """Slope √(max p), curvature ‖C‖; at zero every entry is log k."""
+    r"""Slope √(max p), curvature ‖C‖, third derivative 1/√2; at zero every entry is log k.
+
+    The third derivative along a unit vector v is the third central moment of a variable that is :math:`v_i` with
+    probability :math:`p_i`. Its values are at most :math:`\sqrt2` apart, so that its variance is at most 1/2, and
+    the moment at most :math:`\sqrt2` times that. A symmetric form is largest where its arguments are the same.
+    """
     x = call["self"]
     dims = normalized_dims(call["dim"], len(x.shape))
     classes = math.prod(x.shape[d] for d in dims)
@@ -334,6 +341,7 @@ def log_sum_exp(call: Call) -> Bounds:
     return Bounds(
         jacobian={"self": _largest(top).sqrt()},
         curvature={("self", "self"): _covariance(top) if classes > 1 else ZERO},
+        curvature_change={("self", "self"): x.spread * _SKEWNESS},
         offset=Magnitude.of(math.log(max(1, classes))) * root(call.numel),
         reduction=classes,
     )

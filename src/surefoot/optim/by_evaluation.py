@@ -321,7 +321,7 @@ class ByEvaluation:
         step = direction.first(point, point.gradient)
         for _ in range(_PROXIMAL_TRIALS):
             after, length = point.function.proximal(point, step)
-            if point.value - after.value >= length**2 / (4 * step) and self._is_proved(point, after):
+            if point.value - after.value >= length * length / (4 * step) and self._is_proved(point, after):
                 direction.learn(point, after, step)
                 return Found(step, after, length)
             step /= 2

@@ -274,7 +274,7 @@ class SecondOrder(GuaranteedOptimizer):
                 step, length = on_ball(solver, self.kappa, self._region, _RANGE[0], problem.norm)
             self.kappa = step.kappa if adapted else self.kappa
             straight = dict(step.direction)
-            predicted = step.model_decrease + 0.5 * step.kappa * length**2
+            predicted = step.model_decrease + 0.5 * step.kappa * length * length
             resolution = 4 * torch.finfo(problem.output.dtype).eps * max(abs(problem.value), 1e-30)
             if predicted <= resolution:
                 return Proposal({}, 0.0, note="no step: descent cannot be told from round-off here")

@@ -136,7 +136,9 @@ class Sizes:
         return rows + min(k * iteration, factor) + 4 * self.call
 
     def dynamic(self) -> float:
-        """Dynamic programming with full matrices, in double precision."""
+        """Dynamic programming with full matrices, in double precision; there is none for complex numbers."""
+        if self.chain.graph.is_complex:
+            return math.inf
         count = sum(newton_layer(layer.state_before, layer.state_after, layer.parameters) for layer in self.layers)
         return count + 40 * _OVERHEAD * len(self.layers)
 

@@ -179,7 +179,8 @@ class DualSystem:
     def square(self, pulled: Tensor) -> float:
         """⟨x, M⁻¹x⟩ for a vector of parameters."""
         if self.metric.dim() == 0:
-            return self.space.norm(pulled) ** 2 / float(self.metric)
+            size = self.space.norm(pulled)
+            return size * size / float(self.metric)
         return self.space.dot(pulled, pulled / self.metric)
 
     def descend(self, v: Tensor, pulled: Tensor, length: float) -> None:

@@ -15,7 +15,7 @@ from surefoot.objectives import CrossEntropy, Square
 from surefoot.oracles.factor import refuse_negative
 from surefoot.oracles.inner import Inner, first_stage
 from surefoot.oracles.outer import Outer, second_stage
-from surefoot.oracles.problem import OracleError, Problem
+from surefoot.oracles.problem import OracleError, Problem, require_real
 from surefoot.oracles.riccati import Direct, Woodbury
 from surefoot.oracles.stages import Stages, run, stages
 from surefoot.oracles.vectors import block_diagonal, jacobian
@@ -54,6 +54,7 @@ class Factored:
     def __init__(self, problem: Problem, model: Model, form: Form = "auto") -> None:
         self.problem = problem
         chain = problem.chain
+        require_real(chain)
         batch = problem.output.shape[0] if problem.output.dim() else 1
         bound: dict[str, Any] = chain.graph.bind(problem.point, [x.detach() for x in chain.inputs])
         bound = {name: in_double(value) if isinstance(value, Tensor) else value for name, value in bound.items()}

@@ -11,6 +11,7 @@ not solved.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -65,11 +66,12 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
         size, along, ridge = map(problem.total, zip(*parts, strict=True))
         inside = problem.agreed(inner(slope, change)) + ridge
         scale = _as_solved(problem, step.direction, inside)
-        if scale is None or size > (tolerance * scale) ** 2:
+        if scale is None or size**0.5 > tolerance * scale:
             first = oracle.pullback(slope)
             whole = (torch.add(first.pop(path), wide[path], alpha=problem.weight(path)) for path in v)
             scale = problem.total(inner(part, part) for part in whole) ** 0.5
         residual = size**0.5 / scale if scale else 0.0
+        residual = math.inf if math.isnan(residual) else residual  # squares are beyond the range of doubles
         solved, status = residual <= tolerance, step.status
         if not (solved and step.solved):
             verdict = "solved" if solved else f"not solved to the tolerance {tolerance:.2g}"
@@ -90,7 +92,11 @@ def _as_solved(problem: Problem, v: Mapping[str, Tensor], inside: float) -> floa
     """
     if not problem.has_gradient:
         return None
-    pairs = ((problem.gradient[path], part.to(problem.gradient[path])) for path, part in v.items())
-    products = ((norm(slope) ** 2, norm(part) ** 2, inner(slope, part)) for slope, part in pairs)
-    square, length, product = map(problem.total, zip(*products, strict=True))
-    return square**0.5 if abs(inside - product) <= _AGREE * (square * length) ** 0.5 else None
+    sums = []
+    for path, part in v.items():
+        slope = problem.gradient[path]
+        size, length = norm(slope), norm(part)
+        sums.append((size * size, length * length, inner(slope, part.to(slope))))
+    square, length, product = map(problem.total, zip(*sums, strict=True))
+    lost = abs(inside - product)
+    return square**0.5 if lost <= _AGREE * (square * length) ** 0.5 < math.inf else None

@@ -149,7 +149,8 @@ class _Run:
     def curvature(self, direction: Tensor) -> float:
         """⟨p, Ap⟩, by a push-forward."""
         self._bent = [self.system.factor.halved(self.system.push(direction))]
-        curved = float(torch.linalg.vector_norm(self._bent[0])) ** 2 + self.system.weighed(direction)
+        size = float(torch.linalg.vector_norm(self._bent[0]))
+        curved = size * size + self.system.weighed(direction)
         if not math.isfinite(curved):
             raise OracleError("derivatives are not finite at this point")
         return curved

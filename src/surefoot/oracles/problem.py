@@ -32,6 +32,15 @@ class OracleError(SurefootError, ValueError):
     """An oracle cannot be computed for this input."""
 
 
+def require_real(chain: Chain) -> None:
+    """Refuse states of complex numbers where they are vectors: derivatives in these would miss half of them."""
+    if chain.graph.is_complex:
+        raise OracleError(
+            "the model computes with complex numbers, which are no vectors of real ones: use method='primal' for "
+            "Gauss-Newton and method='cg' for Newton steps"
+        )
+
+
 class Problem:
     """An objective around a point, with what all solvers share.
 
@@ -120,7 +129,12 @@ class Problem:
 
     def norm(self, direction: Mapping[str, Tensor]) -> float:
         """The norm of a direction, or of a gradient, by path."""
-        return math.sqrt(self.total(norm(part) ** 2 for part in direction.values()))
+        norms = [norm(part) for part in direction.values()]
+        if self.outline is None:
+            return math.hypot(*norms)
+        places = self.outline.places.values()
+        here = math.hypot(*(size for size, place in zip(norms, places, strict=True) if place.counts))
+        return math.hypot(*self.outline.processes.announced(here, self._device))
 
     def agreed(self, number: float) -> float:
         """A number that all processes have, up to how they round, as process 0 has it; so decisions are one."""

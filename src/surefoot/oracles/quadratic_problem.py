@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from surefoot.chain import Chain, Computation
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.factored import MODELS, Model
-from surefoot.oracles.problem import OracleError, Problem
+from surefoot.oracles.problem import OracleError, Problem, require_real
 from surefoot.oracles.vectors import layout
 
 Apply = Callable[[Tensor], Tensor]
@@ -168,6 +168,7 @@ def linear_quadratic(
     """
     if model not in MODELS:
         raise OracleError(f"the model is one of {', '.join(MODELS)}, got {model!r}")
+    require_real(chain)
     problem = Problem(chain, objective, params, regularizer)
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         pieces: list[_Piece] = []

@@ -100,8 +100,9 @@ def gradient(
     def solve() -> Step:
         ParameterSpace(problem).gradient()  # which is finite
         direction = {path: -slope / kappa for path, slope in problem.gradient.items()}
-        square = problem.norm(problem.gradient) ** 2
-        return Step(direction, kappa, 0.5 * square / kappa, "solved in closed form", calls=problem.autodiff.calls)
+        size = problem.norm(problem.gradient)
+        fall = 0.5 * size * size / kappa
+        return Step(direction, kappa, fall, "solved in closed form", calls=problem.autodiff.calls)
 
     return _lying(problem, problem.led(solve))
 

@@ -41,7 +41,7 @@ _WORTH = 2.0**-6  # a move of a parameter, relative to its norm, after which its
 _ROOM = 1.25  # for largest entries, which multiply errors in products
 _LEAST = 2.0**-460
 _GENTLE = 2.0  # slopes up to which costates are not measured on both sides
-_STEEP = 2.0**10  # slopes beyond which a scalar function is asked at the values
+_STEEP = 2.0**10  # slopes beyond which a function that is not linear in each argument is asked at the values
 _FAR = 32.0  # beyond, the suprema of scalar functions are those over the whole line
 _NONE = Magnitude.zero((0,))
 _ZERO, _INFINITE = Magnitude.zero(), Magnitude.infinity()
@@ -328,7 +328,10 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
         return whole
     if node.op == "surefoot.scalar" and not _is_moderate(sharp):  # an exponential: it depends on where
         return replace(slope_of(node, sharp), pointwise=True)
-    if record.epsilon is not None or not all(amount.is_finite for amount in sharp.jacobian.values()):
+    # a quotient is steep where its divisor is near zero, and only the values tell whether it is
+    steep = any(not a <= _STEEP for a in sharp.jacobian.values())
+    divides = steep and record.form_of(node) in (Form.QUOTIENT, Form.OTHER)
+    if divides or record.epsilon is not None or not all(a.is_finite for a in sharp.jacobian.values()):
         return replace(slope_of(node, sharp), pointwise=True)
     moves = {slot for slot in sharp.jacobian if names[slot] not in found.weights}  # parameters are exact
     if record.form_of(node) is Form.PRODUCT and _same(blunt, sharp, moves):

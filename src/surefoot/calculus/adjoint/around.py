@@ -351,7 +351,7 @@ class Around:
             forms[pair] = Part(whole[pair], samples)
             bend = NOTHING
             if not flat:
-                far = (costate.bound * amount) * 2.0
+                far = costate.bound * minimum(amount * 2.0, bounds.curvature_change.get(pair, amount * 2.0))
                 bend = Part(far, Magnitude(np.full(self.count, far.log2)) if separate else None)
                 if pair in own:
                     found = own[pair]

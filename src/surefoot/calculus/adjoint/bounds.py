@@ -160,15 +160,18 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
 
 def dense_centre(result: Pass, effort: Effort, keep: bool = False) -> Dense | None:
     """Derivatives at the centre along all directions, from a forward pass over the centre alone; ``None`` if there
-    are too many, or an operation has no proved second derivative.
+    are too many, an operation has no proved second derivative, or samples can be followed one by one and that is
+    effort enough.
 
     With ``keep`` the second derivative is kept, instead of its norm.
     """
     at = backward(result)
     total = sum(result.enclosures[name].numel for name in result.region.variables)
-    if at is None or not 0 < total <= effort.directions:
+    if at is None or not effort.follows(total, len(result.steps), sum(step.work for step in result.steps)):
         return None
     try:
+        if not effort.both and samples(result, effort) is not None:
+            return None
         found = derivatives_at_centre(result, keep)
     except (RuntimeError, NotImplementedError, OverflowError):  # no second derivative, or out of range
         return None

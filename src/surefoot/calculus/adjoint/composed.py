@@ -38,7 +38,6 @@ _BACK = 3  # in how many cuts before it the Jacobian of one is computed
 _NARROW = 64  # in all of them if it has not more entries
 _HELD = 2**27  # numbers of all these Jacobians
 _ONCE = 2.0**23  # numbers of a tensor that are pulled back at a time
-_QUICKER = 8.0  # how many times as fast a product of matrices is as a convolution
 _Norms = dict[str, tuple[Magnitude, dict[str, Magnitude]]]
 
 
@@ -58,7 +57,7 @@ class Composed:
     def __init__(self, result: Pass, budget: float, most: float = math.inf) -> None:
         self._result, self._at = result, {step.node.name: k for k, step in enumerate(result.steps)}
         cuts = _cuts(result)
-        work = np.array([_work(step) for step in result.steps]).cumsum()
+        work = np.array([step.work for step in result.steps]).cumsum()
         self.rows, self.cost = dict[str, list[str]](), 0.0
         budget = min(budget, most / max(3 * work[-1], 1.0))
         for name, (count, size) in sorted(cuts.items(), key=lambda item: item[1]):
@@ -136,12 +135,6 @@ class Composed:
                 most = Magnitude.of(largest_norm(k * w for k, w in rows)) * (1 + 2.0**-30) + 2.0**-500
                 norms[c][1][reader] = most + off[c] * float(root.max())
         return norms
-
-
-def _work(step: Step) -> float:
-    """The multiplications of an operation, in units of those of products of matrices."""
-    slower = _QUICKER if "conv" in step.node.op else 1.0
-    return slower * step.node.numel * (step.bounds.reduction + 1.0)
 
 
 def _cuts(result: Pass) -> dict[str, tuple[int, int]]:

@@ -28,7 +28,7 @@ from surefoot.calculus.adjoint.gathered import Gathered, Sizes
 from surefoot.calculus.adjoint.running import running_errors
 from surefoot.calculus.adjoint.samples import PLAIN, require_moderate
 from surefoot.calculus.forward import Pass, Step
-from surefoot.enclosure import norm
+from surefoot.enclosure import Spec, norm
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm
 from surefoot.norms.verified import symmetric_norm
@@ -93,7 +93,10 @@ def derivatives_at_centre(result: Pass, keep: bool = False) -> Dense | None:
         if found is None or (curved(step) and not _plain(result, step)):
             return None
         locals_[step.node.name], off_by[step.node.name] = found
-    count = (result.enclosures[next(iter(result.steps[-1].names.values()))].shape or (1,))[0]
+    last = result.enclosures[next(iter(result.steps[-1].names.values()))].spec
+    if not isinstance(last, Spec):  # one of several results is the output
+        return None
+    count = (last.shape or (1,))[0]
     labels = sample_labels(result, count)
     variables = set(result.region.variables)
     bent = [step for step in result.steps if curved(step)]
@@ -236,7 +239,10 @@ def sample_labels(result: Pass, count: int) -> dict[str, Tensor]:
             kept = len(shape) - 1 if is_linear(node) else 1
             if not is_linear(node) and not read.keys() <= step.row_slots:
                 continue
-            lines = [labels[name].flatten(kept) for name in read.values()]
+            lines = [labels[name].unsqueeze(-1) for name in read.values()]
+            if any(part.dim() <= kept for part in lines):
+                continue
+            lines = [part.flatten(kept) for part in lines]
             if any(part.shape[:kept] != shape[:kept] or not part.shape[kept] for part in lines) or not shape:
                 continue
             first = lines[0][..., 0]
