@@ -192,16 +192,23 @@ def _cast(pairs: frozenset[str], self: Tensor, dtype: Any = None, **_: Any) -> T
     return self if "self" in pairs else torch.stack([self, torch.zeros_like(self)], -1)
 
 
+_PI_BEYOND = 1.2246467991473532e-16  # what the double nearest to π leaves of it
+
+
 def _angles(n: int, m: int, x: Tensor) -> Tensor:
-    """Multiples 2πjk/n, reduced to one turn before they are rounded, for n places j and m frequencies k."""
-    turns = torch.outer(torch.arange(n, device=x.device), torch.arange(m, device=x.device)) % n
-    return turns.to(x.dtype) * (2 * math.pi / n)
+    """Multiples 2πjk/n, reduced to one turn before they are rounded, for n places j and m frequencies k.
+
+    Numbers in a formula count as exact. Those here are whole, or two doubles whose sum is 2π up to 2⁻¹⁰⁵.
+    """
+    turns = (torch.outer(torch.arange(n, device=x.device), torch.arange(m, device=x.device)) % n).to(x.dtype)
+    return turns * (2 * math.pi) / n + turns * (2 * _PI_BEYOND) / n
 
 
-def _scale(n: int, norm: str | None, inverse: bool) -> float:
+def _scaled(matrix: Tensor, n: int, norm: str | None, inverse: bool) -> Tensor:
+    """A matrix divided by n, by its root, or by nothing."""
     if norm == "ortho":
-        return 1 / math.sqrt(n)
-    return 1 / n if inverse is (norm in (None, "backward")) else 1.0
+        return matrix / torch.full((), float(n), dtype=matrix.dtype, device=matrix.device).sqrt()
+    return matrix / n if inverse is (norm in (None, "backward")) else matrix
 
 
 def _along(x: Tensor, dim: int, pair: bool, n: int, m: int, matrix: Tensor, real: bool = False) -> Tensor:
@@ -237,7 +244,7 @@ def _transform(
     matrix = torch.stack([c, s], -1).flatten(-2)  # n × 2m
     if pair:
         matrix = torch.stack([matrix, torch.stack([-s, c], -1).flatten(-2)], 1).flatten(0, 1)  # 2n × 2m
-    return _along(x, dim, pair, n, m, matrix * _scale(n, norm, inverse))
+    return _along(x, dim, pair, n, m, _scaled(matrix, n, norm, inverse))
 
 
 def _real_inverse(x: Tensor, n: int | None, dim: int, norm: str | None) -> Tensor:
@@ -249,7 +256,7 @@ def _real_inverse(x: Tensor, n: int | None, dim: int, norm: str | None) -> Tenso
     ends = [0, m - 1] if size % 2 == 0 else [0]
     weights = twice - sum((torch.arange(m, device=x.device) == k).to(x.dtype) for k in dict.fromkeys(ends))
     matrix = torch.stack([torch.cos(angles), -torch.sin(angles)], -1) * weights[:, None]  # size × m × 2
-    return _along(x, dim, True, m, size, matrix.flatten(1).T * _scale(size, norm, True), real=True)
+    return _along(x, dim, True, m, size, _scaled(matrix.flatten(1).T, size, norm, True), real=True)
 
 
 def _fourier(inverse: bool, half: bool = False, real: bool = False) -> Callable[..., Tensor]:
