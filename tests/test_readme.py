@@ -60,7 +60,7 @@ def test_an_output_without_a_marker_is_refused() -> None:
 @pytest.fixture(autouse=True)
 def own_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a page registers is forgotten after it."""
-    monkeypatch.setattr(record, "_RECORDS", record.records())
+    monkeypatch.setattr(record, "_RECORDS", dict(record.records()))
 
 
 @pytest.mark.parametrize("name", [*generate.PAGES, "CHANGELOG.md"])
