@@ -220,6 +220,10 @@ def test_a_resumed_run_goes_on() -> None:
     assert again.run(0.01) == again.value.value
     with pytest.raises(ValueError, match="not of ProvedEpochs"):
         resumed.load_state_dict(training.optimizer.state_dict())
+    state, rates = resumed.state_dict(), [group["lr"] for group in resumed.optimizer.param_groups]
+    with pytest.raises(ValueError, match="earlier version"):
+        resumed.load_state_dict({**state, "pace": {"rate": 1.0, "ceiling": 2.0}})
+    assert [group["lr"] for group in resumed.optimizer.param_groups] == rates
 
 
 def test_weights_changed_between_bursts_are_noticed() -> None:

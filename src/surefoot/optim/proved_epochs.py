@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -17,6 +18,7 @@ from surefoot.optim.burst_training import BurstTraining, check, checked_model
 from surefoot.optim.bursts import BurstRecord, EndlessBatches, fixed_data
 from surefoot.optim.evaluation import OptimizerError, check_objective, explained
 from surefoot.optim.joint import JointBatches
+from surefoot.optim.pace import Pace
 from surefoot.processes import Processes
 from surefoot.valuation.valuer import Evaluation
 
@@ -206,11 +208,16 @@ class ProvedEpochs:
         """Continue where :meth:`state_dict` was taken; load the model's own state before.
 
         Raises:
-            ValueError: if the state is that of something else.
+            ValueError: if the state is that of something else, or of an earlier version.
         """
         if state_dict.get("kind") != type(self).__name__:
             raise ValueError(
                 f"this is the state of {state_dict.get('kind') or 'an optimizer'}, not of ProvedEpochs"
+            )
+        if state_dict["pace"].keys() != {field.name for field in fields(Pace)}:
+            raise ValueError(
+                "this state was saved by an earlier version, which led its rates in another way: begin anew, from "
+                "the weights that were saved with it"
             )
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self._keeper.load_state_dict(state_dict)
