@@ -88,7 +88,7 @@ def _add_piece(
     slopes = pass_.slopes(plain + others, rows)
     for tap, slope in zip(plain, slopes, strict=False):
         key = tap.paths.get("weight"), tap.paths.get("bias")
-        part.outers[key].append((tap.outer(pass_.values).x, slope))
+        part.outers[key].append((tap.outer(pass_.values).x, slope.clone()))  # no view: all behind it would cross
     found = dict(pass_.pieces(others, slopes[len(plain) :], frozenset(problem.parameters)))
     for path, several in {**found, **(pass_.rows(pass_.rest, rows) if pass_.rest else {})}.items():
         part.rows[path].append(several)
