@@ -261,8 +261,7 @@ def once(function: Callable[Concatenate[Any, _More], _Result]) -> Callable[Conca
         key = function, more, *named.items()
         if key not in results:
             results[key] = function(value, *more, **named)
-        result: _Result = results[key]
-        return result
+        return results[key]
 
     return looked_up
 

@@ -171,11 +171,7 @@ class Analysis:
         return all(box.contains(leaf.path, self.values[leaf.name]) for leaf in varying)
 
     def over(
-        self,
-        domain: Domain,
-        wrt: Wrt = "params",
-        input_norm: float | None = None,
-        shared: Shared | None = None,
+        self, domain: Domain, wrt: Wrt = "params", input_norm: float | None = None, shared: Shared | None = None
     ) -> Pass:
         """The forward pass over a domain, with what passes over others around the same centre have in common.
 

@@ -107,11 +107,7 @@ class Pass:
 
 
 def forward(
-    graph: Graph,
-    leaves: Mapping[str, Enclosure],
-    region: Region,
-    keep: bool = False,
-    shared: Shared | None = None,
+    graph: Graph, leaves: Mapping[str, Enclosure], region: Region, keep: bool = False, shared: Shared | None = None
 ) -> Pass:
     """Run the rules over the graph, from enclosures of the leaves.
 

@@ -116,7 +116,7 @@ def scalar_function(call: Call) -> Bounds:
         return _without_centre(call, function, x)
     if x.numel == 0:
         return Bounds({"x": ZERO}, offset=ZERO)
-    low, high = x.interval()
+    (low, high), count = x.interval(), math.prod(x.shape[:1])  # of rows; one number is one
     slopes, bends = sups_on(function, (1, 2), low, high)
     slope, curvature = (Magnitude.of(float(t.max())) for t in (slopes, bends))
     peak = spread = rows = None
@@ -136,17 +136,12 @@ def scalar_function(call: Call) -> Bounds:
         spread=spread,
         rows=rows,
         curvature_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends))},
-        rows_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends), _rows(bends))},
+        rows_along=lambda costate: {("x", "x"): top(weighed(entries(costate), bends), count)},
         change_along=lambda costate: {("x", "x"): _change(costate, function, x, bends)},
         entries_along=lambda costate: weighed(entries(costate), bends),
-        jacobian_change=lambda: {"x": top(derivative_moved(function, 1, x), _rows(bends))},
+        jacobian_change=lambda: {"x": top(derivative_moved(function, 1, x), count)},
         reason="" if curvature.is_finite else _reason(call, slope),
     )
-
-
-def _rows(values: Tensor) -> int:
-    """How many rows a tensor has; one number is one."""
-    return len(values) if values.dim() else 1
 
 
 def _change(costate: Enclosure, function: ScalarFunction, x: Enclosure, bends: Tensor) -> Magnitude:
@@ -156,7 +151,7 @@ def _change(costate: Enclosure, function: ScalarFunction, x: Enclosure, bends: T
     moved = costate.entry_radius()
     assert moved is not None
     total = weighed(moved, bends) + weighed(costate.value.abs(), derivative_moved(function, 2, x))
-    return top(total, _rows(bends)) * (1 + 2.0**-51)
+    return top(total, math.prod(bends.shape[:1])) * (1 + 2.0**-51)
 
 
 def derivative_moved(function: ScalarFunction, order: int, x: Enclosure) -> Tensor:

@@ -98,5 +98,4 @@ def _as_solved(problem: Problem, v: Mapping[str, Tensor], inside: float) -> floa
         size, length = norm(slope), norm(part)
         sums.append((size * size, length * length, inner(slope, part.to(slope))))
     square, length, product = map(problem.total, zip(*sums, strict=True))
-    lost = abs(inside - product)
-    return square**0.5 if lost <= _AGREE * (square * length) ** 0.5 < math.inf else None
+    return square**0.5 if abs(inside - product) <= _AGREE * (square * length) ** 0.5 < math.inf else None
