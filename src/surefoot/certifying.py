@@ -16,6 +16,7 @@ from surefoot.certificate import Certificate
 from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved, proved_of
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
+from surefoot.graph.capturing import with_gradients
 from surefoot.graph.checks import as_inputs, is_loader, unwrapped
 from surefoot.graph.fetched import opened
 from surefoot.graph.outline import Outline
@@ -29,6 +30,7 @@ from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
 
+@with_gradients
 def certify(
     model: nn.Module,
     x: Any,
@@ -166,6 +168,7 @@ def _with_curvature(
     return certificate if curvature is None else replace(certificate, curvature=curvature)
 
 
+@with_gradients
 def evaluate(
     model: nn.Module, x: Any, objective: nn.Module, y: Any = None, group: Any = None, *, enough: float = 0.0
 ) -> Evaluation:

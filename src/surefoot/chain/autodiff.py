@@ -19,6 +19,7 @@ from surefoot.chain.recorded import Recorded, Take, bound, differentiable_attent
 from surefoot.chain.traced import Traced, find, is_traced, refuse, trace
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
+from surefoot.graph.checks import recordable
 
 
 class Autodiff:
@@ -55,8 +56,8 @@ class Autodiff:
     ) -> None:
         frozen, self.calls = {leaf.path for leaf in graph.frozen}, 0
         with torch.inference_mode(False):
-            values = {path: _usable(value) for path, value in parameters.items()}
-            self._at = graph, values, [_usable(value) for value in inputs]
+            values = {path: recordable(value).detach() for path, value in parameters.items()}
+            self._at = graph, values, [recordable(value).detach() for value in inputs]
         self._leaves = {path: v for path, v in values.items() if path not in frozen and v.is_floating_point()}
         names = {leaf.path: leaf.name for leaf in graph.parameters}
         self._names = {path: names[path] for path in self._leaves if path in names}
@@ -157,11 +158,6 @@ class Autodiff:
 
 def _square(tensors: Iterable[Tensor]) -> float:
     return sum(float(tensor.double().square().sum()) for tensor in tensors)
-
-
-def _usable(value: Any) -> Any:
-    """A tensor that shares its memory with the given one, and takes part in a new derivative."""
-    return value.clone() if value.is_inference() else value.detach()
 
 
 def _one_or_all(values: tuple[Tensor, ...]) -> Any:

@@ -35,7 +35,15 @@ def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         if not isinstance(value, Tensor):
             remedy = "Pass tensors only; fix other arguments in a small module that wraps yours."
             raise CaptureError(f"{name} is of type {type(value).__name__}, not a tensor", remedy=remedy)
-    return args, kwargs
+    return tuple(map(recordable, args)), {name: recordable(value) for name, value in kwargs.items()}
+
+
+def recordable(value: Tensor) -> Tensor:
+    """The tensor, or a copy if it was made in inference mode: through such tensors there are no derivatives."""
+    if not value.is_inference():
+        return value
+    with torch.inference_mode(False):
+        return value.clone()
 
 
 def is_loader(x: Any) -> bool:

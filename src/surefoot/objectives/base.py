@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ObjectiveError
+from surefoot.graph.checks import recordable
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.constants import Constants, certified, checked_radius
 from surefoot.operations.losses.sums import Numbers
@@ -87,7 +88,7 @@ class Objective(nn.Module):
     def admitted(self, targets: Any) -> Tensor:
         """Targets as a tensor, after a check of their values."""
         try:
-            tensor = torch.as_tensor(targets).detach()
+            tensor = recordable(torch.as_tensor(targets)).detach()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ObjectiveError(f"targets are a tensor or what becomes one, got {targets!r}") from error
         if tensor.device.type != "meta":

@@ -225,8 +225,15 @@ def _form_cost(use: Use) -> Sparsity:
     return Sparsity(product=count, factors=tensors(use, "input1", "input2", "weight"), terms=terms)
 
 
+def _form(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The form by two products; PyTorch's kernel has no rule under ``vmap``, and warns of that."""
+    values = torch.einsum("...kj,...j->...k", torch.einsum("...i,kij->...kj", input1, weight), input2)
+    return values if bias is None else values + bias
+
+
 @operation("aten.bilinear", form=Form.PRODUCT, factors=("input1", "input2", "weight"), cost=_form_cost,
-           rows=lambda use: [s for s in aligned(use) if s.startswith("input") and len(use.shape) > 1])  # fmt: skip
+           rows=lambda use: [s for s in aligned(use) if s.startswith("input") and len(use.shape) > 1],
+           evaluate=_form)  # fmt: skip
 def bilinear(call: Call) -> Bounds:
     r""":math:`z_{nk} = x_n^\top W_k y_n + b_k`: a form of three tensors.
 

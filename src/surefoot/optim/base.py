@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from surefoot.graph.capturing import with_gradients
 from surefoot.graph.checks import unwrapped
 from surefoot.graph.held_parts import HeldParts
 from surefoot.graph.sharded import Sharded
@@ -118,6 +119,7 @@ class GuaranteedOptimizer(KnownFunction):
         raise NotImplementedError
 
     @hooked
+    @with_gradients
     def step(self, x: Any = None, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
         """One step on the batch; returns the loss before it.
 

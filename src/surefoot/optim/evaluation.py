@@ -103,7 +103,10 @@ def check_objective(given: object, bringing: str) -> Objective:
     """
     objective = as_objective(given) if isinstance(given, nn.Module) else given
     if not isinstance(objective, Objective):
-        raise TypeError(f"the objective is a loss such as surefoot.CrossEntropy(), got {type(objective).__name__}")
+        raise TypeError(
+            "the objective is a loss such as surefoot.CrossEntropy(), or surefoot.objectives.ModelLoss() if the "
+            f"model returns its loss; got {type(objective).__name__}"
+        )
     if objective.targets is not None:
         name = type(objective).__name__
         raise ValueError(f"pass {name}() without targets: they come with {bringing}")

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from surefoot.chain import Chain
 from surefoot.graph import Graph
+from surefoot.graph.capturing import with_gradients
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.choice import Choice, Sizes, choose_gauss_newton, choose_newton
 from surefoot.oracles.dual import solve_dual
@@ -75,6 +76,7 @@ class Solver:
     resolves: Callable[[float], bool] | None = None
 
 
+@with_gradients
 def gradient(
     chain: Chain,
     objective: Objective,
@@ -113,6 +115,7 @@ def _problem(
     return Problem(chain, objective, params, regularizer, None if group is None else Processes(group))
 
 
+@with_gradients
 def gauss_newton(
     chain: Chain,
     objective: Objective,
@@ -257,6 +260,7 @@ def _explained(step: Step, choice: Choice | None) -> Step:
     return step if choice is None else replace(step, status=f"{step.status} ({choice})")
 
 
+@with_gradients
 def newton(
     chain: Chain,
     objective: Objective,

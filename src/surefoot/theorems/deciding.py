@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from surefoot.batches import Batches
 from surefoot.calculus.leaves import ordinary_device
+from surefoot.graph.capturing import with_gradients
 from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.guarantees import GuaranteeError
 from surefoot.norms.hermitian import up
@@ -32,6 +33,7 @@ Method = Literal["gauss_newton", "damped", "gradient", "momentum", "stochastic",
 _KANTOROVICH = "Newton-Kantorovich theorem, underdetermined"
 
 
+@with_gradients
 def convergence(
     model: nn.Module,
     x: Any,

@@ -1,0 +1,79 @@
+"""What is proved does not depend on the mode of automatic differentiation that the caller is in."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
+
+
+def _data() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(16, 4).double(), torch.arange(16) % 3
+
+
+def _constants(found: Any) -> list[float]:
+    return [float(found.bound), float(found.lipschitz), float(found.smoothness)]
+
+
+def _losses(optimizer: Any, x: Tensor, y: Tensor) -> list[float]:
+    return [optimizer.step(x, y) for _ in range(3)]
+
+
+def _epochs(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    adam = torch.optim.Adam(model.eval().parameters(), 0.01)
+    return sf.ProvedEpochs(adam, sf.CrossEntropy(), [(x[:8], y[:8]), (x[8:], y[8:])], model=model).step()
+
+
+Call = Callable[[nn.Module, Tensor, Tensor], Any]
+CALLS: dict[str, Call] = {
+    "evaluate": lambda m, x, y: sf.evaluate(m, x, sf.CrossEntropy(y)).value,
+    "certify": lambda m, x, y: _constants(sf.certify(m, x, objective=sf.CrossEntropy(y), domain=sf.Ball(1e-3))),
+    "certify, followed by sample": lambda m, x, y: _constants(
+        sf.certify(m.eval(), x, objective=sf.CrossEntropy(y), domain=sf.Ball(1e-3))
+    ),
+    "certify, longest step": lambda m, x, y: sf.certify(m, x, objective=sf.CrossEntropy(y)).step_size,
+    "certify, inputs": lambda m, x, y: _constants(sf.certify(m, x, wrt="input", domain=sf.Ball(1e-3))),
+    "estimate": lambda m, x, y: _constants(
+        sf.estimate(m, x, objective=sf.CrossEntropy(y), domain=sf.Ball(1e-3))
+    ),
+    "convergence": lambda m, x, y: sf.convergence(
+        m.eval(), x, sf.CrossEntropy(y), sf.Ridge(0.1), method="newton"
+    ).missing,
+    "gradient": lambda m, x, y: sf.oracles.gradient(sf.Chain(m, x), sf.CrossEntropy(y)).model_decrease,
+    "gauss_newton": lambda m, x, y: sf.oracles.gauss_newton(
+        sf.Chain(m, x), sf.CrossEntropy(y), kappa=0.1
+    ).model_decrease,
+    "newton": lambda m, x, y: sf.oracles.newton(sf.Chain(m, x), sf.CrossEntropy(y), kappa=1.0).model_decrease,
+    "CertifiedDescent": lambda m, x, y: _losses(sf.CertifiedDescent(m, sf.CrossEntropy()), x, y),
+    "CertifiedDescent, ball": lambda m, x, y: _losses(
+        sf.CertifiedDescent(m, sf.CrossEntropy(), proof="ball"), x, y
+    ),
+    "GaussNewton": lambda m, x, y: _losses(sf.GaussNewton(m, sf.CrossEntropy()), x, y),
+    "Newton": lambda m, x, y: _losses(sf.Newton(m, sf.CrossEntropy()), x, y),
+    "ProvedEpochs": _epochs,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_results_are_those_of_recorded_gradients(call: Call) -> None:
+    usual = call(_model(), *_data())
+    for mode in (torch.no_grad, torch.inference_mode):
+        model, data = _model(), _data()
+        with mode():
+            assert call(model, *data) == usual
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_data_may_be_made_in_inference_mode(call: Call) -> None:
+    with torch.inference_mode():
+        data = _data()
+    assert call(_model(), *data) == call(_model(), *_data())
