@@ -12,12 +12,12 @@ import surefoot as sf
 
 def _model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
 
 def _data() -> tuple[Tensor, Tensor]:
     torch.manual_seed(1)
-    return torch.randn(16, 4).double(), torch.arange(16) % 3
+    return torch.randn(16, 4), torch.arange(16) % 3
 
 
 def _constants(found: Any) -> list[float]:
@@ -66,9 +66,9 @@ CALLS: dict[str, Call] = {
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_results_are_those_of_recorded_gradients(call: Call) -> None:
     usual = call(_model(), *_data())
-    for mode in (torch.no_grad, torch.inference_mode):
+    for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
         model, data = _model(), _data()
-        with mode():
+        with mode:
             assert call(model, *data) == usual
 
 

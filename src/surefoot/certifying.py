@@ -16,8 +16,7 @@ from surefoot.certificate import Certificate
 from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved, proved_of
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
-from surefoot.graph.capturing import with_gradients
-from surefoot.graph.checks import as_inputs, is_loader, unwrapped
+from surefoot.graph.checks import as_inputs, is_loader, unwrapped, with_gradients
 from surefoot.graph.fetched import opened
 from surefoot.graph.outline import Outline
 from surefoot.graph.sharded import norms_of_shards

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Hashable, Mapping
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from surefoot.graph.checks import as_inputs, check_inputs, check_model, refuse_masked_rows, refuse_wrong_ids
@@ -31,24 +29,6 @@ from surefoot.graph.trace import trace
 
 _KEPT = 16  # captures per model; one that changes an attribute at every call would fill the memory
 _SMALL = 4096  # entries of a buffer whose every change makes a new graph, whatever reads it
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def with_gradients(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The same function with automatic differentiation on, in whatever mode its caller is.
-
-    Under ``torch.no_grad()`` and ``torch.inference_mode()`` PyTorch records nothing. Slopes would then be missing,
-    or zero, and a proof that starts from them would be about another function.
-    """
-
-    @wraps(function)
-    def called(*args: _P.args, **options: _P.kwargs) -> _R:
-        with torch.inference_mode(False), torch.enable_grad():
-            return function(*args, **options)
-
-    return called
 
 
 def capture_with(model: nn.Module, x: Any, rewrite: Rewrite) -> Graph:

@@ -1,10 +1,12 @@
-"""What a model, its input and what it returns must be."""
+"""What a model, its input and what it returns must be, and the modes in which it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import wraps
 from itertools import pairwise
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,29 @@ from surefoot.graph.nodes import Node, Ref, Spec
 from surefoot.graph.sharded import Sharded
 from surefoot.graph.structure import Graph
 from surefoot.torch_private import Dropout, is_sharded, lies_elsewhere
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def with_gradients(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The same function with automatic differentiation on and autocast off, in whatever mode its caller is.
+
+    Under ``torch.no_grad()`` and ``torch.inference_mode()`` PyTorch records nothing. Slopes would then be missing,
+    or zero, and a proof that starts from them would be about another function. Autocast rounds factors.
+    """
+
+    @wraps(function)
+    def called(*args: _P.args, **options: _P.kwargs) -> _R:
+        with ExitStack() as modes:
+            modes.enter_context(torch.inference_mode(False))
+            modes.enter_context(torch.enable_grad())
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    modes.enter_context(torch.autocast(device, enabled=False))
+            return function(*args, **options)
+
+    return called
 
 
 def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -22,7 +22,7 @@ from surefoot.attained import Estimate, LowerBound, ProbableBound
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.leaves import Wrt
 from surefoot.domains import Ball, Domain, DomainError, ProductBall
-from surefoot.graph.capturing import with_gradients
+from surefoot.graph.checks import with_gradients
 from surefoot.lower.function import Expansion, Function, Objective, Space, unit
 from surefoot.lower.krylov import krylov
 

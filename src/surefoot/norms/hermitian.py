@@ -19,6 +19,7 @@ The only facts about the machine that the norms of this folder rely on, with :ma
   error of at most :math:`\gamma_n |x|^\top|y|`, :math:`\gamma_n = nu/(1-nu)` (N. J. Higham, *Accuracy and
   Stability of Numerical Algorithms*, 2nd ed., eq. 3.5); matrix products are made of such inner products
   (no Strassen-like algorithm, which the BLAS of PyTorch and NumPy are not);
+* products of single precision are rounded to single precision, where :func:`singles_are_exact` says so;
 * a square root is correctly rounded; sine and cosine are accurate to two units in the last place;
 * what underflows is below :math:`2^{-1022}` (:math:`2^{-126}` for singles); matrices are scaled so that
   their squared norm is far above, and the loss disappears in the :math:`\gamma` of one extra term.
@@ -27,6 +28,7 @@ The only facts about the machine that the norms of this folder rely on, with :ma
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +38,18 @@ from torch import Tensor
 def unit_roundoff(dtype: torch.dtype) -> float:
     """The unit round-off of a real or complex floating-point type."""
     return torch.finfo(dtype).eps / 2
+
+
+def singles_are_exact(device: torch.device) -> bool:
+    """Whether PyTorch multiplies numbers of single precision on a device as they are.
+
+    Autocast, TF32 and products in bfloat16 round them to 8 or 11 bits before.
+    """
+    if device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return False
+    backends: Any = torch.backends
+    settings = (backends, backends.mkldnn, backends.mkldnn.matmul, backends.mkldnn.conv)  # the old one sets these
+    return all(setting.fp32_precision in ("none", "ieee") for setting in settings)
 
 
 def gamma(count: int, dtype: torch.dtype = torch.float64) -> float:

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.norms.hermitian import gamma, product_error, raise_level, unit_roundoff, up
+from surefoot.norms.hermitian import gamma, product_error, raise_level, singles_are_exact, unit_roundoff, up
 from surefoot.norms.matrix import batched_spectral_norm, spectral_norm
 
 _CHUNK = 2**16  # entries of symbols at a time: they should stay in the cache
@@ -125,8 +125,8 @@ def symbol_norm(weight: Tensor, axes: list[Axis], budget: float) -> float:
     working precision. So the norm is at most
     :math:`\max\|\hat S\| + \kappa\|\sum_t|W_t|\|_F`. The largest :math:`\|\hat S\|^2` comes from Gram
     matrices, as in :func:`~surefoot.norms.matrix.spectral_norm`. Single precision is used where it allows
-    so many more frequencies that the bound improves; the round-off is accounted for in either case. (On the
-    CPU only: elsewhere products of single precision may be carried out in less.)
+    so many more frequencies that the bound improves and :func:`~surefoot.norms.hermitian.singles_are_exact`;
+    the round-off is accounted for in either case.
 
     The weight has shape (groups, A, B, taps...), with the live taps only, double precision, its largest entry near
     1. Infinity is returned if the budget of multiplications is not enough for any bound.
@@ -143,7 +143,7 @@ def symbol_norm(weight: Tensor, axes: list[Axis], budget: float) -> float:
             return math.inf
         return spectral_norm(matrices[0]) if groups == 1 else float(batched_spectral_norm(matrices).max())
     small, large = sorted((rows, len(members) * columns))
-    plan = _plan(lines, groups, small, large, len(taps), budget, single=weight.device.type == "cpu")
+    plan = _plan(lines, groups, small, large, len(taps), budget, single=singles_are_exact(weight.device))
     if plan is None:
         return math.inf
     grid, dtype = plan

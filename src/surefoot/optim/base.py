@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from surefoot.graph.capturing import with_gradients
-from surefoot.graph.checks import unwrapped
+from surefoot.graph.checks import unwrapped, with_gradients
 from surefoot.graph.held_parts import HeldParts
 from surefoot.graph.sharded import Sharded
 from surefoot.objectives import Objective, Regularizer, Ridge

@@ -10,8 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from surefoot.graph.capturing import with_gradients
-from surefoot.graph.checks import unwrapped
+from surefoot.graph.checks import unwrapped, with_gradients
 from surefoot.objectives import Objective
 from surefoot.optim.all_data import AllData
 from surefoot.optim.burst_keeping import BurstKeeper

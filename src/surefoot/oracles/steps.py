@@ -29,7 +29,7 @@ from torch import Tensor
 
 from surefoot.chain import Chain
 from surefoot.graph import Graph
-from surefoot.graph.capturing import with_gradients
+from surefoot.graph.checks import with_gradients
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.choice import Choice, Sizes, choose_gauss_newton, choose_newton
 from surefoot.oracles.dual import solve_dual

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from surefoot.batches import Batches
 from surefoot.calculus.leaves import ordinary_device
-from surefoot.graph.capturing import with_gradients
-from surefoot.graph.checks import is_loader, unwrapped
+from surefoot.graph.checks import is_loader, unwrapped, with_gradients
 from surefoot.guarantees import GuaranteeError
 from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square

@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 
 from surefoot.graph import Graph, Node, Role, Spec
+from surefoot.norms.hermitian import singles_are_exact
 from surefoot.operations.record import InSingle, record_of
 
 UNIT = 2.0**-24
@@ -97,13 +98,7 @@ def fits(graph: Graph) -> bool:
 
 def is_exact_here(tensors: Mapping[str, Any]) -> bool:
     """Whether torch multiplies numbers of single precision as they are, where these tensors live."""
-    if torch.is_autocast_enabled("cpu"):
-        return False
-    backends: Any = torch.backends
-    settings = (backends, backends.mkldnn, backends.mkldnn.matmul, backends.mkldnn.conv)  # the old one sets these
-    if any(setting.fp32_precision not in ("none", "ieee") for setting in settings):
-        return False
-    return all(t.device.type == "cpu" for t in tensors.values() if isinstance(t, Tensor))
+    return all(map(singles_are_exact, {t.device for t in tensors.values() if isinstance(t, Tensor)}))
 
 
 def in_single(value: Any) -> Any:

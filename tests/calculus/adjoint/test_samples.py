@@ -226,6 +226,14 @@ def test_sample_norms(shape: tuple[int, int, int], scale: float) -> None:
     assert bool((found <= 1.2 * exact).all())
 
 
+def test_norms_of_samples_hold_where_products_of_singles_are_rounded_to_fewer_bits() -> None:
+    matrix = torch.full((1, 64, 4), 1 - 0.51 * 2.0**-8, dtype=torch.float64)  # bfloat16 rounds this down
+    matrix[0, 0, 0] = 1.0
+    with torch.autocast("cpu", torch.bfloat16):
+        found = sample_norms(matrix)
+    assert float(found) >= float(torch.linalg.matrix_norm(matrix, 2))
+
+
 class Weighted(nn.Module):
     """Reads a variable other than as the weight of a layer."""
 

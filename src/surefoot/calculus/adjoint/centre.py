@@ -33,7 +33,7 @@ from torch import Tensor
 from surefoot.calculus.adjoint.samples import Samples, Source
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm, spectral_norm
-from surefoot.norms.hermitian import times_power
+from surefoot.norms.hermitian import singles_are_exact, times_power
 
 _SINGLE = 0.005  # the part of norms of samples that may be given away for products in single precision
 _SLACK = 1 + 1e-9  # for norms of two numbers, and the norm of a direction
@@ -177,13 +177,14 @@ def sample_norms(matrices: Tensor, squarings: int = 2) -> Tensor:
     of A included. For :math:`P_0 = \mathrm{fl}(A^\top A)` and :math:`P_{i+1} = \mathrm{fl}(P_i^\top P_i)` this
     gives :math:`\|A\|^2(1-e) \le \|P_0\|` and :math:`\|P_i\|^2(1-e) \le \|P_{i+1}\|`, so :math:`\|A\| \le
     \|P_q\|_F^{1/2^{q+1}}/(1-e)`. The largest entry of A is one, so that what underflows disappears in e. Products
-    are in single precision where e is below half a percent.
+    are in single precision where e is then below half a percent and
+    :func:`~surefoot.norms.hermitian.singles_are_exact`.
     """
     smaller = matrices if matrices.shape[1] >= matrices.shape[2] else matrices.mT
     rows, columns = smaller.shape[1:]
     scale = smaller.abs().amax(dim=(1, 2), keepdim=True)
     power = smaller / torch.where(scale > 0, scale, 1.0)
-    single = columns * (rows + 8) * 2.0**-24 <= _SINGLE
+    single = columns * (rows + 8) * 2.0**-24 <= _SINGLE and singles_are_exact(matrices.device)
     power = power.to(torch.float32) if single else power
     for _ in range(squarings + 1):
         power = power.mT @ power

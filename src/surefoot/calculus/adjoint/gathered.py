@@ -12,7 +12,7 @@ from torch import Tensor
 from surefoot.calculus.adjoint.samples import require_moderate
 from surefoot.calculus.forward import Pass
 from surefoot.magnitude import Magnitude
-from surefoot.norms.hermitian import eigenvalue_bounds, gamma
+from surefoot.norms.hermitian import eigenvalue_bounds, gamma, singles_are_exact
 
 _GRAMS = 2.5e8  # numbers in all Gram matrices
 _WIDE = 256  # samples with more entries have theirs in single precision
@@ -63,7 +63,8 @@ class Gathered:
             width = value.numel() // count if key[1] in self.order else 0
             if width and count * width**2 <= room:
                 room -= count * width**2
-                dtype = torch.float64 if width <= _WIDE else torch.float32
+                narrow = width > _WIDE and singles_are_exact(value.device)
+                dtype = torch.float32 if narrow else torch.float64
                 self.grams[key] = self.order[key[1]], value.new_zeros(count, width, width, dtype=dtype)
 
     def add(self, kind: str, name: str, moved: Tensor) -> None:
