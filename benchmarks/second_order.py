@@ -3,6 +3,11 @@
 The mean of several steps from the start, on one thread, in processor time, after a first step that captures the
 graph, with the garbage collector off as for all other times; and their memory. Each step stands between two
 gradients and is divided by the shorter one, so that what disturbs the machine does not flatter the step.
+
+The fixed cost of a step is what is left of it without its conjugate-gradient iterations: the time of these (a
+push-forward, the factor of the loss, a pull-back, the preconditioner if there is one, the vectors) is taken in the
+same steps by a clock around each of them, and subtracted. So it is the gradient, the loss at the new weights, and
+all that is checked, chosen and written. One gradient and one forward pass of it no step can do without.
 """
 
 from __future__ import annotations
@@ -11,10 +16,13 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from statistics import median
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from examples import poisson
@@ -24,6 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 import surefoot as sf
 from benchmarks.timing import Measurement, one_thread
 from surefoot import data, zoo
+from surefoot.linear_solve import Conjugate
 from surefoot.objectives import Objective
 
 STEPS = 8
@@ -31,7 +40,7 @@ STEPS = 8
 
 @dataclass(frozen=True)
 class Case:
-    """A network with its data, and how many gradients a step is aimed at."""
+    """A network with its data, and how many gradients a step is aimed at, perhaps also without its iterations."""
 
     name: str
     model: nn.Module
@@ -39,6 +48,7 @@ class Case:
     y: Tensor
     objective: Objective
     target: float = 20.0
+    fixed: float | None = None
 
     def gradient(self) -> float:
         """Seconds of a gradient."""
@@ -81,7 +91,7 @@ def cases() -> Iterator[Case]:
     assert found.y is not None
     x, y = found.x[:1347].float(), found.y[:1347]
     mlp = nn.Sequential(nn.Flatten(), perceptron(64, [64, 64], 10))
-    yield Case("digits, MLP, 1,347 samples", mlp, x, y, entropy, 10.0)
+    yield Case("digits, MLP, 1,347 samples", mlp, x, y, entropy, 10.0, 2.0)
     yield Case("digits, CNN, 1,347 samples", convolutional(False), x, y, entropy, 15.0)
     yield Case("digits, CNN with batch-norm, 256 samples", convolutional(True), x[:256], y[:256], entropy, 15.0)
     rows, classes = torch.randn(128, 64), torch.randint(0, 1000, (128,))
@@ -110,6 +120,8 @@ def run() -> Iterator[Callable[[], Measurement]]:
     """The mean cost of a step of the optimizer with its defaults, and its memory: to be called."""
     for case in cases():
         yield partial(_steps, case)
+        if case.fixed is not None:
+            yield partial(_fixed, case, case.fixed)
         yield partial(_memory, case)
 
 
@@ -135,33 +147,63 @@ def _peak(function: Callable[[], object]) -> int:
 
 
 def _steps(case: Case) -> Measurement:
-    with one_thread():
+    costs, units, _ = _timed(case)
+    return _measured(f"{case.name}: step of GaussNewton", costs, units, case.target)
+
+
+def _fixed(case: Case, target: float) -> Measurement:
+    """The cost of steps without their iterations."""
+    costs, units, inside = _timed(case, 4 * STEPS)
+    fixed = [cost - part for cost, part in zip(costs, inside, strict=True)]
+    return _measured(f"{case.name}: fixed cost of a step of GaussNewton", fixed, units, target)
+
+
+def _timed(case: Case, steps: int = STEPS) -> tuple[list[float], list[float], list[float]]:
+    """Of each step its cost in gradients, the seconds of that gradient, and the part of iterations in the cost."""
+    with one_thread(), _clock() as spent:
         optimizer = sf.optim.GaussNewton(case.model, case.objective)
         optimizer.step(case.x, case.y)
         case.gradient()
-        costs, units = [], []
+        costs, units, inside = [], [], []
         gc.collect()
         gc.disable()
         try:
             before = case.gradient()
-            for _ in range(STEPS):
+            for _ in range(steps):
+                spent.clear()
                 start = time.process_time()
                 optimizer.step(case.x, case.y)
                 step, after = time.process_time() - start, case.gradient()
                 units.append(min(before, after))
                 costs.append(step / units[-1])
+                inside.append(sum(spent) / units[-1])
                 before = after
         finally:
             gc.enable()
-    costs.sort()
+    return costs, units, inside
+
+
+@contextmanager
+def _clock() -> Iterator[list[float]]:
+    """The seconds of every iteration of conjugate gradients, as long as it lasts."""
+    spent: list[float] = []
+    plain = Conjugate.step
+
+    def timed(run: Any, active: Any = True) -> None:
+        start = time.process_time()
+        plain(run, active)
+        spent.append(time.process_time() - start)
+
+    with patch.object(Conjugate, "step", timed):
+        yield spent
+
+
+def _measured(subject: str, costs: list[float], units: list[float], target: float) -> Measurement:
+    """The mean of the costs, with quartiles."""
+    costs, quarter = sorted(costs), len(costs) // 4
+    typical = median(units)
     return Measurement(
-        f"{case.name}: step of GaussNewton",
-        "gradient",
-        sum(costs) / STEPS,
-        costs[STEPS // 4],
-        costs[-1 - STEPS // 4],
-        median(units),
-        case.target,
+        subject, "gradient", sum(costs) / len(costs), costs[quarter], costs[-1 - quarter], typical, target
     )
 
 
@@ -182,3 +224,6 @@ if __name__ == "__main__":
             cost = f"{m.ratio:.1f} gradients [{m.low:.1f}, {m.high:.1f}] of {m.seconds * 1e3:.1f} ms"
             memory = f"{_memory(case).ratio:.1f} times its memory"
             print(f"{m.subject}: {cost}, target {m.target:g}; {memory}", flush=True)
+            if case.fixed is not None:
+                m = _fixed(case, case.fixed)
+                print(f"{m.subject}: {m.ratio:.2f} [{m.low:.2f}, {m.high:.2f}], target {m.target:g}", flush=True)

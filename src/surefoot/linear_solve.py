@@ -41,9 +41,9 @@ def inner(a: Tensor, b: Tensor) -> float:
     return float(torch.stack(parts).sum(dtype=torch.float64))
 
 
-def norm(a: Tensor) -> float:
-    """‖a‖ as the root of :func:`inner`; in double precision where squares could underflow or overflow."""
-    square = inner(a, a)
+def norm(a: Tensor, square: float | None = None) -> float:
+    """‖a‖ as the root of :func:`inner`, which may be known; in double where squares could under- or overflow."""
+    square = inner(a, a) if square is None else square
     if _SAFE[0] < square < _SAFE[1]:
         return square**0.5
     return float(torch.linalg.vector_norm(a, dtype=torch.float64))

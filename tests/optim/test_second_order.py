@@ -242,3 +242,30 @@ def test_armijo() -> None:
     assert armijo(lambda t: t, 0.0, -1.0) is None
     with pytest.raises(OracleError, match="direction of descent"):
         armijo(lambda t: -t, 0.0, 0.0)
+
+
+def test_passes_at_the_new_weights_serve_the_next_step_on_the_same_data() -> None:
+    """They are kept from the second step on, and are those of weights and data as these are."""
+    x, y = torch.randn(2000, 8, generator=torch.Generator().manual_seed(0)), torch.arange(2000) % 3
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 3))
+    other = copy.deepcopy(model)
+    kept, fresh = GaussNewton(model, CrossEntropy()), GaussNewton(other, CrossEntropy())
+    for number in range(5):
+        assert kept.step(x, y) == pytest.approx(fresh.step(x.clone(), y), rel=1e-5)
+        assert (kept._ahead is not None) == (number >= 1)
+        assert fresh._ahead is None
+    with torch.no_grad():
+        model[0].weight.mul_(1.1)
+        other.load_state_dict(model.state_dict())
+    assert kept.step(x, y) == pytest.approx(float(CrossEntropy()(other(x), y)), rel=1e-5)
+    other.load_state_dict(model.state_dict())
+    x.mul_(0.9)
+    assert kept.step(x, y) == pytest.approx(float(CrossEntropy()(other(x), y)), rel=1e-5)
+    for _ in range(3):
+        kept.step(x, y)
+    assert kept._ahead is not None
+    assert copy.deepcopy(kept)._ahead is None
+    other.load_state_dict(model.state_dict())
+    classes = y.flip(0)
+    assert kept.step(x, classes) == pytest.approx(float(CrossEntropy()(other(x), classes)), rel=1e-5)

@@ -11,6 +11,7 @@ from torch import nn
 import surefoot as sf
 from judges.layered import MODELS, build, objectives
 from judges.steps import DenseModel
+from surefoot.oracles import steps
 from surefoot.oracles.choice import choose_gauss_newton, choose_newton
 from surefoot.oracles.factor import factor_of
 from surefoot.oracles.problem import Problem
@@ -75,3 +76,25 @@ def test_a_vocabulary_needs_no_square_of_it() -> None:
     assert torch.allclose(together.permute(1, 2, 0), columns, rtol=1e-12, atol=1e-15)
     assert factor.slope is not None
     assert torch.allclose(factor.forth(factor.slope), problem.slope, rtol=1e-10)
+
+
+def test_a_factor_that_follows_iterations_counts_twice_and_so_do_small_operations() -> None:
+    """Few parameters beside many rows of the dual; an iteration on the parameters of a small layer is overhead."""
+    torch.manual_seed(0)
+    small = _problem(nn.Sequential(nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 10)), torch.randn(32, 20), 10)
+    assert choose_gauss_newton(sizes_of(small), 1e-6).method == "primal_gram"
+    linear = _problem(nn.Linear(30, 50), torch.randn(16, 30), 50)
+    assert choose_gauss_newton(sizes_of(linear), 1e-6).method == "dual_gram"
+
+
+def test_the_choice_of_a_newton_step_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = build("perceptron")
+    chain, objective, made = sf.Chain(model, x), objectives(x.shape[0])["labels"], []
+    monkeypatch.setattr(steps, "choose_newton", lambda *asked: made.append(asked) or choose_newton(*asked))
+    first = sf.oracles.newton(chain, objective, 1.0)
+    sf.oracles.gauss_newton(chain, objective, 1.0)
+    second = sf.oracles.newton(chain, objective, 1.0)
+    assert len(made) == 1
+    assert first.status == second.status
+    sf.oracles.newton(chain, objective, 1.0, tolerance=1e-3)
+    assert len(made) == 2

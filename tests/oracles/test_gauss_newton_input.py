@@ -183,3 +183,28 @@ def test_unknown_methods_are_refused() -> None:
     model, x = build("perceptron")
     with pytest.raises(OracleError, match="'dual_gram'"):
         gauss_newton(sf.Chain(model, x), objectives(5)["labels"], method="exact")  # type: ignore[arg-type]
+
+
+class Mixed(nn.Module):
+    """A convolution and linear layers, some of them in another precision than the outputs."""
+
+    def __init__(self, first: torch.dtype, last: torch.dtype) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(4, 4), nn.Tanh()).to(first)
+        self.last = nn.Linear(4, 3).to(last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x.to(self.first[0].weight.dtype)).to(self.last.weight.dtype))
+
+
+@pytest.mark.parametrize("method", ["dual_gram", "primal_gram", "primal", "dual"])
+@pytest.mark.parametrize(("first", "last"), [(torch.float32, F64), (F64, torch.float32)])
+def test_parameters_of_two_precisions(first: torch.dtype, last: torch.dtype, method: Any) -> None:
+    torch.manual_seed(0)
+    model, x, objective = Mixed(first, last), torch.randn(6, 1, 3), sf.CrossEntropy([0, 1, 2, 2, 1, 0])
+    step = gauss_newton(sf.Chain(model, x), objective, 0.1, method=method, tolerance=1e-5)
+    assert step.solved
+    assert {path: value.dtype for path, value in step.direction.items()} == {
+        path: value.dtype for path, value in model.named_parameters()
+    }
+    assert DenseModel(copy.deepcopy(model).to(F64), x.to(F64), objective).error(step, "gauss_newton") < 1e-5

@@ -18,15 +18,7 @@ from surefoot.chain import Chain
 from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs, is_loader
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
-from surefoot.optim.directions import (
-    Chosen,
-    Conjugate,
-    Direction,
-    Gradient,
-    Linearised,
-    Proposed,
-    Proximal,
-)
+from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, Linearised, Proposed, Proximal
 from surefoot.optim.evaluation import check_slope, loss_of, number
 from surefoot.optim.limited_memory import LimitedMemory
 from surefoot.optim.point import Batch, Data, Function, Point, Stream, Turns

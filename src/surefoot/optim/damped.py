@@ -17,6 +17,7 @@ from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved
 from surefoot.certificate.summed import ProvedSum
 from surefoot.chain import Chain
+from surefoot.chain.autodiff import Autodiff
 from surefoot.domains import Ball
 from surefoot.errors import EvaluationError, SurefootError
 from surefoot.graph.checks import is_loader
@@ -27,16 +28,7 @@ from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.moving_ball import INSIDE, MovingBall
 from surefoot.optim.record import StepRecord
-from surefoot.optim.stored import (
-    Proposal,
-    Tensors,
-    norm_of,
-    promised,
-    resolution,
-    rounded,
-    square_of,
-    stored,
-)
+from surefoot.optim.stored import Proposal, Tensors, norm_of, promised, resolution, rounded, square_of, stored
 from surefoot.optim.trust_region import next_radius, on_ball
 from surefoot.oracles.problem import OracleError, Problem, Step
 from surefoot.oracles.search_along import armijo
@@ -136,6 +128,8 @@ class SecondOrder(GuaranteedOptimizer):
         self._region: float | None = None  # the radius of a trust region
         self._forcing = Forcing()
         self._chain: Chain | None = None  # that of the last step
+        self._ahead: Autodiff | None = None  # its passes at the weights that it left
+        self._again = False  # whether a step is on the data of the last one, so that these are kept
         self.processes = None if group is None else Processes(group) if outline is None else outline.processes
 
     @property
@@ -145,7 +139,7 @@ class SecondOrder(GuaranteedOptimizer):
 
     def forget(self) -> None:
         """Drop what the next tolerance and the next length rest on."""
-        self._forcing, self._region, self._chain = Forcing(), None, None
+        self._forcing, self._region, self._chain, self._ahead = Forcing(), None, None, None
 
     def forced(self, exact: float) -> tuple[float, int | None]:
         """The tolerance and the most iterations of the next solve: by the forcing sequence where κ is adapted."""
@@ -223,9 +217,10 @@ class SecondOrder(GuaranteedOptimizer):
 
         try:
             chain = read() if self.processes is None else self.processes.together(read)
+            self._again, ahead, self._ahead = chain is self._chain, self._ahead, None
             self._chain = chain if self.processes is None and chain.batches is None else None
             objective = self.objective if chain.batches is not None else self.objective.bound_to(y)
-            return Problem(chain, objective, None, self.ridge, self.processes)
+            return Problem(chain, objective, None, self.ridge, self.processes, ahead if self._again else None)
         except (OracleError, EvaluationError) as error:
             raise OptimizerError(str(error)) from error
 
@@ -239,7 +234,7 @@ class SecondOrder(GuaranteedOptimizer):
     ) -> StepRecord:
         try:
             gradient = problem.gradient
-            size = problem.norm(gradient)
+            size = problem.steepness
             if not math.isfinite(size):
                 raise OptimizerError(f"the gradient is not finite at loss {loss:g}")
             self._forcing.at(data, size)
@@ -279,7 +274,7 @@ class SecondOrder(GuaranteedOptimizer):
             if predicted <= resolution:
                 return Proposal({}, 0.0, note="no step: descent cannot be told from round-off here")
             for move in (straight,) if step.bend is None else (_bent(straight, step.bend), straight):
-                after = problem.value_at(move)
+                after = problem.value_at(move, keep=self._again)
                 ratio = (problem.value - after) / predicted if math.isfinite(after) else -math.inf
                 if ratio >= _ACCEPTED:
                     break
@@ -287,6 +282,7 @@ class SecondOrder(GuaranteedOptimizer):
             plain = not adapted and self.line_search is None and math.isfinite(after)
             if ratio >= _ACCEPTED or plain:
                 self._relax(ratio, length)
+                self._ahead = problem.ahead
                 rose = f"the loss rose by {after - problem.value:.3g}: take a larger damping" if ratio < 0 else ""
                 return Proposal(rounded(problem.parameters, move), 1 / step.kappa, note=rose)
             slope = problem.dot(problem.gradient.values(), (move[name] for name in problem.gradient))
@@ -362,8 +358,8 @@ class SecondOrder(GuaranteedOptimizer):
         self._region = state.get("region")
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies: without the chain, which is that of this model."""
-        return {**super().__getstate__(), "_chain": None}
+        """For copies: without the chain and its passes, which are those of this model."""
+        return {**super().__getstate__(), "_chain": None, "_ahead": None}
 
     @property
     def guarantee(self) -> str:

@@ -6,11 +6,12 @@ conjugate gradients, the costs are
 
 * a call of the automatic-differentiation oracle: 2T and the overhead of 2N operations;
 * conjugate gradients on the parameters or on the dual: 2k calls, and k times a few passes over vectors of
-  parameters;
+  parameters, with the overhead of these;
 * the Gram matrix of the parameters: c pull-backs to the layers' results, dp numbers of rows, :math:`dp^2/2` for
   the product, :math:`p^3/6` for its factor;
 * that of the dual: the same pull-backs, for linear layers on vectors with q results in all
-  :math:`k(4d + 2n^2)q` or :math:`d^2q` and a factor, for all other layers :math:`d^2/2` times their parameters;
+  :math:`k(4d + 2n^2)q`, or where that is more than :math:`d^2q` and a factor, twice these: they follow iterations
+  of the same cost; for all other layers :math:`d^2/2` times their parameters;
 * dynamic programming: :func:`surefoot.complexity.layers.newton_layer` for each computation.
 
 A parameter whose rows have no formula, or samples that meet, take a call for every row. k is not known before; it
@@ -29,10 +30,11 @@ from surefoot.chain import Chain
 from surefoot.complexity.layers import computation_cost, newton_layer
 from surefoot.operations.common import separate
 from surefoot.operations.products import is_linear
-from surefoot.oracles.gram import MOST_DUAL, MOST_ROWS, taps
+from surefoot.oracles.gram import FEW, MOST_DUAL, MOST_ROWS, taps
 from surefoot.oracles.kronecker import layers_of
 
 _OVERHEAD = 2e5  # of launching one operation
+_LOOP = 5  # operations on vectors in an iteration of conjugate gradients
 _ENTRY = 10.0  # an entry of an element-wise operation or of a vector that is passed over
 _VECTOR = 8.0  # a product of a matrix and a vector waits for memory
 _FIRST, _LATER = 3.5, 1.8  # iterations for the first factor of ten, and the power of their number for more
@@ -85,7 +87,9 @@ class Sizes:
         if not separate(graph, graph.nodes, [tap.node.name for tap in found], self.n):
             return self.d * self.call
         covered = {path for tap in found for path in tap.paths.values()}
-        pulls = self.forward + self.c * self.call / 2
+        few = sum(tap.node.numel for tap in found) <= FEW
+        launched = _OVERHEAD * len(graph.nodes)  # for all pull-backs together, where results are few
+        pulls = self.forward + self.c * (self.call / 2 - launched) + (launched if few else self.c * launched)
         rest = any(leaf.path not in covered for leaf in graph.parameters)
         return pulls + (self.d * self.call if rest else 0.0)
 
@@ -96,7 +100,7 @@ class Sizes:
 
     def conjugate(self, k: float, calls: float = 2.0) -> float:
         """Conjugate gradients: the gradient, the graph for push-forwards, iterations, a measurement."""
-        return self.gradient + self.call + k * (calls * self.call + 6 * _ENTRY * self.p)
+        return self.gradient + self.call + k * (calls * self.call + 6 * _ENTRY * self.p + _LOOP * _OVERHEAD)
 
     @cached_property
     def kronecker(self) -> tuple[float, float]:
@@ -131,9 +135,9 @@ class Sizes:
         dense = sum(leaf.spec.numel for leaf in self.chain.graph.parameters if leaf.path not in inside)
         q, d, n = sum(tap.node.numel // n_ for tap in plain for n_ in [self.n]), self.d, self.n
         rows = self.rows + (_ENTRY * d * dense + d * d * dense / 2 if dense else 0.0)
-        iteration = 2 * q * (4 * d + 2 * n * n) / 2 + (_VECTOR * d * d if dense else 0) + 5 * _OVERHEAD
+        iteration = 2 * q * (4 * d + 2 * n * n) / 2 + (_VECTOR * d * d if dense else 0) + _LOOP * _OVERHEAD
         factor = d * d * q * 0.75 + _FACTOR * d**3 / 6
-        return rows + min(k * iteration, factor) + 4 * self.call
+        return rows + (k * iteration if k * iteration <= factor else 2 * factor) + 4 * self.call
 
     def dynamic(self) -> float:
         """Dynamic programming with full matrices, in double precision; there is none for complex numbers."""
@@ -143,9 +147,7 @@ class Sizes:
         return count + 40 * _OVERHEAD * len(self.layers)
 
 
-def choose_gauss_newton(
-    sizes: Sizes, tolerance: float, most: int | None = None, *, factored: bool = True
-) -> Choice:
+def choose_gauss_newton(sizes: Sizes, tolerance: float, most: int | None = None, factored: bool = True) -> Choice:
     """The way to a Gauss-Newton step; only dynamic programming takes a loss that is no sum over the rows."""
     k = sizes.iterations(tolerance, most)
     costs = {

@@ -117,8 +117,8 @@ class DualSystem:
         self.factor = factor_of(problem, self.space.dtype) if factor is None else factor
         self.metric = self.space.metric(kappa)
         self._calls_before = problem.autodiff.calls
-        self.gradient = self.space.gradient()
-        self.scale = self.space.norm(self.gradient)
+        self.gradient = gradient = self.space.gradient()
+        self.scale = problem.steepness if gradient is problem.whole_gradient else self.space.norm(gradient)
         ridge = problem.regularizer
         self._regulariser = None if ridge is None else self.space.join(ridge.gradient(problem.parameters))
 

@@ -126,8 +126,8 @@ class _Matrix:
         def inverse(path: str) -> float:
             return 1.0 / (kappa + problem.weight(path))
 
-        self._outers = gram.outers
-        self._kernels = [layer.kernel(inverse) for layer in gram.outers.layers] if gram.outers else []
+        self._outers, dtype = gram.outers, problem.output.dtype
+        self._kernels = [layer.kernel(inverse, dtype) for layer in gram.outers.layers] if gram.outers else []
         self._dense = [(1.0 / (kappa + weight), matrix) for weight, matrix in gram.dense.items()]
         self._size = factor.samples * factor.columns
         self._cholesky: Tensor | None = None

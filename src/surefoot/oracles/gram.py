@@ -34,7 +34,7 @@ from surefoot.oracles.vectors import gradients
 MOST_ROWS = 1 << 27  # numbers of rows that are held at a time
 MOST_DUAL = 1 << 14  # size of a Gram matrix
 _read: WeakKeyDictionary[Graph, tuple[int, list[Tap], bool]] = WeakKeyDictionary()  # see _layers; by samples
-_FEW = 1 << 17  # numbers in the layers' results up to which pull-backs are faster together than one by one
+FEW = 1 << 17  # numbers in the layers' results up to which pull-backs are faster together than one by one
 
 
 @dataclass
@@ -97,7 +97,7 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
         outers = None
         if plain:
             layers = tuple(tap.outer(pass_.values) for tap in plain)
-            outers = Outers(layers, torch.cat(slopes, dim=2))
+            outers = Outers(layers, torch.cat(slopes, dim=2).to(problem.output.dtype))
     return Gram(outers, sums.finished())
 
 
@@ -107,10 +107,11 @@ class Sums:
     def __init__(self, like: Tensor, size: int) -> None:
         self._waiting: dict[float, list[Tensor]] = defaultdict(list)
         self._totals: dict[float, Symmetric] = defaultdict(lambda: Symmetric(like, size))
-        self._wide = wide(size)
+        self._wide, self._dtype = wide(size), like.dtype
 
     def add(self, weight: float, rows: Tensor) -> None:
         """Further columns of the rows."""
+        rows = rows.to(self._dtype)
         if 2 * rows.shape[1] >= self._wide:
             self._totals[weight].add(rows.T)
             return
@@ -197,11 +198,7 @@ class Pass:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        taps: list[Tap],
-        graph: Graph | None = None,
-        inputs: Sequence[Tensor] | None = None,
+        self, problem: Problem, taps: list[Tap], graph: Graph | None = None, inputs: Sequence[Tensor] | None = None
     ) -> None:
         graph = problem.chain.graph if graph is None else graph
         inputs = problem.chain.inputs if inputs is None else inputs
@@ -252,7 +249,7 @@ class Pass:
             return [slopes.zero_() for slopes in whole]
         if count == 1:
             return [slope.unsqueeze(1) for slope in self.pull(targets, next(self._columns(factor)))]
-        if sum(target.numel() for target in targets) <= _FEW:
+        if sum(target.numel() for target in targets) <= FEW:
             self.problem.autodiff.calls += count
             columns = factor.all_columns(self.output.dtype, self.output.device)
             together = gradients(self.output, targets, columns)

@@ -40,10 +40,10 @@ class Outer:
     weight: str | None
     bias: str | None
 
-    def kernel(self, inverse: Callable[[str], float]) -> Tensor:
+    def kernel(self, inverse: Callable[[str], float], dtype: torch.dtype) -> Tensor:
         """⟨x_i, x_i'⟩ and 1, each over the metric of its parameter: samples × samples."""
-        n = self.x.shape[0]
-        found = self.x.new_zeros(n, n) if self.weight is None else self.x @ self.x.T * inverse(self.weight)
+        x, n = self.x.to(dtype), self.x.shape[0]
+        found = x.new_zeros(n, n) if self.weight is None else x @ x.T * inverse(self.weight)
         return found if self.bias is None else found + inverse(self.bias)
 
 

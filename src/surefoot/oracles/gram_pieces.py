@@ -113,5 +113,5 @@ def assemble_pieces(problem: Problem, factor: Factor) -> Gram | None:
         pairs = [pair for part in parts for pair in part.outers.get(key, ())]
         slopes.append(torch.cat([slope for _, slope in pairs]))
         layers.append(Outer(torch.cat([x for x, _ in pairs]), slopes[-1].shape[2], *key))
-    outers = Outers(tuple(layers), torch.cat(slopes, dim=2)) if layers else None
+    outers = Outers(tuple(layers), torch.cat(slopes, dim=2).to(problem.output.dtype)) if layers else None
     return Gram(outers, sums.finished())

@@ -20,7 +20,7 @@ from surefoot.linear_solve import Conjugate, InPlace, norm
 from surefoot.oracles.dual import DualSystem
 from surefoot.oracles.factor import factor_of
 from surefoot.oracles.kronecker import Kronecker
-from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step, curved_along, reached_status
+from surefoot.oracles.problem import OracleError, Problem, Step, curved_along, reached_status
 
 LOOSE = 1e-3  # from here on residuals are taken as conjugate gradients update them, in the model's precision
 _ROUNDS = 4  # of refinement
@@ -113,7 +113,7 @@ class Primal:
     def _begin(self, kappa: float, tolerance: float) -> _Run:
         dtype = None if tolerance >= LOOSE else self.accumulate
         if self._system is None or (dtype is not None and self._system.space.dtype != dtype):
-            precision = ParameterSpace(self.problem, dtype).dtype
+            precision = self.problem.space.dtype if dtype is None else dtype
             factor = factor_of(self.problem, precision, slope=False)  # which only the dual needs
             self._system, self._at = DualSystem(self.problem, kappa, dtype, factor), None
             if dtype is None:
@@ -171,8 +171,9 @@ class _Run:
         """
         goal = tolerance * self.system.scale
         length, slack = self.system.space.norm, 64 * torch.finfo(self.rest.dtype).eps
-        size, space = length(self.rest), InPlace(self.system.space.dot)
-        run = Conjugate(self, self.v, self.rest, space, precondition)
+        run = Conjugate(self, self.v, self.rest, InPlace(self.system.space.dot), precondition)
+        plain = precondition is None
+        size = length(run.residual, run.square if plain else None)
         first, smallest, waited, loose = size, math.inf, 0, tolerance >= LOOSE
         best = (-math.inf, self.v) if loose else (self.gain(self.v, self.rest), self.v.clone())
         while size > goal and self.iterations < most and waited <= _PATIENCE:
@@ -180,7 +181,7 @@ class _Run:
             self.iterations += 1
             if not loose and (reached := self.gain(run.x, run.residual)) >= best[0] * (1 - slack):
                 best = reached, run.x.clone()
-            size = length(run.residual)
+            size = length(run.residual, run.square if plain else None)
             waited, smallest = (0, size) if size < smallest else (waited + 1, smallest)
         self.v, self.rest = best[1], run.residual
         if loose:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -24,8 +24,9 @@ from surefoot.graph.nodes import in_double
 from surefoot.linear_solve import inner, norm
 from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.processes import Processes
+from surefoot.torch_private import joined, parts_of
 
-_LARGE = 1 << 16  # numbers that a forward pass computes
+_LARGE, _KEPT = 1 << 16, 1 << 22  # numbers of a forward pass from which it is traced, and up to which it is kept
 
 
 class OracleError(SurefootError, ValueError):
@@ -53,6 +54,7 @@ class Problem:
             process 0 solves it, inside :meth:`led`. Then, and with a loader, the objective is that of all outputs
             and targets, which are gathered. Where weights lie with the same processes, each has its parts of
             parameters and of all vectors (:mod:`surefoot.chain.parted`), and all solve it together.
+        oracle: the passes of one batch at the point, where they were made before.
 
     Attributes:
         parameters: the point, detached, by path; only what varies.
@@ -61,6 +63,7 @@ class Problem:
         size: how many numbers vary.
         autodiff: the oracle at the point; it counts its calls.
         loss: h(ψ(u)).
+        ahead: the passes at the point of which the value was asked last, where they are kept.
 
     Raises:
         OracleError: if something is not finite, is in half precision, or does not fit.
@@ -73,6 +76,7 @@ class Problem:
         params: Mapping[str, Tensor] | None = None,
         regularizer: Ridge | None = None,
         processes: Processes | None = None,
+        oracle: Autodiff | None = None,
     ) -> None:
         if not isinstance(objective, Objective):
             raise OracleError(f"the objective is a loss such as surefoot.CrossEntropy(y), got {objective!r}")
@@ -82,6 +86,7 @@ class Problem:
         if len(chain.graph.outputs) > 1 or not (chain.graph.outputs or self.in_pieces):
             raise OracleError(f"an objective reads one tensor, the model returns {len(chain.graph.outputs)}")
         self.chain, self.objective, self.regularizer = chain, objective, regularizer
+        self.ahead: Autodiff | None = None
         outline = chain.outline if params is None else None
         self.outline = outline if outline is not None and outline.is_of(processes) else None
         try:
@@ -89,13 +94,13 @@ class Problem:
         except ChainError as error:
             raise OracleError(str(error)) from error
         self.point = {path: value.detach() for path, value in given.items()}
-        trainable = set(chain.parameters if self.outline is None else self.point)
-        self.parameters = {path: value for path, value in self.point.items() if path in trainable}
+        frozen = {leaf.path for leaf in chain.graph.frozen} if self.outline is None else set()
+        self.parameters = {path: value for path, value in self.point.items() if path not in frozen}
         places = self.parameters if self.outline is None else self.outline.places
         self.size = sum(math.prod(place.shape) for place in places.values())
         self._check() if processes is None else processes.together(self._check)
         try:
-            self.autodiff = self.oracle()
+            self.autodiff = self.oracle() if oracle is None else oracle
             self.output: Tensor = self.autodiff.value
             if self.in_pieces:
                 self.objective = objective = self._of_all(objective)
@@ -191,16 +196,21 @@ class Problem:
 
     def trace(self) -> None:
         """Have passes traced, where many are to come and take longer than their calls."""
-        size = sum(node.numel for node in self.chain.graph.nodes)
-        if size >= _LARGE and isinstance(self.autodiff, Autodiff):
-            self.autodiff.trace()
+        oracle = self.autodiff
+        if isinstance(oracle, Autodiff) and not oracle.is_traced and self._numbers >= _LARGE:
+            oracle.trace()
+
+    @property
+    def _numbers(self) -> int:
+        """How many a forward pass computes."""
+        return sum(node.numel for node in self.chain.graph.nodes)
 
     @cached_property
     def slope(self) -> Tensor:
         """∇h(ψ(u)), of the shape of the output and in its precision; computed in double."""
         taped, self._taped = self._taped, None
         fine = torch.autograd.grad(*taped)[0] if taped else slope_at(self.objective, self.output)
-        return fine.to(self.output.dtype)
+        return fine.to(self.output.dtype, memory_format=torch.contiguous_format)
 
     def forget_slope(self) -> None:
         """Drop ∇h(ψ(u)), which is as large as the output, where no solver needs it any more."""
@@ -215,13 +225,20 @@ class Problem:
         ridge = self.regularizer
         return 0.0 if ridge is None else self.total(float(ridge({p: value})) for p, value in parameters.items())
 
-    def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0) -> float:
-        """F(u + tv) for a direction v and t = part; a forward pass, without derivatives."""
-        moved = {path: (u + part * direction[path]).to(u) for path, u in self.parameters.items()}
+    def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0, keep: bool = False) -> float:
+        """F(u + tv) for a direction v and t = part by a forward pass, perhaps kept as ``ahead`` if it is small."""
+        self.ahead = None
+        moved = {p: torch.add(u, direction[p], alpha=part).to(u.dtype) for p, u in self.parameters.items()}
         with torch.no_grad():
             penalty, oracle = self._penalty(moved), self.autodiff
             moved = {**self.point, **moved}
-            outputs = oracle.at(moved) if isinstance(oracle, Batched) else self.chain.value(moved)
+            if isinstance(oracle, Batched):
+                outputs = oracle.at(moved)
+            elif keep and oracle.is_traced and self._numbers <= _KEPT:
+                self.ahead = Autodiff(self.chain.graph, self.chain.inputs, moved)
+                outputs = self.ahead.value
+            else:
+                (outputs,) = self.chain.graph.run(moved, self.chain.inputs)
             del moved  # before the loss takes memory of its own
             outputs = outputs.double()
             return self.agreed(float(self.objective(outputs))) + penalty
@@ -233,12 +250,7 @@ class Problem:
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
         """∇F(u), by path."""
-        return ParameterSpace(self).split(self.whole_gradient) if self.parameters else {}
-
-    @property
-    def has_gradient(self) -> bool:
-        """Whether ∇F(u) is known without a call."""
-        return "whole_gradient" in self.__dict__
+        return self.space.split(self.whole_gradient) if self.parameters else {}
 
     @cached_property
     def whole_gradient(self) -> Tensor:
@@ -246,7 +258,17 @@ class Problem:
         found = self.autodiff.pullback(self.slope)
         if self.regularizer is not None:
             found = {path: slope + self.weight(path) * self.parameters[path] for path, slope in found.items()}
-        return ParameterSpace(self).join(found)
+        return self.space.join(found)
+
+    @cached_property
+    def steepness(self) -> float:
+        """‖∇F(u)‖."""
+        return self.space.norm(self.whole_gradient) if self.parameters else 0.0
+
+    @cached_property
+    def space(self) -> ParameterSpace:
+        """Its parameters side by side, in their precision."""
+        return ParameterSpace(self)
 
     def curve(self, direction: Tensor) -> Tensor:
         """∇²h(ψ(u)) applied to a change of the output."""
@@ -273,37 +295,35 @@ class ParameterSpace:
             raise OracleError("no parameter of the model asks for gradients: call model.requires_grad_(True)")
         self.problem, self.paths = problem, tuple(problem.parameters)
         self._like = tuple(problem.parameters.values())
-        self._sizes, self._shapes = [value.numel() for value in self._like], [value.shape for value in self._like]
-        self._types = [value.dtype for value in self._like]
-        given = self._like[0].dtype
-        for value in self._like[1:]:
-            given = torch.promote_types(given, value.dtype)
+        self._sizes = [value.numel() for value in self._like]
+        given = reduce(torch.promote_types, (value.dtype for value in self._like))
         self.dtype = given if dtype is None else dtype
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """One vector; a path that is missing is zero."""
-        joined = torch.empty(sum(self._sizes), dtype=self.dtype, device=self._like[0].device)
-        for path, part in zip(self.paths, joined.split(self._sizes), strict=True):
+        if all(path in tensors and tensors[path].dtype == self.dtype for path in self.paths):
+            return joined([tensors[path] for path in self.paths])
+        vector = torch.zeros(sum(self._sizes), dtype=self.dtype, device=self._like[0].device)
+        for path, part in self._parts(vector):
             if path in tensors:
-                part.copy_(tensors[path].reshape(-1))
-            else:
-                part.zero_()
-        return joined
+                part.copy_(tensors[path])
+        return vector
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """A vector as tensors of the shapes and types of the parameters."""
-        parts = vector.split_with_sizes(self._sizes)
-        several = zip(self.paths, parts, self._shapes, self._types, strict=True)
-        return {path: part.view(s) if vector.dtype == t else part.view(s).to(t) for path, part, s, t in several}
+        return {path: part.to(self.problem.parameters[path].dtype) for path, part in self._parts(vector)}
+
+    def _parts(self, vector: Tensor) -> Iterable[tuple[str, Tensor]]:
+        return zip(self.paths, parts_of(vector, self._like), strict=True)
 
     def metric(self, kappa: float) -> Tensor:
         """The diagonal of κI + ∇²r: one number if it is the same everywhere, else one per entry."""
         weights = [kappa + self.problem.weight(path) for path in self.paths]
         device = self._like[0].device
-        numbers = torch.tensor(weights, dtype=self.dtype, device=device)
         if len(set(weights)) == 1:
-            return numbers[0]
-        return numbers.repeat_interleave(torch.tensor(self._sizes, device=device))
+            return torch.tensor(weights[0], dtype=self.dtype, device=device)
+        sizes = torch.tensor(self._sizes, device=device)
+        return torch.tensor(weights, dtype=self.dtype, device=device).repeat_interleave(sizes)
 
     def gradient(self) -> Tensor:
         """∇F(u): one call of the oracle the first time.
@@ -312,9 +332,11 @@ class ParameterSpace:
             OracleError: if it is not finite.
         """
         vector, sharing = self.problem.whole_gradient.to(self.dtype), self.problem.outline
+        if math.isfinite(self.problem.steepness):
+            return vector
 
         def check() -> None:
-            for path, value in () if all_finite(vector) else self.problem.gradient.items():
+            for path, value in self.problem.gradient.items():
                 if not all_finite(value):
                     raise OracleError(
                         f"the gradient with respect to '{path}' is not finite: look for divisions by zero and "
@@ -331,10 +353,10 @@ class ParameterSpace:
         pairs = zip(a.split(self._sizes), b.split(self._sizes), strict=True)
         return self.problem.total(inner(x, y) for x, y in pairs)
 
-    def norm(self, a: Tensor) -> float:
-        """‖a‖, see :func:`surefoot.linear_solve.norm`."""
+    def norm(self, a: Tensor, square: float | None = None) -> float:
+        """‖a‖, see :func:`surefoot.linear_solve.norm`; ⟨a, a⟩ may be known."""
         if self.problem.outline is None:
-            return norm(a)
+            return norm(a, square)
         return self.problem.norm(dict(zip(self.paths, a.split(self._sizes), strict=True)))
 
 
@@ -446,7 +468,7 @@ def curved_along(objective: Objective, output: Tensor, direction: Tensor) -> tup
 
 def all_finite(value: Tensor) -> bool:
     """Whether no entry is infinite or NaN: a finite sum says so; an infinite one may come from large entries."""
-    return bool(value.sum().isfinite()) or bool(torch.isfinite(value).all())
+    return math.isfinite(float(value.sum())) or bool(torch.isfinite(value).all())
 
 
 def check_kappa(kappa: float) -> float:

@@ -50,7 +50,7 @@ METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")
 IN_PIECES = ("primal", "dual", "dual_gram")
 NEWTON_METHODS = ("auto", "cg", "dynamic")
 _SHARE = 1e-2  # of the tolerance, that round-off may have in a residual that is not measured
-_chosen: WeakKeyDictionary[Graph, tuple[Any, Choice]] = WeakKeyDictionary()  # for what, and the choice
+_chosen: WeakKeyDictionary[Graph, dict[bool, tuple[Any, Choice]]] = WeakKeyDictionary()  # see _choice; for Newton?
 _asked: WeakSet[Graph] = WeakSet()  # graphs of which a step was asked: at the next one their passes are traced
 
 
@@ -102,7 +102,7 @@ def gradient(
     def solve() -> Step:
         ParameterSpace(problem).gradient()  # which is finite
         direction = {path: -slope / kappa for path, slope in problem.gradient.items()}
-        size = problem.norm(problem.gradient)
+        size = problem.steepness
         fall = 0.5 * size * size / kappa
         return Step(direction, kappa, fall, "solved in closed form", calls=problem.autodiff.calls)
 
@@ -236,12 +236,13 @@ def gauss_newton_solver(
     return Solver(lambda kappa, tol, _: solve_dual(problem, kappa, tol, accumulate, warm_start), choice)
 
 
-def _choice(problem: Problem, tolerance: float, most: int | None) -> Choice:
+def _choice(problem: Problem, tolerance: float, most: int | None, *, newton: bool = False) -> Choice:
     """The method that is predicted to cost least, as it was predicted last where nothing differs."""
-    graph, asked = problem.chain.graph, (tolerance, most, has_factor(problem))
-    if graph not in _chosen or _chosen[graph][0] != asked:
-        _chosen[graph] = asked, choose_gauss_newton(sizes_of(problem), tolerance, most, factored=asked[2])
-    return _chosen[graph][1]
+    known, asked = _chosen.setdefault(problem.chain.graph, {}), (tolerance, most, newton or has_factor(problem))
+    if newton not in known or known[newton][0] != asked:
+        sizes = sizes_of(problem)
+        known[newton] = asked, choose_newton(sizes, *asked[:2]) if newton else choose_gauss_newton(sizes, *asked)
+    return known[newton][1]
 
 
 def sizes_of(problem: Problem) -> Sizes:
@@ -319,5 +320,5 @@ def newton_method(
         return "cg", None
     if method != "auto":
         return method, None
-    choice = choose_newton(sizes_of(problem), tolerance, most)
+    choice = _choice(problem, tolerance, most, newton=True)
     return choice.method, choice

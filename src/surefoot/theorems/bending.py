@@ -79,15 +79,7 @@ from surefoot.norms import LARGEST_EXACT, frobenius_norm, nonnegative_norm, norm
 from surefoot.norms.hermitian import up
 from surefoot.processes import Processes
 from surefoot.theorems.layered import Layer, Layered, layer_factors
-from surefoot.theorems.reach import (
-    FEW,
-    UP,
-    Moving,
-    kinks_near,
-    outputs_of,
-    reaches_of,
-    through_layers,
-)
+from surefoot.theorems.reach import FEW, UP, Moving, kinks_near, outputs_of, reaches_of, through_layers
 from surefoot.theorems.samples import Single
 
 AT_ONCE = 4  # Gram matrices that are held together

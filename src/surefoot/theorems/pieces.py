@@ -283,13 +283,7 @@ class Pieces:
                 place += 1
 
     def _columns(
-        self,
-        rank: int,
-        number: int,
-        place: int,
-        firsts: list[int],
-        factors: Mapping[str, float] | None,
-        stop: int,
+        self, rank: int, number: int, place: int, firsts: list[int], factors: Mapping[str, float] | None, stop: int
     ) -> list[tuple[int, int, Rounded]]:
         """The blocks of one batch with itself and all that follow, up to a row."""
         here = self.processes is None or self.processes.rank == rank

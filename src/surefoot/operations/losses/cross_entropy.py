@@ -60,14 +60,17 @@ def value(
 ) -> Tensor:
     """The loss as torch computes it; targets are class numbers or distributions."""
     labels = not targets.is_floating_point()
-    value = F.cross_entropy(
-        outputs,
-        targets.long() if labels else targets.to(outputs.dtype),
-        weight=None if weight is None else as_tensor(weight, outputs),
-        ignore_index=ignore_index if labels and ignore_index is not None else -100,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-    )
+    options: dict[str, Any] = {
+        "weight": None if weight is None else as_tensor(weight, outputs),
+        "ignore_index": ignore_index if labels and ignore_index is not None else -100,
+        "reduction": reduction,
+    }
+    few = outputs.dtype == torch.float64 and outputs.shape[1] <= _FEW  # in single, numbers are those of torch
+    if labels and not label_smoothing and few:
+        value = F.nll_loss(torch.log_softmax(outputs.T.contiguous(), dim=0).T, targets.long(), **options)
+    else:
+        given = targets.long() if labels else targets.to(outputs.dtype)
+        value = F.cross_entropy(outputs, given, label_smoothing=label_smoothing, **options)
     return value if scale == 1.0 else scale * value
 
 
@@ -215,7 +218,11 @@ def root(outputs: Tensor, targets: Tensor, slope: Tensor | None, **options: Any)
     """
     if outputs.shape[1] < 2:
         return None
-    mass = masses(targets, outputs.shape[1], **options).sum(dim=1, keepdim=True).to(outputs.dtype)
+    if targets.is_floating_point() or options.get("weight") or options.get("ignore_index") is not None:
+        mass = masses(targets, outputs.shape[1], **options).sum(dim=1, keepdim=True).to(outputs.dtype)
+    else:  # all rows have the same
+        count = len(targets) if options.get("reduction", "mean") == "mean" else 1
+        mass = outputs.new_tensor(options.get("scale", 1.0) / count)
     few = outputs.shape[1] <= _FEW
     s = (torch.softmax(outputs.T.contiguous(), dim=0).T.contiguous() if few else torch.softmax(outputs, 1)).sqrt_()
     factor = Factor(mass.sqrt(), outputs.shape, unit=s)
